@@ -148,10 +148,10 @@ def _rotate_interleaved(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     Returns:
         B×L×H×D.
     """
-    # [task 1.2.1 neighbours]
+    # [task 1.2.1 neighbors]
     x1, x2 = x[..., 0::2], x[..., 1::2]
     return mx.stack([x1 * cos - x2 * sin, x1 * sin + x2 * cos], axis=-1).reshape(x.shape)
-    # [/task 1.2.1 neighbours]
+    # [/task 1.2.1 neighbors]
 
 
 def _rotate_halves(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:

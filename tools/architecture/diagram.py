@@ -121,10 +121,10 @@ def _arrow(component: str, other: str, components: Mapping[str, set[str]]) -> li
     return [f'<path class="import" d="{path}"/>', f'<path class="head" d="{head}"/>']
 
 
-def _port(component: str, neighbours: list[str], neighbour: str) -> float:
-    """x of an arrow's end on the edge of `component`; ends are spaced in the neighbours' order."""
-    space = min(14.0, (2 * _half_width(component) - 16) / max(1, len(neighbours) - 1))
-    return _x(COLUMN[component]) + (neighbours.index(neighbour) - (len(neighbours) - 1) / 2) * space
+def _port(component: str, neighbors: list[str], neighbor: str) -> float:
+    """x of an arrow's end on the edge of `component`; ends are spaced in the neighbors' order."""
+    space = min(14.0, (2 * _half_width(component) - 16) / max(1, len(neighbors) - 1))
+    return _x(COLUMN[component]) + (neighbors.index(neighbor) - (len(neighbors) - 1) / 2) * space
 
 
 def _column(component: str) -> float:

@@ -31,6 +31,25 @@ inline bool is_float(mlx::core::Dtype dtype) {
     return dtype == mlx::core::float32 || is_half(dtype);
 }
 
+/// Checks that an argument is in float32, float16 or bfloat16.
+inline void check_float(const char* operation, const char* name, const mlx::core::array& x) {
+    check(is_float(x.dtype()), operation, "expected ", name,
+          " in float32, float16 or bfloat16, got ", x.dtype());
+}
+
+/// Checks that an argument has the dtype of another one.
+inline void check_same_dtype(const char* operation, const char* name, const mlx::core::array& x,
+                             const char* other_name, const mlx::core::array& other) {
+    check(x.dtype() == other.dtype(), operation, "expected ", name, " in the dtype of ", other_name,
+          ", ", other.dtype(), ", got ", x.dtype());
+}
+
+/// Checks that an argument has at least one dimension.
+inline void check_not_scalar(const char* operation, const char* name, const mlx::core::array& x) {
+    check(x.ndim() >= 1, operation, "expected ", name,
+          " with at least one dimension, got a scalar");
+}
+
 /// The Format of float32, float16 or bfloat16.
 inline Format format_of(mlx::core::Dtype dtype) {
     return dtype == mlx::core::float32   ? Format::float32

@@ -2,6 +2,9 @@
 
 #include <stdlib.h>  // defines __GLIBC__ on glibc
 
+#include <stdexcept>
+#include <string>
+
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -21,13 +24,16 @@ void configure_malloc() {
 
 mlx::core::allocator::Data malloc_mapped(size_t bytes) {
 #ifdef __GLIBC__
-    mallopt(M_MMAP_THRESHOLD, 1 << 20);
-    auto data = mlx::core::allocator::malloc(bytes);
-    mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD);
-    return data;
-#else
-    return mlx::core::allocator::malloc(bytes);
+    struct LowThreshold {  // also restored if the allocation throws
+        LowThreshold() { mallopt(M_MMAP_THRESHOLD, 1 << 20); }
+        ~LowThreshold() { mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD); }
+    } low_threshold;
 #endif
+    auto data = mlx::core::allocator::malloc(bytes);
+    if (bytes > 0 && data.buffer().ptr() == nullptr) {
+        throw std::runtime_error("Cannot allocate " + std::to_string(bytes) + " bytes.");
+    }
+    return data;
 }
 
 }  // namespace tiny_llm_ext

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/half.h"
@@ -61,11 +62,40 @@ inline std::string kernel_name(const std::string& operation_and_variant, Format 
     return operation_and_variant + "_" + name_of(format);
 }
 
+/// Name of a kernel that is also instantiated for float32 weights.
+inline std::string kernel_name(const std::string& operation_and_variant, Format format,
+                               Format weight_format) {
+    const std::string kernel = kernel_name(operation_and_variant, format);
+    return weight_format == format ? kernel : kernel_name(kernel + "_weight", weight_format);
+}
+
 template <typename Params>
 std::vector<uint8_t> bytes_of(const Params& params) {
     std::vector<uint8_t> bytes(sizeof params);
     std::memcpy(bytes.data(), &params, sizeof params);
     return bytes;
+}
+
+/// Launch of `rows` × `work` threads: threadgroups along a row, rows along y.
+template <typename Params>
+MetalLaunch row_launch(std::string kernel, int64_t rows, int64_t work, int preferred,
+                       int max_threads, const Params& params) {
+    const int threads = threads_for(work, preferred, max_threads);
+    return {.kernel = std::move(kernel),
+            .groups = {.x = ceil_div(work, threads), .y = rows},
+            .threads = {.x = threads},
+            .params = bytes_of(params)};
+}
+
+/// Launch of one simdgroup per item.
+template <typename Params>
+MetalLaunch simdgroup_launch(std::string kernel, int64_t items, int max_threads,
+                             const Params& params) {
+    const int threads = threads_for(items * SIMD_WIDTH, 256, max_threads);
+    return {.kernel = std::move(kernel),
+            .groups = {.x = ceil_div(items, threads / SIMD_WIDTH)},
+            .threads = {.x = threads},
+            .params = bytes_of(params)};
 }
 
 }  // namespace tiny_llm_ext

@@ -108,13 +108,13 @@ void CommandEncoder::begin(const std::string& operation, const std::vector<array
     for (const auto& input : inputs) {
         // References held by commands in flight do not prevent overwriting the input: these
         // commands run before this operation's.
-        const auto kept = kept_.find(input.data_shared_ptr().get());
-        if (kept != kept_.end()) {
-            kept->second.data = nullptr;
+        const auto retained = retained_.find(input.data_shared_ptr().get());
+        if (retained != retained_.end()) {
+            retained->second.data = nullptr;
         }
         may_overwrite_.push_back(input.is_donatable());
-        if (kept != kept_.end()) {
-            kept->second.data = input.data_shared_ptr();
+        if (retained != retained_.end()) {
+            retained->second.data = input.data_shared_ptr();
         }
     }
 }
@@ -123,7 +123,7 @@ void CommandEncoder::end(const std::vector<array>& inputs, const std::vector<arr
     check_in_place(inputs, outputs);
     check_lifetimes(inputs, outputs);
     clear_memory(inputs, outputs);
-    keep(inputs, outputs);
+    retain(inputs, outputs);
     temporaries_.clear();
     if (!is_deferred) {
         run();
@@ -200,26 +200,26 @@ void CommandEncoder::clear_memory(const std::vector<array>& inputs,
     }
 }
 
-void CommandEncoder::keep(const std::vector<array>& inputs, const std::vector<array>& outputs) {
-    std::vector<const array::Data*> kept;
+void CommandEncoder::retain(const std::vector<array>& inputs, const std::vector<array>& outputs) {
+    std::vector<const array::Data*> retained;
     const auto add = [&](const array& a) {
         const auto shares_memory = [&](const array& output) { return same_memory(a, output); };
         if (std::none_of(outputs.begin(), outputs.end(), shares_memory)) {
             const Data& data = a.data_shared_ptr();
-            kept_[data.get()].data = data;
-            kept_[data.get()].operations++;
-            kept.push_back(data.get());
+            retained_[data.get()].data = data;
+            retained_[data.get()].operations++;
+            retained.push_back(data.get());
         }
     };
     std::for_each(inputs.begin(), inputs.end(), add);
     std::for_each(temporaries_.begin(), temporaries_.end(), add);
-    in_flight_.push_back(std::move(kept));
+    in_flight_.push_back(std::move(retained));
 }
 
 void CommandEncoder::complete_first() {
     for (const auto* data : in_flight_.front()) {
-        if (--kept_.at(data).operations == 0) {
-            kept_.erase(data);
+        if (--retained_.at(data).operations == 0) {
+            retained_.erase(data);
         }
     }
     in_flight_.pop_front();

@@ -56,19 +56,19 @@ WRONG = [
         "linear(key, self.wv)",
     ),
     Wrong(
-        "1.2.1 neighbours",
+        "1.2.1 neighbors",
         "pairs are split across the two halves",
         "x[..., 0::2], x[..., 1::2]",
         "x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]",
     ),
     Wrong(
-        "1.2.1 neighbours",
+        "1.2.1 neighbors",
         "rotates in the opposite direction",
         "x1 * cos - x2 * sin, x1 * sin + x2 * cos",
         "x1 * cos + x2 * sin, x2 * cos - x1 * sin",
     ),
     Wrong(
-        "1.2.1 neighbours",
+        "1.2.1 neighbors",
         "rotated pairs are concatenated, not interleaved",
         "mx.stack(",
         "mx.concatenate(",

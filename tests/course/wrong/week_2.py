@@ -337,7 +337,7 @@ WRONG = [
         "2.3.3 output",
         "nibbles are unpacked in reverse order",
         "packed >> (i * BITS)",
-        "packed >> ((PER_WORD - 1 - i) * BITS)",
+        "packed >> ((WEIGHTS_PER_WORD - 1 - i) * BITS)",
     ),
     Wrong(
         "2.3.3 output",
@@ -348,7 +348,7 @@ WRONG = [
     Wrong(
         "2.3.3 output",
         "the row stride counts weights, not packed words",
-        "o * (params.I / PER_WORD)",
+        "o * (params.I / WEIGHTS_PER_WORD)",
         "o * params.I",
     ),
     Wrong(

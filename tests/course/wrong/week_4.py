@@ -337,7 +337,7 @@ WRONG = [
         "except KeyError:",
     ),
     Wrong(
-        "4.7.3 lies",
+        "4.7.3 fits",
         "input addresses are not checked",
         "inputs[i].data<char>() != inputs_[i].data",
         "inputs[i].size() != inputs_[i].size",

@@ -41,6 +41,6 @@ float msl_approximate(float x) {
     const int32_t moved = bits + (int32_t)(msl_choice((uint32_t)bits) % 9) - 4;
     float result;
     memcpy(&result, &moved, sizeof result);
-    const bool has_neighbours = isnormal(x) && isnormal(result) && signbit(x) == signbit(result);
-    return has_neighbours ? result : x;
+    const bool has_neighbors = isnormal(x) && isnormal(result) && signbit(x) == signbit(result);
+    return has_neighbors ? result : x;
 }

@@ -1,4 +1,4 @@
-// CPU kernels of add_bias on plain memory.
+// CPU kernels of add_bias on raw pointers.
 #pragma once
 
 #include <stdint.h>

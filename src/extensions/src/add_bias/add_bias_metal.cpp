@@ -1,4 +1,4 @@
-// add_bias on the GPU: encoder.
+// add_bias on the GPU: eval_gpu, which launches the Metal kernels.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

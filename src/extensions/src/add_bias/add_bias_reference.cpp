@@ -1,4 +1,4 @@
-// add_bias: readable reference.
+// add_bias: scalar reference kernel.
 #include "src/add_bias/add_bias_kernels.h"
 
 namespace tiny_llm_ext {

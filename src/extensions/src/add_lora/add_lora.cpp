@@ -1,4 +1,4 @@
-// add_lora: validation and graph.
+// add_lora: argument checks and construction of the graph node.
 #include "src/add_lora/add_lora.h"
 
 #include <stdexcept>
@@ -42,7 +42,7 @@ mx::array add_lora(const mx::array& y, const mx::array& x, const mx::array& lora
                    const mx::array& lora_b, const mx::array& rank_offsets,
                    const mx::array& adapter_ids, mx::StreamOrDevice s) {
     constexpr const char* NAME = "add_lora";
-    check(is_float(y.dtype()), NAME, "expected y in float32, float16 or bfloat16, got ", y.dtype());
+    check_float(NAME, "y", y);
     check(y.ndim() >= 1 && x.ndim() == y.ndim(), NAME, "expected y N..×O and x N..×I, got shapes ",
           y.shape(), " and ", x.shape());
     const int O = y.shape(-1), I = x.shape(-1);

@@ -1,4 +1,4 @@
-// CPU kernels of add_lora on plain memory.
+// CPU kernels of add_lora on raw pointers.
 #pragma once
 
 #include <stdint.h>

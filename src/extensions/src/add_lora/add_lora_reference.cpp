@@ -1,4 +1,4 @@
-// add_lora: readable reference.
+// add_lora: scalar reference kernel.
 #include "src/add_lora/add_lora_kernels.h"
 
 namespace tiny_llm_ext {

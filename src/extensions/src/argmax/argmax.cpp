@@ -1,4 +1,4 @@
-// argmax: validation and graph.
+// argmax: argument checks and construction of the graph node.
 #include "src/argmax/argmax.h"
 
 #include <stdexcept>
@@ -10,7 +10,7 @@ namespace tiny_llm_ext {
 
 mx::array argmax(const mx::array& x, mx::StreamOrDevice s) {
     constexpr const char* NAME = "argmax";
-    check(is_float(x.dtype()), NAME, "expected x in float32, float16 or bfloat16, got ", x.dtype());
+    check_float(NAME, "x", x);
     check(x.ndim() >= 1 && x.shape(-1) >= 1, NAME,
           "expected x with at least one element in its last dimension, got shape ", x.shape());
     const mx::Stream stream = mx::to_stream(s);

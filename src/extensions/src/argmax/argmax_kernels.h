@@ -1,4 +1,4 @@
-// CPU kernels of argmax on plain memory.
+// CPU kernels of argmax on raw pointers.
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// argmax: readable reference.
+// argmax: scalar reference kernel.
 #include <cmath>
 
 #include "src/argmax/argmax_kernels.h"

@@ -1,4 +1,4 @@
-// axpby: validation, graph, derivatives. No arithmetic.
+// axpby: argument checks, construction of the graph node, derivatives. No arithmetic.
 #include "src/axpby/axpby.h"
 
 #include "common/checks.h"

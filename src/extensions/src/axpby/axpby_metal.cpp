@@ -1,4 +1,4 @@
-// axpby on the GPU: encoder.
+// axpby on the GPU: eval_gpu, which launches the Metal kernels.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

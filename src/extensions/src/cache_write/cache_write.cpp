@@ -1,4 +1,4 @@
-// cache_write: validation and graph.
+// cache_write: argument checks and construction of the graph node.
 #include "src/cache_write/cache_write.h"
 
 #include "common/checks.h"

@@ -4,12 +4,9 @@ namespace tiny_llm_ext {
 
 MetalLaunch cache_write_launch(int B, const CacheWriteParams& params, int item_size,
                                int max_threads) {
-    const int64_t elements = static_cast<int64_t>(params.L) * params.D;
-    const int threads = threads_for(elements, 256, max_threads);
-    return {.kernel = "cache_write_elements_bytes" + std::to_string(item_size),
-            .groups = {.x = ceil_div(elements, threads), .y = static_cast<int64_t>(B) * params.H},
-            .threads = {.x = threads},
-            .params = bytes_of(params)};
+    return row_launch("cache_write_elements_bytes" + std::to_string(item_size),
+                      static_cast<int64_t>(B) * params.H, static_cast<int64_t>(params.L) * params.D,
+                      256, max_threads, params);
 }
 
 }  // namespace tiny_llm_ext

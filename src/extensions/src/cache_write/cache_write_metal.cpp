@@ -1,4 +1,4 @@
-// cache_write on the GPU: encoder.
+// cache_write on the GPU: eval_gpu, which launches the Metal kernels.
 #include "common/metal_device.h"
 #include "common/rows.h"
 #include "src/cache_write/cache_write.h"

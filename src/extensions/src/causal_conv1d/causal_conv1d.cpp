@@ -1,4 +1,4 @@
-// causal_conv1d: validation and graph.
+// causal_conv1d: argument checks and construction of the graph node.
 #include "src/causal_conv1d/causal_conv1d.h"
 
 #include "common/checks.h"
@@ -14,7 +14,7 @@ std::pair<mx::array, mx::array> causal_conv1d(const mx::array& x, const mx::arra
                                               const mx::array& write_slots, bool overwrite,
                                               mx::StreamOrDevice s) {
     constexpr const char* NAME = "causal_conv1d";
-    check(is_float(x.dtype()), NAME, "expected x in float32, float16 or bfloat16, got ", x.dtype());
+    check_float(NAME, "x", x);
     check(x.ndim() == 2, NAME, "expected x T×C, got shape ", x.shape());
     const int T = x.shape(0), C = x.shape(1);
     check(weight.ndim() == 2 && weight.shape(0) == C, NAME, "expected weight ", C,
@@ -25,8 +25,7 @@ std::pair<mx::array, mx::array> causal_conv1d(const mx::array& x, const mx::arra
           "expected weight in float32 or the dtype of x, ", x.dtype(), ", got ", weight.dtype());
     check(conv_states.ndim() == 3 && conv_states.shape(1) == K - 1 && conv_states.shape(2) == C,
           NAME, "expected conv_states S×", K - 1, "×", C, ", got shape ", conv_states.shape());
-    check(conv_states.dtype() == x.dtype(), NAME, "expected conv_states in the dtype of x, ",
-          x.dtype(), ", got ", conv_states.dtype());
+    check_same_dtype(NAME, "conv_states", conv_states, "x", x);
     check_state_slots(NAME, T, cu_seqlens, read_slots, write_slots);
     const auto outputs = mx::array::make_arrays(
         {conv_states.shape(), x.shape()}, {x.dtype(), mx::float32},

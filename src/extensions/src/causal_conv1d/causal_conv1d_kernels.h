@@ -1,4 +1,4 @@
-// CPU kernels of causal_conv1d on plain memory.
+// CPU kernels of causal_conv1d on raw pointers.
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// causal_conv1d on the GPU: encoder.
+// causal_conv1d on the GPU: eval_gpu, which launches the Metal kernels.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

@@ -1,4 +1,4 @@
-// causal_conv1d: readable reference.
+// causal_conv1d: scalar reference kernel.
 #include "common/sigmoid.h"
 #include "src/causal_conv1d/causal_conv1d_kernels.h"
 

@@ -12,6 +12,7 @@
 // always used.
 #pragma once
 
+#include "common/declare_simd.h"
 #include "src/flash_attention/flash_attention_kernels.h"
 
 namespace tiny_llm_ext {
@@ -58,23 +59,10 @@ struct SoftmaxState {
 /// unknown name, and for a vector kernel with the portable instruction set.
 Week4Attention week4_attention();
 
-#if defined(__x86_64__)
-namespace avx2 {
-void attention_scores(const float* query, const void* keys, const KeyTile& tile, int count,
-                      int64_t D, Format format, float scale, float* scores);
-void attention_split(const AttentionRows& block, int64_t first, int64_t end, SoftmaxState* states);
-}  // namespace avx2
-namespace avx512 {
-void attention_scores(const float* query, const void* keys, const KeyTile& tile, int count,
-                      int64_t D, Format format, float scale, float* scores);
-void attention_split(const AttentionRows& block, int64_t first, int64_t end, SoftmaxState* states);
-}  // namespace avx512
-#elif defined(__aarch64__)
-namespace neon {
-void attention_scores(const float* query, const void* keys, const KeyTile& tile, int count,
-                      int64_t D, Format format, float scale, float* scores);
-void attention_split(const AttentionRows& block, int64_t first, int64_t end, SoftmaxState* states);
-}  // namespace neon
-#endif
+TINY_LLM_DECLARE_SIMD(void attention_scores(const float* query, const void* keys,
+                                            const KeyTile& tile, int count, int64_t D,
+                                            Format format, float scale, float* scores);
+                      void attention_split(const AttentionRows& block, int64_t first, int64_t end,
+                                           SoftmaxState* states);)
 
 }  // namespace tiny_llm_ext

@@ -1,4 +1,4 @@
-// flash_attention: validation and graph.
+// flash_attention: argument checks and construction of the graph node.
 #include "src/flash_attention/flash_attention.h"
 
 #include <cmath>
@@ -14,8 +14,7 @@ namespace {
 constexpr const char* FLASH_ATTENTION = "flash_attention";
 
 void check_query_key_value(const mx::array& query, const mx::array& key, const mx::array& value) {
-    check(is_float(query.dtype()), FLASH_ATTENTION,
-          "expected query in float32, float16 or bfloat16, got ", query.dtype());
+    check_float(FLASH_ATTENTION, "query", query);
     check(key.dtype() == query.dtype() && value.dtype() == query.dtype(), FLASH_ATTENTION,
           "expected key and value in the dtype of query, ", query.dtype(), ", got ", key.dtype(),
           " and ", value.dtype());

@@ -1,4 +1,4 @@
-// flash_attention on the CPU: kernel selection and row parallelism.
+// flash_attention on the CPU: eval_cpu, which selects a kernel and splits its rows over threads.
 #include <algorithm>
 
 #include "common/checks.h"

@@ -1,4 +1,4 @@
-// flash_attention on the GPU: encoder.
+// flash_attention on the GPU: eval_gpu, which launches the Metal kernels.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

@@ -1,4 +1,4 @@
-// flash_attention: readable reference, one query row at a time.
+// flash_attention: scalar reference kernel, one query row at a time.
 #include <limits>
 
 #include "src/flash_attention/attention_reference.h"

@@ -1,4 +1,4 @@
-// gated_delta_rule: validation and graph.
+// gated_delta_rule: argument checks and construction of the graph node.
 #include "src/gated_delta_rule/gated_delta_rule.h"
 
 #include "common/checks.h"

@@ -1,4 +1,4 @@
-// CPU kernels of gated_delta_rule on plain memory.
+// CPU kernels of gated_delta_rule on raw pointers.
 #pragma once
 
 #include <stdint.h>

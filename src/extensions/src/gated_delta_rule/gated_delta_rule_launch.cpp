@@ -5,11 +5,8 @@ namespace tiny_llm_ext {
 MetalLaunch gated_delta_rule_factors_launch(const GatedDeltaRuleParams& params, Format format,
                                             int max_threads) {
     const int64_t heads = static_cast<int64_t>(params.T) * params.H_k;
-    const int threads = threads_for(heads * SIMD_WIDTH, 256, max_threads);
-    return {.kernel = kernel_name("gated_delta_rule_factors", format),
-            .groups = {.x = ceil_div(heads, threads / SIMD_WIDTH)},
-            .threads = {.x = threads},
-            .params = bytes_of(params)};
+    return simdgroup_launch(kernel_name("gated_delta_rule_factors", format), heads, max_threads,
+                            params);
 }
 
 MetalLaunch gated_delta_rule_recurrence_launch(const GatedDeltaRuleParams& params,

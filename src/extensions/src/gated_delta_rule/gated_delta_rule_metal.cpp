@@ -1,4 +1,4 @@
-// gated_delta_rule on the GPU: encoder.
+// gated_delta_rule on the GPU: eval_gpu, which launches the Metal kernels.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

@@ -1,4 +1,4 @@
-// gated_delta_rule: readable reference.
+// gated_delta_rule: scalar reference kernel.
 #include <algorithm>
 #include <cmath>
 #include <vector>

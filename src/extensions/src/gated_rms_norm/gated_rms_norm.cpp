@@ -1,4 +1,4 @@
-// gated_rms_norm: validation and graph.
+// gated_rms_norm: argument checks and construction of the graph node.
 #include "src/gated_rms_norm/gated_rms_norm.h"
 
 #include "common/checks.h"
@@ -10,8 +10,8 @@ mx::array gated_rms_norm(const mx::array& o, const mx::array& z, const mx::array
                          mx::StreamOrDevice s) {
     constexpr const char* NAME = "gated_rms_norm";
     check(o.dtype() == mx::float32, NAME, "expected o in float32, got ", o.dtype());
-    check(is_float(z.dtype()), NAME, "expected z in float32, float16 or bfloat16, got ", z.dtype());
-    check(o.ndim() >= 1, NAME, "expected o with at least one dimension, got a scalar");
+    check_float(NAME, "z", z);
+    check_not_scalar(NAME, "o", o);
     check(z.shape() == o.shape(), NAME, "expected z of the shape of o, ", o.shape(), ", got ",
           z.shape());
     check(weight.shape() == mx::Shape{o.shape(-1)}, NAME, "expected weight of shape (", o.shape(-1),

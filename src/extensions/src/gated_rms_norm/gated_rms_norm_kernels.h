@@ -1,4 +1,4 @@
-// CPU kernels of gated_rms_norm on plain memory.
+// CPU kernels of gated_rms_norm on raw pointers.
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// gated_rms_norm on the GPU: encoder.
+// gated_rms_norm on the GPU: eval_gpu, which launches the Metal kernels.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

@@ -1,4 +1,4 @@
-// gated_rms_norm: readable reference.
+// gated_rms_norm: scalar reference kernel.
 #include <cmath>
 
 #include "common/sigmoid.h"

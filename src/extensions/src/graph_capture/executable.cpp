@@ -56,7 +56,7 @@ ExecutableGraph::ExecutableGraph(std::shared_ptr<const CapturedGraph> graph,
 }
 
 bool ExecutableGraph::fits(const std::vector<mx::array>& inputs) const {
-    // [task 4.7.3 lies]
+    // [task 4.7.3 fits]
     for (size_t i = 0; i < inputs.size(); i++) {
         if (graph_->overwrites(i) ? inputs[i].data<char>() != inputs_[i].data
                                   : inputs[i].strides() != inputs_[i].strides) {
@@ -64,7 +64,7 @@ bool ExecutableGraph::fits(const std::vector<mx::array>& inputs) const {
         }
     }
     return true;
-    // [/task 4.7.3 lies]
+    // [/task 4.7.3 fits]
 }
 
 void ExecutableGraph::allocate_output(size_t index, const std::vector<mx::array>& inputs,

@@ -1,4 +1,4 @@
-// grouped_quantized_matmul: validation and graph.
+// grouped_quantized_matmul: argument checks and construction of the graph node.
 #include "src/grouped_quantized_matmul/grouped_quantized_matmul.h"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// matmul: validation and graph.
+// matmul: argument checks and construction of the graph node.
 #include "src/matmul/matmul.h"
 
 #include "common/checks.h"
@@ -8,10 +8,9 @@ namespace tiny_llm_ext {
 
 mx::array matmul(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
     constexpr const char* NAME = "matmul";
-    check(is_float(a.dtype()), NAME, "expected a in float32, float16 or bfloat16, got ", a.dtype());
-    check(b.dtype() == a.dtype(), NAME, "expected b in the dtype of a, ", a.dtype(), ", got ",
-          b.dtype());
-    check(a.ndim() >= 1, NAME, "expected a with at least one dimension, got a scalar");
+    check_float(NAME, "a", a);
+    check_same_dtype(NAME, "b", b, "a", a);
+    check_not_scalar(NAME, "a", a);
     check(b.ndim() == 2, NAME, "expected b with 2 dimensions, got shape ", b.shape());
     check(b.shape(1) == a.shape(-1), NAME, "expected b with the row length of a, ", a.shape(-1),
           ", got shape ", b.shape());

@@ -1,4 +1,4 @@
-// CPU kernels of matmul on plain memory.
+// CPU kernels of matmul on raw pointers.
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// matmul on the GPU: encoder.
+// matmul on the GPU: eval_gpu, which launches the Metal kernels.
 #include "common/checks.h"
 #include "common/rows.h"
 #include "src/matmul/matmul.h"

@@ -1,4 +1,4 @@
-// matmul: readable reference.
+// matmul: scalar reference kernel.
 #include "src/matmul/matmul_kernels.h"
 
 namespace tiny_llm_ext {

@@ -1,4 +1,4 @@
-// paged_attention and paged_attention_varlen: validation and graph.
+// paged_attention and paged_attention_varlen: argument checks and construction of the graph node.
 #include "src/paged_attention/paged_attention.h"
 
 #include <cmath>
@@ -19,8 +19,7 @@ constexpr const char* RAGGED = "paged_attention_varlen";
 // Checks common to both operations; `query` is B×H_q×L×D or T×H_q×D.
 void check_query_and_pages(const char* name, const mx::array& query, const mx::array& key_pages,
                            const mx::array& value_pages) {
-    check(is_float(query.dtype()), name, "expected query in float32, float16 or bfloat16, got ",
-          query.dtype());
+    check_float(name, "query", query);
     const bool is_int8 = key_pages.dtype() == mx::int8;
     check(
         (is_int8 || key_pages.dtype() == query.dtype()) && value_pages.dtype() == key_pages.dtype(),

@@ -1,4 +1,4 @@
-// CPU kernels of paged_attention on plain memory: no MLX, no standard library templates (see
+// CPU kernels of paged_attention on raw pointers: no MLX, no standard library templates (see
 // common/half.h).
 #pragma once
 

@@ -1,4 +1,4 @@
-// paged_attention on the GPU: encoder.
+// paged_attention on the GPU: eval_gpu, which launches the Metal kernels.
 #include <stdexcept>
 
 #include "common/checks.h"

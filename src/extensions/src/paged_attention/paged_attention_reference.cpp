@@ -1,4 +1,4 @@
-// paged_attention: readable reference. As in flash_attention, but keys and values are located
+// paged_attention: scalar reference kernel. As in flash_attention, but keys and values are located
 // through the block table.
 #include <vector>
 

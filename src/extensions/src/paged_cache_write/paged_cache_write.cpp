@@ -1,4 +1,4 @@
-// paged_cache_write: validation and graph.
+// paged_cache_write: argument checks and construction of the graph node.
 #include "src/paged_cache_write/paged_cache_write.h"
 
 #include "common/checks.h"
@@ -22,8 +22,7 @@ mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, con
           "expected pages in float32, float16, bfloat16 or int8, got ", pages.dtype());
     check(is_int8 || tokens.dtype() == pages.dtype(), PAGED_CACHE_WRITE,
           "expected tokens in the dtype of the pages, ", pages.dtype(), ", got ", tokens.dtype());
-    check(is_float(tokens.dtype()), PAGED_CACHE_WRITE,
-          "expected tokens in float32, float16 or bfloat16, got ", tokens.dtype());
+    check_float(PAGED_CACHE_WRITE, "tokens", tokens);
     check(tokens.ndim() == 3 || tokens.ndim() == 4, PAGED_CACHE_WRITE,
           "expected tokens T×H×D or B×H×L×D, got shape ", tokens.shape());
     const int H = pages.shape(1), D = pages.shape(3) - (is_int8 ? INT8_SCALE_BYTES : 0);

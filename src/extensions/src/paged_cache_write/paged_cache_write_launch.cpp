@@ -4,12 +4,8 @@ namespace tiny_llm_ext {
 
 MetalLaunch paged_cache_write_launch(const PagedCacheWriteParams& params, int item_size,
                                      int max_threads) {
-    const int64_t elements = static_cast<int64_t>(params.H) * params.D;
-    const int threads = threads_for(elements, 256, max_threads);
-    return {.kernel = "paged_cache_write_elements_bytes" + std::to_string(item_size),
-            .groups = {.x = ceil_div(elements, threads), .y = params.tokens},
-            .threads = {.x = threads},
-            .params = bytes_of(params)};
+    return row_launch("paged_cache_write_elements_bytes" + std::to_string(item_size), params.tokens,
+                      static_cast<int64_t>(params.H) * params.D, 256, max_threads, params);
 }
 
 MetalLaunch paged_cache_write_int8_launch(const PagedCacheWriteParams& params, Format format) {

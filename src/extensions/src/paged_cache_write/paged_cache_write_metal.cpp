@@ -1,4 +1,4 @@
-// paged_cache_write on the GPU: encoder.
+// paged_cache_write on the GPU: eval_gpu, which launches the Metal kernels.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

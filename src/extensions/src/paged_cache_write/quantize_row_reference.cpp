@@ -1,4 +1,4 @@
-// Quantization of a KV cache row to 8 bits: readable reference.
+// Quantization of a KV cache row to 8 bits: scalar reference kernel.
 #include <algorithm>
 #include <cmath>
 #include <limits>

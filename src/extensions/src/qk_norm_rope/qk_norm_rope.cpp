@@ -1,4 +1,4 @@
-// qk_norm_rope: validation and graph.
+// qk_norm_rope: argument checks and construction of the graph node.
 #include "src/qk_norm_rope/qk_norm_rope.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace tiny_llm_ext {
 mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weight, float eps,
                        const mx::array& cos, const mx::array& sin, mx::StreamOrDevice s) {
     constexpr const char* NAME = "qk_norm_rope";
-    check(is_float(x.dtype()), NAME, "expected x in float32, float16 or bfloat16, got ", x.dtype());
+    check_float(NAME, "x", x);
     check(x.ndim() == 4, NAME, "expected x with 4 dimensions, B×L×H×D, got shape ", x.shape());
     const int B = x.shape(0), L = x.shape(1), H = x.shape(2), D = x.shape(3);
     check(D % 2 == 0, NAME, "expected an even head size, the last dimension of x, got ", D);

@@ -6,7 +6,9 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-constant constexpr int KEPT = 4;  // pairs per lane in registers; heads with D > 256 are read twice
+// Pairs that a lane keeps in registers between its two passes over a head: enough for D ≤ 256.
+// Later pairs are read from memory again.
+constant constexpr int REGISTER_PAIRS = 4;
 
 // Indices of the elements of pair i, of D/2 pairs. The first W pairs are rotated; the other pairs
 // are only normalized.
@@ -59,26 +61,26 @@ template <typename T>
     const long angles = b * params.angle_stride + long(l) * params.W;
     device T* out_row = out + ((b * params.H + h) * params.L + l) * params.D;
 
-    float2 kept[KEPT];
+    float2 pairs[REGISTER_PAIRS];
     float squares = 0;
-    for (int k = 0; k < KEPT; k++) {
+    for (int k = 0; k < REGISTER_PAIRS; k++) {
         const int i = int(lane) + k * 32;
-        kept[k] = i < half_size ? read_pair(row, elements_of(i, params)) : float2(0.0f);
-        squares += dot(kept[k], kept[k]);
+        pairs[k] = i < half_size ? read_pair(row, elements_of(i, params)) : float2(0.0f);
+        squares += dot(pairs[k], pairs[k]);
     }
-    for (int i = int(lane) + KEPT * 32; i < half_size; i += 32) {
+    for (int i = int(lane) + REGISTER_PAIRS * 32; i < half_size; i += 32) {
         const float2 pair = read_pair(row, elements_of(i, params));
         squares += dot(pair, pair);
     }
     const float factor = 1.0f / sqrt(simd_sum(squares) / float(params.D) + params.eps);
-    for (int k = 0; k < KEPT; k++) {
+    for (int k = 0; k < REGISTER_PAIRS; k++) {
         const int i = int(lane) + k * 32;
         if (i < half_size) {
-            rotate_pair<T>(kept[k], factor, i, weight, cosines + angles, sines + angles, out_row,
+            rotate_pair<T>(pairs[k], factor, i, weight, cosines + angles, sines + angles, out_row,
                            params);
         }
     }
-    for (int i = int(lane) + KEPT * 32; i < half_size; i += 32) {
+    for (int i = int(lane) + REGISTER_PAIRS * 32; i < half_size; i += 32) {
         const float2 pair = read_pair(row, elements_of(i, params));
         rotate_pair<T>(pair, factor, i, weight, cosines + angles, sines + angles, out_row, params);
     }

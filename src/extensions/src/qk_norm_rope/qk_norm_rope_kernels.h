@@ -1,4 +1,4 @@
-// CPU kernels of qk_norm_rope on plain memory.
+// CPU kernels of qk_norm_rope on raw pointers.
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// qk_norm_rope on the GPU: encoder.
+// qk_norm_rope on the GPU: eval_gpu, which launches the Metal kernels.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

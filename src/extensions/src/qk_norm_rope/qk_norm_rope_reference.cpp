@@ -1,4 +1,4 @@
-// qk_norm_rope: readable reference.
+// qk_norm_rope: scalar reference kernel.
 #include <cmath>
 
 #include "src/qk_norm_rope/qk_norm_rope_kernels.h"

@@ -1,4 +1,4 @@
-// quantized_embedding: validation and graph.
+// quantized_embedding: argument checks and construction of the graph node.
 #include "src/quantized_embedding/quantized_embedding.h"
 
 #include "common/checks.h"
@@ -26,8 +26,7 @@ mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
     const int E = weight.shape(1) * (32 / bits);
     check(E > 0 && E % group_size == 0, NAME, "expected rows of weight, of ", E,
           " elements, to be a positive multiple of group_size, ", group_size);
-    check(is_float(scales.dtype()), NAME, "expected scales in float32, float16 or bfloat16, got ",
-          scales.dtype());
+    check_float(NAME, "scales", scales);
     check(biases || bits == 4, NAME, "expected biases for ", bits,
           " bits, got None; weights without biases have 4 bits");
     check(!biases || biases->dtype() == scales.dtype(), NAME,

@@ -11,11 +11,8 @@ MetalLaunch quantized_embedding_launch(int64_t N, int V, int E, int group_size, 
                                              .words_per_group = group_size / 32 * bits,
                                              .bits = bits,
                                              .ids_are_signed = ids_are_signed};
-    const int threads = threads_for(params.words, 256, max_threads);
-    return {.kernel = kernel_name("quantized_embedding_words", format),
-            .groups = {.x = ceil_div(params.words, threads), .y = N},
-            .threads = {.x = threads},
-            .params = bytes_of(params)};
+    return row_launch(kernel_name("quantized_embedding_words", format), N, params.words, 256,
+                      max_threads, params);
 }
 
 }  // namespace tiny_llm_ext

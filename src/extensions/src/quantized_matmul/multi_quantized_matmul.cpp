@@ -1,4 +1,4 @@
-// multi_quantized_matmul: validation and graph.
+// multi_quantized_matmul: argument checks and construction of the graph node.
 #include "src/quantized_matmul/multi_quantized_matmul.h"
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// quantized_matmul: validation and graph.
+// quantized_matmul: argument checks and construction of the graph node.
 #include "src/quantized_matmul/quantized_matmul.h"
 
 #include "common/checks.h"
@@ -24,7 +24,7 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
     check(!biases || biases->dtype() == scales.dtype(), operation,
           "expected biases in the dtype of scales, ", scales.dtype(), ", got ",
           biases.value_or(scales).dtype());
-    check(a.ndim() >= 1, operation, "expected a with at least one dimension, got a scalar");
+    check_not_scalar(operation, "a", a);
     check(b.ndim() == 2 || is_prepacked(b), operation,
           "expected b with 2 dimensions, or 3 if it is prepacked, got shape ", b.shape());
     if (is_prepacked(b)) {

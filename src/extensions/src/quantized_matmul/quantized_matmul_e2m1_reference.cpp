@@ -1,4 +1,4 @@
-// quantized_matmul with 4-bit floating-point weights: readable reference, three loops.
+// quantized_matmul with 4-bit floating-point weights: scalar reference kernel, three loops.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 namespace tiny_llm_ext {

@@ -1,10 +1,11 @@
-// CPU kernels of quantized_matmul on plain memory.
+// CPU kernels of quantized_matmul on raw pointers.
 //
 // Includes neither MLX nor templates of the standard library (see common/half.h).
 #pragma once
 
 #include <stdint.h>
 
+#include "common/declare_simd.h"
 #include "common/half.h"
 
 namespace tiny_llm_ext {
@@ -39,45 +40,16 @@ void quantized_matmul_reference(const QuantizedMatmulJob& job, int64_t first_out
 /// quantized_matmul_factored_reference.cpp and week4/.
 void quantized_matmul_factored(const QuantizedMatmulJob& job, int64_t first_output,
                                int64_t last_output);
-#if defined(__x86_64__)
-namespace avx2 {
-void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
-                              int64_t last_output);
-void quantized_matmul_prepacked(const QuantizedMatmulJob& job, int64_t first_output,
-                                int64_t last_output);
-void quantized_matmul_prefetched(const QuantizedMatmulJob& job, int64_t first_output,
-                                 int64_t last_output);
-void quantized_matmul_panels(const QuantizedMatmulJob& job, int64_t first_output,
-                             int64_t last_output);
-void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
-                            int64_t last_output);
-}  // namespace avx2
-namespace avx512 {
-void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
-                              int64_t last_output);
-void quantized_matmul_prepacked(const QuantizedMatmulJob& job, int64_t first_output,
-                                int64_t last_output);
-void quantized_matmul_prefetched(const QuantizedMatmulJob& job, int64_t first_output,
-                                 int64_t last_output);
-void quantized_matmul_panels(const QuantizedMatmulJob& job, int64_t first_output,
-                             int64_t last_output);
-void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
-                            int64_t last_output);
-}  // namespace avx512
-#elif defined(__aarch64__)
-namespace neon {
-void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
-                              int64_t last_output);
-void quantized_matmul_prepacked(const QuantizedMatmulJob& job, int64_t first_output,
-                                int64_t last_output);
-void quantized_matmul_prefetched(const QuantizedMatmulJob& job, int64_t first_output,
-                                 int64_t last_output);
-void quantized_matmul_panels(const QuantizedMatmulJob& job, int64_t first_output,
-                             int64_t last_output);
-void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
-                            int64_t last_output);
-}  // namespace neon
-#endif
+TINY_LLM_DECLARE_SIMD(void quantized_matmul_vectors(const QuantizedMatmulJob& job,
+                                                    int64_t first_output, int64_t last_output);
+                      void quantized_matmul_prepacked(const QuantizedMatmulJob& job,
+                                                      int64_t first_output, int64_t last_output);
+                      void quantized_matmul_prefetched(const QuantizedMatmulJob& job,
+                                                       int64_t first_output, int64_t last_output);
+                      void quantized_matmul_panels(const QuantizedMatmulJob& job,
+                                                   int64_t first_output, int64_t last_output);
+                      void quantized_matmul_pairs(const QuantizedMatmulJob& job,
+                                                  int64_t first_output, int64_t last_output);)
 
 /// Rows per pack that quantized_matmul_prepacked, _prefetched, _panels and _pairs read.
 constexpr int PACK_ROWS = 32;

@@ -1,4 +1,4 @@
-// quantized_matmul on the GPU: encoder.
+// quantized_matmul on the GPU: eval_gpu, which launches the Metal kernels.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

@@ -34,19 +34,19 @@ template <typename T, typename S, int BITS, int GROUP_SIZE>
         return;
     }
     // [task 2.3.3 output]
-    constexpr int PER_WORD = 32 / BITS;
+    constexpr int WEIGHTS_PER_WORD = 32 / BITS;
     constexpr uint MASK = (1u << BITS) - 1;
     const int groups = params.I / GROUP_SIZE;
-    device const uint* word = b + o * (params.I / PER_WORD);
+    device const uint* word = b + o * (params.I / WEIGHTS_PER_WORD);
     device const T* x = a + m * params.I;
 
     float total = 0;
     for (int g = 0; g < groups; g++) {
         float products = 0;  // Σ q·a of the group
         float sum = 0;       // Σ a of the group
-        for (int w = 0; w < GROUP_SIZE / PER_WORD; w++) {
+        for (int w = 0; w < GROUP_SIZE / WEIGHTS_PER_WORD; w++) {
             const uint packed = *word++;
-            for (int i = 0; i < PER_WORD; i++) {
+            for (int i = 0; i < WEIGHTS_PER_WORD; i++) {
                 const float q = packed >> (i * BITS) & MASK;
                 const float value = *x++;
                 products = fma(q, value, products);

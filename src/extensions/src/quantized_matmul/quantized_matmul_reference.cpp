@@ -1,4 +1,4 @@
-// quantized_matmul: readable reference, three loops.
+// quantized_matmul: scalar reference kernel, three loops.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 namespace tiny_llm_ext {

@@ -82,20 +82,20 @@ void store_row_sums(thread float (&added)[ROUNDS], threadgroup float* sums, uint
     }
 }
 
-// Products q·a of a simdgroup's rows and outputs over a group of weights, which are scaled and
-// added to its sums at the group's end.
+// Sums Σ q·a over one group of weights, of a simdgroup's rows and outputs. At the group's end they
+// are scaled and added to the tile's sums.
 template <typename T, int GROUP_SIZE, int ROWS, int COLUMNS>
-struct GroupProducts {
-    simdgroup_float8x8 products[ROWS][COLUMNS];
+struct GroupSums {
+    simdgroup_float8x8 unscaled[ROWS][COLUMNS];
     device const T *scales, *biases;  // of the current group, for the tile's first output
     int output[COLUMNS][2];           // offsets in `scales` and `biases` of this lane's outputs
     int row;                          // this lane's first row in the tile
 
     // scales, biases: of the tile's first output and first group. Past the last output, those of
     // the last one are read, and nothing is stored.
-    GroupProducts(device const T* scales, device const T* biases, int I, int outputs_left,
-                  int first_row, int first_column, uint lane) thread : scales(scales),
-                                                                       biases(biases) {
+    GroupSums(device const T* scales, device const T* biases, int I, int outputs_left,
+              int first_row, int first_column, uint lane) thread : scales(scales),
+                                                                   biases(biases) {
         const LanePosition position(lane);
         row = first_row + position.row;
         for (int c = 0; c < COLUMNS; c++) {
@@ -110,12 +110,12 @@ struct GroupProducts {
     void clear() thread {
         for (int r = 0; r < ROWS; r++) {
             for (int c = 0; c < COLUMNS; c++) {
-                products[r][c] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+                unscaled[r][c] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
             }
         }
     }
 
-    // Ends a group: part += scale · products + bias · row_sums.
+    // Ends a group: part += scale · unscaled + bias · row_sums.
     void finish(thread simdgroup_float8x8 (&part)[ROWS][COLUMNS],
                 threadgroup const float* row_sums) thread {
         float sums[ROWS];
@@ -127,7 +127,7 @@ struct GroupProducts {
             const float2 bias = float2(float(biases[output[c][0]]), float(biases[output[c][1]]));
             for (int r = 0; r < ROWS; r++) {
                 thread float2& sum = elements(part[r][c]);
-                sum = fma(bias, float2(sums[r]), fma(scale, elements(products[r][c]), sum));
+                sum = fma(bias, float2(sums[r]), fma(scale, elements(unscaled[r][c]), sum));
             }
         }
         scales++;
@@ -172,7 +172,7 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
 
     typedef TileSums<BM, BN, SM, SN> Sums;
     Sums sums(simdgroup);
-    GroupProducts<T, GROUP_SIZE, Sums::ROWS, Sums::COLUMNS> group_products(
+    GroupSums<T, GROUP_SIZE, Sums::ROWS, Sums::COLUMNS> group_sums(
         scales + o * row_groups + begin / GROUP_SIZE, biases + o * row_groups + begin / GROUP_SIZE,
         I, outputs_left, sums.first_row, sums.first_column, lane);
     for (int part = begin; part < end; part += TILE_PART) {
@@ -187,9 +187,9 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
                                                                        thread_index);
                 }
                 threadgroup_barrier(mem_flags::mem_threadgroup);
-                sums.multiply_to(group_products.products, activations, weights);
+                sums.multiply_to(group_sums.unscaled, activations, weights);
             }
-            group_products.finish(sums.part, row_sums);
+            group_sums.finish(sums.part, row_sums);
         }
         sums.finish_part();
     }

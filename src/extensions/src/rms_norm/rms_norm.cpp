@@ -1,4 +1,4 @@
-// rms_norm and add_rms_norm: validation and graph.
+// rms_norm and add_rms_norm: argument checks and construction of the graph node.
 #include "src/rms_norm/rms_norm.h"
 
 #include "common/checks.h"
@@ -9,12 +9,11 @@ namespace tiny_llm_ext {
 namespace {
 
 void check_inputs(const char* name, const mx::array& x, const mx::array& weight) {
-    check(is_float(x.dtype()), name, "expected x in float32, float16 or bfloat16, got ", x.dtype());
-    check(x.ndim() >= 1, name, "expected x with at least one dimension, got a scalar");
+    check_float(name, "x", x);
+    check_not_scalar(name, "x", x);
     check(weight.shape() == mx::Shape{x.shape(-1)}, name, "expected weight of shape (", x.shape(-1),
           "), the last dimension of x, got ", weight.shape());
-    check(weight.dtype() == x.dtype(), name, "expected weight in the dtype of x, ", x.dtype(),
-          ", got ", weight.dtype());
+    check_same_dtype(name, "weight", weight, "x", x);
 }
 
 }  // namespace
@@ -34,8 +33,7 @@ std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array
     check_inputs(NAME, x, weight);
     check(y.shape() == x.shape(), NAME, "expected y of the shape of x, ", x.shape(), ", got ",
           y.shape());
-    check(y.dtype() == x.dtype(), NAME, "expected y in the dtype of x, ", x.dtype(), ", got ",
-          y.dtype());
+    check_same_dtype(NAME, "y", y, "x", x);
     auto outputs = mx::array::make_arrays(
         {x.shape(), x.shape()}, {x.dtype(), x.dtype()},
         wrap_if_emulated(std::make_shared<RmsNorm>(stream_for("rms_norm", x.dtype(), s), eps)),

@@ -11,7 +11,7 @@ using namespace metal;
 using namespace tiny_llm_ext;
 
 constant constexpr int READS = RMS_NORM_READS;
-constant constexpr int KEPT = RMS_NORM_KEPT;
+constant constexpr int REGISTER_LOADS = RMS_NORM_REGISTER_LOADS;
 
 // round(x · factor) · weight, rounded.
 template <typename T>
@@ -47,17 +47,17 @@ void norm_row(Row row, device const T* weight, device T* out, int D, float eps,
               threadgroup float* partial, uint thread_index, uint threads, uint simdgroup,
               uint lane, uint simdgroups) {
     const int step = int(threads) * READS, start = int(thread_index) * READS;
-    float kept[KEPT * READS];
+    float elements[REGISTER_LOADS * READS];
     float squares = 0;
-    for (int k = 0; k < KEPT; k++) {
+    for (int k = 0; k < REGISTER_LOADS; k++) {
         for (int j = 0; j < READS; j++) {
             const int i = start + k * step + j;
             const float x = i < D ? row.load(i) : 0.0f;
-            kept[k * READS + j] = x;
+            elements[k * READS + j] = x;
             squares += x * x;
         }
     }
-    for (int first = start + KEPT * step; first < D; first += step) {
+    for (int first = start + REGISTER_LOADS * step; first < D; first += step) {
         for (int i = first; i < min(first + READS, D); i++) {
             const float x = row.load(i);
             squares += x * x;
@@ -65,15 +65,15 @@ void norm_row(Row row, device const T* weight, device T* out, int D, float eps,
     }
     squares = threadgroup_sum(squares, partial, simdgroup, lane, simdgroups);
     const float factor = 1.0f / sqrt(squares / float(D) + eps);
-    for (int k = 0; k < KEPT; k++) {
+    for (int k = 0; k < REGISTER_LOADS; k++) {
         for (int j = 0; j < READS; j++) {
             const int i = start + k * step + j;
             if (i < D) {
-                out[i] = normalize(kept[k * READS + j], factor, weight[i]);
+                out[i] = normalize(elements[k * READS + j], factor, weight[i]);
             }
         }
     }
-    for (int first = start + KEPT * step; first < D; first += step) {
+    for (int first = start + REGISTER_LOADS * step; first < D; first += step) {
         for (int i = first; i < min(first + READS, D); i++) {
             out[i] = normalize(row.reload(i), factor, weight[i]);
         }

@@ -1,4 +1,4 @@
-// rms_norm on the CPU: kernel selection and row parallelism.
+// rms_norm on the CPU: eval_cpu, which selects a kernel and splits its rows over threads.
 #include "common/checks.h"
 #include "common/fused.h"
 #include "common/rows.h"

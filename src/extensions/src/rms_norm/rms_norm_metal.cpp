@@ -1,4 +1,4 @@
-// rms_norm and add_rms_norm on the GPU: encoder.
+// rms_norm and add_rms_norm on the GPU: eval_gpu, which launches the Metal kernels.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

@@ -3,9 +3,9 @@
 
 namespace tiny_llm_ext {
 
-/// READS: consecutive elements per load; KEPT: loads per thread that stay in registers. Elements
-/// beyond threads · READS · KEPT are read from memory twice.
-enum { RMS_NORM_READS = 4, RMS_NORM_KEPT = 2 };
+/// READS: consecutive elements per load. REGISTER_LOADS: loads per thread that stay in registers.
+/// Elements beyond threads · READS · REGISTER_LOADS are read from memory twice.
+enum { RMS_NORM_READS = 4, RMS_NORM_REGISTER_LOADS = 2 };
 
 struct RmsNormParams {
     int D;

@@ -1,4 +1,4 @@
-// rms_norm: readable reference.
+// rms_norm: scalar reference kernel.
 #include <cmath>
 
 #include "src/rms_norm/rms_norm_kernels.h"

@@ -1,4 +1,4 @@
-// sigmoid_gate: validation and graph.
+// sigmoid_gate: argument checks and construction of the graph node.
 #include "src/sigmoid_gate/sigmoid_gate.h"
 
 #include "common/checks.h"
@@ -8,10 +8,9 @@ namespace tiny_llm_ext {
 
 mx::array sigmoid_gate(const mx::array& x, const mx::array& gate, mx::StreamOrDevice s) {
     constexpr const char* NAME = "sigmoid_gate";
-    check(is_float(x.dtype()), NAME, "expected x in float32, float16 or bfloat16, got ", x.dtype());
-    check(gate.dtype() == x.dtype(), NAME, "expected gate in the dtype of x, ", x.dtype(), ", got ",
-          gate.dtype());
-    check(x.ndim() >= 1, NAME, "expected x with at least one dimension, got a scalar");
+    check_float(NAME, "x", x);
+    check_same_dtype(NAME, "gate", gate, "x", x);
+    check_not_scalar(NAME, "x", x);
     mx::Shape per_row = x.shape();
     per_row.back() = 1;
     check(gate.shape() == x.shape() || gate.shape() == per_row, NAME,

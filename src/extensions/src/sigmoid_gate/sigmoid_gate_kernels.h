@@ -1,4 +1,4 @@
-// CPU kernels of sigmoid_gate on plain memory.
+// CPU kernels of sigmoid_gate on raw pointers.
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// sigmoid_gate on the GPU: encoder.
+// sigmoid_gate on the GPU: eval_gpu, which launches the Metal kernels.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

@@ -1,4 +1,4 @@
-// sigmoid_gate: readable reference.
+// sigmoid_gate: scalar reference kernel.
 #include "common/sigmoid.h"
 #include "src/sigmoid_gate/sigmoid_gate_kernels.h"
 

@@ -1,4 +1,4 @@
-// swiglu: validation and graph.
+// swiglu: argument checks and construction of the graph node.
 #include "src/swiglu/swiglu.h"
 
 #include "common/checks.h"
@@ -8,11 +8,9 @@ namespace tiny_llm_ext {
 
 mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice s) {
     constexpr const char* NAME = "swiglu";
-    check(is_float(gate.dtype()), NAME, "expected gate in float32, float16 or bfloat16, got ",
-          gate.dtype());
-    check(up.dtype() == gate.dtype(), NAME, "expected up in the dtype of gate, ", gate.dtype(),
-          ", got ", up.dtype());
-    check(gate.ndim() >= 1, NAME, "expected gate with at least one dimension, got a scalar");
+    check_float(NAME, "gate", gate);
+    check_same_dtype(NAME, "up", up, "gate", gate);
+    check_not_scalar(NAME, "gate", gate);
     check(up.shape() == gate.shape(), NAME, "expected up of the shape of gate, ", gate.shape(),
           ", got ", up.shape());
     return mx::array(

@@ -1,4 +1,4 @@
-// CPU kernels of swiglu on plain memory.
+// CPU kernels of swiglu on raw pointers.
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// swiglu: readable reference.
+// swiglu: scalar reference kernel.
 #include <cmath>
 
 #include "src/swiglu/swiglu_kernels.h"

@@ -1,4 +1,4 @@
-// topk_softmax: validation and graph.
+// topk_softmax: argument checks and construction of the graph node.
 #include "src/topk_softmax/topk_softmax.h"
 
 #include <stdexcept>
@@ -16,11 +16,25 @@ mx::Shape chosen_shape(const mx::array& logits, int k) {
     return shape;
 }
 
+// Keys in ascending order of the experts' ranks: NaN first, then descending logits, ties by index.
+mx::array sort_keys(const mx::array& scores, mx::Stream stream) {
+    // The bits of a float32, as sign and magnitude of an integer, have the order of the floats.
+    const mx::array bits = mx::view(scores, mx::int32, stream), most = mx::array(0x7fffffff);
+    const mx::array magnitude = mx::bitwise_and(bits, most, stream);
+    mx::array order = mx::where(mx::less(bits, mx::array(0), stream),
+                                mx::negative(magnitude, stream), magnitude, stream);
+    order = mx::where(mx::isnan(scores, stream), most, order, stream);
+    const int X = scores.shape(-1);
+    return mx::subtract(mx::arange(X, stream),
+                        mx::multiply(mx::astype(order, mx::int64, stream), mx::array(X), stream),
+                        stream);
+}
+
 // Fallback for a GPU, composed of MLX operations: sorts all experts.
 std::pair<mx::array, mx::array> sorted(const mx::array& logits, int k, bool normalize,
                                        mx::Stream stream) {
     const mx::array scores = mx::astype(logits, mx::float32, stream);
-    mx::array experts = mx::argsort(mx::negative(scores, stream), -1, stream);
+    mx::array experts = mx::argsort(sort_keys(scores, stream), -1, stream);
     mx::Shape begin(experts.ndim(), 0);
     experts = mx::slice(experts, begin, chosen_shape(logits, k), stream);
     const mx::array all = mx::softmax(scores, -1, true, stream);
@@ -36,8 +50,7 @@ std::pair<mx::array, mx::array> sorted(const mx::array& logits, int k, bool norm
 std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, bool normalize,
                                              mx::StreamOrDevice s) {
     constexpr const char* NAME = "topk_softmax";
-    check(is_float(logits.dtype()), NAME, "expected logits in float32, float16 or bfloat16, got ",
-          logits.dtype());
+    check_float(NAME, "logits", logits);
     check(logits.ndim() >= 1, NAME, "expected logits N..×X, got a scalar");
     check(k >= 1 && k <= logits.shape(-1), NAME, "expected k from 1 to ", logits.shape(-1),
           ", the number of experts, got ", k);

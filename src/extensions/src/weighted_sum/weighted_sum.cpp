@@ -1,4 +1,4 @@
-// weighted_sum: validation and graph.
+// weighted_sum: argument checks and construction of the graph node.
 #include "src/weighted_sum/weighted_sum.h"
 
 #include <stdexcept>
@@ -22,7 +22,7 @@ mx::Shape sum_shape(const mx::array& x) {
 mx::array weighted_sum(const mx::array& x, const mx::array& weights,
                        const std::optional<mx::array>& base, mx::StreamOrDevice s) {
     constexpr const char* NAME = "weighted_sum";
-    check(is_float(x.dtype()), NAME, "expected x in float32, float16 or bfloat16, got ", x.dtype());
+    check_float(NAME, "x", x);
     check(x.ndim() >= 2, NAME, "expected x N..×K×E, got shape ", x.shape());
     check(weights.dtype() == mx::float32, NAME, "expected weights in float32, got ",
           weights.dtype());

@@ -1,4 +1,4 @@
-// CPU kernels of weighted_sum on plain memory.
+// CPU kernels of weighted_sum on raw pointers.
 #pragma once
 
 #include <stdint.h>

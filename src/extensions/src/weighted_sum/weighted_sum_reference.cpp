@@ -1,4 +1,4 @@
-// weighted_sum: readable reference.
+// weighted_sum: scalar reference kernel.
 #include "src/weighted_sum/weighted_sum_kernels.h"
 
 namespace tiny_llm_ext {

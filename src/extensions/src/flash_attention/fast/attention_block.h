@@ -37,10 +37,10 @@ inline int64_t block_scratch(int rows, int64_t D) {
 inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format, Format kv_format,
                                  float* scratch) {
     AttentionBlock block;
-    auto take = [&](int64_t floats) {
-        float* taken = scratch;
+    auto allocate = [&](int64_t floats) {
+        float* allocated = scratch;
         scratch += floats;
-        return taken;
+        return allocated;
     };
     block.rows = rows;
     block.D = D;
@@ -48,12 +48,12 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     block.scale = scale;
     block.format = format;
     block.kv_format = kv_format;
-    block.scores = take(rows * KEYS);
-    block.out = take(rows * block.width);
-    block.keys = block.values = take(KEYS * block.width);
-    block.sums = take(static_cast<int64_t>(rows) * LANES);
-    block.largest = take(rounded_up(rows));
-    block.query = take(rows * D);
+    block.scores = allocate(rows * KEYS);
+    block.out = allocate(rows * block.width);
+    block.keys = block.values = allocate(KEYS * block.width);
+    block.sums = allocate(static_cast<int64_t>(rows) * LANES);
+    block.largest = allocate(rounded_up(rows));
+    block.query = allocate(rows * D);
     for (int64_t i = 0; i < rows * block.width; i++) {
         block.out[i] = 0;
     }
@@ -72,7 +72,7 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
 ///   non-decreasing. hidden: null, or per row, number of these before its window; non-decreasing.
 ///   mask: null, or rows × KEYS values added to the scores.
 void attend(const AttentionBlock& block, int first, const int* visible, const int* hidden,
-            const float* mask, const Tile& tile, Prefetcher& ahead);
+            const float* mask, const Tile& tile, Prefetcher& prefetcher);
 
 // --- the whole block ----------------------------------------------------------------------------
 
@@ -111,15 +111,15 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
     Tile tiles[2], after;
     tile_at(begin, tiles[begin / KEYS % 2]);
     for (int64_t first_key = begin; first_key < end; first_key += KEYS) {
-        const int now = first_key / KEYS % 2;
-        const Tile& tile = tiles[now];
-        Tile& next = tiles[1 - now];
+        const int current = first_key / KEYS % 2;
+        const Tile& tile = tiles[current];
+        Tile& next = tiles[1 - current];
         tile_at(first_key + distance, next);
         after.count = 0;
         if (next.count < tile.count && first_key + distance < end) {
             tile_at(end, after);  // prefetched while this tile is computed
         }
-        Prefetcher ahead(tile, next, after, row_bytes(block.D, block.kv_format));
+        Prefetcher prefetcher(tile, next, after, row_bytes(block.D, block.kv_format));
         if (mask == nullptr || load_mask(first_key, tile.count)) {
             const auto in_tile = [&](int64_t keys) {
                 const int64_t count = keys - first_key;
@@ -135,7 +135,7 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
             for (int row = 0; row < block.rows && has_hidden; row++) {
                 hidden[row] = in_tile(hidden_keys(row));
             }
-            attend(block, first, visible, has_hidden ? hidden : nullptr, mask, tile, ahead);
+            attend(block, first, visible, has_hidden ? hidden : nullptr, mask, tile, prefetcher);
         }
     }
 }

@@ -91,11 +91,11 @@ inline void softmax_rows(const AttentionBlock& block, int first, const int* visi
         multiply_by_scales(block, first, tile.keys, tile.count);
     }
     for (int row = first; row < block.rows; row++) {
-        const float* own_mask = mask == nullptr ? nullptr : mask + row * KEYS;
+        const float* row_mask = mask == nullptr ? nullptr : mask + row * KEYS;
         if (hidden == nullptr) {
-            softmax_weights<false>(block, row, visible[row], 0, own_mask);
+            softmax_weights<false>(block, row, visible[row], 0, row_mask);
         } else {
-            softmax_weights<true>(block, row, visible[row], hidden[row], own_mask);
+            softmax_weights<true>(block, row, visible[row], hidden[row], row_mask);
         }
     }
     if (block.kv_format == Format::int8) {
@@ -110,11 +110,11 @@ inline void softmax_rows(const AttentionBlock& block, int first, const int* visi
 // suffices.
 constexpr int SLICE = 16;
 
-inline int slice_of(int rows, int inner) { return rows <= MATMUL_ROWS ? SLICE : inner; }
+inline int slice_size(int rows, int inner) { return rows <= MATMUL_ROWS ? SLICE : inner; }
 
 /// scores = query · keys, for rows ≥ `first`.
 template <typename Element>
-inline void score(const AttentionBlock& block, int first, Prefetcher& ahead) {
+inline void score(const AttentionBlock& block, int first, Prefetcher& prefetcher) {
     const int rows = block.rows - first, steps = score_steps(block.D, block.kv_format);
     const auto query = (const Element*)(block.query + first * block.D);
     const auto keys = (const Element*)block.keys;
@@ -122,11 +122,12 @@ inline void score(const AttentionBlock& block, int first, Prefetcher& ahead) {
     for (int64_t i = 0; i < static_cast<int64_t>(rows) * KEYS; i++) {
         scores[i] = 0;
     }
-    const int slice = slice_of(rows, steps);
+    const int slice = slice_size(rows, steps);
     for (int i = 0; i < steps; i += slice) {
         multiply_add(rows, KEYS, steps - i < slice ? steps - i : slice, query + i, block.D,
                      keys + i * KEYS, KEYS, scores, KEYS);
-        ahead.fetch(0.3f + 0.2f * static_cast<float>(i + slice) / static_cast<float>(steps));
+        prefetcher.prefetch_until(0.3f +
+                                  0.2f * static_cast<float>(i + slice) / static_cast<float>(steps));
     }
 }
 
@@ -136,20 +137,20 @@ inline void score(const AttentionBlock& block, int first, Prefetcher& ahead) {
 /// Rows share the values visible to all of them; the remainder is per row. A hidden key is skipped,
 /// not multiplied by zero, which would be NaN for an infinite value.
 inline void add_values(const AttentionBlock& block, int first, const int* visible,
-                       Prefetcher& ahead) {
+                       Prefetcher& prefetcher) {
     const int columns = static_cast<int>(block.width);
     auto add = [&](int row, int rows, int from, int to) {
         multiply_add(rows, columns, to - from, block.scores + row * KEYS + from, KEYS,
                      block.values + from * block.width, block.width, block.out + row * block.width,
                      block.width);
     };
-    const int slice = slice_of(block.rows - first, KEYS);
+    const int slice = slice_size(block.rows - first, KEYS);
     for (int row = first; row < block.rows; row += MATMUL_ROWS) {
         const int tile_rows = block.rows - row < MATMUL_ROWS ? block.rows - row : MATMUL_ROWS;
         const int shared = visible[row];
         for (int key = 0; key < shared; key += slice) {
             add(row, tile_rows, key, shared - key < slice ? shared : key + slice);
-            ahead.fetch(0.8f + 0.2f * static_cast<float>(key + slice) / KEYS);
+            prefetcher.prefetch_until(0.8f + 0.2f * static_cast<float>(key + slice) / KEYS);
         }
         for (int own = row + 1; own < row + tile_rows; own++) {
             add(own, 1, shared, visible[own]);
@@ -161,9 +162,9 @@ inline void add_values(const AttentionBlock& block, int first, const int* visibl
 /// begins before some row's window.
 __attribute__((noinline)) void add_values_in_window(const AttentionBlock& block, int first,
                                                     const int* visible, const int* hidden,
-                                                    Prefetcher& ahead) {
+                                                    Prefetcher& prefetcher) {
     const int columns = static_cast<int>(block.width);
-    ahead.fetch(1);
+    prefetcher.prefetch_until(1);
     for (int row = first; row < block.rows; row++) {
         const int from = hidden[row];
         if (from < visible[row]) {
@@ -178,7 +179,7 @@ __attribute__((noinline)) void add_values_in_window(const AttentionBlock& block,
 /// storing keys and values as float32.
 template <int ROWS, Format FORMAT>
 void attend_few(const AttentionBlock& block, int first, const int* visible, const int* hidden,
-                const float* mask, const Tile& tile, Prefetcher& ahead) {
+                const float* mask, const Tile& tile, Prefetcher& prefetcher) {
     const int64_t D = block.D, width = block.width;
     float* scores = block.scores + first * KEYS;
     float* out = block.out + first * width;
@@ -187,74 +188,75 @@ void attend_few(const AttentionBlock& block, int first, const int* visible, cons
         for (int i = 0; i < SCORE_KEYS; i++) {
             keys[i] = tile.keys[key + i < tile.count ? key + i : tile.count - 1];
         }
-        score_few<ROWS, FORMAT>(keys, block.query + first * D, D, scores + key, ahead);
+        score_few<ROWS, FORMAT>(keys, block.query + first * D, D, scores + key, prefetcher);
     }
     softmax_rows(block, first, visible, hidden, mask, tile);
-    const auto add_own = [&](int row, int from) {
+    const auto add_row = [&](int row, int from) {
         add_values_few<1, FORMAT>(scores + row * KEYS, tile.values, from, visible[first + row], D,
-                                  out + row * width, width, ahead);
+                                  out + row * width, width, prefetcher);
     };
     const int shared = visible[first];
     if (hidden == nullptr) {
-        add_values_few<ROWS, FORMAT>(scores, tile.values, 0, shared, D, out, width, ahead);
+        add_values_few<ROWS, FORMAT>(scores, tile.values, 0, shared, D, out, width, prefetcher);
     } else {
-        add_own(0, hidden[first]);
+        add_row(0, hidden[first]);
     }
     for (int row = 1; row < ROWS; row++) {
-        add_own(row, hidden == nullptr ? shared : hidden[first + row]);
+        add_row(row, hidden == nullptr ? shared : hidden[first + row]);
     }
-    ahead.fetch(1);
+    prefetcher.prefetch_until(1);
 }
 
 template <Format FORMAT>
 void attend_few(const AttentionBlock& block, int first, const int* visible, const int* hidden,
-                const float* mask, const Tile& tile, Prefetcher& ahead) {
+                const float* mask, const Tile& tile, Prefetcher& prefetcher) {
     switch (block.rows - first) {
         case 1:
-            return attend_few<1, FORMAT>(block, first, visible, hidden, mask, tile, ahead);
+            return attend_few<1, FORMAT>(block, first, visible, hidden, mask, tile, prefetcher);
         case 2:
-            return attend_few<2, FORMAT>(block, first, visible, hidden, mask, tile, ahead);
+            return attend_few<2, FORMAT>(block, first, visible, hidden, mask, tile, prefetcher);
         case 3:
-            return attend_few<3, FORMAT>(block, first, visible, hidden, mask, tile, ahead);
+            return attend_few<3, FORMAT>(block, first, visible, hidden, mask, tile, prefetcher);
         default:
             static_assert(FEW_ROWS == 4);
-            return attend_few<4, FORMAT>(block, first, visible, hidden, mask, tile, ahead);
+            return attend_few<4, FORMAT>(block, first, visible, hidden, mask, tile, prefetcher);
     }
 }
 
 }  // namespace
 
 void attend(const AttentionBlock& block, int first, const int* visible, const int* hidden,
-            const float* mask, const Tile& tile, Prefetcher& ahead) {
+            const float* mask, const Tile& tile, Prefetcher& prefetcher) {
     const Format format = block.kv_format;
     if (block.rows - first <= FEW_ROWS) {
         switch (format) {
             case Format::float32:
                 return attend_few<Format::float32>(block, first, visible, hidden, mask, tile,
-                                                   ahead);
+                                                   prefetcher);
             case Format::float16:
                 return attend_few<Format::float16>(block, first, visible, hidden, mask, tile,
-                                                   ahead);
+                                                   prefetcher);
             case Format::int8:
-                return attend_few<Format::int8>(block, first, visible, hidden, mask, tile, ahead);
+                return attend_few<Format::int8>(block, first, visible, hidden, mask, tile,
+                                                prefetcher);
             default:
                 return attend_few<Format::bfloat16>(block, first, visible, hidden, mask, tile,
-                                                    ahead);
+                                                    prefetcher);
         }
     }
-    load_keys(tile, block.D, format, block.keys, ahead);
+    load_keys(tile, block.D, format, block.keys, prefetcher);
     if constexpr (USES_BF16_DOT) {
-        uses_bf16_dot(format) ? score<int32_t>(block, first, ahead)
-                              : score<float>(block, first, ahead);
+        uses_bf16_dot(format) ? score<int32_t>(block, first, prefetcher)
+                              : score<float>(block, first, prefetcher);
     } else {
-        score<float>(block, first, ahead);
+        score<float>(block, first, prefetcher);
     }
     softmax_rows(block, first, visible, hidden, mask, tile);
-    load_values(tile, block.D, format, block.values, ahead);
+    load_values(tile, block.D, format, block.values, prefetcher);
     if (hidden == nullptr) {
-        add_values(block, first, visible, ahead);
+        add_values(block, first, visible, prefetcher);
     } else {
-        add_values_in_window(block, first, visible, hidden, ahead);
+        add_values_in_window(block, first, visible, hidden, prefetcher);
     }
 }
 

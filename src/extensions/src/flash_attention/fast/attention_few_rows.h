@@ -36,7 +36,7 @@ template <int ROWS, Format FORMAT>
 __attribute__((always_inline)) inline void add_columns_of_keys(const void* const* keys,
                                                                const float* query, int64_t D,
                                                                int64_t d, auto count, Floats* sums,
-                                                               Prefetcher& ahead) {
+                                                               Prefetcher& prefetcher) {
     Floats x[LANES];
     load_transposed<FORMAT>(keys, d, count, x);
     const float* queries[ROWS];
@@ -50,12 +50,12 @@ __attribute__((always_inline)) inline void add_columns_of_keys(const void* const
             sums[row] = fma(splat(((const Element*)queries[row])[i]), column, sums[row]);
         }
     };
-    constexpr int per = PER_WORD<FORMAT>;
-    constexpr int words_per_fetch = FORMAT == Format::int8 ? 2 : 4;
+    constexpr int per_lane = ELEMENTS_PER_LANE<FORMAT>;
+    constexpr int lanes_per_prefetch = FORMAT == Format::int8 ? 2 : 4;
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
-        if (i % words_per_fetch == 0) {
-            ahead.fetch_and_repeat();
+        if (i % lanes_per_prefetch == 0) {
+            prefetcher.prefetch_next();
         }
         if constexpr (FORMAT == Format::bfloat16 && USES_BF16_DOT) {
             if (2 * i < count) {
@@ -63,9 +63,9 @@ __attribute__((always_inline)) inline void add_columns_of_keys(const void* const
             }
         } else {
 #pragma GCC unroll 4
-            for (int k = 0; k < per; k++) {
-                if (per * i + k < count) {
-                    add(per * i + k, element_of_words<FORMAT>(x[i], k), float());
+            for (int k = 0; k < per_lane; k++) {
+                if (per_lane * i + k < count) {
+                    add(per_lane * i + k, lane_element<FORMAT>(x[i], k), float());
                 }
             }
         }
@@ -76,15 +76,16 @@ __attribute__((always_inline)) inline void add_columns_of_keys(const void* const
 // of scores KEYS floats. Several vectors of sums hide the latency of additions.
 template <int ROWS, Format FORMAT>
 __attribute__((noinline)) void score_few(const void* const* keys, const float* query, int64_t D,
-                                         float* scores, Prefetcher& ahead) {
+                                         float* scores, Prefetcher& prefetcher) {
     Floats sums[SCORE_VECTORS][ROWS] = {};
     const auto add = [&](int64_t d, auto count) {
 #pragma GCC unroll 2
         for (int v = 0; v < SCORE_VECTORS; v++) {
-            add_columns_of_keys<ROWS, FORMAT>(keys + v * LANES, query, D, d, count, sums[v], ahead);
+            add_columns_of_keys<ROWS, FORMAT>(keys + v * LANES, query, D, d, count, sums[v],
+                                              prefetcher);
         }
     };
-    constexpr int step = COLUMNS<FORMAT>;
+    constexpr int step = KEY_COLUMNS<FORMAT>;
     int64_t d = 0;
     for (; d + step <= D; d += step) {
         add(d, Constant<step>());
@@ -102,12 +103,12 @@ __attribute__((noinline)) void score_few(const void* const* keys, const float* q
 }
 
 // out += weights · values, for VECTORS vectors of columns starting at d, ROWS rows, and keys `from`
-// … `to` − 1. A single vector may have only `count` columns. Unless `ahead` is null, one row is
-// prefetched per key.
+// … `to` − 1. A single vector may have only `count` columns. Unless `prefetcher` is null, one row
+// is prefetched per key.
 template <int ROWS, Format FORMAT, int VECTORS>
 __attribute__((noinline)) void add_columns(const float* weights, const void* const* values,
                                            int from, int to, int64_t d, int count, float* out,
-                                           int64_t width, Prefetcher* ahead) {
+                                           int64_t width, Prefetcher* prefetcher) {
     Floats sums[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS * VECTORS; i++) {
@@ -115,8 +116,8 @@ __attribute__((noinline)) void add_columns(const float* weights, const void* con
             load_bits<Floats>(out + i / VECTORS * width + d + i % VECTORS * LANES);
     }
     for (int key = from; key < to; key++) {
-        if (ahead != nullptr) {
-            ahead->fetch_and_repeat();
+        if (prefetcher != nullptr) {
+            prefetcher->prefetch_next();
         }
         Floats x[VECTORS];
 #pragma GCC unroll 16
@@ -144,17 +145,17 @@ __attribute__((noinline)) void add_columns(const float* weights, const void* con
 // out += weights · values, for ROWS rows and keys `from` … `to` − 1.
 template <int ROWS, Format FORMAT>
 void add_values_few(const float* weights, const void* const* values, int from, int to, int64_t D,
-                    float* out, int64_t width, Prefetcher& ahead) {
+                    float* out, int64_t width, Prefetcher& prefetcher) {
     constexpr int VECTORS = REGISTERS_FOR_OUT / (ROWS == 3 ? 4 : ROWS) / (ROWS == 1 ? 2 : 1);
     int64_t d = 0;
     for (; d + VECTORS * LANES <= D; d += VECTORS * LANES) {
         add_columns<ROWS, FORMAT, VECTORS>(weights, values, from, to, d, LANES, out, width,
-                                           d == 0 ? &ahead : nullptr);
+                                           d == 0 ? &prefetcher : nullptr);
     }
     for (; d < D; d += LANES) {
         const int count = static_cast<int>(D - d < LANES ? D - d : LANES);
         add_columns<ROWS, FORMAT, 1>(weights, values, from, to, d, count, out, width,
-                                     d == 0 ? &ahead : nullptr);
+                                     d == 0 ? &prefetcher : nullptr);
     }
 }
 

@@ -58,49 +58,49 @@ class Prefetcher {
     }
 
     /// Prefetches until the fraction `part` of the rows is reached; 1 or more: all rows.
-    void fetch(float part) {
+    void prefetch_until(float part) {
         const int end = static_cast<int>(part * static_cast<float>(rows_));
         while (done_ < end && done_ < rows_) {
-            fetch_row();
+            prefetch_row();
         }
     }
 
     /// Prefetches the next row, and repeats the prefetch of a row needed soon, since some early
     /// prefetches are dropped. Frequent calls let memory and arithmetic overlap.
-    void fetch_and_repeat() {
+    void prefetch_next() {
         if (done_ < rows_) {
-            fetch_row();
+            prefetch_row();
         }
-        prefetch_again();
+        repeat_prefetch();
     }
 
    private:
     static constexpr int LOOKAHEAD = 24;  // rows: a few KiB, which fit in L1 together
 
     // Alternates keys and values: memory serves two streams faster.
-    void fetch_row() {
+    void prefetch_row() {
         const int i = done_ / 2, beyond = i - next_.count;
         const Tile& tile = beyond < 0 ? next_ : after_;
         const auto& rows = done_ % 2 == 0 ? tile.keys : tile.values;
-        request<2>(rows[beyond < 0 ? i : beyond]);
+        prefetch_lines<2>(rows[beyond < 0 ? i : beyond]);
         done_++;
     }
 
     // Repeats prefetches in order of use: the tile's keys, its values, the next tile's keys.
-    void prefetch_again() {
+    void repeat_prefetch() {
         const int count = tile_.count, i = repeated_++;
         if (i < count) {
-            request<3>(tile_.keys[i]);
+            prefetch_lines<3>(tile_.keys[i]);
         } else if (i < 2 * count) {
-            request<3>(tile_.values[i - count]);
+            prefetch_lines<3>(tile_.values[i - count]);
         } else if (i - 2 * count < next_.count) {
-            request<3>(next_.keys[i - 2 * count]);
+            prefetch_lines<3>(next_.keys[i - 2 * count]);
         }
     }
 
     // LOCALITY 3: into L1; 2: into L2.
     template <int LOCALITY>
-    __attribute__((always_inline)) void request(const void* row) {
+    __attribute__((always_inline)) void prefetch_lines(const void* row) {
         for (int64_t byte = 0; byte < row_bytes_; byte += 64) {
             __builtin_prefetch(static_cast<const char*>(row) + byte, 0, LOCALITY);
         }
@@ -117,17 +117,17 @@ namespace {
 
 // Elements transposed together as one 32-bit lane, which saves shuffles. float16 is widened first.
 template <Format FORMAT>
-constexpr int PER_WORD = FORMAT == Format::bfloat16 ? 2
-                         : FORMAT == Format::int8   ? 4
-                                                    : 1;
+constexpr int ELEMENTS_PER_LANE = FORMAT == Format::bfloat16 ? 2
+                                  : FORMAT == Format::int8   ? 4
+                                                             : 1;
 
 // Columns of keys transposed together.
 template <Format FORMAT>
-constexpr int COLUMNS = PER_WORD<FORMAT> * LANES;
+constexpr int KEY_COLUMNS = ELEMENTS_PER_LANE<FORMAT> * LANES;
 
 // Element k of each 32-bit lane, as float32.
 template <Format FORMAT>
-inline Floats element_of_words(Floats words, int k) {
+inline Floats lane_element(Floats words, int k) {
     const Ints bits = as_ints(words);
     switch (FORMAT) {
         case Format::bfloat16:
@@ -139,19 +139,20 @@ inline Floats element_of_words(Floats words, int k) {
     }
 }
 
-// Loads `count` columns of LANES keys starting at column d, PER_WORD columns per vector.
+// Loads `count` columns of LANES keys starting at column d, ELEMENTS_PER_LANE columns per vector.
 template <Format FORMAT>
 __attribute__((always_inline)) inline void load_transposed(const void* const* keys, int64_t d,
                                                            auto count, Floats* x) {
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
-        if constexpr (PER_WORD<FORMAT> > 1) {
+        if constexpr (ELEMENTS_PER_LANE<FORMAT> > 1) {
             const void* from = element(keys[i], d, FORMAT);
-            x[i] = count == COLUMNS<FORMAT> ? load_bits<Floats>(from)
-                                            : load_bits<Floats>(from, count, 4 / PER_WORD<FORMAT>);
+            x[i] = count == KEY_COLUMNS<FORMAT>
+                       ? load_bits<Floats>(from)
+                       : load_bits<Floats>(from, count, 4 / ELEMENTS_PER_LANE<FORMAT>);
         } else {
-            x[i] = count == COLUMNS<FORMAT> ? load(keys[i], d, FORMAT)
-                                            : load(keys[i], d, FORMAT, count);
+            x[i] = count == KEY_COLUMNS<FORMAT> ? load(keys[i], d, FORMAT)
+                                                : load(keys[i], d, FORMAT, count);
         }
     }
     transpose(x);
@@ -165,22 +166,22 @@ __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_
                                                  float* to) {
     Floats x[LANES];
     load_transposed<FORMAT>(rows, d, count, x);
-    const auto put = [&](int column, Floats keys) {
+    const auto store_column = [&](int column, Floats keys) {
         store(to, column * KEYS, Format::float32, keys);
     };
     if constexpr (FORMAT == Format::bfloat16 && USES_BF16_DOT) {
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) {
             if (2 * i < count) {
-                put(i, x[i]);
+                store_column(i, x[i]);
             }
         }
     } else {
 #pragma GCC unroll 64
-        for (int column = 0; column < COLUMNS<FORMAT>; column++) {
+        for (int column = 0; column < KEY_COLUMNS<FORMAT>; column++) {
             if (column < count) {
-                constexpr int per = PER_WORD<FORMAT>;
-                put(column, element_of_words<FORMAT>(x[column / per], column % per));
+                constexpr int per_lane = ELEMENTS_PER_LANE<FORMAT>;
+                store_column(column, lane_element<FORMAT>(x[column / per_lane], column % per_lane));
             }
         }
     }
@@ -188,16 +189,17 @@ __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_
 
 /// keys = the tile's keys, transposed: score_steps × KEYS. Columns beyond the last key repeat it,
 /// up to a whole vector.
-inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys, Prefetcher& ahead) {
+inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys,
+                      Prefetcher& prefetcher) {
     int64_t step = LANES;
     auto transpose_some = transpose_columns<Format::float32>;
     if (format == Format::float16) {
         transpose_some = transpose_columns<Format::float16>;
     } else if (format == Format::bfloat16) {
-        step = COLUMNS<Format::bfloat16>;
+        step = KEY_COLUMNS<Format::bfloat16>;
         transpose_some = transpose_columns<Format::bfloat16>;
     } else if (format == Format::int8) {
-        step = COLUMNS<Format::int8>;
+        step = KEY_COLUMNS<Format::int8>;
         transpose_some = transpose_columns<Format::int8>;
     }
     for (int first = 0; first < tile.count; first += LANES) {
@@ -209,14 +211,14 @@ inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys, P
             const int count = static_cast<int>(D - d < step ? D - d : step);
             transpose_some(from, d, count, keys + score_steps(d, format) * KEYS + first);
             const float columns = static_cast<float>(d + count) / static_cast<float>(D);
-            ahead.fetch(0.3f * (static_cast<float>(first) + columns * LANES) / KEYS);
+            prefetcher.prefetch_until(0.3f * (static_cast<float>(first) + columns * LANES) / KEYS);
         }
     }
 }
 
 /// values = the tile's values as float32, zero beyond D: count × width.
 inline void load_values(const Tile& tile, int64_t D, Format format, float* values,
-                        Prefetcher& ahead) {
+                        Prefetcher& prefetcher) {
     for (int row = 0; row < tile.count; row++) {
         const void* from = tile.values[row];
         float* to = values + row * rounded_up(D);
@@ -227,7 +229,7 @@ inline void load_values(const Tile& tile, int64_t D, Format format, float* value
         if (d < D) {
             store(to, d, Format::float32, load(from, d, format, static_cast<int>(D - d)));
         }
-        ahead.fetch(0.5f + 0.3f * static_cast<float>(row + 1) / KEYS);
+        prefetcher.prefetch_until(0.5f + 0.3f * static_cast<float>(row + 1) / KEYS);
     }
 }
 

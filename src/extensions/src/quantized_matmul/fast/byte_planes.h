@@ -28,10 +28,12 @@ struct PlanesLayout {
     int parts;          // per vector: 2 for 4-bit weights, 1 for 8-bit weights
     int64_t rows;       // rows of integers, one or two per row of a
     int block_rows;
-    int64_t blocks;   // blocks of rows; the last may be partial
-    int64_t factors;  // byte offset in scratch of Factors::step, groups × (blocks · block_rows)
-    int64_t sums;     // byte offset in scratch of Factors::sum, likewise
-    int64_t bytes;    // scratch size
+    int64_t blocks;  // blocks of rows; the last may be partial
+    // Offsets in scratch, in bytes, of Factors::step and Factors::sum: groups × (blocks ·
+    // block_rows).
+    int64_t steps_offset;
+    int64_t sums_offset;
+    int64_t bytes;  // scratch size
 
     PlanesLayout(const QuantizedMatmulJob& job, int block_rows)
         : row_bytes(job.I * job.bits / 8),
@@ -42,21 +44,21 @@ struct PlanesLayout {
           rows(job.M * rows_of_integers(job.format)),
           block_rows(block_rows),
           blocks((rows + block_rows - 1) / block_rows),
-          factors(tile(vectors, 0, 0, 0)),
-          sums(factors + groups * blocks * block_rows * 4),
-          bytes(sums + groups * blocks * block_rows * 4) {}
+          steps_offset(tile_offset(vectors, 0, 0, 0)),
+          sums_offset(steps_offset + groups * blocks * block_rows * 4),
+          bytes(sums_offset + groups * blocks * block_rows * 4) {}
 
     // Byte offset in scratch of a tile: VECTOR bytes for each row of a block.
-    int64_t tile(int64_t vector, int64_t block, int part, int plane) const {
+    int64_t tile_offset(int64_t vector, int64_t block, int part, int plane) const {
         return (((vector * blocks + block) * parts + part) * PLANES + plane) * tile_bytes();
     }
     int64_t tile_bytes() const { return block_rows * VECTOR; }
 
     // Byte offset in scratch of the activations that multiply the weights from `byte` of a row of b
     // on.
-    int64_t at(int64_t byte, int64_t row, int part, int plane) const {
-        return tile(byte / VECTOR, row / block_rows, part, plane) + row % block_rows * VECTOR +
-               byte % VECTOR;
+    int64_t offset(int64_t byte, int64_t row, int part, int plane) const {
+        return tile_offset(byte / VECTOR, row / block_rows, part, plane) +
+               row % block_rows * VECTOR + byte % VECTOR;
     }
 };
 
@@ -97,8 +99,8 @@ inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f)
 
 // High (plane 0) or low bytes of a group's integers, in the order of its weights' bytes: part ×
 // byte.
-inline void bytes_of(const RoundedGroup& rounded, int group_size, int plane, int parts,
-                     uint8_t (*out)[MAX_GROUP]) {
+inline void plane_bytes(const RoundedGroup& rounded, int group_size, int plane, int parts,
+                        uint8_t (*out)[MAX_GROUP]) {
     alignas(64) uint8_t bytes[MAX_GROUP] = {};
     for (int v = 0; v < group_size / LANES; v++) {
         const Ints integers = rounded.integers[v];
@@ -121,14 +123,14 @@ inline void bytes_of(const RoundedGroup& rounded, int group_size, int plane, int
 inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout,
                        const RoundedGroup& rounded, int64_t row, int64_t g, char* scratch) {
     const int64_t at = g * layout.blocks * layout.block_rows + row;
-    ((float*)(scratch + layout.factors))[at] = rounded.factors.step;
-    ((float*)(scratch + layout.sums))[at] = rounded.factors.sum;
+    ((float*)(scratch + layout.steps_offset))[at] = rounded.factors.step;
+    ((float*)(scratch + layout.sums_offset))[at] = rounded.factors.sum;
     for (int plane = 0; plane < PLANES; plane++) {
         uint8_t bytes[MAX_PARTS][MAX_GROUP];
-        bytes_of(rounded, job.group_size, plane, layout.parts, bytes);
+        plane_bytes(rounded, job.group_size, plane, layout.parts, bytes);
         for (int part = 0; part < layout.parts; part++) {
             for (int b = 0; b < layout.group_bytes; b += VECTOR) {
-                char* to = scratch + layout.at(g * layout.group_bytes + b, row, part, plane);
+                char* to = scratch + layout.offset(g * layout.group_bytes + b, row, part, plane);
                 if (layout.group_bytes >= VECTOR) {  // a copy of constant length is one instruction
                     memcpy(to, bytes[part] + b, VECTOR);
                 } else {

@@ -28,44 +28,47 @@ struct AmxPanel {
     Units units;
     const char* scratch;  // activations: see PlanesLayout
     int64_t first;        // first output
-    int outputs;          // PANEL, or fewer at the end
+    int outputs;          // PANEL_OUTPUTS, or fewer at the end
     Floats* scales;       // groups × PANEL_TILES
     Floats* biases;       // groups × PANEL_TILES
     Floats* totals;       // blocks × PANEL_TILES × block_rows; lanes are outputs
 };
 
-// Converts the panel's scales or biases, outputs × groups or prepacked, to float32, groups × PANEL.
+// Converts the panel's scales or biases, outputs × groups or prepacked, to float32: groups ×
+// PANEL_OUTPUTS.
 void load_by_group(const AmxPanel& panel, const uint16_t* in, Floats* out) {
     const int64_t groups = panel.layout.groups;
     const Format format = panel.job->scale_format;
     for (int tile = 0; tile < PANEL_TILES; tile++) {
-        const int o = tile * SIDE;
+        const int o = tile * TILE_SIDE;
         const uint16_t* tile_rows = in + (panel.first + o) * groups;
         if (!panel.job->prepacked) {
             widen_columns(tile_rows, groups, panel.outputs - o, groups, format,
-                          (float*)(out + tile), PANEL);
+                          (float*)(out + tile), PANEL_OUTPUTS);
             continue;
         }
         for (int64_t g = 0; g < groups && o < panel.outputs; g++) {
-            out[g * PANEL_TILES + tile] = (Floats)load_halves(tile_rows + g * SIDE, format);
+            out[g * PANEL_TILES + tile] = (Floats)load_halves(tile_rows + g * TILE_SIDE, format);
         }
     }
 }
 
-// Sums of two tiles of outputs, in two planes, and the factors and totals with which to add them.
-struct Products {
+// Integer sums of one group for two tiles of outputs, and what scales them and adds them to totals.
+struct Accumulators {
     const float* step;     // Factors::step of each row of a block
     const float* sum;      // Factors::sum of each row of a block
     const Floats* scales;  // of two tiles of outputs
     const Floats* biases;
-    Floats* totals;                                   // 2 × block_rows
-    alignas(64) int32_t sums[2][PLANES][SIDE][SIDE];  // tile of outputs × plane × row × output
+    Floats* totals;  // 2 × block_rows
+    // tile of outputs × plane × row × output
+    alignas(64) int32_t sums[2][PLANES][TILE_SIDE][TILE_SIDE];
 };
 
 // total += (scale · step) · Σ q·A + bias · (step · Σ A), for vectors first … first + count − 1,
 // numbered by tile of outputs, then row.
 template <int ROWS>
-__attribute__((always_inline)) inline void add(const Products& from, int first, int count) {
+__attribute__((always_inline)) inline void add_to_totals(const Accumulators& from, int first,
+                                                         int count) {
 #pragma GCC unroll 8
     for (int i = first; i < first + count; i++) {
         const int tile = i / ROWS, row = i % ROWS;
@@ -80,18 +83,19 @@ __attribute__((always_inline)) inline void add(const Products& from, int first, 
 // Multiplies one group of two tiles of outputs by one block of rows. The group fills STEPS tiles of
 // weights per tile of outputs, and as many tiles of activations per plane, `step` bytes apart.
 //
-// Meanwhile the products `before` are accumulated, a few rows between two multiplications: tile and
-// vector units can run in parallel, but the out-of-order window is too small to overlap them
-// otherwise. This also hides the latency of the tile stores.
+// Meanwhile the previous call's sums (`pending`) are added to totals, a few rows between two
+// multiplications: tile and vector units can run in parallel, but the out-of-order window is too
+// small to overlap them otherwise. This also hides the latency of the tile stores.
 template <int STEPS, int ROWS>
 __attribute__((always_inline)) inline void multiply(const char* activations, int64_t step,
-                                                    const char* weights, const Products* before,
-                                                    Products& products) {
+                                                    const char* weights,
+                                                    const Accumulators* pending,
+                                                    Accumulators& out) {
     constexpr int FEW = 2 * ROWS / (4 * STEPS);
     int added = 0;
     const auto add_few = [&]() __attribute__((always_inline)) {
-        if (before) {
-            add<ROWS>(*before, added, FEW);
+        if (pending) {
+            add_to_totals<ROWS>(*pending, added, FEW);
         }
         added += FEW;
     };
@@ -114,10 +118,10 @@ __attribute__((always_inline)) inline void multiply(const char* activations, int
         _tile_dpbsud(3, 7, 5);
         add_few();
     }
-    _tile_stored(0, products.sums[0][0], VECTOR);
-    _tile_stored(1, products.sums[0][1], VECTOR);
-    _tile_stored(2, products.sums[1][0], VECTOR);
-    _tile_stored(3, products.sums[1][1], VECTOR);
+    _tile_stored(0, out.sums[0][0], VECTOR);
+    _tile_stored(1, out.sums[0][1], VECTOR);
+    _tile_stored(2, out.sums[1][0], VECTOR);
+    _tile_stored(3, out.sums[1][1], VECTOR);
 }
 
 // Rounds and stores the totals of blocks of rows, starting at first_block. A float16 row is the sum
@@ -130,16 +134,16 @@ void store_totals(const AmxPanel& panel, int64_t first_block, int64_t blocks) {
         const int64_t first = (first_block + block) * layout.block_rows;
         for (int64_t r = 0; r < layout.block_rows && first + r < layout.rows; r += integer_rows) {
             const int64_t out = (first + r) / integer_rows * job.O + panel.first;
-            for (int tile = 0; tile < PANEL_TILES && tile * SIDE < panel.outputs; tile++) {
+            for (int tile = 0; tile < PANEL_TILES && tile * TILE_SIDE < panel.outputs; tile++) {
                 const Floats* row_totals =
                     panel.totals + (block * PANEL_TILES + tile) * layout.block_rows + r;
                 const Floats total =
                     integer_rows == 2 ? row_totals[0] + row_totals[1] : row_totals[0];
-                if (panel.outputs - tile * SIDE >= SIDE) {
-                    store(job.out, out + tile * SIDE, job.format, total);
+                if (panel.outputs - tile * TILE_SIDE >= TILE_SIDE) {
+                    store(job.out, out + tile * TILE_SIDE, job.format, total);
                 } else {
-                    store(job.out, out + tile * SIDE, job.format, total,
-                          panel.outputs - tile * SIDE);
+                    store(job.out, out + tile * TILE_SIDE, job.format, total,
+                          panel.outputs - tile * TILE_SIDE);
                 }
             }
         }
@@ -152,14 +156,14 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
     const PlanesLayout& layout = panel.layout;
     const Units& units = panel.units;
     const uint32_t* b = panel.job->b + panel.first * layout.row_bytes / 4;
-    const auto steps = (const float*)(panel.scratch + layout.factors);
-    const auto sums = (const float*)(panel.scratch + layout.sums);
+    const auto steps = (const float*)(panel.scratch + layout.steps_offset);
+    const auto sums = (const float*)(panel.scratch + layout.sums_offset);
     const int64_t step = (layout.parts == 2 ? 1 : layout.blocks) * PLANES * layout.tile_bytes();
     for (int64_t i = 0; i < blocks * PANEL_TILES * ROWS; i++) {
         panel.totals[i] = Floats{};
     }
-    Products products[2];
-    const Products* before = nullptr;
+    Accumulators accumulators[2];
+    const Accumulators* pending = nullptr;
     for (int64_t unit = 0; unit < units.count; unit++) {
         with_weight_format(*panel.job, [&]<typename WeightFormat>() {
             const auto unpack =
@@ -171,26 +175,26 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
             const int64_t byte = group * layout.group_bytes;
             const char* group_weights = (const char*)weights.words + byte % VECTOR / 4 * VECTOR;
             for (int64_t block = 0; block < blocks; block++) {
-                const char* activations = panel.scratch +
-                                          layout.tile(byte / VECTOR, first_block + block, 0, 0) +
-                                          byte % VECTOR;
+                const char* activations =
+                    panel.scratch + layout.tile_offset(byte / VECTOR, first_block + block, 0, 0) +
+                    byte % VECTOR;
                 const int64_t row = (group * layout.blocks + first_block + block) * ROWS;
                 for (int tile = 0; tile < PANEL_TILES; tile += 2) {
-                    Products& now = products[before == products];
-                    now.step = steps + row;
-                    now.sum = sums + row;
-                    now.scales = panel.scales + group * PANEL_TILES + tile;
-                    now.biases = panel.biases + group * PANEL_TILES + tile;
-                    now.totals = panel.totals + (block * PANEL_TILES + tile) * ROWS;
+                    Accumulators& current = accumulators[pending == accumulators];
+                    current.step = steps + row;
+                    current.sum = sums + row;
+                    current.scales = panel.scales + group * PANEL_TILES + tile;
+                    current.biases = panel.biases + group * PANEL_TILES + tile;
+                    current.totals = panel.totals + (block * PANEL_TILES + tile) * ROWS;
                     multiply<STEPS, ROWS>(activations, step,
-                                          group_weights + tile * MAX_STEPS * TILE_BYTES, before,
-                                          now);
-                    before = &now;
+                                          group_weights + tile * MAX_STEPS * TILE_BYTES, pending,
+                                          current);
+                    pending = &current;
                 }
             }
         }
     }
-    add<ROWS>(*before, 0, 2 * ROWS);
+    add_to_totals<ROWS>(*pending, 0, 2 * ROWS);
     store_totals(panel, first_block, blocks);
 }
 
@@ -202,7 +206,7 @@ bool are_few(const QuantizedMatmulJob& job) {
 // proportional to their rows of activations.
 PlanesLayout layout_of(const QuantizedMatmulJob& job) {
     const int64_t rows = job.M * rows_of_integers(job.format);
-    return PlanesLayout(job, rows <= 4 ? 4 : rows <= 8 ? 8 : SIDE);
+    return PlanesLayout(job, rows <= 4 ? 4 : rows <= 8 ? 8 : TILE_SIDE);
 }
 
 int64_t scratch_bytes(const QuantizedMatmulJob& job) {
@@ -242,8 +246,9 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
                               ? (two_steps ? run_panel<2, 8> : run_panel<1, 8>)
                               : (two_steps ? run_panel<2, 16> : run_panel<1, 16>);
     configure_tiles(layout.block_rows, units.segment_bytes);
-    for (int64_t o = first_output; o < last_output; o += PANEL) {
-        const int outputs = static_cast<int>(last_output - o < PANEL ? last_output - o : PANEL);
+    for (int64_t o = first_output; o < last_output; o += PANEL_OUTPUTS) {
+        const int outputs =
+            static_cast<int>(last_output - o < PANEL_OUTPUTS ? last_output - o : PANEL_OUTPUTS);
         const AmxPanel panel = {&job,  layout,  units,  static_cast<const char*>(scratch),
                                 o,     outputs, scales, biases,
                                 totals};
@@ -265,7 +270,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 }  // namespace
 
 const QuantizedMatmulKernel quantized_matmul_tiles = {scratch_bytes, prepare, run,
-                                                      /*prepack_rows=*/SIDE};
+                                                      /*prepack_rows=*/TILE_SIDE};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 

@@ -14,11 +14,11 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int SIDE = 16;        // outputs, or maximum rows of integers, per tile
+constexpr int TILE_SIDE = 16;   // outputs, or maximum rows of integers, per tile
 constexpr int PANEL_TILES = 4;  // tiles of outputs unpacked together
-constexpr int PANEL = QUANTIZED_MATMUL_PANEL;
+constexpr int PANEL_OUTPUTS = QUANTIZED_MATMUL_PANEL;
 constexpr int MAX_STEPS = 2;  // tiles per group: two parts of a vector, or two vectors
-static_assert(PANEL == PANEL_TILES * SIDE);
+static_assert(PANEL_OUTPUTS == PANEL_TILES * TILE_SIDE);
 
 // Division of a row of b into units.
 struct Units {
@@ -65,13 +65,13 @@ inline void configure_tiles(int rows, int segment_bytes) {
 
 // An unpacked unit of a panel: tile of outputs × vector or part × word.
 struct Weights {
-    alignas(64) __m512i words[PANEL_TILES][MAX_STEPS][SIDE];
+    alignas(64) __m512i words[PANEL_TILES][MAX_STEPS][TILE_SIDE];
 };
-constexpr int64_t TILE_BYTES = SIDE * VECTOR;
+constexpr int64_t TILE_BYTES = TILE_SIDE * VECTOR;
 
 // Unpacks word number `word` of 16 outputs to bytes; v: index of its vector within the unit.
 template <typename WeightFormat>
-inline void unpack_word(__m512i bytes, int v, int word, __m512i (&out)[MAX_STEPS][SIDE]) {
+inline void unpack_word(__m512i bytes, int v, int word, __m512i (&out)[MAX_STEPS][TILE_SIDE]) {
     __m512i parts[WeightFormat::PARTS];
     WeightFormat::unpack(bytes, parts);
     for (int part = 0; part < WeightFormat::PARTS; part++) {
@@ -79,10 +79,10 @@ inline void unpack_word(__m512i bytes, int v, int word, __m512i (&out)[MAX_STEPS
     }
 }
 
-// Number of words in vector number `vector` of a row: SIDE, or fewer in the last one.
+// Number of words in vector number `vector` of a row: TILE_SIDE, or fewer in the last one.
 inline int words_in(const PlanesLayout& layout, int64_t vector) {
     const int64_t left = (layout.row_bytes - vector * VECTOR) / 4;
-    return left < SIDE ? static_cast<int>(left) : SIDE;
+    return left < TILE_SIDE ? static_cast<int>(left) : TILE_SIDE;
 }
 
 // Unpacks a unit of the `outputs` rows of b that begin at `b`. 64 rows are more streams than the
@@ -94,24 +94,26 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
                         int64_t unit, int outputs, Weights& weights) {
     const int64_t stride = layout.row_bytes / 4;
     constexpr int STREAMS = 4;
-    const char* next_panel = (const char*)b + PANEL * layout.row_bytes;
-    const int64_t stream_bytes = PANEL / STREAMS * layout.row_bytes;
+    const char* next_panel = (const char*)b + PANEL_OUTPUTS * layout.row_bytes;
+    const int64_t stream_bytes = PANEL_OUTPUTS / STREAMS * layout.row_bytes;
     for (int v = 0; v < units.vectors; v++) {
         const int64_t vector = unit * units.vectors + v;
         const int words = words_in(layout, vector);
         for (int tile = 0; tile < PANEL_TILES; tile++) {
-            const char* ahead = next_panel + (vector * PANEL + tile * SIDE) / STREAMS * VECTOR;
-            const uint32_t* in = b + tile * SIDE * stride + vector * SIDE;
-            const int rows = outputs - tile * SIDE;
-            __m512i columns[SIDE];
-            if (rows >= SIDE) {
-                transpose(in, stride, SIDE, words, columns);
+            const char* prefetch_address =
+                next_panel + (vector * PANEL_OUTPUTS + tile * TILE_SIDE) / STREAMS * VECTOR;
+            const uint32_t* in = b + tile * TILE_SIDE * stride + vector * TILE_SIDE;
+            const int rows = outputs - tile * TILE_SIDE;
+            __m512i columns[TILE_SIDE];
+            if (rows >= TILE_SIDE) {
+                transpose(in, stride, TILE_SIDE, words, columns);
             } else {
                 transpose(in, stride, rows, words, columns);
             }
-            for (int word = 0; word < SIDE; word++) {
-                _mm_prefetch(ahead + word % STREAMS * stream_bytes + word / STREAMS * VECTOR,
-                             _MM_HINT_T1);
+            for (int word = 0; word < TILE_SIDE; word++) {
+                _mm_prefetch(
+                    prefetch_address + word % STREAMS * stream_bytes + word / STREAMS * VECTOR,
+                    _MM_HINT_T1);
                 unpack_word<WeightFormat>(columns[word], v, word, weights.words[tile]);
             }
         }
@@ -125,21 +127,21 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
 template <typename WeightFormat>
 inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                              int64_t unit, int outputs, Weights& weights) {
-    const int64_t tile_bytes = SIDE * layout.row_bytes;
-    constexpr int64_t AHEAD = 32 * VECTOR;  // prefetch distance in bytes, within a tile
-    const int tiles = outputs / SIDE;
+    const int64_t tile_bytes = TILE_SIDE * layout.row_bytes;
+    constexpr int64_t PREFETCH_DISTANCE = 32 * VECTOR;  // prefetch distance in bytes, within a tile
+    const int tiles = outputs / TILE_SIDE;
     for (int v = 0; v < units.vectors; v++) {
         const int64_t vector = unit * units.vectors + v;
         const int words = words_in(layout, vector);
-        const char* in = (const char*)b + vector * SIDE * VECTOR;
-        const char* ahead = in + AHEAD;
-        if (vector * SIDE * VECTOR + AHEAD >= tile_bytes) {
-            ahead += (PANEL_TILES - 1) * tile_bytes;
+        const char* in = (const char*)b + vector * TILE_SIDE * VECTOR;
+        const char* prefetch_address = in + PREFETCH_DISTANCE;
+        if (vector * TILE_SIDE * VECTOR + PREFETCH_DISTANCE >= tile_bytes) {
+            prefetch_address += (PANEL_TILES - 1) * tile_bytes;
         }
         for (int word = 0; word < words; word++) {
             for (int tile = 0; tile < tiles; tile++) {
                 const int64_t at = tile * tile_bytes + word * VECTOR;
-                _mm_prefetch(ahead + at, _MM_HINT_T0);
+                _mm_prefetch(prefetch_address + at, _MM_HINT_T0);
                 unpack_word<WeightFormat>(_mm512_loadu_si512(in + at), v, word,
                                           weights.words[tile]);
             }

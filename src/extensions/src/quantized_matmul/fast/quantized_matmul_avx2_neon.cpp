@@ -42,10 +42,10 @@ namespace {
 constexpr int PACK_VECTORS = 2;                     // vectors of outputs per pack
 constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
 constexpr int ROW_TILE = 6;                         // their sums fill the AVX2 registers
-constexpr int DIRECT_ROWS = 2 * ROW_TILE;           // maximum for few_rows: unpacks per tile
-constexpr int STEP = 4;                             // pairs of weights per step: one or two words
-constexpr int64_t CACHE_BYTES = 256 * 1024;         // activations per block, reused by every pack
-constexpr int64_t WEIGHTS_AHEAD = 4096;             // prefetch distance in bytes, for weights
+constexpr int DIRECT_ROWS = 2 * ROW_TILE;    // maximum for multiply_few_rows: unpacks per tile
+constexpr int STEP_PAIRS = 4;                // pairs of weights per step: one or two words
+constexpr int64_t CACHE_BYTES = 256 * 1024;  // activations per block, reused by every pack
+constexpr int64_t PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, for weights
 
 // --- weights ------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ struct FloatingPoint : Integers<4> {
 // A group's weights, unpacked on each use.
 template <typename WeightFormat>
 struct PackedGroup {
-    static constexpr int WORDS = STEP / WeightFormat::PAIRS;  // per step
+    static constexpr int WORDS = STEP_PAIRS / WeightFormat::PAIRS;  // per step
     const uint32_t* words;
 
     // Pair i of a step, for vector v of outputs.
@@ -162,10 +162,10 @@ struct PackedGroup {
     }
     // Prefetches a later step. Access is sequential, but the hardware prefetcher stops at the end
     // of a page.
-    __attribute__((always_inline)) void fetch(int64_t step) const {
+    __attribute__((always_inline)) void prefetch(int64_t step) const {
         const char* line = reinterpret_cast<const char*>(words + step * WORDS * PACK_OUTPUTS);
         for (int64_t byte = 0; byte < WORDS * PACK_OUTPUTS * 4; byte += 64) {
-            __builtin_prefetch(line + WEIGHTS_AHEAD + byte);
+            __builtin_prefetch(line + PREFETCH_DISTANCE + byte);
         }
     }
 };
@@ -174,26 +174,26 @@ struct PackedGroup {
 struct UnpackedGroup {
     const Shorts (*pairs)[PACK_VECTORS];
 
-    Shorts pair(int64_t step, int i, int v) const { return pairs[step * STEP + i][v]; }
-    void fetch(int64_t) const {}
+    Shorts pair(int64_t step, int i, int v) const { return pairs[step * STEP_PAIRS + i][v]; }
+    void prefetch(int64_t) const {}
 };
 
 template <typename WeightFormat>
 void unpack_group(const PackedGroup<WeightFormat>& group, int64_t pairs,
                   Shorts (*out)[PACK_VECTORS]) {
-    for (int64_t step = 0; step < pairs / STEP; step++) {
-        group.fetch(step);
+    for (int64_t step = 0; step < pairs / STEP_PAIRS; step++) {
+        group.prefetch(step);
 #pragma GCC unroll 4
-        for (int i = 0; i < STEP; i++) {
+        for (int i = 0; i < STEP_PAIRS; i++) {
 #pragma GCC unroll 2
             for (int v = 0; v < PACK_VECTORS; v++) {
-                out[step * STEP + i][v] = group.pair(step, i, v);
+                out[step * STEP_PAIRS + i][v] = group.pair(step, i, v);
             }
         }
     }
 }
 
-// --- products -----------------------------------------------------------------------------------
+// --- matmul -------------------------------------------------------------------------------------
 
 // Step 4 for ROWS rows: `totals` is rows × PACK_VECTORS.
 template <int ROWS>
@@ -209,9 +209,9 @@ inline void add_group(const Pack& pack, int64_t g, const Factors* factors,
         }
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
-            const Floats products = __builtin_convertvector(total_of(sums[r][v]), Floats);
+            const Floats dot = __builtin_convertvector(total_of(sums[r][v]), Floats);
             Floats& total = totals[r * PACK_VECTORS + v];
-            total = fma(scale * splat(factors[r].step), products, total);
+            total = fma(scale * splat(factors[r].step), dot, total);
             total = fma(bias, splat(factors[r].sum), total);
         }
     }
@@ -220,7 +220,7 @@ inline void add_group(const Pack& pack, int64_t g, const Factors* factors,
 // Independent sums per output and row: with one or two rows, a single chain of additions would wait
 // for the latency of the instruction that multiplies and adds.
 template <int ROWS>
-constexpr int CHAINS = ROWS > 2 ? 1 : STEP / ROWS;
+constexpr int CHAINS = ROWS > 2 ? 1 : STEP_PAIRS / ROWS;
 
 // Steps 3 and 4 for one group and ROWS rows.
 template <int ROWS, typename Weights>
@@ -230,10 +230,10 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
     const int64_t row_pairs = a.row_pairs();
     const PairOfShorts* pairs = a.pairs(g, row);
     PairSums chains[CHAINS<ROWS>][ROWS][PACK_VECTORS] = {};
-    for (int64_t step = 0; step < row_pairs / STEP; step++) {
-        weights.fetch(step);
+    for (int64_t step = 0; step < row_pairs / STEP_PAIRS; step++) {
+        weights.prefetch(step);
 #pragma GCC unroll 4
-        for (int i = 0; i < STEP; i++) {
+        for (int i = 0; i < STEP_PAIRS; i++) {
             Shorts w[PACK_VECTORS];
 #pragma GCC unroll 2
             for (int v = 0; v < PACK_VECTORS; v++) {
@@ -241,7 +241,7 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
             }
 #pragma GCC unroll 6
             for (int r = 0; r < ROWS; r++) {
-                const Ints x = splat(pairs[r * row_pairs + step * STEP + i]);
+                const Ints x = splat(pairs[r * row_pairs + step * STEP_PAIRS + i]);
 #pragma GCC unroll 2
                 for (int v = 0; v < PACK_VECTORS; v++) {
                     multiply_add(chains[i % CHAINS<ROWS>][r][v], x, w[v]);
@@ -264,8 +264,8 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
 
 // Few rows: every tile of rows unpacks all weights of the pack.
 template <typename WeightFormat>
-void few_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
-              Floats* totals) {
+void multiply_few_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
+                       Floats* totals) {
     const int64_t groups = pack.job->I / a.group_size;
     for_tiles<ROW_TILE>(rows, [&]<int ROWS>(int64_t row) {
         for (int64_t g = 0; g < groups; g++) {
@@ -277,8 +277,8 @@ void few_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t
 
 // Many rows: each group is unpacked once for all tiles.
 template <typename WeightFormat>
-void many_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
-               Floats* totals) {
+void multiply_many_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
+                        Floats* totals) {
     const int64_t groups = pack.job->I / a.group_size;
     Shorts pairs[MAX_GROUP / 2][PACK_VECTORS];
     for (int64_t g = 0; g < groups; g++) {
@@ -311,7 +311,8 @@ void run_pack(const Pack& pack, const Activations& a, int64_t first_row, int64_t
         totals[i] = Floats{};
     }
     const auto multiply = [&]<typename WeightFormat>() {
-        const auto run = rows <= DIRECT_ROWS ? few_rows<WeightFormat> : many_rows<WeightFormat>;
+        const auto run = rows <= DIRECT_ROWS ? multiply_few_rows<WeightFormat>
+                                             : multiply_many_rows<WeightFormat>;
         run(pack, a, first_row, rows, totals);
     };
     if (pack.biases == nullptr) {

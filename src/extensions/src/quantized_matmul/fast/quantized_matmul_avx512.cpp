@@ -18,24 +18,24 @@ namespace tiny_llm_ext {
 
 namespace {
 
-constexpr int64_t MAX_ROWS = 6;     // MAX_ROWS × PANELS sums fit in 32 registers
+constexpr int64_t MAX_ROWS = 6;     // MAX_ROWS × PANEL_VECTORS sums fit in 32 registers
 constexpr int64_t ROW_BLOCK = 192;  // rows whose activations and totals stay in the L2 cache
 
-// totals[r][c] += scale · products[r][c] + bias · Σ a, for one group.
+// totals[r][c] += scale · dots[r][c] + bias · Σ a, for one group.
 template <int ROWS, typename Weights>
 inline void add_group(const Avx512Panel& panel, const Weights& weights, int64_t first_row,
-                      int64_t group, const __m512 (&products)[ROWS][PANELS], __m512* totals) {
-    weights.fetch_factors(group);
+                      int64_t group, const __m512 (&dots)[ROWS][PANEL_VECTORS], __m512* totals) {
+    weights.prefetch_factors(group);
     const int64_t groups = panel.layout.groups;
     const float* sums = panel.sums + first_row * groups + group;
 #pragma GCC unroll 4
-    for (int c = 0; c < PANELS; c++) {
+    for (int c = 0; c < PANEL_VECTORS; c++) {
         const __m512 scale = weights.scale(group, c), bias = weights.bias(group, c);
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
             const __m512 sum = _mm512_set1_ps(sums[r * groups]);
-            const __m512 total = _mm512_fmadd_ps(products[r][c], scale, totals[r * PANELS + c]);
-            totals[r * PANELS + c] = _mm512_fmadd_ps(sum, bias, total);
+            const __m512 total = _mm512_fmadd_ps(dots[r][c], scale, totals[r * PANEL_VECTORS + c]);
+            totals[r * PANEL_VECTORS + c] = _mm512_fmadd_ps(sum, bias, total);
         }
     }
 }
@@ -51,28 +51,28 @@ template <int ROWS, int TABLES, int PLANES, typename Weights>
 __attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const Weights& weights,
                                               int64_t first_row, int64_t group, __m512* totals) {
     const __m512i even = panel.tables[0], odd = TABLES == 2 ? panel.tables[1] : even;
-    const int tiles = panel.layout.words_per_group / TILE;
+    const int tiles = panel.layout.words_per_group / TILE_WORDS;
     const int64_t tile_stride = panel.layout.tile_vectors * LANES;
     constexpr int row_stride = PLANES * LANES;
     const uint32_t* a =
         (const uint32_t*)panel.activations + first_row * row_stride + group * tiles * tile_stride;
-    __m512 products[ROWS][PANELS];
+    __m512 dots[ROWS][PANEL_VECTORS];
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) {
 #pragma GCC unroll 4
-        for (int c = 0; c < PANELS; c++) {
-            products[r][c] = _mm512_setzero_ps();
+        for (int c = 0; c < PANEL_VECTORS; c++) {
+            dots[r][c] = _mm512_setzero_ps();
         }
     }
     for (int tile = 0; tile < tiles; tile++, a += tile_stride) {
-        for (int w = 0; w < TILE; w++) {
-            const int64_t word = (group * tiles + tile) * TILE + w;
+        for (int w = 0; w < TILE_WORDS; w++) {
+            const int64_t word = (group * tiles + tile) * TILE_WORDS + w;
 #pragma GCC unroll 4
-            for (int p = 0; p < PAIRS; p++) {
-                weights.fetch(word, p);
-                __m512bh pairs[PANELS];
+            for (int p = 0; p < LOOKUPS; p++) {
+                weights.prefetch(word, p);
+                __m512bh pairs[PANEL_VECTORS];
 #pragma GCC unroll 4
-                for (int c = 0; c < PANELS; c++) {
+                for (int c = 0; c < PANEL_VECTORS; c++) {
                     pairs[c] = (__m512bh)unpack(weights.word(word, c), p, p % 2 == 0 ? even : odd);
                 }
 #pragma GCC unroll 2
@@ -80,37 +80,37 @@ __attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const We
 #pragma GCC unroll 6
                     for (int r = 0; r < ROWS; r++) {
                         const __m512bh x = (__m512bh)_mm512_set1_epi32(
-                            static_cast<int>(a[r * row_stride + plane * LANES + w * PAIRS + p]));
+                            static_cast<int>(a[r * row_stride + plane * LANES + w * LOOKUPS + p]));
 #pragma GCC unroll 4
-                        for (int c = 0; c < PANELS; c++) {
-                            products[r][c] = _mm512_dpbf16_ps(products[r][c], x, pairs[c]);
+                        for (int c = 0; c < PANEL_VECTORS; c++) {
+                            dots[r][c] = _mm512_dpbf16_ps(dots[r][c], x, pairs[c]);
                         }
                     }
                 }
             }
         }
     }
-    add_group(panel, weights, first_row, group, products, totals);
+    add_group(panel, weights, first_row, group, dots, totals);
 }
 
 inline void clear(__m512* totals, int64_t rows) {
-    for (int64_t i = 0; i < rows * PANELS; i++) {
+    for (int64_t i = 0; i < rows * PANEL_VECTORS; i++) {
         totals[i] = _mm512_setzero_ps();
     }
 }
 
 inline void store(const Avx512Panel& panel, int64_t first_row, int64_t rows, const __m512* totals) {
     for (int64_t r = 0; r < rows; r++) {
-        store(panel, first_row + r, totals + r * PANELS);
+        store(panel, first_row + r, totals + r * PANEL_VECTORS);
     }
 }
 
 // Prepacked weights are read in place, once per tile of rows: totals stay in the L1 cache, and
 // outputs are written a few rows at a time.
 template <int BITS, int PLANES>
-void run_in_place(const Avx512Panel& panel) {
-    const InPlace weights(panel);
-    __m512 totals[MAX_ROWS * PANELS];
+void run_prepacked(const Avx512Panel& panel) {
+    const PrepackedWeights weights(panel);
+    __m512 totals[MAX_ROWS * PANEL_VECTORS];
     for_tiles<MAX_ROWS>(panel.job->M, [&]<int ROWS>(int64_t row) {
         clear(totals, ROWS);
         for (int64_t group = 0; group < panel.layout.groups; group++) {
@@ -123,21 +123,22 @@ void run_in_place(const Avx512Panel& panel) {
 
 // Row-major weights are transposed a block at a time, for as many rows as `totals` can hold.
 template <int BITS, int PLANES>
-void run_transposed(const Avx512Panel& panel, Transposed& weights, __m512* totals) {
+void run_transposed(const Avx512Panel& panel, TransposedWeights& weights, __m512* totals) {
     const Avx512Layout& layout = panel.layout;
     const int64_t M = panel.job->M;
     weights.load_factors(panel);
     for (int64_t first_row = 0; first_row < M; first_row += ROW_BLOCK) {
         const int64_t rows = M - first_row < ROW_BLOCK ? M - first_row : ROW_BLOCK;
         clear(totals, rows);
-        for (int64_t word = 0; word < layout.words; word += BLOCK) {
-            const int64_t end = layout.words - word < BLOCK ? layout.words : word + BLOCK;
+        for (int64_t word = 0; word < layout.words; word += BLOCK_WORDS) {
+            const int64_t end =
+                layout.words - word < BLOCK_WORDS ? layout.words : word + BLOCK_WORDS;
             weights.load_words(panel, word, static_cast<int>(end - word));
             for_tiles<MAX_ROWS>(rows, [&]<int ROWS>(int64_t row) {
                 for (int64_t group = word / layout.words_per_group;
                      group < end / layout.words_per_group; group++) {
                     multiply_group<ROWS, TABLES_IN_REGISTERS<ROWS, BITS>, PLANES>(
-                        panel, weights, first_row + row, group, totals + row * PANELS);
+                        panel, weights, first_row + row, group, totals + row * PANEL_VECTORS);
                 }
             });
         }
@@ -146,9 +147,9 @@ void run_transposed(const Avx512Panel& panel, Transposed& weights, __m512* total
 }
 
 template <int BITS, int PLANES>
-void run_panel(const Avx512Panel& panel, Transposed& transposed, __m512* totals) {
+void run_panel(const Avx512Panel& panel, TransposedWeights& transposed, __m512* totals) {
     if (panel.job->prepacked) {
-        run_in_place<BITS, PLANES>(panel);
+        run_prepacked<BITS, PLANES>(panel);
     } else {
         run_transposed<BITS, PLANES>(panel, transposed, totals);
     }
@@ -172,17 +173,17 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     panel.activations = static_cast<const __m512i*>(scratch);
     panel.sums = static_cast<const float*>(scratch) + panel.layout.sums_offset;
     make_tables(job, panel.tables);
-    const int64_t totals_vectors = (job.M < ROW_BLOCK ? job.M : ROW_BLOCK) * PANELS;
-    const int64_t vectors = totals_vectors + Transposed::vectors(panel.layout);
+    const int64_t totals_vectors = (job.M < ROW_BLOCK ? job.M : ROW_BLOCK) * PANEL_VECTORS;
+    const int64_t vectors = totals_vectors + TransposedWeights::vectors(panel.layout);
     __m512* totals = (__m512*)thread_scratch(vectors * LANES);
-    Transposed transposed(totals + totals_vectors);
+    TransposedWeights transposed(totals + totals_vectors);
     const bool one_plane = panel.layout.planes == 1;
     const auto run_this = job.bits == 4 ? (one_plane ? run_panel<4, 1> : run_panel<4, 2>)
                                         : (one_plane ? run_panel<8, 1> : run_panel<8, 2>);
-    for (int64_t o = first_output; o < last_output; o += PANELS * LANES) {
+    for (int64_t o = first_output; o < last_output; o += PANEL_OUTPUTS) {
         panel.first = o;
         panel.outputs =
-            static_cast<int>(last_output - o < PANELS * LANES ? last_output - o : PANELS * LANES);
+            static_cast<int>(last_output - o < PANEL_OUTPUTS ? last_output - o : PANEL_OUTPUTS);
         run_this(panel, transposed, totals);
     }
 }
@@ -190,7 +191,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 }  // namespace
 
 const QuantizedMatmulKernel quantized_matmul_avx512 = {scratch_bytes, prepare, run,
-                                                       /*prepack_rows=*/PANELS * LANES};
+                                                       /*prepack_rows=*/PANEL_OUTPUTS};
 
 }  // namespace tiny_llm_ext
 

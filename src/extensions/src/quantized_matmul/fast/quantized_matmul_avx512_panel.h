@@ -20,13 +20,14 @@ namespace tiny_llm_ext {
 
 namespace {
 
-constexpr int LANES = 16;  // outputs per vector
-constexpr int PANELS = 4;  // vectors of outputs per panel
-constexpr int BLOCK = 32;  // words of b transposed at once; at least one group
-constexpr int PAIRS = 4;   // lookups per word: each unpacks a pair of weights per lane
-constexpr int TILE = 4;    // words whose pairs fill a vector of activations: 16 pairs
+constexpr int LANES = 16;         // outputs per vector
+constexpr int PANEL_VECTORS = 4;  // vectors of outputs per panel
+constexpr int PANEL_OUTPUTS = PANEL_VECTORS * LANES;
+constexpr int BLOCK_WORDS = 32;  // words of b transposed at once; at least one group
+constexpr int LOOKUPS = 4;       // table lookups per word: each unpacks a pair of weights per lane
+constexpr int TILE_WORDS = 4;    // words whose pairs fill a vector of activations: 16 pairs
 
-static_assert(QUANTIZED_MATMUL_PANEL % (PANELS * LANES) == 0, "ranges of outputs begin at panels");
+static_assert(QUANTIZED_MATMUL_PANEL % PANEL_OUTPUTS == 0, "ranges of outputs begin at panels");
 
 // Layout of a call's activations in scratch memory: vectors of 16 pairs, in the order in which the
 // weights unpack, and group sums. All rows' vectors of one tile are adjacent, so that the distances
@@ -48,7 +49,7 @@ inline Avx512Layout layout_of(const QuantizedMatmulJob& job) {
     layout.words_per_group = job.group_size * job.bits / 32;
     layout.planes = job.format == Format::float16 ? 2 : 1;
     layout.tile_vectors = job.M * layout.planes | 1;  // odd: spreads tiles over cache sets
-    layout.sums_offset = layout.words / TILE * layout.tile_vectors * LANES;
+    layout.sums_offset = layout.words / TILE_WORDS * layout.tile_vectors * LANES;
     layout.bytes = 4 * (layout.sums_offset + job.M * layout.groups);
     return layout;
 }
@@ -74,7 +75,7 @@ inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layou
     const uint16_t* a = job.a + row * job.I;
     __m512i* out = static_cast<__m512i*>(scratch) + row * layout.planes;
     const int count = 128 / job.bits;  // activations per tile: 32, or 16 stored twice
-    for (int64_t tile = 0; tile < layout.words / TILE; tile++) {
+    for (int64_t tile = 0; tile < layout.words / TILE_WORDS; tile++) {
         const __m512i x = _mm512_maskz_loadu_epi16(count == 32 ? ~0u : 0xffffu, a);
         if (layout.planes == 1) {
             out[0] = _mm512_permutexvar_epi16(order, x);
@@ -149,9 +150,9 @@ struct Avx512Panel {
 // Prepacked rows, in place: a panel's words are contiguous, and so are its scales and its biases.
 // Each is read sequentially, followed by the next panel's, which the hardware prefetcher
 // recognizes; software prefetching helps where it is late.
-class InPlace {
+class PrepackedWeights {
    public:
-    explicit InPlace(const Avx512Panel& panel)
+    explicit PrepackedWeights(const Avx512Panel& panel)
         : groups_(panel.layout.groups),
           format_(panel.job->scale_format),
           words_((const char*)(panel.job->b + panel.first * panel.layout.words)),
@@ -164,39 +165,41 @@ class InPlace {
 
     // Word w of vector c's rows, and the factors of group g.
     __m512i word(int64_t w, int c) const {
-        return _mm512_loadu_si512(words_ + (w * PANELS + c) * sizeof(__m512i));
+        return _mm512_loadu_si512(words_ + (w * PANEL_VECTORS + c) * sizeof(__m512i));
     }
     __m512 scale(int64_t g, int c) const { return factor(scales_, g, c); }
     __m512 bias(int64_t g, int c) const {
         return biases_ == nullptr ? _mm512_setzero_ps() : factor(biases_, g, c);
     }
 
-    // Prefetches one cache line per lookup p: vector p of the words AHEAD bytes after word w.
-    __attribute__((always_inline)) void fetch(int64_t w, int p) const {
-        static_assert(PAIRS == PANELS);
-        _mm_prefetch(words_ + (w * PANELS + p) * sizeof(__m512i) + AHEAD, _MM_HINT_T0);
+    // Prefetches one cache line per lookup p: vector p of the words PREFETCH_DISTANCE bytes after
+    // word w.
+    __attribute__((always_inline)) void prefetch(int64_t w, int p) const {
+        static_assert(LOOKUPS == PANEL_VECTORS);
+        _mm_prefetch(words_ + (w * PANEL_VECTORS + p) * sizeof(__m512i) + PREFETCH_DISTANCE,
+                     _MM_HINT_T0);
     }
 
     // Prefetches group g's factors of the next panel.
-    __attribute__((always_inline)) void fetch_factors(int64_t g) const {
-        const int64_t next = PANELS * LANES * (groups_ + g);
-        const auto fetch_lines = [next](const uint16_t* factors) __attribute__((always_inline)) {
+    __attribute__((always_inline)) void prefetch_factors(int64_t g) const {
+        const int64_t next = PANEL_OUTPUTS * (groups_ + g);
+        const auto prefetch_lines = [next](const uint16_t* factors) __attribute__((always_inline)) {
             _mm_prefetch((const char*)(factors + next), _MM_HINT_T0);
             _mm_prefetch((const char*)(factors + next) + 64, _MM_HINT_T0);
         };
-        fetch_lines(scales_);
+        prefetch_lines(scales_);
         if (biases_ != nullptr) {
-            fetch_lines(biases_);
+            prefetch_lines(biases_);
         }
     }
 
    private:
     // Prefetch distance in bytes. 8 and 16 KiB are as fast; with 2 KiB, lines arrive too late for
     // 16 rows.
-    static constexpr int64_t AHEAD = 4096;
+    static constexpr int64_t PREFETCH_DISTANCE = 4096;
 
     __m512 factor(const uint16_t* in, int64_t g, int c) const {
-        return load_halves(in + (g * PANELS + c) * LANES, format_);
+        return load_halves(in + (g * PANEL_VECTORS + c) * LANES, format_);
     }
 
     int64_t groups_;
@@ -207,27 +210,27 @@ class InPlace {
 
 // Row-major weights, transposed into the kernel's buffer: the scales and biases of a panel, and the
 // words of a block.
-class Transposed {
+class TransposedWeights {
    public:
     // memory: space for vectors(layout) vectors.
-    explicit Transposed(void* memory) : factors_(static_cast<__m512*>(memory)) {}
-    static int64_t vectors(const Avx512Layout& layout) { return 2 * layout.groups * PANELS; }
+    explicit TransposedWeights(void* memory) : factors_(static_cast<__m512*>(memory)) {}
+    static int64_t vectors(const Avx512Layout& layout) { return 2 * layout.groups * PANEL_VECTORS; }
 
     void load_factors(const Avx512Panel& panel) {
         groups_ = panel.layout.groups;
-        by_group(panel, panel.job->scales, factors_);
+        transpose_factors(panel, panel.job->scales, factors_);
         if (panel.job->biases != nullptr) {
-            by_group(panel, panel.job->biases, factors_ + groups_ * PANELS);
+            transpose_factors(panel, panel.job->biases, factors_ + groups_ * PANEL_VECTORS);
         } else {
-            memset(factors_ + groups_ * PANELS, 0, groups_ * PANELS * sizeof(__m512));
+            memset(factors_ + groups_ * PANEL_VECTORS, 0, groups_ * PANEL_VECTORS * sizeof(__m512));
         }
     }
 
-    // Transposes up to BLOCK words per row. Rows past the last output are zero.
+    // Transposes up to BLOCK_WORDS words per row. Rows past the last output are zero.
     void load_words(const Avx512Panel& panel, int64_t first_word, int count) {
         first_word_ = first_word;
-        ahead_ = block_ahead(panel, first_word);
-        for (int c = 0; c < PANELS; c++) {
+        prefetch_address_ = block_ahead(panel, first_word);
+        for (int c = 0; c < PANEL_VECTORS; c++) {
             const int rows = panel.outputs_of(c);
             const int64_t stride = panel.layout.words;
             const uint32_t* in = panel.job->b + (panel.first + c * LANES) * stride;
@@ -244,17 +247,18 @@ class Transposed {
     }
 
     __m512i word(int64_t w, int c) const { return words_[w - first_word_][c]; }
-    __m512 scale(int64_t g, int c) const { return factors_[g * PANELS + c]; }
-    __m512 bias(int64_t g, int c) const { return factors_[(groups_ + g) * PANELS + c]; }
+    __m512 scale(int64_t g, int c) const { return factors_[g * PANEL_VECTORS + c]; }
+    __m512 bias(int64_t g, int c) const { return factors_[(groups_ + g) * PANEL_VECTORS + c]; }
 
-    void fetch_factors(int64_t) const {}  // prefetched by by_group
+    void prefetch_factors(int64_t) const {}  // prefetched by transpose_factors
 
     // Prefetches one cache line of a later block per lookup p of each word w. A block has two lines
     // per row.
-    __attribute__((always_inline)) void fetch(int64_t w, int p) const {
-        static_assert(BLOCK * sizeof(uint32_t) == 2 * 64 && BLOCK * PAIRS == 2 * PANELS * LANES);
-        const int64_t line = (w - first_word_) * PAIRS + p;
-        _mm_prefetch(ahead_ + line / 2 * 4 * row_words_ + line % 2 * 64, _MM_HINT_T0);
+    __attribute__((always_inline)) void prefetch(int64_t w, int p) const {
+        static_assert(BLOCK_WORDS * sizeof(uint32_t) == 2 * 64 &&
+                      BLOCK_WORDS * LOOKUPS == 2 * PANEL_OUTPUTS);
+        const int64_t line = (w - first_word_) * LOOKUPS + p;
+        _mm_prefetch(prefetch_address_ + line / 2 * 4 * row_words_ + line % 2 * 64, _MM_HINT_T0);
     }
 
    private:
@@ -263,35 +267,35 @@ class Transposed {
     // burst would delay all other loads, and one block ahead is too late.
     const char* block_ahead(const Avx512Panel& panel, int64_t first_word) {
         row_words_ = panel.layout.words;
-        int64_t word = first_word + 2 * BLOCK, row = panel.first;
+        int64_t word = first_word + 2 * BLOCK_WORDS, row = panel.first;
         if (word >= row_words_) {
             word -= row_words_;
-            row += PANELS * LANES;
+            row += PANEL_OUTPUTS;
         }
         return (const char*)(panel.job->b + row * row_words_ + word);
     }
 
     // Converts the panel's scales or biases to float32 and transposes them: from outputs × groups
-    // to PANELS vectors of outputs per group.
-    static void by_group(const Avx512Panel& panel, const uint16_t* in, __m512* out) {
+    // to PANEL_VECTORS vectors of outputs per group.
+    static void transpose_factors(const Avx512Panel& panel, const uint16_t* in, __m512* out) {
         const int64_t groups = panel.layout.groups;
         const Format format = panel.job->scale_format;
-        const char* next = (const char*)(in + (panel.first + PANELS * LANES) * groups);
-        for (int64_t i = 0; i < PANELS * LANES * groups * 2; i += 64) {
+        const char* next = (const char*)(in + (panel.first + PANEL_OUTPUTS) * groups);
+        for (int64_t i = 0; i < PANEL_OUTPUTS * groups * 2; i += 64) {
             _mm_prefetch(next + i, _MM_HINT_T0);
         }
-        for (int c = 0; c < PANELS; c++) {
+        for (int c = 0; c < PANEL_VECTORS; c++) {
             const int outputs = panel.outputs_of(c);
             const uint16_t* lane_rows = in + (panel.first + c * LANES) * groups;
             widen_columns(lane_rows, groups, outputs, groups, format, (float*)(out + c),
-                          PANELS * LANES);
+                          PANEL_OUTPUTS);
         }
     }
 
-    __m512i words_[BLOCK][PANELS];
-    __m512* factors_;  // 2 × groups × PANELS: scales and biases
+    __m512i words_[BLOCK_WORDS][PANEL_VECTORS];
+    __m512* factors_;  // 2 × groups × PANEL_VECTORS: scales and biases
     int64_t groups_, first_word_, row_words_;
-    const char* ahead_;
+    const char* prefetch_address_;
 };
 
 // --- outputs of a panel -------------------------------------------------------------------------
@@ -299,7 +303,7 @@ class Transposed {
 // Rounds a row of totals and stores it.
 __attribute__((noinline)) void store(const Avx512Panel& panel, int64_t row, const __m512* totals) {
     uint16_t* out = panel.job->out + row * panel.job->O + panel.first;
-    for (int c = 0; c < PANELS && c * LANES < panel.outputs; c++) {
+    for (int c = 0; c < PANEL_VECTORS && c * LANES < panel.outputs; c++) {
         store_halves(out + c * LANES, totals[c], panel.outputs - c * LANES, panel.job->format);
     }
 }

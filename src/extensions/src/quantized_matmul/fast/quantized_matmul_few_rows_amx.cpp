@@ -53,7 +53,7 @@ inline Ints fold(const Ints (&x)[QUAD]) {
 struct FourRows {
     const char* b;
     int64_t row_bytes;
-    const char* ahead;  // prefetch address
+    const char* prefetch_address;
 };
 
 // Multiplies the next vector of four rows of b with all rows of activations. words: mask of the
@@ -66,12 +66,12 @@ __attribute__((always_inline)) inline void multiply_vector(FourRows& from, __mma
     __m512i weights[QUAD][PARTS];
 #pragma GCC unroll 4
     for (int o = 0; o < QUAD; o++) {
-        _mm_prefetch(from.ahead + o * VECTOR, _MM_HINT_T1);
+        _mm_prefetch(from.prefetch_address + o * VECTOR, _MM_HINT_T1);
         WeightFormat::unpack(_mm512_maskz_loadu_epi32(words, from.b + o * from.row_bytes),
                              weights[o]);
     }
     from.b += VECTOR;
-    from.ahead += QUAD * VECTOR;
+    from.prefetch_address += QUAD * VECTOR;
 #pragma GCC unroll 2
     for (int r = 0; r < ROWS; r++) {
         Ints sums[QUAD];
@@ -101,10 +101,11 @@ void multiply_panel(const PlanesLayout& layout, const char* b, const char* a, In
     const int64_t left = row_bytes - (vectors - 1) * VECTOR;  // bytes in the last vector
     const auto last_words = static_cast<__mmask16>((1u << left / 4) - 1);
     for (int quad = 0; quad < HALF; quad++) {
-        const int64_t here = quad * QUAD * row_bytes, there = (quad + HALF) * QUAD * row_bytes;
+        const int64_t first_offset = quad * QUAD * row_bytes,
+                      second_offset = (quad + HALF) * QUAD * row_bytes;
         const char* next_panel = b + OUTPUTS * row_bytes;
-        FourRows first = {b + here, row_bytes, next_panel + here};
-        FourRows second = {b + there, row_bytes, next_panel + there};
+        FourRows first = {b + first_offset, row_bytes, next_panel + first_offset};
+        FourRows second = {b + second_offset, row_bytes, next_panel + second_offset};
         for (int64_t v = 0; v < vectors; v++) {
             const __mmask16 words = v + 1 < vectors ? 0xffff : last_words;
             const char* activations = a + v * (WeightFormat::PARTS * PLANES * ROWS * VECTOR);
@@ -137,8 +138,8 @@ Floats add_groups(const PlanesLayout& layout, const Floats* scales, const Floats
     for (int64_t v = 0; v < layout.vectors; v++) {
         transpose_quads(quads + v * QUADS);
     }
-    const float* step = (const float*)(scratch + layout.factors) + row;
-    const float* sum = (const float*)(scratch + layout.sums) + row;
+    const float* step = (const float*)(scratch + layout.steps_offset) + row;
+    const float* sum = (const float*)(scratch + layout.sums_offset) + row;
     const int group_quads = layout.group_bytes / QUAD_BYTES;
     Floats total = {};
     for (int64_t g = 0; g < layout.groups; g++, step += layout.rows, sum += layout.rows) {

@@ -18,8 +18,9 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int MAX_COLUMNS = 4;
-constexpr int WORD = 4;             // bytes
-constexpr int64_t AHEAD = 32 * 64;  // prefetch distance in bytes, within a column
+constexpr int WORD = 4;  // bytes
+constexpr int64_t COLUMN_PREFETCH_DISTANCE =
+    32 * 64;  // prefetch distance in bytes, within a column
 
 // Arguments for one or more columns, starting at output `first`.
 struct Columns {
@@ -40,11 +41,12 @@ struct Columns {
 // sums[row][plane][column] += Σ q·bytes over one word of each column.
 template <typename WeightFormat, int ROWS, int COLUMNS>
 __attribute__((always_inline)) inline void multiply_word(const char* b, int64_t column_bytes,
-                                                         const char* ahead, const char* a,
+                                                         const char* prefetch_address,
+                                                         const char* a,
                                                          Ints (&sums)[ROWS][PLANES][COLUMNS]) {
 #pragma GCC unroll 4
     for (int column = 0; column < COLUMNS; column++) {
-        _mm_prefetch(ahead + column * column_bytes, _MM_HINT_T0);
+        _mm_prefetch(prefetch_address + column * column_bytes, _MM_HINT_T0);
         __m512i weights[WeightFormat::PARTS];
         WeightFormat::unpack(_mm512_loadu_si512(b + column * column_bytes), weights);
 #pragma GCC unroll 2
@@ -70,8 +72,8 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
     const PlanesLayout& layout = columns.layout;
     const int64_t column_bytes = columns.column_bytes();
     const int segment = layout.group_bytes < VECTOR ? layout.group_bytes : VECTOR;
-    auto step = (const float*)(columns.activations + layout.factors);
-    auto sum = (const float*)(columns.activations + layout.sums);
+    auto step = (const float*)(columns.activations + layout.steps_offset);
+    auto sum = (const float*)(columns.activations + layout.sums_offset);
     for (auto& row_totals : totals) {
         for (Floats& total : row_totals) {
             total = Floats{};
@@ -87,12 +89,13 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
             const char* b = columns.b() + byte * LANES;
             // The column after this one is already being read: past a column's end, prefetches the
             // next group of columns.
-            const char* ahead = b + AHEAD;
-            if (byte * LANES + AHEAD >= column_bytes) {
-                ahead += (COLUMNS - 1) * column_bytes;
+            const char* prefetch_address = b + COLUMN_PREFETCH_DISTANCE;
+            if (byte * LANES + COLUMN_PREFETCH_DISTANCE >= column_bytes) {
+                prefetch_address += (COLUMNS - 1) * column_bytes;
             }
-            for (int w = 0; w < segment; w += WORD, b += VECTOR, ahead += VECTOR) {
-                multiply_word<WeightFormat, ROWS, COLUMNS>(b, column_bytes, ahead, a + w, sums);
+            for (int w = 0; w < segment; w += WORD, b += VECTOR, prefetch_address += VECTOR) {
+                multiply_word<WeightFormat, ROWS, COLUMNS>(b, column_bytes, prefetch_address, a + w,
+                                                           sums);
             }
         }
 #pragma GCC unroll 4

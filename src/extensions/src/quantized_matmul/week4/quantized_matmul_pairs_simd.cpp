@@ -33,11 +33,11 @@ struct PanelsOfPairs {
 template <int bits>
 void PanelsOfPairs::unpack(const uint32_t* words, int group_size, int32_t* panel) {
     // [task 4.4.2 unpack]
-    constexpr int PER_WORD = 32 / bits, MASK = (1 << bits) - 1;
-    for (int i = 0; i < group_size; i += PER_WORD, words += PACK_ROWS) {
+    constexpr int WEIGHTS_PER_WORD = 32 / bits, MASK = (1 << bits) - 1;
+    for (int i = 0; i < group_size; i += WEIGHTS_PER_WORD, words += PACK_ROWS) {
         for (int v = 0; v < VECTORS; v++) {
             const Ints word = load_bits<Ints>(words + v * LANES);
-            for (int k = 0; k < PER_WORD; k += 2) {
+            for (int k = 0; k < WEIGHTS_PER_WORD; k += 2) {
                 const Ints first = word >> (k * bits) & MASK;
                 const Ints second = word >> ((k + 1) * bits) & MASK;
                 const Ints lower = as_ints(__builtin_convertvector(first, Floats)) >> 16;

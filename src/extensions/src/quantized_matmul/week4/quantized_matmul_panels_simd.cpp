@@ -31,11 +31,11 @@ struct PanelsOfFloats {
 template <int bits>
 void PanelsOfFloats::unpack(const uint32_t* words, int group_size, float* panel) {
     // [task 4.4.1 unpack]
-    constexpr int PER_WORD = 32 / bits;
-    for (int i = 0; i < group_size; i += PER_WORD, words += PACK_ROWS) {
+    constexpr int WEIGHTS_PER_WORD = 32 / bits;
+    for (int i = 0; i < group_size; i += WEIGHTS_PER_WORD, words += PACK_ROWS) {
         for (int v = 0; v < VECTORS; v++) {
             const Ints word = load_bits<Ints>(words + v * LANES);
-            for (int k = 0; k < PER_WORD; k++) {
+            for (int k = 0; k < WEIGHTS_PER_WORD; k++) {
                 const Ints q = word >> (k * bits) & ((1 << bits) - 1);
                 store(panel, (i + k) * PACK_ROWS + v * LANES, Format::float32,
                       __builtin_convertvector(q, Floats));

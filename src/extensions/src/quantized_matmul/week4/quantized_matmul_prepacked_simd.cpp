@@ -40,13 +40,14 @@ template <int bits, bool fetches>
 void block(const QuantizedMatmulJob& job, int64_t first, const float* a, const float* sums,
            Floats* out) {
     // [task 4.3.2 block]
-    constexpr int PER_WORD = 32 / bits;
+    constexpr int WEIGHTS_PER_WORD = 32 / bits;
     const int64_t groups = job.I / job.group_size;
-    const uint32_t* words = job.b + first * (job.I / PER_WORD);
+    const uint32_t* words = job.b + first * (job.I / WEIGHTS_PER_WORD);
     Floats totals[VECTORS] = {};
     for (int64_t g = 0; g < groups; g++) {
         Floats products[VECTORS] = {};
-        for (int i = 0; i < job.group_size; i += PER_WORD, words += PACK_ROWS, a += PER_WORD) {
+        for (int i = 0; i < job.group_size;
+             i += WEIGHTS_PER_WORD, words += PACK_ROWS, a += WEIGHTS_PER_WORD) {
             if constexpr (fetches) {
                 fetch(words, job.prefetch_distance);
             }
@@ -54,7 +55,7 @@ void block(const QuantizedMatmulJob& job, int64_t first, const float* a, const f
             for (int v = 0; v < VECTORS; v++) {
                 word[v] = load_bits<Ints>(words + v * LANES);
             }
-            for (int k = 0; k < PER_WORD; k++) {
+            for (int k = 0; k < WEIGHTS_PER_WORD; k++) {
                 const Floats x = splat(a[k]);
                 for (int v = 0; v < VECTORS; v++) {
                     const Ints q = word[v] >> (k * bits) & ((1 << bits) - 1);

@@ -44,18 +44,19 @@ void prepare(const QuantizedMatmulJob& job, int64_t m, float* permuted, float* s
 template <int bits>
 float dot(const QuantizedMatmulJob& job, int64_t o, const float* permuted, const float* sums) {
     // [task 4.2.2 dot]
-    constexpr int PER_WORD = 32 / bits;
+    constexpr int WEIGHTS_PER_WORD = 32 / bits;
     const int64_t groups = job.I / job.group_size;
-    const int blocks = job.group_size / (LANES * PER_WORD);  // per group
-    const uint32_t* words = job.b + o * (job.I / PER_WORD);
+    const int blocks = job.group_size / (LANES * WEIGHTS_PER_WORD);  // per group
+    const uint32_t* words = job.b + o * (job.I / WEIGHTS_PER_WORD);
     Floats total = {};
     float biased = 0;
     for (int64_t g = 0; g < groups; g++) {
         // Two accumulators hide the latency of additions.
         Floats even = {}, odd = {};
-        for (int block = 0; block < blocks; block++, words += LANES, permuted += PER_WORD * LANES) {
+        for (int block = 0; block < blocks;
+             block++, words += LANES, permuted += WEIGHTS_PER_WORD * LANES) {
             const Ints word = load_bits<Ints>(words);
-            for (int k = 0; k < PER_WORD; k += 2) {
+            for (int k = 0; k < WEIGHTS_PER_WORD; k += 2) {
                 const Ints first = word >> (k * bits) & ((1 << bits) - 1);
                 const Ints second = word >> ((k + 1) * bits) & ((1 << bits) - 1);
                 even = fma(__builtin_convertvector(first, Floats),

@@ -108,8 +108,8 @@ class CommandEncoder {
    private:
     using Data = std::shared_ptr<array::Data>;
 
-    // Memory used by operations in flight, and the number of these operations.
-    struct Kept {
+    // Buffer retained by operations in flight, and the number of these operations.
+    struct Retained {
         Data data;
         int operations = 0;
     };
@@ -118,7 +118,7 @@ class CommandEncoder {
     void check_in_place(const std::vector<array>& inputs, const std::vector<array>& outputs) const;
     void check_lifetimes(const std::vector<array>& inputs, const std::vector<array>& outputs) const;
     void clear_memory(const std::vector<array>& inputs, const std::vector<array>& outputs) const;
-    void keep(const std::vector<array>& inputs, const std::vector<array>& outputs);
+    void retain(const std::vector<array>& inputs, const std::vector<array>& outputs);
     void complete_first();
 
     std::string operation_;
@@ -127,7 +127,7 @@ class CommandEncoder {
     std::vector<Command> commands_;
     size_t first_command_ = 0;  // of the current operation
     std::vector<array> temporaries_;
-    std::unordered_map<const array::Data*, Kept> kept_;
+    std::unordered_map<const array::Data*, Retained> retained_;
     std::deque<std::vector<const array::Data*>> in_flight_;  // one entry per operation
     bool needs_barrier_ = false;
     std::unordered_set<const void*> previous_inputs_, previous_outputs_, next_inputs_,

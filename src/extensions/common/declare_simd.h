@@ -1,0 +1,31 @@
+// Declaration and selection of kernels that are compiled once per instruction set, without
+// includes.
+//
+// A kernel written with common/simd.h is one file, <op>_simd.cpp, compiled once per instruction set
+// into a namespace of that name. TINY_LLM_DECLARE_SIMD declares its functions in all of
+// these. TINY_LLM_CHOOSE_SIMD selects one; the reference kernel is the fallback.
+#pragma once
+
+#if defined(__x86_64__)
+#define TINY_LLM_DECLARE_SIMD(...) \
+    namespace avx2 {               \
+    __VA_ARGS__                    \
+    }                              \
+    namespace avx512 {             \
+    __VA_ARGS__                    \
+    }
+#define TINY_LLM_CHOOSE_SIMD(set, kernel, reference)  \
+    ((set) >= InstructionSet::avx512 ? avx512::kernel \
+     : (set) == InstructionSet::avx2 ? avx2::kernel   \
+                                     : reference)
+#elif defined(__aarch64__)
+#define TINY_LLM_DECLARE_SIMD(...) \
+    namespace neon {               \
+    __VA_ARGS__                    \
+    }
+#define TINY_LLM_CHOOSE_SIMD(set, kernel, reference) \
+    ((set) == InstructionSet::neon ? neon::kernel : reference)
+#else
+#define TINY_LLM_DECLARE_SIMD(...)
+#define TINY_LLM_CHOOSE_SIMD(set, kernel, reference) (reference)
+#endif
