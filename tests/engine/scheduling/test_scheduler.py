@@ -54,6 +54,25 @@ def test_prefix_cache_hit_on_output_tokens():
     assert follow_up.num_cached_tokens == 8
 
 
+def test_requests_that_load_from_disk_do_not_delay_the_next_in_the_queue():
+    sched = scheduler()
+    loads = {"a": 4, "b": 8}
+    sched.start_load = lambda request: loads.get(request.request_id, 0)
+    requests = [add(sched, name, 10, first=ord(name)) for name in "abc"]
+    assert step(sched) == [("c", 0, 8, 0)]
+    sched.finish_load(requests[0], 4)
+    assert step(sched) == [("a", 4, 10, 0), ("c", 8, 10, 0)]
+
+
+def test_request_waits_for_a_load_of_its_next_page():
+    sched = scheduler()
+    sched.start_load = lambda request: 8 if request.request_id == "a" else 0
+    first, *_ = [add(sched, name, 10) for name in "ab"]
+    assert step(sched) == []
+    sched.finish_load(first, 8)
+    assert step(sched) == [("a", 8, 10, 0), ("b", 8, 10, 0)]
+
+
 def test_disabled_prefix_cache_shares_no_pages():
     sched = scheduler(max_num_batched_tokens=64, enable_prefix_caching=False)
     add(sched, "a", 10)

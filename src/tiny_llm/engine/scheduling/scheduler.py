@@ -19,8 +19,10 @@ recurrent state slots: a running request always has one to write, and the head o
 admitted at the latest when no request is running (`states/state_slots.py`).
 
 The queue is strictly first come, first served. The head waits despite free pages in one case: its
-next page is already being computed by a running request. One step later that page is a prefix cache
-hit, so only one of many requests with the same prompt computes it.
+next page is already being computed, or read from disk, by a running request. Once it is done, that
+page is a prefix cache hit, so only one of many requests with the same prompt computes or reads it.
+A request whose pages are read from disk is admitted, and the next one in the queue is considered in
+the same step.
 
 Plain Python: no models, text, clock or MLX.
 """
@@ -224,11 +226,18 @@ class Scheduler:
         # [/task 3.3.3 prefill]
 
     def _admit_head(self, in_flight: set[PageKey]) -> bool:
-        """Admits the head of the queue if `max_num_seqs`, free pages and state slots allow it.
+        """Admits from the head of the queue, up to a request with tokens to compute.
 
         Returns:
-            Whether a request was admitted and has tokens to compute, rather than to load from disk.
+            False if the head must wait before a request with tokens to compute was admitted.
         """
+        while self._admit_one(in_flight):
+            if not self.running[-1].num_loading:
+                return True
+        return False
+
+    def _admit_one(self, in_flight: set[PageKey]) -> bool:
+        """Admits the head of the queue if `max_num_seqs`, free pages and state slots allow it."""
         states = self.pages.states
         if (
             states is not None
@@ -259,7 +268,7 @@ class Scheduler:
         self.running.append(self.waiting.popleft())
         self._emit(RequestAdmitted, request.request_id, request.num_computed)
         request.num_loading = self.start_load(request)
-        return request.num_loading == 0
+        return True
 
     def _loading_keys(self) -> set[PageKey]:
         """Returns the key of the first page in each load from disk."""
