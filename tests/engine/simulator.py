@@ -447,7 +447,7 @@ class Simulation:
         for request_id, request in self.requests.items():
             assert request.state in ENDED
             outcome.reasons[request_id] = str(request.finish_reason)
-            outcome.answers[request_id] = request.output_token_ids
+            outcome.answers[request_id] = request.token_ids[request.num_prompt_tokens :]
             outcome.cached_tokens += request.num_cached_tokens
         outcome.preemptions = scheduler.num_preemptions
         outcome.seconds = self.now

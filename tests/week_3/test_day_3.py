@@ -22,6 +22,7 @@ from tiny_llm import (
     paged_attention_varlen,
 )
 from tiny_llm.attention.paged import paged_attention_varlen_reference
+from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.outputs import ChunkOutput
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.page_manager import PageManager
@@ -293,7 +294,7 @@ class OnePrompt:
 
 def pages_with_cached_prompt(num_pages: int) -> tuple[PageManager, OnePrompt]:
     """Page manager with pages of 4 tokens; the prefix cache holds tokens 0 to 7 in 2 pages."""
-    pages = PageManager(num_pages, 4, enable_prefix_caching=True)
+    pages = PageManager(SchedulerConfig(num_pages, 4, 8, 3, 100))
     cache = OnePrompt(pages, list(range(8)))
     pages.cache = cache
     return pages, cache

@@ -204,15 +204,6 @@ def test_max_tokens_none_resolves_to_the_maximum_that_fits():
     assert add(scheduler(max_seq_len=9), "b", 5, None).max_tokens == 4
 
 
-def test_duplicate_request_id_is_rejected():
-    sched = scheduler()
-    add(sched, "a", 3)
-    with pytest.raises(UserError, match="request_id 'a' is already used"):
-        add(sched, "a", 3)
-    sched.abort("a")
-    add(sched, "a", 3)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -71,14 +71,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, listener: Listener | None = None):
         self.config = config
         self.listener = listener
-        self.pages = PageManager(
-            config.num_pages,
-            config.page_size,
-            config.enable_prefix_caching,
-            config.num_state_slots,
-            config.window,
-            config.max_pages_per_request,
-        )
+        self.pages = PageManager(config)
         self.waiting: deque[EngineRequest] = deque()
         self.running: list[EngineRequest] = []
         self.start_load: Callable[[EngineRequest], int] = lambda request: 0
@@ -95,13 +88,10 @@ class Scheduler:
         """Appends a request to the queue and resolves its `max_tokens`.
 
         Raises:
-            UserError: a duplicate id, an empty prompt, or more tokens than fit in the model's
-                context or the KV memory.
+            UserError: an empty prompt, or more tokens than fit in the model's context or the KV
+                memory.
         """
-        if request.request_id in self._requests:
-            raise UserError(
-                f"request_id '{request.request_id}' is already used by an unfinished request."
-            )
+        assert request.request_id not in self._requests, f"duplicate {request}"
         max_tokens, params = request.max_tokens, request.params
         if params.clamp_max_tokens:
             request.max_tokens = None
