@@ -221,7 +221,9 @@ class Simulation:
 
     def _abort_due(self, until: float) -> None:
         while self._aborts and self._aborts[-1][0] <= until:
-            self.scheduler.abort(self._aborts.pop()[1])
+            request = self.requests.get(self._aborts.pop()[1])
+            if request is not None:  # otherwise it was rejected
+                self.scheduler.finish(request, "abort")
 
     def _step(self) -> None:
         scheduler, outcome = self.scheduler, self.outcome

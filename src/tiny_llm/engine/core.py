@@ -190,10 +190,9 @@ class EngineCore:
         """Builds the scheduler's request for completion `index` of a prompt."""
         eos_token_ids = () if params.ignore_eos else self.tokenizer.eos_token_ids
         is_scored = params.prompt_logprobs is not None and index == 0
-        reasoning, thinking_budget = self._reasoning_tokens(ids), None
-        if reasoning is not None and params.thinking_token_budget is not None:
-            limits = len(ids), params.thinking_token_budget
-            thinking_budget = ThinkingBudget(*limits, *astuple(reasoning))
+        max_reasoning, thinking_budget = params.thinking_token_budget, None
+        if max_reasoning is not None and (reasoning := self._reasoning_tokens(ids)) is not None:
+            thinking_budget = ThinkingBudget(len(ids), max_reasoning, *astuple(reasoning))
         return EngineRequest(
             request_id,
             ids,

@@ -22,10 +22,9 @@ def test_decode_and_prefill_share_a_step():
 
 def test_max_num_seqs_limits_running_requests():
     sched = scheduler(max_num_seqs=2)
-    for name in "abc":
-        add(sched, name, 1, first=ord(name))
+    first, *_ = [add(sched, name, 1, first=ord(name)) for name in "abc"]
     assert [chunk[0] for chunk in step(sched)] == ["a", "b"]
-    sched.abort("a")
+    sched.finish(first, "abort")
     assert [chunk[0] for chunk in step(sched)] == ["b", "c"]
 
 
@@ -147,16 +146,16 @@ def test_draft_tokens_cause_no_preemption():
 
 def test_abort_in_every_state():
     sched = scheduler(max_num_seqs=2, max_num_batched_tokens=6)
-    for name in "abc":
-        add(sched, name, 5, first=ord(name))
-    assert sched.abort("c")  # waiting
+    a, b, c = (add(sched, name, 5, first=ord(name)) for name in "abc")
+    sched.finish(c, "abort")  # waiting
     scheduled = sched.schedule()
-    assert sched.abort("a")  # while in flight
+    sched.finish(a, "abort")  # while in flight
     sched.update_from_output(scheduled, {"a": ChunkOutput([1])})
     sched.check_integrity()
-    assert not sched.abort("a")
+    sched.finish(a, "stop")
+    assert a.finish_reason == "abort"
     assert [chunk[0] for chunk in step(sched)] == ["b"]
-    assert sched.abort("b")
+    sched.finish(b, "abort")
     assert not sched.has_requests
     assert sched.pages.allocator.num_used == sched.pages.cache.num_pages
 

@@ -139,13 +139,6 @@ class Scheduler:
         request.end(reason)
         self._emit(RequestEnded, request.request_id, reason, request.num_output_tokens, error)
 
-    def abort(self, request_id: str) -> bool:
-        """Aborts a request; returns False if the id is unknown."""
-        request = self._requests.get(request_id)
-        if request is not None:
-            self.finish(request, "abort")
-        return request is not None
-
     @property
     def has_requests(self) -> bool:
         """Whether any request is unfinished."""
