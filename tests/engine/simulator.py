@@ -221,7 +221,9 @@ class Simulation:
 
     def _abort_due(self, until: float) -> None:
         while self._aborts and self._aborts[-1][0] <= until:
-            self.scheduler.abort(self._aborts.pop()[1])
+            request = self.requests.get(self._aborts.pop()[1])
+            if request is not None:  # otherwise it was rejected
+                self.scheduler.finish(request, "abort")
 
     def _step(self) -> None:
         scheduler, outcome = self.scheduler, self.outcome
@@ -447,7 +449,7 @@ class Simulation:
         for request_id, request in self.requests.items():
             assert request.state in ENDED
             outcome.reasons[request_id] = str(request.finish_reason)
-            outcome.answers[request_id] = request.output_token_ids
+            outcome.answers[request_id] = request.token_ids[request.num_prompt_tokens :]
             outcome.cached_tokens += request.num_cached_tokens
         outcome.preemptions = scheduler.num_preemptions
         outcome.seconds = self.now

@@ -87,7 +87,7 @@ class ScriptedModel:
 
     def _check(self, request: EngineRequest) -> None:
         """Fails a request if a grammar makes its output deviate from the script."""
-        output_text = self._tokenizer.decode(request.output_token_ids)
+        output_text = self._tokenizer.decode(request.token_ids[request.num_prompt_tokens :])
         answer = self._answer(tuple(request.token_ids[: request.num_prompt_tokens]))
         if not answer.startswith(output_text.removesuffix("\ufffd")):
             raise ValueError(f"the script is {answer!r}, but the output is {output_text!r}")

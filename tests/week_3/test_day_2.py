@@ -76,7 +76,7 @@ def test_task_1_single_request(device, dtype, page_size, chunks):
 def test_task_1_slots_match_single_request_caches(L, lengths):
     batch, pool, shadowed_caches = batch_of(lengths)
     key, value = random(3, 2, L, 8), random(3, 2, L, 8)
-    metadata = batch.update_and_fetch_paged(key, value, mask_length=L, mask="causal")
+    metadata = batch.update_and_fetch_paged(key, value, mask="causal")
     for slot, shadowed in shadowed_caches.items():
         shadowed.append_dense(key[slot : slot + 1], value[slot : slot + 1])
     check_integrity(pool, list(shadowed_caches.values()))

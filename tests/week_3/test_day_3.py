@@ -22,6 +22,7 @@ from tiny_llm import (
     paged_attention_varlen,
 )
 from tiny_llm.attention.paged import paged_attention_varlen_reference
+from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.outputs import ChunkOutput
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.page_manager import PageManager
@@ -293,7 +294,7 @@ class OnePrompt:
 
 def pages_with_cached_prompt(num_pages: int) -> tuple[PageManager, OnePrompt]:
     """Page manager with pages of 4 tokens; the prefix cache holds tokens 0 to 7 in 2 pages."""
-    pages = PageManager(num_pages, 4, enable_prefix_caching=True)
+    pages = PageManager(SchedulerConfig(num_pages, 4, 8, 3, 100))
     cache = OnePrompt(pages, list(range(8)))
     pages.cache = cache
     return pages, cache
@@ -425,8 +426,8 @@ def test_task_3_abort_in_any_state():
     sched = without_sharing(max_num_seqs=1)
     running, waiting = add(sched, "running", 5), add(sched, "waiting", 5)
     plan = sched.schedule()
-    assert sched.abort("running")
-    assert sched.abort("waiting")
+    sched.finish(running, "abort")
+    sched.finish(waiting, "abort")
     sched.update_from_output(plan, {"running": ChunkOutput([1])})
     sched.check_integrity()
     assert running.state is waiting.state is RequestState.ABORTED

@@ -286,6 +286,16 @@ def test_task_4_unused_checkpoints_age():
     )
 
 
+def test_task_4_clock_never_goes_back():
+    nodes, checkpoints, _ = full_table(7, 2)
+    checkpoints._clock = 30
+    checkpoints.allocate()
+    assert checkpoints._clock == 30, (
+        f"eviction at priority 2, below the clock: expected clock 30, got {checkpoints._clock}"
+    )
+    assert nodes[1] not in checkpoints.by_node, "expected the lowest priority to be evicted"
+
+
 def test_task_4_next_checkpoint_inherits_the_pages():
     path, checkpoints, allocator = tree_of(9)
     other = extend(path[0].parent, 4, first=50)  # type: ignore[arg-type]

@@ -67,7 +67,6 @@ ARRAY_FREE = (
     "engine.structured_output.json_schema",
     "engine.structured_output.grammar",
     "engine.spec_decode.verification",
-    "engine.spec_decode.proposer",
     "engine.spec_decode.grammar_proposer",
     "engine.spec_decode.ngram_proposer",
 )

@@ -8,7 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cached_property
 from typing import Any
 
@@ -39,11 +39,10 @@ from .scheduling.outputs import (
 from .scheduling.request import EngineRequest, FinishReason
 from .scheduling.scheduler import Scheduler
 from .spec_decode.grammar_proposer import GrammarProposer
-from .spec_decode.proposer import DraftProposer
+from .spec_decode.ngram_proposer import NgramProposer
 from .structured_output.compiler import GrammarCompiler, StructuredOutputGrammar
 from .structured_output.grammar import ThinkingState, initial_thinking_state
 from .structured_output.thinking_budget import ThinkingBudget, thinking_tokens
-from .tool_calls.registry import AUTO
 
 log = logging.getLogger("tiny_llm.engine")
 
@@ -60,7 +59,7 @@ class EngineCore:
         scheduler: plans the steps.
         runner: executes the steps.
         seed: base seed for requests without their own.
-        proposer: model-free draft token proposer, used where no grammar forces tokens, or None.
+        proposer: n-gram proposer, used where no grammar forces tokens, or None.
         tool_call_parser: name of the tool-call format, see `find_format`.
         adapters: LoRA adapter indices by name; None is the key for requests that name no adapter.
         disk_cache: on-disk tier of the prefix cache, or None.
@@ -79,10 +78,10 @@ class EngineCore:
         scheduler: Scheduler,
         runner: ModelRunner,
         seed: int,
-        proposer: DraftProposer | None = None,
-        tool_call_parser: str = AUTO,
-        adapters: Mapping[str | None, int] | None = None,
-        disk_cache: DiskCache | None = None,
+        proposer: NgramProposer | None,
+        tool_call_parser: str,
+        adapters: Mapping[str | None, int],
+        disk_cache: DiskCache | None,
     ):
         self.tokenizer = tokenizer
         self.scheduler = scheduler
@@ -92,9 +91,9 @@ class EngineCore:
         self.vocab_size = runner.target.vocab_size
         self.grammars = GrammarCompiler(tokenizer, self.vocab_size, tool_call_parser)
         self.step_seconds = 0.0
-        self.adapters = adapters or {None: -1}
+        self.adapters = adapters
         self._proposer = proposer
-        self._grammar_proposer: DraftProposer | None = GrammarProposer()
+        self._grammar_proposer: GrammarProposer | None = GrammarProposer()
         self._processors: dict[str, OutputProcessor] = {}  # by `EngineRequest.request_id`
         # By the caller's request id: the processors of its `n` completions.
         self._processors_by_request: dict[str, list[OutputProcessor]] = {}
@@ -191,6 +190,9 @@ class EngineCore:
         """Builds the scheduler's request for completion `index` of a prompt."""
         eos_token_ids = () if params.ignore_eos else self.tokenizer.eos_token_ids
         is_scored = params.prompt_logprobs is not None and index == 0
+        max_reasoning, thinking_budget = params.thinking_token_budget, None
+        if max_reasoning is not None and (reasoning := self._reasoning_tokens(ids)) is not None:
+            thinking_budget = ThinkingBudget(len(ids), max_reasoning, *astuple(reasoning))
         return EngineRequest(
             request_id,
             ids,
@@ -200,7 +202,7 @@ class EngineCore:
             num_to_score=len(ids) - 1 if is_scored else 0,
             end_token_ids=(*eos_token_ids, *(params.stop_token_ids or ())),
             grammar=grammar,
-            thinking_budget=self._thinking_budget(ids, params),
+            thinking_budget=thinking_budget,
             token_counts=TokenCounts(ids, self.vocab_size) if params.has_penalties else None,
         )
 
@@ -215,23 +217,12 @@ class EngineCore:
         thinking = initial_thinking_state(self._prompt_tail(ids), can_think and thinking_enabled)
         return [self.grammars.compile(structured_outputs, thinking) for _ in range(params.n)]
 
-    def _thinking_budget(self, ids: Sequence[int], params: SamplingParams) -> ThinkingBudget | None:
-        """Returns the request's limit on reasoning tokens, or None."""
-        max_tokens = params.thinking_token_budget
-        if max_tokens is None or self._thinking_tokens is None:
-            return None
-        return ThinkingBudget(len(ids), max_tokens, *self._thinking_tokens, self._in_thinking(ids))
-
-    def _in_thinking(self, ids: Sequence[int]) -> bool:
-        """Whether a prompt ends inside a reasoning block."""
-        tail = self._prompt_tail(ids)
-        return initial_thinking_state(tail, enable_thinking=False) is ThinkingState.OPEN
-
     def _reasoning_tokens(self, ids: Sequence[int]) -> ReasoningTokens | None:
         """Returns the reasoning delimiters; None if the model has no thinking mode."""
         if self._thinking_tokens is None:
             return None
-        return ReasoningTokens(*self._thinking_tokens, self._in_thinking(ids))
+        state = initial_thinking_state(self._prompt_tail(ids), enable_thinking=False)
+        return ReasoningTokens(*self._thinking_tokens, state is ThinkingState.OPEN)
 
     @cached_property
     def _thinking_tokens(self) -> tuple[int, int] | None:
@@ -374,11 +365,9 @@ class EngineCore:
             if result.error is not None:
                 self._finish(processor, [], "error", result.error)
                 continue
-            if result.prompt_logprobs:
-                processor.append_prompt_logprobs(result.prompt_logprobs)
-            if not result.token_ids:
-                continue
             token_ids, reason = processor.process(result)
+            if not token_ids:  # the chunk only scores prompt tokens
+                continue
             grammar = processor.request.grammar
             error = None if grammar is None else grammar.accept_tokens(token_ids)
             if error is not None:

@@ -95,11 +95,16 @@ def load_models(
             "tensor_parallel_size above 1; remove them."
         )
     if tensor_parallel_size > 1:
-        name = _checkpoint_name(model)
-        model = load_sharded(name, tensor_parallel_size, load_format, mtp=mtp)
+        if not isinstance(model, str | os.PathLike):
+            raise UserError(
+                "the model is already loaded, but with tensor_parallel_size above 1, each process "
+                "loads its own shard; pass a name or folder."
+            )
+        model = load_sharded(os.fspath(model), tensor_parallel_size, load_format, mtp=mtp)
+    loaded = model[0] if isinstance(model, tuple) else None
+    tp_checkpoint = loaded if isinstance(loaded, ShardedCheckpoint) else None
     options = (page_size, load_format, attention_backend, kv_cache_dtype, task)
     target, tokenizer, mtp_layer = _load_model(model, *options, mtp)
-    tp_checkpoint = _shards(model)
     draft: ServingModel | None = mtp_layer
     if draft_model is not None:
         draft, draft_tokenizer, _ = _load_model(draft_model, *options)
@@ -115,26 +120,22 @@ def adapter_folders(adapter_path: Any, lora_modules: Any) -> Mapping[str | None,
     Raises:
         UserError: an argument is invalid, or the arguments conflict.
     """
-    if adapter_path is None and lora_modules is None:
-        return {}
-    if adapter_path is not None and lora_modules is not None:
+    if lora_modules is None:
+        if not isinstance(adapter_path, str | os.PathLike | None):
+            raise UserError(f"adapter_path must be a path, got {short_repr(adapter_path)}.")
+        return {} if adapter_path is None else {None: adapter_path}
+    if adapter_path is not None:
         raise UserError(
             "adapter_path and lora_modules cannot be combined; pass all adapters in lora_modules."
         )
-    if lora_modules is None:
-        lora_modules = {None: adapter_path}
-    elif not isinstance(lora_modules, Mapping):
+    if not isinstance(lora_modules, Mapping):
         raise UserError(f"lora_modules must map names to folders, got {short_repr(lora_modules)}.")
     for name, path in lora_modules.items():
-        is_name = name is None if adapter_path is not None else isinstance(name, str) and name
-        if not is_name or not isinstance(path, str | os.PathLike):
-            if adapter_path is not None:
-                raise UserError(f"adapter_path must be a path, got {short_repr(path)}.")
+        if not (isinstance(name, str) and name and isinstance(path, str | os.PathLike)):
             raise UserError(
                 f"lora_modules must map names to folders, got {short_repr({name: path})}."
             )
-    folders: Mapping[str | None, Any] = lora_modules
-    return folders
+    return lora_modules
 
 
 def attach_to_target(
@@ -163,10 +164,7 @@ def resolve_task(task: Any, model: Model) -> Task:
     """
     if task in TASKS:
         return task
-    if task != "auto":
-        raise UserError(
-            f"task must be 'auto', 'generate', 'embed' or 'score', got {short_repr(task)}."
-        )
+    _check_choice("task", task, ("auto", *TASKS))
     if not isinstance(model, str | os.PathLike):
         return "generate"
     try:
@@ -210,11 +208,10 @@ def make_model_runner(
                 raise UserError(f"the model cannot score documents: {error}.") from error
             pool = partial(pool_scores, no_token=no_token, yes_token=yes_token)
         runner = PoolingRunner(target, pool=pool)
-        runner.async_scheduling.enabled = False  # pooling has no next step
-    if models.tp_checkpoint is not None:
-        runner.async_scheduling.enabled = False  # worker ranks need evaluated token ids
-    if num_state_slots:
-        runner.async_scheduling.enabled = False  # discarding a step cannot undo its state updates
+    # Pooling has no next step, worker ranks need evaluated token ids, and discarding a step cannot
+    # undo its state updates.
+    if task != "generate" or models.tp_checkpoint is not None or num_state_slots:
+        runner.async_scheduling.enabled = False
     return runner
 
 
@@ -233,10 +230,7 @@ def make_proposer(
                 f"num_drafts={num_drafts} requires draft_model or speculative='ngram' or 'mtp'; "
                 "set one of them, or remove num_drafts."
             )
-    if speculative not in (None, "ngram", "mtp"):
-        raise UserError(
-            f"speculative must be 'ngram', 'mtp' or None, got {short_repr(speculative)}."
-        )
+    _check_choice("speculative", speculative, ("ngram", "mtp", None))
     if speculative is not None and draft_model is not None:
         raise UserError(
             f"speculative='{speculative}' and draft_model cannot be combined; remove one of them."
@@ -261,12 +255,9 @@ def make_scheduler(
         validate_number(
             "step_time_target", step_time_target, 0, math.inf, "seconds > 0", above=True
         )
+    _check_choice("scheduling_policy", scheduling_policy, ("fair", "fcfs"))
     if scheduling_policy == "fair":
         return FairScheduler(config, listener, step_time_target)
-    if scheduling_policy != "fcfs":
-        raise UserError(
-            f"scheduling_policy must be 'fair' or 'fcfs', got {short_repr(scheduling_policy)}."
-        )
     if step_time_target is not None:
         raise UserError(
             "step_time_target requires scheduling_policy='fair'; set both, or remove the target."
@@ -282,17 +273,9 @@ def check_options(
     Raises:
         UserError: a value is invalid.
     """
-    if load_format not in LOAD_FORMATS:
-        raise UserError(f"load_format must be 'auto' or 'dummy', got {short_repr(load_format)}.")
-    if attention_backend not in ATTENTION_BACKENDS:
-        raise UserError(
-            "attention_backend must be 'paged', 'flash' or 'reference', got "
-            f"{short_repr(attention_backend)}."
-        )
-    if kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise UserError(
-            f"kv_cache_dtype must be 'auto' or 'int8', got {short_repr(kv_cache_dtype)}."
-        )
+    _check_choice("load_format", load_format, LOAD_FORMATS)
+    _check_choice("attention_backend", attention_backend, ATTENTION_BACKENDS)
+    _check_choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     if kv_cache_dtype == "int8" and attention_backend == "flash":
         raise UserError(
             "attention_backend='flash' does not support kv_cache_dtype='int8'; use 'paged' or "
@@ -304,30 +287,17 @@ def check_options(
         )
 
 
+def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    if value not in choices:
+        *first, last = map(repr, choices)
+        allowed = f"{', '.join(first)} or {last}"
+        raise UserError(f"{name} must be {allowed}, got {short_repr(value)}.")
+
+
 def common_window(models: Sequence[ServingModel]) -> int:
     """Returns the largest sliding window in any layer; 0 if any layer has full attention."""
     windows = [model.max_window for model in models]
     return max(windows) if all(windows) else 0
-
-
-def _shards(model: Model) -> ShardedCheckpoint | None:
-    """Returns the sharded checkpoint of a tensor-parallel model, or None."""
-    loaded = model[0] if isinstance(model, tuple) else None
-    return loaded if isinstance(loaded, ShardedCheckpoint) else None
-
-
-def _checkpoint_name(model: Model) -> str:
-    """Returns the name or folder of the model to shard.
-
-    Raises:
-        UserError: the model is already loaded.
-    """
-    if not isinstance(model, str | os.PathLike):
-        raise UserError(
-            "the model is already loaded, but with tensor_parallel_size above 1, each process "
-            "loads its own shard; pass a name or folder."
-        )
-    return os.fspath(model)
 
 
 def _paged_model(

@@ -49,16 +49,14 @@ from .scheduling.events import Listener
 from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .tool_calls.registry import AUTO
 
-Params = (
-    SamplingParams | Sequence[SamplingParams] | None
-)  # shared by all prompts, or one per prompt
+# Shared by all prompts, or one per prompt.
+Params = SamplingParams | Sequence[SamplingParams] | None
 
 log = logging.getLogger("tiny_llm.engine")
 
 DEFAULT_MAX_NUM_SEQS = 32
 DEFAULT_NUM_DRAFTS = 4  # with a draft model
 DEFAULT_NUM_MTP_DRAFTS = 1  # with speculative="mtp"
-DEFAULT_PREFIX_CACHE_DISK_BYTES = 10**10
 
 POOLING_PARAMS = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
@@ -217,12 +215,7 @@ class LLM:
             models, list(folders.values()), num_pages, num_state_slots, self.task
         )
         self.scheduler = make_scheduler(config, listener, scheduling_policy, step_time_target)
-        disk_cache = None
-        if prefix_cache_dir is not None:
-            max_bytes = prefix_cache_disk_bytes or DEFAULT_PREFIX_CACHE_DISK_BYTES
-            disk_cache = make_disk_cache(
-                prefix_cache_dir, max_bytes, self.scheduler, self.runner.models
-            )
+        disk_cache = make_disk_cache(*disk_options, self.scheduler, self.runner.models)
         self.core = EngineCore(
             self.tokenizer,
             self.scheduler,
@@ -274,7 +267,7 @@ class LLM:
             UserError: a prompt has an invalid type, or `sampling_params` or `lora` has the wrong
                 length.
         """
-        self._check_generation_task()
+        self._check_task("text generation", "generate")
         outputs: list[RequestOutput] = []
         prompts_and_params = _with_params(prompts, sampling_params, lora)
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
@@ -298,7 +291,7 @@ class LLM:
         Outputs of different prompts interleave; `request_output` is the same object for all outputs
         of a prompt. Requests are queued when the iteration starts and aborted if it stops early.
         """
-        self._check_generation_task()
+        self._check_task("text generation", "generate")
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
         return self._run(_with_params(prompts, sampling_params, lora), chat, [])
 
@@ -349,11 +342,10 @@ class LLM:
                 if not output.finished:
                     self.abort(output.request_id)
 
-    def _check_generation_task(self) -> None:
-        if self.task != "generate":
+    def _check_task(self, what: str, task: str) -> None:
+        if self.task != task:
             raise UserError(
-                f"text generation requires task='generate'; this model was loaded with "
-                f"task='{self.task}'."
+                f"{what} requires task='{task}'; this model was loaded with task='{self.task}'."
             )
 
     # ---------------------------------------------------------------- pooling models
@@ -389,10 +381,7 @@ class LLM:
         return [vector[0] for vector in self._pool("score", prompts)]
 
     def _pool(self, task: str, prompts: Prompts) -> list[list[float]]:
-        if self.task != task:
-            raise UserError(
-                f"{task} requires task='{task}'; this model was loaded with task='{self.task}'."
-            )
+        self._check_task(task, task)
         outputs: list[RequestOutput] = []
         for _ in self._run(_with_params(prompts, POOLING_PARAMS), ChatOptions(), outputs):
             pass

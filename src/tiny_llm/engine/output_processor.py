@@ -181,6 +181,8 @@ class OutputProcessor:
     def process(self, result: ChunkOutput) -> tuple[list[int], FinishReason | None]:
         """Appends tokens to the output, up to and including the one that ends the completion.
 
+        Also appends the log-probabilities of prompt tokens.
+
         Returns:
             (appended tokens, finish reason or None).
         """
@@ -196,6 +198,9 @@ class OutputProcessor:
             if reason is not None:
                 break
         self.output.token_ids += token_ids
+        if result.prompt_logprobs:
+            assert self.request_output.prompt_logprobs is not None
+            self.request_output.prompt_logprobs += result.prompt_logprobs
         if result.pooled is not None:
             self.output.pooled = list(result.pooled)
         if result.logprobs is not None:
@@ -203,11 +208,6 @@ class OutputProcessor:
             self.output.logprobs = self.output.logprobs or []
             self.output.logprobs += self._step_logprobs
         return token_ids, reason
-
-    def append_prompt_logprobs(self, logprobs: Sequence[Logprobs]) -> None:
-        """Appends the log-probabilities of the prompt's next tokens."""
-        assert self.request_output.prompt_logprobs is not None
-        self.request_output.prompt_logprobs += logprobs
 
     def _finish_reason(self, token: int) -> FinishReason | None:
         if token in self._end_token_ids:

@@ -13,3 +13,17 @@ from .page_pool import TinyKvPagedPool
 from .paged import PagedKvMetadata, TinyKvPagedCache
 from .paged_storage import PagedStorage, RaggedBatch
 from .state_storage import StateShape, StateStorage
+
+__all__ = [
+    "BatchingKvCache",
+    "OutOfPagesError",
+    "PagedKvMetadata",
+    "PagedStorage",
+    "RaggedBatch",
+    "StateShape",
+    "StateStorage",
+    "TinyKvCache",
+    "TinyKvFullCache",
+    "TinyKvPagedCache",
+    "TinyKvPagedPool",
+]

@@ -198,14 +198,13 @@ class BatchingKvCache(TinyKvCache):
         )
 
     def update_and_fetch_paged(
-        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
+        self, key: mx.array, value: mx.array, mask: Mask = None
     ) -> PagedKvMetadata:
         """Appends L tokens to every active slot's pages and returns the batch's metadata.
 
         Args:
             key: B×H×L×D, one row per slot; rows of idle slots are ignored.
             value: B×H×L×D.
-            mask_length: unused; paged attention builds no mask.
             mask: None or "causal", returned in the metadata.
 
         Returns:

@@ -68,21 +68,14 @@ class TinyKvPagedCache(TinyKvCache):
         """Number of allocated pages."""
         return len(self.page_ids)
 
-    @property
-    def page_lens(self) -> list[int]:
-        """Number of tokens in each page."""
-        size = self.pool.page_size
-        return [min(size, self.offset - page * size) for page in range(self.num_pages)]
-
     def update_and_fetch_paged(
-        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
+        self, key: mx.array, value: mx.array, mask: Mask = None
     ) -> PagedKvMetadata:
         """Appends new keys and values and returns metadata for paged attention; copies no pages.
 
         Args:
             key: 1×H×L×D, keys of the new tokens.
             value: 1×H×L×D.
-            mask_length: unused; paged attention builds no mask.
             mask: None or "causal", returned in the metadata.
 
         Raises:

@@ -110,12 +110,7 @@ class LayerCacheView:
     def __init__(self, buffers: list[mx.array], index: int, attention_metadata: AttentionMetadata):
         self._buffers = buffers
         self._keys, self._values = index, index + 1
-        self._attention_metadata = attention_metadata
-
-    @property
-    def attention_metadata(self) -> AttentionMetadata:
-        """The layer's slots and lengths."""
-        return self._attention_metadata
+        self.attention_metadata = attention_metadata
 
     @property
     def buffers(self) -> list[mx.array]:
@@ -129,26 +124,25 @@ class LayerCacheView:
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """See `TinyKvCache`: writes to dense buffers B×H×capacity×D."""
         buffers, keys, values = self._buffers, self._keys, self._values
-        slots = self._attention_metadata.slot_mapping
+        slots = self.attention_metadata.slot_mapping
         buffers[keys] = kernels.cache_write(buffers[keys], key, slots, overwrite=True)
         buffers[values] = kernels.cache_write(buffers[values], value, slots, overwrite=True)
-        return buffers[keys], buffers[values], self._attention_metadata.context_lens
+        return buffers[keys], buffers[values], self.attention_metadata.context_lens
 
     def update_and_fetch_paged(
-        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
+        self, key: mx.array, value: mx.array, mask: Mask = None
     ) -> PagedKvMetadata:
         """See `TinyKvPagedCache`: writes to pages P×H×page_size×D.
 
         Args:
             key: B×H×L×D; 1×H×T×D for a ragged batch.
             value: same as `key`.
-            mask_length: unused.
             mask: None or "causal", returned in the metadata; "causal" for a ragged batch.
 
         Raises:
             ValueError: an unsupported mask, or key and value do not match the pages.
         """
-        metadata = self._attention_metadata
+        metadata = self.attention_metadata
         if not (isinstance(mask, str) and mask == "causal"):
             check_paged_mask(mask)
             if metadata.cu_seqlens_q is not None:

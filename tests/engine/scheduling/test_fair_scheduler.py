@@ -50,6 +50,18 @@ def run_step(scheduler: FairScheduler) -> dict[str, int]:
     return {chunk.request.request_id: chunk.num_tokens for chunk in step.chunks}
 
 
+def test_protected_request_that_loads_from_disk_does_not_delay_younger_ones():
+    sched = fair_scheduler()
+    protected, younger = request("protected", 40), request("younger", 20, first=500)
+    sched.start_load = lambda request: 32 if request is protected else 0
+    for added in (protected, younger):
+        sched.add(added)
+    protected.num_overtaken = protected.num_prompt_tokens
+    assert run_step(sched) == {"younger": 20}
+    sched.finish_load(protected, 32)
+    assert run_step(sched) == {"younger": 1, "protected": 8}
+
+
 @pytest.mark.parametrize("num_state_slots", [0, 7])
 def test_random_workloads(num_state_slots):
     rng, totals = random.Random(20_261_125), Counter()
@@ -135,11 +147,12 @@ def test_cached_prompt_counts_as_short():
 def test_step_time_target_applies_only_if_requests_decode():
     scheduler = fair_scheduler(step_time_target=0.1)
     scheduler.costs.record(100, 32, seconds=0.09)
-    scheduler.add(request("decoding", 20, max_tokens=50))
+    decoding = request("decoding", 20, max_tokens=50)
+    scheduler.add(decoding)
     assert run_step(scheduler) == {"decoding": 20}
     scheduler.add(request("long", 300, first=1000))
     assert run_step(scheduler) == {"decoding": 1, "long": 32}
-    scheduler.abort("decoding")
+    scheduler.finish(decoding, "abort")
     assert run_step(scheduler) == {"long": 64}
 
 

@@ -22,10 +22,9 @@ def test_decode_and_prefill_share_a_step():
 
 def test_max_num_seqs_limits_running_requests():
     sched = scheduler(max_num_seqs=2)
-    for name in "abc":
-        add(sched, name, 1, first=ord(name))
+    first, *_ = [add(sched, name, 1, first=ord(name)) for name in "abc"]
     assert [chunk[0] for chunk in step(sched)] == ["a", "b"]
-    sched.abort("a")
+    sched.finish(first, "abort")
     assert [chunk[0] for chunk in step(sched)] == ["b", "c"]
 
 
@@ -52,6 +51,25 @@ def test_prefix_cache_hit_on_output_tokens():
     step(sched)
     # The last output token is never computed, so 8 of 9 tokens are in pages.
     assert follow_up.num_cached_tokens == 8
+
+
+def test_requests_that_load_from_disk_do_not_delay_the_next_in_the_queue():
+    sched = scheduler()
+    loads = {"a": 4, "b": 8}
+    sched.start_load = lambda request: loads.get(request.request_id, 0)
+    requests = [add(sched, name, 10, first=ord(name)) for name in "abc"]
+    assert step(sched) == [("c", 0, 8, 0)]
+    sched.finish_load(requests[0], 4)
+    assert step(sched) == [("a", 4, 10, 0), ("c", 8, 10, 0)]
+
+
+def test_request_waits_for_a_load_of_its_next_page():
+    sched = scheduler()
+    sched.start_load = lambda request: 8 if request.request_id == "a" else 0
+    first, *_ = [add(sched, name, 10) for name in "ab"]
+    assert step(sched) == []
+    sched.finish_load(first, 8)
+    assert step(sched) == [("a", 8, 10, 0), ("b", 8, 10, 0)]
 
 
 def test_disabled_prefix_cache_shares_no_pages():
@@ -128,16 +146,16 @@ def test_draft_tokens_cause_no_preemption():
 
 def test_abort_in_every_state():
     sched = scheduler(max_num_seqs=2, max_num_batched_tokens=6)
-    for name in "abc":
-        add(sched, name, 5, first=ord(name))
-    assert sched.abort("c")  # waiting
+    a, b, c = (add(sched, name, 5, first=ord(name)) for name in "abc")
+    sched.finish(c, "abort")  # waiting
     scheduled = sched.schedule()
-    assert sched.abort("a")  # while in flight
+    sched.finish(a, "abort")  # while in flight
     sched.update_from_output(scheduled, {"a": ChunkOutput([1])})
     sched.check_integrity()
-    assert not sched.abort("a")
+    sched.finish(a, "stop")
+    assert a.finish_reason == "abort"
     assert [chunk[0] for chunk in step(sched)] == ["b"]
-    assert sched.abort("b")
+    sched.finish(b, "abort")
     assert not sched.has_requests
     assert sched.pages.allocator.num_used == sched.pages.cache.num_pages
 
@@ -183,15 +201,6 @@ def test_max_tokens_none_resolves_to_the_maximum_that_fits():
     sched = scheduler(num_pages=2)
     assert add(sched, "a", 5, None).max_tokens == 4
     assert add(scheduler(max_seq_len=9), "b", 5, None).max_tokens == 4
-
-
-def test_duplicate_request_id_is_rejected():
-    sched = scheduler()
-    add(sched, "a", 3)
-    with pytest.raises(UserError, match="request_id 'a' is already used"):
-        add(sched, "a", 3)
-    sched.abort("a")
-    add(sched, "a", 3)
 
 
 @pytest.mark.parametrize(

@@ -176,18 +176,6 @@ def apply_min_tokens(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
     return x.at[mx.array(row_ids), mx.array(tokens)].add(-mx.inf)
 
 
-def apply_grammars(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Masks the tokens that a row's grammar does not allow."""
-    has_grammar = any(row.request.grammar is not None for row in rows)
-    return apply_grammar_bitmask(x, rows) if has_grammar else x
-
-
-def apply_thinking_budgets(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Forces `</think>` in rows whose thinking budget is used up."""
-    has_budget = any(row.request.thinking_budget is not None for row in rows)
-    return apply_thinking_budget(x, rows) if has_budget else x
-
-
 def apply_temperature(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
     """Divides each row by its temperature; greedy rows are unchanged."""
     temperatures = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
@@ -219,8 +207,8 @@ LOGITS_PROCESSORS: tuple[LogitsProcessor, ...] = (
     apply_logit_bias,
     apply_penalties,
     apply_min_tokens,
-    apply_grammars,
-    apply_thinking_budgets,
+    apply_grammar_bitmask,
+    apply_thinking_budget,
     apply_temperature,
     apply_filters,
 )

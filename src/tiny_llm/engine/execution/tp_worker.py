@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import mlx.core as mx
@@ -153,23 +153,9 @@ class TPWorker:
         self._models.pop(key, None)
 
     def execute(self, message: Mapping[str, Any]) -> None:
-        """Dispatches a message to its method."""
+        """Calls the public method that `op` names, with the other fields as arguments."""
         arguments = {name: value for name, value in message.items() if name != "op"}
-        actions: dict[str, Callable[..., None]] = {
-            "load": self.load,
-            "build": self.build,
-            "reserve": self.reserve,
-            "keep": self.keep,
-            "step": self.step,
-            "features": self.features,
-            "lm_head": self.lm_head,
-            "read_row": self.read_row,
-            "write_rows": self.write_rows,
-            "fingerprint": self.fingerprint,
-            "release_scratch": self.release_scratch,
-            "drop": self.drop,
-        }
-        actions[message["op"]](**arguments)
+        getattr(self, message["op"])(**arguments)
 
 
 def _parse_spans(spans: Sequence[Any]) -> list[Span]:

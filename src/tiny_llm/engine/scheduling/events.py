@@ -160,7 +160,8 @@ class Recorder:
     def recording(self) -> dict[str, Any]:
         """Returns the recording as JSON-serializable data."""
         events = [
-            {**_as_fields(event), "time": round(seconds, 6)} for seconds, event in self._events
+            {**(event if isinstance(event, dict) else event_fields(event)), "time": round(time, 6)}
+            for time, event in self._events
         ]
         return {"schema": SCHEMA, "version": VERSION, "engine": self._engine, "events": events}
 
@@ -181,14 +182,7 @@ class Recorder:
             raise
 
 
-def _as_fields(event: Event | dict[str, Any]) -> dict[str, Any]:
-    return event if isinstance(event, dict) else event_fields(event)
-
-
 def event_fields(event: Event) -> dict[str, Any]:
     """Returns an event as JSON-serializable data, without a timestamp."""
-    return {"event": _snake_case(type(event).__name__), **dataclasses.asdict(event)}
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()  # snake case
+    return {"event": name, **dataclasses.asdict(event)}

@@ -158,6 +158,8 @@ class FairScheduler(Scheduler):
                 if is_queued and _is_protected(request) and barrier is None:
                     barrier = request.arrival_index
                 continue
+            if request.num_loading:
+                continue
             chunks.append(self._prefill(request, limit, in_flight))
             num_tokens = chunks[-1].num_tokens
             budget -= num_tokens
@@ -190,7 +192,7 @@ class FairScheduler(Scheduler):
         """Admits a queued request from any position; returns False if it does not fit."""
         self.waiting.remove(request)
         self.waiting.appendleft(request)
-        admitted = self._admit_head(in_flight)
+        admitted = self._admit_one(in_flight)
         self._sort()
         return admitted
 

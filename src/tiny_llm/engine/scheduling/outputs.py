@@ -102,23 +102,20 @@ class RequestMetrics:
     @property
     def ttft(self) -> float | None:
         """Time to first token in seconds, queueing included."""
-        if self.first_token_time is None:
-            return None
-        return self.first_token_time - self.arrival_time
+        return self._since_arrival(self.first_token_time)
 
     @property
     def queue_seconds(self) -> float | None:
         """Seconds from arrival to the first scheduled step."""
-        if self.first_scheduled_time is None:
-            return None
-        return self.first_scheduled_time - self.arrival_time
+        return self._since_arrival(self.first_scheduled_time)
 
     @property
     def e2e_seconds(self) -> float | None:
         """Seconds from arrival to the end of the last completion."""
-        if self.finished_time is None:
-            return None
-        return self.finished_time - self.arrival_time
+        return self._since_arrival(self.finished_time)
+
+    def _since_arrival(self, time: float | None) -> float | None:
+        return None if time is None else time - self.arrival_time
 
 
 @dataclass

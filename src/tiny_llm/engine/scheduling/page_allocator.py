@@ -15,8 +15,6 @@ class PageAllocator:
     """
 
     def __init__(self, num_pages: int):
-        if num_pages < 1:
-            raise ValueError(f"num_pages must be at least 1, got {num_pages}.")
         self.num_pages = num_pages
         self._ref_counts = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: page 0 is on top

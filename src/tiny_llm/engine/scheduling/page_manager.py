@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 from ...errors import OutOfPagesError
+from .config import SchedulerConfig
 from .events import PageCounts
 from .page_allocator import PageAllocator
 from .prefix_cache import PageTokens, PrefixCache, PrefixNode, SlidingWindowPrefixCache
@@ -22,12 +23,7 @@ class PageManager:
     """Allocates, shares and releases the pages of all requests.
 
     Args:
-        num_pages: number of pages.
-        page_size: tokens per page.
-        enable_prefix_caching: whether requests share pages.
-        num_state_slots: see `StateSlots`.
-        window: see `SchedulerConfig`.
-        max_pages_per_request: see `SchedulerConfig`; used only with a window.
+        config: KV memory, page size, state slots and sliding window.
 
     Attributes:
         allocator: free list and reference counts of the pages.
@@ -36,27 +32,19 @@ class PageManager:
         on_share: callback for each page newly inserted into the prefix cache.
     """
 
-    def __init__(
-        self,
-        num_pages: int,
-        page_size: int,
-        enable_prefix_caching: bool,
-        num_state_slots: int = 0,
-        window: int = 0,
-        max_pages_per_request: int = 0,
-    ):
-        self.page_size = page_size
-        self.allocator = PageAllocator(num_pages)
-        self.cache = PrefixCache(self.allocator, page_size)
-        self._window, self._max_pages = window, max_pages_per_request
-        if window:
-            self.cache = SlidingWindowPrefixCache(self.allocator, page_size, window)
+    def __init__(self, config: SchedulerConfig):
+        self.page_size = size = config.page_size
+        self.allocator = PageAllocator(config.num_pages)
+        self.cache = PrefixCache(self.allocator, size)
+        self._window, self._max_pages = config.window, config.max_pages_per_request
+        if config.window:
+            self.cache = SlidingWindowPrefixCache(self.allocator, size, config.window)
+        self._sharing = config.enable_prefix_caching
         self.states: StateSlots | None = None
-        if num_state_slots:
-            self.states = StateSlots(num_state_slots, page_size, enable_prefix_caching)
+        if config.num_state_slots:
+            self.states = StateSlots(config.num_state_slots, size, self._sharing)
             self.cache.on_evict = self.states.checkpoints.discard
         self.on_share: Callable[[PrefixNode], None] = lambda node: None
-        self._sharing = enable_prefix_caching
 
     @property
     def num_available(self) -> int:
@@ -79,16 +67,17 @@ class PageManager:
         Empty while prompt tokens remain to be scored, because their logits must be computed.
         """
         is_scored = request.num_scored == request.num_to_score
-        root = self.cache.root_of(request.adapter)
-        path = self.cache.match(request.token_ids, root) if self._sharing and is_scored else []
-        return path if self.states is None else self.states.usable(path)
+        return self._match(request.token_ids, request.adapter) if is_scored else []
 
-    def num_cached(self, token_ids: Sequence[int], adapter: int = -1) -> int:
+    def num_cached(self, token_ids: Sequence[int], adapter: int) -> int:
         """Returns the number of leading full pages of `token_ids` that a request would hit."""
+        return len(self._match([*token_ids, 0], adapter))
+
+    def _match(self, token_ids: Sequence[int], adapter: int) -> list[PrefixNode]:
         if not self._sharing:
-            return 0
-        path = self.cache.match([*token_ids, 0], self.cache.root_of(adapter))
-        return len(path if self.states is None else self.states.usable(path))
+            return []
+        path = self.cache.match(token_ids, self.cache.root_of(adapter))
+        return path if self.states is None else self.states.usable(path)
 
     def next_key(self, request: EngineRequest, path: Sequence[PrefixNode]) -> PageKey | None:
         """Returns the key of the request's next full page after `path`, or None."""
@@ -108,10 +97,8 @@ class PageManager:
         Returns:
             False if too few pages are available; ownership is then unchanged.
         """
-        if isinstance(self.cache, SlidingWindowPrefixCache):
-            return self._admit_in_window(
-                request, path, self.cache.num_pages_before_window(len(path)), reserve
-            )
+        if self._window:
+            return self._admit_in_window(request, path, reserve)
         # [task 3.3.2 admit]
         self.cache.acquire(path)  # first: `_allocate` must not evict them
         request.last_node = path[-1] if path else self.cache.root_of(request.adapter)
@@ -127,13 +114,11 @@ class PageManager:
         # [/task 3.3.2 admit]
 
     def _admit_in_window(
-        self,
-        request: EngineRequest,
-        path: Sequence[PrefixNode],
-        num_pages_before_window: int,
-        reserve: int,
+        self, request: EngineRequest, path: Sequence[PrefixNode], reserve: int
     ) -> bool:
         """Like `admit`, but without pages before the window or beyond what a step needs."""
+        assert isinstance(self.cache, SlidingWindowPrefixCache)
+        num_pages_before_window = self.cache.num_pages_before_window(len(path))
         in_window = path[num_pages_before_window:]
         self.cache.acquire(in_window)
         request.last_node = path[-1] if path else self.cache.root_of(request.adapter)

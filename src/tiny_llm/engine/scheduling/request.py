@@ -142,11 +142,6 @@ class EngineRequest:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def output_token_ids(self) -> list[int]:
-        """Output tokens so far."""
-        return self.token_ids[self.num_prompt_tokens :]
-
-    @property
     def num_uncomputed(self) -> int:
         """Number of tokens to compute: 1 while decoding, 0 while pages are read from disk."""
         return 0 if self.num_loading else len(self.token_ids) - self.num_computed

@@ -19,8 +19,10 @@ recurrent state slots: a running request always has one to write, and the head o
 admitted at the latest when no request is running (`states/state_slots.py`).
 
 The queue is strictly first come, first served. The head waits despite free pages in one case: its
-next page is already being computed by a running request. One step later that page is a prefix cache
-hit, so only one of many requests with the same prompt computes it.
+next page is already being computed, or read from disk, by a running request. Once it is done, that
+page is a prefix cache hit, so only one of many requests with the same prompt computes or reads it.
+A request whose pages are read from disk is admitted, and the next one in the queue is considered in
+the same step.
 
 Plain Python: no models, text, clock or MLX.
 """
@@ -69,14 +71,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, listener: Listener | None = None):
         self.config = config
         self.listener = listener
-        self.pages = PageManager(
-            config.num_pages,
-            config.page_size,
-            config.enable_prefix_caching,
-            config.num_state_slots,
-            config.window,
-            config.max_pages_per_request,
-        )
+        self.pages = PageManager(config)
         self.waiting: deque[EngineRequest] = deque()
         self.running: list[EngineRequest] = []
         self.start_load: Callable[[EngineRequest], int] = lambda request: 0
@@ -93,13 +88,10 @@ class Scheduler:
         """Appends a request to the queue and resolves its `max_tokens`.
 
         Raises:
-            UserError: a duplicate id, an empty prompt, or more tokens than fit in the model's
-                context or the KV memory.
+            UserError: an empty prompt, or more tokens than fit in the model's context or the KV
+                memory.
         """
-        if request.request_id in self._requests:
-            raise UserError(
-                f"request_id '{request.request_id}' is already used by an unfinished request."
-            )
+        assert request.request_id not in self._requests, f"duplicate {request}"
         max_tokens, params = request.max_tokens, request.params
         if params.clamp_max_tokens:
             request.max_tokens = None
@@ -146,13 +138,6 @@ class Scheduler:
         del self._requests[request.request_id]
         request.end(reason)
         self._emit(RequestEnded, request.request_id, reason, request.num_output_tokens, error)
-
-    def abort(self, request_id: str) -> bool:
-        """Aborts a request; returns False if the id is unknown."""
-        request = self._requests.get(request_id)
-        if request is not None:
-            self.finish(request, "abort")
-        return request is not None
 
     @property
     def has_requests(self) -> bool:
@@ -224,11 +209,18 @@ class Scheduler:
         # [/task 3.3.3 prefill]
 
     def _admit_head(self, in_flight: set[PageKey]) -> bool:
-        """Admits the head of the queue if `max_num_seqs`, free pages and state slots allow it.
+        """Admits from the head of the queue, up to a request with tokens to compute.
 
         Returns:
-            Whether a request was admitted and has tokens to compute, rather than to load from disk.
+            False if the head must wait before a request with tokens to compute was admitted.
         """
+        while self._admit_one(in_flight):
+            if not self.running[-1].num_loading:
+                return True
+        return False
+
+    def _admit_one(self, in_flight: set[PageKey]) -> bool:
+        """Admits the head of the queue if `max_num_seqs`, free pages and state slots allow it."""
         states = self.pages.states
         if (
             states is not None
@@ -259,7 +251,7 @@ class Scheduler:
         self.running.append(self.waiting.popleft())
         self._emit(RequestAdmitted, request.request_id, request.num_computed)
         request.num_loading = self.start_load(request)
-        return request.num_loading == 0
+        return True
 
     def _loading_keys(self) -> set[PageKey]:
         """Returns the key of the first page in each load from disk."""

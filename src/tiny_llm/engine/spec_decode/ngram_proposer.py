@@ -148,7 +148,7 @@ class NgramIndex:
 
 
 class NgramProposer:
-    """A `DraftProposer` with one n-gram index per request.
+    """Proposes draft tokens without a model; keeps one n-gram index per request.
 
     Args:
         max_tokens: upper bound on draft tokens per request and step.
@@ -159,7 +159,12 @@ class NgramProposer:
         self._indexes: WeakKeyDictionary[EngineRequest, NgramIndex] = WeakKeyDictionary()
 
     def propose(self, request: EngineRequest, num_running: int) -> Sequence[int]:
-        """See `DraftProposer`."""
+        """Returns a request's likely next tokens; empty if there is no proposal.
+
+        Args:
+            request: a decoding request.
+            num_running: number of running requests, which share the step.
+        """
         index = self._indexes.get(request)
         if index is None:
             index = self._indexes[request] = NgramIndex(request.token_ids)

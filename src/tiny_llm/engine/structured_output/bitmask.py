@@ -111,7 +111,8 @@ def _packed_masks(rows: Sequence[GrammarRow], width: int) -> Any:
     import numpy as np
 
     jobs, mask_indices = plan_masks(rows)
-    words = -(-max(width, _vocab_size(rows)) // 32)
+    # Grammars are compiled for the target's V; a draft model's may be smaller.
+    words = -(-max(width, *(row.request.grammar.vocab_size for row in rows)) // 32)
     masks = np.zeros((sum(job.num_masks for job in jobs), words), np.int32)
     _fill_masks(jobs, masks)
     row_masks = masks[mask_indices]
@@ -155,11 +156,6 @@ def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
         others[token // 32] &= ~(1 << (token % 32)) & 0xFFFFFFFF
     if others.any():
         mask[:] = others
-
-
-def _vocab_size(rows: Sequence[GrammarRow]) -> int:
-    """Returns the target's V, for which grammars are compiled; a draft model's may be smaller."""
-    return max(row.request.grammar.vocab_size for row in rows)
 
 
 @cache

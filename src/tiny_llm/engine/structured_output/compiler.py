@@ -88,7 +88,7 @@ class GrammarCompiler:
         # Initial matchers by grammar and `strict_schemas`.
         self._cache: OrderedDict[tuple[str, tuple[bool, ...]], Any] = OrderedDict()
         self._lock = threading.Lock()
-        self._library: tuple[Any, Any] | None = None
+        self._llguidance: Any = None  # the module
         self._special_tokens: dict[str, str] = {}
         template = getattr(tokenizer, "chat_template", None)
         self._tool_call_format = find_format(tool_call_parser, template)
@@ -130,16 +130,31 @@ class GrammarCompiler:
         self, constraint: StructuredOutputs | ToolCalls, grammar: str, thinking: ThinkingState
     ) -> Any:
         """Compiles a constraint's grammar or, on failure, the relaxed constraint's."""
-        assert self._library is not None
         try:
-            return _compile(*self._library, grammar, self._process)
+            return self._compile(grammar)
         except UserError:
             relaxed, warnings = relax(constraint, self._schema_error)
             if relaxed == constraint:
                 raise
         for warning in warnings:
             log.warning("%s", warning)
-        return _compile(*self._library, self._build(relaxed, thinking), self._process)
+        return self._compile(self._build(relaxed, thinking))
+
+    def _compile(self, grammar: str) -> Any:
+        """Returns an initial matcher whose first bitmask has been computed."""
+        _check_length(grammar)
+        error = self._probe(grammar)
+        if not error:
+            limits = self._llguidance.LLParserLimits(**PARSER_LIMITS)
+            matcher = self._llguidance.LLMatcher(
+                self._library_tokenizer, grammar, log_level=0, limits=limits
+            )
+            if not matcher.is_error():
+                matcher.compute_bitmask()  # detects grammars that match no text
+            if not matcher.is_error():
+                return matcher
+            error = matcher.get_error()
+        raise UserError(f"the grammar is rejected: {grammar_error(error)}.")
 
     def _build(self, constraint: StructuredOutputs | ToolCalls, thinking: ThinkingState) -> str:
         """Builds the grammar text for a constraint."""
@@ -154,16 +169,19 @@ class GrammarCompiler:
 
     def _schema_error(self, schema: Any) -> str:
         """Returns the library's error for a JSON schema, or an empty string."""
-        grammar = json.dumps({"grammars": [{"json_schema": schema}]})
+        return self._probe(json.dumps({"grammars": [{"json_schema": schema}]}))
+
+    def _probe(self, grammar: str) -> str:
+        """Compiles a grammar in the separate process; returns the error, or an empty string."""
         try:
             self._process.request({"grammar": grammar})
         except (ValueError, BrokenPipeError) as error:
             return str(error)
         return ""
 
-    def _load_llguidance(self) -> tuple[Any, Any]:
+    def _load_llguidance(self) -> None:
         """Imports llguidance and converts the tokenizer; takes 1 s for 150,000 tokens."""
-        if self._library is None:
+        if self._llguidance is None:
             try:
                 import llguidance
             except ImportError as error:
@@ -192,8 +210,7 @@ class GrammarCompiler:
             self._process = SandboxedProcess(
                 COMPILE_PROBE, [self._settings.name], COMPILE_TIMEOUT_SECONDS, 2**20
             )
-            self._library = llguidance, tokenizer
-        return self._library
+            self._llguidance, self._library_tokenizer = llguidance, tokenizer
 
 
 def _text_eos_token_ids(tokenizer: Any) -> list[int]:
@@ -225,22 +242,6 @@ def _gbnf_as_lark(constraint: StructuredOutputs | ToolCalls) -> StructuredOutput
     except Exception as error:  # the converter raises arbitrary exceptions
         reason = grammar_error(str(error))
         raise UserError(f"the grammar is not valid GBNF: {reason}.") from error
-
-
-def _compile(llguidance: Any, tokenizer: Any, grammar: str, process: SandboxedProcess) -> Any:
-    """Returns an initial matcher whose first bitmask has been computed."""
-    _check_length(grammar)
-    try:
-        process.request({"grammar": grammar})
-    except (ValueError, BrokenPipeError) as error:
-        raise UserError(f"the grammar is rejected: {grammar_error(str(error))}.") from error
-    limits = llguidance.LLParserLimits(**PARSER_LIMITS)
-    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-    if not matcher.is_error():
-        matcher.compute_bitmask()  # detects grammars that match no text
-    if matcher.is_error():
-        raise UserError(f"the grammar is rejected: {grammar_error(matcher.get_error())}.")
-    return matcher
 
 
 def _check_length(grammar: str) -> None:

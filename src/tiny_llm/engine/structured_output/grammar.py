@@ -108,17 +108,13 @@ def _json_grammar(schema: str, is_lenient: bool = False) -> SubGrammar:
 
 def _regex(regex: str) -> str:
     """Quotes a regular expression for Lark, between slashes."""
-    return "/(?:" + _with_escaped_slashes(regex) + ")/"
-
-
-def _with_escaped_slashes(regex: str) -> str:
     escaped, is_escaped = [], False
     for character in regex:
         if character == "/" and not is_escaped:
             escaped.append("\\")
         escaped.append("\\n" if character == "\n" and not is_escaped else character)
         is_escaped = character == "\\" and not is_escaped
-    return "".join(escaped)
+    return f"/(?:{''.join(escaped)})/"
 
 
 def initial_thinking_state(tail: str, enable_thinking: bool) -> ThinkingState:

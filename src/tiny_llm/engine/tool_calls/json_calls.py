@@ -143,12 +143,6 @@ def _skip_rest(source: TextSource, scanner: JsonScanner) -> Events:
         yield None
 
 
-def call_head(function: Function, key: str) -> str:
-    """Returns the text of a call up to its arguments, as chat templates write it."""
-    name = json.dumps(function["name"], ensure_ascii=False)
-    return f'{{"name": {name}, "{key}": '
-
-
 def json_call_rule(functions: Sequence[Function], key: str, end: str = "") -> str:
     """Returns the Lark rule `call`, which refers to the schemas of `argument_schemas`.
 
@@ -156,10 +150,11 @@ def json_call_rule(functions: Sequence[Function], key: str, end: str = "") -> st
         key: key of the arguments.
         end: Lark expression between the arguments and the closing brace.
     """
-    calls = [
-        f'{literal(call_head(function, key))} @arguments_{index} {end} "}}"'
-        for index, function in enumerate(functions)
-    ]
+    calls = []
+    for index, function in enumerate(functions):
+        name = json.dumps(function["name"], ensure_ascii=False)
+        head = f'{{"name": {name}, "{key}": '  # as chat templates write it
+        calls.append(f'{literal(head)} @arguments_{index} {end} "}}"')
     return f"call: {' | '.join(calls)}\n"
 
 

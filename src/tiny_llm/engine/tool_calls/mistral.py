@@ -9,6 +9,7 @@ Chat templates accept only call ids of nine letters and digits.
 import re
 import secrets
 import string
+from dataclasses import replace
 
 from .format import CallGrammar, CallRules, Functions, ToolCallFormat, tagged_grammar
 from .json_calls import argument_schemas, json_call_rule, parse_arguments, parse_json_call
@@ -64,7 +65,8 @@ class MistralFormat(ToolCallFormat):
         schemas = argument_schemas(rules.functions)
         if self._has_list:
             more = ' (", " call)*' if rules.parallel else ""
-            lark = tagged_grammar(_once(rules), START, "list", "")
+            # One `[TOOL_CALLS]` tag: the list after it contains all calls.
+            lark = tagged_grammar(replace(rules, parallel=False), START, "list", "")
             lark += f'list: " "? "[" call{more} "]"\n'
             lark += json_call_rule(rules.functions, "arguments", OPTIONAL_ID)
             return CallGrammar(lark, schemas)
@@ -84,11 +86,6 @@ class MistralFormat(ToolCallFormat):
     def valid_call_id(self, call_id: str) -> str:
         """See `ToolCallFormat`: the last nine letters and digits, as in vLLM."""
         return re.sub(r"[^a-zA-Z0-9]", "", call_id)[-ID_LENGTH:].rjust(ID_LENGTH, "0")
-
-
-def _once(rules: CallRules) -> CallRules:
-    """Returns the rules for one `[TOOL_CALLS]` tag: the list after it contains all calls."""
-    return CallRules(rules.functions, rules.choice, False, rules.special_tokens)
 
 
 def _parse_list(source: TextSource) -> Events:

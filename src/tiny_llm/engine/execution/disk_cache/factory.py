@@ -18,6 +18,8 @@ from .fingerprint import fingerprint
 
 log = logging.getLogger("tiny_llm.engine")
 
+DEFAULT_MAX_BYTES = 10**10
+
 
 def check_disk_cache_options(directory: Any, max_bytes: Any, enable_prefix_caching: bool) -> None:
     """Validates the disk cache options.
@@ -48,16 +50,19 @@ def check_disk_cache_options(directory: Any, max_bytes: Any, enable_prefix_cachi
 
 
 def make_disk_cache(
-    directory: str | os.PathLike[str],
-    max_bytes: float,
+    directory: str | os.PathLike[str] | None,
+    max_bytes: float | None,
     scheduler: Scheduler,
     models: Sequence[PagedModel],
 ) -> DiskCache | None:
-    """Opens a disk cache; warns and returns None if the directory cannot be used.
+    """Opens a disk cache; returns None without a directory, and warns if it cannot be used.
 
     Raises:
         UserError: `max_bytes` is smaller than a page, or all layers have a sliding window.
     """
+    if directory is None:
+        return None
+    max_bytes = max_bytes or DEFAULT_MAX_BYTES
     if scheduler.config.window:
         raise UserError(
             "prefix_cache_dir does not support models in which every layer has a sliding window; "

@@ -11,15 +11,11 @@ Source: Cao and Irani, "Cost-aware WWW proxy caching algorithms" (1997).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..page_allocator import PageAllocator
 from ..prefix_cache import PrefixNode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass(eq=False)
@@ -97,7 +93,7 @@ class Checkpoints:
             priority = self.by_node[victim].priority
             if priority >= below:
                 return -1
-            self._clock = priority
+            self._clock = max(self._clock, priority)  # a demoted checkpoint's may be lower
             self.discard(victim)
             # [/task 6.5.4 evict]
         return self._allocator.allocate()[0]

@@ -77,11 +77,6 @@ class StateSlots:
         self._num_reserved = 0  # slots left for the head of the queue
         self._num_drafts = 0  # draft tokens in the step
 
-    @property
-    def num_available(self) -> int:
-        """Number of slots that are free or evictable."""
-        return self._allocator.num_free + len(self.checkpoints.evictable)
-
     # ---------------------------------------------------------------- prefix cache
 
     def usable(self, path: list[PrefixNode]) -> list[PrefixNode]:
@@ -132,7 +127,7 @@ class StateSlots:
 
         If one is, it will place a checkpoint where the two diverge.
         """
-        if self.num_available < MIN_STATE_SLOTS:
+        if self._allocator.num_free + len(self.checkpoints.evictable) < MIN_STATE_SLOTS:
             return False
         return not self._has_checkpoints or not any(
             common_prefix(other.token_ids, request.token_ids, self._page_size) > other.num_computed
