@@ -9,14 +9,14 @@ from ...errors import UserError
 MAX_DEPTH = 100  # nesting levels; Python's recursion limit is 1000
 MAX_VALUES = 2**17  # for example token ids; 15 ms to parse and validate
 MAX_CONTAINERS = 2**14  # objects and lists; 40 ms if each is validated as a Pydantic model
-PIECE_CHARS = 2**16
+CHUNK_CHARS = 2**16
 
 _OPENING, _CLOSING = b"[{", b"]}"
 _NOT_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING))
 
 
 class JsonLimits:
-    """Counts values and nesting levels in JSON documents that arrive in pieces.
+    """Counts values and nesting levels in JSON documents that arrive in chunks.
 
     Args:
         what: subject of the error message, for example "the body".
@@ -39,21 +39,21 @@ class JsonLimits:
     def _start_document(self) -> None:
         self._depth = 0
         self._in_string = False
-        self._backslash = b""  # start of an escape sequence split across pieces
+        self._backslash = b""  # start of an escape sequence split across chunks
 
     def check(self, text: str) -> None:
         """Counts a complete document; see `feed` for errors."""
         self._start_document()
-        for start in range(0, len(text), PIECE_CHARS):
-            self.feed(text[start : start + PIECE_CHARS].encode("utf-8", "replace"))
+        for start in range(0, len(text), CHUNK_CHARS):
+            self.feed(text[start : start + CHUNK_CHARS].encode("utf-8", "replace"))
 
-    def feed(self, piece: bytes) -> None:
-        """Counts the next piece of a document. Invalid JSON is not detected.
+    def feed(self, chunk: bytes) -> None:
+        """Counts the next chunk of a document. Invalid JSON is not detected.
 
         Raises:
             UserError: there are too many values or nesting levels.
         """
-        unescaped = (self._backslash + piece).replace(rb"\\", b"")
+        unescaped = (self._backslash + chunk).replace(rb"\\", b"")
         self._backslash = unescaped[-1:] if unescaped.endswith(b"\\") else b""
         parts = unescaped.replace(rb"\"", b"").split(b'"')
         structure = b"".join(parts[self._in_string :: 2])  # text outside strings

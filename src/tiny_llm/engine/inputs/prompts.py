@@ -1,7 +1,7 @@
 """Conversion of prompts (text, token ids or chat messages) to token ids.
 
 Tokenization takes a second or more per megabyte. Text that looks too long for the model's context
-is tokenized piece by piece, until it certainly exceeds the limit.
+is tokenized chunk by chunk, until it certainly exceeds the limit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ Prompts = Prompt | Sequence[Prompt]
 
 PROMPT_TYPES = 'text, token ids or chat messages ({"role": …, "content": …})'
 
-PIECE_CHARS = 2**16
+CHUNK_CHARS = 2**16
 # Characters per token of the context up to which text is not checked; English has 4 to 5 per token.
 UNCHECKED_CHARS_PER_TOKEN = 8
 # Tokens allowed before rejection, as a multiple of the context length. The count is not exact,
-# because cutting text into pieces changes the tokens at the cuts.
+# because cutting text into chunks changes the tokens at the cuts.
 MARGIN = 2
 
 
@@ -138,15 +138,15 @@ def check_length(tokenizer: Any, what: str, text: str, max_tokens: int) -> None:
     Raises:
         UserError: the text is too long.
     """
-    if len(text) <= max(PIECE_CHARS, UNCHECKED_CHARS_PER_TOKEN * max_tokens):
+    if len(text) <= max(CHUNK_CHARS, UNCHECKED_CHARS_PER_TOKEN * max_tokens):
         return
     num_tokens = 0
-    for start in range(0, len(text), PIECE_CHARS):
-        piece = text[start : start + PIECE_CHARS]
-        num_tokens += len(tokenizer.encode(piece, add_special_tokens=False))
+    for start in range(0, len(text), CHUNK_CHARS):
+        chunk = text[start : start + CHUNK_CHARS]
+        num_tokens += len(tokenizer.encode(chunk, add_special_tokens=False))
         if num_tokens > MARGIN * max_tokens:
             raise UserError(
-                f"{what} is too long: the first {start + len(piece):,} of its {len(text):,} "
+                f"{what} is too long: the first {start + len(chunk):,} of its {len(text):,} "
                 f"characters are about {num_tokens:,} tokens, but the model's context length is "
                 f"{max_tokens:,} tokens, including the output."
             )
