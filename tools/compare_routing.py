@@ -20,7 +20,7 @@ from tiny_llm.demo import TARGET_PATH
 from tiny_llm.errors import TaskNotImplemented
 from tiny_llm.server.replicas.gateway import Gateway, ReplicaRequest
 from tiny_llm.server.replicas.pool import RoutedReplicaPool
-from tiny_llm.server.replicas.prefix_index import PIECE_LENGTH
+from tiny_llm.server.replicas.prefix_index import CHUNK_LENGTH
 from tiny_llm.server.replicas.replica import Replica
 from tiny_llm.server.replicas.router import PrefixAwareRouter, RoundRobinRouter, Router
 from tiny_llm.server.settings import Settings
@@ -32,9 +32,9 @@ CACHE_TOKENS = 1600  # tokens of KV cache per replica
 PAGE_SIZE = 16  # tokens
 # layers, keys and values, KV heads, head dimension, bytes per bfloat16
 BYTES_PER_TOKEN = 8 * 2 * 2 * 128 * 2
-# Prompt text that fits a replica's KV cache, in units of PIECE_LENGTH characters, at about four
+# Prompt text that fits a replica's KV cache, in units of CHUNK_LENGTH characters, at about four
 # characters per token.
-MAX_PIECES = CACHE_TOKENS * 4 // PIECE_LENGTH
+MAX_CHUNKS = CACHE_TOKENS * 4 // CHUNK_LENGTH
 ENGINE = {
     "kv_cache_bytes": CACHE_TOKENS * BYTES_PER_TOKEN,
     "block_size": PAGE_SIZE,
@@ -116,8 +116,8 @@ def main() -> None:
     restart_in_tree(selected_tree(parser, args.solution), "tools.compare_routing")
     routers: dict[str, Router] = {
         "round robin": RoundRobinRouter(),
-        "longest match": PrefixAwareRouter(MAX_PIECES, max_imbalance=CONCURRENT, min_match=0),
-        "prefix-aware": PrefixAwareRouter(MAX_PIECES),
+        "longest match": PrefixAwareRouter(MAX_CHUNKS, max_imbalance=CONCURRENT, min_match=0),
+        "prefix-aware": PrefixAwareRouter(MAX_CHUNKS),
     }
     print("router          requests  prompt tokens  computed  hit rate")
     status = 0

@@ -108,6 +108,24 @@ def test_violated_keywords_are_logged(server, client, call, stream, monkeypatch)
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "tool"),
+    [
+        ("/v1/chat/completions", {"type": "function", "function": {"name": "book"}}),
+        ("/v1/responses", {"type": "function", "name": "book"}),
+        ("/v1/messages", {"name": "book", "input_schema": {"type": "object"}}),
+    ],
+)
+def test_duplicate_tool_names_are_rejected(server, path, tool):
+    conversation = {"input" if path == "/v1/responses" else "messages": QUESTION}
+    limit = {"max_tokens": 1} if path == "/v1/messages" else {}
+    response = server.post(path, {**conversation, **limit, "tools": [tool, tool]})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == (
+        "tools must have unique names, got 'book' several times; rename or remove one."
+    )
+
+
 def test_response_format_is_relaxed_unless_strict(client):
     schema = {"type": "object", "properties": {"a": {"const": 1, "not": {}}}, "required": ["a"]}
     response_schema = {"name": "answer", "schema": schema}

@@ -11,11 +11,11 @@ pytest.importorskip("fastapi", reason="needs the server's dependencies")
 from tiny_llm.server.replicas import prefix_index
 from tiny_llm.server.replicas.gateway import ReplicaLostError, ReplicaRequest
 from tiny_llm.server.replicas.pool import RoutedReplicaPool
-from tiny_llm.server.replicas.prefix_index import PIECE_LENGTH, PrefixIndex, piece_hashes
+from tiny_llm.server.replicas.prefix_index import CHUNK_LENGTH, PrefixIndex, chunk_hashes
 from tiny_llm.server.replicas.router import PrefixAwareRouter
 from tiny_llm.server.replicas.routing import routing_key
 
-A, B, C, D = (letter * PIECE_LENGTH for letter in "abcd")  # one piece each
+A, B, C, D = (letter * CHUNK_LENGTH for letter in "abcd")  # one chunk each
 TURN = [{"role": "user", "content": "What is two?"}]
 
 
@@ -69,20 +69,20 @@ def test_task_1_deeply_nested_body():
 
 
 @pytest.mark.parametrize(
-    "length", [0, PIECE_LENGTH - 1, PIECE_LENGTH, PIECE_LENGTH + 1, 3 * PIECE_LENGTH]
+    "length", [0, CHUNK_LENGTH - 1, CHUNK_LENGTH, CHUNK_LENGTH + 1, 3 * CHUNK_LENGTH]
 )
 def test_task_2_whole_pieces_have_hashes(length):
-    hashes = piece_hashes("x" * length)
-    assert len(hashes) == length // PIECE_LENGTH, (
-        f"expected {length // PIECE_LENGTH} hashes of {length} characters, got {len(hashes)}"
+    hashes = chunk_hashes("x" * length)
+    assert len(hashes) == length // CHUNK_LENGTH, (
+        f"expected {length // CHUNK_LENGTH} hashes of {length} characters, got {len(hashes)}"
     )
 
 
 def test_task_2_hash_depends_on_preceding_pieces():
-    assert piece_hashes(A + B) == piece_hashes(A + B + "rest"), "expected equal hashes"
-    both = set(piece_hashes(A + C)) & set(piece_hashes(B + C))
+    assert chunk_hashes(A + B) == chunk_hashes(A + B + "rest"), "expected equal hashes"
+    both = set(chunk_hashes(A + C)) & set(chunk_hashes(B + C))
     assert not both, f"expected no common hashes of AC and BC, got {len(both)}"
-    repeated = set(piece_hashes(A * 3))
+    repeated = set(chunk_hashes(A * 3))
     assert len(repeated) == 3, f"expected three hashes of AAA, got {len(repeated)}"
 
 
@@ -100,10 +100,10 @@ def test_task_2_each_piece_is_hashed_once(monkeypatch):
         return hash(value)
 
     monkeypatch.setattr(prefix_index, "hash", counting_hash, raising=False)
-    key = "".join(f"{index:{PIECE_LENGTH}}" for index in range(50))
-    piece_hashes(key)
+    key = "".join(f"{index:{CHUNK_LENGTH}}" for index in range(50))
+    chunk_hashes(key)
     assert num_hashed <= len(key), (
-        "each piece must be hashed once, with the hash of the previous piece: expected at most "
+        "each chunk must be hashed once, with the hash of the previous chunk: expected at most "
         f"{len(key)} characters hashed, got {num_hashed}"
     )
 
@@ -119,14 +119,14 @@ def test_task_2_each_piece_is_hashed_once(monkeypatch):
         (A + B + C + D, 3),
         ("", 0),
     ],
-    ids=["all", "two", "one", "not from the start", "part of a piece", "longer", "empty"],
+    ids=["all", "two", "one", "not from the start", "part of a chunk", "longer", "empty"],
 )
 def test_task_2_match_is_the_longest_known_prefix(key, expected):
     index = PrefixIndex(10)
     index.insert(A + B + C)
     actual = index.match(key)
-    assert actual == expected * PIECE_LENGTH, (
-        f"expected {expected * PIECE_LENGTH} characters, got {actual}"
+    assert actual == expected * CHUNK_LENGTH, (
+        f"expected {expected * CHUNK_LENGTH} characters, got {actual}"
     )
 
 
@@ -134,24 +134,24 @@ def test_task_2_least_recently_used_is_evicted():
     index = PrefixIndex(2)
     for key in (A, B, A, C):
         index.insert(key)
-    assert index.num_pieces == 2, f"expected 2 pieces, the capacity, got {index.num_pieces}"
-    found = [index.match(key) // PIECE_LENGTH for key in (A, B, C)]
-    assert found == [1, 0, 1], f"expected A and C to remain, got {found} pieces of A, B, C"
+    assert index.num_chunks == 2, f"expected 2 chunks, the capacity, got {index.num_chunks}"
+    found = [index.match(key) // CHUNK_LENGTH for key in (A, B, C)]
+    assert found == [1, 0, 1], f"expected A and C to remain, got {found} chunks of A, B, C"
 
 
 def test_task_2_last_piece_is_evicted_first():
     index = PrefixIndex(3)
     index.insert(A + B + C)
     index.insert(D)
-    left = index.match(A + B + C) // PIECE_LENGTH
-    assert left == 2, f"expected the first two of three pieces to remain, got a match of {left}"
+    left = index.match(A + B + C) // CHUNK_LENGTH
+    assert left == 2, f"expected the first two of three chunks to remain, got a match of {left}"
 
 
 def test_task_2_long_key_keeps_its_beginning():
     index = PrefixIndex(2)
     index.insert(A + B + C + D)
-    left = index.match(A + B + C + D) // PIECE_LENGTH
-    assert left == 2, f"expected a match of 2 pieces, the capacity, got {left}"
+    left = index.match(A + B + C + D) // CHUNK_LENGTH
+    assert left == 2, f"expected a match of 2 chunks, the capacity, got {left}"
 
 
 def test_task_2_match_does_not_count_as_use():
@@ -231,7 +231,7 @@ def test_task_3_conversations_stay_and_are_balanced():
     router, homes = PrefixAwareRouter(1000), dict[int, list[int]]()
     for turn in range(1, 5):
         for user in range(6):
-            key = A + "".join(f"{user}, {turn}. ".ljust(2 * PIECE_LENGTH) for turn in range(turn))
+            key = A + "".join(f"{user}, {turn}. ".ljust(2 * CHUNK_LENGTH) for turn in range(turn))
             homes.setdefault(user, []).append(router.choose(key, {0: 0, 1: 0}))
     moved = {user: chosen for user, chosen in homes.items() if len(set(chosen)) > 1}
     assert not moved, f"expected each conversation on one replica, got {moved}"

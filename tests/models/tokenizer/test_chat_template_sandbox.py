@@ -7,11 +7,9 @@ import pytest
 from tests.engine.support import chat
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.models import load_weights
-from tiny_llm.models.tokenizer.chat_template_main import render_chat
-from tiny_llm.models.tokenizer.sandbox import (
-    ChatTemplateSandbox,
-    default_sandbox,
-)
+from tiny_llm.models.tokenizer.chat_template import RENDERER, renderer
+from tiny_llm.models.tokenizer.chat_template_handler import render_chat
+from tiny_llm.models.tokenizer.sandbox import SandboxedProcess
 
 MESSAGES = [{"role": "user", "content": "Why? é\n😀"}, {"role": "assistant", "content": None}]
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }} {{ tools | tojson }}.{% endfor %}"
@@ -19,14 +17,21 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }} {{ tools | tojs
 
 @pytest.fixture
 def process():
-    process = ChatTemplateSandbox(seconds=30.0, num_bytes=2**28, max_bytes=10_000)
+    process = SandboxedProcess(RENDERER, [], seconds=30.0, max_bytes=10_000, max_memory=2**28)
     yield process
-    process.process.close()
+    process.close()
+
+
+def render(process, template, messages, **variables):
+    payload = {"template": template, "messages": messages, "variables": variables}
+    return process.request(payload)["text"]
 
 
 def test_sandboxed_output_matches(process):
     for rest in ({"tools": None}, {"tools": [{"name": "f"}]}):
-        assert process.render(TEMPLATE, MESSAGES, **rest) == render_chat(TEMPLATE, MESSAGES, **rest)
+        assert render(process, TEMPLATE, MESSAGES, **rest) == render_chat(
+            TEMPLATE, MESSAGES, **rest
+        )
 
 
 HOSTILE = {
@@ -53,33 +58,33 @@ REASONS = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_template_is_stopped_and_the_next_one_renders(process, kind, monkeypatch):
     if kind == "time":
-        monkeypatch.setattr(process.process, "seconds", 1.0)
+        monkeypatch.setattr(process, "seconds", 1.0)
     with pytest.raises(ValueError, match=REASONS[kind]):
-        process.render(HOSTILE[kind], MESSAGES)
+        render(process, HOSTILE[kind], MESSAGES)
     monkeypatch.undo()
-    assert process.render("{{ messages[0].role }}", MESSAGES) == "user"
+    assert render(process, "{{ messages[0].role }}", MESSAGES) == "user"
 
 
 def test_killed_process_is_restarted(process):
-    assert process.render("a", []) == "a"
-    process.process._process.kill()
-    process.process._process.wait()
-    assert process.render("b", []) == "b"
+    assert render(process, "a", []) == "a"
+    process._process.kill()
+    process._process.wait()
+    assert render(process, "b", []) == "b"
 
 
 def test_output_larger_than_a_pipe_buffer(process):
     text = "x" * 300_000
-    process.process.max_bytes = 400_000
-    assert process.render("{{ messages[0].content }}", [{"content": text}]) == text
+    process.max_bytes = 400_000
+    assert render(process, "{{ messages[0].content }}", [{"content": text}]) == text
 
 
 def test_concurrent_threads_are_serialized(process):
     actual = {}
 
-    def render(number):
-        actual[number] = process.render("{{ number }}", [], number=number)
+    def render_number(number):
+        actual[number] = render(process, "{{ number }}", [], number=number)
 
-    threads = [threading.Thread(target=render, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=render_number, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -91,7 +96,7 @@ def test_every_chat_is_sandboxed(monkeypatch):
     weights, tokenizer = load_weights("demo")
     llm = LLM((weights, tokenizer), kv_cache_bytes=2**22)
     ask = SamplingParams(temperature=0, max_tokens=2)
-    process = default_sandbox().process
+    process = renderer()
     with monkeypatch.context() as patch:
         patch.setattr(process, "seconds", 1.0)
         patch.setattr(tokenizer, "chat_template", HOSTILE["time"])

@@ -49,20 +49,20 @@ def test_transformers_tokenizer_is_sandboxed(tmp_path):
 
 def test_overlong_text_is_not_encoded_as_a_whole():
     tokenizer = open_tokenizer(TARGET_PATH, CONFIG)
-    pieces = []
+    chunks = []
 
     class CountingTokenizer:
         def encode(self, text, **options):
-            pieces.append(text)
+            chunks.append(text)
             return tokenizer.encode(text, **options)
 
     check_length(CountingTokenizer(), "it", "why " * 300_000, 1_200_000)
-    assert not pieces, "a text that may fit must be encoded only once"
+    assert not chunks, "a text that may fit must be encoded only once"
     with pytest.raises(
         UserError, match=r"^it is too long: the first 65,536 of its 1,200,000 characters are about"
     ):
         check_length(CountingTokenizer(), "it", "why " * 300_000, 2048)
-    assert list(map(len, pieces)) == [65536]
+    assert list(map(len, chunks)) == [65536]
 
 
 def test_long_text_of_few_tokens_is_accepted():

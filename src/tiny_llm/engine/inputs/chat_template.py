@@ -53,12 +53,14 @@ def normalize_tools(tools: Any) -> list[dict[str, Any]] | None:
     """Normalizes tools for chat templates; returns None if there are none.
 
     Raises:
-        UserError: a tool is not `{"type": "function", "function": {"name": …}}`.
+        UserError: a tool is not `{"type": "function", "function": {"name": …}}`, or two tools have
+            the same name.
     """
     if not tools:
         return None
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         raise UserError(f"tools must be a list of functions, got {short_repr(tools)}.")
+    names: set[str] = set()
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -66,6 +68,12 @@ def normalize_tools(tools: Any) -> list[dict[str, Any]] | None:
                 f'tools[{index}] must be {{"type": "function", "function": {{"name": …, '
                 f'"parameters": …}}}}, got {short_repr(tool)}.'
             )
+        if function["name"] in names:
+            raise UserError(
+                f"tools must have unique names, got {short_repr(function['name'])} several times; "
+                "rename or remove one."
+            )
+        names.add(function["name"])
     return [dict(tool) for tool in tools]
 
 

@@ -2,6 +2,6 @@
 
 Must not know about models.
 
-Reading order: json_schema, grammar, grammar_errors, relaxation, tokenizer, compile_probe, compiler,
-bitmask, thinking_budget, validator, validator_main.
+Reading order: json_schema, grammar, grammar_errors, relaxation, tokenizer, compile_handler,
+compiler, bitmask, thinking_budget, validator, validator_handler.
 """

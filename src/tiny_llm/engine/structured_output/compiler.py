@@ -3,7 +3,7 @@
 `llguidance` is imported on first use. Compiling a typical schema takes well below a millisecond.
 Hostile grammars are rejected with an error. Their length is limited here; nesting depth, states and
 steps by the library; and compile time by a trial compilation in a separate process that can be
-killed (`compile_probe.py`).
+killed (`compile_handler.py`).
 """
 
 import json
@@ -30,7 +30,8 @@ log = logging.getLogger("tiny_llm.engine")
 MAX_GRAMMAR_CHARS = 2**16
 MAX_CACHED_GRAMMARS = 128
 COMPILE_TIMEOUT_SECONDS = 2.0
-COMPILE_PROBE = Path(__file__).with_name("compile_probe.py")
+COMPILE_HANDLER = Path(__file__).with_name("compile_handler.py")
+MAX_MEMORY_BYTES = 2**31  # of the trial compilation, including a tokenizer of 150,000 tokens
 # A quarter of the library's defaults, which assume an otherwise idle machine.
 PARSER_LIMITS = {
     "initial_lexer_fuel": 250_000,
@@ -208,7 +209,11 @@ class GrammarCompiler:
             json.dump({**settings, "limits": PARSER_LIMITS}, self._settings)
             self._settings.flush()
             self._process = SandboxedProcess(
-                COMPILE_PROBE, [self._settings.name], COMPILE_TIMEOUT_SECONDS, 2**20
+                COMPILE_HANDLER,
+                [self._settings.name],
+                COMPILE_TIMEOUT_SECONDS,
+                2**20,
+                MAX_MEMORY_BYTES,
             )
             self._llguidance, self._library_tokenizer = llguidance, tokenizer
 

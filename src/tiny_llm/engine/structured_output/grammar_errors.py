@@ -42,7 +42,7 @@ CLAUSES = (
 
 
 def grammar_error(message: str) -> str:
-    """Converts an error from llguidance or `compile_probe.py` to one clause, without a period."""
+    """Converts an error from llguidance or `compile_handler.py` to one clause, without a period."""
     if len(message) > 2 * MAX_SEARCHED_CHARS:
         message = f"{message[:MAX_SEARCHED_CHARS]} … {message[-MAX_SEARCHED_CHARS:]}"
     for pattern, clause in CLAUSES:

@@ -14,8 +14,9 @@ from ...models.tokenizer.sandbox import SandboxedProcess
 from ..inputs.structured_outputs import StructuredOutputs, ToolCalls, schema_to_json
 from .relaxation import UNIMPLEMENTED
 
-PROGRAM = Path(__file__).with_name("validator_main.py")
+HANDLER = Path(__file__).with_name("validator_handler.py")
 TIMEOUT_SECONDS = 2.0
+MAX_MEMORY_BYTES = 2**30
 
 # Keywords that relaxation may have removed from a schema. `RELAXABLE` finds them, or look-around in
 # a pattern, in the schema's JSON text; other schemas need no validation.
@@ -31,7 +32,7 @@ class OutputValidator:
     """Validates complete outputs against their schemas. Thread-safe."""
 
     def __init__(self) -> None:
-        self._process = SandboxedProcess(PROGRAM, [], TIMEOUT_SECONDS, 2**16)
+        self._process = SandboxedProcess(HANDLER, [], TIMEOUT_SECONDS, 2**16, MAX_MEMORY_BYTES)
 
     def find_violations(
         self, constraint: StructuredOutputs | ToolCalls, text: str, calls: Sequence[tuple[str, str]]

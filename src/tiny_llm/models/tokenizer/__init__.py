@@ -2,6 +2,6 @@
 
 Untrusted regular expressions and templates run in sandboxed processes.
 
-Reading order: tokenizer, hf_fallback, tokenizer_json, low_memory_load, sandbox,
-sandboxed_encode, sandboxed_encode_main, chat_template, chat_template_main.
+Reading order: tokenizer, hf_fallback, tokenizer_json, low_memory_load, sandbox, sandbox_main,
+sandboxed_encode, sandboxed_encode_handler, chat_template, chat_template_handler.
 """

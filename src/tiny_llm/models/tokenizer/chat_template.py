@@ -1,11 +1,18 @@
-"""Chat template lookup, selection and replacement."""
+"""Chat template lookup, selection, replacement and rendering.
 
-from collections.abc import Mapping
+A chat template is an untrusted program. Jinja's sandbox blocks access to files and Python
+internals, but prevents neither endless loops nor memory exhaustion: nested
+`{% for i in range(99999) %}` suffice. Templates are therefore rendered by a sandboxed process.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, short_repr, summarize
 from ..checkpoint.safe_io import ModelError, read_limited
+from .sandbox import SandboxedProcess
 
 # One template, or name -> template, with names like "default" and "tool_use".
 Templates = str | dict[str, str]
@@ -13,6 +20,11 @@ Templates = str | dict[str, str]
 TEMPLATE_FILE = "chat_template.jinja"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"  # a folder
 MAX_TEMPLATES = 100
+
+RENDERER = Path(__file__).with_name("chat_template_handler.py")
+TIMEOUT_SECONDS = 2.0  # per conversation
+MAX_RENDERED_BYTES = 2**25  # as JSON
+MAX_MEMORY_BYTES = 2**29
 
 
 def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Templates | None:
@@ -82,6 +94,24 @@ def choose_template(templates: Templates, has_tools: bool) -> str:
             f"expected a chat template named 'default', got {summarize(sorted(templates))}."
         )
     return templates["default"]
+
+
+def render_sandboxed(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    """Same as `chat_template_handler.render_chat`, in a sandboxed process shared by all tokenizers.
+
+    Raises:
+        ValueError: the template rejects the conversation or exceeds the limits.
+        TypeError: the conversation is not JSON-serializable.
+    """
+    payload = {"template": template, "messages": list(messages), "variables": variables}
+    text: str = renderer().request(payload)["text"]
+    return text
+
+
+@cache
+def renderer() -> SandboxedProcess:
+    """Sandboxed process that renders chat templates."""
+    return SandboxedProcess(RENDERER, [], TIMEOUT_SECONDS, MAX_RENDERED_BYTES, MAX_MEMORY_BYTES)
 
 
 def _parse_entry(entry: Any, folder: Path) -> tuple[str, str]:

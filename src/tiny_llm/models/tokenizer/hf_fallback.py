@@ -12,8 +12,7 @@ from typing import Any
 from ..checkpoint.config_checks import check_sizes
 from ..checkpoint.safe_io import ModelError, check_file
 from ..checkpoint.tokenizer_config import read_optional_json
-from .chat_template import choose_template
-from .sandbox import render_sandboxed
+from .chat_template import choose_template, render_sandboxed
 from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
 from .tokenizer_json import TOKENIZER_FILE, raise_library_error, read_tokenizer_json
 

@@ -1,12 +1,7 @@
-"""Sandboxed processes with time limits; one of them renders chat templates.
+"""Sandboxed processes with memory and time limits.
 
 A thread cannot be killed, but a process can. Requests and responses are JSON lines. The process
 starts on the first request and restarts after it has been killed.
-
-A chat template is an untrusted program. Jinja's sandbox blocks access to files and Python
-internals, but prevents neither endless loops nor memory exhaustion: nested
-`{% for i in range(99999) %}` suffice. Templates are therefore rendered by a process that runs
-`chat_template_main.py`, without the rest of this package.
 """
 
 import json
@@ -16,29 +11,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 STARTUP_TIMEOUT_SECONDS = 30.0  # for Python on a busy machine
-
-TIMEOUT_SECONDS = 2.0  # per conversation
-MAX_MEMORY_BYTES = 2**29
-PROGRAM = Path(__file__).with_name("chat_template_main.py")
+PROGRAM = Path(__file__).with_name("sandbox_main.py")
 
 
 @dataclass(eq=False)
 class SandboxedProcess:
-    """Client of a sandboxed program. Thread-safe; requests are serialized."""
+    """Client of a sandboxed request handler. Thread-safe; requests are serialized."""
 
-    # Python file. Writes a JSON object once ready, then one per request; on failure, the object has
-    # the key "error".
-    program: Path
-    arguments: Sequence[str]
+    handler: Path  # Python file; see `sandbox_main.py`
+    arguments: Sequence[str]  # for the file's `make_handler`
     seconds: float  # time limit per response
     max_bytes: int  # size limit per response
+    max_memory: int  # limit on the process's address space in bytes; not enforced on macOS
     startup_seconds: float = STARTUP_TIMEOUT_SECONDS  # time limit for startup
 
     def __post_init__(self) -> None:
@@ -52,7 +42,7 @@ class SandboxedProcess:
             seconds: time limit for this response; None for the default.
 
         Raises:
-            ValueError: the program failed or exceeded its time or memory limit.
+            ValueError: the handler failed or exceeded its time or memory limit.
             TypeError: the payload is not JSON-serializable.
         """
         line = json.dumps(payload).encode() + b"\n"
@@ -63,14 +53,14 @@ class SandboxedProcess:
                 reply = self._exchange(line, seconds or self.seconds)
                 response: dict[str, Any] = json.loads(reply)
             except (ValueError, BrokenPipeError):
-                self._stop()  # the program's state is unknown
+                self._stop()  # the process's state is unknown
                 raise
         if "error" in response:
             raise ValueError(response["error"])
         return response
 
     def start(self) -> None:
-        """Starts the program and waits until it is ready."""
+        """Starts the process and waits until the handler is loaded."""
         with self._lock:
             try:
                 self._start()
@@ -85,8 +75,9 @@ class SandboxedProcess:
 
     def _start(self) -> None:
         self._stop()
+        limits = [str(self.handler), str(self.max_memory)]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(self.program), *self.arguments],
+            [sys.executable, "-P", str(PROGRAM), *limits, *self.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -131,46 +122,3 @@ class SandboxedProcess:
             if len(received) > self.max_bytes:
                 raise ValueError(f"the response has more than {self.max_bytes:,} bytes")
         return bytes(received)
-
-
-class ChatTemplateSandbox:
-    """Renders conversations. Thread-safe; calls are serialized.
-
-    Args:
-        seconds: time limit per conversation.
-        num_bytes: memory limit of the process, in bytes; not enforced on macOS.
-        max_bytes: size limit of the rendered text, encoded as JSON.
-    """
-
-    def __init__(
-        self,
-        seconds: float = TIMEOUT_SECONDS,
-        num_bytes: int = MAX_MEMORY_BYTES,
-        max_bytes: int = 2**25,
-    ) -> None:
-        self.process = SandboxedProcess(PROGRAM, [str(num_bytes)], seconds, max_bytes)
-
-    def render(self, template: str, messages: Sequence[Mapping[str, Any]], **rest: Any) -> str:
-        """Same as `chat_template_main.render_chat`, within the limits.
-
-        Raises:
-            ValueError: the template rejects the conversation or exceeds the limits.
-            TypeError: the conversation is not JSON-serializable.
-        """
-        payload = {"template": template, "messages": list(messages), "rest": rest}
-        text: str = self.process.request(payload)["text"]
-        return text
-
-
-def render_sandboxed(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-    """Renders a conversation in the process shared by all tokenizers.
-
-    See `ChatTemplateSandbox.render` for arguments and errors.
-    """
-    return default_sandbox().render(template, messages, **variables)
-
-
-@cache
-def default_sandbox() -> ChatTemplateSandbox:
-    """Shared sandbox for `render_sandboxed`."""
-    return ChatTemplateSandbox()

@@ -13,7 +13,7 @@ from ..checkpoint.safe_io import ModelError
 from .sandbox import SandboxedProcess
 from .tokenizer_json import TOKENIZER_FILE, unsafe_component
 
-PROGRAM = Path(__file__).with_name("sandboxed_encode_main.py")
+ENCODER = Path(__file__).with_name("sandboxed_encode_handler.py")
 LOAD_TIMEOUT_SECONDS = 10.0  # the largest real tokenizer takes one second
 BASE_TIMEOUT_SECONDS = 3.0  # for a short text
 MIN_CHARACTERS_PER_SECOND = 200_000  # on a slow machine
@@ -35,10 +35,11 @@ class SandboxedEncoder:
     def __init__(self, file: Path, component: str):
         self._component = component
         self._process = SandboxedProcess(
-            PROGRAM,
-            [str(file), str(MAX_MEMORY_BYTES)],
+            ENCODER,
+            [str(file)],
             BASE_TIMEOUT_SECONDS,
             MAX_RESPONSE_BYTES,
+            MAX_MEMORY_BYTES,
             LOAD_TIMEOUT_SECONDS,
         )
         self._process.start()

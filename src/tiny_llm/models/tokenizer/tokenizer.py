@@ -24,10 +24,9 @@ from ..checkpoint.tokenizer_config import (
     special_tokens,
     token_text,
 )
-from .chat_template import choose_template, find_chat_template
+from .chat_template import choose_template, find_chat_template, render_sandboxed
 from .hf_fallback import load_mlx_lm_tokenizer
 from .low_memory_load import load_tokenizer_json
-from .sandbox import render_sandboxed
 from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
 from .tokenizer_json import TOKENIZER_FILE, raise_library_error, read_tokenizer_json
 

@@ -60,5 +60,5 @@ ANTHROPIC_ERROR_RESPONSES = _errors(_ANTHROPIC_ERROR)
 
 def streaming_responses(errors: Responses) -> Responses:
     """Responses of an endpoint that returns JSON or server-sent events."""
-    forms = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
-    return {200: {"description": "The response.", "content": forms}, **errors}
+    content = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
+    return {200: {"description": "The response.", "content": content}, **errors}

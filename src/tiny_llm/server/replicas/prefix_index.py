@@ -1,6 +1,6 @@
 """Estimate of one replica's prefix cache, from the keys sent to it.
 
-A key is split into pieces of equal length. Each piece's hash also covers all pieces before it, so a
+A key is split into chunks of equal length. Each chunk's hash also covers all chunks before it, so a
 set of hashes is enough to find the longest known prefix:
 
     "You are a | helpful as | sistant. W"     hashes a, b, c
@@ -11,61 +11,61 @@ It is only an estimate: the replica's cache has pages of tokens and evicts indep
 
 from collections import OrderedDict
 
-PIECE_LENGTH = 64  # characters; about half a page of 32 tokens
+CHUNK_LENGTH = 64  # characters; about half a page of 32 tokens
 
 
-def piece_hashes(key: str) -> list[int]:
-    """Returns the hash of each full-length piece of a key, ignoring a shorter remainder.
+def chunk_hashes(key: str) -> list[int]:
+    """Returns the hash of each full-length chunk of a key, ignoring a shorter remainder.
 
-    Equal hashes mean equal prefixes, up to the end of the piece.
+    Equal hashes mean equal prefixes, up to the end of the chunk.
     """
     # [task 5.7.2 hashes]
     hashes, previous = [], 0
-    for end in range(PIECE_LENGTH, len(key) + 1, PIECE_LENGTH):
-        previous = hash((previous, key[end - PIECE_LENGTH : end]))
+    for end in range(CHUNK_LENGTH, len(key) + 1, CHUNK_LENGTH):
+        previous = hash((previous, key[end - CHUNK_LENGTH : end]))
         hashes.append(previous)
     return hashes
     # [/task 5.7.2 hashes]
 
 
 class PrefixIndex:
-    """Pieces that a replica has probably cached, in LRU order.
+    """Chunks that a replica has probably cached, in LRU order.
 
     Args:
-        capacity: maximum number of pieces.
+        capacity: maximum number of chunks.
     """
 
     def __init__(self, capacity: int):
         self._capacity = capacity
-        self._pieces: OrderedDict[int, None] = OrderedDict()  # hashes, least recently used first
+        self._chunks: OrderedDict[int, None] = OrderedDict()  # hashes, least recently used first
 
     @property
-    def num_pieces(self) -> int:
-        """Number of pieces, at most the capacity."""
-        return len(self._pieces)
+    def num_chunks(self) -> int:
+        """Number of chunks, at most the capacity."""
+        return len(self._chunks)
 
     def match(self, key: str) -> int:
         """Returns the length in characters of the longest known prefix of `key`.
 
-        The length is a multiple of `PIECE_LENGTH`. Does not change the LRU order.
+        The length is a multiple of `CHUNK_LENGTH`. Does not change the LRU order.
         """
         # [task 5.7.2 match]
-        hashes = piece_hashes(key)
-        for count, piece in enumerate(hashes):
-            if piece not in self._pieces:
-                return count * PIECE_LENGTH
-        return len(hashes) * PIECE_LENGTH
+        hashes = chunk_hashes(key)
+        for count, chunk in enumerate(hashes):
+            if chunk not in self._chunks:
+                return count * CHUNK_LENGTH
+        return len(hashes) * CHUNK_LENGTH
         # [/task 5.7.2 match]
 
     def insert(self, key: str) -> None:
-        """Makes a key's pieces the most recently used; evicts beyond the capacity.
+        """Makes a key's chunks the most recently used; evicts beyond the capacity.
 
-        A piece is evicted before the pieces that precede it, because it is useless without them.
+        A chunk is evicted before the chunks that precede it, because it is useless without them.
         """
         # [task 5.7.2 insert]
-        for piece in reversed(piece_hashes(key)):
-            self._pieces[piece] = None
-            self._pieces.move_to_end(piece)
-        while len(self._pieces) > self._capacity:
-            self._pieces.popitem(last=False)
+        for chunk in reversed(chunk_hashes(key)):
+            self._chunks[chunk] = None
+            self._chunks.move_to_end(chunk)
+        while len(self._chunks) > self._capacity:
+            self._chunks.popitem(last=False)
         # [/task 5.7.2 insert]

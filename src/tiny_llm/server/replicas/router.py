@@ -45,7 +45,7 @@ class PrefixAwareRouter:
     """Chooses the replica with the longest prefix match, among those that are not too busy.
 
     Args:
-        capacity: estimated capacity of a replica's prefix cache, in pieces.
+        capacity: estimated capacity of a replica's prefix cache, in chunks.
         max_imbalance: a replica is too busy if its requests in flight exceed those of the least
             busy replica by more than this.
         min_match: minimum fraction of the key that must match, so that a common system message does
@@ -61,7 +61,7 @@ class PrefixAwareRouter:
         """See `Router.choose`.
 
         Without a sufficient match, chooses the least busy replica; among equals, the one whose
-        index has the fewest pieces, then the first.
+        index has the fewest chunks, then the first.
         """
         # [task 5.7.3 choose]
         limit = min(loads.values()) + self._max_imbalance
@@ -70,7 +70,7 @@ class PrefixAwareRouter:
             index = self._indexes[replica]
             match = index.match(key)
             counts = match if match >= self._min_match * len(key) else 0
-            return -counts, loads[replica], index.num_pieces
+            return -counts, loads[replica], index.num_chunks
 
         chosen = min((one for one in sorted(loads) if loads[one] <= limit), key=rank)
         self._indexes[chosen].insert(key)

@@ -1,16 +1,11 @@
-"""Program that renders chat templates for `sandbox.py`.
-
-    python chat_template_main.py MAX_BYTES
+"""Request handler that renders chat templates in a sandboxed process.
 
 A template is an untrusted Jinja program. It runs in Jinja's sandbox with the same settings and
 functions as in `transformers`, for which checkpoints' templates are written.
 """
 
 import json
-import resource
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -67,29 +62,18 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-def main() -> None:
-    """Renders conversations from standard input, one JSON object per line."""
-    num_bytes = int(sys.argv[1])
+def make_handler() -> Callable[..., dict[str, str]]:
+    """See `sandbox_main.py`."""
     _compile("")  # imports Jinja before the time limit applies
-    with suppress(ValueError, OSError):  # macOS does not support this limit
-        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
-    print("{}", flush=True)
-    for line in sys.stdin:
-        try:
-            given = json.loads(line)
-            text = render_chat(given["template"], given["messages"], **given["rest"])
-            text.encode()
-            response = {"text": text}
-        except UnicodeEncodeError:
-            response = {"error": "the rendered text has an unpaired surrogate"}
-        except MemoryError:
-            response = {"error": "it used too much memory"}
-        except RecursionError:
-            response = {"error": "its calls are nested too deeply"}
-        except Exception as error:  # a template can raise anything
-            response = {"error": str(error) or type(error).__name__}
-        print(json.dumps(response), flush=True)
+    return _handle
 
 
-if __name__ == "__main__":
-    main()
+def _handle(
+    template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+) -> dict[str, str]:
+    text = render_chat(template, messages, **variables)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the rendered text has an unpaired surrogate") from None
+    return {"text": text}

@@ -1,0 +1,28 @@
+"""Request handler that compiles grammars for `compiler.py`, as a trial.
+
+llguidance does not limit every cost of compiling a grammar: intersecting many patterns can take
+minutes, and only a process can be killed.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import llguidance
+
+
+def make_handler(file: str) -> Callable[..., dict[str, str]]:
+    """Reads the tokenizer and the limits from a JSON file; see `sandbox_main.py`."""
+    settings = json.loads(Path(file).read_text(encoding="utf-8"))
+    tokenizer = llguidance.LLTokenizer(
+        settings["tokenizer"], n_vocab=settings["vocab_size"], eos_token=settings["eos_token_ids"]
+    )
+    limits = llguidance.LLParserLimits(**settings["limits"])
+
+    def compile_grammar(grammar: str) -> dict[str, str]:
+        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # detects grammars that match no text
+        return {"error": matcher.get_error()} if matcher.is_error() else {}
+
+    return compile_grammar
