@@ -25,10 +25,10 @@ from tools.metal_emulator import ToolMissingError
 
 from .metal_attention import attention_jobs
 from .metal_jobs import Job, Totals, run
+from .metal_matmuls import matmul_jobs
 from .metal_paged import paged_jobs
-from .metal_products import product_jobs
 
-JOBS: list[Callable[[], list[Job]]] = [product_jobs, attention_jobs, paged_jobs]
+JOBS: list[Callable[[], list[Job]]] = [matmul_jobs, attention_jobs, paged_jobs]
 COLUMNS = {
     "device_bytes": "device KB",
     "unique_device_bytes": "unique KB",

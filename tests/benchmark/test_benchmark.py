@@ -28,6 +28,7 @@ from benchmark.peers_results import Results
 from benchmark.peers_table import write_table
 from benchmark.roofline import ISA_FLAGS, PROBE, Limits, Machine, Peaks, best, isa_of_kernels
 from benchmark.single_request import sampled_offsets
+from benchmark.systems import llama_cpp_worker
 from benchmark.systems.client import Ready
 from benchmark.timing import Times
 from tests.models.support import HYBRID, HYBRID_MIXTURE, MIXTURE
@@ -457,3 +458,12 @@ def test_long_prompts_and_contexts(tmp_path, monkeypatch, capsys, on_cpu):
             costs, FAST, peaks=FAST.kernel_peaks("avx2")
         )
         assert row["roofline_tokens_per_s"] == bound
+
+
+def test_embeddings_do_not_share_a_context_with_text(monkeypatch):
+    monkeypatch.setattr(llama_cpp_worker, "Context", lambda model, threads, *key: key)
+    worker = object.__new__(llama_cpp_worker.LlamaCpp)
+    worker._model, worker._threads, worker._contexts = None, 1, {}
+    setting = llama_cpp_worker.Setting(flash=True, unified=False)
+    assert worker._context(setting, 1, 512) == (setting, 1, 512, False)
+    assert worker._context(setting, 1, 512, embeds=True) == (setting, 1, 512, True)
