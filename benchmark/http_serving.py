@@ -36,6 +36,7 @@ from tiny_llm.models import find_model
 
 from .gguf_file import write_gguf
 from .http_clients import LoadResult, health_under_load, run_arrivals, run_clients
+from .model_driver import benchmark_parser, print_json, run_command
 from .roofline import usable_threads
 from .server_processes import llama_server, our_server
 
@@ -217,7 +218,7 @@ def show(result: dict[str, Any]) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: argparse.Namespace) -> int:
     """Runs all experiments and prints their tables."""
     folder = find_model(args.model, Console(stderr=True))
     config = json.loads((folder / "config.json").read_text())
@@ -229,14 +230,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             write_gguf(folder, args.gguf, with_vocabulary=True)
     result = {"model": args.model, **compare(args, vocab_size), "demo": startup_and_memory(args)}
     show(result)
-    return result
+    return print_json(result)
 
 
 def main() -> int:
     """Runs the command; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--model", default=DEMO, help="folder with a tokenizer (default: demo)")
     add("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
@@ -249,12 +248,7 @@ def main() -> int:
     add("--thousands", type=int, default=2, help="thousands of requests for memory growth")
     add("--llama-server", help="path of llama.cpp's server binary")
     add("--gguf", type=Path, help="GGUF file for llama.cpp; created if it does not exist")
-    try:
-        print(json.dumps(run(parser.parse_args())))
-    except UserError as error:
-        print(f"http_serving: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command("http_serving", parser.parse_args(), run)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Benchmark calculations: model costs, machine limits, GGUF export, reports."""
 
+import argparse
 import contextlib
 import importlib
 import json
@@ -29,7 +30,7 @@ from benchmark.peers_table import write_table
 from benchmark.roofline import ISA_FLAGS, PROBE, Limits, Machine, Peaks, best, isa_of_kernels
 from benchmark.single_request import sampled_offsets
 from benchmark.systems import llama_cpp_worker
-from benchmark.systems.client import Ready
+from benchmark.systems.client import Ready, WorkerError
 from benchmark.timing import Times
 from tests.models.support import HYBRID, HYBRID_MIXTURE, MIXTURE
 from tiny_llm import UserError, kernels, load_weights
@@ -433,6 +434,17 @@ def test_benchmarks_of_a_model_fail_above_its_limits(monkeypatch, capsys, on_cpu
     monkeypatch.setattr(sys, "argv", [benchmark, "--model=/nowhere"])
     assert module.main() == 2
     assert capsys.readouterr().err.startswith(f"{benchmark}: ")
+
+
+@pytest.mark.parametrize("error", [UserError("no model."), WorkerError("openvino exited: 1")])
+def test_errors_of_the_user_and_of_workers_are_one_line(monkeypatch, capsys, error):
+    monkeypatch.setattr(model_driver, "exit_on_sigterm", lambda: None)
+
+    def run(args: argparse.Namespace) -> int:
+        raise error
+
+    assert model_driver.run_command("fairness", argparse.Namespace(), run) == 2
+    assert capsys.readouterr() == ("", f"fairness: {error}\n")
 
 
 def test_long_prompts_and_contexts(tmp_path, monkeypatch, capsys, on_cpu):
