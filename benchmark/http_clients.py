@@ -83,8 +83,10 @@ class Client:
         arrival = time.perf_counter() if due is None else due
         reader, status = await self._send(_request("POST", "/v1/completions", content))
         if b" 200 " not in status:
-            text = (await reader.read(2000)).decode(errors="replace")
-            raise UserError(f"{self._url} returned {status.decode().strip()}: {text[-300:]}")
+            text = (await reader.read(2000)).decode(errors="replace").rpartition("\r\n\r\n")[2]
+            raise UserError(
+                f"{self._url} returned {status.decode().strip()}: {text[-300:].strip()}"
+            )
         first, tail, has_ended = None, b"", False
         while data := await reader.read(READ_BYTES):
             now = time.perf_counter()

@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from .gguf_file import write_gguf
 from .http_clients import LoadResult, health_under_load, run_arrivals, run_clients
 from .model_driver import benchmark_parser, print_json, run_command
 from .roofline import usable_threads
-from .server_processes import llama_server, our_server
+from .server_processes import ServerProcess, llama_server, our_server
 
 DEMO = "demo"
 DEMO_VOCABULARY = 4000  # ids below this are tokens of text
@@ -89,41 +90,33 @@ class InProcess:
 
 def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
     """Measures throughput and time to first token of all systems by number of clients."""
-    max_clients = max(args.clients)
+    max_clients, rate = max(args.clients), args.request_rate
     max_num_seqs = max(32, max_clients)
     ours = our_server(args.model, "--max-num-seqs", str(max_num_seqs))
     servers = [ours]
     ours.pause()
     in_process = InProcess(args.model, max_num_seqs)
 
-    rate = args.request_rate
-
     def run_in_process(workload: Workload, clients: int) -> LoadResult:
         if rate is None:
             return in_process.run(workload, clients)
         return in_process.run_arrivals(workload, _arrivals(workload, rate))
 
-    def over_http(url: str, workload: Workload, clients: int, fields: dict[str, Any]) -> LoadResult:
-        if rate is None:
-            return asyncio.run(run_clients(url, workload, clients, fields))
-        return asyncio.run(run_arrivals(url, workload, _arrivals(workload, rate), fields))
+    def over_http(
+        server: ServerProcess, fields: dict[str, Any], workload: Workload, clients: int
+    ) -> LoadResult:
+        with server.running() as url:
+            if rate is None:
+                return asyncio.run(run_clients(url, workload, clients, fields))
+            return asyncio.run(run_arrivals(url, workload, _arrivals(workload, rate), fields))
 
-    def run_server(workload: Workload, clients: int) -> LoadResult:
-        with ours.running() as url:
-            return over_http(url, workload, clients, {})
-
-    runs: Runs = {"LLM": run_in_process, "serve": run_server}
+    runs: Runs = {"LLM": run_in_process, "serve": partial(over_http, ours, {})}
     if args.llama_server is not None:
         context = 2 * args.max_len
         peer = llama_server(args.llama_server, args.gguf, max_clients, context, usable_threads())
         servers.append(peer)
         peer.pause()
-
-        def run_llama_server(workload: Workload, clients: int) -> LoadResult:
-            with peer.running() as url:
-                return over_http(url, workload, clients, LLAMA_FIELDS)
-
-        runs["llama-server"] = run_llama_server
+        runs["llama-server"] = partial(over_http, peer, LLAMA_FIELDS)
     try:
         measured = _measure(args, runs, vocab_size)
         workload = _workload(args, 16, vocab_size, seed=10_000)

@@ -119,9 +119,14 @@ def run(args: argparse.Namespace) -> int:
             decodings.append(Decoding(name, {**config, **quantization}, args.context))
         except ValueError as error:
             raise UserError(str(error)) from error
+
+    def decode_all() -> None:
+        for decoding in decodings:
+            decoding.decode(args.steps)
+
     with measured_limits() as limits:
         for _ in range(args.rounds):
-            limits.around(lambda: [decoding.decode(args.steps) for decoding in decodings])
+            limits.around(decode_all)
     machine = limits.machine
     rows = [decoding.row(machine) for decoding in decodings]
     print(f"{machine}\n" if machine is not None else "")
