@@ -269,7 +269,7 @@ def run_measurement(measure: Callable[[argparse.Namespace, HardwareLimits], dict
     Returns:
         Exit status: 0, or 2 if something of day 4.1 must be implemented first.
     """
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("what", choices=("planted", "kernels", "best"))
     parser.add_argument("--read", type=float, required=True)
     parser.add_argument("--peak", type=float, required=True)
