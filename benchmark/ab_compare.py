@@ -9,13 +9,13 @@ temporary slowdown of the machine cancels out.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
 
 from .metrics import METRICS, Metric, names
-from .systems.client import ROOT, WorkerError, WorkerProcess, exit_on_sigterm
+from .model_driver import benchmark_parser, print_json, run_command
+from .systems.client import ROOT, WorkerError, WorkerProcess
 from .timing import Times
 
 TIMED = [name for name, metric in METRICS.items() if metric.kind != "load"]
@@ -66,7 +66,7 @@ def report(metric: Metric, seconds: dict[str, list[float]]) -> dict[str, float]:
     return figures
 
 
-def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+def run(args: argparse.Namespace) -> int:
     """Measures all metrics and prints a table in milliseconds per prompt or step."""
     other = args.tree.resolve()
     trees = {"other": (venv_python(other), other), "this": (sys.executable, ROOT)}
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     finally:
         for worker in workers.values():
             worker.close()
-    return figures
+    return print_json({"rounds": args.rounds, "metrics": figures})
 
 
 def parse_ab_args(
@@ -108,20 +108,10 @@ def parse_ab_args(
 
 def main() -> int:
     """Runs the command; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("tree", type=Path, metavar="TREE", help="checkout to compare with")
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
-    args = parse_ab_args(parser, TIMED, rounds=10, limit_s=120)
-    exit_on_sigterm()
-    try:
-        figures = run(args)
-    except WorkerError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print("\n" + json.dumps({"rounds": args.rounds, "metrics": figures}))
-    return 0
+    return run_command("ab_compare", parse_ab_args(parser, TIMED, rounds=10, limit_s=120), run)
 
 
 if __name__ == "__main__":

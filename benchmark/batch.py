@@ -16,7 +16,7 @@ from benchmark.model_costs import ModelCosts
 from tiny_llm.batch import BatchGeneration
 
 from .metrics import Metric, throughput
-from .model_driver import Week2, run_benchmark
+from .model_driver import Week2, benchmark_parser, run_benchmark
 from .roofline import Limits
 from .systems.worker import token_ids
 from .timing import Times, step_seconds
@@ -111,9 +111,7 @@ def run(
 
 def main() -> int:
     """Runs the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--steps", type=int, default=24, help="tokens to decode")
     add("--max-batch", type=int, default=BATCH_SIZES[-1], help="largest batch size")

@@ -13,7 +13,6 @@ prediction must agree.
 
 import argparse
 import itertools
-import json
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -29,8 +28,9 @@ from tiny_llm.generate import decode_with_cache, read_tokens
 from .agreement import Agreement, agreement
 from .gguf_file import TYPES, write_gguf
 from .make_checkpoint import shape_config, write_checkpoint
+from .model_driver import benchmark_parser, print_json, run_command
 from .roofline import usable_threads
-from .systems.client import WorkerError, WorkerProcess
+from .systems.client import WorkerProcess
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -130,31 +130,29 @@ def compare(python: str, file: Path, texts: list[Text]) -> Agreement:
 
 def main() -> int:
     """Prints the agreement for each file type; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument(
         "--llama-python", default=sys.executable, help="interpreter with llama-cpp-python"
     )
-    args = parser.parse_args()
+    return run_command("check_gguf", parser.parse_args(), run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compares all file types."""
     texts = demo_texts()
     result: dict[str, Agreement] = {}
     with tempfile.TemporaryDirectory() as folder:
         for kind in TYPES:
             file = Path(folder) / f"demo-{kind}.gguf"
             write_gguf(TARGET_PATH, file, kind)
-            try:
-                result[kind] = compare(args.llama_python, file, texts)
-            except WorkerError as error:
-                print(f"check_gguf: {error}.", file=sys.stderr)
-                return 2
+            result[kind] = compare(args.llama_python, file, texts)
             print(f"{kind}: {result[kind]}")
         text = hybrid_text(Path(folder) / "hybrid")
         write_gguf(Path(folder) / "hybrid", Path(folder) / "hybrid.gguf", "f32")
         result["hybrid"] = compare(args.llama_python, Path(folder) / "hybrid.gguf", [text])
         print(f"hybrid: {result['hybrid']}")
-    print(json.dumps({kind: asdict(agreement) for kind, agreement in result.items()}))
-    return 0 if result["f32"].all_agree and result["hybrid"].all_agree else 1
+    counts = {kind: asdict(agreement) for kind, agreement in result.items()}
+    return print_json(counts, int(not (result["f32"].all_agree and result["hybrid"].all_agree)))
 
 
 if __name__ == "__main__":

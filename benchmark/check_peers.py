@@ -17,7 +17,6 @@ threshold is four times that, an eighth.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from dataclasses import asdict
@@ -26,10 +25,11 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from tiny_llm import Qwen3ModelWeek2, load_weights
+from tiny_llm import Qwen3ModelWeek2, UserError, load_weights
 
 from .agreement import Agreement, agreement
 from .make_checkpoint import qwen3_config, write_checkpoint
+from .model_driver import benchmark_parser, print_json, run_command
 from .systems.client import WorkerError, WorkerProcess, export_once
 
 WORKERS = {"openvino": "openvino_worker", "onnxruntime": "onnxruntime_worker"}
@@ -128,15 +128,17 @@ def check(system: str, python: str, exact: bool, work: Path, checkpoint: Path) -
 
 def main() -> int:
     """Prints the agreement per system and setting; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--openvino-python", help="interpreter with openvino-genai")
     parser.add_argument("--onnx-python", help="interpreter with onnxruntime-genai")
-    args = parser.parse_args()
+    return run_command("check_peers", parser.parse_args(), run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compares all systems and settings."""
     pythons = {"openvino": args.openvino_python, "onnxruntime": args.onnx_python}
     if not any(pythons.values()):
-        parser.error("at least one of --openvino-python and --onnx-python is required.")
+        raise UserError("at least one of --openvino-python and --onnx-python is required.")
     result: dict[str, Agreement] = {}
     with tempfile.TemporaryDirectory() as work:
         checkpoint = Path(work) / "checkpoint"
@@ -144,14 +146,10 @@ def main() -> int:
         for system, python in pythons.items():
             for exact in TIES if python else ():
                 name = f"{system}, {'float32' if exact else '8-bit'} activations"
-                try:
-                    result[name] = check(system, python, exact, Path(work), checkpoint)
-                except WorkerError as error:
-                    print(f"check_peers: {error}.", file=sys.stderr)
-                    return 2
+                result[name] = check(system, python, exact, Path(work), checkpoint)
                 print(f"{name}: {result[name]}")
-    print(json.dumps({name: asdict(agreement) for name, agreement in result.items()}))
-    return 0 if all(agreement.all_agree for agreement in result.values()) else 1
+    counts = {name: asdict(agreement) for name, agreement in result.items()}
+    return print_json(counts, int(not all(agreement.all_agree for agreement in result.values())))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from tiny_llm import LLM, SamplingParams
 from tiny_llm.kv_cache.disk.page_file import drop_from_page_cache
 
 from .make_checkpoint import shape_config
+from .model_driver import benchmark_parser
 from .timing import Times
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
@@ -29,9 +30,7 @@ ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 def main() -> int:
     """Runs the command: all phases, or one of them as a child process with --phase."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--model", help="folder with a config.json (default: Qwen3-0.6B)")
     parser.add_argument("--tokens", type=int, default=8192, help="prompt length")
     parser.add_argument(

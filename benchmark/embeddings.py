@@ -17,9 +17,10 @@ import numpy as np
 
 from .gguf_file import write_gguf
 from .make_checkpoint import shape_config, write_checkpoint
+from .model_driver import benchmark_parser, print_json, run_command
 from .peers import show
 from .roofline import usable_threads
-from .systems.client import WorkerProcess, exit_on_sigterm
+from .systems.client import WorkerError, WorkerProcess
 from .timing import Times
 
 SHAPE = "qwen3-0.6b"
@@ -77,9 +78,7 @@ def start_workers(args: argparse.Namespace) -> dict[str, WorkerProcess]:
 
 def main() -> int:
     """Prints tokens per second by system and case; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument(
         "--work", type=Path, required=True, help="folder for cached checkpoints, 2 GB"
     )
@@ -90,8 +89,11 @@ def main() -> int:
     parser.add_argument(
         "--torch-python", default=sys.executable, help="interpreter with sentence-transformers"
     )
-    args = parser.parse_args()
-    exit_on_sigterm()
+    return run_command("embeddings", parser.parse_args(), run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures all systems, interleaved, and prints the table."""
     args.work.mkdir(parents=True, exist_ok=True)
     workers = start_workers(args)
     seconds: dict[tuple[str, tuple[int, int]], list[float]] = {}
@@ -103,8 +105,7 @@ def main() -> int:
                     request = {"kind": "embed", "batch": case[0], "tokens": case[1]}
                     reply = worker.ask(request, LIMIT_S)
                     if "seconds" not in reply:
-                        show(f"{name}: {next(iter(reply.values()))}")
-                        return 1
+                        raise WorkerError(f"{name}: {next(iter(reply.values()))}")
                     vectors[name] = np.array(reply["vector"])
                     if number > 0:  # the first round warms up
                         seconds.setdefault((name, case), []).append(reply["seconds"])
@@ -123,8 +124,7 @@ def main() -> int:
             cells.append(f"{tokens / times.median:,.0f} ({tokens / times.minimum:,.0f})")
         cosine = float(vectors[name] @ vectors[OURS])
         print(f"| {name} | {' | '.join(cells)} | {cosine:.4f} |")
-    print(json.dumps(figures))
-    return 0
+    return print_json(figures)
 
 
 if __name__ == "__main__":

@@ -15,45 +15,23 @@ While one server is measured, the other is paused (SIGSTOP).
 
 import argparse
 import asyncio
+import contextlib
 import itertools
-import json
 import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import httpx2
+from tiny_llm.cli.batching.open_loop import RequestTimes, percentile
 
-from tiny_llm import UserError
-from tiny_llm.cli.batching.open_loop import percentile
-
+from .http_clients import Client
+from .model_driver import benchmark_parser, print_json, run_command
 from .server_processes import our_server
 
 POLICIES = ("fcfs", "fair")
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 100, 4000
 TOKENS_BEFORE = 16  # output tokens of the stream before the long prompt is sent
-TIMEOUT_SECONDS = 1200
-
-
-@dataclass
-class Stream:
-    """Timestamps of one streamed request, in seconds.
-
-    Attributes:
-        sent: time at which the request was sent.
-        events: arrival time of each event with a token.
-    """
-
-    sent: float
-    events: list[float] = field(default_factory=list)
-
-    @property
-    def ttft(self) -> float:
-        """Time to first token, in seconds."""
-        return self.events[0] - self.sent
 
 
 class Load:
@@ -66,26 +44,29 @@ class Load:
     """
 
     def __init__(self, url: str, args: argparse.Namespace, seed: int):
-        self._args = args
+        self._url, self._args = url, args
         self._random = random.Random(seed)
-        self._client = httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_SECONDS)
         self._is_decoding = asyncio.Event()
+        self._arrivals: list[float] = []  # of the stream's tokens
 
     async def run(self) -> dict[str, float]:
         """Runs the workload; returns its figures, in seconds and tokens per second."""
         args = self._args
         started = time.perf_counter()
-        async with self._client, asyncio.TaskGroup() as group:
-            stream = group.create_task(self._complete(args.chat_len, args.stream_tokens, True))
-            await self._is_decoding.wait()
-            prompt = group.create_task(self._complete(args.prompt_len, args.chat_tokens))
-            chats = group.create_task(self._chat())
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._complete(args.chat_len, args.stream_tokens, self._record))
+                await self._is_decoding.wait()
+                prompt = group.create_task(self._complete(args.prompt_len, args.chat_tokens))
+                chats = group.create_task(self._chat())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         seconds = time.perf_counter() - started
         long = prompt.result()
         tokens = args.chat_len + args.stream_tokens + args.prompt_len + args.chat_tokens
         tokens += args.chats * (args.chat_len + args.chat_tokens)
-        waits = [chat.ttft for chat in chats.result() if chat.sent < long.events[0]]
-        events = [now for now in stream.result().events if long.sent <= now <= long.events[0]]
+        waits = [chat.ttft for chat in chats.result() if chat.arrival < long.first_token]
+        events = [now for now in self._arrivals if long.arrival <= now <= long.first_token]
         gaps = [after - before for before, after in itertools.pairwise(events)] or [long.ttft]
         return {
             "seconds": seconds,
@@ -99,31 +80,30 @@ class Load:
             "gap_max": max(gaps),
         }
 
-    async def _chat(self) -> list[Stream]:
+    async def _chat(self) -> list[RequestTimes]:
         """Sends the short chats, each `chat_interval` seconds after the previous one's end."""
-        streams = []
+        requests = []
         for _ in range(self._args.chats):
             await asyncio.sleep(self._args.chat_interval)
-            streams.append(await self._complete(self._args.chat_len, self._args.chat_tokens))
-        return streams
+            requests.append(await self._complete(self._args.chat_len, self._args.chat_tokens))
+        return requests
 
-    async def _complete(self, prompt_len: int, max_tokens: int, sets_event: bool = False) -> Stream:
-        """Streams a completion; if `sets_event`, sets `_is_decoding` after TOKENS_BEFORE tokens."""
+    def _record(self, now: float, count: int) -> None:
+        """Records the arrival of tokens of the stream."""
+        self._arrivals += [now] * count
+        if len(self._arrivals) >= TOKENS_BEFORE:
+            self._is_decoding.set()
+
+    async def _complete(
+        self,
+        prompt_len: int,
+        max_tokens: int,
+        on_events: Callable[[float, int], None] | None = None,
+    ) -> RequestTimes:
+        """Streams a completion of a random prompt."""
         token_ids = self._random.choices(range(FIRST_TOKEN_ID, LAST_TOKEN_ID), k=prompt_len)
-        body = {"prompt": token_ids, "max_tokens": max_tokens, "temperature": 0, "stream": True}
-        stream = Stream(time.perf_counter())
-        request = self._client.stream("POST", "/v1/completions", json=body | {"ignore_eos": True})
-        async with request as response:
-            if response.status_code != 200:
-                raise UserError(
-                    f"the server returned {response.status_code}: {await response.aread()!r}"
-                )
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    stream.events.append(time.perf_counter())
-                if sets_event and len(stream.events) == TOKENS_BEFORE:
-                    self._is_decoding.set()
-        return stream
+        with contextlib.closing(Client(self._url, {})) as client:
+            return await client.complete(token_ids, max_tokens, on_events=on_events)
 
 
 def show(rounds: dict[str, list[dict[str, float]]]) -> None:
@@ -150,7 +130,7 @@ def _medians(results: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(row[name] for row in results) for name in results[0]}
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: argparse.Namespace) -> int:
     """Runs all rounds, interleaved, and prints their table."""
     servers = {
         policy: our_server(args.model, "--scheduling-policy", policy) for policy in args.policies
@@ -168,14 +148,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for server in servers.values():
             server.close()
     show(rounds)
-    return {"model": args.model, "rounds": rounds}
+    return print_json({"model": args.model, "rounds": rounds})
 
 
 def main() -> int:
     """Runs the command; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--model", default="demo", help="folder of a model (default: demo)")
     add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
@@ -186,12 +164,7 @@ def main() -> int:
     add("--chat-tokens", type=int, default=64, help="output tokens of a chat")
     add("--chat-interval", type=float, default=2, help="seconds between two chats")
     add("--rounds", type=int, default=3)
-    try:
-        print(json.dumps(run(parser.parse_args())))
-    except UserError as error:
-        print(f"fairness: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command("fairness", parser.parse_args(), run)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Lightweight load generators for OpenAI servers on the same machine.
 
 A client sends a request and reads the response in large chunks. Instead of parsing the stream, it
-only looks for two events: the first line that begins with `data:`, and the final one.
+only counts the lines that begin with `data: {`, and looks for the final event.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from tiny_llm.cli.batching.open_loop import RequestTimes, percentile
 from tiny_llm.cli.batching.workload import Workload
 
 READ_BYTES = 2**16
+EVENT = b"\ndata: {"
 LAST_EVENT = b"\ndata: [DONE]\n"  # cannot occur in JSON, which escapes line breaks
 LAST_CHUNK = b"\r\n0\r\n\r\n"  # end of a chunked response
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -60,7 +61,11 @@ class Client:
         self._connection: Connection | None = None
 
     async def complete(
-        self, prompt: Sequence[int], length: int, due: float | None = None
+        self,
+        prompt: Sequence[int],
+        length: int,
+        due: float | None = None,
+        on_events: Callable[[float, int], None] | None = None,
     ) -> RequestTimes:
         """Sends a request to `/v1/completions` and reads its stream to the end.
 
@@ -68,6 +73,7 @@ class Client:
             prompt: token ids.
             length: number of output tokens.
             due: scheduled arrival time of an open-loop request; default: now.
+            on_events: called with the arrival time and number of new events, one per token.
 
         Raises:
             UserError: the server returned an error or closed the stream early.
@@ -77,14 +83,19 @@ class Client:
         arrival = time.perf_counter() if due is None else due
         reader, status = await self._send(_request("POST", "/v1/completions", content))
         if b" 200 " not in status:
-            text = (await reader.read(2000)).decode(errors="replace")
-            raise UserError(f"{self._url} returned {status.decode().strip()}: {text[-300:]}")
+            text = (await reader.read(2000)).decode(errors="replace").rpartition("\r\n\r\n")[2]
+            raise UserError(
+                f"{self._url} returned {status.decode().strip()}: {text[-300:].strip()}"
+            )
         first, tail, has_ended = None, b"", False
         while data := await reader.read(READ_BYTES):
             now = time.perf_counter()
+            events = (tail[1 - len(EVENT) :] + data).count(EVENT)
             data = tail + data
-            if first is None and b"\ndata:" in data:
+            if events and first is None:
                 first = now
+            if events and on_events is not None:
+                on_events(now, events)
             has_ended = has_ended or LAST_EVENT in data
             if has_ended and data.endswith(LAST_CHUNK):
                 assert first is not None

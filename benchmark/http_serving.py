@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ from tiny_llm.models import find_model
 
 from .gguf_file import write_gguf
 from .http_clients import LoadResult, health_under_load, run_arrivals, run_clients
+from .model_driver import benchmark_parser, print_json, run_command
 from .roofline import usable_threads
-from .server_processes import llama_server, our_server
+from .server_processes import ServerProcess, llama_server, our_server
 
 DEMO = "demo"
 DEMO_VOCABULARY = 4000  # ids below this are tokens of text
@@ -88,41 +90,33 @@ class InProcess:
 
 def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
     """Measures throughput and time to first token of all systems by number of clients."""
-    max_clients = max(args.clients)
+    max_clients, rate = max(args.clients), args.request_rate
     max_num_seqs = max(32, max_clients)
     ours = our_server(args.model, "--max-num-seqs", str(max_num_seqs))
     servers = [ours]
     ours.pause()
     in_process = InProcess(args.model, max_num_seqs)
 
-    rate = args.request_rate
-
     def run_in_process(workload: Workload, clients: int) -> LoadResult:
         if rate is None:
             return in_process.run(workload, clients)
         return in_process.run_arrivals(workload, _arrivals(workload, rate))
 
-    def over_http(url: str, workload: Workload, clients: int, fields: dict[str, Any]) -> LoadResult:
-        if rate is None:
-            return asyncio.run(run_clients(url, workload, clients, fields))
-        return asyncio.run(run_arrivals(url, workload, _arrivals(workload, rate), fields))
+    def over_http(
+        server: ServerProcess, fields: dict[str, Any], workload: Workload, clients: int
+    ) -> LoadResult:
+        with server.running() as url:
+            if rate is None:
+                return asyncio.run(run_clients(url, workload, clients, fields))
+            return asyncio.run(run_arrivals(url, workload, _arrivals(workload, rate), fields))
 
-    def run_server(workload: Workload, clients: int) -> LoadResult:
-        with ours.running() as url:
-            return over_http(url, workload, clients, {})
-
-    runs: Runs = {"LLM": run_in_process, "serve": run_server}
+    runs: Runs = {"LLM": run_in_process, "serve": partial(over_http, ours, {})}
     if args.llama_server is not None:
         context = 2 * args.max_len
         peer = llama_server(args.llama_server, args.gguf, max_clients, context, usable_threads())
         servers.append(peer)
         peer.pause()
-
-        def run_llama_server(workload: Workload, clients: int) -> LoadResult:
-            with peer.running() as url:
-                return over_http(url, workload, clients, LLAMA_FIELDS)
-
-        runs["llama-server"] = run_llama_server
+        runs["llama-server"] = partial(over_http, peer, LLAMA_FIELDS)
     try:
         measured = _measure(args, runs, vocab_size)
         workload = _workload(args, 16, vocab_size, seed=10_000)
@@ -217,7 +211,7 @@ def show(result: dict[str, Any]) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: argparse.Namespace) -> int:
     """Runs all experiments and prints their tables."""
     folder = find_model(args.model, Console(stderr=True))
     config = json.loads((folder / "config.json").read_text())
@@ -229,14 +223,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             write_gguf(folder, args.gguf, with_vocabulary=True)
     result = {"model": args.model, **compare(args, vocab_size), "demo": startup_and_memory(args)}
     show(result)
-    return result
+    return print_json(result)
 
 
 def main() -> int:
     """Runs the command; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--model", default=DEMO, help="folder with a tokenizer (default: demo)")
     add("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
@@ -249,12 +241,7 @@ def main() -> int:
     add("--thousands", type=int, default=2, help="thousands of requests for memory growth")
     add("--llama-server", help="path of llama.cpp's server binary")
     add("--gguf", type=Path, help="GGUF file for llama.cpp; created if it does not exist")
-    try:
-        print(json.dumps(run(parser.parse_args())))
-    except UserError as error:
-        print(f"http_serving: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command("http_serving", parser.parse_args(), run)
 
 
 if __name__ == "__main__":

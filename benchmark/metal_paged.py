@@ -4,7 +4,7 @@ MLX has no paged attention kernel, so the peers are tiny-llm's dense kernels. Bo
 keys and values, so the difference is the cost of the block table.
 """
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -41,8 +41,8 @@ def _job(name: str, job: Attention, H: int, page_size: int, variant: str) -> Job
         limits=PAGED_LIMITS,
         kernel=f"paged_attention_{variant}",
         mlx_kernel=f"flash_attention_{variant}",
-        ours=_steps(job, page_size, variant),
-        mlx=dense_decode(job) if variant == "decode" else dense_tile(job),
+        ours=functools.partial(_steps, job, page_size, variant),
+        mlx=functools.partial(dense_decode if variant == "decode" else dense_tile, job),
         peer="dense",
     )
 
@@ -56,25 +56,22 @@ def _params(job: Attention, page_size: int) -> Any:
     )  # fmt: skip
 
 
-def _steps(job: Attention, page_size: int, variant: str) -> Callable[[], list[Step]]:
-    def steps() -> list[Step]:
-        metal, params, P = kernels.extension().metal, _params(job, page_size), job.S // page_size
-        table = np.arange(P, dtype=np.int32)[::-1].reshape(1, P).copy()
-        lengths = [np.array([job.S], np.int32), np.zeros(1, np.int32)]
-        pages = job.keys().reshape(P, 1, page_size, D)
-        out = np.zeros((job.L, job.group, D), ml_dtypes.bfloat16)
-        arrays = [job.query(), pages, pages, table, *lengths, out]
-        if variant == "tile":
-            launch = metal.paged_attention_tile_launch(params, "bfloat16")
-            return [our_step(f"{SOURCE_PREFIX}_tile.metal", launch, arrays)]
-        partial = np.zeros((params.partial_rows, params.splits, D), np.float32)
-        statistics = np.zeros((params.partial_rows, params.splits, 2), np.float32)
-        launch = metal.paged_attention_decode_launch(params, "bfloat16")
-        merge = metal.paged_attention_merge_launch(params, "bfloat16")
-        source = f"{SOURCE_PREFIX}_decode.metal"
-        return [
-            our_step(source, launch, [*arrays, partial, statistics]),
-            our_step(source, merge, [partial, statistics, lengths[1], out]),
-        ]
-
-    return steps
+def _steps(job: Attention, page_size: int, variant: str) -> list[Step]:
+    metal, params, P = kernels.extension().metal, _params(job, page_size), job.S // page_size
+    table = np.arange(P, dtype=np.int32)[::-1].reshape(1, P).copy()
+    lengths = [np.array([job.S], np.int32), np.zeros(1, np.int32)]
+    pages = job.keys().reshape(P, 1, page_size, D)
+    out = np.zeros((job.L, job.group, D), ml_dtypes.bfloat16)
+    arrays = [job.query(), pages, pages, table, *lengths, out]
+    if variant == "tile":
+        launch = metal.paged_attention_tile_launch(params, "bfloat16")
+        return [our_step(f"{SOURCE_PREFIX}_tile.metal", launch, arrays)]
+    partial = np.zeros((params.partial_rows, params.splits, D), np.float32)
+    statistics = np.zeros((params.partial_rows, params.splits, 2), np.float32)
+    launch = metal.paged_attention_decode_launch(params, "bfloat16")
+    merge = metal.paged_attention_merge_launch(params, "bfloat16")
+    source = f"{SOURCE_PREFIX}_decode.metal"
+    return [
+        our_step(source, launch, [*arrays, partial, statistics]),
+        our_step(source, merge, [partial, statistics, lengths[1], out]),
+    ]

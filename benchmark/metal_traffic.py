@@ -13,7 +13,6 @@ project's limit (Limits in metal_jobs.py). MLX has no paged attention, so paged 
 compared with tiny-llm's dense kernel.
 """
 
-import argparse
 import json
 import math
 import sys
@@ -25,10 +24,11 @@ from tools.metal_emulator import ToolMissingError
 
 from .metal_attention import attention_jobs
 from .metal_jobs import Job, Totals, run
+from .metal_matmuls import matmul_jobs
 from .metal_paged import paged_jobs
-from .metal_products import product_jobs
+from .model_driver import benchmark_parser
 
-JOBS: list[Callable[[], list[Job]]] = [product_jobs, attention_jobs, paged_jobs]
+JOBS: list[Callable[[], list[Job]]] = [matmul_jobs, attention_jobs, paged_jobs]
 COLUMNS = {
     "device_bytes": "device KB",
     "unique_device_bytes": "unique KB",
@@ -88,9 +88,7 @@ def show(row: dict[str, Any]) -> None:
 
 def main() -> int:
     """Runs the command; prints JSON last. Returns 1 if a limit is exceeded."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--only", default="", help="run only jobs whose name contains this")
     args = parser.parse_args()
     jobs = [job for make in JOBS for job in make() if args.only in job.name]

@@ -8,7 +8,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from tiny_llm.models import dispatch_model, find_model
 from tiny_llm.sampler import sample
 
 from .roofline import Limits, measured_limits
+from .systems.client import WorkerError, exit_on_sigterm
 from .systems.worker import token_ids
 
 
@@ -137,6 +138,38 @@ class Week2(CachedModel):
         return "flash attention" if self.flash else "grouped attention"
 
 
+def benchmark_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Parser of a benchmark's command line; `doc` is the docstring of its module."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+
+
+def run_command(
+    name: str, args: argparse.Namespace, run: Callable[[argparse.Namespace], int]
+) -> int:
+    """Runs a benchmark; SIGTERM exits through its `finally` blocks.
+
+    Args:
+        name: name of the benchmark, for errors.
+        args: its command line.
+        run: measures, and returns the exit status; see `print_json`.
+
+    Returns:
+        The exit status; 2 if the user's input is invalid or another system failed.
+    """
+    exit_on_sigterm()
+    try:
+        return run(args)
+    except (UserError, WorkerError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+
+
+def print_json(result: Mapping[str, Any], status: int = 0) -> int:
+    """Prints a benchmark's last line of output; returns the exit status."""
+    print(json.dumps(result))
+    return status
+
+
 def run_benchmark(
     name: str,
     parser: argparse.ArgumentParser,
@@ -160,19 +193,17 @@ def run_benchmark(
         help="use the flash attention kernel (default)",
     )
     add("--device", choices=("cpu", "gpu"), help="default: MLX's choice")
-    args = parser.parse_args()
-    if args.device is not None:
-        mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
-    try:
+
+    def run(args: argparse.Namespace) -> int:
+        if args.device is not None:
+            mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
         costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
         model = Week2(args.model, args.flash)
         is_cpu = mx.default_device() == mx.cpu  # the limits of a GPU are not measured
         with measured_limits() if is_cpu else contextlib.nullcontext(Limits(None)) as limits:
             rows = measure(model, costs, limits, args)
-    except UserError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    machine = None if limits.machine is None else str(limits.machine)
-    about = {"model": args.model, "attention": model.attention, "machine": machine}
-    print(json.dumps({**about, **rows}))
-    return limits.exit_status()
+        machine = None if limits.machine is None else str(limits.machine)
+        about = {"model": args.model, "attention": model.attention, "machine": machine}
+        return print_json({**about, **rows}, limits.exit_status())
+
+    return run_command(name, parser.parse_args(), run)

@@ -13,7 +13,6 @@ Prompts are in the prefix cache, and the time starts once all requests have thei
 """
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -30,6 +29,7 @@ import mlx.core as mx
 from rich.console import Console
 
 from benchmark.model_costs import ModelCosts
+from benchmark.model_driver import benchmark_parser, print_json, run_command
 from tiny_llm import LLM, SamplingParams, UserError, load_weights
 from tiny_llm.cli.batching.workload import TimestampTokenizer
 from tiny_llm.engine import model_runner
@@ -293,7 +293,7 @@ def report(kind: str, rows: Sequence[dict[str, Any]]) -> None:
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: argparse.Namespace) -> int:
     """Measures all cases, alternating between the kinds, and prints the table."""
     mx.set_default_device(mx.cpu)
     costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
@@ -323,14 +323,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for kind in TARGETS:
         report(kind, [row for row in rows if row["kind"] == kind])
-    return {"model": args.model, "batch_size": args.batch_size, "rows": rows}
+    return print_json({"model": args.model, "batch_size": args.batch_size, "rows": rows})
 
 
 def main() -> int:
     """Runs the command; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--model", default="demo", help="model name or folder (default: demo)")
     add(
@@ -345,12 +343,7 @@ def main() -> int:
     add("--max-prompt", type=int, default=2048, help="longest file in a prompt, in tokens")
     add("--max-tokens", type=int, default=256, help="length of the answers, in tokens")
     add("--rounds", type=int, default=3)
-    try:
-        print(json.dumps(run(parser.parse_args())))
-    except UserError as error:
-        print(f"ngram_drafts: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command("ngram_drafts", parser.parse_args(), run)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -69,7 +70,7 @@ def quantized_matmul_cases() -> Iterator[Case]:
                 2.0 * M * O * I_,
                 [(a, *matrix) for matrix in weights[: 2 if M >= 64 else None]],
                 lambda a, w, s, b: quantized_matmul(s, b, GROUP_SIZE, BITS, a, w),
-                mlx_quantized_matmul if M == 1 else None,
+                partial(mx.quantized_matmul, group_size=GROUP_SIZE, bits=BITS) if M == 1 else None,
                 mlx_is_slow=True,
             )
 
@@ -115,11 +116,6 @@ def mlx_gather_qmm(
     return mx.gather_qmm(
         a[:, None, None], w, s, b, rhs_indices=experts, group_size=GROUP_SIZE, bits=BITS
     )
-
-
-def mlx_quantized_matmul(a: mx.array, w: mx.array, s: mx.array, b: mx.array) -> mx.array:
-    """MLX's quantized matmul."""
-    return mx.quantized_matmul(a, w, s, b, group_size=GROUP_SIZE, bits=BITS)
 
 
 def flash_attention_cases() -> Iterator[Case]:

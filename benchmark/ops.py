@@ -10,16 +10,17 @@ and launch overhead exceeds the arithmetic.
 """
 
 import argparse
-import json
 import sys
 import time
 from typing import Any
 
 import mlx.core as mx
 
-from tiny_llm import UserError, kernels
+from tiny_llm import kernels
 
 from . import op_cases, recurrent_cases
+from .metrics import names
+from .model_driver import benchmark_parser, print_json, run_command
 from .op_cases import Case
 from .roofline import Limits, Machine, Peaks, measured_limits
 from .timing import measure
@@ -27,7 +28,7 @@ from .timing import measure
 CASES = op_cases.CASES | recurrent_cases.CASES
 PRODUCTS = {"quantized_matmul", "multi_quantized_matmul", "grouped_quantized_matmul", "matmul"}
 REPEATS = 9
-BRIEF_CALLS = 32  # calls per measurement of a microsecond-scale operation
+BRIEF_CALLS = 32  # calls per measurement if one call is near the clock's resolution
 
 
 def available() -> list[str]:
@@ -37,7 +38,8 @@ def available() -> list[str]:
 
 def time_case(case: Case) -> dict[str, Any]:
     """Measures the extension's median and minimum time, and MLX's median."""
-    inputs = case.inputs if len(case.inputs) > 1 else case.inputs * _brief_calls(case)
+    calls = BRIEF_CALLS if len(case.inputs) == 1 and case.flops < 1e7 else 1
+    inputs = case.inputs * calls
     times = measure(lambda: mx.eval([case.ours(*given) for given in inputs]), REPEATS)
     row: dict[str, Any] = {
         "op": case.name,
@@ -57,11 +59,6 @@ def time_case(case: Case) -> dict[str, Any]:
             mlx_times = measure(lambda: mx.eval([mlx(*given) for given in inputs]), REPEATS)
             row["mlx_us"] = mlx_times.median / len(inputs) * 1e6
     return row
-
-
-def _brief_calls(case: Case) -> int:
-    """Calls per measurement: several if a call is near the clock's resolution."""
-    return BRIEF_CALLS if case.flops < 1e7 else 1
 
 
 def time_cases(cases: list[Case], limits: Limits) -> list[dict[str, Any]]:
@@ -102,43 +99,37 @@ def show(row: dict[str, Any], limits: Limits) -> None:
 
 def main() -> int:
     """Runs the command; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = benchmark_parser(__doc__)
+    parser.add_argument(
+        "--only",
+        type=names(available()),
+        default=available(),
+        metavar="NAME,…",
+        help=f"comma-separated list of {', '.join(CASES)} (default: all)",
     )
-    parser.add_argument("--only", help=f"comma-separated list of {', '.join(CASES)} (default: all)")
-    args = parser.parse_args()
-    names = args.only.split(",") if args.only else available()
-    if missing := [name for name in names if name not in available()]:
-        parser.error(f"unknown kernel '{missing[0]}'; choose from {', '.join(available())}.")
-    mx.set_default_device(mx.cpu)
-    try:
-        kernels.extension()
-        with measured_limits() as limits:
-            return run(names, limits)
-    except UserError as error:
-        print(f"ops: {error}", file=sys.stderr)
-        return 2
+    return run_command("ops", parser.parse_args(), run)
 
 
-def run(names: list[str], limits: Limits) -> int:
+def run(args: argparse.Namespace) -> int:
     """Times the operations; returns the exit status."""
+    mx.set_default_device(mx.cpu)
     extension = kernels.extension()
     print("| op | shape | median µs | min µs | GB/s | GFLOP/s | MLX's µs | share of roofline |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
     rows = []
-    for name in names:
-        measured = time_cases(list(CASES[name]()), limits)
-        for row in measured:
-            show(row, limits)
-        rows += measured
+    with measured_limits() as limits:
+        for name in args.only:
+            measured = time_cases(list(CASES[name]()), limits)
+            for row in measured:
+                show(row, limits)
+            rows += measured
     result = {
         "instruction_set": extension.instruction_set(),
         "threads": extension.num_threads(),
         "machine": None if limits.machine is None else str(limits.machine),
         "rows": rows,
     }
-    print(json.dumps(result))
-    return limits.exit_status()
+    return print_json(result, limits.exit_status())
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from benchmark.model_costs import ModelCosts
 from .gguf_file import write_gguf
 from .make_checkpoint import HYBRID_SHAPES, SHAPES, shape_config, write_checkpoint
 from .metrics import METRICS, Metric, names
+from .model_driver import benchmark_parser, print_json, run_command
 from .peers_plot import write_plot
 from .peers_results import Results
 from .peers_table import write_table
@@ -28,6 +29,7 @@ from .roofline import (
     ISA_FLAGS,
     Machine,
     ProbeError,
+    above_limits,
     build_probe,
     isa_of_kernels,
     usable_threads,
@@ -36,7 +38,6 @@ from .systems.client import (
     WorkerError,
     WorkerProcess,
     checkpoint_bytes,
-    exit_on_sigterm,
     export_once,
 )
 
@@ -199,11 +200,9 @@ def show(text: str | Machine) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Parses the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+def main() -> int:
+    """Runs the command."""
+    parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add(
         "--work",
@@ -232,13 +231,11 @@ def parse_arguments() -> argparse.Namespace:
     )
     add("--exact", action="store_true", help="OpenVINO, ONNX Runtime: float32 activations")
     add("--isa", choices=ISA_FLAGS, default="native", help="instruction set of the measured peaks")
-    return parser.parse_args()
+    return run_command("peers", parser.parse_args(), run)
 
 
-def main() -> int:
-    """Runs the command; writes table, data and figure; the last line of output is JSON."""
-    args = parse_arguments()
-    exit_on_sigterm()
+def run(args: argparse.Namespace) -> int:
+    """Measures all systems; writes table, data and figure."""
     checkpoints = Checkpoints(args.work, args.shape)
     costs = ModelCosts.from_folder(checkpoints.mlx())
     metrics = [METRICS[name] for name in args.metrics]
@@ -249,15 +246,7 @@ def main() -> int:
     (output / "peers.json").write_text(json.dumps(results.as_json(), indent=1) + "\n")
     print(write_table(results, output / "peers.md"))
     write_plot(results, output / "peers.png")
-    print(json.dumps(results.summary()))
-    if exceeded := results.above_limits():
-        print(
-            f"above the machine's limits: {', '.join(exceeded)}. The limits were measured while "
-            "the machine was slower; rerun the benchmark.",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
+    return print_json(results.summary(), above_limits(results.above_limits()))
 
 
 if __name__ == "__main__":

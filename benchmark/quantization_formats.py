@@ -10,7 +10,6 @@ from memory, which for some formats exceed those in the file; the last column co
 """
 
 import argparse
-import json
 import sys
 import time
 from array import array
@@ -31,6 +30,7 @@ from tiny_llm.models.checkpoint.safe_io import read_json
 from tiny_llm.models.loading import evaluate
 
 from .make_checkpoint import SHAPES, qwen3_config
+from .model_driver import benchmark_parser, print_json, run_command
 from .roofline import Limits, Machine, measured_limits
 from .systems.worker import peak_bytes, token_ids
 from .timing import Times, step_seconds
@@ -105,13 +105,7 @@ class Decoding:
         }
 
 
-def decode_all(decodings: list[Decoding], steps: int) -> None:
-    """Times decoding steps of every format."""
-    for decoding in decodings:
-        decoding.decode(steps)
-
-
-def run(args: argparse.Namespace, limits: Limits) -> dict[str, Any]:
+def run(args: argparse.Namespace) -> int:
     """Measures all formats, interleaved, and prints the table."""
     if args.model is None:
         config = qwen3_config(*SHAPES[args.shape])
@@ -121,9 +115,18 @@ def run(args: argparse.Namespace, limits: Limits) -> dict[str, Any]:
     decodings = []
     for name in args.formats:
         quantization = {} if FORMATS[name] is None else {"quantization": FORMATS[name]}
-        decodings.append(Decoding(name, {**config, **quantization}, args.context))
-    for _ in range(args.rounds):
-        limits.around(lambda: decode_all(decodings, args.steps))
+        try:
+            decodings.append(Decoding(name, {**config, **quantization}, args.context))
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    def decode_all() -> None:
+        for decoding in decodings:
+            decoding.decode(args.steps)
+
+    with measured_limits() as limits:
+        for _ in range(args.rounds):
+            limits.around(decode_all)
     machine = limits.machine
     rows = [decoding.row(machine) for decoding in decodings]
     print(f"{machine}\n" if machine is not None else "")
@@ -139,14 +142,15 @@ def run(args: argparse.Namespace, limits: Limits) -> dict[str, Any]:
             f"{_share(row, 'share_of_file', limits)} |"
         )
     shape = args.model or args.shape
-    return {"shape": shape, "machine": str(machine), "rows": rows, "peak_bytes": peak_bytes()}
+    return print_json(
+        {"shape": shape, "machine": str(machine), "rows": rows, "peak_bytes": peak_bytes()},
+        limits.exit_status(),
+    )
 
 
 def main() -> int:
     """Runs the command; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="qwen3-0.6b")
     add("--model", help="folder with a config.json, instead of --shape")
@@ -154,14 +158,7 @@ def main() -> int:
     add("--context", type=int, default=128, help="context length")
     add("--rounds", type=int, default=5)
     add("--steps", type=int, default=8, help="steps per format and round")
-    args = parser.parse_args()
-    try:
-        with measured_limits() as limits:
-            print(json.dumps(run(args, limits)))
-    except (UserError, ValueError) as error:
-        print(f"quantization_formats: {error}", file=sys.stderr)
-        return 2
-    return limits.exit_status()
+    return run_command("quantization_formats", parser.parse_args(), run)
 
 
 def _share(row: dict[str, Any], column: str, limits: Limits) -> str:

@@ -255,14 +255,19 @@ class Limits:
     def exit_status(self) -> int:
         """Prints the limits; returns 1, with a message, if a share exceeded 100 %."""
         print(self.machine or "", file=sys.stderr)
-        if not self._exceeded:
-            return 0
-        print(
-            f"above the machine's limits: {', '.join(self._exceeded)}. The limits were measured "
-            "while the machine was slower; rerun the benchmark.",
-            file=sys.stderr,
-        )
-        return 1
+        return above_limits(self._exceeded)
+
+
+def above_limits(exceeded: list[str]) -> int:
+    """Exit status of a benchmark: 1, with a message, if shares exceeded 100 %."""
+    if not exceeded:
+        return 0
+    print(
+        f"above the machine's limits: {', '.join(exceeded)}. The limits were measured "
+        "while the machine was slower; rerun the benchmark.",
+        file=sys.stderr,
+    )
+    return 1
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ batch size, and with as many requests as fit into the same memory, where paging 
 
 import argparse
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from tiny_llm import UserError, load_weights
 from tiny_llm.cli.batching.workload import Workload
 
+from .model_driver import benchmark_parser, print_json, run_command
 from .roofline import usable_threads
 from .serving_runs import (
     ServingOptions,
@@ -92,7 +92,7 @@ def compare(args: argparse.Namespace, mlx_model: Any, options: ServingOptions) -
     return {name: summary(results) for name, results in rounds.items()}
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: argparse.Namespace) -> int:
     """Runs all experiments and prints their tables."""
     mlx_model, _ = load_weights(args.model)
     options = ServingOptions(
@@ -134,25 +134,25 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         f"demo model steps: {speculative['plain_target_steps']} without its draft model, "
         f"{speculative['draft_target_steps']} with it, a ratio of {speculative['step_ratio']:.2f}"
     )
-    return {
-        "model": args.model,
-        "systems": systems,
-        "times_week2": {
-            name: result["output_tokens_per_s"] / systems["week2"]["output_tokens_per_s"]
-            for name, result in systems.items()
-        },
-        "gap_p95_over_p50": p95 / p50,
-        "scheduling_overhead": overhead,
-        "prefix_hit": hit,
-        "speculation": speculative,
-    }
+    return print_json(
+        {
+            "model": args.model,
+            "systems": systems,
+            "times_week2": {
+                name: result["output_tokens_per_s"] / systems["week2"]["output_tokens_per_s"]
+                for name, result in systems.items()
+            },
+            "gap_p95_over_p50": p95 / p50,
+            "scheduling_overhead": overhead,
+            "prefix_hit": hit,
+            "speculation": speculative,
+        }
+    )
 
 
 def main() -> int:
     """Runs the command; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--model", default="demo", help="model name or folder (default: demo)")
     add("--requests", type=int, default=64)
@@ -181,12 +181,7 @@ def main() -> int:
     add("--max-tokens", type=int, default=80, help="output length with draft tokens")
     add("--gguf", type=Path, help="GGUF file with the same weights, from `benchmark.peers`")
     add("--llama-python", default=sys.executable, help="interpreter with llama-cpp-python")
-    try:
-        print(json.dumps(run(parser.parse_args())))
-    except UserError as error:
-        print(f"serving: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command("serving", parser.parse_args(), run)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from benchmark.model_costs import ModelCosts
 from tiny_llm.generate.loops import PREFILL_STEP
 
 from .metrics import Metric, throughput
-from .model_driver import Week2, run_benchmark
+from .model_driver import Week2, benchmark_parser, run_benchmark
 from .roofline import Limits
 from .timing import Times, measure, step_seconds
 
@@ -114,9 +114,7 @@ def run(
 
 def main() -> int:
     """Runs the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--long", action="store_true", help="prompts and contexts of up to 32,768 tokens")
     add("--repeats", type=int, default=3, help="repeats per prefill")

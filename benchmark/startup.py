@@ -21,34 +21,32 @@ from typing import Any
 
 from rich.console import Console
 
-from tiny_llm import UserError
 from tiny_llm.models import find_model
 
+from .model_driver import benchmark_parser, print_json, run_command
 from .systems.client import WorkerError, WorkerProcess, checkpoint_bytes
 
 
 def main() -> int:
     """Prints the figures; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--model", default="demo", help="model name or folder (default: demo)")
     parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
+    return run_command("startup", parser.parse_args(), run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Starts all processes and prints the figures."""
+    folder = find_model(args.model, Console(stderr=True))
     loads = []
-    try:
-        folder = find_model(args.model, Console(stderr=True))
-        for _ in range(1 + args.repeats):  # the first run fills the page cache
-            worker = WorkerProcess(sys.executable, "tiny_llm_worker", [str(folder)])
-            worker.close()
-            loads.append(worker.ready)
-        copies, weights = [], []
-        for _ in range(args.repeats):
-            copies.append(read_weights(folder, "--copy"))
-            weights.append(read_weights(folder))
-    except (UserError, WorkerError) as error:
-        print(f"startup: {error}", file=sys.stderr)
-        return 2
+    for _ in range(1 + args.repeats):  # the first run fills the page cache
+        worker = WorkerProcess(sys.executable, "tiny_llm_worker", [str(folder)])
+        worker.close()
+        loads.append(worker.ready)
+    copies, weights = [], []
+    for _ in range(args.repeats):
+        copies.append(read_weights(folder, "--copy"))
+        weights.append(read_weights(folder))
     seconds = [load.process_seconds for load in loads[1:]]
     peak, size = max(load.peak_bytes for load in loads), checkpoint_bytes(folder)
     print(
@@ -60,17 +58,17 @@ def main() -> int:
         f"weights loaded in {_times(weights)}, plain copy in {_times(copies)}; "
         f"the peak resident set grows by {growth:.2f} × the size of the weights"
     )
-    result = {
-        "model": args.model,
-        "weights": weights,
-        "copies": copies,
-        "median_s": statistics.median(seconds),
-        "min_s": min(seconds),
-        "peak_bytes": peak,
-        "checkpoint_bytes": size,
-    }
-    print(json.dumps(result))
-    return 0
+    return print_json(
+        {
+            "model": args.model,
+            "weights": weights,
+            "copies": copies,
+            "median_s": statistics.median(seconds),
+            "min_s": min(seconds),
+            "peak_bytes": peak,
+            "checkpoint_bytes": size,
+        }
+    )
 
 
 def _times(runs: list[dict[str, Any]]) -> str:

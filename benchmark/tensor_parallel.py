@@ -32,6 +32,7 @@ from tiny_llm.engine.execution.tp_worker import serve_launched
 from tiny_llm.models.parallel import layers
 from tiny_llm.models.parallel.launcher import is_launched, is_rank_0
 
+from .model_driver import benchmark_parser
 from .roofline import usable_threads
 from .systems.worker import token_ids
 from .timing import Times
@@ -199,9 +200,7 @@ def report(task: str, measured: dict[str, list[float]]) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints each system's minimum and median, then a line of JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
     parser.add_argument("--ranks", type=int, default=2)

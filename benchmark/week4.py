@@ -9,7 +9,6 @@ speed.
 """
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import dataclass, field
@@ -17,7 +16,8 @@ from pathlib import Path
 
 from .ab_compare import parse_ab_args
 from .metrics import METRICS, Metric
-from .systems.client import WorkerError, WorkerProcess, exit_on_sigterm
+from .model_driver import benchmark_parser, print_json, run_command
+from .systems.client import WorkerError, WorkerProcess
 from .timing import Times
 
 
@@ -100,20 +100,17 @@ def cell(metric: Metric, times: Times | None, limit_s: float) -> str:
 
 def main() -> int:
     """Prints the table; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
-    args = parse_ab_args(parser, DEFAULT_METRICS, rounds=3, limit_s=60)
-    exit_on_sigterm()
+    return run_command("week4", parse_ab_args(parser, DEFAULT_METRICS, rounds=3, limit_s=60), run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures all metrics and prints the table."""
     figures: dict[str, dict[str, Times | None]] = {}
-    try:
-        for name in args.metrics:
-            figures[name] = run_interleaved(args.model, METRICS[name], args.rounds, args.limit)
-            print(f"{METRICS[name].label}: measured", file=sys.stderr)
-    except WorkerError as error:
-        print(error, file=sys.stderr)
-        return 1
+    for name in args.metrics:
+        figures[name] = run_interleaved(args.model, METRICS[name], args.rounds, args.limit)
+        print(f"{METRICS[name].label}: measured", file=sys.stderr)
     print("| tokens/s | " + " | ".join(METRICS[name].label for name in figures) + " |")
     print("|---|" + "---:|" * len(figures))
     for day in DAYS:
@@ -125,8 +122,7 @@ def main() -> int:
         name: {day: None if taken is None else taken.median for day, taken in times.items()}
         for name, times in figures.items()
     }
-    print("\n" + json.dumps({"rounds": args.rounds, "limit_s": args.limit, "seconds": medians}))
-    return 0
+    return print_json({"rounds": args.rounds, "limit_s": args.limit, "seconds": medians})
 
 
 if __name__ == "__main__":

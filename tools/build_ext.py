@@ -14,7 +14,7 @@ import sysconfig
 from pathlib import Path
 
 from tools.course.build import build_tree, built_module
-from tools.course.solution_flag import add_solution_argument, selected_tree
+from tools.course.solution_flag import parse_with_tree
 from tools.course.tree import ROOT
 
 
@@ -22,9 +22,7 @@ def main() -> int:
     """Exit status: 0 if the extension is built or, with --clean, removed."""
     parser = argparse.ArgumentParser(prog="build-ext", description=__doc__)
     parser.add_argument("--clean", action="store_true", help="remove the build")
-    add_solution_argument(parser)
-    args = parser.parse_args()
-    tree = selected_tree(parser, args.solution)
+    args, tree = parse_with_tree(parser)
     if args.clean:
         return clean(tree)
     if not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):

@@ -13,7 +13,6 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from tools.course.build import LESS_OPTIMIZED
@@ -153,14 +152,10 @@ def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> 
     )
     if result.returncode != 0:
         raise PackageError(
-            f"`{_shown(command)}` exited with status {result.returncode}:\n"
+            f"`{' '.join(command)}` exited with status {result.returncode}:\n"
             f"{result.stdout}{result.stderr}"
         )
     return result.stdout
-
-
-def _shown(command: Sequence[str]) -> str:
-    return " ".join(command)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from tools.course.solution_flag import add_solution_argument, restart_in_tree, selected_tree
+from tools.course.solution_flag import parse_with_tree, restart_in_tree
 
 # Relative rounding errors are about 1e-6 in float32; mistakes are rarely below 1e-3.
 TOLERANCE = 1e-4
@@ -79,9 +79,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="compare-layers", description=__doc__)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--prompt", default="The capital of France is")
-    add_solution_argument(parser)
-    args = parser.parse_args()
-    restart_in_tree(selected_tree(parser, args.solution), "tools.compare_layers")
+    args, tree = parse_with_tree(parser)
+    restart_in_tree(tree, "tools.compare_layers")
 
     from mlx_lm.utils import dequantize_model
 

@@ -25,7 +25,7 @@ from tiny_llm.server.replicas.replica import Replica
 from tiny_llm.server.replicas.router import PrefixAwareRouter, RoundRobinRouter, Router
 from tiny_llm.server.settings import Settings
 
-from .course.solution_flag import add_solution_argument, restart_in_tree, selected_tree
+from .course.solution_flag import parse_with_tree, restart_in_tree
 
 CONCURRENT = 3
 CACHE_TOKENS = 1600  # tokens of KV cache per replica
@@ -111,9 +111,8 @@ def main() -> None:
     )
     parser.add_argument("--conversations", type=int, default=11, metavar="N")
     parser.add_argument("--turns", type=int, choices=range(1, 5), default=4, metavar="N")
-    add_solution_argument(parser)
-    args = parser.parse_args()
-    restart_in_tree(selected_tree(parser, args.solution), "tools.compare_routing")
+    args, tree = parse_with_tree(parser)
+    restart_in_tree(tree, "tools.compare_routing")
     routers: dict[str, Router] = {
         "round robin": RoundRobinRouter(),
         "longest match": PrefixAwareRouter(MAX_CHUNKS, max_imbalance=CONCURRENT, min_match=0),

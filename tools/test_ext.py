@@ -9,15 +9,14 @@ import sys
 
 import mlx.core as mx
 
-from tools.course.solution_flag import add_solution_argument, selected_tree
+from tools.course.solution_flag import parse_with_tree
 from tools.course.tree import environment
 
 
 def main() -> int:
     """Prints `correct: True` and exits with 0 if the result is correct."""
     parser = argparse.ArgumentParser(prog="build-ext-test", description=__doc__)
-    add_solution_argument(parser)
-    tree = selected_tree(parser, parser.parse_args().solution)
+    _, tree = parse_with_tree(parser)
     if tree is not None and not hasattr(sys.modules.get("sitecustomize"), "LearnersTree"):
         command = [sys.executable, "-m", "tools.test_ext", "--solution", "mine"]
         os.execve(sys.executable, command, environment(tree))

@@ -178,7 +178,7 @@ class LlamaCpp:
         self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), params)
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {file.name}")
-        self._contexts: dict[tuple[Setting, int, int], Context] = {}
+        self._contexts: dict[tuple[Setting, int, int, bool], Context] = {}
         self._fastest: dict[tuple[str, int, int], Setting] = {}
         self._notes: dict[tuple[str, int, int], str] = {}
         self.weight_bits = weight_bits
@@ -272,7 +272,7 @@ class LlamaCpp:
         for setting in itertools.starmap(Setting, choices):
             seconds[setting] = measure(setting)
             if seconds[setting] > min(seconds.values()) and batch > 1:
-                self._contexts.pop((setting, batch, tokens)).free()
+                self._contexts.pop((setting, batch, tokens, kind == "embed")).free()
         fastest = min(seconds, key=lambda setting: seconds[setting])
         self._fastest[key] = fastest
         others = [
@@ -284,9 +284,9 @@ class LlamaCpp:
         return {"seconds": seconds[fastest], "note": self._notes[key]}
 
     def _context(self, setting: Setting, batch: int, length: int, embeds: bool = False) -> Context:
-        key = (setting, batch, length)
+        key = (setting, batch, length, embeds)
         if key not in self._contexts:
-            self._contexts[key] = Context(self._model, self._threads, *key, embeds=embeds)
+            self._contexts[key] = Context(self._model, self._threads, *key)
         return self._contexts[key]
 
 

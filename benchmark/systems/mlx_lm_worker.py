@@ -4,7 +4,6 @@ Without a GPU, mlx-lm takes seconds per token, so only a few tokens are measured
 reply.
 """
 
-import argparse
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from benchmark.model_costs import ModelCosts
 
-from .worker import UnsupportedError, decode_seconds, serve, token_ids
+from .worker import UnsupportedError, decode_seconds, serve_folder, token_ids
 
 FEW_TOKENS = 8
 
@@ -79,7 +78,4 @@ class MlxLm:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    arguments = parser.parse_args()
-    serve(lambda: MlxLm(arguments.folder))
+    serve_folder(__doc__, MlxLm)

@@ -1,12 +1,11 @@
 """sentence-transformers in bfloat16 as a worker."""
 
-import argparse
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-from .worker import serve, token_ids
+from .worker import num_threads, serve_folder, token_ids
 
 
 class SentenceTransformers:
@@ -18,7 +17,7 @@ class SentenceTransformers:
         import torch
 
         self._torch = torch
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+        torch.set_num_threads(num_threads())
         torch.set_grad_enabled(False)
         self._model: Any = sentence_transformers.SentenceTransformer(
             str(folder), device="cpu", model_kwargs={"dtype": torch.bfloat16}
@@ -50,7 +49,4 @@ class SentenceTransformers:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    arguments = parser.parse_args()
-    serve(lambda: SentenceTransformers(arguments.folder))
+    serve_folder(__doc__, SentenceTransformers)

@@ -1,12 +1,11 @@
 """transformers, bfloat16, as a worker: `python -m benchmark.systems.transformers_worker FOLDER`."""
 
-import argparse
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-from .worker import decode_seconds, serve, token_ids
+from .worker import decode_seconds, num_threads, serve_folder, token_ids
 
 
 class Transformers:
@@ -18,7 +17,7 @@ class Transformers:
         import transformers
 
         self._torch = torch
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+        torch.set_num_threads(num_threads())
         torch.set_grad_enabled(False)
         self._new_cache: Any = transformers.DynamicCache
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
@@ -70,7 +69,4 @@ class Transformers:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    arguments = parser.parse_args()
-    serve(lambda: Transformers(arguments.folder))
+    serve_folder(__doc__, Transformers)

@@ -63,27 +63,31 @@ def serve(load: Callable[[], System]) -> None:
     )
     for line in sys.stdin:
         request = json.loads(line)
+        kind = request.pop("kind")
         try:
-            if request["kind"] == "prefill":
+            if kind == "prefill":
                 reply(system.prefill(request["tokens"]))
-            elif request["kind"] == "predict":
-                predict: Any = getattr(system, "predict", None)  # llama.cpp only
-                reply(predict(request["ids"]))
-            elif request["kind"] == "generate":
-                generate: Any = getattr(system, "generate", None)  # OpenVINO and ONNX Runtime only
-                reply(generate(request["ids"], request["tokens"]))
-            elif request["kind"] == "embed":
-                embed: Any = getattr(system, "embed", None)  # embedding models only
-                reply(embed(request["batch"], request["tokens"]))
-            elif request["kind"] == "serve":
-                serving: Any = getattr(system, "serve", None)  # llama.cpp only
-                reply(serving(request["prompts"], request["output_lens"], request["num_slots"]))
-            else:
+            elif kind == "decode":
                 reply(system.decode(request["batch"], request["tokens"]))
+            else:  # a method of some systems: embed, generate, predict or serve
+                reply(getattr(system, kind)(**request))
         except UnsupportedError as error:
             reply({"unsupported": str(error)})
         except Exception as error:
             reply({"failed": f"{type(error).__name__}: {error}"})
+
+
+def serve_folder(description: str | None, load: Callable[[Path], System]) -> None:
+    """Command line of a worker whose only argument is a checkpoint folder.
+
+    Args:
+        description: text of --help.
+        load: loads the folder and computes one token.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    serve(lambda: load(arguments.folder))
 
 
 def serve_or_export(

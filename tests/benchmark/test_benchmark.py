@@ -1,5 +1,6 @@
 """Benchmark calculations: model costs, machine limits, GGUF export, reports."""
 
+import argparse
 import contextlib
 import importlib
 import json
@@ -28,7 +29,8 @@ from benchmark.peers_results import Results
 from benchmark.peers_table import write_table
 from benchmark.roofline import ISA_FLAGS, PROBE, Limits, Machine, Peaks, best, isa_of_kernels
 from benchmark.single_request import sampled_offsets
-from benchmark.systems.client import Ready
+from benchmark.systems import llama_cpp_worker
+from benchmark.systems.client import Ready, WorkerError
 from benchmark.timing import Times
 from tests.models.support import HYBRID, HYBRID_MIXTURE, MIXTURE
 from tiny_llm import UserError, kernels, load_weights
@@ -434,6 +436,17 @@ def test_benchmarks_of_a_model_fail_above_its_limits(monkeypatch, capsys, on_cpu
     assert capsys.readouterr().err.startswith(f"{benchmark}: ")
 
 
+@pytest.mark.parametrize("error", [UserError("no model."), WorkerError("openvino exited: 1")])
+def test_errors_of_the_user_and_of_workers_are_one_line(monkeypatch, capsys, error):
+    monkeypatch.setattr(model_driver, "exit_on_sigterm", lambda: None)
+
+    def run(args: argparse.Namespace) -> int:
+        raise error
+
+    assert model_driver.run_command("fairness", argparse.Namespace(), run) == 2
+    assert capsys.readouterr() == ("", f"fairness: {error}\n")
+
+
 def test_long_prompts_and_contexts(tmp_path, monkeypatch, capsys, on_cpu):
     config = qwen3_config(32, 1, 64, 2, 1, True, head_dim=16, vocab_size=512)
     write_checkpoint(tmp_path, config, bits=4, group_size=32)
@@ -457,3 +470,12 @@ def test_long_prompts_and_contexts(tmp_path, monkeypatch, capsys, on_cpu):
             costs, FAST, peaks=FAST.kernel_peaks("avx2")
         )
         assert row["roofline_tokens_per_s"] == bound
+
+
+def test_embeddings_do_not_share_a_context_with_text(monkeypatch):
+    monkeypatch.setattr(llama_cpp_worker, "Context", lambda model, threads, *key: key)
+    worker = object.__new__(llama_cpp_worker.LlamaCpp)
+    worker._model, worker._threads, worker._contexts = None, 1, {}
+    setting = llama_cpp_worker.Setting(flash=True, unified=False)
+    assert worker._context(setting, 1, 512) == (setting, 1, 512, False)
+    assert worker._context(setting, 1, 512, embeds=True) == (setting, 1, 512, True)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmark.http_clients import LoadResult, run_clients
+from benchmark.http_clients import Client, LoadResult, run_clients
 from tiny_llm import UserError
 from tiny_llm.cli.batching.open_loop import RequestTimes
 from tiny_llm.cli.batching.workload import Workload
@@ -78,6 +78,24 @@ def test_every_prompt_is_sent_once():
     assert sum(request.num_tokens for request in result.requests) == 18
     assert all(0 < request.ttft <= result.seconds for request in result.requests)
     assert all(request.first_token <= request.last_token for request in result.requests)
+
+
+def test_each_event_is_counted_once():
+    reply = HEAD + chunks(EVENTS, EVENTS + EVENTS, END) + b"0\r\n\r\n"
+    counts = []
+
+    async def main() -> RequestTimes:
+        server = await asyncio.start_server(Server(reply, True), "127.0.0.1", 0)
+        client = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {})
+        try:
+            return await client.complete([1], 3, on_events=lambda now, n: counts.append((now, n)))
+        finally:
+            client.close()
+            server.close()
+
+    times = asyncio.run(main())
+    assert sum(count for _, count in counts) == 3
+    assert times.first_token == counts[0][0]
 
 
 def test_closed_connection_is_reopened():

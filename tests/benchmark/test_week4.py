@@ -31,7 +31,7 @@ def test_table_has_a_row_per_day(monkeypatch, capsys):
     chosen = ["--model", str(TARGET_PATH), "--metrics", "decode-128", "--rounds", "1"]
     monkeypatch.setattr(sys, "argv", ["week4", *chosen])
     assert week4.main() == 0
-    *table, _, last = capsys.readouterr().out.splitlines()
+    *table, last = capsys.readouterr().out.splitlines()
     assert [line.split("|")[1].strip() for line in table[2:]] == [day.name for day in week4.DAYS]
     seconds = json.loads(last)["seconds"]["decode-128"]
     assert all(value > 0 for value in seconds.values())

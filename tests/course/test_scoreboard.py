@@ -22,14 +22,12 @@ from tools.scoreboard import __main__ as scoreboard
 from tools.scoreboard import measure
 from tools.scoreboard.html_report import render_page
 from tools.scoreboard.measure import (
-    attention_kernel,
     count_tasks,
     count_tests,
     course_engine,
     find_llama,
     furthest_week,
     kernels_of_week_4,
-    matmul_kernel,
     measure_engines,
     measure_goodput,
     roofline_row,
@@ -67,13 +65,13 @@ def test_week_selection():
     assert furthest_week({**done, "2.1.4": [PASSED, FAILED]}) == 1
     week_4 = {**done, "3.2.3": [PASSED], "4.2.1": [PASSED], "4.2.2": [FAILED]}
     assert furthest_week(week_4) == 4, "Week 3's model with a Week 4 kernel"
-    assert matmul_kernel(week_4) == "factored"
-    assert matmul_kernel({**week_4, "4.2.2": [PASSED]}) == "vectors"
-    assert matmul_kernel({**week_4, "4.2.2": [PASSED], "4.3.3": [PASSED]}) == "prefetched"
-    assert matmul_kernel({**week_4, "4.4.1": [PASSED]}) == "panels"
+    assert kernels_of_week_4(week_4)[0] == "factored"
+    assert kernels_of_week_4({**week_4, "4.2.2": [PASSED]})[0] == "vectors"
+    assert kernels_of_week_4({**week_4, "4.2.2": [PASSED], "4.3.3": [PASSED]})[0] == "prefetched"
+    assert kernels_of_week_4({**week_4, "4.4.1": [PASSED]})[0] == "panels"
     assert furthest_week({**week_4, "3.2.3": [FAILED]}) == 2
-    assert attention_kernel(week_4) is None
-    assert attention_kernel({**week_4, "4.6.1": [PASSED], "4.6.2": [PASSED]}) == "online"
+    assert kernels_of_week_4(week_4)[1] is None
+    assert kernels_of_week_4({**week_4, "4.6.1": [PASSED], "4.6.2": [PASSED]})[1] == "online"
     split = {**done, "3.2.3": [PASSED], "4.6.3": [PASSED]}
     assert furthest_week(split) == 4, "attention alone counts as Week 4"
     engine = course_engine("yours", Path("m"), 4, None, *kernels_of_week_4(split))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import sys
 
@@ -172,8 +173,8 @@ def test_attention_is_measured_by_name(monkeypatch):
     monkeypatch.setattr(attention, "HEADS", (4, 2, 8, 33, 2))
     monkeypatch.setattr(attention, "ONE_HEAD", (2, 1, 8, 33, 1))
     with use_device("cpu"):
-        found = attention.measure(False, HardwareLimits(1e9, 1e9), 1)
-        best = attention.measure(True, HardwareLimits(1e9, 1e9), 1)
+        found = attention.measure(HardwareLimits(1e9, 1e9), 1, best=False)
+        best = attention.measure(HardwareLimits(1e9, 1e9), 1, best=True)
     json.dumps(found)
     assert set(found["rows"]) == {"loops"}
     assert "requires a vector instruction set" in found["unwritten"]["split"], (
@@ -181,7 +182,7 @@ def test_attention_is_measured_by_name(monkeypatch):
     )
     assert found["rows"]["loops"]["gigaflop"] == pytest.approx(2 * 4 * 4 * 33 * 8 / 1e9)
     assert set(best["rows"]) == set(best["one_head"]) == {"best"}
-    assert attention.VARIABLE not in attention.os.environ
+    assert attention.VARIABLE not in os.environ
 
 
 def test_single_head_table(tree, measured, monkeypatch, capsys):

@@ -4,8 +4,8 @@ import pytest
 
 from benchmark.metal_attention import attention_jobs
 from benchmark.metal_jobs import Job, run
+from benchmark.metal_matmuls import matmul_jobs
 from benchmark.metal_paged import paged_jobs
-from benchmark.metal_products import product_jobs
 from benchmark.metal_traffic import compare, exceeded
 from tests.metal.support import NO_CLANG
 from tools.metal_emulator import has_clang
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not has_clang(), reason=NO_CLANG)
 
 def job_named(name: str) -> Job:
     """Finds a job by name. Jobs are created on demand, because they need the extension."""
-    return next(job for job in product_jobs() if f"{job.name}, {job.shape}" == name)
+    return next(job for job in matmul_jobs() if f"{job.name}, {job.shape}" == name)
 
 
 # Limits relative to MLX: equal device bytes, small margins for the other counts.

@@ -11,7 +11,7 @@ from pathlib import Path
 from tiny_llm import LLM
 from tiny_llm.agent import LocalModel
 from tiny_llm.agent.branches import Branch, count_pages, fork, select, vote
-from tools.course.solution_flag import add_solution_argument, selected_tree
+from tools.course.solution_flag import parse_with_tree
 
 from .tasks import RESULT, TASKS, agents, run_in
 
@@ -66,7 +66,5 @@ if __name__ == "__main__":
     )
     parser.add_argument("--count", type=int, default=4, metavar="N", help="number of branches (4)")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
-    add_solution_argument(parser)
-    args = parser.parse_args()
-    tree = selected_tree(parser, args.solution)
+    args, tree = parse_with_tree(parser)
     run_in(tree, "tools.agent.branches", lambda: main(args.count, args.seed))

@@ -8,7 +8,7 @@ import argparse
 from tiny_llm import LLM
 from tiny_llm.agent import LocalModel
 from tiny_llm.agent.evaluation import report, run_case
-from tools.course.solution_flag import add_solution_argument, selected_tree
+from tools.course.solution_flag import parse_with_tree
 
 from .tasks import TASKS, agents, run_in
 
@@ -26,7 +26,5 @@ if __name__ == "__main__":
     )
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each task (10)")
     parser.add_argument("--temperature", type=float, default=0.8, metavar="T")
-    add_solution_argument(parser)
-    args = parser.parse_args()
-    tree = selected_tree(parser, args.solution)
+    args, tree = parse_with_tree(parser)
     run_in(tree, "tools.agent.evaluation", lambda: main(args.seeds, args.temperature))

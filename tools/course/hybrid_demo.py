@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .solution_flag import add_solution_argument, restart_in_tree, selected_tree
+from .solution_flag import parse_with_tree, restart_in_tree
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen3_5_text",
@@ -129,9 +129,8 @@ def main(argv: list[str] | None = None) -> int:
         prog="hybrid", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("table", choices=TABLES)
-    add_solution_argument(parser)
-    args = parser.parse_args(argv)
-    restart_in_tree(selected_tree(parser, args.solution), "tools.course.hybrid_demo", argv)
+    args, tree = parse_with_tree(parser, argv)
+    restart_in_tree(tree, "tools.course.hybrid_demo", argv)
     try:
         for line in TABLES[args.table]():
             print(line, flush=True)

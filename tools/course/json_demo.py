@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any
 
-from .solution_flag import add_solution_argument, restart_in_tree, selected_tree
+from .solution_flag import parse_with_tree, restart_in_tree
 
 QUESTION = [{"role": "user", "content": "Give me the capital of Japan as JSON."}]
 CONTINENTS = ["Africa", "America", "Asia", "Europe", "Oceania"]
@@ -72,9 +72,8 @@ def main() -> int:
     )
     parser.add_argument("--temperature", type=float, default=2.0)
     parser.add_argument("--outputs", type=int, default=10)
-    add_solution_argument(parser)
-    args = parser.parse_args()
-    restart_in_tree(selected_tree(parser, args.solution), "tools.course.json_demo")
+    args, tree = parse_with_tree(parser)
+    restart_in_tree(tree, "tools.course.json_demo")
 
     from tiny_llm import LLM, SamplingParams, StructuredOutputs
     from tiny_llm.errors import TaskNotImplemented

@@ -76,10 +76,11 @@ def main(argv: list[str] | None = None) -> int:
     seed = args.seed
     if seed is None:
         seed = sum(entry["day"] == day.id for entry in history.entries(tree, KIND))
-    if args.answer is None:
-        ask: Callable[[int], int | None] = PromptedAnswers(console)
-    else:
-        ask = ScriptedAnswers(args.answer)
+    answers = None if args.answer is None else iter(args.answer)
+
+    def ask(choices: int) -> int | None:
+        return prompt(console, choices) if answers is None else next(answers, None)
+
     named, asked = play(questions(mistakes, count, seed), ask, console)
     if asked:
         history.append(tree, KIND, {"day": day.id, "seed": seed, "named": named, "asked": asked})
@@ -194,34 +195,17 @@ def show_symptoms(outcomes: Sequence[Outcome], console: Console) -> None:
     console.print("which mistake is it?")
 
 
-class PromptedAnswers:
-    """Prompts for the number of an option."""
-
-    def __init__(self, console: Console):
-        self._console = console
-
-    def __call__(self, choices: int) -> int | None:
-        """Returns the selected number; None at EOF or after `q`."""
-        while True:
-            try:
-                text = self._console.input(f"1 to {choices}, or q to stop: ").strip()
-            except EOFError:
-                return None
-            if text == "q":
-                return None
-            if text.isdecimal() and 1 <= int(text) <= choices:
-                return int(text)
-
-
-class ScriptedAnswers:
-    """Predefined answers, in order."""
-
-    def __init__(self, answers: Sequence[int]):
-        self._answers = iter(answers)
-
-    def __call__(self, choices: int) -> int | None:
-        """The next answer; None after the last."""
-        return next(self._answers, None)
+def prompt(console: Console, choices: int) -> int | None:
+    """Prompts for the number of an option; None at EOF or after `q`."""
+    while True:
+        try:
+            text = console.input(f"1 to {choices}, or q to stop: ").strip()
+        except EOFError:
+            return None
+        if text == "q":
+            return None
+        if text.isdecimal() and 1 <= int(text) <= choices:
+            return int(text)
 
 
 def overview(tree: Path | None) -> Table:

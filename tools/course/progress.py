@@ -14,7 +14,7 @@ from .build import STALE, is_stale
 from .results import is_done, outcomes_by_task
 from .reveal import tasks_begun
 from .runner import Outcome, first_line
-from .solution_flag import add_solution_argument, selected_tree
+from .solution_flag import parse_with_tree
 from .tasks import DAYS, TASKS, Day
 from .tree import ROOT
 
@@ -24,9 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="progress", description=__doc__)
     parser.add_argument("--week", type=int, metavar="N", help="only this week")
     parser.add_argument("--again", action="store_true", help="also run unchanged days")
-    add_solution_argument(parser)
-    args = parser.parse_args(argv)
-    tree = selected_tree(parser, args.solution)
+    args, tree = parse_with_tree(parser, argv)
     days = [day for day in DAYS if args.week in (None, day.week)]
     days = [day for day in days if (ROOT / day.test_file).exists()]
     if not days:

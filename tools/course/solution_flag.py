@@ -36,6 +36,15 @@ def selected_tree(parser: argparse.ArgumentParser, solution: str | None) -> Path
     return None if solution in ("ref", "tiny_llm") else tree
 
 
+def parse_with_tree(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
+) -> tuple[argparse.Namespace, Path | None]:
+    """Parses a command line with `--solution`; returns it and the selected tree."""
+    add_solution_argument(parser)
+    args = parser.parse_args(argv)
+    return args, selected_tree(parser, args.solution)
+
+
 def restart_in_tree(tree: Path | None, module: str, argv: Sequence[str] | None = None) -> None:
     """Restarts a command if this process would import another `tiny_llm` than the selected one.
 

@@ -6,7 +6,7 @@ Prints the deltas that a client receives, one per line, while the demo model gen
 import argparse
 import sys
 
-from .solution_flag import add_solution_argument, restart_in_tree, selected_tree
+from .solution_flag import parse_with_tree, restart_in_tree
 
 QUESTION = [{"role": "user", "content": "What is the weather in Oslo?"}]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -24,9 +24,8 @@ def main() -> int:
         prog="stream-demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--budget", type=int, help="limit on reasoning tokens")
-    add_solution_argument(parser)
-    args = parser.parse_args()
-    restart_in_tree(selected_tree(parser, args.solution), "tools.course.stream_demo")
+    args, tree = parse_with_tree(parser)
+    restart_in_tree(tree, "tools.course.stream_demo")
 
     from tiny_llm import LLM, SamplingParams
     from tiny_llm.engine.tool_calls.registry import AUTO, find_format

@@ -24,7 +24,7 @@ from benchmark.systems.client import exit_on_sigterm
 from tiny_llm.errors import UserError
 from tiny_llm.models import find_model
 from tools.course import history
-from tools.course.solution_flag import add_solution_argument, selected_tree
+from tools.course.solution_flag import parse_with_tree
 from tools.course.tree import shown
 
 from .html_report import render_page
@@ -70,9 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         "--llama-python", metavar="PYTHON", help="interpreter with llama-cpp-python"
     )
     parser.add_argument("--show", action="store_true", help="show the last run again")
-    add_solution_argument(parser)
-    args = parser.parse_args(argv)
-    tree = selected_tree(parser, args.solution)
+    args, tree = parse_with_tree(parser, argv)
     console = Console(highlight=False, emoji=False)
     scores = [Score.from_json(entry) for entry in history.entries(tree, KIND)]
     if args.show and not scores:

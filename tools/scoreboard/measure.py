@@ -117,21 +117,11 @@ def count_tests(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int
     return counts
 
 
-def matmul_kernel(outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
-    """Best completed matmul kernel of Week 4; None if no kernel is completed."""
-    return _best_done(PRODUCT_KERNELS, outcomes)
-
-
-def attention_kernel(outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
-    """Best completed attention kernel of Week 4; None if no kernel is completed."""
-    return _best_done(ATTENTION_KERNELS, outcomes)
-
-
 def kernels_of_week_4(
     outcomes: Mapping[str, Sequence[Outcome]],
 ) -> tuple[str | None, str | None]:
     """Best completed (matmul, attention) kernels of Week 4; None for each that is missing."""
-    return matmul_kernel(outcomes), attention_kernel(outcomes)
+    return _best_done(PRODUCT_KERNELS, outcomes), _best_done(ATTENTION_KERNELS, outcomes)
 
 
 def _best_done(kernels: Mapping[str, str], outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:

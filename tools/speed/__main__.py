@@ -22,7 +22,7 @@ from rich.console import Console
 
 from benchmark.roofline import Machine, ProbeError, measure_best
 from tools.course import history
-from tools.course.solution_flag import add_solution_argument, selected_tree
+from tools.course.solution_flag import parse_with_tree
 from tools.course.tree import ROOT, environment
 
 from .matmuls import DAY_KERNELS, PRODUCTS, PROGRESS_PREFIX
@@ -58,13 +58,11 @@ def main(argv: list[str] | None = None) -> int:
         metavar="NAME",
         help="day 4.1: answer, instead of a prompt",
     )
-    add_solution_argument(parser)
-    args = parser.parse_args(argv)
+    args, tree = parse_with_tree(parser, argv)
     if args.rounds < 1:
         parser.error(f"--rounds must be at least 1, got {args.rounds}")
     if args.day != "4.1" and (args.seed is not None or args.answer is not None):
         parser.error("--seed and --answer are for --day 4.1")
-    tree = selected_tree(parser, args.solution)
     console = Console(highlight=False, emoji=False)
     try:
         console.print("this machine's limits …", style="dim")
@@ -146,9 +144,10 @@ def run_matmuls(
     Raises:
         FailedError: the process failed; the message is its last error line.
     """
-    limits = ("--read", str(machine.read_gb_per_s * 1e9)), ("--peak", str(_peak(machine)))
+    peak = machine.vector_gflop_per_s * 1e9  # Week 4's kernels use vector instructions
+    limits = ["--read", str(machine.read_gb_per_s * 1e9), "--peak", str(peak)]
     module = next((name for day, name in MODULES.items() if day in options), "matmuls")
-    command = [sys.executable, "-m", f"tools.speed.{module}", what, *limits[0], *limits[1]]
+    command = [sys.executable, "-m", f"tools.speed.{module}", what, *limits]
     return result_of([*command, "--rounds", str(rounds), *options], tree)
 
 
@@ -190,11 +189,6 @@ def result_of(command: Sequence[str], tree: Path | None) -> dict[str, Any]:
 def print_progress(what: str) -> None:
     """Prints the current measurement, flushed for pipes."""
     print(f"  {what}", flush=True)
-
-
-def _peak(machine: Machine) -> float:
-    """Operations per second of vector instructions, which Week 4's kernels use."""
-    return machine.vector_gflop_per_s * 1e9
 
 
 if __name__ == "__main__":

@@ -7,21 +7,16 @@ divide the keys. Clock, comparison and roofline are functions of day 4.1: the le
 process imports the learner's `tiny_llm`. Output as in matmuls.py.
 """
 
-import argparse
-import json
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from tiny_llm import flash_attention
-from tiny_llm.errors import TaskNotImplemented
 from tiny_llm.kernels.roofline import HardwareLimits, KernelCost, attention_cost
 
-from .matmuls import row, run_interleaved
+from .matmuls import measurement_main, row, run_interleaved, runnable, with_variables
 
 VARIABLE = "TINY_LLM_ATTENTION"
 KERNELS = ("loops", "scores", "online", "split")
@@ -54,24 +49,10 @@ class Attention:
         """Returns a function that runs all layers with a kernel; None: this machine's best."""
 
         def run() -> None:
-            with selected_kernel(kernel):
+            with with_variables({VARIABLE: kernel}):
                 mx.eval([flash_attention(*layer) for layer in self._layers])
 
         return run
-
-
-@contextmanager
-def selected_kernel(kernel: str | None) -> Iterator[None]:
-    """Selects the attention kernel within a `with` block."""
-    before = os.environ.pop(VARIABLE, None)
-    try:
-        if kernel is not None:
-            os.environ[VARIABLE] = kernel
-        yield
-    finally:
-        os.environ.pop(VARIABLE, None)
-        if before is not None:
-            os.environ[VARIABLE] = before
 
 
 def measure_on(
@@ -86,49 +67,17 @@ def measure_on(
         rounds: rounds of the comparison.
     """
     attention = Attention(*problem)
-    runs: dict[str, Callable[[], Any]] = {}
-    unwritten = {}
-    for name in names:
-        run = attention.with_kernel(name)
-        try:
-            run()
-        except (
-            RuntimeError,
-            ValueError,
-        ) as error:  # not implemented, or not supported by this machine
-            unwritten[name or "best"] = str(error)
-        else:
-            runs[name or "best"] = run
+    runs, unwritten = runnable({name or "best": attention.with_kernel(name) for name in names})
     times = run_interleaved(runs, rounds)
     return {name: row(times[name], attention.cost, limits) for name in runs}, unwritten
 
 
-def measure(best: bool, limits: HardwareLimits, rounds: int) -> dict[str, Any]:
+def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
     """Measures both problems with the day's implemented kernels; if `best`, with the best only."""
     rows, unwritten = measure_on(HEADS, (None,) if best else KERNELS, limits, rounds)
     one_head, _ = measure_on(ONE_HEAD, (None,) if best else ON_ONE_HEAD, limits, rounds)
     return {"rows": rows, "one_head": one_head, "unwritten": unwritten, "nearest": None}
 
 
-def main() -> int:
-    """Exit status: 0, or 2 if something of day 4.1 must be implemented first."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("kernels", "best"))
-    parser.add_argument("--read", type=float, required=True)
-    parser.add_argument("--peak", type=float, required=True)
-    parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--day", choices=("4.6",), default="4.6")
-    args = parser.parse_args()
-    mx.set_default_device(mx.cpu)
-    mx.random.seed(0)
-    try:
-        found = measure(args.what == "best", HardwareLimits(args.read, args.peak), args.rounds)
-    except TaskNotImplemented as unwritten:
-        print(unwritten, file=sys.stderr)
-        return 2
-    print(json.dumps(found))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(measurement_main(measure))

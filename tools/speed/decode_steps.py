@@ -154,8 +154,4 @@ def remarks_of(
 
 
 if __name__ == "__main__":
-    sys.exit(
-        matmuls.run_measurement(
-            lambda args, limits: measure(limits, args.rounds, args.what == "best")
-        )
-    )
+    sys.exit(matmuls.measurement_main(measure))

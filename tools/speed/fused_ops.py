@@ -15,10 +15,9 @@ import mlx.core as mx
 
 from tiny_llm import RMSNorm, RoPE, kernels
 from tiny_llm.basics import silu
-from tiny_llm.errors import TaskNotImplemented
 from tiny_llm.kernels.roofline import HardwareLimits, KernelCost
 
-from .matmuls import row, run_interleaved, run_measurement, with_variables
+from .matmuls import measurement_main, row, run_interleaved, runnable, with_variables
 
 VARIABLE = "TINY_LLM_FUSED"
 # Prompt length in tokens, and Qwen3-0.6B's hidden size, query heads, key heads, head size and MLP
@@ -119,15 +118,7 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
         wanted["best"] = run_fused(ops, "dynamic")
     else:
         wanted = {LAYERS: ops.layers, **{name: run_fused(ops, name) for name in WAYS}}
-    runs: dict[str, Callable[[], Any]] = {}
-    unwritten: dict[str, str] = {}
-    for name, run in wanted.items():
-        try:
-            mx.eval(run())
-        except (TaskNotImplemented, RuntimeError, ValueError) as error:
-            unwritten[name] = str(error)
-        else:
-            runs[name] = run
+    runs, unwritten = runnable(wanted)
     times = run_interleaved(runs, rounds)
     rows = {name: row(times[name], ops.cost, limits) for name in runs}
     remarks = [claims_remark(rounds)] if {"vectors", "dynamic"} <= set(runs) else []
@@ -148,6 +139,4 @@ def claims_remark(rounds: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(
-        run_measurement(lambda args, limits: measure(limits, args.rounds, args.what == "best"))
-    )
+    sys.exit(measurement_main(measure))

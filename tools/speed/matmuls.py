@@ -145,6 +145,21 @@ def print_progress(what: str) -> None:
     print(f"{PROGRESS_PREFIX}{what}", flush=True)
 
 
+def runnable(
+    wanted: Mapping[str, Callable[[], Any]],
+) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
+    """Runs each function once; returns those that work, and the others' error messages."""
+    runs, unwritten = {}, {}
+    for name, run in wanted.items():
+        try:
+            mx.eval(run())
+        except (RuntimeError, ValueError) as error:
+            unwritten[name] = str(error)  # not implemented, or not supported by this machine
+        else:
+            runs[name] = run
+    return runs, unwritten
+
+
 @contextmanager
 def selected_kernel(kernel: str | None, ahead: int | None = None) -> Iterator[None]:
     """Selects the matmul kernel within a `with` block."""
@@ -235,6 +250,16 @@ def nearest_of(fetched: dict[int, Timings]) -> int | None:
         return None
 
 
+def measurement_main(measure: Callable[[HardwareLimits, int, bool], dict[str, Any]]) -> int:
+    """Main program that measures a day's kernels.
+
+    Args:
+        measure: function of the limits, the number of rounds, and whether to measure only this
+            machine's best kernel.
+    """
+    return run_measurement(lambda args, limits: measure(limits, args.rounds, args.what == "best"))
+
+
 def run_measurement(measure: Callable[[argparse.Namespace, HardwareLimits], dict[str, Any]]) -> int:
     """Main program of a measuring process: prints the results as JSON.
 
@@ -244,7 +269,7 @@ def run_measurement(measure: Callable[[argparse.Namespace, HardwareLimits], dict
     Returns:
         Exit status: 0, or 2 if something of day 4.1 must be implemented first.
     """
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("what", choices=("planted", "kernels", "best"))
     parser.add_argument("--read", type=float, required=True)
     parser.add_argument("--peak", type=float, required=True)

@@ -24,7 +24,7 @@ NO_BATCH: list[Any] = [0, np.zeros(1, np.int32), np.zeros(1, np.int64)]
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """Matmul of M×I activations and an O×I weight in bfloat16, and its measured m×o slice."""
 
     M: int
@@ -64,39 +64,39 @@ class Product:
         return np.zeros((self.m, self.o), ml_dtypes.bfloat16)
 
 
-def product_jobs() -> list[Job]:
+def matmul_jobs() -> list[Job]:
     """Decoding with 1 to 16 sequences, and prefill; quantized and dense."""
     jobs = []
     for model, shapes in SHAPES.items():
         for O, I in dict.fromkeys(shapes):
-            jobs.append(_quantized(f"decode {model}", Product(1, O, I, 4, 128)))
+            jobs.append(_quantized(f"decode {model}", Matmul(1, O, I, 4, 128)))
         for O, I in shapes[2:4]:
             for M in (2, 4, 8, 16, 128, 512):
                 name = "decode" if M <= 16 else "prefill"
-                jobs.append(_quantized(f"{name} {model}", Product(M, O, I, 4, 128)))
+                jobs.append(_quantized(f"{name} {model}", Matmul(M, O, I, 4, 128)))
         O, I = shapes[2]
-        jobs.append(_quantized(f"decode {model}", Product(1, O, I, 8, 64)))
-        jobs.append(_quantized(f"prefill {model}", Product(512, O, I, 8, 64)))
-        jobs.append(_dense(f"decode {model}", Product(1, O, I)))
-        jobs.append(_dense(f"prefill {model}", Product(512, O, I)))
+        jobs.append(_quantized(f"decode {model}", Matmul(1, O, I, 8, 64)))
+        jobs.append(_quantized(f"prefill {model}", Matmul(512, O, I, 8, 64)))
+        jobs.append(_dense(f"decode {model}", Matmul(1, O, I)))
+        jobs.append(_dense(f"prefill {model}", Matmul(512, O, I)))
     return jobs
 
 
 def _job(
     name: str,
-    product: Product,
+    matmul: Matmul,
     kernel: str,
     mlx_kernel: str,
     ours: Callable[[], list[Step]],
     mlx: Callable[[], list[Step]],
 ) -> Job:
-    M, O, I = product.M, product.O, product.I
-    form = f"{product.bits} bits, groups of {product.group_size}" if product.group_size else "dense"
+    M, O, I = matmul.M, matmul.O, matmul.I
+    form = f"{matmul.bits} bits, groups of {matmul.group_size}" if matmul.group_size else "dense"
     return Job(
-        name=f"{'quantized_matmul' if product.group_size else 'matmul'} {name}",
+        name=f"{'quantized_matmul' if matmul.group_size else 'matmul'} {name}",
         shape=f"{M}×{O}×{I}, {form}",
-        slice=f"{product.m}×{product.o}",
-        times=product.times,
+        slice=f"{matmul.m}×{matmul.o}",
+        times=matmul.times,
         limits=Limits(),
         kernel=kernel,
         mlx_kernel=mlx_kernel,
@@ -112,77 +112,77 @@ def _variant(kernel: str) -> str:
     return match[1]
 
 
-def _with_sum(source: str, launch: Any, inputs: list[np.ndarray], product: Product) -> list[Step]:
+def _with_sum(source: str, launch: Any, inputs: list[np.ndarray], matmul: Matmul) -> list[Step]:
     """Launch of a matmul and, if it is split along I, of the sum over the splits."""
     parts = launch.groups[2]
     if parts == 1:
-        return [our_step(source, launch, [*inputs, product.out()])]
-    sums = np.zeros((parts, product.m, product.o), np.float32)
+        return [our_step(source, launch, [*inputs, matmul.out()])]
+    sums = np.zeros((parts, matmul.m, matmul.o), np.float32)
     metal = kernels.extension().metal
-    total = metal.split_k_sum_launch(parts, product.m * product.o, "bfloat16")
+    total = metal.split_k_sum_launch(parts, matmul.m * matmul.o, "bfloat16")
     return [
         our_step(source, launch, [*inputs, sums]),
-        our_step("matmul/matmul_tile.metal", total, [sums, product.out()]),
+        our_step("matmul/matmul_tile.metal", total, [sums, matmul.out()]),
     ]
 
 
-def _quantized(name: str, product: Product) -> Job:
+def _quantized(name: str, matmul: Matmul) -> Job:
     launch = kernels.extension().metal.quantized_matmul_launch
-    form = (product.group_size, product.bits, "bfloat16")
-    variant = _variant(launch(product.M, product.O, product.I, *form).kernel)
-    chosen = launch(product.m, product.o, product.I, *form, variant=variant)
+    form = (matmul.group_size, matmul.bits, "bfloat16")
+    variant = _variant(launch(matmul.M, matmul.O, matmul.I, *form).kernel)
+    chosen = launch(matmul.m, matmul.o, matmul.I, *form, variant=variant)
     suffix = "matvec" if variant == "matvec" else "tile"
 
     def ours() -> list[Step]:
-        scales, biases, b = product.weights()
+        scales, biases, b = matmul.weights()
         source = f"quantized_matmul/quantized_matmul_{suffix}.metal"
-        return _with_sum(source, chosen, [scales, biases, product.x(), b], product)
+        return _with_sum(source, chosen, [scales, biases, matmul.x(), b], matmul)
 
-    vector = product.M <= 8
-    kernel = f"{'qmv_fast' if vector else 'qmm_t'}_b{product.bits}_g{product.group_size}"
+    vector = matmul.M <= 8
+    kernel = f"{'qmv_fast' if vector else 'qmm_t'}_b{matmul.bits}_g{matmul.group_size}"
 
     def mlx() -> list[Step]:
-        scales, biases, b = product.weights()
-        sizes = [product.I, product.o, *([] if vector else [product.m])]
-        arguments = [b, scales, biases, product.x(), product.out(), *sizes]
+        scales, biases, b = matmul.weights()
+        sizes = [matmul.I, matmul.o, *([] if vector else [matmul.m])]
+        arguments = [b, scales, biases, matmul.x(), matmul.out(), *sizes]
         arguments += [*NO_BATCH, *NO_BATCH, *NO_BATCH[2:] * 2]
-        groups: Size = (product.m, product.o // 8, 1)
+        groups: Size = (matmul.m, matmul.o // 8, 1)
         if not vector:
-            groups = (product.o // 32, -(-product.m // 32), 1)
+            groups = (matmul.o // 32, -(-matmul.m // 32), 1)
         library = mlx_library("quantized", c200=1, c201=1, c202=1)
         return [Step(library, kernel, arguments, groups, (32, 2, 1 if vector else 2))]
 
-    return _job(name, product, chosen.kernel, kernel, ours, mlx)
+    return _job(name, matmul, chosen.kernel, kernel, ours, mlx)
 
 
-def _dense(name: str, product: Product) -> Job:
-    launch, I = kernels.extension().metal.matmul_launch, product.I
-    variant = _variant(launch(product.M, product.O, I, "bfloat16", I, I).kernel)
-    chosen = launch(product.m, product.o, I, "bfloat16", I, I, variant=variant)
+def _dense(name: str, matmul: Matmul) -> Job:
+    launch, I = kernels.extension().metal.matmul_launch, matmul.I
+    variant = _variant(launch(matmul.M, matmul.O, I, "bfloat16", I, I).kernel)
+    chosen = launch(matmul.m, matmul.o, I, "bfloat16", I, I, variant=variant)
     suffix = "matvec" if variant == "matvec" else "tile"
 
     def ours() -> list[Step]:
         return _with_sum(
-            f"matmul/matmul_{suffix}.metal", chosen, [product.x(), *product.weights()], product
+            f"matmul/matmul_{suffix}.metal", chosen, [matmul.x(), *matmul.weights()], matmul
         )
 
     def gemv() -> list[Step]:
         arguments: dict[int, Any] = dict(
-            enumerate([*product.weights(), product.x(), product.x(), product.out()])
+            enumerate([*matmul.weights(), matmul.x(), matmul.x(), matmul.out()])
         )
-        arguments |= {4: I, 5: product.o, 6: I, 7: 1.0, 8: 0.0, 9: 1, 14: 1}
+        arguments |= {4: I, 5: matmul.o, 6: I, 7: 1.0, 8: 0.0, 9: 1, 14: 1}
         arguments |= {10: NO_BATCH[1], **dict.fromkeys((11, 12, 13), NO_BATCH[2])}
-        groups = (product.o // 16, 1, 1)
+        groups = (matmul.o // 16, 1, 1)
         return [Step(mlx_library("gemv"), "gemv", arguments, groups, (32, 1, 4))]
 
     def gemm() -> list[Step]:
-        tiles = (product.o // 64, product.m // 64)
-        params = struct.pack("8i3q2i1i4x", product.m, product.o, I, I, I, product.o, *tiles,
+        tiles = (matmul.o // 64, matmul.m // 64)
+        params = struct.pack("8i3q2i1i4x", matmul.m, matmul.o, I, I, I, matmul.o, *tiles,
                              0, 0, 0, 0, I // 16, 0)  # fmt: skip
         constants = {"c10": 0, "c100": 0, "c110": 0, "c200": 1, "c201": 1, "c202": 1}
-        arguments = {0: product.x(), 1: product.weights()[0], 3: product.out(), 4: params}
+        arguments = {0: matmul.x(), 1: matmul.weights()[0], 3: matmul.out(), 4: params}
         library = mlx_library("gemm", **constants)
         return [Step(library, "gemm_nt_64_64_16", arguments, (*tiles, 1), (32, 2, 2))]
 
-    kernel, mlx = ("gemv", gemv) if product.M == 1 else ("gemm_nt_64_64_16", gemm)
-    return _job(name, product, chosen.kernel, kernel, ours, mlx)
+    kernel, mlx = ("gemv", gemv) if matmul.M == 1 else ("gemm_nt_64_64_16", gemm)
+    return _job(name, matmul, chosen.kernel, kernel, ours, mlx)
