@@ -1,4 +1,4 @@
-"""Program of sandboxed processes: handles requests as JSON lines within a memory limit.
+"""Program of sandboxed processes: answers JSON lines under a memory limit.
 
     python -P sandbox_main.py HANDLER MAX_BYTES ARGUMENT …
 

@@ -1,4 +1,4 @@
-"""Event log for `--record FILE`: the events of `engine/scheduling/events.py` as JSON.
+"""Event log for `--record FILE`: the scheduler events, as JSON lines.
 
 The web UI replays event logs. Events are streamed to `FILE.part`, which is renamed at the end, so
 that FILE is always complete.
