@@ -56,7 +56,7 @@ def attend_paged(
 def attend_ragged(
     query: mx.array, metadata: PagedKvMetadata, scale: float, window: int = 0
 ) -> mx.array:
-    """Attends over a ragged batch of T tokens, already in the cache: 1×H_q×T×D -> 1×H_q×T×D."""
+    """Attends over a ragged batch whose T tokens are already in the cache; shape 1×H_q×T×D."""
     assert metadata.cu_seqlens_q is not None
     attended = paged_attention_varlen(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D

@@ -37,7 +37,7 @@ class HardwareLimits:
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Minimum work of an operation in any implementation."""
+    """Work that any implementation of an operation has to do."""
 
     num_bytes: float  # memory traffic if each element is read or written once
     flops: float  # multiplications and additions

@@ -115,7 +115,7 @@ def _load(
     folder: Path, console: "Console | None", read: Callable[[Path], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
     """Opens a checkpoint lazily, then evaluates its weights."""
-    kernels.check_num_threads()  # an invalid environment variable is not a model error
+    kernels.check_num_threads()  # outside `try`: its UserError is not about the model
     try:
         model, tokenizer = read(folder)
         evaluate(model, console)
@@ -129,7 +129,7 @@ def _load(
 
 
 def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
-    read_config(read_model_config(folder))  # rejects an invalid config before slow work
+    read_config(read_model_config(folder))  # rejects an invalid config before the slow import
     # Imported here because it takes seconds, and an invalid name should fail immediately.
     import mlx_lm
 
@@ -211,7 +211,7 @@ def evaluate(model: Any, console: "Console | None") -> None:
         mx.eval(module.parameters())
         check.add(path_of[id(module)], module)
     mx.eval(model.parameters())
-    check.add("model.norm", model.model.norm)  # not in `modules`
+    check.add("model.norm", model.model.norm)  # the final norm is not in `modules`
     check.finish()
     mx.clear_cache()  # prepacking caches buffers whose sizes do not recur
 

@@ -6,7 +6,7 @@
     mxfp8    8, floating point   32            a power of two
     nvfp4    4, floating point   16            an 8-bit floating-point scale
 
-A row's codes are packed into 32-bit words, starting at the lowest bits.
+The quantized values of a row are packed into uint32 integers, starting at the lowest bits.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Checkpoint weights as a tree of layers, read without `mlx_lm`.
 
 The tree has the attributes of `mlx_lm`'s model that the course's models and `Decoder` use; these
-models share its arrays. `mlx_lm` loads the formats unsupported here.
+models share its arrays. Checkpoints in other formats are loaded with `mlx_lm`.
 """
 
 from collections.abc import Mapping
@@ -236,7 +236,7 @@ def _format_shape(shape: Shape) -> str:
 
 
 def _build_node(tree: Any, path: str, formats: Mapping[str, Quantization]) -> Any:
-    """Converts the subtree of names under `path` to nodes."""
+    """Converts nested dicts and lists of arrays, found at `path` in the model, to nodes."""
     if isinstance(tree, mx.array):
         return tree
     if isinstance(tree, list):

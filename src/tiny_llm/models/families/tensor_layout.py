@@ -74,7 +74,7 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
 
 
 def is_skipped(name: str, mtp: bool) -> bool:
-    """Whether loading skips a hybrid family's tensor."""
+    """Whether loading skips a hybrid family's tensor: vision or, unless `mtp`, the MTP layer."""
     if name.startswith(VISION_PREFIXES):
         return True
     return not mtp and text_tensor_name(name).startswith(MTP_PREFIX)

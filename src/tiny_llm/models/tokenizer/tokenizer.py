@@ -127,9 +127,9 @@ def with_detokenizer(tokenizer: Any) -> Any:
 def decode_byte_level(characters: str) -> bytes:
     """Decodes a token from a byte-level vocabulary.
 
-    A printable Latin-1 character stands for its own byte; characters from U+0100 stand for the
-    other 68 bytes, in order, so that no token contains a space or a control character. All other
-    characters are plain text.
+    A printable Latin-1 character stands for its Latin-1 byte; characters from U+0100 stand for the
+    remaining 68 bytes, in order, so that no token contains a space or a control character. All
+    other characters are plain text.
 
     Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), and its
     published tokenizer.
