@@ -4,8 +4,8 @@ A step computes at most one chunk of one pending prompt (prefill) and one token 
 request (decode). A long prompt delays other requests by only one chunk per step, and a finished
 request's slot is reused immediately.
 
-On a GPU, a step dispatches the next step's graph before reading its own tokens, so that the GPU
-does not stall on Python: see `BatchGeneration._decode`.
+On a GPU, a step dispatches the next step's graph before reading its tokens, so that the GPU does
+not wait for Python: see `BatchGeneration._decode`.
 """
 
 from collections import deque
@@ -67,7 +67,7 @@ class Request:
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether the whole prompt is in the cache."""
+        """Whether all prompt tokens are in the cache."""
         return self.offset >= len(self.prompt_ids)
 
     @property
@@ -258,9 +258,9 @@ class BatchGeneration:
         """Decodes one token for every active request.
 
         On a GPU, the next step is dispatched, with this step's lazy tokens as input, before those
-        tokens are read. The cost: a request that finishes here takes part in one wasted step, and a
-        newly placed request joins one step later. On a CPU, two overlapping steps would compete for
-        cores, so steps run one at a time.
+        tokens are read. The cost: for a request that finishes in this step, the next step's token
+        is computed in vain, and a request newly moved to a slot joins one step later. On a CPU, two
+        overlapping steps would compete for cores, so steps run one at a time.
         """
         requests, tokens = self._in_flight or self._compute_tokens()
         self._in_flight = None

@@ -207,7 +207,7 @@ class QuantizedEmbedding:
     def __call__(self, ids: mx.array) -> mx.array:
         """Looks up token embeddings: ids N.. -> N..×E, in the dtype of the scales.
 
-        An out-of-range id gives a row of NaN.
+        The row of an out-of-range id is NaN.
         """
         w = self.weight
         if ids.dtype != mx.uint32:

@@ -26,7 +26,7 @@ def simple_generate(
     sampler: Sampler | None = None,
     max_tokens: int | None = None,
 ) -> str:
-    """Generates text by running the model on the whole sequence for every new token.
+    """Generates text by running the model on the complete sequence for every new token.
 
     Args:
         model: ids 1×L -> logits 1×L×V.
@@ -92,7 +92,7 @@ def decode_with_cache(
 
     Yields:
         Token ids, without end, as lazy one-element arrays. A caller may request the next token
-        before evaluating this one; the next step is then part of the same graph.
+        before evaluating the current one; MLX then evaluates both steps as one graph.
     """
     # [task 2.1.4]
     cache = model.create_kv_cache()

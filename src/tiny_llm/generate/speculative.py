@@ -2,8 +2,8 @@
 
 A decode step reads all of a model's weights to compute one token; it could compute a few tokens in
 the same time. The draft model proposes n tokens one by one, which is cheap, and the target computes
-all n + 1 positions in one call. The output gets the longest accepted prefix of draft tokens, then a
-token from the target. `cache.rewind` drops the rejected tokens.
+all n + 1 positions in one call. The accepted prefix of the draft tokens is appended to the output,
+followed by one token from the target. `cache.rewind` drops the rejected tokens.
 
     sequence        … the capital                 (its last token is not in the caches yet)
     draft tokens                  of France .

@@ -98,8 +98,8 @@ def report_emulator_faults() -> bool:
     return _emulation_requested() and bool(extension().emulated_gpu.report_faults())
 
 
-# Default stream of the operations. Without Metal, this is the CPU, wherever the rest of the graph
-# runs; memory is shared, so nothing is copied.
+# Default stream of the operations. Without Metal, this is the CPU, even if MLX's operations run on
+# a GPU; memory is shared, so nothing is copied.
 _stream = _default_stream()
 
 

@@ -141,7 +141,7 @@ class WeightLocations:
         self._locations[id(array)] = weakref.ref(array), (file, begin, exclusive)
 
     def add_reader(self, array: mx.array, read: Callable[[], mx.array]) -> None:
-        """Registers a function that reads a lazy array more cheaply than evaluation."""
+        """Registers a function that reads a lazy array with less I/O than evaluating it."""
         self._readers[id(array)] = weakref.ref(array), read
 
     def read(self, array: mx.array) -> mx.array:
@@ -185,7 +185,7 @@ class PrepackedWeights:
         Copies one array at a time, so that at most one is in memory twice.
 
         Args:
-            module: a layer of the model, or the whole model.
+            module: the model or one of its layers.
         """
         for layer in prepackable_layers(module):
             for name in _array_names(layer):
@@ -241,7 +241,7 @@ def copy_tree(mlx_model: Any) -> Any:
 
 
 def _aligned_nbytes(array: mx.array) -> int:
-    """Returns an array's size in bytes, rounded up to whole cache lines."""
+    """Returns an array's size in bytes, rounded up to a multiple of the cache line size."""
     return -(-array.nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
 
 

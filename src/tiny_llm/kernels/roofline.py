@@ -51,7 +51,7 @@ def time_runs(
     Args:
         run: function to measure, including the evaluation of its result.
         repeats: number of measured runs, at least one.
-        warm_up: number of unmeasured runs before them.
+        warm_up: number of unmeasured runs before the measured ones.
         clock: clock in seconds.
     """
     # [task 4.1.1 time-runs]

@@ -194,8 +194,8 @@ def evaluate(model: Any, console: "Console | None") -> None:
     """Evaluates lazy weights layer by layer, with a progress bar.
 
     A layer may be in memory twice while it is prepacked. The largest layers, embedding and LM head,
-    come first, while little else is loaded. A model from `mlx_lm` stays row-major here, because it
-    must remain callable.
+    are therefore loaded first. A model from `mlx_lm` stays row-major here, because it must remain
+    callable.
     """
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
     modules = [each for each in (table, head, *model.layers, model.get("mtp")) if each is not None]

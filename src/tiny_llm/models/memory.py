@@ -42,7 +42,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
     On Linux, the minimum of `MemAvailable` and the control groups' headroom, counting file caches
     as free; on macOS, the system-wide free percentage, as shown by `memory_pressure`. With a GPU,
-    at most the unused part of its recommended working set.
+    at most its recommended working set minus MLX's active memory.
     """
     limits = [total_memory(root)]
     if sys.platform == "darwin":

@@ -47,7 +47,7 @@ def random_tensors(
     """Creates a checkpoint's tensors: lazy, random, and quantized according to the config.
 
     Args:
-        mtp: whether to add the MTP layer; the other tensors are the same either way.
+        mtp: whether to add the MTP layer; does not change the values of the other tensors.
 
     Returns:
         (tensor name -> array, layer path -> quantization format).

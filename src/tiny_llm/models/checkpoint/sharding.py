@@ -2,7 +2,7 @@
 
     query, key, value, gate, up    rows: each rank computes some of the heads or MLP features
     output, down                   columns: each rank computes a partial sum
-    embedding, LM head             rows: each rank holds part of the vocabulary
+    embedding, LM head             rows: each rank holds a range of token ids
     Gated DeltaNet                 by key head with its value heads, in every tensor
     router, norms                  replicated
 
@@ -128,7 +128,7 @@ class RankShard:
 
     @property
     def vocab_range(self) -> range:
-        """This rank's token ids: `vocab_per_rank` in order; the last rank gets the remainder."""
+        """This rank's token ids: `vocab_per_rank` consecutive ids, or the remainder on the last."""
         # [task 6.2.1 tokens]
         first = self.rank * self.vocab_per_rank
         return range(first, min(first + self.vocab_per_rank, self.full_config.vocab_size))

@@ -37,7 +37,7 @@ MLX_LM_ONLY_FIELDS = ("model_file", "quantize_activations")
 # from the full matrix in memory, because disks read entire pages, with readahead.
 MIN_READ_BYTES = 2**14
 
-# RoPE frequencies in old Llama checkpoints, redundant with the config.
+# RoPE frequencies in old Llama checkpoints; ignored, because the config determines them.
 ROPE_BUFFER_SUFFIX = ".rotary_emb.inv_freq"
 
 

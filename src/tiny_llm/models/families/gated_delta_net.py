@@ -29,7 +29,7 @@ StatefulOperation = Callable[..., tuple[mx.array, mx.array]]  # returns (y, upda
 
 
 class GatedDeltaNet:
-    """Gated DeltaNet layer over a ragged batch's state slots.
+    """Gated DeltaNet layer that reads and writes the state slots of a ragged batch.
 
     Args:
         config: the decoder's config.

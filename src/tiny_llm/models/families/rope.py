@@ -59,8 +59,8 @@ class RopeFields:
         """Parses the fields.
 
         Args:
-            partial: default `partial_rotary_factor`, for families that rotate part of each head
-                and may have multimodal sections; None for other families.
+            partial: default `partial_rotary_factor`, for families that rotate only some features
+                of each head and may have multimodal sections; None for other families.
         """
         grouped = fields.get("rope_parameters") or {}
         if not isinstance(grouped, Mapping):
@@ -102,7 +102,7 @@ class RopeScaling:
         low, high: ramp bounds, in rotations over the original context: pairs below `low` have their
             frequencies divided by the factor, pairs above `high` keep theirs.
         attention_factor: factor applied to queries and keys.
-        truncate: whether yarn's ramp bounds are rounded to whole pairs.
+        truncate: whether yarn's ramp bounds are rounded to integer pair indices.
     """
 
     rope_type: str

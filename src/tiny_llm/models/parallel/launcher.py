@@ -107,7 +107,7 @@ def init_comm() -> Group:
 
 
 def _widen_affinity() -> None:
-    """Removes `mpirun`'s CPU binding if it gives this rank less than its share of the cores.
+    """Removes `mpirun`'s CPU binding if it has fewer cores than this rank's share of the machine.
 
     By default, `mpirun` binds each of two ranks to a single core; new threads inherit the binding.
     """

@@ -64,7 +64,7 @@ def _clear_free_lists() -> None:
 
 
 def _bpe_model(model: dict[str, Any]) -> tokenizers.models.BPE:
-    """Builds the BPE model; empties the parsed vocabulary and merges."""
+    """Builds the BPE model; empties the parsed vocabulary and merges to release their memory."""
     vocab, merges = model.pop("vocab"), model.pop("merges")
     if model.pop("type") != "BPE" or not model.keys() <= BPE_FIELDS:
         raise UnsupportedFormatError
