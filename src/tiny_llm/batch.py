@@ -81,7 +81,7 @@ class Request:
         return self.num_tokens + 1 == self._max_tokens
 
     def try_prefill(self) -> None:
-        """Prefills the next chunk; after the last chunk, samples the first output token."""
+        """Prefills the next chunk, if any; after the last chunk, samples the first output token."""
         if self.is_prefilled:
             return
         # [task 2.7.5]

@@ -104,7 +104,7 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
     def create_paged_storage(self, num_pages: int) -> PagedStorage:
         """Creates page storage for `ragged_logits`, with one block table for all layers.
 
-        Takes at most num_pages · page_size · `kv_bytes_per_token` bytes, allocated when pages are
+        Uses at most num_pages · page_size · `kv_bytes_per_token` bytes, allocated when pages are
         first written.
         """
         return PagedStorage(
@@ -131,8 +131,8 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         Args:
             ids: T token ids in the order of `batch`.
             batch: the tokens' sequences, positions and page slots.
-            rows: indices of the tokens whose logits to compute: each sequence's last token, unless
-                it is a chunk that does not finish its prompt.
+            rows: indices of the tokens whose logits to compute: each sequence's last token, except
+                for sequences whose prompt is not complete after this step.
             storage: from `create_paged_storage`; receives the batch's keys and values when the
                 result is evaluated.
 

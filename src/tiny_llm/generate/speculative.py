@@ -207,7 +207,7 @@ class _CachedModel:
         self.width: int | None = None
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Runs the next L tokens: ids L -> logits L×V."""
+        """Runs the model on the next L tokens: ids L -> logits L×V."""
         logits: mx.array = self._model(ids[None], self.offset, self._cache)[0]
         self.offset += ids.size
         self.width = logits.shape[-1]

@@ -121,7 +121,7 @@ def _load(
         evaluate(model, console)
     except ModelError:
         raise
-    except Exception as error:  # an invalid config can raise anything
+    except Exception as error:  # an invalid config can raise any exception
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
     trim_heap()  # releases buffers used to read files

@@ -88,7 +88,7 @@ def check_token_id_field(fields: Mapping[str, Any], name: str, where: str) -> No
 
 
 def _check_quantization(quantization: Mapping[str, Any], where: str) -> None:
-    """Checks the default quantization format and the per-layer formats, keyed by path."""
+    """Checks the default quantization format and the per-layer formats, keyed by layer path."""
     overrides = {
         name: value for name, value in quantization.items() if isinstance(value, dict | bool)
     }

@@ -57,7 +57,7 @@ class Quantization:
         return cls(group_size, bits, mode)
 
     def shapes(self, matrix: Shape) -> dict[str, Shape]:
-        """Shapes of the arrays that store matrices N..×O×I, by name."""
+        """Shapes of the arrays that store matrices N..×O×I, keyed by array name."""
         *N, I = matrix
         groups = I // self.group_size
         stored = {"weight": (*N, I * self.bits // 32), "scales": (*N, groups)}

@@ -277,7 +277,7 @@ class Decoder:
     def _run_layers(
         self, x: mx.array, cos_sin: CosSin, caches: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
-        """Runs all layers, each with its view of the cache; returns the last (x, update)."""
+        """Runs all layers, each with its cache view; returns the last layer's (x, update)."""
         self.adapters.ids = caches[0].attention_metadata.adapter_ids
         update = None
         for layer, cache in zip(self.layers, caches, strict=True):

@@ -33,7 +33,7 @@ def sort_by_expert(experts: mx.array) -> tuple[mx.array, mx.array]:
         experts: expert ids of P products; a product is a token's row times one expert's matrix.
 
     Returns:
-        (order, inverse), P indices each: `experts[order]` is sorted stably, and
+        (order, inverse), P indices each: `experts[order]` is sorted (stably on a CPU), and
         `experts[order][inverse]` equals `experts`.
     """
     # [task 6.1.2 sort]

@@ -83,7 +83,7 @@ Table = QuantizedEmbedding | Embedding | MlxQuantizedWeights
 class AdapterBatch:
     """LoRA adapters used in the current step, set by the decoder and read by its layers."""
 
-    ids: mx.array | None = None  # each token's adapter id or −1, T; None if no token has an adapter
+    ids: mx.array | None = None  # T adapter ids, −1 for no adapter; None if no token has an adapter
 
 
 @dataclass(frozen=True)

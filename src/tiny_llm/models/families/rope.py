@@ -127,7 +127,7 @@ class RopeScaling:
             return None
         if not isinstance(fields, Mapping):
             raise invalid_field("rope_scaling", fields, "an object")
-        # Both spellings occur.
+        # Old configs use `type`, newer ones `rope_type`.
         rope_type = fields.get("rope_type") or fields.get("type") or "default"
         if rope_type not in ROPE_TYPES:
             raise invalid_field("rope_scaling type", rope_type, f"one of {', '.join(ROPE_TYPES)}")

@@ -59,7 +59,7 @@ def _backend() -> str | None:
 
 
 def _ring_hosts() -> list[list[str]]:
-    """Addresses of each rank from `mlx.launch`'s host file, which is empty for a single rank.
+    """Addresses of each rank from `mlx.launch`'s host file; [] if it is empty (a single rank).
 
     Raises:
         UserError: the file is missing or malformed.

@@ -45,13 +45,13 @@ def all_reduce(x: mx.array, group: Group) -> mx.array:
 
 
 def all_gather(x: mx.array, group: Group) -> mx.array:
-    """Stacks the ranks' arrays, of equal shape: N×…, where N is the number of ranks."""
+    """Stacks the arrays of all N ranks, which have the same shape, to N×…."""
     parts = _with_timer(x.reshape(-1), partial(_all_gather_chunked, group=group))
     return parts.reshape(group.size(), *x.shape)
 
 
 def _with_timer(x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.array:
-    """Runs a collective, timing it if a profile is active."""
+    """Runs a collective, timing it if `comm_timer` is set."""
     return exchange(x) if comm_timer is None else comm_timer.time(x, exchange)
 
 

@@ -27,7 +27,7 @@ SINGLE_HOST_ENV = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 YIELD_ENV = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
-_group: Group | None = None  # a process can join only once
+_group: Group | None = None  # the joined group; a process can join only one
 
 
 @cache

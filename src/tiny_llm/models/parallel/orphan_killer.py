@@ -16,7 +16,7 @@ GRACE_SECONDS = 1.0
 
 
 def main() -> None:
-    """Waits for the connection to close, then kills the parent unless it exits in time."""
+    """Waits for the connection to close, then kills the parent after `GRACE_SECONDS`."""
     parent = os.getppid()
     while os.getppid() == parent:
         closed, _, _ = select.select([sys.stdin], [], [], 1.0)

@@ -53,7 +53,7 @@ class SandboxedProcess:
                 reply = self._exchange(line, seconds or self.seconds)
                 response: dict[str, Any] = json.loads(reply)
             except (ValueError, BrokenPipeError):
-                self._stop()  # the process's state is unknown
+                self._stop()  # the process may hang or still send this response
                 raise
         if "error" in response:
             raise ValueError(response["error"])
@@ -95,7 +95,7 @@ class SandboxedProcess:
             self._process = None
 
     def _exchange(self, line: bytes, seconds: float) -> bytes:
-        """Sends a line of JSON and receives the response's line."""
+        """Sends a request line and returns the response line."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None

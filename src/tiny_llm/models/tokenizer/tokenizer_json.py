@@ -25,7 +25,8 @@ MAX_ADDED_TOKENS = 2**16
 MAX_TOKEN_CHARS = 1024
 MAX_COMPONENT_VALUES = 2000  # JSON values per component; Llama 3's post-processor has 60
 
-# Limits on Python objects, counted in the JSON before parsing. A merge may be a list of two tokens.
+# Limits on the objects that parsing creates, estimated from the JSON's brackets and commas. They
+# allow for merges stored as lists of two tokens.
 MAX_CONTAINERS = MAX_MERGES + 2**17
 MAX_COMMAS = 2 * MAX_CONTAINERS + MAX_VOCAB_SIZE
 
