@@ -209,7 +209,7 @@ class BatchGeneration:
             cache.release()
 
     def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
-        """Creates a request; None if the prompt is invalid, with the error as its output."""
+        """Creates a request; for an invalid prompt, returns None and outputs the error message."""
         try:
             prompt_ids = encode_prompt(self._tokenizer, prompt, self._vocab_size)
         except UserError as error:

@@ -92,7 +92,8 @@ class SpeculativeDecoding:
                 count = self._num_drafts_now(target, draft, len(ids)) if target.offset else 0
                 drafts, draft_probs = _propose(draft, ids, count, rejection_sampler, target.width)
                 new_ids = mx.concatenate([mx.array(ids[target.offset :]), drafts])
-                logits = target(new_ids)[-(count + 1) :]  # one row before each draft, one after all
+                # Row i verifies draft token i; the last row follows all draft tokens.
+                logits = target(new_ids)[-(count + 1) :]
                 mx.eval(logits, drafts)
                 if rejection_sampler is None:
                     accepted, token = verify_by_matching(logits, drafts, sampler)
@@ -181,7 +182,8 @@ def verify_by_rejection(
         p_of_draft = mx.take_along_axis(target_probs[:n], drafts[:, None], axis=1)[:, 0]
         q_of_draft = mx.take_along_axis(q[:n], drafts[:, None], axis=1)[:, 0]
         passed = sampler.uniform(n) * q_of_draft < p_of_draft
-        accepted = int(mx.cumprod(passed.astype(mx.int32)).sum())  # drafts before a rejection
+        # Number of draft tokens before the first rejection.
+        accepted = int(mx.cumprod(passed.astype(mx.int32)).sum())
     surplus = mx.maximum(target_probs[accepted] - q[accepted], 0)
     # If p and q differ only by rounding, the residual can be zero: draw from p.
     surplus = mx.where(surplus.sum() > 0, surplus, target_probs[accepted])

@@ -164,8 +164,8 @@ class WeightLocations:
 class PrepackedWeights:
     """Prepacks a model's layers into one allocation of huge pages.
 
-    Only the extension can use prepacked layers. Unchanged are layers that the kernels do not
-    support and, on machines whose kernels read row-major weights, all layers.
+    Only the extension can use prepacked layers. Layers that the kernels do not support stay
+    unchanged, and so do all layers on machines whose kernels read row-major weights.
 
     Args:
         model: an `mlx.nn` module; weights may be lazy.

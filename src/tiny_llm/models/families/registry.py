@@ -111,7 +111,7 @@ HYBRID_FIELDS = {
 }
 HYBRID_PARTIAL_ROTARY_FACTOR = 0.25  # default of `partial_rotary_factor`
 
-# Accepted but ignored here: read by other modules, for training only, or redundant.
+# Accepted but ignored here: fields read by other modules, training-only fields, redundant fields.
 IGNORED_FIELDS = {
     *("architectures", "attention_dropout", "attn_implementation", "bos_token_id", "dtype"),
     *("eos_token_id", "initializer_range", "keys_to_ignore_at_inference", "name_or_path"),

@@ -184,7 +184,7 @@ class RopeScaling:
         """Ramp over the pairs: 0 for pairs that keep their frequency, 1 for fully scaled pairs."""
 
         def pair_with(rotations: float) -> float:
-            """Fractional index of the pair that rotates `rotations` times in training."""
+            """Fractional index of the pair that rotates `rotations` times in `original_context`."""
             wave = self.original_context / (rotations * 2 * math.pi)
             return num_pairs * math.log(wave) / math.log(base)
 
