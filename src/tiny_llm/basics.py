@@ -1,6 +1,6 @@
 """Basic operations: softmax, the linear layer and SiLU.
 
-The rest of the model is built from these plus matrix multiplication and elementwise arithmetic.
+All other layers are built from these, matrix multiplication and elementwise arithmetic.
 """
 
 import mlx.core as mx

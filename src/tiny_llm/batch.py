@@ -4,8 +4,8 @@ A step computes at most one chunk of one pending prompt (prefill) and one token 
 request (decode). A long prompt delays other requests by only one chunk per step, and a finished
 request's slot is reused immediately.
 
-On a GPU, a step dispatches the next step's graph before reading its own tokens, so that the GPU
-does not stall on Python: see `BatchGeneration._decode`.
+On a GPU, a step dispatches the next step's graph before reading its tokens, so that the GPU does
+not wait for Python: see `BatchGeneration._decode`.
 """
 
 from collections import deque
@@ -67,7 +67,7 @@ class Request:
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether the whole prompt is in the cache."""
+        """Whether all prompt tokens are in the cache."""
         return self.offset >= len(self.prompt_ids)
 
     @property
@@ -81,21 +81,21 @@ class Request:
         return self.num_tokens + 1 == self._max_tokens
 
     def try_prefill(self) -> None:
-        """Prefills the next chunk; after the last chunk, samples the first output token."""
+        """Prefills the next chunk, if any; after the last chunk, samples the first output token."""
         if self.is_prefilled:
             return
         # [task 2.7.5]
         chunk = self.prompt_ids[self.offset : self.offset + self._prefill_step]
         logits = next_token_logits(self._model, mx.array([chunk]), self.offset, self.cache)  # 1×V
         self.offset += len(chunk)
-        # Without it, the graphs of all chunks stay in memory until the first token is read.
+        # Without this evaluation, all chunks' graphs stay in memory until the first token is read.
         mx.eval([layer.state for layer in self.cache])
         if self.is_prefilled:
             self.add_token(int(sample(self.sampler, logits)[0]))
         # [/task 2.7.5]
 
     def add_token(self, token: int) -> None:
-        """Appends an output token; finishes on an end token or at `max_tokens`."""
+        """Appends an output token; finishes the request on an end token or at `max_tokens`."""
         self.next_token = token
         self.num_tokens += 1
         if token in self._eos_token_ids:
@@ -106,7 +106,7 @@ class Request:
             self.finish()
 
     def finish(self) -> None:
-        """Marks the request as done and flushes incomplete characters."""
+        """Marks the request as done and flushes the detokenizer's incomplete characters."""
         self._detokenizer.finalize()
         self.is_done = True
 
@@ -202,14 +202,14 @@ class BatchGeneration:
         # [/task 2.7.4 step]
 
     def release(self) -> None:
-        """Releases all caches, e.g. of an aborted run."""
+        """Releases the caches of unfinished requests, after an error for example."""
         if self.prefilling is not None:
             self.prefilling.release()
         for cache in self._caches:
             cache.release()
 
     def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
-        """Creates a request; for an invalid prompt, outputs the reason and returns None."""
+        """Creates a request; for an invalid prompt, returns None and outputs the error message."""
         try:
             prompt_ids = encode_prompt(self._tokenizer, prompt, self._vocab_size)
         except UserError as error:
@@ -236,7 +236,7 @@ class BatchGeneration:
         return self.requests[index]
 
     def _place_prefilled(self) -> None:
-        """Moves a fully prefilled request to an idle slot; a no-op without either."""
+        """Moves a fully prefilled request, if any, to an idle slot, if any."""
         request = self.prefilling
         if request is None or not request.is_prefilled:
             return
@@ -249,7 +249,7 @@ class BatchGeneration:
             slot = self.slots.index(None)
             for cache, layer in zip(self._caches, request.cache, strict=True):
                 cache.add_request(layer, slot)
-            request.cache = []  # now owned by the slot
+            request.cache = []  # the slot in `_caches` now owns the keys and values
             self.slots[slot] = request
             self.prefilling = None
         # [/task 2.7.4 place]
@@ -258,14 +258,14 @@ class BatchGeneration:
         """Decodes one token for every active request.
 
         On a GPU, the next step is dispatched, with this step's lazy tokens as input, before those
-        tokens are read. The cost: a request that finishes here takes part in one wasted step, and a
-        newly placed request joins one step later. On a CPU, two overlapping steps would compete for
-        cores, so steps run one at a time.
+        tokens are read. The cost: for a request that finishes in this step, the next step's token
+        is computed in vain, and a request newly moved to a slot joins one step later. On a CPU, two
+        overlapping steps would compete for cores, so steps run one at a time.
         """
         requests, tokens = self._in_flight or self._compute_tokens()
         self._in_flight = None
         if not kernels.computes_on_cpu() and not any(r.is_last_step for r in self.slots if r):
-            mx.async_eval(tokens)  # separately, so that it completes before the next step
+            mx.async_eval(tokens)  # a separate graph: tokens can be read before the next step ends
             for request, token in zip(requests, tokens, strict=True):
                 request.next_token = token
             self._in_flight = self._compute_tokens()
@@ -273,7 +273,7 @@ class BatchGeneration:
         self._add_tokens(requests, tokens.tolist())  # type: ignore[arg-type]
 
     def _compute_tokens(self) -> DecodeStep:
-        """Appends every active request's next token to the cache and samples the one after it.
+        """Appends every active request's next token to the cache and samples the following token.
 
         Rows of idle slots are computed and ignored.
         """

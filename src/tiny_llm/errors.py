@@ -30,7 +30,7 @@ class TaskNotImplemented(NotImplementedError):  # noqa: N818 - not a user error
 
 
 def check_int(name: str, value: Any, minimum: int, hint: str = "") -> None:
-    """Rejects non-integers and values below `minimum`."""
+    """Rejects non-integers and values below `minimum`; `hint` follows the minimum in the error."""
     is_int = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_int or value < minimum:
         bound = f"at least {minimum}" if is_int else f"an integer of at least {minimum}"
@@ -47,7 +47,7 @@ def validate_number(
 ) -> float:
     """Converts a finite number in [low, high] to a Python float.
 
-    Fractions and NumPy scalars are accepted; MLX takes only Python numbers.
+    `Fraction` and NumPy scalars, which MLX does not accept, are converted as well.
 
     Args:
         name: argument name, for the error message.
@@ -79,12 +79,12 @@ def validate_bool(name: str, value: Any) -> None:
 
 
 def is_token_id(token: Any) -> bool:
-    """Whether a value is a non-negative integer, from Python or another library."""
+    """Whether a value is a non-negative integer: a Python int or, for example, a NumPy scalar."""
     return isinstance(token, Integral) and not isinstance(token, bool) and int(token) >= 0
 
 
 def validate_seed(seed: Any) -> int:
-    """Converts a seed to a Python int, because seed arithmetic exceeds 64 bits.
+    """Converts a seed to a Python int, because arithmetic on a NumPy seed would overflow.
 
     Raises:
         UserError: the seed is not an integer in [0, 2**64).
@@ -124,6 +124,6 @@ def short_repr(value: Any) -> str:
 
 
 def summarize(names: Sequence[str], limit: int = 4) -> str:
-    """Joins the first `limit` names and counts the rest: "a, b, c, d and 3 more"."""
+    """Joins the first `limit` names and counts the omitted ones: "a, b, c, d and 3 more"."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(" ".join(name.split())[:60] for name in names[:limit]) + more

@@ -49,8 +49,8 @@ class RoPE:
 
         Args:
             x: B×L×H×D.
-            offset: positions of the L tokens: None for 0 … L − 1, a slice of L positions for the
-                whole batch, or a list of B slices, one per sequence.
+            offset: positions of the L tokens: None for 0 … L − 1, one slice of L positions for all
+                sequences, or a list of B slices, one per sequence.
 
         Returns:
             B×L×H×D, dtype of `x`; the rotation is computed in float32.
@@ -114,7 +114,7 @@ class RoPE:
         # [/task 1.2.1 frequency]
 
     def _starts(self, offset: slice | Sequence[slice] | None, B: int, L: int) -> list[int]:
-        """Returns the first position of the whole batch (one number) or of each sequence (B)."""
+        """Returns the first position: one number for all sequences, or one per sequence (B)."""
         if offset is None:
             offset = slice(0, L)
         if isinstance(offset, slice):

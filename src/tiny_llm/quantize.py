@@ -53,7 +53,7 @@ class QuantizedWeights:
         biases: O×(I/group_size); None for MXFP4 (see `tiny_llm.kernels.mxfp4`).
         group_size: consecutive weights in a row that share a scale and a bias.
         bits: bits per stored integer.
-        weight: O×(I·bits/32), uint32. The three arrays may be prepacked (see
+        weight: O×(I·bits/32), uint32. `weight`, `scales` and `biases` may be prepacked (see
             `tiny_llm.kernels.prepack`).
     """
 
@@ -173,7 +173,7 @@ def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) ->
     group_size, bits, _ = formats.pop()
     return kernels.multi_quantized_matmul(
         [w.scales for w in quantized],
-        [w.biases for w in quantized],  # None in all matrices or in none
+        [w.biases for w in quantized],  # None for all matrices or for none
         group_size,
         bits,
         x,
@@ -207,7 +207,7 @@ class QuantizedEmbedding:
     def __call__(self, ids: mx.array) -> mx.array:
         """Looks up token embeddings: ids N.. -> N..×E, in the dtype of the scales.
 
-        An out-of-range id gives a row of NaN.
+        The row of an out-of-range id is NaN.
         """
         w = self.weight
         if ids.dtype != mx.uint32:

@@ -1,6 +1,6 @@
 """Week 1's Qwen3: the complete model in plain array operations.
 
-Stateless: every call recomputes the whole sequence. Weights are plain bfloat16 matrices,
+Stateless: every call recomputes the complete sequence. Weights are plain bfloat16 matrices,
 dequantized when the model is built. Week 2 adds the KV cache and quantized weights.
 """
 
@@ -73,7 +73,7 @@ class Qwen3MultiHeadAttention:
         self.rope = RoPE(head_dim, max_seq_len, base=theta, traditional=False)
 
     def __call__(self, x: mx.array, mask: Mask = None) -> mx.array:
-        """Attends within the sequence.
+        """Computes self-attention over complete sequences.
 
         Args:
             x: B×L×E.

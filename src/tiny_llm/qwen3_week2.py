@@ -30,7 +30,7 @@ CosSin = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' RoPE 
 # Appends the new keys and values to the cache and attends to its contents.
 AttentionFn = Callable[[mx.array, mx.array, mx.array, Any, float], mx.array]
 # (one cache per layer, B, L) -> plan for L more tokens in each of B sequences; None if the step
-# cannot be planned and each layer has to update its own cache.
+# cannot be planned, so that each layer has to update its cache.
 PlanFn = Callable[[Sequence[Any], int, int], StepPlan | None]
 
 

@@ -56,7 +56,7 @@ def attend_paged(
 def attend_ragged(
     query: mx.array, metadata: PagedKvMetadata, scale: float, window: int = 0
 ) -> mx.array:
-    """Attends over a ragged batch of T tokens, already in the cache: 1×H_q×T×D -> 1×H_q×T×D."""
+    """Attends over a ragged batch whose T tokens are already in the cache; shape 1×H_q×T×D."""
     assert metadata.cu_seqlens_q is not None
     attended = paged_attention_varlen(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
@@ -104,7 +104,7 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
     def create_paged_storage(self, num_pages: int) -> PagedStorage:
         """Creates page storage for `ragged_logits`, with one block table for all layers.
 
-        Takes at most num_pages · page_size · `kv_bytes_per_token` bytes, allocated when pages are
+        Uses at most num_pages · page_size · `kv_bytes_per_token` bytes, allocated when pages are
         first written.
         """
         return PagedStorage(
@@ -131,8 +131,8 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         Args:
             ids: T token ids in the order of `batch`.
             batch: the tokens' sequences, positions and page slots.
-            rows: indices of the tokens whose logits to compute: each sequence's last token, unless
-                it is a chunk that does not finish its prompt.
+            rows: indices of the tokens whose logits to compute: each sequence's last token, except
+                for sequences whose prompt is not complete after this step.
             storage: from `create_paged_storage`; receives the batch's keys and values when the
                 result is evaluated.
 

@@ -46,8 +46,8 @@ def greedy_sample(logits: mx.array) -> mx.array:
 def sample(sampler: Sampler, logits: mx.array) -> mx.array:
     """Samples next tokens: logits B×V -> ids B.
 
-    A sampler takes log-probabilities. A greedy sampler gets the logits instead: its choice is the
-    same, and this saves a pass over the vocabulary.
+    A sampler takes log-probabilities. A greedy sampler is called on the logits instead, which have
+    the same maximum: this saves a pass over the vocabulary.
     """
     if isinstance(sampler, DistributionSampler) and sampler.is_greedy:
         return sampler(logits)
@@ -179,9 +179,9 @@ def apply_top_k(logprobs: mx.array, top_k: int) -> mx.array:
 def apply_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     """Drops all but the smallest set of most likely tokens with mass ≥ `top_p`: B×V -> B×V.
 
-    In descending order, a token is kept if the mass before it is below `top_p`. The first token has
-    no mass before it, so at least one is kept. A token's mass is its softmax over the row: tokens
-    dropped by an earlier filter have mass 0, and the rest are renormalized.
+    A token is kept if the more likely tokens' total mass is below `top_p`; the most likely token is
+    therefore always kept. A token's mass is its softmax over the row: tokens dropped by an earlier
+    filter have mass 0, and the masses of the remaining ones are renormalized.
     """
     # [task 1.6.1 top-p]
     if top_p >= 1:

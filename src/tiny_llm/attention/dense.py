@@ -19,7 +19,7 @@ Mask = mx.array | Literal["causal"] | None
 
 
 def is_none_or_causal(mask: Any) -> bool:
-    """Whether `mask` is None or "causal", the masks that a cache can build."""
+    """Whether `mask` is None or "causal", the only masks that KV caches and paging support."""
     return mask is None or (isinstance(mask, str) and mask == "causal")
 
 
@@ -103,7 +103,7 @@ class SimpleMultiHeadAttention:
     def __call__(
         self, query: mx.array, key: mx.array, value: mx.array, mask: mx.array | None = None
     ) -> mx.array:
-        """Attends from `query` to `key` and `value`.
+        """Projects the inputs, computes attention in each head and projects the result.
 
         Args:
             query: B×L×E.
@@ -156,7 +156,7 @@ def scaled_dot_product_attention_grouped(
 
     Query head h reads key/value head h // (H_q / H). K and V broadcast over a separate group
     dimension instead of being repeated in memory. Decoding reads all keys and values for every
-    token, so repeating them would cost GQA its advantage.
+    token, so repeating them would undo GQA's savings in memory traffic.
 
     Source: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models" (2023).
 
@@ -240,8 +240,8 @@ def flash_attention(
 
     Returns:
         N..×H_q×L×D in the dtype of `query`. A row with no visible key is zero (a softmax
-        would be NaN). The memory layout is N..×L×H_q×D, so swapping the two axes back
-        and flattening the heads needs no copy.
+        would be NaN). The memory layout is N..×L×H_q×D, so swapping axes H_q and L and
+        flattening the heads needs no copy.
 
     Raises:
         ValueError: an unsupported shape, dtype or mask.
@@ -264,7 +264,7 @@ def flash_attention(
 
 
 def _check_context_lens(context_lens: Sequence[int] | mx.array | None, key: mx.array) -> None:
-    """Rejects lengths outside 0 to S, the number of keys; skips arrays, which may be lazy."""
+    """Rejects lengths outside 0 to S, the number of keys; does not evaluate arrays to check."""
     if context_lens is None or isinstance(context_lens, mx.array) or key.ndim < 2:
         return
     S = key.shape[-2]

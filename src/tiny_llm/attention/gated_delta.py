@@ -4,9 +4,9 @@ Attention caches a key and a value per token. DeltaNet keeps one D_k×D_v matrix
 which maps keys to values. Each token
 
     S ← γ S                 decays the state,
-    δ = β (v − Sᵀk)         compares its value with the state's prediction for its key,
+    δ = β (v − Sᵀk)         compares the token's value with the state's prediction for its key,
     S ← S + k δᵀ            corrects the state by a fraction β of the error (the delta rule),
-    o = Sᵀq                 and reads the state with its query.
+    o = Sᵀq                 and reads the state with the token's query.
 
 Memory and time per token are therefore independent of the context length. A short causal
 convolution before the rule mixes each channel over the last K tokens; its state is the last K − 1
@@ -15,8 +15,8 @@ inputs.
 States are stored in *slots*, and a step's tokens form a ragged batch: each sequence starts from the
 state in its read slot, and every token can store the resulting state in its write slot.
 
-These functions are references for the kernels of the same names and share their contracts. All are
-computed in float32.
+Functions named `…_reference` have the contract of the kernel without that suffix, for example
+`gated_delta_rule`. All functions compute in float32.
 
 Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule" (2024), arXiv
 2412.06464.
@@ -42,7 +42,7 @@ def causal_conv1d_sequence(
         tail: (K−1)×C in the dtype of `x`, the inputs before the first token, oldest first.
 
     Returns:
-        (outputs L×C float32, the tail after each of the L tokens).
+        (outputs L×C float32, list of L tails: the last K−1 inputs up to each token).
     """
     L, K = x.shape[0], weight.shape[1]
     # [task 6.4.1 conv]
@@ -61,8 +61,8 @@ def delta_gates(
     """Decay γ = exp(−exp(A_log) · softplus(a + dt_bias)) and correction β = sigmoid(b).
 
     Args:
-        a, b: T×H_v: T tokens, H_v value heads.
-        A_log, dt_bias: H_v float32.
+        a, b: T×H_v: projections of T tokens, for H_v value heads.
+        A_log, dt_bias: H_v float32, parameters of the decay.
 
     Returns:
         (β, γ), both T×H_v float32.
@@ -177,7 +177,7 @@ def causal_conv1d_reference(
     Args:
         x: T×C: T tokens, C channels.
         weight: C×K, the oldest token's tap first.
-        conv_states: slots×(K−1)×C in the dtype of `x`, the last inputs, oldest first.
+        conv_states: slots×(K−1)×C in the dtype of `x`, the last K−1 inputs, oldest first.
         cu_seqlens, read_slots, write_slots: see `gated_delta_rule_reference`.
 
     Returns:

@@ -34,7 +34,7 @@ def paged_attention(
     """Grouped-query attention with paged keys and values: L queries in each of B sequences.
 
     With the extension, the result has the same bits as `flash_attention` on contiguous keys,
-    regardless of page size and placement.
+    regardless of page size and page order.
 
     Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
     PagedAttention" (2023).
@@ -214,10 +214,11 @@ def _attend_sequence(
     scale: float | None,
     mask: Literal["causal"] | None,
 ) -> mx.array:
-    """Attends to one sequence's gathered keys and values: H_q×L×D -> H_q×L×D."""
+    """Gathers one sequence's pages and attends to its keys and values: H_q×L×D -> H_q×L×D."""
     # [task 3.2.2 one]
     L = query.shape[1]
-    hidden = 0  # queries before the first key: a softmax over no keys would be NaN
+    # The first `hidden` queries precede all keys: a softmax over no keys would be NaN.
+    hidden = 0
     if context_len == 0:
         hidden = L
     elif mask == "causal":
@@ -237,7 +238,7 @@ def _attend_sequence(
 
 
 def sliding_window_mask(L: int, S: int, window: int, dtype: mx.Dtype) -> mx.array:
-    """Causal mask with a sliding window, L×S: each query attends to its last `window` keys.
+    """Causal mask with a sliding window, L×S: a query attends to its most recent `window` keys.
 
     0 where i + S − L − window < j ≤ i + S − L, −inf elsewhere.
     """
@@ -258,11 +259,12 @@ def _attend_in_windows(
     scale: float | None,
     window: int,
 ) -> mx.array:
-    """`paged_attention_varlen_reference` with a sliding window; gathers only pages in a window."""
+    """`paged_attention_varlen_reference` with a sliding window; skips pages before all windows."""
     rows, ends = [query[:0]], _to_list(cu_seqlens_q)
     for s, context_len in enumerate(_to_list(context_lens)):
         chunk = query[ends[s] : ends[s + 1]]  # L×H_q×D
-        seen = chunk[max(0, len(chunk) - context_len) :]  # earlier queries precede all keys
+        # Queries before the last `context_len` precede all keys; their output is zero.
+        seen = chunk[max(0, len(chunk) - context_len) :]
         rows.append(mx.zeros_like(chunk[len(seen) :]))
         if len(seen) == 0:
             continue
@@ -284,7 +286,7 @@ def _attend_in_windows(
 
 
 def _first_key(context_len: int, num_queries: int, window: int) -> int:
-    """Returns the first key in the window of a sequence's first query; 0 without a window."""
+    """Returns the index of the first key in a sequence's first query's window; 0 if no window."""
     return max(0, context_len - num_queries + 1 - window) if window else 0
 
 
@@ -304,7 +306,9 @@ def _check_pages(
     window: int = 0,
     queries: Any = 0,
 ) -> None:
-    """Rejects invalid arguments that the kernel cannot check, or cannot check in time to raise.
+    """Rejects invalid arguments that the kernel could not check before its evaluation.
+
+    Lengths and page ids given as arrays are not checked, because they may be lazy.
 
     `queries` is the number of queries per sequence, or the array `cu_seqlens_q`.
     """

@@ -16,7 +16,11 @@ def check_same_vocabulary(draft_tokenizer: Any, tokenizer: Any) -> None:
     """Checks that draft and target have the same vocabulary.
 
     Args:
-        draft_tokenizer, tokenizer: from `mlx_lm.load`; without `get_vocab`, the check is skipped.
+        draft_tokenizer, tokenizer: from `mlx_lm.load`; the check is skipped if either has no
+            `get_vocab`.
+
+    Raises:
+        UserError: the vocabularies differ.
     """
     if not (hasattr(draft_tokenizer, "get_vocab") and hasattr(tokenizer, "get_vocab")):
         return

@@ -26,7 +26,7 @@ def simple_generate(
     sampler: Sampler | None = None,
     max_tokens: int | None = None,
 ) -> str:
-    """Generates text by running the model on the whole sequence for every new token.
+    """Generates text by running the model on the complete sequence for every new token.
 
     Args:
         model: ids 1×L -> logits 1×L×V.
@@ -92,7 +92,7 @@ def decode_with_cache(
 
     Yields:
         Token ids, without end, as lazy one-element arrays. A caller may request the next token
-        before evaluating this one; the next step is then part of the same graph.
+        before evaluating the current one; MLX then evaluates both steps as one graph.
     """
     # [task 2.1.4]
     cache = model.create_kv_cache()
@@ -118,9 +118,9 @@ def decode_with_cache(
 def next_token_logits(
     model: Any, inputs: mx.array, offset: int | Sequence[int], cache: Any
 ) -> mx.array:
-    """Returns the logits of the last new token: ids B×L -> B×V.
+    """Returns the logits at the last position: ids B×L -> B×V.
 
-    Uses the model's `next_token_logits` if defined, which skips the other tokens' logits.
+    Uses the model's `next_token_logits` if defined, which skips the other positions' logits.
     """
     if hasattr(model, "next_token_logits"):
         return model.next_token_logits(inputs, offset, cache)
@@ -158,5 +158,5 @@ def speculative_generate(
 
 
 def _generate(*arguments: Any) -> str:
-    """The complete text of `stream_generate`."""
+    """Concatenates the text that `stream_generate` yields."""
     return "".join(response.text for response in stream_generate(*arguments))

@@ -2,16 +2,17 @@
 
 A decode step reads all of a model's weights to compute one token; it could compute a few tokens in
 the same time. The draft model proposes n tokens one by one, which is cheap, and the target computes
-all n + 1 positions in one call. The output gets the longest accepted prefix of draft tokens, then a
-token from the target. `cache.rewind` drops the rejected tokens.
+all n + 1 positions in one call. The accepted prefix of the draft tokens is appended to the output,
+followed by one token from the target. `cache.rewind` drops the rejected tokens.
 
     sequence        … the capital                 (its last token is not in the caches yet)
     draft tokens                  of France .
     target tokens                 of France is    3 tokens for one target call
 
 A round is one graph: the draft steps, then the target step with the draft tokens as a lazy array.
-Its result is read once, at the end. Unlike other loops, the next round cannot be dispatched early
-on a GPU: the number of accepted tokens determines both caches' offsets and the next draft input.
+The host reads results only at the end of a round. Unlike in other loops, the next round cannot be
+dispatched early on a GPU: the number of accepted tokens determines both caches' offsets and the
+next draft input.
 
 The draft affects speed, not the output distribution. Sources: Leviathan et al. 2023
 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318).
@@ -77,7 +78,7 @@ class SpeculativeDecoding:
         self.statistics = SpeculationStatistics()
 
     def __call__(self, model: Any, prompt_ids: Sequence[int], sampler: Sampler) -> Iterator[int]:
-        """Yields token ids, without end."""
+        """Yields token ids until the caller closes the iterator."""
         # [task 3.5.1 loop]
         self.statistics = statistics = SpeculationStatistics()
         rejection_sampler = sampler if isinstance(sampler, DistributionSampler) else None
@@ -87,11 +88,12 @@ class SpeculativeDecoding:
         ids = list(prompt_ids)
         try:
             while True:
-                # The first token is not delayed by drafting.
+                # No drafts during prefill: they would delay the first token.
                 count = self._num_drafts_now(target, draft, len(ids)) if target.offset else 0
                 drafts, draft_probs = _propose(draft, ids, count, rejection_sampler, target.width)
                 new_ids = mx.concatenate([mx.array(ids[target.offset :]), drafts])
-                logits = target(new_ids)[-(count + 1) :]  # after the sequence and each draft token
+                # Row i verifies draft token i; the last row follows all draft tokens.
+                logits = target(new_ids)[-(count + 1) :]
                 mx.eval(logits, drafts)
                 if rejection_sampler is None:
                     accepted, token = verify_by_matching(logits, drafts, sampler)
@@ -120,7 +122,8 @@ class SpeculativeDecoding:
     ) -> int:
         """Returns `num_drafts`, capped by the remaining context of both models.
 
-        The draft model has room for one more: its own cache never gets the last draft token.
+        The draft model may propose one token more than its cache has room for, because the last
+        draft token never enters that cache.
         """
         num_left = min(target.max_seq_len - num_tokens, draft.max_seq_len - num_tokens + 1)
         return int(max(0, min(self.num_drafts, num_left)))
@@ -140,7 +143,8 @@ def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> 
     """
     # [task 3.5.1 matching]
     choices: Iterator[Any]
-    if isinstance(sampler, DistributionSampler) and sampler.is_greedy:  # stateless: one call
+    # A greedy sampler has no random state, so one call can sample all rows.
+    if isinstance(sampler, DistributionSampler) and sampler.is_greedy:
         choices = iter(sample(sampler, logits).tolist())  # type: ignore[arg-type]
     else:
         choices = (int(sample(sampler, row[None])[0]) for row in logits)
@@ -178,7 +182,8 @@ def verify_by_rejection(
         p_of_draft = mx.take_along_axis(target_probs[:n], drafts[:, None], axis=1)[:, 0]
         q_of_draft = mx.take_along_axis(q[:n], drafts[:, None], axis=1)[:, 0]
         passed = sampler.uniform(n) * q_of_draft < p_of_draft
-        accepted = int(mx.cumprod(passed.astype(mx.int32)).sum())  # up to the first rejection
+        # Number of draft tokens before the first rejection.
+        accepted = int(mx.cumprod(passed.astype(mx.int32)).sum())
     surplus = mx.maximum(target_probs[accepted] - q[accepted], 0)
     # If p and q differ only by rounding, the residual can be zero: draw from p.
     surplus = mx.where(surplus.sum() > 0, surplus, target_probs[accepted])
@@ -204,7 +209,7 @@ class _CachedModel:
         self.width: int | None = None
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Runs the next L tokens: ids L -> logits L×V."""
+        """Runs the model on the next L tokens: ids L -> logits L×V."""
         logits: mx.array = self._model(ids[None], self.offset, self._cache)[0]
         self.offset += ids.size
         self.width = logits.shape[-1]
@@ -235,8 +240,8 @@ def _propose(
 ) -> tuple[mx.array, mx.array]:
     """Proposes draft tokens after `ids`; returns (n ids, their distributions n×V').
 
-    V' is the width of the draft's logits, cut to `width`. Both arrays are lazy and evaluated in one
-    graph with the target's logits, without a sync per token.
+    V' is the width of the draft's logits, truncated to `width`. Both arrays are lazy, so they are
+    evaluated in one graph with the target's logits, without a sync per token.
 
     Args:
         draft: draft model; its cache may lag behind the sequence.

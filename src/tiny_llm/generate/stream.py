@@ -67,7 +67,7 @@ def stream_generate(
 def read_tokens(tokens: Iterator[int | mx.array], budget: int | None = None) -> Iterator[int]:
     """Reads a decoding loop's tokens as ints.
 
-    On a GPU, the next step is dispatched before a token is read, so that the GPU does not stall on
+    On a GPU, the next step is dispatched before a token is read, so that the GPU does not wait for
     Python, at the cost of one wasted step at the end. On a CPU, overlapping steps would compete for
     cores, so they run one at a time.
 

@@ -67,8 +67,8 @@ def supports_quantization(bits: int, group_size: int, dtype: mx.Dtype) -> bool:
 def prepack_rows() -> int:
     """Number of weight rows that the CPU kernels read interleaved (see `prepack.py`).
 
-    Returns:
-        The number; 0 if weights are read row-major: on old CPUs and GPUs, or without the extension.
+    0 if weights are read row-major: on a GPU, on a CPU without vector kernels, or without the
+    extension.
     """
     return extension().prepack_rows() if computes_on_cpu() and is_built() else 0
 
@@ -87,7 +87,7 @@ def _emulation_requested() -> bool:
 def _default_stream() -> StreamOrDevice:
     """Returns None (MLX's default device) where the kernels support it, else the CPU."""
     if _emulation_requested():
-        emulated = extension().emulated_gpu  # slow; for tests
+        emulated = extension().emulated_gpu  # slow, only for testing Metal kernels
         if emulated.is_requested():
             return emulated.attach(extension())
     return None if mx.metal.is_available() and _is_installed() else mx.cpu
@@ -98,8 +98,8 @@ def report_emulator_faults() -> bool:
     return _emulation_requested() and bool(extension().emulated_gpu.report_faults())
 
 
-# Default stream of the operations. Without Metal, this is the CPU, wherever the rest of the graph
-# runs; memory is shared, so nothing is copied.
+# Default stream of the operations. Without Metal, this is the CPU, even if MLX's operations run on
+# a GPU; memory is shared, so nothing is copied.
 _stream = _default_stream()
 
 
@@ -182,7 +182,7 @@ def grouped_quantized_matmul(
     experts: mx.array,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Multiplies rows by their experts: see `help(tiny_llm_ext.grouped_quantized_matmul)`."""
+    """Multiplies by experts' matrices; see `help(tiny_llm_ext.grouped_quantized_matmul)`."""
     return extension().grouped_quantized_matmul(
         scales, biases, group_size, bits, a, b, experts, stream=_stream_or_default(stream)
     )
@@ -234,7 +234,7 @@ def add_lora(
     adapter_ids: mx.array,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Adds the low-rank update of each row's adapter; see `help(tiny_llm_ext.add_lora)`."""
+    """Adds the low-rank update of each row's LoRA adapter; see `help(tiny_llm_ext.add_lora)`."""
     arrays = (y, x, lora_a, lora_b, rank_offsets, adapter_ids)
     return extension().add_lora(*arrays, stream=_stream_or_default(stream))
 
@@ -337,8 +337,7 @@ def cache_write(
 ) -> mx.array:
     """Writes new keys or values to a cache's buffer; see `help(tiny_llm_ext.cache_write)`.
 
-    Writes in place if nothing else references the buffer:
-    `buffer = cache_write(buffer, …)`.
+    Writes in place if the caller drops its reference, as in `buffer = cache_write(buffer, …)`.
     """
     return extension().cache_write(
         buffer, tokens, offsets, overwrite, stream=_stream_or_default(stream)

@@ -34,8 +34,8 @@ class CapturedFunction:
 
     The first argument is B×L×E: L tokens in each of B sequences. The function is called directly on
     a GPU, for more than `MAX_CAPTURE_TOKENS` tokens, if it contains an operation that cannot be
-    captured (such as MLX's), or if TINY_LLM_GRAPH_CAPTURE is off. Results have the same bits either
-    way.
+    captured (an MLX operation, for example), or if TINY_LLM_GRAPH_CAPTURE is off. Results have the
+    same bits either way.
 
     Arrays that the function updates and returns, such as KV cache buffers, are written in place if
     the caller holds no reference to them, and copied otherwise.
@@ -73,7 +73,11 @@ class CapturedFunction:
         return self._function(*inputs) if outputs is None else outputs
 
     def _replay(self, inputs: Sequence[mx.array]) -> Any:
-        """Replays the captured graph, capturing it first if due; None if not captured."""
+        """Replays the graph captured for these shapes, if any, or captures it if beneficial.
+
+        Returns:
+            The function's outputs; None if there is no capture for these shapes.
+        """
         # [task 4.7.3 replayed]
         outputs = self._graph_cache.replay(inputs)
         if outputs is None and self._should_capture_now(inputs) and self._capture(inputs):
@@ -90,7 +94,8 @@ class CapturedFunction:
         """Whether to capture the function for these shapes now, not on their next call."""
         signature = tuple((x.dtype, *x.shape) for x in inputs)
         if self._on_first_call or signature in self._seen_once:
-            self._seen_once.discard(signature)  # an evicted capture needs two calls again
+            # If the graph cache evicts the capture, the next two calls capture it again.
+            self._seen_once.discard(signature)
             return True
         self._seen_once.add(signature)
         return False

@@ -1,7 +1,7 @@
 """Memory of large arrays: heap trimming, growth without copies.
 
 Once an array of up to 32 MB has been freed, glibc allocates arrays of that size on the heap
-(dynamic mmap threshold) and does not return free pages between live blocks.
+(dynamic mmap threshold) and does not return free pages between live blocks to the system.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from . import extension, is_built
 
 
 def trim_heap() -> None:
-    """Returns free heap pages to the system: 2 ms with the demo model. A no-op without glibc."""
+    """Returns free heap pages to the system, in 2 ms with the demo model; a no-op without glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -10,7 +10,7 @@ Source: Open Compute Project, "OCP Microscaling Formats (MX) Specification", ver
 
 import mlx.core as mx
 
-E2M1 = "e2m1"  # mode of layers with bfloat16 scales; MLX's mode, with E8M0 scales, is "mxfp4"
+E2M1 = "e2m1"  # quantization mode of MXFP4 layers with bfloat16 instead of E8M0 scales
 
 # bfloat16 has seven mantissa bits below its exponent. Exponent 0 is subnormal, 2⁻¹²⁶ · 0.mantissa,
 # so 2⁻¹²⁷ needs a nonzero mantissa. Exponent 255 with a nonzero mantissa is NaN, like E8M0's 255.

@@ -90,7 +90,7 @@ def is_kernel_supported(mlx_layer: Any) -> bool:
 
 
 def prepack_model(mlx_model: Any) -> Any:
-    """Returns a copy of a model with weights in this machine's kernel layout.
+    """Returns a copy of a model with weights in the layout that this machine's kernels read.
 
     The given model stays usable and row-major: its arrays are replaced, layer by layer, with lazy
     arrays computed from the prepacked weights on first use. Weights are therefore in memory once,
@@ -135,13 +135,13 @@ class WeightLocations:
             array: lazy array.
             file: file path.
             begin: byte offset in the file.
-            exclusive: whether only other processes read the bytes after the array; disables
-                readahead past it.
+            exclusive: disables readahead past the array, for shards: other ranks, not this
+                process, read the following bytes.
         """
         self._locations[id(array)] = weakref.ref(array), (file, begin, exclusive)
 
     def add_reader(self, array: mx.array, read: Callable[[], mx.array]) -> None:
-        """Registers a function that reads a lazy array more cheaply than evaluation."""
+        """Registers a function that reads a lazy array with less I/O than evaluating it."""
         self._readers[id(array)] = weakref.ref(array), read
 
     def read(self, array: mx.array) -> mx.array:
@@ -164,8 +164,8 @@ class WeightLocations:
 class PrepackedWeights:
     """Prepacks a model's layers into one allocation of huge pages.
 
-    Only the extension can use prepacked layers. Layers that the kernels do not support are left
-    unchanged, as are all layers if the kernels read row-major weights.
+    Only the extension can use prepacked layers. Layers that the kernels do not support stay
+    unchanged, and so do all layers on machines whose kernels read row-major weights.
 
     Args:
         model: an `mlx.nn` module; weights may be lazy.
@@ -182,10 +182,10 @@ class PrepackedWeights:
     def prepack_layers(self, module: Any) -> None:
         """Prepacks a module's quantized layers; call once per module.
 
-        Moves arrays one at a time; an array without a file location is briefly in memory twice.
+        Copies one array at a time, so that at most one is in memory twice.
 
         Args:
-            module: a layer of the model, or the whole model.
+            module: the model or one of its layers.
         """
         for layer in prepackable_layers(module):
             for name in _array_names(layer):
@@ -241,7 +241,7 @@ def copy_tree(mlx_model: Any) -> Any:
 
 
 def _aligned_nbytes(array: mx.array) -> int:
-    """Returns an array's size in bytes, rounded up to whole cache lines."""
+    """Returns an array's size in bytes, rounded up to a multiple of the cache line size."""
     return -(-array.nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
 
 

@@ -37,7 +37,7 @@ class HardwareLimits:
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Minimum work of an operation in any implementation."""
+    """Work that any implementation of an operation has to do."""
 
     num_bytes: float  # memory traffic if each element is read or written once
     flops: float  # multiplications and additions
@@ -51,7 +51,7 @@ def time_runs(
     Args:
         run: function to measure, including the evaluation of its result.
         repeats: number of measured runs, at least one.
-        warm_up: number of unmeasured runs before them.
+        warm_up: number of unmeasured runs before the measured ones.
         clock: clock in seconds.
     """
     # [task 4.1.1 time-runs]

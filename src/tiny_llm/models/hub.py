@@ -140,7 +140,7 @@ def download(
     from huggingface_hub import errors
 
     try:
-        # Queried first: a dry run does not raise its specific errors, such as GatedRepoError.
+        # Raises specific errors such as GatedRepoError, which a dry-run download does not.
         huggingface_hub.HfApi().model_info(hub_id)
         files = huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns, dry_run=True)
         size = sum(file.file_size for file in files if file.will_download)
@@ -149,7 +149,7 @@ def download(
         message = f"downloading {hub_id}: {filesize.decimal(size)}"
         (console or stderr_console()).print(message, highlight=False)
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns))
-    except errors.GatedRepoError as error:  # subclass of RepositoryNotFoundError
+    except errors.GatedRepoError as error:  # before its base class, RepositoryNotFoundError
         raise ModelError(
             f"'{hub_id}' is a gated model: accept its terms on the Hugging Face hub, then run "
             "`hf auth login`."

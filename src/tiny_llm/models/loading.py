@@ -115,13 +115,13 @@ def _load(
     folder: Path, console: "Console | None", read: Callable[[Path], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
     """Opens a checkpoint lazily, then evaluates its weights."""
-    kernels.check_num_threads()  # an invalid environment variable is not a model error
+    kernels.check_num_threads()  # outside `try`: its UserError is not about the model
     try:
         model, tokenizer = read(folder)
         evaluate(model, console)
     except ModelError:
         raise
-    except Exception as error:  # an invalid config can raise anything
+    except Exception as error:  # an invalid config can raise any exception
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
     trim_heap()  # releases buffers used to read files
@@ -129,7 +129,7 @@ def _load(
 
 
 def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
-    read_config(read_model_config(folder))  # rejects an invalid config before slow work
+    read_config(read_model_config(folder))  # rejects an invalid config before the slow import
     # Imported here because it takes seconds, and an invalid name should fail immediately.
     import mlx_lm
 
@@ -194,8 +194,8 @@ def evaluate(model: Any, console: "Console | None") -> None:
     """Evaluates lazy weights layer by layer, with a progress bar.
 
     A layer may be in memory twice while it is prepacked. The largest layers, embedding and LM head,
-    come first, while little else is loaded. A model from `mlx_lm` stays row-major here, because it
-    must remain callable.
+    are therefore loaded first. A model from `mlx_lm` stays row-major here, because it must remain
+    callable.
     """
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
     modules = [each for each in (table, head, *model.layers, model.get("mtp")) if each is not None]
@@ -211,7 +211,7 @@ def evaluate(model: Any, console: "Console | None") -> None:
         mx.eval(module.parameters())
         check.add(path_of[id(module)], module)
     mx.eval(model.parameters())
-    check.add("model.norm", model.model.norm)  # not in `modules`
+    check.add("model.norm", model.model.norm)  # the final norm is not in `modules`
     check.finish()
     mx.clear_cache()  # prepacking caches buffers whose sizes do not recur
 

@@ -24,7 +24,7 @@ TRIM_INTERVAL = 256  # requests between heap trims
 # kernel's pressure stall information). Stalls alone may be caused by other control groups.
 SHORT_DIVISOR, MAX_SHORT_BYTES = 16, 2**31
 STALL_DIVISOR, STALL_PERCENT = 4, 10.0
-PRESSURE_WARNING = 2  # macOS: 1 is normal, 4 critical
+PRESSURE_WARNING = 2  # macOS memory pressure level; 1 is normal, 4 critical
 
 
 def total_memory(root: Path = Path("/")) -> int:
@@ -32,7 +32,7 @@ def total_memory(root: Path = Path("/")) -> int:
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for folder in _memory_cgroups(root):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            with suppress(OSError, ValueError):  # "max" means no limit
+            with suppress(OSError, ValueError):  # not an integer but "max" if unlimited
                 limits.append(int((folder / name).read_text()))
     return min(limits)
 
@@ -42,7 +42,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
     On Linux, the minimum of `MemAvailable` and the control groups' headroom, counting file caches
     as free; on macOS, the system-wide free percentage, as shown by `memory_pressure`. With a GPU,
-    at most the unused part of its recommended working set.
+    at most its recommended working set minus MLX's active memory.
     """
     limits = [total_memory(root)]
     if sys.platform == "darwin":
@@ -73,7 +73,7 @@ def _cgroup_headroom(root: Path, total: int) -> Iterator[int]:
             ("memory.max", "memory.current", ""),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ):
-            with suppress(OSError, ValueError):  # "max" means no limit
+            with suppress(OSError, ValueError):  # not an integer but "max" if unlimited
                 limit = int((folder / limit_file).read_text())
                 if limit <= total:  # otherwise the usage is irrelevant, and slow to read
                     names = f"{prefix}inactive_file", f"{prefix}active_file"
@@ -109,7 +109,7 @@ def _memory_cgroups(root: Path) -> Iterator[Path]:
 
 
 def _numbers(file: Path, *names: str) -> list[int]:
-    """Integers from a file's lines "name value …", in file order; empty if it is missing."""
+    """Values of a file's lines "name value …", in file order; [] if the file is missing."""
     with suppress(OSError, ValueError):
         fields = map(str.split, file.read_text().splitlines())
         return [int(words[1]) for words in fields if words and words[0] in names]

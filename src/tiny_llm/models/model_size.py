@@ -23,7 +23,7 @@ from .families.gated_delta_net import state_shape
 from .families.linear import activation_dtype
 from .families.registry import config_of, read_config
 
-EXPERTS = ".switch_mlp."  # in the names of the experts' tensors
+EXPERTS = ".switch_mlp."  # substring of the experts' tensor names
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
         return _model_size(size, size, read_config(config), mx.bfloat16)
     try:
         if is_dummy:
-            random_bytes(config)  # checks the shapes
+            random_bytes(config)  # raises ValueError for invalid shapes
         shards: list[RankShard | None] = [None]
         if num_ranks > 1:
             full = read_config(config)

@@ -25,7 +25,7 @@ class ServingModel(Protocol):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes per recurrent-state slot, over all layers; 0 for models without one."""
+        """Bytes per recurrent-state slot, over all layers; 0 without recurrent state."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class ServingModel(Protocol):
         Args:
             ids: T token ids in the order of `batch`.
             batch: sequence, position and KV slot of each token.
-            rows: indices into T of the tokens whose logits are computed.
+            rows: indices of the tokens whose logits are computed, from 0 to T − 1.
             storage: from `create_paged_storage`; receives the batch's keys and values when the
                 result is evaluated.
 

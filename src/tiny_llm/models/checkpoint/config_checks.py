@@ -15,10 +15,10 @@ from .safe_io import ModelError
 # Fields that refer to Python code in the folder (model_file) or in a hub repository.
 CODE_FIELDS = ("model_file", "auto_map", "custom_pipelines", "trust_remote_code")
 
-# Unsupported features that change the computation.
+# Fields of unsupported features that would change the computation.
 UNSUPPORTED_FIELDS = ("text_config", "vision_config", "audio_config", "quantize_activations")
 
-MAX_INT32 = 2**31 - 1  # the kernels' index type
+MAX_INT32 = 2**31 - 1  # the kernels index arrays with int32
 MAX_ITEMS = 10_000  # per list or object; Gemma 3 has 6,415 added tokens
 
 QUANTIZATION_FIELDS = ("group_size", "bits", "mode")
@@ -88,7 +88,7 @@ def check_token_id_field(fields: Mapping[str, Any], name: str, where: str) -> No
 
 
 def _check_quantization(quantization: Mapping[str, Any], where: str) -> None:
-    """Checks the default quantization format and the per-layer formats, keyed by path."""
+    """Checks the default quantization format and the per-layer formats, keyed by layer path."""
     overrides = {
         name: value for name, value in quantization.items() if isinstance(value, dict | bool)
     }

@@ -29,7 +29,7 @@ E4M3_ONE_CODE = 0x38  # 1.0 in E4M3
 def random_checkpoint(
     config: Mapping[str, Any], rank_shard: RankShard | None = None, mtp: bool = False
 ) -> CheckpointModel:
-    """Builds a model with random weights; see `random_tensors` for arguments and errors.
+    """Builds a model with random weights; see `random_tensors` for `config` and `mtp`.
 
     With `rank_shard`, builds only that rank's shard, holding one full tensor in memory at a time.
     """
@@ -47,7 +47,7 @@ def random_tensors(
     """Creates a checkpoint's tensors: lazy, random, and quantized according to the config.
 
     Args:
-        mtp: whether to add the MTP layer; the other tensors are the same either way.
+        mtp: whether to add the MTP layer; does not change the values of the other tensors.
 
     Returns:
         (tensor name -> array, layer path -> quantization format).
@@ -156,8 +156,8 @@ def _random_quantized(
         stored["scales"] = mx.full(shapes["scales"], scale, dtype)
         stored["biases"] = mx.full(shapes["biases"], -scale * max_code / 2, dtype)
         return stored
-    # The standard deviation of random codes is about 2² for 4 bits (E2M1), and 2⁻¹ for 8 bits (E4M3
-    # without its highest exponent bit).
+    # Random 4-bit codes (E2M1) have a standard deviation of about 2², and random 8-bit codes (E4M3
+    # without the highest exponent bit) one of about 2⁻¹.
     exponent = round(math.log2(deviation))
     if quantization.mode == "nvfp4":
         code = max(E4M3_ONE_CODE + 8 * (exponent - 2), 8)

@@ -15,14 +15,14 @@ from .safetensors_header import TensorInfo, read_header
 from .tokenizer_config import read_eos_token_ids, read_tokenizer_config
 
 INDEX_FILE = "model.safetensors.index.json"
-MAX_TENSORS = 200_000  # 94 layers with 128 experts each, in 4 bits, have 110,000
+MAX_TENSORS = 200_000  # a 4-bit model of 94 layers with 128 experts each has 110,000 tensors
 
 
 def check_checkpoint(folder: Path) -> Fields:
     """Checks a folder before loading: config, model type, tokenizer, complete weight files.
 
     Returns:
-        See `read_model_config`.
+        The text model's fields, from `read_model_config`.
     """
     config = read_model_config(folder)
     if not has_tokenizer(folder):

@@ -23,8 +23,8 @@ class _Format:
 
     signed: mx.Dtype
     unsigned: mx.Dtype
-    positive_end: int  # first positive bit pattern that is infinite or NaN
-    negative_end: int  # first negative one, as an unsigned integer
+    positive_end: int  # lowest positive bit pattern that is infinite or NaN
+    negative_end: int  # lowest negative one, as an unsigned integer
 
 
 FORMATS = {
@@ -44,9 +44,9 @@ FLOAT8_ARRAYS = {
 
 
 class FiniteCheck:
-    """Checks each layer while the next one is loading.
+    """Searches each loaded layer for NaN and infinite values while the next layer is loading.
 
-    Runs on a dedicated MLX stream, and thus a separate thread, mostly overlapped with loading.
+    Runs on a dedicated MLX stream, and thus in a separate thread.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class FiniteCheck:
         self._checked: list[tuple[str, _Format, mx.array, mx.array]] = []
 
     def add(self, path: str, module: Any) -> None:
-        """Starts checking an evaluated module; `path` is its path, for the error message."""
+        """Starts checking a module's evaluated arrays; `path` is its name in error messages."""
         stream, first = self._stream, len(self._checked)
         for name, array, float_format in _float_arrays(path, module):
             positive = mx.max(array.view(float_format.signed, stream=stream), stream=stream)
@@ -63,7 +63,7 @@ class FiniteCheck:
         mx.async_eval([maxima for _, _, *maxima in self._checked[first:]])
 
     def finish(self) -> None:
-        """Waits for all checks; ValueError names the first array with a NaN or infinite value."""
+        """Waits for all checks; raises ValueError for the first array with NaN or infinity."""
         for name, float_format, positive, negative in self._checked:
             maxima = _as_int(positive), _as_int(negative)
             if maxima[0] >= float_format.positive_end or maxima[1] >= float_format.negative_end:
@@ -77,7 +77,7 @@ _thread_local = local()
 
 
 def _stream() -> mx.Stream:
-    """The calling thread's check stream; MLX streams are bound to a thread."""
+    """The MLX stream for the calling thread's checks; MLX streams are bound to a thread."""
     if not hasattr(_thread_local, "stream"):
         _thread_local.stream = mx.new_stream(mx.cpu)
     stream: mx.Stream = _thread_local.stream

@@ -6,7 +6,7 @@
     mxfp8    8, floating point   32            a power of two
     nvfp4    4, floating point   16            an 8-bit floating-point scale
 
-A row's codes are packed into 32-bit words, starting at the lowest bits.
+The quantized values of a row are packed into uint32 integers, starting at the lowest bits.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ class Quantization:
         return cls(group_size, bits, mode)
 
     def shapes(self, matrix: Shape) -> dict[str, Shape]:
-        """Shapes of the arrays that store matrices N..×O×I, by name."""
+        """Shapes of the arrays that store matrices N..×O×I, keyed by array name."""
         *N, I = matrix
         groups = I // self.group_size
         stored = {"weight": (*N, I * self.bits // 32), "scales": (*N, groups)}

@@ -9,8 +9,8 @@ other formats to a supported one. Every weight keeps its exact value:
     mxfp4              the same codes, with bfloat16 scales (`kernels/mxfp4.py`)
     mxfp8, nvfp4       unquantized bfloat16, which represents weight · scale exactly
 
-The kernels support neither 8-bit floating point nor nvfp4's groups of 16. Converted weights take
-more memory than they do in the file. On a GPU, nothing is repacked: MLX's Metal kernels are fast
+The kernels support neither 8-bit floating point nor nvfp4's groups of 16. Converted weights are
+larger in memory than in the file. On a GPU, nothing is repacked: MLX's Metal kernels are fast
 for all formats.
 """
 
@@ -51,7 +51,7 @@ def unpack_integers(weight: mx.array, bits: int, group_size: int) -> mx.array:
 
 
 def pack_integers(integers: mx.array, bits: int) -> mx.array:
-    """Packs 4- or 8-bit integers into 32-bit words: N..×I -> N..×(I·bits/32)."""
+    """Packs 4- or 8-bit integers into uint32: N..×I -> N..×(I·bits/32)."""
     *N, I = integers.shape
     per_word = 32 // bits
     shifts = mx.arange(per_word, dtype=mx.uint32) * bits
@@ -74,7 +74,7 @@ def _is_repackable(layer: Any) -> bool:
 
 
 def _widen(layer: Any) -> None:
-    """Widens affine codes to 4 or 8 bits."""
+    """Repacks affine 2- and 3-bit integers in 4 bits, and 5- and 6-bit integers in 8 bits."""
     wide = 4 if layer.bits < 4 else 8
     layer.weight = pack_integers(unpack_integers(layer.weight, layer.bits, layer.group_size), wide)
     layer.bits = wide

@@ -162,12 +162,12 @@ def parse_json(text: str) -> Any:
         raise ValueError(f"an object has the key {error} twice") from error
     except UnicodeEncodeError as error:
         raise ValueError("a string has an unpaired surrogate") from error
-    except ValueError as error:  # Python's limit is 4300 digits
+    except ValueError as error:  # Python rejects integers of more than 4300 digits
         raise ValueError("a number has thousands of digits") from error
 
 
 class _DuplicateKeyError(Exception):
-    """Duplicate key in a JSON object: parsers differ in which value they keep."""
+    """Duplicate key in a JSON object; rejected, because parsers differ in the value they use."""
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

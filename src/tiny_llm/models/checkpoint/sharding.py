@@ -2,7 +2,7 @@
 
     query, key, value, gate, up    rows: each rank computes some of the heads or MLP features
     output, down                   columns: each rank computes a partial sum
-    embedding, LM head             rows: each rank holds part of the vocabulary
+    embedding, LM head             rows: each rank holds a range of token ids
     Gated DeltaNet                 by key head with its value heads, in every tensor
     router, norms                  replicated
 
@@ -77,8 +77,8 @@ class RankShard:
                 shared = full.experts.shared_expert_intermediate_size
                 widths["shared_expert_intermediate_size"] = shared
         for name, width in widths.items():
-            pieces, _ = self._mlp_pieces(width)
-            if width % pieces != 0:
+            num_slices, _ = self._mlp_slices(width)
+            if width % num_slices != 0:
                 self._reject(name, width)
         H = full.num_key_value_heads
         if H % size != 0 and size % H != 0:
@@ -128,7 +128,7 @@ class RankShard:
 
     @property
     def vocab_range(self) -> range:
-        """This rank's token ids: `vocab_per_rank` in order; the last rank gets the remainder."""
+        """This rank's token ids: `vocab_per_rank` consecutive ids, or the remainder on the last."""
         # [task 6.2.1 tokens]
         first = self.rank * self.vocab_per_rank
         return range(first, min(first + self.vocab_per_rank, self.full_config.vocab_size))
@@ -138,7 +138,7 @@ class RankShard:
     def kv_head_range(self) -> range:
         """This rank's key/value heads: the ones its query heads attend to.
 
-        The number of heads is a multiple of the number of ranks, or the reverse. With fewer heads
+        The number of heads is a multiple or a divisor of the number of ranks. With fewer heads
         than ranks, consecutive ranks share a head.
         """
         # [task 6.2.1 heads]
@@ -152,14 +152,14 @@ class RankShard:
         if self.skips_bias(name):
             return mx.zeros_like(array)
         if array.ndim == 0:
-            return array  # no family has scalar tensors; reported later
+            return array  # no family has scalar tensors; the shape check rejects it later
         axis, ranges = self._local_ranges(name, array.shape)
         after = (slice(None),) * (array.ndim - 1 - axis)
         parts = [array[(..., slice(each.start, each.stop), *after)] for each in ranges]
         return mx.contiguous(parts[0] if len(parts) == 1 else mx.concatenate(parts, axis))
 
     def byte_ranges(self, name: str, tensor: TensorInfo) -> list[range]:
-        """File byte ranges of this rank's slice of a tensor, in order."""
+        """File byte ranges of this rank's slice of a tensor, in ascending order."""
         shape, start = tensor.shape, tensor.header_end + tensor.begin
         axis, ranges = self._local_ranges(name, shape)
         step = math.prod(shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype]
@@ -192,7 +192,7 @@ class RankShard:
         return mx.array(numbers).view(dtype).reshape(shape)
 
     def skips_bias(self, name: str) -> bool:
-        """Whether a tensor is zero here: an all-reduced layer's bias, which only rank 0 adds."""
+        """Whether a tensor is an all-reduced layer's bias, which is zero on ranks other than 0."""
         # [task 6.2.2 bias]
         return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))
         # [/task 6.2.2 bias]
@@ -205,10 +205,10 @@ class RankShard:
             kind: the layer's tensor: "weight", "scales", "biases" or "bias".
 
         Returns:
-            (axis, −1 or −2; number of equal pieces; range of this rank's pieces), or None for a
+            (axis, −1 or −2; number of equal slices; range of this rank's slices), or None for a
             replicated tensor. A bias is a vector with axis −1 only, split like the rows. For MLPs,
-            the caller splits into whole quantization groups instead (`_mlp_pieces`), with the same
-            result if the number of groups is a multiple of the number of ranks.
+            the caller instead splits at quantization group boundaries (`_mlp_slices`), with the
+            same result if the number of groups is a multiple of the number of ranks.
         """
         # [task 6.2.2 split]
         own = range(self.rank, self.rank + 1)
@@ -234,19 +234,19 @@ class RankShard:
         found = (-1, self.size, local) if kind in DELTA_NET_VECTORS else self.split(layer, kind)
         if found is None:
             return 0, [range(shape[0] if shape else 0)]
-        axis, pieces, local = found
+        axis, num_slices, local = found
         if layer in MLP_LAYERS:
-            pieces, local = self._mlp_pieces(self._mlp_width(name))
+            num_slices, local = self._mlp_slices(self._mlp_width(name))
         if len(shape) < -axis:
             raise ValueError(f"{name} has {len(shape)} dimensions, expected at least {-axis}")
         length = shape[axis]
-        if length % pieces != 0:
+        if length % num_slices != 0:
             what = "rows" if axis == -2 or kind == "bias" else "groups or words per row"
             raise ValueError(
                 f"{name} cannot be split among {self.size} ranks: it has {length} {what}, expected "
-                f"a multiple of {pieces}"
+                f"a multiple of {num_slices}"
             )
-        width = length // pieces
+        width = length // num_slices
         return len(shape) + axis, [range(local.start * width, local.stop * width)]
 
     def _channel_ranges(self, name: str, shape: tuple[int, ...]) -> tuple[int, list[range]]:
@@ -270,17 +270,18 @@ class RankShard:
             return experts.intermediate_size
         return self.full_config.intermediate_size
 
-    def _mlp_pieces(self, width: int) -> tuple[int, range]:
-        """(number of pieces, range of this rank's pieces) of an MLP's `width` features.
+    def _mlp_slices(self, width: int) -> tuple[int, range]:
+        """(number of equal slices, range of this rank's slices) of an MLP's `width` features.
 
-        Pieces are whole quantization groups if there are at least as many groups as ranks.
+        A slice is a quantization group if there are at least as many groups as ranks, else one
+        rank's share of the features.
         """
         fitting = [width // group for group in GROUP_SIZES if width % group == 0]
-        pieces = next((number for number in fitting if number >= self.size), self.size)
-        first, last = (rank * pieces // self.size for rank in (self.rank, self.rank + 1))
-        return pieces, range(first, last)
+        num_slices = next((number for number in fitting if number >= self.size), self.size)
+        first, last = (rank * num_slices // self.size for rank in (self.rank, self.rank + 1))
+        return num_slices, range(first, last)
 
     def _local_width(self, width: int) -> int:
         """Number of this rank's features of an MLP with `width` features."""
-        pieces, local = self._mlp_pieces(width)
-        return width // pieces * len(local)
+        num_slices, local = self._mlp_slices(width)
+        return width // num_slices * len(local)

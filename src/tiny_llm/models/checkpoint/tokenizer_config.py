@@ -82,7 +82,7 @@ def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _listed(tokens: Any) -> list[Any]:
-    """Converts to a list: an object becomes its values, a single token a list of one."""
+    """Converts a field with tokens to a list: of an object's values, or of a single token."""
     if tokens is None:
         return []
     if isinstance(tokens, dict):

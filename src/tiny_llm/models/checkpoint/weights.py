@@ -1,7 +1,7 @@
 """Checkpoint weights as a tree of layers, read without `mlx_lm`.
 
 The tree has the attributes of `mlx_lm`'s model that the course's models and `Decoder` use; these
-models share its arrays. `mlx_lm` loads the formats unsupported here.
+models share its arrays. Checkpoints in other formats are loaded with `mlx_lm`.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ MLX_LM_ONLY_FIELDS = ("model_file", "quantize_activations")
 # from the full matrix in memory, because disks read entire pages, with readahead.
 MIN_READ_BYTES = 2**14
 
-# RoPE frequencies in old Llama checkpoints, redundant with the config.
+# RoPE frequencies in old Llama checkpoints; ignored, because the config determines them.
 ROPE_BUFFER_SUFFIX = ".rotary_emb.inv_freq"
 
 
@@ -111,7 +111,7 @@ def read_checkpoint(
     used = {name: source for name, source in names.items() if not name.endswith(ROPE_BUFFER_SUFFIX)}
     weights = {name: loaded[source] for name, source in used.items()}
     if args.tie_word_embeddings:
-        weights.pop("lm_head.weight", None)  # some converters write a copy of the embedding
+        weights.pop("lm_head.weight", None)  # copy of the tied embedding, from some converters
     convert_layout(weights, full)
     unchanged = [name for name in weights if weights[name] is loaded.get(names.get(name, ""))]
     if rank_shard is not None:
@@ -236,7 +236,7 @@ def _format_shape(shape: Shape) -> str:
 
 
 def _build_node(tree: Any, path: str, formats: Mapping[str, Quantization]) -> Any:
-    """Converts the subtree of names under `path` to nodes."""
+    """Converts nested dicts and lists of arrays, found at `path` in the model, to nodes."""
     if isinstance(tree, mx.array):
         return tree
     if isinstance(tree, list):

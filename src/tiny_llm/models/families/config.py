@@ -13,7 +13,7 @@ MAX_STATE_HEAD_DIM = 256
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """Mixture of experts, replacing the MLP."""
+    """Parameters of the mixture of experts that replaces the MLP."""
 
     num_experts: int
     top_k: int
@@ -26,7 +26,7 @@ class MoEConfig:
 
 @dataclass(frozen=True)
 class DeltaNetConfig:
-    """Gated DeltaNet layers, replacing attention.
+    """Parameters of the Gated DeltaNet layers, which replace attention.
 
     Attributes:
         num_key_heads, num_value_heads: H_k and H_v.
@@ -79,7 +79,7 @@ class DeltaNetConfig:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Sliding-window attention."""
+    """Window size and layers of sliding-window attention."""
 
     # Number of most recent keys each query attends to, including its own; less than the context
     # length.
@@ -179,7 +179,7 @@ def check_mtp_fields(fields: Fields, is_hybrid: bool) -> None:
 
 
 def _delta_net_layers(fields: Fields) -> tuple[int, ...]:
-    """Indices of the Gated DeltaNet layers; requires at least one layer of each kind."""
+    """Indices of the Gated DeltaNet layers; requires at least one of them and one of attention."""
     num_layers, types = positive_int(fields, "num_hidden_layers"), fields.get("layer_types")
     if types is None:
         interval = positive_int(fields, "full_attention_interval", 4)

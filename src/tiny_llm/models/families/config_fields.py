@@ -11,7 +11,7 @@ from ...errors import short_repr
 
 Fields = Mapping[str, Any]
 
-MAX_NUMBER = 1e30  # float32's maximum is 3e38
+MAX_NUMBER = 1e30  # leaves a margin below float32's maximum of 3e38
 
 # Families whose config nests the language model's fields in `text_config`, next to vision fields.
 NESTED_FAMILIES = ("qwen3_5", "qwen3_5_moe")

@@ -130,7 +130,7 @@ class DecoderBlock:
 
 
 class EagerLayers(PlannedLayers):
-    """Runs layers without graph capture: they sync with the host or use MLX operations."""
+    """Runs layers uncaptured, because they sync with the host or use MLX operations."""
 
     def _function_for(self, num_metadata_arrays: int) -> Callable[..., Any]:
         return partial(self._run, num_metadata_arrays)
@@ -277,7 +277,7 @@ class Decoder:
     def _run_layers(
         self, x: mx.array, cos_sin: CosSin, caches: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
-        """Runs all layers, each with its view of the cache; returns the last (x, update)."""
+        """Runs all layers, each with its cache view; returns the last layer's (x, update)."""
         self.adapters.ids = caches[0].attention_metadata.adapter_ids
         update = None
         for layer, cache in zip(self.layers, caches, strict=True):
@@ -286,6 +286,6 @@ class Decoder:
         return x, update
 
     def _needs_host_sync(self) -> bool:
-        """Whether any layer reads the expert selection on the host, a sync within the step."""
+        """Whether any layer's experts read their ids on the host, which needs a sync mid-step."""
         mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, SparseMoE)]
         return any(mixture.experts.needs_host_sync for mixture in mixtures)

@@ -21,8 +21,8 @@ from .linear import Mlp, weight_from
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
-# On a GPU, at least this many (token, expert) products are sorted by expert, so that consecutive
-# products read the same weights.
+# On a GPU, (token, expert) products are sorted by expert if there are at least this many, so that
+# consecutive products read the same weights.
 MIN_SORTED_PRODUCTS = 64
 
 
@@ -33,7 +33,7 @@ def sort_by_expert(experts: mx.array) -> tuple[mx.array, mx.array]:
         experts: expert ids of P products; a product is a token's row times one expert's matrix.
 
     Returns:
-        (order, inverse), P indices each: `experts[order]` is sorted stably, and
+        (order, inverse), P indices each: `experts[order]` is sorted (stably on a CPU), and
         `experts[order][inverse]` equals `experts`.
     """
     # [task 6.1.2 sort]
@@ -66,7 +66,7 @@ def expert_segments(experts: mx.array) -> list[tuple[int, int, int]]:
 class GroupedExperts:
     """Experts computed by the extension's grouped matmul, with quantized matrices X×O×I.
 
-    A step reads each selected expert's matrices once, and no others. The kernel itself reads the
+    A step reads only the selected experts' matrices, each once. The kernel, not the host, reads the
     expert ids, so the step's graph can be captured.
 
     Attributes:

@@ -25,11 +25,11 @@ from ...kv_cache.step_plan import LayerCacheView
 from .config import DecoderConfig, DeltaNetConfig
 from .linear import linear_each, linear_from
 
-StatefulOperation = Callable[..., tuple[mx.array, mx.array]]  # returns (y, updated states)
+StatefulOperation = Callable[..., tuple[mx.array, mx.array]]  # returns (outputs, updated states)
 
 
 class GatedDeltaNet:
-    """Gated DeltaNet layer over a ragged batch's state slots.
+    """Gated DeltaNet layer that reads and writes the state slots of a ragged batch.
 
     Args:
         config: the decoder's config.
@@ -66,7 +66,7 @@ class GatedDeltaNet:
         return sum(layer.nbytes for layer in (*self.projections, self.wo))
 
     def __call__(self, x: mx.array, cache: LayerCacheView) -> mx.array:
-        """Mixes the batch's T tokens and updates their sequences' states: 1×T×E -> 1×T×E.
+        """Applies the layer to T tokens and updates their sequences' states: 1×T×E -> 1×T×E.
 
         Args:
             x: 1×T×E.

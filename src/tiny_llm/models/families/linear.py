@@ -83,7 +83,7 @@ Table = QuantizedEmbedding | Embedding | MlxQuantizedWeights
 class AdapterBatch:
     """LoRA adapters used in the current step, set by the decoder and read by its layers."""
 
-    ids: mx.array | None = None  # each token's adapter id or −1, T; None if no token has an adapter
+    ids: mx.array | None = None  # T adapter ids, −1 for no adapter; None if no token has an adapter
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table
 
 
 def activation_dtype(table: Any, norm: Any) -> mx.Dtype:
-    """Dtype of the embedding, or of its scales; of the final norm if these are not floats."""
+    """Dtype of the embedding or its scales; if these are integers, dtype of the final norm."""
     dtype: mx.Dtype = table.scales.dtype if "scales" in table else table.weight.dtype
     return dtype if mx.issubdtype(dtype, mx.floating) else norm.weight.dtype
 

@@ -39,7 +39,7 @@ class Family:
     window: WindowKind = "none"
     head_dim: int | None = None  # default of `head_dim`; None for hidden_size / num_attention_heads
     has_experts: bool = False
-    # Whether layers may be Gated DeltaNets; the others have gated attention.
+    # Whether some layers are Gated DeltaNets and the remaining ones gated attention.
     is_hybrid: bool = False
 
 
@@ -93,7 +93,7 @@ SUPPORTED_FIELDS = {
 
 MOE_FIELDS = {
     "num_experts",
-    "num_local_experts",  # `num_experts` in newer configs
+    "num_local_experts",  # newer configs' name for `num_experts`
     *("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step"),
     "mlp_only_layers",
     "router_aux_loss_coef",  # training only, like the next field
@@ -104,14 +104,14 @@ HYBRID_FIELDS = {
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
     *("linear_value_head_dim", "linear_conv_kernel_dim", "full_attention_interval"),
     "attn_output_gate",
-    "output_gate_type",  # of Gated DeltaNet layers
+    "output_gate_type",  # activation of Gated DeltaNet's output gate
     "partial_rotary_factor",
-    "mamba_ssm_dtype",  # the state is float32
+    "mamba_ssm_dtype",  # ignored: the recurrent state is always float32
     *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
 }
 HYBRID_PARTIAL_ROTARY_FACTOR = 0.25  # default of `partial_rotary_factor`
 
-# Fields read by other modules, affecting training only, or redundant.
+# Accepted but ignored here: fields read by other modules, training-only fields, redundant fields.
 IGNORED_FIELDS = {
     *("architectures", "attention_dropout", "attn_implementation", "bos_token_id", "dtype"),
     *("eos_token_id", "initializer_range", "keys_to_ignore_at_inference", "name_or_path"),
@@ -256,7 +256,7 @@ def _sliding_window(fields: Fields, family: Family, num_layers: int) -> SlidingW
         listed = frozenset(i for i, each in enumerate(types) if each == "sliding_attention")
         if size is not None and family.window == "by_layer":
             layers = listed
-        # For Mistral, transformers ignores `layer_types`; `mlx_lm` sets all to full attention.
+        # For Mistral, transformers ignores `layer_types`; `mlx_lm` sets each to full attention.
         elif listed != layers and (listed or family.window != "always"):
             raise ValueError(
                 f"config.json has {len(listed)} sliding_attention layers in layer_types, but its "

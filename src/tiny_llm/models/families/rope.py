@@ -59,8 +59,8 @@ class RopeFields:
         """Parses the fields.
 
         Args:
-            partial: default `partial_rotary_factor`, for families that rotate part of each head
-                and may have multimodal sections; None for other families.
+            partial: default `partial_rotary_factor`, for families that rotate only some features
+                of each head and may have multimodal sections; None for other families.
         """
         grouped = fields.get("rope_parameters") or {}
         if not isinstance(grouped, Mapping):
@@ -102,7 +102,7 @@ class RopeScaling:
         low, high: ramp bounds, in rotations over the original context: pairs below `low` have their
             frequencies divided by the factor, pairs above `high` keep theirs.
         attention_factor: factor applied to queries and keys.
-        truncate: whether yarn's ramp bounds are rounded to whole pairs.
+        truncate: whether yarn's ramp bounds are rounded to integer pair indices.
     """
 
     rope_type: str
@@ -127,7 +127,7 @@ class RopeScaling:
             return None
         if not isinstance(fields, Mapping):
             raise invalid_field("rope_scaling", fields, "an object")
-        # Both spellings occur.
+        # Old configs use `type`, newer ones `rope_type`.
         rope_type = fields.get("rope_type") or fields.get("type") or "default"
         if rope_type not in ROPE_TYPES:
             raise invalid_field("rope_scaling type", rope_type, f"one of {', '.join(ROPE_TYPES)}")
@@ -184,7 +184,7 @@ class RopeScaling:
         """Ramp over the pairs: 0 for pairs that keep their frequency, 1 for fully scaled pairs."""
 
         def pair_with(rotations: float) -> float:
-            """Fractional index of the pair with `rotations` turns over the original context."""
+            """Fractional index of the pair that rotates `rotations` times in `original_context`."""
             wave = self.original_context / (rotations * 2 * math.pi)
             return num_pairs * math.log(wave) / math.log(base)
 

@@ -74,7 +74,7 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
 
 
 def is_skipped(name: str, mtp: bool) -> bool:
-    """Whether loading skips a hybrid family's tensor."""
+    """Whether loading skips a hybrid family's tensor: vision or, unless `mtp`, the MTP layer."""
     if name.startswith(VISION_PREFIXES):
         return True
     return not mtp and text_tensor_name(name).startswith(MTP_PREFIX)
@@ -139,7 +139,7 @@ def _mixtures(config: DecoderConfig) -> list[tuple[str, int]]:
 
 
 def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
-    """Splits X experts' stacked gate_up_proj, X×2I×E, and renames down_proj, X×E×I."""
+    """Moves stacked experts to `switch_mlp`: gate_up_proj X×2I×E, split, and down_proj X×E×I."""
     for mlp, _ in _mixtures(config):
         experts, stacked = (f"{mlp}.{name}" for name in ("experts", "switch_mlp"))
         gate_up = weights.pop(f"{experts}.gate_up_proj", None)

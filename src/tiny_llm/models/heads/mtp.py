@@ -49,7 +49,7 @@ class MtpDecoder(Decoder):
         """Like `ragged_features`, for the MTP layer; returns g_t, len(rows)×hidden_size.
 
         Args:
-            ids: T token ids: x_{t+1}, which follows each position t of the batch.
+            ids: T token ids: x_{t+1}, the token after each position t of the batch.
             hidden: T×hidden_size: h_t, or g_{t-1} after the first drafting step.
             batch, rows, storage: see `ServingModel.ragged_logits`.
         """

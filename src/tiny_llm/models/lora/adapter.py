@@ -169,7 +169,7 @@ def _layer_shapes(model: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _split(layer: str, a: mx.array, b: mx.array, model: DecoderConfig) -> Adapter:
-    """Splits the update of a fused projection into one per separate projection."""
+    """Splits a fused projection's update into the updates of the separate projections."""
     parts = split_names(layer)
     if len(parts) == 1:
         return {layer: LoraMatrices(a, b)}

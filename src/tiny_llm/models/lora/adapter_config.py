@@ -20,7 +20,7 @@ from ..families.config_fields import MAX_NUMBER
 CONFIG_FILE = "adapter_config.json"
 MLX_FILE, PEFT_FILE = "adapters.safetensors", "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
-LORA_FIELDS = ("rank", "scale", "dropout", "keys")  # supported in `lora_parameters`
+LORA_FIELDS = ("rank", "scale", "dropout", "keys")  # fields allowed in `lora_parameters`
 # PEFT config fields that change the adapter's layers or computation; rejected if set.
 PEFT_UNSUPPORTED = (
     "use_dora",

@@ -62,7 +62,7 @@ def _concatenate(matrices: Sequence[LoraMatrices | None], batch: AdapterBatch) -
 
 
 def _linear_layers(block: Any) -> dict[str, LayerRef]:
-    """Linear layers that adapters may adapt, by path within the block."""
+    """Linear layers that support adapters, by path within the block."""
     layers: dict[str, LayerRef] = {}
     if isinstance(block.mixer, GatedDeltaNet):
         for index, name in enumerate(DELTA_NET):

@@ -31,7 +31,7 @@ class TensorParallelBlock:
         adapters: LoRA adapters used in the current step, read by the block's layers.
 
     Attributes:
-        block: as given.
+        block: the argument.
     """
 
     def __init__(self, block: DecoderBlock, group: Group, capture: bool, adapters: AdapterBatch):

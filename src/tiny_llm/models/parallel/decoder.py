@@ -49,8 +49,8 @@ class TensorParallelDecoder(Decoder):
         self.w_lm_head = ParallelLMHead(
             self.w_lm_head, rank_shard.vocab_per_rank, self.vocab_size, group
         )
-        # The step itself is not captured as one graph node, because an all-reduce cannot be part of
-        # one. Instead, `TensorParallelBlock` captures each half of a block.
+        # A step is not captured as one graph node, because an all-reduce cannot be captured.
+        # Instead, `TensorParallelBlock` captures each half of a block.
         self._run_planned = EagerLayers(self._run_layers, self.config.num_hidden_layers)
 
     @property

@@ -71,7 +71,7 @@ class RankGroup:
             raise UserError(f"the rank group has shut down: {self._end_reason}.")
 
     def broadcast(self, message: Mapping[str, Any], payloads: Sequence[Buffer] = ()) -> None:
-        """Sends a command to every worker; `payloads`, if any: one per worker, in rank order."""
+        """Sends a command to every worker; `payloads` has one payload per worker, or none."""
         self.check()
         for index, (rank, channel) in enumerate(self._channels.items()):
             try:
@@ -96,7 +96,8 @@ class RankGroup:
     def abort(self, reason: str) -> None:
         """Shuts down after a failed step on this rank.
 
-        If a lost rank caused the failure, the heartbeat thread exits this process during the sleep.
+        Sleeps first: if a lost rank caused the failure, the heartbeat thread reports it and exits
+        this process in the meantime.
         """
         time.sleep(LOSS_DETECTION_SECONDS)
         self.shutdown(reason)

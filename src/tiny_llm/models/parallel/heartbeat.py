@@ -1,6 +1,6 @@
 """Heartbeat: terminates the group when a rank dies or hangs.
 
-A collective blocks in MLX until every rank takes part, so a process waiting for a dead rank cannot
+A collective blocks in MLX until every rank calls it, so a process waiting for a dead rank cannot
 detect the loss. A thread in each process sends a byte every second over dedicated sockets and
 monitors its peers' bytes. When a socket closes, or is silent for `TIMEOUT_SECONDS`, the thread
 exits the process, the only way to stop another thread blocked in C++. The first heartbeat may take

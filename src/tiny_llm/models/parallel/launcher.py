@@ -59,7 +59,7 @@ def _backend() -> str | None:
 
 
 def _ring_hosts() -> list[list[str]]:
-    """Addresses of each rank from `mlx.launch`'s host file, which is empty for a single rank.
+    """Addresses of each rank from `mlx.launch`'s host file; [] if it is empty (a single rank).
 
     Raises:
         UserError: the file is missing or malformed.
@@ -107,7 +107,7 @@ def init_comm() -> Group:
 
 
 def _widen_affinity() -> None:
-    """Removes `mpirun`'s CPU binding if it gives this rank less than its share of the cores.
+    """Removes `mpirun`'s CPU binding if it has fewer cores than this rank's share of the machine.
 
     By default, `mpirun` binds each of two ranks to a single core; new threads inherit the binding.
     """
@@ -215,7 +215,7 @@ class LaunchedGroup(RankGroup):
         self._open_sockets, self._orphan_killer = open_sockets, orphan_killer
 
     def _kill(self) -> None:
-        self._orphan_killer.kill()  # this process is exiting
+        self._orphan_killer.kill()  # no longer needed: this process is exiting
 
     def _wait_for_exit(self) -> None:
         # MPI_Finalize blocks until all ranks call it. If one cannot, the orphan killer kills this

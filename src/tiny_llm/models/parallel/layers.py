@@ -2,9 +2,9 @@
 
 `all_reduce` gathers all ranks' arrays and adds them in rank order, instead of using MLX's `all_sum`
 over the ring, for two reasons. The ring's summation order depends on the offset in the message, so
-a token's bits would depend on its batch. For N ranks, the ring also takes 2(N − 1) sequential
-messages instead of N − 1, and the small arrays exchanged in decoding are latency-bound. The
-drawback: for many ranks and long prompts, gathering sends more bytes.
+a token's result would depend on its index in the batch. For N ranks, the ring also takes 2(N − 1)
+sequential messages instead of N − 1, and the small arrays exchanged in decoding are latency-bound.
+The drawback: for many ranks and long prompts, gathering sends more bytes.
 
 Large arrays are exchanged in chunks. In MLX's ring all ranks send before any receives, so a message
 larger than the socket buffers stalls: on loopback, 1 MB takes 4 to 12 ms as one message and 1 ms in
@@ -21,7 +21,7 @@ import mlx.core as mx
 from . import mpi
 from .init import Group
 
-MAX_MESSAGE_BYTES = 2**17  # size of a chunk, per rank
+MAX_MESSAGE_BYTES = 2**17  # maximum bytes that each rank sends per chunk
 
 
 def all_reduce(x: mx.array, group: Group) -> mx.array:
@@ -45,13 +45,13 @@ def all_reduce(x: mx.array, group: Group) -> mx.array:
 
 
 def all_gather(x: mx.array, group: Group) -> mx.array:
-    """Stacks the ranks' arrays, of equal shape: N×…, where N is the number of ranks."""
+    """Stacks the arrays of all N ranks, which have the same shape, to N×…."""
     parts = _with_timer(x.reshape(-1), partial(_all_gather_chunked, group=group))
     return parts.reshape(group.size(), *x.shape)
 
 
 def _with_timer(x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.array:
-    """Runs a collective, timing it if a profile is active."""
+    """Runs a collective, timing it if `comm_timer` is set."""
     return exchange(x) if comm_timer is None else comm_timer.time(x, exchange)
 
 
@@ -103,8 +103,8 @@ class VocabParallelEmbedding:
     """Embedding split by vocabulary: a rank contributes zeros for other ranks' tokens.
 
     Args:
-        table: this rank's embedding: token ids, minus `tokens.start` -> features.
-        tokens: this rank's range of the vocabulary.
+        table: this rank's embedding: token ids relative to `tokens.start` -> features.
+        tokens: this rank's range of token ids.
         group: the ranks.
     """
 
@@ -147,7 +147,7 @@ class ParallelLMHead:
         self._group = group
 
     def __call__(self, x: mx.array) -> Any:
-        """R hidden states -> R×V logits; no communication if R = 0."""
+        """Computes logits: R hidden states -> R×V; without communication if R = 0."""
         if x.shape[0] == 0:
             return mx.zeros((0, self._vocab_size), x.dtype)
         # [task 6.2.4 head]

@@ -17,7 +17,7 @@ import mlx.core as mx
 from ...errors import UserError
 from .init import Group, temporary_env
 
-LIBRARY_ENV = "MLX_MPI_LIBNAME"  # read by MLX
+LIBRARY_ENV = "MLX_MPI_LIBNAME"  # path of the MPI library that MLX loads
 
 # Ranks on a single machine need no network drivers, whose detection takes a second.
 SINGLE_HOST_ENV = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
@@ -27,7 +27,7 @@ SINGLE_HOST_ENV = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 YIELD_ENV = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
-_group: Group | None = None  # a process can join only once
+_group: Group | None = None  # the joined group; a process can join only one
 
 
 @cache
@@ -89,10 +89,10 @@ def init(settings: Mapping[str, str]) -> Group:
 
 
 def can_all_reduce(comm: Group) -> bool:
-    """Whether MLX's `all_sum` meets `all_reduce`'s contract: two addends, one round of messages.
+    """Whether MLX's `all_sum` over MPI can replace gathering in `all_reduce`: for two ranks.
 
-    Args:
-        comm: any group; False for the ring, whose `all_sum` takes two rounds.
+    The sum of two addends does not depend on their order, so the result is bit-identical on both
+    ranks and in any batch. False for the ring, whose `all_sum` takes two rounds of messages.
     """
     return comm is _group and comm.size() == 2
 

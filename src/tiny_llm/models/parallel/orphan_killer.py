@@ -1,7 +1,7 @@
 """Program that kills its parent if the parent outlives another rank.
 
-A suspended rank cannot exit on its own, and other ranks may be on other machines. Uses only the
-standard library.
+A suspended rank cannot exit, and other ranks, possibly on other machines, cannot kill it. Uses only
+the standard library.
 
     python orphan_killer.py     standard input: an idle connection to the other rank
 """
@@ -16,7 +16,7 @@ GRACE_SECONDS = 1.0
 
 
 def main() -> None:
-    """Waits for the connection to close, then kills the parent unless it exits in time."""
+    """Waits for the connection to close, then kills the parent after `GRACE_SECONDS`."""
     parent = os.getppid()
     while os.getppid() == parent:
         closed, _, _ = select.select([sys.stdin], [], [], 1.0)

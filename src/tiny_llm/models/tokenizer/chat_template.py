@@ -79,7 +79,7 @@ def read_template_file(file: Path) -> str:
 def set_chat_template(tokenizer: Any, template: str) -> None:
     """Replaces a tokenizer's chat template."""
     tokenizer.chat_template = template
-    if not tokenizer.has_chat_template:  # `mlx_lm`'s tokenizer
+    if not tokenizer.has_chat_template:  # `mlx_lm` sets this attribute only when loading
         tokenizer.has_chat_template = True
 
 

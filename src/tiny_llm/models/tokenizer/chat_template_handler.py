@@ -46,7 +46,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Serializes to plain JSON; Jinja's own filter escapes HTML."""
+    """Filter that serializes to plain JSON; Jinja's built-in `tojson` also escapes HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -63,7 +63,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 def make_handler() -> Callable[..., dict[str, str]]:
-    """See `sandbox_main.py`."""
+    """Returns the request handler; see `sandbox_main.py`."""
     _compile("")  # imports Jinja before the time limit applies
     return _handle
 

@@ -44,9 +44,9 @@ def load_tokenizer_json(file: Path, content: dict[str, Any]) -> tokenizers.Token
 
 
 def _build_tokenizer(content: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Builds the model first, then the tokenizer around it."""
+    """Builds the BPE model, then the tokenizer with a stand-in model, and replaces the latter."""
     model, added = content.pop("model"), content["added_tokens"]
-    # Parsing looks up the ids of added tokens in the model.
+    # The stand-in needs the added tokens: parsing looks up their ids in the model's vocabulary.
     known = _added_token_ids([token["content"] for token in added], model["vocab"])
     bpe = _bpe_model(model)
     _clear_free_lists()
@@ -57,14 +57,14 @@ def _build_tokenizer(content: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _clear_free_lists() -> None:
-    """Clears Python's free lists with a garbage collection that skips all objects."""
-    gc.freeze()  # exempts all objects
+    """Clears Python's free lists with a garbage collection that traverses no objects."""
+    gc.freeze()  # exempts all objects: traversing them would be slow
     gc.collect()
     gc.unfreeze()
 
 
 def _bpe_model(model: dict[str, Any]) -> tokenizers.models.BPE:
-    """Builds the BPE model; empties the parsed vocabulary and merges."""
+    """Builds the BPE model; empties the parsed vocabulary and merges to release their memory."""
     vocab, merges = model.pop("vocab"), model.pop("merges")
     if model.pop("type") != "BPE" or not model.keys() <= BPE_FIELDS:
         raise UnsupportedFormatError

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STARTUP_TIMEOUT_SECONDS = 30.0  # for Python on a busy machine
+STARTUP_TIMEOUT_SECONDS = 30.0  # Python starts slowly on a busy machine
 PROGRAM = Path(__file__).with_name("sandbox_main.py")
 
 
@@ -24,8 +24,8 @@ PROGRAM = Path(__file__).with_name("sandbox_main.py")
 class SandboxedProcess:
     """Client of a sandboxed request handler. Thread-safe; requests are serialized."""
 
-    handler: Path  # Python file; see `sandbox_main.py`
-    arguments: Sequence[str]  # for the file's `make_handler`
+    handler: Path  # Python file with `make_handler`; see `sandbox_main.py`
+    arguments: Sequence[str]  # arguments of `make_handler`
     seconds: float  # time limit per response
     max_bytes: int  # size limit per response
     max_memory: int  # limit on the process's address space in bytes; not enforced on macOS
@@ -53,7 +53,7 @@ class SandboxedProcess:
                 reply = self._exchange(line, seconds or self.seconds)
                 response: dict[str, Any] = json.loads(reply)
             except (ValueError, BrokenPipeError):
-                self._stop()  # the process's state is unknown
+                self._stop()  # the process may hang or still send this response
                 raise
         if "error" in response:
             raise ValueError(response["error"])
@@ -95,7 +95,7 @@ class SandboxedProcess:
             self._process = None
 
     def _exchange(self, line: bytes, seconds: float) -> bytes:
-        """Sends a line of JSON and receives the response's line."""
+        """Sends a request line and returns the response line."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -4,7 +4,7 @@
 
 HANDLER is a Python file with a function `make_handler(ARGUMENT, …)`. It returns a function that
 takes a request's fields as keywords and returns the response's fields; an exception becomes the
-response's "error". The file is loaded without the rest of this package.
+response's "error". The file is loaded without importing `tiny_llm`.
 """
 
 import json

@@ -127,9 +127,9 @@ def with_detokenizer(tokenizer: Any) -> Any:
 def decode_byte_level(characters: str) -> bytes:
     """Decodes a token from a byte-level vocabulary.
 
-    A printable Latin-1 character stands for its own byte; characters from U+0100 stand for the
-    other 68 bytes, in order, so that no token contains a space or a control character. All other
-    characters are plain text.
+    A printable Latin-1 character stands for its Latin-1 byte; characters from U+0100 stand for the
+    remaining 68 bytes, in order, so that no token contains a space or a control character. All
+    other characters are plain text.
 
     Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), and its
     published tokenizer.
@@ -304,7 +304,7 @@ class Tokenizer:
 
     @cached_property
     def _mlx_lm(self) -> Any:
-        """The same tokenizer, loaded by `mlx_lm`."""
+        """The folder's tokenizer as loaded by `mlx_lm`, on first use."""
         return load_mlx_lm_tokenizer(self._folder, self.eos_token_ids)
 
     def _can_render(self, messages: Any, variables: Mapping[str, Any]) -> bool:
@@ -355,7 +355,7 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
 def _is_supported(folder: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> bool:
     """Whether `transformers` would use `tokenizer.json` unchanged.
 
-    `transformers` adds tokens listed only in other files, and a default EOS token if none is set.
+    It would add tokens that are listed only in other files, and an EOS token if none is set.
     """
     ids = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     listed = settings.get("added_tokens_decoder")

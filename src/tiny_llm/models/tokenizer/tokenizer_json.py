@@ -25,7 +25,8 @@ MAX_ADDED_TOKENS = 2**16
 MAX_TOKEN_CHARS = 1024
 MAX_COMPONENT_VALUES = 2000  # JSON values per component; Llama 3's post-processor has 60
 
-# Limits on Python objects, counted in the JSON before parsing. A merge may be a list of two tokens.
+# Limits on the objects that parsing creates, estimated from the JSON's brackets and commas. They
+# allow for merges stored as lists of two tokens.
 MAX_CONTAINERS = MAX_MERGES + 2**17
 MAX_COMMAS = 2 * MAX_CONTAINERS + MAX_VOCAB_SIZE
 
@@ -33,7 +34,7 @@ PATTERN_FIELDS = {"String", "Regex"}
 COMPONENTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 # Maximum growth: ratio of a text's bytes after a component to its bytes before. A few rare
-# characters grow by more under NFKC and NFKD; normalized texts do not grow again.
+# characters grow by more under NFKC and NFKD, but normalizing their result adds nothing.
 MAX_GROWTH = 32
 MAX_SANDBOXED_GROWTH = 4096
 GROWTHS = {
@@ -160,7 +161,8 @@ def _own_growth(part: Mapping[str, Any]) -> float:
     kind = part.get("type")
     if kind == "Replace":
         pattern, size = part.get("pattern"), _num_bytes(part.get("content"))
-        # An empty string, and some regular expressions, match between any two characters.
+        # An empty string, and some regular expressions, match between any two characters: then
+        # the content is inserted for every byte.
         return max(1, size) if isinstance(pattern, dict) and pattern.get("String") else 1 + size
     if kind == "Prepend":
         return 1 + _num_bytes(part.get("prepend"))
