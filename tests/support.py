@@ -32,7 +32,7 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 # (flags, resulting model option): flash attention is on by default on the CPU.
 FLASH_FLAGS = [([], True), (["--enable-flash-attn"], True), (["--no-enable-flash-attn"], False)]
 
-# Spacing of the numbers just above 1.
+# Machine epsilon: spacing of the numbers just above 1.
 EPSILON = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 
 

@@ -138,7 +138,7 @@ def test_request_larger_than_the_memory(mistral, sharing):
         [actual] = llm.generate([LONG], GREEDY, show_progress=False)
     assert actual.token_ids == expected.token_ids
     assert max(num_held) <= 9
-    # While decoding, a request holds the window and parts of two more pages.
+    # While decoding, a request holds the window's pages and two partly used ones.
     assert max(num_held[-20:]) <= 1 + WINDOW // 8 + 1
     llm.scheduler.check_integrity()
     assert llm.scheduler.pages.num_available == 9

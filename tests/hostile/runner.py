@@ -52,7 +52,7 @@ def run_rows(
 
 
 def problems(case: Any, outcome: dict) -> list[str]:
-    """Problems with the outcome of a case."""
+    """Returns messages for an outcome that violates the case's requirements."""
     actual = []
     sentence = outcome.get("sentence")
     if sentence is None:

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def prepared_folder(valid: Path, scratch: Path) -> Callable[[int], Callable[[], None]]:
-    """Returns a function that writes the corrupted folder of a row number; it returns the call."""
+    """Returns a function that corrupts a folder for a row number and returns the row's call."""
 
     def prepare(number: int) -> Callable[[], None]:
         case = FOLDERS[number]
@@ -115,7 +115,7 @@ def _reset_peak() -> int:
 
 
 def _peak() -> int:
-    """Peak memory in bytes since `_reset_peak`, or since the start without /proc."""
+    """Peak memory in bytes since `_reset_peak`; without /proc, since the process started."""
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024

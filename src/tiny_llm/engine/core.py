@@ -47,8 +47,9 @@ from .structured_output.thinking_budget import ThinkingBudget, thinking_tokens
 log = logging.getLogger("tiny_llm.engine")
 
 MEMORY_CHECK_INTERVAL = 1.0  # seconds
-MIN_RELEASED_SHARE = 8  # compacts only if over 1/8 of the pages is unused: it copies the others
-PRECOMPUTE_REQUEST_ID = "(ahead)"  # internal request, not sent by a client
+# Compact only if more than 1/8 of the pages are unused: compaction copies all used pages.
+MIN_RELEASED_SHARE = 8
+PRECOMPUTE_REQUEST_ID = "(ahead)"  # id of internal requests, which no client has sent
 
 
 class EngineCore:
@@ -111,7 +112,7 @@ class EngineCore:
         timeout: float | None = None,
         lora: str | None = None,
     ) -> RequestOutput:
-        """Queues a prompt's requests, one for each of its `n` completions; all or none.
+        """Queues one request for each of a prompt's `n` completions, or none on an error.
 
         Args:
             prompt, params, request_id, timeout, lora: see `LLM.add_request`, also for errors.
@@ -160,7 +161,8 @@ class EngineCore:
                 deadline,
                 self._reasoning_tokens(ids) if chat.thinking_enabled and params.stop else None,
             )
-            self.scheduler.add(request)  # raises for the first completion or none: same prompt
+            # Raises for the first completion or for none: all have the same prompt.
+            self.scheduler.add(request)
             self._processors[request.request_id] = processor
             processors.append(processor)
         self._processors_by_request[name] = processors
@@ -268,7 +270,7 @@ class EngineCore:
             step = scheduler.schedule()
             if step.chunks:
                 scheduler.update_from_output(step, self.runner.run(step))
-        except UserError:  # too long; a prompt with this prefix would be, too
+        except UserError:  # too long, so every prompt with this prefix is rejected, too
             return False
         except Exception:  # best effort: no caller depends on it
             log.exception("failed to precompute a prefix cache page")
@@ -299,7 +301,7 @@ class EngineCore:
     def release_cached_memory(self) -> None:
         """Evicts half of the cached pages, and returns unused memory to the system.
 
-        Pages still in use are copied into smaller arrays if enough others are unused.
+        If enough pages are then unused, copies the used ones into smaller arrays.
         """
         pages, target, before = self.scheduler.pages, self.runner.target, self.runner.nbytes
         num_evicted = pages.evict_half()
@@ -379,7 +381,8 @@ class EngineCore:
         self.scheduler.update_from_output(step, results)
         for processor, token_ids, reason in updates:
             request = processor.request
-            if processor.output.index == 0:  # the other completions hit the first one's pages
+            # Only the first: the other completions hit the pages that it has computed.
+            if processor.output.index == 0:
                 processor.request_output.num_cached_tokens = request.num_cached_tokens
             if reason is None:
                 self.scheduler.update_draft_tokens(request, self._propose_draft_tokens(request))

@@ -74,12 +74,12 @@ class LLM:
     Args:
         model: short name, hub id, folder, or the result of `load_weights` or `load`.
         kv_cache_bytes: upper bound on KV memory, including recurrent states and the draft model's
-            KV memory. None uses three quarters of the memory left by the weights, capped at what
-            `max_num_seqs` requests of `max_model_len` tokens need, and logs the result. Allocated
-            in increments on demand and kept until the system runs low on memory; `reserve`
-            allocates all of it. Floats like 2e9 are accepted. For a model with recurrent state, up
-            to half is for state slots: one per running request, and checkpoints from which later
-            requests with a common prefix resume.
+            KV memory. None uses three quarters of the memory left by the weights, but no more than
+            `max_num_seqs` requests of `max_model_len` tokens need, and logs the size. Allocated in
+            increments on demand and kept until the system runs low on memory; `reserve` allocates
+            all of it. Floats like 2e9 are accepted. For a model with recurrent state, up to half is
+            for state slots: one per running request, and checkpoints from which later requests with
+            a common prefix resume.
         block_size: tokens per page. Requests share full pages, so smaller pages share more, at the
             cost of longer block tables.
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included. Larger values
@@ -110,9 +110,9 @@ class LLM:
         load_format: "auto" loads weights of models given by name; "dummy" generates random weights
             with the same shapes and formats, for benchmarks.
         tensor_parallel_size: number of processes on this machine, each with a shard of the weights
-            and KV cache. If one process dies, all of them exit; this one prints a message. The
-            model must be given by name. Partial sums are rounded before they are added, so this
-            number can affect the output.
+            and KV cache. If one process dies, all of them exit, and the calling process prints a
+            message. The model must be given by name. Partial sums are rounded before they are
+            added, so this number can affect the output.
         task: "generate"; "embed" for `embed`, or "score" for `score`. "auto" is "embed" for a
             checkpoint with a sentence-transformers pooling layer, otherwise "generate".
         scheduling_policy: "fcfs" computes prompts in order of arrival. "fair", the default of

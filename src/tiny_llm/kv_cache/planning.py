@@ -72,7 +72,7 @@ def plan_paged(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
 
 
 def _requests(cache: Any, L: int) -> LayerRequests:
-    """Returns each row's paged cache or None; empty if not paged or too full for L tokens."""
+    """Returns each row's paged cache or None; [] if dense or without capacity for L tokens."""
     if isinstance(cache, BatchingKvCache):
         return cache.paged_requests(L)
     return [cache] if isinstance(cache, TinyKvPagedCache) else []

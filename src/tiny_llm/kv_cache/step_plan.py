@@ -58,7 +58,8 @@ class AttentionMetadata:
     @classmethod
     def from_arrays(cls, arrays: Sequence[mx.array]) -> "AttentionMetadata":
         """Builds the metadata from the result of `arrays`."""
-        if len(arrays) == NUM_RAGGED_ARRAYS + 1:  # adapters without recurrent state
+        # The additional array is `adapter_ids`: the model has no recurrent state.
+        if len(arrays) == NUM_RAGGED_ARRAYS + 1:
             return replace(cls(*arrays[:-1]), adapter_ids=arrays[-1])
         return cls(*arrays)
 
@@ -82,7 +83,7 @@ class AttentionMetadata:
         )
 
 
-NUM_RAGGED_ARRAYS = 4  # fields up to `cu_seqlens_q`; only a ragged batch sets as many or more
+NUM_RAGGED_ARRAYS = 4  # fields up to `cu_seqlens_q`: only ragged batches set this many
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ def model():
 def test_memory_grows_on_demand_up_to_the_budget():
     storage = PagedStorage(2, 100, 2, PAGE, 16, mx.float32)
     assert storage.nbytes == 0
-    page_bytes = 2 * 2 * 2 * PAGE * 16 * 4  # two layers and heads, head_dim 16, float32
+    # Keys and values of 2 layers with 2 heads, head_dim 16, in float32.
+    page_bytes = 2 * 2 * 2 * PAGE * 16 * 4
     capacities = []
     for position in range(100 * PAGE):
         storage.plan(one_token(position))

@@ -51,7 +51,7 @@ class AsyncScheduling:
         self.num_hits = 0
         self.num_misses = 0
         self._model = model
-        self._predicted: dict[int, PredictedToken] = {}  # by arrival index
+        self._predicted: dict[int, PredictedToken] = {}  # by the request's arrival index
         self._logits: mx.array | None = None
 
     def launch(self, chunks: Sequence[Chunk], tokens: mx.array) -> None:

@@ -98,7 +98,7 @@ class PagedModel:
         return self._storage.num_allocated
 
     def keep(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Renumbers pages and state slots, and releases all others; see `PagedStorage.keep`."""
+        """Keeps only these pages and state slots, renumbered from 0; see `PagedStorage.keep`."""
         self._storage.keep(pages, slots)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:

@@ -14,7 +14,7 @@ from ..tool_calls.format import ToolCallFormat
 from ..tool_calls.registry import AUTO, find_format
 from .json_limits import JsonLimits
 
-# Template variables set by `render_chat`'s arguments or by the tokenizer.
+# Template variables that `render_chat` or the tokenizer sets; callers may not set them.
 RESERVED_VARIABLES = {
     *("add_generation_prompt", "chat_template", "conversation", "messages", "tokenize", "tools"),
 }

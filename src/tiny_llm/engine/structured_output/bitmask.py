@@ -122,7 +122,7 @@ def _packed_masks(rows: Sequence[GrammarRow], width: int) -> Any:
 
 
 def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
-    """Computes the jobs' bitmasks into `masks`, in order."""
+    """Writes the jobs' bitmasks to consecutive rows of `masks`."""
     from llguidance.numpy import (
         fill_next_token_bitmask_par,
         fill_next_token_bitmask_par_with_draft_tokens,
@@ -134,7 +134,8 @@ def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
     for job in jobs:
         matcher = job.grammar.matcher
         if job.draft_tokens:
-            # A copy, because an error after a draft token, later rejected, would be permanent.
+            # A copy: a draft token can put the matcher into a permanent error state, even if it is
+            # rejected.
             drafted.append((matcher.deep_copy(), first, list(job.draft_tokens)))
         else:
             plain.append((matcher, first))
@@ -146,7 +147,7 @@ def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
 
 
 def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
-    """Masks EOS tokens that are text in an incomplete output, unless no others are allowed."""
+    """Masks EOS tokens that are text in an incomplete output, if another token is allowed."""
     grammar = row.request.grammar
     ends = [token for token in grammar.text_eos_token_ids if mask[token // 32] >> (token % 32) & 1]
     if not ends or grammar.is_complete_after(row.draft_tokens):

@@ -31,7 +31,8 @@ MAX_GRAMMAR_CHARS = 2**16
 MAX_CACHED_GRAMMARS = 128
 COMPILE_TIMEOUT_SECONDS = 2.0
 COMPILE_HANDLER = Path(__file__).with_name("compile_handler.py")
-MAX_MEMORY_BYTES = 2**31  # of the trial compilation, including a tokenizer of 150,000 tokens
+# Memory limit of the trial process, with room for a tokenizer of 150,000 tokens.
+MAX_MEMORY_BYTES = 2**31
 # A quarter of the library's defaults, which assume an otherwise idle machine.
 PARSER_LIMITS = {
     "initial_lexer_fuel": 250_000,
@@ -173,7 +174,7 @@ class GrammarCompiler:
         return self._probe(json.dumps({"grammars": [{"json_schema": schema}]}))
 
     def _probe(self, grammar: str) -> str:
-        """Compiles a grammar in the separate process; returns the error, or an empty string."""
+        """Compiles a grammar in the sandboxed process; returns the error, or an empty string."""
         try:
             self._process.request({"grammar": grammar})
         except (ValueError, BrokenPipeError) as error:

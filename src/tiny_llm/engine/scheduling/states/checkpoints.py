@@ -93,7 +93,8 @@ class Checkpoints:
             priority = self.by_node[victim].priority
             if priority >= below:
                 return -1
-            self._clock = max(self._clock, priority)  # a demoted checkpoint's may be lower
+            # Never decreases, although a demoted checkpoint may have a lower priority.
+            self._clock = max(self._clock, priority)
             self.discard(victim)
             # [/task 6.5.4 evict]
         return self._allocator.allocate()[0]
@@ -156,7 +157,7 @@ class Checkpoints:
         # [/task 6.5.1 hit]
 
     def _demote_before(self, checkpoint: Checkpoint, min_hits: int) -> None:
-        """Lowers the priority of earlier checkpoints on the path that have `min_hits` to 1 hits."""
+        """Demotes earlier checkpoints on the path that have `min_hits` ≤ `num_hits` ≤ 1."""
         while checkpoint.ancestor in self.by_node:
             checkpoint = self.by_node[checkpoint.ancestor]
             if min_hits <= checkpoint.num_hits <= 1:
