@@ -38,7 +38,8 @@ EPSILON = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 
 # Devices under test: "gpu" is MLX's GPU on a Mac, or emulated with TINY_LLM_EMULATED_METAL=1.
 DEVICES = ["cpu", *(["gpu"] if not kernels.computes_on_cpu() else [])]
-_DEFAULT = mx.default_device(), kernels._stream  # this machine's default
+# Default devices of MLX and of the extension on this machine.
+_DEFAULT = mx.default_device(), kernels._stream
 
 
 @contextmanager

@@ -77,7 +77,7 @@ PRODUCT = [
         (False, True),
     )
 ]
-# Pairwise coverage: every pair of values of two parameters occurs.
+# This half contains every pair of values of any two parameters.
 HALF = [case for number, case in enumerate(PRODUCT) if number.bit_count() % 2]
 
 

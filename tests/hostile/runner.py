@@ -1,4 +1,4 @@
-"""Runs cases and checks for one-sentence errors, memory and time limits, and no code execution."""
+"""Runs cases; requires one-sentence errors, bounded memory and time, and no code execution."""
 
 import json
 import re

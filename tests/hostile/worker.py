@@ -109,7 +109,7 @@ def _reset_peak() -> int:
 
     The memory includes optional libraries that `mlx_lm` imports if installed, such as torch.
     """
-    with contextlib.suppress(OSError):  # not on macOS
+    with contextlib.suppress(OSError):  # macOS has no /proc
         Path("/proc/self/clear_refs").write_text("5")
     return _peak()
 

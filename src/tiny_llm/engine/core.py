@@ -1,6 +1,6 @@
 """EngineCore: requests in, stream outputs out, one step at a time.
 
-A step is three calls: schedule, run the model, process the outputs. Independent of model loading.
+A step is three calls: schedule, run the model, process the outputs. `factory.py` loads the models.
 """
 
 import logging
@@ -69,7 +69,7 @@ class EngineCore:
         tokenizer, scheduler, runner, seed, disk_cache: as given.
         vocab_size: the target model's vocabulary size.
         grammars: grammar compiler; thread-safe, so a server may compile ahead of `add`.
-        step_seconds: time spent in steps; all but `runner.seconds` is overhead.
+        step_seconds: time spent in steps; the time beyond `runner.seconds` is overhead.
         num_memory_evictions: cached pages evicted because the system was low on memory.
     """
 
@@ -237,7 +237,8 @@ class EngineCore:
 
     def new_id(self) -> str:
         """Returns an unused request id: the next number."""
-        while str(self._num_added) in self._processors_by_request:  # taken by a caller-chosen id
+        # A caller has already used this number as an id.
+        while str(self._num_added) in self._processors_by_request:
             self._num_added += 1
         self._num_added += 1
         return str(self._num_added - 1)
@@ -375,7 +376,8 @@ class EngineCore:
             if error is not None:
                 self._finish(processor, [], "error", error)
                 continue
-            if len(token_ids) < len(result.token_ids):  # the completion ended early
+            # The completion ended before the last accepted token.
+            if len(token_ids) < len(result.token_ids):
                 results[request_id] = replace(result, token_ids=token_ids)
             updates.append((processor, token_ids, reason))
         self.scheduler.update_from_output(step, results)

@@ -488,7 +488,7 @@ class LLM:
 
     @property
     def step_seconds(self) -> float:
-        """Time spent in steps; all but `runner.seconds` is overhead."""
+        """Time spent in steps; the time beyond `runner.seconds` is overhead."""
         return self.core.step_seconds
 
     def reserve(self) -> None:
@@ -538,7 +538,7 @@ def _progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
     if not (enabled and is_terminal()):
         yield lambda number: None
         return
-    # Imported lazily: rich costs time and memory.
+    # Imported lazily: importing rich takes time and memory.
     from rich.console import Console
     from rich.progress import Progress
 

@@ -331,7 +331,7 @@ class BatchingKvCache(TinyKvCache):
             )
 
     def _check_kind(self, cache: TinyKvFullCache | TinyKvPagedCache) -> None:
-        """Rejects a cache that is already in a slot, or of another kind or pool than the others."""
+        """Rejects a cache that is already in a slot, or differs from the others in kind or pool."""
         pool = getattr(cache, "pool", None)
         for other in self._slots:
             if other is not None and getattr(other, "pool", None) is not pool:

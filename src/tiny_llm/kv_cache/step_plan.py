@@ -193,10 +193,10 @@ class PlannedLayers:
     def _function_for(self, num_metadata_arrays: int) -> Callable[..., Any]:
         """Returns the layers as a capturable function with this many metadata arrays."""
         if num_metadata_arrays not in self._functions:
-            # A ragged batch may be a single short prompt, so it is captured on the second call.
-            # All other plans are decode steps. With shared pages, they must be captured on the
-            # first call: as separate nodes, each layer would copy the pages, because the
-            # previous layer's attention has yet to read them.
+            # A ragged batch may be a single short prompt, so it is captured on the second call. All
+            # other plans are decode steps. If layers share pages, they must be captured on the
+            # first call: uncaptured, each layer would copy the pages, because the previous layer's
+            # attention has yet to read them.
             self._functions[num_metadata_arrays] = CapturedFunction(
                 partial(self._run, num_metadata_arrays),
                 on_first_call=num_metadata_arrays < NUM_RAGGED_ARRAYS,

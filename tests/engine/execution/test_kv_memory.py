@@ -39,7 +39,8 @@ def test_memory_grows_on_demand_up_to_the_budget():
         capacities.append(len(storage.key_pages[0]))
         assert capacities[-1] > position // PAGE, "the token's page is allocated"
         assert storage.nbytes == capacities[-1] * page_bytes
-    # Starts at 64 tokens, in pages of 8, and grows by 256 tokens or half, whichever is larger.
+    # Capacity starts at 64 tokens, in pages of 8, and grows by 256 tokens or by half, whichever is
+    # larger.
     assert sorted(set(capacities)) == [8, 40, 72, 100]
     storage.ensure_capacity(200)
     assert storage.nbytes == 100 * page_bytes

@@ -58,7 +58,7 @@ class AsyncScheduling:
         """Launches the next step for the requests that are expected to continue.
 
         Args:
-            chunks: the step's chunks, all sampling, without draft tokens.
+            chunks: the step's chunks; each samples a token and has no draft tokens.
             tokens: the sampled token of each chunk, possibly not evaluated yet.
         """
         self._predicted = {}

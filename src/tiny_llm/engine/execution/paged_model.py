@@ -29,7 +29,7 @@ class Span:
     Attributes:
         token_ids: at least one token.
         start: position of the first token.
-        page_ids: the request's block table, with room for all tokens.
+        page_ids: the request's block table, with pages for all tokens.
         state_read_slot: slot of the recurrent state before the first token; −1 if `start` is 0 or
             the model has no recurrent state.
         state_writes: (token index in the span, slot for the state after it) pairs, in any order.

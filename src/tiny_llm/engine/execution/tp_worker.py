@@ -145,7 +145,7 @@ class TPWorker:
         self._worker.channel.send_bytes(fingerprint([self._models[key].model]))
 
     def release_scratch(self) -> None:
-        """Frees scratch memory."""
+        """Frees this rank's scratch memory; the next step reallocates it."""
         memory.release_free_memory()
 
     def drop(self, key: int) -> None:

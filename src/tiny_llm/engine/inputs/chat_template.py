@@ -213,7 +213,7 @@ def render_chat(
             add_generation_prompt=add_generation_prompt,
             **(variables or {}),
         )
-    except Exception as error:  # templates are programs and can raise anything
+    except Exception as error:  # templates are programs and can raise any exception
         reason = str(error).rstrip(".") or type(error).__name__
         raise UserError(f"the chat template failed: {reason}.") from error
     check_unicode("the rendered chat", text)

@@ -18,7 +18,7 @@ from ...errors import (
 )
 from .structured_outputs import StructuredOutputs, ToolCalls
 
-MAX_N = 4096  # completions per prompt
+MAX_N = 4096  # maximum completions per prompt
 MAX_STOP_CONDITIONS = 100_000  # stop strings, or stop token ids
 SAMPLING_EPS = 1e-5  # temperatures below this are greedy, as in vLLM
 

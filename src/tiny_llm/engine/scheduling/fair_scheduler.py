@@ -96,7 +96,7 @@ class FairScheduler(Scheduler):
         self.costs = PromptCosts()
         self._planned_seconds = None if step_time_target is None else MARGIN * step_time_target
         self._min_chunk = min_chunk
-        self._long_step = -1  # index of the last long step
+        self._long_step = -1  # number of the last long step; −1 before the first
         # The next long step is allowed after this many steps or seconds, whichever ends first.
         self._steps_between, self._seconds_between = 0, 0.0
 

@@ -80,7 +80,7 @@ class PageManager:
         return path if self.states is None else self.states.usable(path)
 
     def next_key(self, request: EngineRequest, path: Sequence[PrefixNode]) -> PageKey | None:
-        """Returns the key of the request's next full page after `path`, or None."""
+        """Returns the key of the request's page after `path`; None if it is not shareable."""
         if not self._sharing or (len(path) + 1) * self.page_size >= request.num_tokens:
             return None
         parent = path[-1] if path else self.cache.root_of(request.adapter)

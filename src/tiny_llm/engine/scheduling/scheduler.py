@@ -110,7 +110,7 @@ class Scheduler:
         self._emit(RequestAdded, request.request_id, request.num_prompt_tokens, request.max_tokens)
 
     def check_queue_limit(self, num_requests: int) -> None:
-        """Checks that the queue has room for `num_requests` more requests.
+        """Checks that the queue has capacity for `num_requests` more requests.
 
         Raises:
             QueueFullError: see `SchedulerConfig.max_queue`.

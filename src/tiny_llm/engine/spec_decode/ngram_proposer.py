@@ -34,7 +34,7 @@ def break_even_probability(num_running: int) -> float:
     """Acceptance probability above which a draft token raises a step's tokens per second.
 
     A step takes `FREE_TOKENS_PER_STEP` units of time to read the weights, plus one per token. A
-    draft token pays if it yields more tokens per unit than the step without it.
+    draft token pays off if it yields more tokens per unit than the step without it.
 
     Args:
         num_running: number of running sequences, one token each.

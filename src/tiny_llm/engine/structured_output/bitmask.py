@@ -98,7 +98,7 @@ def plan_masks(rows: Sequence[GrammarRow]) -> tuple[list[MaskJob], list[int]]:
     mask_indices: list[int] = []
     num_masks = 0
     for request, group in groupby(rows, lambda row: row.request):
-        *earlier, last = group  # the last row has all draft tokens
+        *earlier, last = group  # the last row's draft tokens include those of the earlier rows
         jobs.append(MaskJob(request.grammar, last.draft_tokens))
         num_masks += jobs[-1].num_masks
         mask_indices += range(num_masks - len(earlier) - 1, num_masks)

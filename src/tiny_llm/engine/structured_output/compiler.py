@@ -1,9 +1,9 @@
 """GrammarCompiler: compiles structured outputs with llguidance, with a cache.
 
 `llguidance` is imported on first use. Compiling a typical schema takes well below a millisecond.
-Hostile grammars are rejected with an error. Their length is limited here; nesting depth, states and
-steps by the library; and compile time by a trial compilation in a separate process that can be
-killed (`compile_handler.py`).
+Hostile grammars are rejected with an error: this module limits their length, the library limits
+nesting depth, states and steps, and a trial compilation in a separate process, which can be killed,
+limits the compile time (`compile_handler.py`).
 """
 
 import json
@@ -166,7 +166,7 @@ class GrammarCompiler:
             raise
         except RecursionError as error:
             raise UserError(f"{NESTED_TOO_DEEPLY}.") from error
-        except (TypeError, ValueError) as error:  # for example `"required": 5`
+        except (TypeError, ValueError) as error:  # an invalid schema, for example `"required": 5`
             raise UserError(f"the schema is not valid: {grammar_error(str(error))}.") from error
 
     def _schema_error(self, schema: Any) -> str:

@@ -195,7 +195,7 @@ def _locate(schema: Any, find_error: FindError) -> tuple[str, str]:
     """Returns the innermost invalid schema's JSON pointer and error."""
     pointer, definitions = "", _definitions(schema)
     while True:
-        for path, part in _parts(schema, pointer):
+        for path, part in _subschemas(schema, pointer):
             if isinstance(part, Mapping) and find_error({**part, **definitions}):
                 pointer, schema = path, part
                 break
@@ -204,7 +204,7 @@ def _locate(schema: Any, find_error: FindError) -> tuple[str, str]:
             return pointer, find_error({**schema, **definitions} if is_object else schema)
 
 
-def _parts(schema: Any, pointer: str) -> list[tuple[str, Any]]:
+def _subschemas(schema: Any, pointer: str) -> list[tuple[str, Any]]:
     """Returns the JSON pointers and values of a schema's direct subschemas."""
     parts: list[tuple[str, Any]] = []
     if isinstance(schema, Mapping):

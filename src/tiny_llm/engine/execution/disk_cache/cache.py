@@ -197,7 +197,7 @@ class DiskCache:
         """
         try:
             self._store_new()
-        except UserError:  # the rank group has shut down
+        except UserError:  # the rank group has shut down: no page can be read
             self._new_pages.clear()
             self._new_states.clear()
 

@@ -2,10 +2,10 @@
 
 A checkpoint is a slot holding the state after a node's page, and is never written again. Its value
 is the number of pages that would be recomputed without it: those since the previous checkpoint on
-its path. Eviction is greedy-dual: by value plus the eviction clock at last use, so that unused
-checkpoints age. Once a request has continued from a checkpoint and placed later ones, the earlier
-ones lose their value, unless several requests share them: a conversation needs only its last turn's
-checkpoint.
+its path. Eviction is greedy-dual: the checkpoint with the lowest priority is evicted first. Its
+priority is its value plus the eviction clock at its last use, so unused checkpoints age. Once a
+request has continued from a checkpoint and placed later ones, the earlier ones lose their value,
+unless several requests share them: a conversation needs only its last turn's checkpoint.
 
 Source: Cao and Irani, "Cost-aware WWW proxy caching algorithms" (1997).
 """
@@ -28,7 +28,8 @@ class Checkpoint:
         is_rolling: whether the sequence's next checkpoint replaces it, unless it was hit.
         priority: eviction priority; the lowest is evicted first.
         ancestor: the node of the previous checkpoint, or the root.
-        num_hits: requests that have continued from it; starts at 2 where requests diverge.
+        num_hits: requests that have continued from it; starts at 2 where requests diverge, which
+            prevents demotion.
     """
 
     slot: int
