@@ -133,8 +133,8 @@ if not IS_LEARNERS_TREE:
 def pytest_runtest_call() -> Generator[None, None, None]:
     """Fails a test that reaches an unimplemented part of a learner's kernel.
 
-    The kernel throws on the stream's thread, so only the next operation would raise the error, and
-    the test may not run a next one.
+    The kernel throws on the stream's thread, so only the next operation would raise the error.
+    Without this check, a test that ends before its next operation would pass.
     """
     try:
         return (yield)

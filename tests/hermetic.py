@@ -74,7 +74,8 @@ def _reset_signals() -> None:
     for number in signal.valid_signals() - LEFT_IGNORED:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, _do_nothing)
-    if signal.getsignal(signal.SIGINT) is _do_nothing:  # tests raise SIGINT in this process
+    # Python must handle SIGINT, because tests raise it in this process.
+    if signal.getsignal(signal.SIGINT) is _do_nothing:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

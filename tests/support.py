@@ -32,13 +32,14 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 # (flags, resulting model option): flash attention is on by default on the CPU.
 FLASH_FLAGS = [([], True), (["--enable-flash-attn"], True), (["--no-enable-flash-attn"], False)]
 
-# Spacing of the numbers just above 1.
+# Machine epsilon: spacing of the numbers just above 1.
 EPSILON = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 
 
 # Devices under test: "gpu" is MLX's GPU on a Mac, or emulated with TINY_LLM_EMULATED_METAL=1.
 DEVICES = ["cpu", *(["gpu"] if not kernels.computes_on_cpu() else [])]
-_DEFAULT = mx.default_device(), kernels._stream  # this machine's default
+# Default devices of MLX and of the extension on this machine.
+_DEFAULT = mx.default_device(), kernels._stream
 
 
 @contextmanager

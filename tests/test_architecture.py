@@ -93,7 +93,7 @@ def test_array_free_modules_exist(modules):
 )
 def test_broken_rules_are_reported(tmp_path, modules, name, statement, sentence):
     folder = tmp_path / "package"
-    for known in modules:  # empty modules, to resolve `from .a import b`
+    for known in modules:  # includes empty modules, so that `from .a import b` resolves
         is_folder = any(other.startswith(f"{known}.") for other in modules) or not known
         path = folder / known.replace(".", "/")
         file = path / "__init__.py" if is_folder else path.with_suffix(".py")
@@ -215,8 +215,8 @@ def test_readme_scripts_exist():
 def test_files_in_architecture_page_exist():
     prose = re.sub(r"```text\n.*?```", "", (ROOT / "ARCHITECTURE.md").read_text(), flags=re.DOTALL)
     for path in set(re.findall(r"`([\w./]+/?(?:\.py|/))`", prose)):
-        places = (ROOT, PACKAGE, PACKAGE.parent / "extensions" / "src")
-        assert any((place / path).exists() for place in places), f"{path} does not exist"
+        bases = (ROOT, PACKAGE, PACKAGE.parent / "extensions" / "src")
+        assert any((base / path).exists() for base in bases), f"{path} does not exist"
 
 
 def test_readme_is_short():

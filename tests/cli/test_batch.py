@@ -183,7 +183,7 @@ def run_in_terminal(*argv: str, interrupt: bool = False) -> tuple[int, str]:
     while True:
         try:
             chunk = os.read(controller, 65536)
-        except OSError:  # on Linux, after the process exits
+        except OSError:  # raised on Linux after the process exits
             chunk = b""
         if not chunk:
             break

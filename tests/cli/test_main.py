@@ -214,7 +214,7 @@ def test_flash_attention_is_passed_to_both_models(capsys, monkeypatch, flag, fla
         return models.dispatch_model(name, mlx_model, week)
 
     monkeypatch.setattr(backend, "dispatch_model", dispatch)
-    loader = [] if flag else ["--loader", "week2"]  # the flags imply week2
+    loader = [] if flag else ["--loader", "week2"]  # either flag implies the Week 2 loader
     argv = [*flag, *loader, "--device", "cpu", "--draft-model", "demo-draft", "--max-tokens", "2"]
     status, _, _ = run(capsys, main, *FRANCE, *argv)
     assert status == 0

@@ -1,4 +1,4 @@
-"""`check --model`: the table of what fits in memory."""
+"""`check --model`: table of memory use and decoding speed."""
 
 import json
 

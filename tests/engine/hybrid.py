@@ -41,8 +41,10 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "eos_token_id": EOS,
 }
-KV_BYTES_PER_TOKEN = 2 * 1 * 2 * 32 * 2  # keys and values of 1 layer, 2 heads, bfloat16
-CONV_CHANNELS = 2 * 2 * 8 + 4 * 16  # queries, keys and values
+# Keys and values of 1 layer, 2 heads of size 32, in bfloat16.
+KV_BYTES_PER_TOKEN = 2 * 1 * 2 * 32 * 2
+# Queries and keys of 2 heads of size 8, values of 4 heads of size 16.
+CONV_CHANNELS = 2 * 2 * 8 + 4 * 16
 # In 3 layers: the last 3 inputs of the convolution in bfloat16, and 4 states of 8×16 in float32.
 STATE_BYTES = 3 * (3 * CONV_CHANNELS * 2 + 4 * 8 * 16 * 4)
 

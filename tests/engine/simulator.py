@@ -292,7 +292,8 @@ class Simulation:
         assert self.workload.is_fair, f"{oldest} makes no progress"
         if oldest.num_overtaken < oldest.num_prompt_tokens:
             self.outcome.overtaken += 1
-        elif oldest.num_overtaken == self._overtaken.get(oldest):  # protected before the step
+        # Not overtaken in this step, hence protected before it.
+        elif oldest.num_overtaken == self._overtaken.get(oldest):
             if self.workload.step_time_target is None:
                 assert oldest.state is not RequestState.RUNNING, f"{oldest} makes no progress"
             elif oldest.state is RequestState.RUNNING:

@@ -1,7 +1,7 @@
 """Batch invariance: tokens and logits are bitwise equal in every configuration.
 
-Configurations are the product of batch composition, chunk size, arrival order, page size, prefix
-caching, preemption and speculative decoding.
+Configurations combine batch composition, chunk size, arrival order, page size, prefix caching,
+preemption and speculative decoding.
 """
 
 import itertools
@@ -77,7 +77,7 @@ PRODUCT = [
         (False, True),
     )
 ]
-# Pairwise coverage: every pair of values of two parameters occurs.
+# This half contains every pair of values of any two parameters.
 HALF = [case for number, case in enumerate(PRODUCT) if number.bit_count() % 2]
 
 
@@ -104,7 +104,7 @@ def test_all_configurations(demo, draft, reference, exhaustive):
         hits += sum(output.num_cached_tokens for output in actual.values())
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.num_accepted_tokens
-    # Each feature was exercised.
+    # The cases include prefix cache hits, preemptions and accepted draft tokens.
     assert hits / len(cases) > 500 / len(PRODUCT)
     assert preemptions / len(cases) > 20 / len(PRODUCT)
     assert accepted / len(cases) > 200 / len(PRODUCT)

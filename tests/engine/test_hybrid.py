@@ -138,7 +138,8 @@ def test_every_turn_hits_as_many_tokens_as_an_attention_model(model, turns):
         assert hybrid == attention
         page_size = llm.scheduler.config.page_size
         for (previous, _), (_, cached) in itertools.pairwise(hybrid):
-            assert cached >= previous - 16 - page_size  # the generation prompt has 16 tokens
+            # The next turn may change up to 16 tokens, the generation prompt.
+            assert cached >= previous - 16 - page_size
 
 
 def test_completions_share_the_state_of_their_prompt(model):

@@ -138,7 +138,7 @@ def test_request_larger_than_the_memory(mistral, sharing):
         [actual] = llm.generate([LONG], GREEDY, show_progress=False)
     assert actual.token_ids == expected.token_ids
     assert max(num_held) <= 9
-    # While decoding, a request holds the window and parts of two more pages.
+    # While decoding, a request holds the window's pages and two partly used ones.
     assert max(num_held[-20:]) <= 1 + WINDOW // 8 + 1
     llm.scheduler.check_integrity()
     assert llm.scheduler.pages.num_available == 9
@@ -200,7 +200,7 @@ def test_prompt_logprobs_in_chunks(model):
     params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2, ignore_eos=True)
     [whole] = build(model).generate([LONG], params, show_progress=False)
     llm = build(model, 32, max_num_batched_tokens=16)
-    for _ in range(2):  # prompt logprobs recompute cached prompts
+    for _ in range(2):  # prompt logprobs require recomputation, even of cached prompts
         [chunked] = llm.generate([LONG], params, show_progress=False)
         assert chunked.prompt_logprobs == whole.prompt_logprobs
 

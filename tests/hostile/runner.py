@@ -1,4 +1,4 @@
-"""Runs cases and checks for one-sentence errors, memory and time limits, and no code execution."""
+"""Runs cases; requires one-sentence errors, bounded memory and time, and no code execution."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def run_rows(
 
 
 def problems(case: Any, outcome: dict) -> list[str]:
-    """Problems with the outcome of a case."""
+    """Returns messages for an outcome that violates the case's requirements."""
     actual = []
     sentence = outcome.get("sentence")
     if sentence is None:

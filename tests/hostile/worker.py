@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def prepared_folder(valid: Path, scratch: Path) -> Callable[[int], Callable[[], None]]:
-    """Returns a function that writes the corrupted folder of a row number; it returns the call."""
+    """Returns a function that corrupts a folder for a row number and returns the row's call."""
 
     def prepare(number: int) -> Callable[[], None]:
         case = FOLDERS[number]
@@ -109,13 +109,13 @@ def _reset_peak() -> int:
 
     The memory includes optional libraries that `mlx_lm` imports if installed, such as torch.
     """
-    with contextlib.suppress(OSError):  # not on macOS
+    with contextlib.suppress(OSError):  # macOS has no /proc
         Path("/proc/self/clear_refs").write_text("5")
     return _peak()
 
 
 def _peak() -> int:
-    """Peak memory in bytes since `_reset_peak`, or since the start without /proc."""
+    """Peak memory in bytes since `_reset_peak`; without /proc, since the process started."""
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024

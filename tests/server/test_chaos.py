@@ -38,7 +38,7 @@ class Chaos:
         self.server = server
         self.models = models
         self.random = random.Random(seed)
-        self.finished: list[tuple[str, str]] = []  # body as JSON, output
+        self.finished: list[tuple[str, str]] = []  # (request body as JSON, output text)
 
     async def run(self, count: int) -> None:
         """Runs `count` clients, at most `CLIENTS` concurrently."""

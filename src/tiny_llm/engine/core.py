@@ -1,6 +1,6 @@
 """EngineCore: requests in, stream outputs out, one step at a time.
 
-A step is three calls: schedule, run the model, process the outputs. Independent of model loading.
+A step is three calls: schedule, run the model, process the outputs. `factory.py` loads the models.
 """
 
 import logging
@@ -47,8 +47,9 @@ from .structured_output.thinking_budget import ThinkingBudget, thinking_tokens
 log = logging.getLogger("tiny_llm.engine")
 
 MEMORY_CHECK_INTERVAL = 1.0  # seconds
-MIN_RELEASED_SHARE = 8  # compacts only if over 1/8 of the pages is unused: it copies the others
-PRECOMPUTE_REQUEST_ID = "(ahead)"  # internal request, not sent by a client
+# Compact only if more than 1/8 of the pages are unused: compaction copies all used pages.
+MIN_RELEASED_SHARE = 8
+PRECOMPUTE_REQUEST_ID = "(ahead)"  # id of internal requests, which no client has sent
 
 
 class EngineCore:
@@ -68,7 +69,7 @@ class EngineCore:
         tokenizer, scheduler, runner, seed, disk_cache: as given.
         vocab_size: the target model's vocabulary size.
         grammars: grammar compiler; thread-safe, so a server may compile ahead of `add`.
-        step_seconds: time spent in steps; all but `runner.seconds` is overhead.
+        step_seconds: time spent in steps; the time beyond `runner.seconds` is overhead.
         num_memory_evictions: cached pages evicted because the system was low on memory.
     """
 
@@ -111,7 +112,7 @@ class EngineCore:
         timeout: float | None = None,
         lora: str | None = None,
     ) -> RequestOutput:
-        """Queues a prompt's requests, one for each of its `n` completions; all or none.
+        """Queues one request for each of a prompt's `n` completions, or none on an error.
 
         Args:
             prompt, params, request_id, timeout, lora: see `LLM.add_request`, also for errors.
@@ -160,7 +161,8 @@ class EngineCore:
                 deadline,
                 self._reasoning_tokens(ids) if chat.thinking_enabled and params.stop else None,
             )
-            self.scheduler.add(request)  # raises for the first completion or none: same prompt
+            # Raises for the first completion or for none: all have the same prompt.
+            self.scheduler.add(request)
             self._processors[request.request_id] = processor
             processors.append(processor)
         self._processors_by_request[name] = processors
@@ -235,7 +237,8 @@ class EngineCore:
 
     def new_id(self) -> str:
         """Returns an unused request id: the next number."""
-        while str(self._num_added) in self._processors_by_request:  # taken by a caller-chosen id
+        # A caller has already used this number as an id.
+        while str(self._num_added) in self._processors_by_request:
             self._num_added += 1
         self._num_added += 1
         return str(self._num_added - 1)
@@ -268,7 +271,7 @@ class EngineCore:
             step = scheduler.schedule()
             if step.chunks:
                 scheduler.update_from_output(step, self.runner.run(step))
-        except UserError:  # too long; a prompt with this prefix would be, too
+        except UserError:  # too long, so every prompt with this prefix is rejected, too
             return False
         except Exception:  # best effort: no caller depends on it
             log.exception("failed to precompute a prefix cache page")
@@ -299,7 +302,7 @@ class EngineCore:
     def release_cached_memory(self) -> None:
         """Evicts half of the cached pages, and returns unused memory to the system.
 
-        Pages still in use are copied into smaller arrays if enough others are unused.
+        If enough pages are then unused, copies the used ones into smaller arrays.
         """
         pages, target, before = self.scheduler.pages, self.runner.target, self.runner.nbytes
         num_evicted = pages.evict_half()
@@ -373,13 +376,15 @@ class EngineCore:
             if error is not None:
                 self._finish(processor, [], "error", error)
                 continue
-            if len(token_ids) < len(result.token_ids):  # the completion ended early
+            # The completion ended before the last accepted token.
+            if len(token_ids) < len(result.token_ids):
                 results[request_id] = replace(result, token_ids=token_ids)
             updates.append((processor, token_ids, reason))
         self.scheduler.update_from_output(step, results)
         for processor, token_ids, reason in updates:
             request = processor.request
-            if processor.output.index == 0:  # the other completions hit the first one's pages
+            # Only the first: the other completions hit the pages that it has computed.
+            if processor.output.index == 0:
                 processor.request_output.num_cached_tokens = request.num_cached_tokens
             if reason is None:
                 self.scheduler.update_draft_tokens(request, self._propose_draft_tokens(request))

@@ -192,7 +192,8 @@ def make_model_runner(
     if isinstance(models.draft, MtpDecoder):
         drafter = MtpDrafter(_paged_model(models, models.draft, num_pages))
         mtp_runner = MtpRunner(target, drafter)
-        mtp_runner.async_scheduling.enabled = False  # discarding a step cannot undo state updates
+        # Discarding a predicted step cannot undo its state updates.
+        mtp_runner.async_scheduling.enabled = False
         return mtp_runner
     draft = None
     if models.draft is not None:

@@ -74,12 +74,12 @@ class LLM:
     Args:
         model: short name, hub id, folder, or the result of `load_weights` or `load`.
         kv_cache_bytes: upper bound on KV memory, including recurrent states and the draft model's
-            KV memory. None uses three quarters of the memory left by the weights, capped at what
-            `max_num_seqs` requests of `max_model_len` tokens need, and logs the result. Allocated
-            in increments on demand and kept until the system runs low on memory; `reserve`
-            allocates all of it. Floats like 2e9 are accepted. For a model with recurrent state, up
-            to half is for state slots: one per running request, and checkpoints from which later
-            requests with a common prefix resume.
+            KV memory. None uses three quarters of the memory left by the weights, but no more than
+            `max_num_seqs` requests of `max_model_len` tokens need, and logs the size. Allocated in
+            increments on demand and kept until the system runs low on memory; `reserve` allocates
+            all of it. Floats like 2e9 are accepted. For a model with recurrent state, up to half is
+            for state slots: one per running request, and checkpoints from which later requests with
+            a common prefix resume.
         block_size: tokens per page. Requests share full pages, so smaller pages share more, at the
             cost of longer block tables.
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included. Larger values
@@ -110,9 +110,9 @@ class LLM:
         load_format: "auto" loads weights of models given by name; "dummy" generates random weights
             with the same shapes and formats, for benchmarks.
         tensor_parallel_size: number of processes on this machine, each with a shard of the weights
-            and KV cache. If one process dies, all of them exit; this one prints a message. The
-            model must be given by name. Partial sums are rounded before they are added, so this
-            number can affect the output.
+            and KV cache. If one process dies, all of them exit, and the calling process prints a
+            message. The model must be given by name. Partial sums are rounded before they are
+            added, so this number can affect the output.
         task: "generate"; "embed" for `embed`, or "score" for `score`. "auto" is "embed" for a
             checkpoint with a sentence-transformers pooling layer, otherwise "generate".
         scheduling_policy: "fcfs" computes prompts in order of arrival. "fair", the default of
@@ -488,7 +488,7 @@ class LLM:
 
     @property
     def step_seconds(self) -> float:
-        """Time spent in steps; all but `runner.seconds` is overhead."""
+        """Time spent in steps; the time beyond `runner.seconds` is overhead."""
         return self.core.step_seconds
 
     def reserve(self) -> None:
@@ -538,7 +538,7 @@ def _progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
     if not (enabled and is_terminal()):
         yield lambda number: None
         return
-    # Imported lazily: rich costs time and memory.
+    # Imported lazily: importing rich takes time and memory.
     from rich.console import Console
     from rich.progress import Progress
 

@@ -57,9 +57,9 @@ class StopChecker:
         self._stop_strings = stop_strings
         self._include_stop_str = include_stop_str
         self._longest = max(map(len, stop_strings), default=0)
-        self._buffer = ""  # text after `output.text`
+        self._buffer = ""  # decoded text not yet in `output.text`
         self._num_unchecked = 0  # leading characters of `_buffer` exempt from stop strings
-        self._num_min_tokens_left = min_tokens  # upcoming tokens exempt from stop strings
+        self._num_min_tokens_left = min_tokens  # number of next tokens exempt from stop strings
         self._reasoning = reasoning
         self._in_reasoning = reasoning is not None and reasoning.is_open
         self._finished = False
@@ -92,13 +92,13 @@ class StopChecker:
         return new
 
     def _is_reasoning(self, token: int) -> bool:
-        """Whether the next token is part of the reasoning, including delimiters."""
+        """Whether the output's next token is reasoning or one of its delimiters."""
         if self._reasoning is None:
             return False
         if self._in_reasoning:
             self._in_reasoning = token != self._reasoning.end
             return True
-        # `<think>` is a delimiter only at the very start.
+        # `<think>` is a delimiter only at the start of the output.
         if token == self._reasoning.start and not (self._output.text + self._buffer).strip():
             self._in_reasoning = True
         return self._in_reasoning

@@ -55,7 +55,8 @@ class BatchingKvCache(TinyKvCache):
         self.max_active_requests = max_active_requests
         self.max_seq_len = max_seq_len
         self._slots: list[_DenseSlot | TinyKvPagedCache | None] = [None] * max_active_requests
-        self._keys: mx.array | None = None  # B×H×capacity×D, for dense requests
+        # B slots × H heads × capacity × head size D, for dense requests.
+        self._keys: mx.array | None = None
         self._values: mx.array | None = None
 
     @property
@@ -330,7 +331,7 @@ class BatchingKvCache(TinyKvCache):
             )
 
     def _check_kind(self, cache: TinyKvFullCache | TinyKvPagedCache) -> None:
-        """Rejects a cache that is already in a slot, or of another kind or pool than the others."""
+        """Rejects a cache that is already in a slot, or differs from the others in kind or pool."""
         pool = getattr(cache, "pool", None)
         for other in self._slots:
             if other is not None and getattr(other, "pool", None) is not pool:
@@ -362,7 +363,7 @@ class BatchingKvCache(TinyKvCache):
 
 
 def _right_align(buffer: mx.array, lengths: list[int]) -> mx.array:
-    """Right-aligns each row's cached tokens, padding with zeros: B×H×capacity×D -> B×H×S_max×D."""
+    """Right-aligns rows and pads them to the longest, S_max: B×H×capacity×D -> B×H×S_max×D."""
     S_max = max(lengths)
     rows = [buffer[b : b + 1, :, :S] for b, S in enumerate(lengths)]
     return mx.concatenate(

@@ -191,7 +191,7 @@ class TinyKvPagedPool:
             return
         growth = max(self.num_pages - existing, existing // 2, GROWTH_PAGES)
         if self.capacity is not None:
-            growth = self.capacity - existing  # all at once
+            growth = self.capacity - existing  # a bounded pool is allocated at once
         self.key_pages = extend_rows(self.key_pages, growth)
         self.value_pages = extend_rows(self.value_pages, growth)
         # [/task 3.1.1 room]

@@ -72,7 +72,7 @@ def plan_paged(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
 
 
 def _requests(cache: Any, L: int) -> LayerRequests:
-    """Returns each row's paged cache or None; empty if not paged or too full for L tokens."""
+    """Returns each row's paged cache or None; [] if dense or without capacity for L tokens."""
     if isinstance(cache, BatchingKvCache):
         return cache.paged_requests(L)
     return [cache] if isinstance(cache, TinyKvPagedCache) else []
@@ -107,8 +107,8 @@ def _plan_pool(pool: TinyKvPagedPool, layers: Sequence[LayerRequests], L: int) -
     width = max(len(pages) for layer in page_ids for pages in layer)
     block_tables = [[pages + [-1] * (width - len(pages)) for pages in layer] for layer in page_ids]
     context_lens = [0 if row is None else row.offset for row in layers[0]]
-    # Shapes: layers×B×L, B, layers×B×width. One array for all layers, because each additional array
-    # is another input of the captured node.
+    # The layers share one array of each kind (layers×B×L, B, layers×B×width): separate arrays would
+    # be additional inputs of the captured graph node.
     attention_metadata = AttentionMetadata(
         *(mx.array(x, mx.int32) for x in (slots, context_lens, block_tables))
     )

@@ -58,7 +58,8 @@ class AttentionMetadata:
     @classmethod
     def from_arrays(cls, arrays: Sequence[mx.array]) -> "AttentionMetadata":
         """Builds the metadata from the result of `arrays`."""
-        if len(arrays) == NUM_RAGGED_ARRAYS + 1:  # adapters without recurrent state
+        # The additional array is `adapter_ids`: the model has no recurrent state.
+        if len(arrays) == NUM_RAGGED_ARRAYS + 1:
             return replace(cls(*arrays[:-1]), adapter_ids=arrays[-1])
         return cls(*arrays)
 
@@ -82,7 +83,7 @@ class AttentionMetadata:
         )
 
 
-NUM_RAGGED_ARRAYS = 4  # fields up to `cu_seqlens_q`; only a ragged batch sets as many or more
+NUM_RAGGED_ARRAYS = 4  # fields up to `cu_seqlens_q`: only ragged batches set this many
 
 
 @dataclass(frozen=True)
@@ -192,10 +193,10 @@ class PlannedLayers:
     def _function_for(self, num_metadata_arrays: int) -> Callable[..., Any]:
         """Returns the layers as a capturable function with this many metadata arrays."""
         if num_metadata_arrays not in self._functions:
-            # A ragged batch may be a single short prompt, so it is captured on the second call.
-            # All other plans are decode steps. With shared pages, they must be captured on the
-            # first call: as separate nodes, each layer would copy the pages, because the
-            # previous layer's attention has yet to read them.
+            # A ragged batch may be a single short prompt, so it is captured on the second call. All
+            # other plans are decode steps. If layers share pages, they must be captured on the
+            # first call: uncaptured, each layer would copy the pages, because the previous layer's
+            # attention has yet to read them.
             self._functions[num_metadata_arrays] = CapturedFunction(
                 partial(self._run, num_metadata_arrays),
                 on_first_call=num_metadata_arrays < NUM_RAGGED_ARRAYS,

@@ -13,7 +13,7 @@ from tests.engine.disk_cache.support import GREEDY, PROMPT, open_llm
 from tiny_llm import LLM
 
 NUM_PROMPTS = 8
-NUM_PAGES = 60  # small enough to evict pages from memory as well
+NUM_PAGES = 60  # few pages, so that pages are evicted from memory as well as from disk
 PAGE_BYTES = 2**16
 
 

@@ -55,7 +55,7 @@ def assert_same(expected, actual, context):
 def test_cold_memory_and_disk_are_bitwise_equal(tmp_path, demo, configuration):
     options = {**CONFIGURATIONS[configuration], "seed": 1}
     if "tensor_parallel_size" in options:
-        demo = "demo"  # a name, because each rank loads its shard
+        demo = "demo"  # a model name, because each rank loads its own shard
     order = range(len(MORE_CASES))
     cold = run_in_order(LLM(demo, enable_prefix_caching=False, **options), order)
     with engine(tmp_path, demo, **options) as llm:
@@ -119,7 +119,7 @@ def test_grammar(tmp_path, demo):
 
 @pytest.mark.slow
 def test_preemption_with_pages_on_disk(tmp_path, demo):
-    """With few pages, requests are preempted while others read pages, and read theirs again."""
+    """Requests are preempted while others read from disk, and read their pages again later."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
     cases = [(PARAGRAPH[-150 - 10 * i :], params) for i in range(5)]
     order = range(len(cases))

@@ -65,7 +65,7 @@ def test_size_limit_holds_after_every_write(tmp_path):
         store.write([page(3 * number + i) for i in range(number % 4)])
         assert len(page_files(tmp_path)) <= 5
         assert store.num_bytes == len(page_files(tmp_path)) * stored_bytes(SIZE)
-    store.write([page(200 + i) for i in range(9)])  # exceeds the limit
+    store.write([page(200 + i) for i in range(9)])  # more pages than the size limit allows
     assert page_numbers_on_disk(tmp_path) == {200, 201, 202, 203, 204}
 
 

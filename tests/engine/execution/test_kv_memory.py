@@ -31,14 +31,16 @@ def model():
 def test_memory_grows_on_demand_up_to_the_budget():
     storage = PagedStorage(2, 100, 2, PAGE, 16, mx.float32)
     assert storage.nbytes == 0
-    page_bytes = 2 * 2 * 2 * PAGE * 16 * 4  # two layers and heads, head_dim 16, float32
+    # Keys and values of 2 layers with 2 heads, head_dim 16, in float32.
+    page_bytes = 2 * 2 * 2 * PAGE * 16 * 4
     capacities = []
     for position in range(100 * PAGE):
         storage.plan(one_token(position))
         capacities.append(len(storage.key_pages[0]))
         assert capacities[-1] > position // PAGE, "the token's page is allocated"
         assert storage.nbytes == capacities[-1] * page_bytes
-    # Starts at 64 tokens, in pages of 8, and grows by 256 tokens or half, whichever is larger.
+    # Capacity starts at 64 tokens, in pages of 8, and grows by 256 tokens or by half, whichever is
+    # larger.
     assert sorted(set(capacities)) == [8, 40, 72, 100]
     storage.ensure_capacity(200)
     assert storage.nbytes == 100 * page_bytes

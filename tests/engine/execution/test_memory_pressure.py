@@ -25,7 +25,7 @@ ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 
 @pytest.fixture
 def shortage(monkeypatch):
-    """Reports short memory at every step and compacts even if this releases little memory."""
+    """Simulates low memory at every step; compaction runs even if it releases little memory."""
     monkeypatch.setattr(core, "MEMORY_CHECK_INTERVAL", 0)
     monkeypatch.setattr(core, "MIN_RELEASED_SHARE", 10**9)
     monkeypatch.setattr(memory, "is_memory_short", lambda: True)

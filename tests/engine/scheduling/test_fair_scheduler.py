@@ -108,7 +108,7 @@ def test_overtaking_is_limited_by_the_length_of_the_prompt():
     scheduler.add(request("long", 300))
     run_step(scheduler)
     overtaking_tokens = 0
-    for number in range(30):  # each step has a new prompt as long as its token budget
+    for number in range(30):  # a new prompt fills each step's token budget
         scheduler.add(request(f"short {number}", 64, first=1000 * (number + 1), max_tokens=1))
         tokens = run_step(scheduler)
         if "long" in tokens:

@@ -79,7 +79,7 @@ def test_lru_eviction_children_before_parents():
     old, new = tree.compute("aaaabbbb"), tree.compute("ccccdddd")
     tree.cache.release(old)
     tree.cache.release(new)
-    again = tree.cache.match(list("aaaabbbb."))  # now the most recently used
+    again = tree.cache.match(list("aaaabbbb."))  # makes these pages the most recently used
     tree.cache.acquire(again)
     tree.cache.release(again[-1])
     for evicted in ("ccccdddd.", "cccc.", "aaaabbbb.", "aaaa."):

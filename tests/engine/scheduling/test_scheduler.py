@@ -130,7 +130,8 @@ def test_draft_tokens_are_capped_by_max_tokens():
     add(sched, "a", 4, max_tokens=7)
     assert step(sched) == [("a", 0, 4, 0)]
     assert step(sched, num_tokens=2) == [("a", 4, 5, 3)]
-    assert step(sched, num_tokens=9) == [("a", 6, 7, 3)]  # 3 output tokens + at most 4 = max_tokens
+    # 3 tokens so far; 3 draft tokens and a sampled one reach max_tokens.
+    assert step(sched, num_tokens=9) == [("a", 6, 7, 3)]
     assert not sched.has_requests
 
 
@@ -149,7 +150,7 @@ def test_abort_in_every_state():
     a, b, c = (add(sched, name, 5, first=ord(name)) for name in "abc")
     sched.finish(c, "abort")  # waiting
     scheduled = sched.schedule()
-    sched.finish(a, "abort")  # while in flight
+    sched.finish(a, "abort")  # while the step is in flight
     sched.update_from_output(scheduled, {"a": ChunkOutput([1])})
     sched.check_integrity()
     sched.finish(a, "stop")

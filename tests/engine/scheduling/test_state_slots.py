@@ -160,7 +160,8 @@ def serve(sched: Scheduler, name: str, prompt: list[int], max_tokens: int = 1):
 
 def test_prompt_end_is_checkpointed_before_and_within_the_generation_prompt():
     sched = scheduler(num_state_slots=8, page_size=16, max_num_batched_tokens=64)
-    serve(sched, "a", list(range(40)))  # 32 is the only page end in the last 16 tokens
+    # Of the last 16 tokens, only 32 is a page boundary, so 16 is a checkpoint, too.
+    serve(sched, "a", list(range(40)))
     assert checkpoint_positions(sched) == [16, 32]
     serve(sched, "b", list(range(100, 163)))
     assert checkpoint_positions(sched) == [16, 32, 32, 48]
@@ -173,7 +174,8 @@ def test_branches_are_checkpointed():
     sched = scheduler(num_state_slots=9, num_pages=60, max_num_batched_tokens=64)
     stem = list(range(17))
     assert serve(sched, "a", stem + [50] * 40).num_cached_tokens == 0
-    assert serve(sched, "b", stem + [51] * 40).num_cached_tokens == 0  # cached pages, but no state
+    # The pages are cached, but without a state to continue from.
+    assert serve(sched, "b", stem + [51] * 40).num_cached_tokens == 0
     assert serve(sched, "c", stem + [52] * 40).num_cached_tokens == 16
 
 

@@ -179,7 +179,7 @@ def test_draft_logits_match_the_oracle(tmp_path, changes, page, chunk):
     assert llm.scheduler.num_preemptions > 0
     second_params = SamplingParams(max_tokens=9, seed=2, ignore_eos=True)
     [turn] = llm.generate([list(range(200, 240))], second_params)
-    # The next token after the cached prefix is the same as in the first turn.
+    # The token after the cached prefix is the same in both turns, so the MTP layer's keys are, too.
     [again] = llm.generate([[*range(200, 240), *turn.token_ids, 4, 5]], second_params)
     assert again.num_cached_tokens >= 32
     assert len(recorded) > 100
@@ -300,7 +300,8 @@ def test_checkpoints_are_kept_when_all_draft_tokens_are_accepted(tmp_path):
     for options in ({}, {"speculative": "mtp", "num_drafts": 3}, {"speculative": "ngram"}):
         llm = build(load_weights(folder, mtp=True), block_size=4, **options)
         greedy = SamplingParams(temperature=0, max_tokens=13, ignore_eos=True)
-        [output] = llm.generate([[10, 11, 12, 13]], greedy)  # 16 tokens are computed
+        # 4 prompt tokens and all output tokens but the last: 16 tokens are computed.
+        [output] = llm.generate([[10, 11, 12, 13]], greedy)
         [again] = llm.generate([[10, 11, 12, 13, *output.token_ids, 7]], greedy)
         assert again.num_cached_tokens == 16
 

@@ -587,7 +587,7 @@ def test_expensive_grammar_terminates(llm, constraint):
     ("end", "reasons"),
     [
         (".", {"stop", "length"}),
-        ('"', {"error", "stop", "length"}),  # every tool call contains it
+        ('"', {"error", "stop", "length"}),  # also occurs inside every tool call
         ("\n", {"error", "stop", "length"}),
     ],
 )

@@ -100,7 +100,7 @@ def render(family, messages, **variables):
 
 
 def parse(tool_call_format, text, tools, sizes=(10**9,), is_stream=False, **options):
-    """Parses text in pieces whose sizes cycle through `sizes`.
+    """Parses text in chunks whose sizes cycle through `sizes`.
 
     Returns:
         (content, [(name, arguments as text)], parser).
@@ -130,7 +130,7 @@ def parsed_arguments(calls):
 
 
 def random_sizes(rng: random.Random):
-    """Returns random piece sizes."""
+    """Returns random chunk sizes."""
     return [rng.choice([1, 2, 3, 5, 17]) for _ in range(7)]
 
 

@@ -203,7 +203,7 @@ def test_json_scanner_agrees_with_json():
         try:
             json.loads(text)
         except ValueError:
-            if is_complete:  # more text after the value
+            if is_complete:  # invalid only because of the text after the value
                 json.loads(text[:number])
             continue
         num_valid += 1

@@ -77,7 +77,7 @@ def test_calls_of_the_template_are_accepted(family, vocabulary):
         arguments = draw(rng)
         while any(
             tag in json.dumps(arguments) for tag in TAGS
-        ):  # tags would be encoded as special tokens
+        ):  # these would be encoded as special tokens
             arguments = draw(rng)
         calls = [("write", arguments)]
         text = write_calls(family, calls)
@@ -147,7 +147,7 @@ def sample(family, vocabulary, constraint, seed):
     grammars, tokenizer = compiler(family, vocabulary)
     rng, matcher, tokens = random.Random(seed), grammars.compile(constraint).matcher, []
     [end] = tokenizer.eos_token_ids
-    # Unlikely to be sampled at random in unbounded text.
+    # Appended as a unit: random sampling would hardly ever close an unbounded parameter.
     closing = tokenizer.encode("\n</parameter>\n")
     while len(tokens) < 2000:
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)

@@ -23,7 +23,7 @@ def response_body(data, more=False):
 
 
 class ScriptedReplicas:
-    """Fake replicas. An attempt lists ASGI messages, exceptions to raise, and None to wait 60 s."""
+    """Fake replicas. Each attempt is a list of ASGI messages, exceptions, or None to wait 60 s."""
 
     def __init__(self, *attempts):
         self.attempts = list(attempts)

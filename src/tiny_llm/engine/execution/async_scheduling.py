@@ -51,14 +51,14 @@ class AsyncScheduling:
         self.num_hits = 0
         self.num_misses = 0
         self._model = model
-        self._predicted: dict[int, PredictedToken] = {}  # by arrival index
+        self._predicted: dict[int, PredictedToken] = {}  # by the request's arrival index
         self._logits: mx.array | None = None
 
     def launch(self, chunks: Sequence[Chunk], tokens: mx.array) -> None:
         """Launches the next step for the requests that are expected to continue.
 
         Args:
-            chunks: the step's chunks, all sampling, without draft tokens.
+            chunks: the step's chunks; each samples a token and has no draft tokens.
             tokens: the sampled token of each chunk, possibly not evaluated yet.
         """
         self._predicted = {}

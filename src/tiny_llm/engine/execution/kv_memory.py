@@ -76,17 +76,18 @@ def choose_kv_cache_bytes(
     page_bytes, state_bytes = _page_and_state_bytes(page_size, models)
     pages = max_num_seqs * -(-max_seq_len // page_size) * page_bytes
     states = max_state_slots(max_num_seqs) * state_bytes
-    usable = states + max(pages, states)  # at most half is for states (`split_kv_memory`)
+    # States get at most half of the memory (`split_kv_memory`).
+    usable = states + max(pages, states)
     minimum = page_bytes + MIN_STATE_SLOTS * state_bytes
     if available * 3 // 4 >= usable:
         return usable, f"enough for {max_num_seqs} requests of {max_seq_len:,} tokens"
     reason = f"3/4 of the {available / 1e9:.2f} GB left by the weights"
-    # If not even one page fits, `split_kv_memory` raises.
+    # If total memory is less than this minimum, `split_kv_memory` raises.
     return max(available * 3 // 4, min(minimum, total_memory())), reason
 
 
 def max_state_slots(max_num_seqs: int) -> int:
-    """Returns the maximum number of state slots, so that most of a large KV memory is for pages.
+    """Returns the maximum number of state slots; leaves the rest of a large KV memory to pages.
 
     Each request has one slot; the others hold checkpoints and the states after draft tokens.
     """

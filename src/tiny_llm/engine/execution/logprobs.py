@@ -17,9 +17,10 @@ from ...sampler import log_softmax
 from ..scheduling.outputs import Chunk, ChunkOutput, Logprobs
 from ..scheduling.request import EngineRequest
 
-LOGPROBS_CHUNK_SIZE = 32  # rows per log-softmax, which takes a float per row and vocabulary entry
+# Rows per log-softmax, to limit its temporary memory: rows × vocabulary size floats.
+LOGPROBS_CHUNK_SIZE = 32
 
-ScoredPrompt = tuple[EngineRequest, list[int]]  # a request, and the prompt tokens to score
+ScoredPrompt = tuple[EngineRequest, list[int]]  # a request, and its prompt tokens to score
 
 
 def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int]) -> list[Logprobs]:

@@ -29,7 +29,7 @@ class Span:
     Attributes:
         token_ids: at least one token.
         start: position of the first token.
-        page_ids: the request's block table, with room for all tokens.
+        page_ids: the request's block table, with pages for all tokens.
         state_read_slot: slot of the recurrent state before the first token; −1 if `start` is 0 or
             the model has no recurrent state.
         state_writes: (token index in the span, slot for the state after it) pairs, in any order.
@@ -98,7 +98,7 @@ class PagedModel:
         return self._storage.num_allocated
 
     def keep(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Renumbers pages and state slots, and releases all others; see `PagedStorage.keep`."""
+        """Keeps only these pages and state slots, renumbered from 0; see `PagedStorage.keep`."""
         self._storage.keep(pages, slots)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:

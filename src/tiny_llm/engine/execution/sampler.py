@@ -84,11 +84,13 @@ class TokenCounts:
 
     def __init__(self, prompt_token_ids: Sequence[int], vocab_size: int):
         self._num_counted = len(prompt_token_ids)
-        self._output_counts = array("f", bytes(4 * vocab_size))  # V: occurrences in the output
+        # Number of occurrences in the output, by token id.
+        self._output_counts = array("f", bytes(4 * vocab_size))
         in_prompt = bytearray(vocab_size)
         for token in prompt_token_ids:
             in_prompt[token] = 1
-        self._prompt_mask = _from_buffer(in_prompt).astype(mx.bool_)  # V: presence in the prompt
+        # Whether the token occurs in the prompt, by token id.
+        self._prompt_mask = _from_buffer(in_prompt).astype(mx.bool_)
 
     def after(
         self, token_ids: Sequence[int], draft_tokens: Sequence[int]

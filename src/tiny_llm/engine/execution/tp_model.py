@@ -196,17 +196,17 @@ class TensorParallelModel(PagedModel):
     def features(
         self, spans: Sequence[Span], rows: Sequence[int], hidden: mx.array | None = None
     ) -> mx.array:
-        """See `PagedModel` and `logits`; the other ranks get `hidden`."""
+        """See `PagedModel`, and `logits` for errors; sends `hidden` to the other ranks."""
         with self._on_all_ranks("features", self._payloads(hidden), **_batch_message(spans, rows)):
             return super().features(spans, rows, hidden)
 
     def lm_head(self, features: mx.array) -> mx.array:
-        """See `PagedModel` and `logits`; the other ranks get `features`."""
+        """See `PagedModel`, and `logits` for errors; sends `features` to the other ranks."""
         with self._on_all_ranks("lm_head", self._payloads(features)):
             return super().lm_head(features)
 
     def _payloads(self, hidden: mx.array | None) -> list[Buffer]:
-        """Returns hidden states N×E as bytes, once per worker rank; empty bytes for None."""
+        """Returns the payload for each worker rank: N×E hidden states, or no bytes for None."""
         data: Buffer = b""
         if hidden is not None and hidden.size:
             values = mx.view(mx.contiguous(hidden), mx.uint8)
@@ -224,7 +224,7 @@ class TensorParallelModel(PagedModel):
             return b"".join([own, *self.group.gather_payloads()])
 
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
-        """See `PagedModel`; each rank gets its shard. See `logits` for errors."""
+        """See `PagedModel`; sends each rank its shard. See `logits` for errors."""
         size = super().row_bytes(kind)
         own, *others = (
             [row[rank * size : (rank + 1) * size] for row in rows]

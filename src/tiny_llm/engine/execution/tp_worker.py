@@ -72,7 +72,7 @@ class TPWorker:
     ) -> None:
         """Builds a model with its pages and state slots.
 
-        If there are adapters, loads them and sends the same reply as `load`.
+        With adapters, loads them and replies with an error message or None, as `load` does.
         """
         shard, rank_shard = self._checkpoints[checkpoint]
         model = (TensorParallelMtpDecoder if mtp else TensorParallelDecoder)(
@@ -118,7 +118,7 @@ class TPWorker:
             self._models[key].lm_head(hidden)
 
     def _receive_hidden(self, key: int) -> mx.array | None:
-        """Receives hidden states, N×E; None if there are none."""
+        """Receives hidden states, N×E; None if the payload is empty."""
         payload, model = self._worker.channel.receive_bytes(), self._models[key].model
         if not payload:
             return None
@@ -145,7 +145,7 @@ class TPWorker:
         self._worker.channel.send_bytes(fingerprint([self._models[key].model]))
 
     def release_scratch(self) -> None:
-        """Frees scratch memory."""
+        """Frees this rank's scratch memory; the next step reallocates it."""
         memory.release_free_memory()
 
     def drop(self, key: int) -> None:
@@ -167,7 +167,7 @@ def _parse_spans(spans: Sequence[Any]) -> list[Span]:
 def serve_launched() -> NoReturn:
     """Entry point for externally launched ranks."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # handled by rank 0
+        signal.signal(number, signal.SIG_IGN)  # only rank 0 handles these signals
     serve(launched_worker())
 
 

@@ -14,7 +14,7 @@ from ..tool_calls.format import ToolCallFormat
 from ..tool_calls.registry import AUTO, find_format
 from .json_limits import JsonLimits
 
-# Template variables set by `render_chat`'s arguments or by the tokenizer.
+# Template variables that `render_chat` or the tokenizer sets; callers may not set them.
 RESERVED_VARIABLES = {
     *("add_generation_prompt", "chat_template", "conversation", "messages", "tokenize", "tools"),
 }
@@ -213,7 +213,7 @@ def render_chat(
             add_generation_prompt=add_generation_prompt,
             **(variables or {}),
         )
-    except Exception as error:  # templates are programs and can raise anything
+    except Exception as error:  # templates are programs and can raise any exception
         reason = str(error).rstrip(".") or type(error).__name__
         raise UserError(f"the chat template failed: {reason}.") from error
     check_unicode("the rendered chat", text)

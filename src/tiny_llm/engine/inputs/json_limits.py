@@ -6,9 +6,10 @@ Counting values and nesting levels in the text takes a few microseconds per kilo
 
 from ...errors import UserError
 
-MAX_DEPTH = 100  # nesting levels; Python's recursion limit is 1000
-MAX_VALUES = 2**17  # for example token ids; 15 ms to parse and validate
-MAX_CONTAINERS = 2**14  # objects and lists; 40 ms if each is validated as a Pydantic model
+MAX_DEPTH = 100  # nesting levels, well below Python's recursion limit of 1000
+MAX_VALUES = 2**17  # values, such as token ids; this many take 15 ms to parse and validate
+# Objects and lists; this many take 40 ms to validate if each is a Pydantic model.
+MAX_CONTAINERS = 2**14
 CHUNK_CHARS = 2**16
 
 _OPENING, _CLOSING = b"[{", b"]}"
@@ -24,7 +25,7 @@ class JsonLimits:
         hint: advice at the end of these two limits' error messages.
 
     Attributes:
-        num_values: values so far; an empty object or list counts as two.
+        num_values: values so far, an upper bound: an empty object or list counts as two.
     """
 
     def __init__(self, what: str, scale: float = 1.0, hint: str = "send fewer"):

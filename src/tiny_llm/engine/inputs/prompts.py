@@ -19,7 +19,8 @@ Prompts = Prompt | Sequence[Prompt]
 PROMPT_TYPES = 'text, token ids or chat messages ({"role": …, "content": …})'
 
 CHUNK_CHARS = 2**16
-# Characters per token of the context up to which text is not checked; English has 4 to 5 per token.
+# Text of up to this many characters per token of the context length is not checked: English text
+# averages only 4 to 5 characters per token.
 UNCHECKED_CHARS_PER_TOKEN = 8
 # Tokens allowed before rejection, as a multiple of the context length. The count is not exact,
 # because splitting text into chunks changes the tokens at the boundaries.

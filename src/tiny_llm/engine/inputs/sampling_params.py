@@ -18,9 +18,9 @@ from ...errors import (
 )
 from .structured_outputs import StructuredOutputs, ToolCalls
 
-MAX_N = 4096  # completions per prompt
+MAX_N = 4096  # maximum completions per prompt
 MAX_STOP_CONDITIONS = 100_000  # stop strings, or stop token ids
-SAMPLING_EPS = 1e-5  # lower temperatures are greedy, as in vLLM
+SAMPLING_EPS = 1e-5  # temperatures below this are greedy, as in vLLM
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _normalize_stop_token_ids(ids: Any) -> tuple[int, ...]:
 
 
 def _as_tuple(name: str, values: Any) -> tuple[Any, ...] | None:
-    """Converts an iterable to a tuple: () for None; None for a string or another single value."""
+    """Converts an iterable to a tuple; None to (); a string or a non-iterable to None."""
     if values is None:
         return ()
     values = array_to_list(values)

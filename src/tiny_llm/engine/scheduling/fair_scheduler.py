@@ -6,18 +6,18 @@ Extends the first-come, first-served `Scheduler` in two ways:
   admitted before a longer one ahead of it in the queue. A request overtaken by as many prompt
   tokens as its own prompt has becomes *protected*: it takes precedence over all later requests, and
   none of them is admitted before it.
-- With a step time target, steps with decoding requests get only as many prompt tokens as fit the
-  target, which limits the inter-token latency of streams. So do steps that complete a prompt, whose
-  first token is due. A prompt token's cost grows with its position, so it is measured by position
-  (`PromptCosts`): a step has room for a short chat prompt, but only for a few tokens at the end of
-  a long one.
+- A step time target limits the prompt tokens in steps with decoding requests, and thus the
+  inter-token latency of streams. Steps that complete a prompt are limited as well, because its
+  first output token waits for the end of the step. A prompt token's cost grows with its position,
+  so it is measured by position (`PromptCosts`): a step has room for a short chat prompt, but only
+  for a few tokens at the end of a long one.
 
 Small chunks are inefficient: each step rereads the weights, and all keys and values of the prompt
 so far. If fewer than `MIN_CHUNK` tokens fit the target, the prompt is computed in *long steps*,
-each `LONG_STEP` times the planned duration. After a long step, the next `STEPS_BETWEEN` steps
-compute only what fits the target, mostly decoding requests alone, but for no longer than the long
-step took. Thus 95 % of inter-token latencies meet the target if decoding is fast, and prompts get
-at least half of the compute time.
+each `LONG_STEP` times the planned duration. After a long step, the next `STEPS_BETWEEN` steps stay
+within the target, so most of them only decode; the next long step may start sooner if they have
+taken as long as the last one. Thus 95 % of inter-token latencies meet the target if decoding is
+fast, and prompts get at least half of the compute time.
 
 No starvation: overtaking delays a request by at most its own prompt's length. The request is then
 protected and ordered as in `Scheduler`, so the argument in `scheduler.py` applies, except that up
@@ -38,11 +38,12 @@ from .request import EngineRequest, RequestState
 from .scheduler import Scheduler
 
 MAX_CANDIDATES = 32  # queued requests considered in a step, oldest first
-MIN_CHUNK = 32  # prompt tokens; smaller chunks are inefficient
-MARGIN = 0.9  # planned duration in multiples of the step time target
-LONG_STEP = 10  # duration in multiples of the planned duration
-STEPS_BETWEEN = 24  # after a long step, so that at most one in 25 inter-token latencies is long
-NUM_SAMPLES = 5  # measured costs per range of positions
+MIN_CHUNK = 32  # minimum chunk in prompt tokens; smaller chunks reread weights and keys too often
+MARGIN = 0.9  # planned duration of a step, in multiples of the step time target
+LONG_STEP = 10  # duration of a long step, in multiples of the planned duration
+# Steps before the next long step: 1 in 25 inter-token latencies is long if decoding is fast.
+STEPS_BETWEEN = 24
+NUM_SAMPLES = 5  # measured costs kept per range of positions
 
 arrival = attrgetter("arrival_index")
 
@@ -55,7 +56,7 @@ class PromptCosts:
     """
 
     def __init__(self) -> None:
-        self._samples: dict[int, deque[float]] = {}  # by n (see the class docstring)
+        self._samples: dict[int, deque[float]] = {}  # by n, the exponent in the class docstring
 
     def record(self, position: int, num_tokens: int, seconds: float) -> None:
         """Records the duration of a step with a chunk of `num_tokens` that ends at `position`."""
@@ -95,8 +96,8 @@ class FairScheduler(Scheduler):
         self.costs = PromptCosts()
         self._planned_seconds = None if step_time_target is None else MARGIN * step_time_target
         self._min_chunk = min_chunk
-        self._long_step = -1  # index of the last long step
-        # Steps and seconds until the next long step is allowed, whichever ends first.
+        self._long_step = -1  # number of the last long step; −1 before the first
+        # The next long step is allowed after this many steps or seconds, whichever ends first.
         self._steps_between, self._seconds_between = 0, 0.0
 
     def add(self, request: EngineRequest) -> None:
@@ -164,7 +165,8 @@ class FairScheduler(Scheduler):
             num_tokens = chunks[-1].num_tokens
             budget -= num_tokens
             if chunks[-1].samples and seconds is None:
-                seconds = self._planned_seconds  # the prompt's first token waits for the step's end
+                # The prompt's first output token waits for the end of the step.
+                seconds = self._planned_seconds
             if seconds is not None:
                 seconds -= num_tokens * self.costs.seconds_per_token(chunks[-1].end)
             self._count_overtaking(request, num_tokens)
@@ -189,7 +191,7 @@ class FairScheduler(Scheduler):
         return max(required, num_left if num_left * cost <= seconds else int(seconds / cost))
 
     def _admit(self, request: EngineRequest, in_flight: set[PageKey]) -> bool:
-        """Admits a queued request from any position; returns False if it does not fit."""
+        """Admits a request from any position in the queue; returns False if it does not fit."""
         self.waiting.remove(request)
         self.waiting.appendleft(request)
         admitted = self._admit_one(in_flight)
@@ -208,7 +210,7 @@ class FairScheduler(Scheduler):
         self.waiting = deque(sorted(self.waiting, key=arrival))
 
     def _count_overtaking(self, request: EngineRequest, num_tokens: int) -> None:
-        """Counts a chunk as overtaking the older requests with unfinished prompts."""
+        """Adds a chunk's tokens to `num_overtaken` of older requests with unfinished prompts."""
         for other in [*_older(self.running, request), *_older(self.waiting, request)]:
             # A protected request in the queue waits for memory, not for other prompts.
             if other.num_uncomputed > 1 and not _is_protected(other):

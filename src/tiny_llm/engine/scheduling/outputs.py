@@ -17,7 +17,7 @@ class Chunk:
     Attributes:
         samples: whether the chunk reaches the end of the request's tokens and samples the next one.
         state_read_slot: slot of the recurrent state before the chunk; −1 for zeros.
-        draft_state_read_slot: the same for the draft model, whose chunk starts
+        draft_state_read_slot: slot of the draft model's state before its chunk, which starts
             `num_draft_uncomputed` tokens earlier.
         state_writes: (index, slot) pairs: `slot` receives the state after the chunk's token
             `index`, which may be a draft token.

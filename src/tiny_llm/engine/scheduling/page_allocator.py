@@ -8,7 +8,7 @@ from ...errors import OutOfPagesError
 
 
 class PageAllocator:
-    """Reference-counted allocator: reuses the last freed page, else takes the lowest unused one.
+    """Reference-counted allocator; allocates the most recently freed page first.
 
     Args:
         num_pages: number of pages, numbered from 0.

@@ -1,8 +1,8 @@
 """PageManager: page ownership, allocation and prefix sharing per request.
 
 Invariant: a request's full pages are in the prefix cache; its last, partial page is not shared.
-With a sliding window, a running request releases the pages before the window. Independent of
-scheduling order.
+With a sliding window, a running request releases the pages before the window. Does not depend on
+the scheduling order.
 """
 
 from array import array
@@ -80,7 +80,7 @@ class PageManager:
         return path if self.states is None else self.states.usable(path)
 
     def next_key(self, request: EngineRequest, path: Sequence[PrefixNode]) -> PageKey | None:
-        """Returns the key of the request's next full page after `path`, or None."""
+        """Returns the key of the request's page after `path`; None if it is not shareable."""
         if not self._sharing or (len(path) + 1) * self.page_size >= request.num_tokens:
             return None
         parent = path[-1] if path else self.cache.root_of(request.adapter)
@@ -100,7 +100,7 @@ class PageManager:
         if self._window:
             return self._admit_in_window(request, path, reserve)
         # [task 3.3.2 admit]
-        self.cache.acquire(path)  # first: `_allocate` must not evict them
+        self.cache.acquire(path)  # acquired first, because `_allocate` could evict these pages
         request.last_node = path[-1] if path else self.cache.root_of(request.adapter)
         needed = self.pages_for(request.num_tokens) - len(path)
         if needed + reserve > self.num_available:
@@ -154,7 +154,7 @@ class PageManager:
 
     def _allocate(self, count: int) -> list[int]:
         """Allocates pages; evicts from the prefix cache if too few are free."""
-        if count > self.num_available:  # checked first, to avoid a pointless eviction
+        if count > self.num_available:  # checked before evicting: a partial eviction would not help
             raise OutOfPagesError(
                 f"requested {count} pages, but only {self.num_available} are free or evictable."
             )
@@ -173,7 +173,7 @@ class PageManager:
             node = request.last_node = self.cache.insert(request.last_node, tokens, page)
             request.page_ids[index] = node.page
             request.num_shared += 1
-            if node.page == page:  # otherwise the prefix cache already had these tokens
+            if node.page == page:  # otherwise the cache already had a page with these tokens
                 self.on_share(node)
 
     def free_before_window(self, request: EngineRequest, num_written: int) -> None:
@@ -225,8 +225,8 @@ class PageManager:
         """Renumbers used pages and state slots contiguously, so that the rest can be released.
 
         Returns:
-            (old page numbers, old slot numbers), in the new order; None, as a no-op, if a page
-            belongs to neither a running request nor the prefix cache.
+            (old page numbers, old slot numbers), in the new order; None, without any change, if a
+            page belongs to neither a running request nor the prefix cache.
         """
         nodes = list(self.cache.nodes())
         owned = {node.page for node in nodes}
@@ -255,7 +255,7 @@ class PageManager:
             free=self.allocator.num_free,
             cached=self.cache.num_evictable,
             used=self.allocator.num_used - self.cache.num_evictable,
-            # The prefix cache is one of the owners.
+            # The prefix cache is one owner, so a page with three has two requests.
             shared=sum(self.allocator.ref_count(page) > 2 for page in shared),
         )
 

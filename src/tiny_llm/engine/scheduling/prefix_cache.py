@@ -198,7 +198,8 @@ class PrefixCache:
 
     def _check_eviction_order(self) -> None:
         evicted: set[PrefixNode] = set()
-        for node in self._unused:  # evicted in this order, each node is a leaf by then
+        # In LRU order, each node is a leaf once its predecessors are evicted.
+        for node in self._unused:
             assert all(child in evicted for child in node.children.values())
             evicted.add(node)
 

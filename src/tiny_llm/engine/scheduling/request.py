@@ -1,7 +1,7 @@
 """EngineRequest: tokens, computed counts and pages of one completion.
 
-An `EngineRequest` produces one completion; a prompt with `n` completions becomes `n` of them. Its
-state is a set of half-open intervals over its tokens:
+An `EngineRequest` produces one completion; a prompt with `n` completions becomes `n` requests. A
+request's state is a set of half-open intervals over its tokens:
 
     token_ids   [0, num_prompt_tokens)             the prompt
                 [num_prompt_tokens, num_tokens)    the output so far

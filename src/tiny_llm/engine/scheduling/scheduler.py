@@ -19,10 +19,10 @@ recurrent state slots: a running request always has one to write, and the head o
 admitted at the latest when no request is running (`states/state_slots.py`).
 
 The queue is strictly first come, first served. The head waits despite free pages in one case: its
-next page is already being computed, or read from disk, by a running request. Once it is done, that
-page is a prefix cache hit, so only one of many requests with the same prompt computes or reads it.
-A request whose pages are read from disk is admitted, and the next one in the queue is considered in
-the same step.
+next page is already being computed, or read from disk, by a running request. Waiting turns this
+page into a prefix cache hit, so only one of many requests with the same prompt computes or reads
+it. A request whose pages are read from disk is admitted, and the next one in the queue is
+considered in the same step.
 
 Plain Python: no models, text, clock or MLX.
 """
@@ -51,7 +51,8 @@ from .request import EngineRequest, FinishReason, RequestState, fitting_max_toke
 class Scheduler:
     """Plans steps (`schedule`) and applies their results (`update_from_output`).
 
-    Between the two calls, others are allowed; an aborted request's results are discarded.
+    Other methods may be called between the two; the results of a request that they abort are
+    discarded.
 
     Args:
         config: KV memory and batch limits.
@@ -109,7 +110,7 @@ class Scheduler:
         self._emit(RequestAdded, request.request_id, request.num_prompt_tokens, request.max_tokens)
 
     def check_queue_limit(self, num_requests: int) -> None:
-        """Checks that the queue has room for `num_requests` more requests.
+        """Checks that the queue has capacity for `num_requests` more requests.
 
         Raises:
             QueueFullError: see `SchedulerConfig.max_queue`.
@@ -158,7 +159,8 @@ class Scheduler:
             if budget > 0 and request.num_uncomputed > 1:
                 chunks.append(self._prefill(request, budget, in_flight))
                 budget -= chunks[-1].num_tokens
-        if self.num_preemptions == preempted_before:  # otherwise pages would thrash
+        # After a preemption, an admitted request would cause the next one.
+        if self.num_preemptions == preempted_before:
             while budget > 0 and self._admit_head(in_flight):
                 chunks.append(self._prefill(self.running[-1], budget, in_flight))
                 budget -= chunks[-1].num_tokens
@@ -167,7 +169,7 @@ class Scheduler:
         return self._finish_plan(step)
 
     def _finish_plan(self, step: SchedulerOutput) -> SchedulerOutput:
-        """Assigns state slots to a step's chunks and emits its event."""
+        """Assigns state slots to a step's chunks and emits the step's event."""
         states = self.pages.states
         if states is not None:
             step = states.plan(step, self.waiting[0] if self.waiting else None)
@@ -192,7 +194,8 @@ class Scheduler:
         chunks = []
         spare = self.config.max_num_batched_tokens - len(decoding) * (1 + self.config.num_drafts)
         spare //= 2  # the other half is for prompt chunks
-        for request in decoding:  # pages for the mandatory tokens are allocated by now
+        # Each request has a page for its last token; draft tokens use the remaining pages.
+        for request in decoding:
             num_drafts = self._num_fitting_drafts(request, spare)
             spare -= max(0, num_drafts - self.config.num_drafts)
             start, end = request.num_computed, request.num_tokens
@@ -209,10 +212,10 @@ class Scheduler:
         # [/task 3.3.3 prefill]
 
     def _admit_head(self, in_flight: set[PageKey]) -> bool:
-        """Admits from the head of the queue, up to a request with tokens to compute.
+        """Admits requests from the head of the queue until one of them has tokens to compute.
 
         Returns:
-            False if the head must wait before a request with tokens to compute was admitted.
+            False if the head of the queue must wait and no such request was admitted.
         """
         while self._admit_one(in_flight):
             if not self.running[-1].num_loading:
@@ -289,7 +292,7 @@ class Scheduler:
         for chunk in step.chunks:
             request = chunk.request
             if request.state is not RequestState.RUNNING:
-                continue  # aborted while in flight
+                continue  # aborted while the step was in flight
             request.num_computed = chunk.end
             request.num_draft_uncomputed = 0
             if request.request_id in results:
@@ -343,7 +346,7 @@ class Scheduler:
 
         Args:
             request: a decoding request.
-            spare: token budget left for model-free draft tokens.
+            spare: tokens left in the budget for draft tokens from n-grams or grammars.
         """
         assert request.max_tokens is not None
         draft_tokens = self.config.num_drafts or min(len(request.draft_token_ids), spare)

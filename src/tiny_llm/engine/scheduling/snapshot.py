@@ -7,8 +7,8 @@ contain both:
     {"event": "snapshot", "page_size": …, "num_pages": …, "requests": […], "tree": {…},
      "states": {…}}
 
-Taken between steps. The cost grows with the number of pages in use, so a viewer gets a snapshot
-every `SNAPSHOT_INTERVAL` at most.
+A snapshot is taken between steps. Its cost grows with the number of pages in use, so a viewer gets
+at most one per `SNAPSHOT_INTERVAL`.
 """
 
 from dataclasses import asdict

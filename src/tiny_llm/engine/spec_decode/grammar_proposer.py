@@ -17,7 +17,7 @@ class GrammarProposer:
     """Drafts the tokens for which the grammar leaves no choice."""
 
     def propose(self, request: EngineRequest, num_running: int) -> Sequence[int]:
-        """See `NgramProposer`. Forced tokens are always accepted, so the load is irrelevant."""
+        """See `NgramProposer`. Forced tokens are always accepted; `num_running` is ignored."""
         if request.grammar is None:
             return []
         # [task 5.4.4 propose]

@@ -34,7 +34,7 @@ class MtpDrafter(DraftModel):
 
     def __init__(self, model: PagedModel):
         super().__init__(model, model.vocab_size)
-        # The MTP layer's output at each request's last computed position, E.
+        # Each request's MTP layer output, of size E, at its last computed position.
         self._hidden: WeakKeyDictionary[EngineRequest, mx.array] = WeakKeyDictionary()
 
     @staticmethod
@@ -54,7 +54,7 @@ class MtpDrafter(DraftModel):
         """
         requests: list[EngineRequest] = []
         spans: list[Span] = []
-        inputs: list[int] = []  # rows of `hidden`
+        inputs: list[int] = []  # rows of `hidden` to run the MTP layer on
         first = 0
         for chunk in chunks:
             request = chunk.request

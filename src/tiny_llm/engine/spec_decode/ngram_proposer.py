@@ -21,9 +21,9 @@ from weakref import WeakKeyDictionary
 
 from ..scheduling.request import EngineRequest
 
-NGRAM_LENGTHS = (4, 2)  # n-grams to look up, longest first
-MAX_NGRAM_DRAFT_TOKENS = 7  # plus the sampled token: eight rows, one kernel tile
-MAX_MATCH_LENGTH = 8  # longer matches are not accepted more often
+NGRAM_LENGTHS = (4, 2)  # lengths of the n-grams to look up, longest first
+MAX_NGRAM_DRAFT_TOKENS = 7  # with the sampled token, eight rows: one tile of the matmul kernel
+MAX_MATCH_LENGTH = 8  # longer matches share one rate, because they are not accepted more often
 ESTIMATE_WINDOW = 8  # tokens in the moving average of an acceptance rate
 FREE_TOKENS_PER_STEP = 8  # tokens computed in the time it takes to read the weights
 
@@ -34,7 +34,7 @@ def break_even_probability(num_running: int) -> float:
     """Acceptance probability above which a draft token raises a step's tokens per second.
 
     A step takes `FREE_TOKENS_PER_STEP` units of time to read the weights, plus one per token. A
-    draft token pays if it yields more tokens per unit than the step without it.
+    draft token pays off if it yields more tokens per unit than the step without it.
 
     Args:
         num_running: number of running sequences, one token each.
@@ -139,7 +139,8 @@ class NgramIndex:
             probability *= self.acceptance.rate(match_length)
             if probability < min_probability:
                 break
-            beyond = position - len(text)  # ≥ 0: the match has reached the draft itself
+            # ≥ 0: the continuation has reached the end of the text and repeats the draft.
+            beyond = position - len(text)
             drafts.append(text[position] if beyond < 0 else drafts[beyond])
             position += 1
             match_length += 1

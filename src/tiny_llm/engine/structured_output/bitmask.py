@@ -98,7 +98,7 @@ def plan_masks(rows: Sequence[GrammarRow]) -> tuple[list[MaskJob], list[int]]:
     mask_indices: list[int] = []
     num_masks = 0
     for request, group in groupby(rows, lambda row: row.request):
-        *earlier, last = group  # the last row has all draft tokens
+        *earlier, last = group  # the last row's draft tokens include those of the earlier rows
         jobs.append(MaskJob(request.grammar, last.draft_tokens))
         num_masks += jobs[-1].num_masks
         mask_indices += range(num_masks - len(earlier) - 1, num_masks)
@@ -122,7 +122,7 @@ def _packed_masks(rows: Sequence[GrammarRow], width: int) -> Any:
 
 
 def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
-    """Computes the jobs' bitmasks into `masks`, in order."""
+    """Writes the jobs' bitmasks to consecutive rows of `masks`."""
     from llguidance.numpy import (
         fill_next_token_bitmask_par,
         fill_next_token_bitmask_par_with_draft_tokens,
@@ -134,7 +134,8 @@ def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
     for job in jobs:
         matcher = job.grammar.matcher
         if job.draft_tokens:
-            # A copy, because an error after a draft token, later rejected, would be permanent.
+            # A copy: a draft token can put the matcher into a permanent error state, even if it is
+            # rejected.
             drafted.append((matcher.deep_copy(), first, list(job.draft_tokens)))
         else:
             plain.append((matcher, first))
@@ -146,7 +147,7 @@ def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
 
 
 def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
-    """Masks EOS tokens that are text in an incomplete output, unless no others are allowed."""
+    """Masks EOS tokens that are text in an incomplete output, if another token is allowed."""
     grammar = row.request.grammar
     ends = [token for token in grammar.text_eos_token_ids if mask[token // 32] >> (token % 32) & 1]
     if not ends or grammar.is_complete_after(row.draft_tokens):

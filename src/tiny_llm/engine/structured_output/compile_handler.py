@@ -1,7 +1,7 @@
-"""Request handler that compiles grammars for `compiler.py`, as a trial.
+"""Sandboxed trial compilation of grammars, for `compiler.py`.
 
 llguidance does not limit every cost of compiling a grammar: intersecting many patterns can take
-minutes, and only a process can be killed.
+minutes, and a process, unlike a thread, can be killed.
 """
 
 import json

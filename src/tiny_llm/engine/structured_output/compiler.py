@@ -1,9 +1,9 @@
 """GrammarCompiler: compiles structured outputs with llguidance, with a cache.
 
 `llguidance` is imported on first use. Compiling a typical schema takes well below a millisecond.
-Hostile grammars are rejected with an error. Their length is limited here; nesting depth, states and
-steps by the library; and compile time by a trial compilation in a separate process that can be
-killed (`compile_handler.py`).
+Hostile grammars are rejected with an error: this module limits their length, the library limits
+nesting depth, states and steps, and a trial compilation in a separate process, which can be killed,
+limits the compile time (`compile_handler.py`).
 """
 
 import json
@@ -31,7 +31,8 @@ MAX_GRAMMAR_CHARS = 2**16
 MAX_CACHED_GRAMMARS = 128
 COMPILE_TIMEOUT_SECONDS = 2.0
 COMPILE_HANDLER = Path(__file__).with_name("compile_handler.py")
-MAX_MEMORY_BYTES = 2**31  # of the trial compilation, including a tokenizer of 150,000 tokens
+# Memory limit of the trial process, with room for a tokenizer of 150,000 tokens.
+MAX_MEMORY_BYTES = 2**31
 # A quarter of the library's defaults, which assume an otherwise idle machine.
 PARSER_LIMITS = {
     "initial_lexer_fuel": 250_000,
@@ -165,7 +166,7 @@ class GrammarCompiler:
             raise
         except RecursionError as error:
             raise UserError(f"{NESTED_TOO_DEEPLY}.") from error
-        except (TypeError, ValueError) as error:  # for example `"required": 5`
+        except (TypeError, ValueError) as error:  # an invalid schema, for example `"required": 5`
             raise UserError(f"the schema is not valid: {grammar_error(str(error))}.") from error
 
     def _schema_error(self, schema: Any) -> str:
@@ -173,7 +174,7 @@ class GrammarCompiler:
         return self._probe(json.dumps({"grammars": [{"json_schema": schema}]}))
 
     def _probe(self, grammar: str) -> str:
-        """Compiles a grammar in the separate process; returns the error, or an empty string."""
+        """Compiles a grammar in the sandboxed process; returns the error, or an empty string."""
         try:
             self._process.request({"grammar": grammar})
         except (ValueError, BrokenPipeError) as error:

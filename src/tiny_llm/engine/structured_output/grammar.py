@@ -74,8 +74,8 @@ def _tool_call_grammars(
 ) -> list[SubGrammar]:
     """Returns the subgrammars for output with tool calls; the first is unnamed.
 
-    Calls have the form that the chat template gives earlier calls. Most of a call is therefore
-    forced, and the next turn is a prefix cache hit.
+    The grammar allows only the format in which the chat template renders earlier calls. Most of a
+    call's tokens are therefore forced, and the call is a prefix cache hit in the next turn.
     """
     functions = [tool["function"] for tool in constraint.tools]
     if constraint.name is not None:

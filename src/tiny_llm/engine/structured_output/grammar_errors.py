@@ -9,9 +9,9 @@ import textwrap
 
 from ..inputs.structured_outputs import NESTED_TOO_DEEPLY
 
-MAX_CHARS = 200  # length of a clause
-# Characters searched at each end of a message: it quotes the client's grammar, and the search takes
-# quadratic time.
+MAX_CHARS = 200  # maximum length of a clause in an error message
+# Characters searched at each end of a message: messages quote the client's grammar, and the search
+# takes quadratic time.
 MAX_SEARCHED_CHARS = 1_000
 
 # (pattern in the library's message, clause that replaces the message).

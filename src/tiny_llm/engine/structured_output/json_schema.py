@@ -18,7 +18,7 @@ COMBINING_KEYWORDS = frozenset(
     }
 )
 # Keywords that apply another schema. A schema with one of them can be closed only if it has neither
-# the other one nor any of CONTENT_KEYWORDS.
+# the other keyword nor any of CONTENT_KEYWORDS.
 REFERRING_KEYWORDS = frozenset({"anyOf", "$ref"})
 CONTENT_KEYWORDS = frozenset(
     {

@@ -15,11 +15,11 @@ from ...errors import UserError, short_repr
 from ..inputs.structured_outputs import StructuredOutputs, ToolCalls
 from .grammar_errors import grammar_error
 
-# Returns the grammar library's error for a schema, or "".
+# Returns the grammar library's error for a schema, or "" if the schema is valid.
 FindError = Callable[[Any], str]
 Visit = Callable[[str, Any], Any]
 
-MAX_SECONDS = 5.0  # for all checks of one constraint
+MAX_SECONDS = 5.0  # time limit for all schema checks of one constraint
 MAX_LISTED = 5  # removed keywords listed in a warning or error
 
 # Keywords that llguidance does not implement.
@@ -126,7 +126,7 @@ def _relax_schema(
             f"{what} is strict, but these keywords cannot be enforced: {removed}; remove them, or "
             "set strict to false."
         )
-    if not removed:  # only keywords without effect
+    if not removed:  # only keywords without effect were removed
         return relaxed, ""
     return relaxed, f"{what} is only partially enforced: {removed} cannot be enforced."
 
@@ -136,7 +136,8 @@ class _Relaxer:
 
     def __init__(self, find_error: FindError):
         self._find_error = find_error
-        self._definitions: Mapping[str, Any] = {}  # needed to check references
+        # Added to each schema that is checked, to resolve its references.
+        self._definitions: Mapping[str, Any] = {}
         self.removed: list[str] = []  # JSON pointers of the removed keywords
 
     def relax(self, root: Any) -> Any:
@@ -194,7 +195,7 @@ def _locate(schema: Any, find_error: FindError) -> tuple[str, str]:
     """Returns the innermost invalid schema's JSON pointer and error."""
     pointer, definitions = "", _definitions(schema)
     while True:
-        for path, part in _parts(schema, pointer):
+        for path, part in _subschemas(schema, pointer):
             if isinstance(part, Mapping) and find_error({**part, **definitions}):
                 pointer, schema = path, part
                 break
@@ -203,7 +204,7 @@ def _locate(schema: Any, find_error: FindError) -> tuple[str, str]:
             return pointer, find_error({**schema, **definitions} if is_object else schema)
 
 
-def _parts(schema: Any, pointer: str) -> list[tuple[str, Any]]:
+def _subschemas(schema: Any, pointer: str) -> list[tuple[str, Any]]:
     """Returns the JSON pointers and values of a schema's direct subschemas."""
     parts: list[tuple[str, Any]] = []
     if isinstance(schema, Mapping):

@@ -89,7 +89,7 @@ def apply_thinking_budget(logits: mx.array, rows: Sequence[BudgetRow]) -> mx.arr
     """Masks all tokens except the forced one, in rows with a forced token.
 
     A row is unchanged if its grammar masks the forced token, because reasoning cannot end inside a
-    multi-byte character. The token is then forced at a later position.
+    multi-byte character. The token is then forced at the next position where the grammar allows it.
 
     Args:
         logits: R×V, float32, after the grammar bitmask.

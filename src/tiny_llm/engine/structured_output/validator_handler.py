@@ -26,7 +26,7 @@ def _pointer(error: Any) -> str:
 
 
 def make_handler() -> Callable[..., dict[str, list[str]]]:
-    """See `sandbox_main.py`."""
+    """Returns the request handler; see `sandbox_main.py`."""
     return _handle
 
 

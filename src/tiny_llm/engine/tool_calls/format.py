@@ -74,7 +74,7 @@ def tagged_grammar(rules: CallRules, opening: str, rest: str, separator: str) ->
     Args:
         opening: the tag.
         rest: name of the rule for a call after its tag.
-        separator: text between two calls; omitted after other text.
+        separator: text between two calls; not used with the choice "auto", which allows any text.
     """
     first = tag(opening, rules.special_tokens)
     between = f"{literal(separator)} " if separator else ""

@@ -35,7 +35,7 @@ class HermesFormat(ToolCallFormat):
         # [/task 5.5.3 hermes]
 
     def grammar(self, rules: CallRules) -> CallGrammar:
-        """See `ToolCallFormat`. Follows the chat template: the next turn is a prefix cache hit."""
+        """See `ToolCallFormat`. Allows only the whitespace that chat templates write."""
         lark = tagged_grammar(rules, START, "rest", "\n")
         lark += f'rest: "\\n" call "\\n" {tag(END, rules.special_tokens)}\n'
         lark += json_call_rule(rules.functions, "arguments")

@@ -43,7 +43,8 @@ class Llama3JsonFormat(ToolCallFormat):
     def grammar(self, rules: CallRules) -> CallGrammar:
         """See `ToolCallFormat`."""
         schemas = argument_schemas(rules.functions)
-        if rules.choice == "answer":  # no Lark literals, which take precedence over a JSON schema
+        # JSON schemas only: a Lark literal would take precedence over the schema of `answer`.
+        if rules.choice == "answer":
             calls = _call_schemas(rules.functions)
             names = " | ".join(f"@{name}" for name in [*calls, "answer"])
             return CallGrammar(f"start: {names}\n", calls)
@@ -68,7 +69,8 @@ def _call_schemas(functions: Sequence[Function]) -> dict[str, Any]:
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        if isinstance(parameters, Mapping):  # references are relative to the root schema
+        # References are relative to the root, so definitions are copied there.
+        if isinstance(parameters, Mapping):
             schema |= {key: parameters[key] for key in DEFINITIONS if key in parameters}
         schemas[f"call_{index}"] = schema
     return schemas

@@ -43,7 +43,7 @@ STRING, NULLABLE_STRING = frozenset({"string"}), frozenset({"string", "null"})
 
 
 class Qwen3CoderFormat(ToolCallFormat):
-    """XML elements; see the module docstring. A known function needs no `<tool_call>` tag."""
+    """XML elements; see the module docstring. `<tool_call>` is optional for a known function."""
 
     name = "qwen3_coder"
     tags = (START, FUNCTION)

@@ -76,7 +76,7 @@ class TextSource:
         return "".join(self._taken)
 
     def skip_space(self) -> Read[None]:
-        """Reads whitespace up to the next other character; waits for it."""
+        """Reads whitespace; waits until another character arrives or the output ends."""
         while True:
             self.take(len(self.buffer) - len(self.buffer.lstrip()))
             if self.buffer or self.has_ended:

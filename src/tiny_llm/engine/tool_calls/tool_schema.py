@@ -6,8 +6,8 @@ from typing import Any
 
 # A tool without `parameters` takes no arguments, as in OpenAI's API.
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-DEFINITIONS = ("$defs", "definitions")  # keywords that hold referenced schemas
-MAX_REFERENCES = 16  # maximum length of a chain of references
+DEFINITIONS = ("$defs", "definitions")  # keywords whose schemas `$ref` can refer to
+MAX_REFERENCES = 16  # maximum length of a chain of references; a longer one resolves to `{}`
 # (JSON type, JSON text) of lowercased Python literals, which some chat templates contain.
 LITERALS = {
     "true": ("boolean", "true"),

@@ -18,7 +18,7 @@ END_LINE = literal(f"\n{PARAMETER_END}\n")
 ENDS = (
     (PARAMETER_END, (PARAMETER, FUNCTION_END, CALL_END), True),
     (FUNCTION_END, (CALL_END,), False),  # without </parameter>
-    (CALL_END, (), False),  # at the end of the output
+    (CALL_END, (), False),  # only at the end of the output
 )
 LONGEST_TAG = max(len(tag) for _, followers, _ in ENDS for tag in followers)
 NON_SPACE = re.compile(r"\S")

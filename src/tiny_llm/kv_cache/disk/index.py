@@ -12,7 +12,7 @@ from pathlib import Path
 
 VERSION = 1
 BUSY_TIMEOUT = 10.0  # seconds to wait for another process's transaction
-EVICTION_BATCH = 64  # pages read per query while evicting
+EVICTION_BATCH = 64  # index entries read per query while evicting
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS pages (

@@ -77,14 +77,15 @@ def read_page_file(path: Path, key: bytes, num_bytes: int) -> bytearray:
 
 def drop_from_page_cache(path: Path) -> None:
     """Asks the OS to drop a file from its page cache, so that the next read comes from disk."""
-    if hasattr(os, "posix_fadvise"):  # not on macOS
+    if hasattr(os, "posix_fadvise"):  # does not exist on macOS
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _open_without_blocking(path: str, flags: int) -> int:
     """Opens a file without blocking, even if the path is a named pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # not on Windows
+    # O_NONBLOCK does not exist on Windows.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _read_exactly(file: FileIO, num_bytes: int) -> bytearray:

@@ -10,8 +10,9 @@ from .page_file import CorruptPageError
 from .store import PageStore
 from .writer import PageWriter
 
-MAX_PENDING_BYTES = 2**25  # read but not yet collected, across all loads
-TRANSIENT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the page file may be intact
+MAX_PENDING_BYTES = 2**25  # limit on bytes read but not yet collected, over all loads
+# The file may be intact, so its page is not discarded.
+TRANSIENT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 STALL_SECONDS = 10.0  # longer reads are abandoned: the disk or network is not responding
 
 

@@ -31,7 +31,7 @@ STORE_ERRORS = (OSError, sqlite3.Error)
 
 ENTRY_BYTES = 512  # size of an index entry, rounded up; counts toward a page's size
 ORPHAN_SECONDS = 600.0  # unindexed files older than this are orphans
-NUM_PROBE_FILES = 4  # reads measured by `read_seconds`
+NUM_PROBE_FILES = 4  # page files that `read_seconds` reads
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def stored_bytes(num_bytes: int) -> int:
 class PageStore:
     """Key-value store of pages.
 
-    The operator `in`, `read` and `forget` may be used on any thread, other methods on one only.
+    Any thread may use `in`, `read` and `forget`; only one thread may use the other methods.
 
     Args:
         directory: created if missing.
@@ -143,7 +143,7 @@ class PageStore:
         self._keys.difference_update(keys)
 
     def refresh(self) -> None:
-        """Picks up pages added by other processes."""
+        """Reads the keys of pages added by other processes."""
         self._keys.update(self._index.new_keys())
         self.num_bytes = self._index.num_bytes
 
@@ -152,7 +152,7 @@ class PageStore:
         self._index.touch(keys)
 
     def discard(self, keys: Sequence[bytes]) -> None:
-        """Removes unreadable pages: index entries and files."""
+        """Removes the index entries and files of unreadable pages."""
         self._index.remove(keys)
         self._discard_files(keys)
         self.num_bytes = self._index.num_bytes
@@ -198,13 +198,13 @@ class PageStore:
 
 
 def _is_alive(pid: int) -> bool:
-    if os.name == "nt":  # `os.kill` would terminate the process; `_is_old` decides
+    if os.name == "nt":  # `os.kill` would terminate the process, so only the file's age counts
         return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # another user's process
+    except OSError:  # the process belongs to another user
         return True
     return True
 

@@ -128,7 +128,7 @@ class DiskCache:
         deadline = time.monotonic() + CLOSE_SECONDS
         while (
             (self._new_pages or self._new_states)
-            and self._writer.can_queue(0)  # False after an error
+            and self._writer.can_queue(0)  # False while paused after a write error
             and time.monotonic() < deadline
         ):
             self.store_new()
@@ -154,7 +154,7 @@ class DiskCache:
         return self._keys[node]
 
     def _on_share(self, node: PrefixNode) -> None:
-        """Registers a page newly inserted into the prefix cache; queued by `store_new`."""
+        """Registers a page newly inserted into the prefix cache, for `store_new` to queue."""
         assert node.parent is not None
         parent, depth = self._key(node.parent)
         key = page_key(parent, node.tokens)
@@ -197,7 +197,7 @@ class DiskCache:
         """
         try:
             self._store_new()
-        except UserError:  # the rank group has shut down
+        except UserError:  # the rank group has shut down: no page can be read
             self._new_pages.clear()
             self._new_states.clear()
 
@@ -288,7 +288,7 @@ class DiskCache:
         self._scheduler.finish_load(item.request, num_tokens)
 
     def _write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[bytearray]) -> None:
-        """Copies stored rows to pages or state slots `indices`; a row has a part per model."""
+        """Copies stored rows, each with the bytes of all models, to pages or state slots."""
         parts = [memoryview(row) for row in rows]
         for model in self._models:
             size = model.row_bytes(kind)

@@ -21,7 +21,7 @@ from .... import kernels
 from ....kv_cache.disk.page_file import KEY_BYTES
 from ....models import ServingModel
 
-VERSION = 1  # on-disk layout of pages and states
+VERSION = 1  # increment when the on-disk layout of pages or states changes
 PACKAGE = Path(__file__).resolve().parents[3]
 SCALARS = (str, bytes, int, float, range, type(None), mx.Dtype)
 

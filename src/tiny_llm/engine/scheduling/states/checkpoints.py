@@ -2,10 +2,10 @@
 
 A checkpoint is a slot holding the state after a node's page, and is never written again. Its value
 is the number of pages that would be recomputed without it: those since the previous checkpoint on
-its path. Eviction is greedy-dual: by value plus the eviction clock at last use, so that unused
-checkpoints age. Once a request has continued from a checkpoint and placed later ones, the earlier
-ones lose their value, unless several requests share them: a conversation needs only its last turn's
-checkpoint.
+its path. Eviction is greedy-dual: the checkpoint with the lowest priority is evicted first. Its
+priority is its value plus the eviction clock at its last use, so unused checkpoints age. Once a
+request has continued from a checkpoint and placed later ones, the earlier ones lose their value,
+unless several requests share them: a conversation needs only its last turn's checkpoint.
 
 Source: Cao and Irani, "Cost-aware WWW proxy caching algorithms" (1997).
 """
@@ -28,7 +28,8 @@ class Checkpoint:
         is_rolling: whether the sequence's next checkpoint replaces it, unless it was hit.
         priority: eviction priority; the lowest is evicted first.
         ancestor: the node of the previous checkpoint, or the root.
-        num_hits: requests that have continued from it; starts at 2 where requests diverge.
+        num_hits: requests that have continued from it; starts at 2 where requests diverge, which
+            prevents demotion.
     """
 
     slot: int
@@ -93,7 +94,8 @@ class Checkpoints:
             priority = self.by_node[victim].priority
             if priority >= below:
                 return -1
-            self._clock = max(self._clock, priority)  # a demoted checkpoint's may be lower
+            # Never decreases, although a demoted checkpoint may have a lower priority.
+            self._clock = max(self._clock, priority)
             self.discard(victim)
             # [/task 6.5.4 evict]
         return self._allocator.allocate()[0]
@@ -156,7 +158,7 @@ class Checkpoints:
         # [/task 6.5.1 hit]
 
     def _demote_before(self, checkpoint: Checkpoint, min_hits: int) -> None:
-        """Lowers the priority of earlier checkpoints on the path that have `min_hits` to 1 hits."""
+        """Demotes earlier checkpoints on the path that have `min_hits` ≤ `num_hits` ≤ 1."""
         while checkpoint.ancestor in self.by_node:
             checkpoint = self.by_node[checkpoint.ancestor]
             if min_hits <= checkpoint.num_hits <= 1:

@@ -74,8 +74,8 @@ class StateSlots:
         self._page_size = page_size
         self._interval = max(1, CHECKPOINT_INTERVAL // page_size) * page_size
         self._has_checkpoints = enable_prefix_caching
-        self._num_reserved = 0  # slots left for the head of the queue
-        self._num_drafts = 0  # draft tokens in the step
+        self._num_reserved = 0  # slots reserved for the head of the queue
+        self._num_drafts = 0  # draft tokens in the current step
 
     # ---------------------------------------------------------------- prefix cache
 
@@ -125,7 +125,7 @@ class StateSlots:
     def can_admit(self, request: EngineRequest, running: Iterable[EngineRequest]) -> bool:
         """Whether slots are available and no running request is computing more of the same prefix.
 
-        If one is, it will place a checkpoint where the two diverge.
+        Such a running request will place a checkpoint where the two prompts diverge.
         """
         if self._allocator.num_free + len(self.checkpoints.evictable) < MIN_STATE_SLOTS:
             return False
@@ -228,7 +228,8 @@ class StateSlots:
     def finish_load(self, chunk: Chunk) -> None:
         """Applies a chunk whose pages and final state have been read from disk."""
         request = chunk.request
-        request.state_slots.positions.add(chunk.end)  # was a checkpoint when it was stored
+        # The state on disk was a checkpoint, so this one becomes a checkpoint, too.
+        request.state_slots.positions.add(chunk.end)
         write = chunk.end - chunk.start - 1, self.load_slot(request)
         self.update(replace(chunk, state_writes=(write,)))
 
