@@ -66,7 +66,7 @@ def size(messages: Sequence[Message]) -> int:
 
 
 def turn_starts(messages: Sequence[Message]) -> list[int]:
-    """Indices of the assistant messages; each begins a turn that includes its tool results."""
+    """Indices of the assistant messages, each of which begins a turn."""
     return [i for i, message in enumerate(messages) if message["role"] == "assistant"]
 
 

@@ -1,4 +1,4 @@
-"""Continuous batching of sixteen prompts, with a live view."""
+"""Continuous batching of sixteen built-in prompts, with a live view."""
 
 import argparse
 import sys

@@ -115,7 +115,8 @@ class EngineBackend:
                     first_token_at = now
                 for position, token in enumerate(output.token_ids, start=1):
                     count += 1
-                    is_last = position == len(output.token_ids)  # gets the text of all tokens
+                    # The response to the last token has the text of all tokens of the step.
+                    is_last = position == len(output.token_ids)
                     yield GenerationResponse(
                         text=output.text if is_last else "",
                         token=token,
@@ -127,7 +128,7 @@ class EngineBackend:
                         peak_memory=mx.get_peak_memory() / 1e9,
                     )
         except KeyboardInterrupt:
-            self._llm = self._open()  # a step may have been interrupted
+            self._llm = self._open()  # the interrupted step may have left the engine inconsistent
             raise
 
     def speculation_statistics(self) -> SpeculationStatistics | None:

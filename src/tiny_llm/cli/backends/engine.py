@@ -57,7 +57,7 @@ def open_llm(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs * (1 + num_drafts) + prefill_step,
         draft_model=draft,
-        seed=secrets.randbits(63),  # seed of unseeded requests
+        seed=secrets.randbits(63),  # for requests without a seed
         listener=listener,
         **engine_options(args),
     )

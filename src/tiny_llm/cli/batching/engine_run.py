@@ -47,7 +47,8 @@ class EngineBatchRun:
             listener=self._recorder if self._is_recorded else None,
         )
         if ignore_eos:
-            self._llm.reserve()  # all KV memory: every output reaches its maximum length
+            # Every output reaches its maximum length, so allocate all KV memory now.
+            self._llm.reserve()
         metadata.update(self._llm.describe())
         self.outputs: dict[int, str] = {}
         self._slots: list[str | None] = [None] * args.batch_size  # request ids
@@ -63,7 +64,7 @@ class EngineBatchRun:
 
     @property
     def waiting(self) -> list[int]:
-        """See `BatchRun.waiting`; preempted requests come first."""
+        """See `BatchRun.waiting`; preempted requests are first."""
         return [int(request.request_id) for request in self._llm.scheduler.waiting]
 
     @property

@@ -12,7 +12,7 @@ from ...errors import UserError
 
 @dataclass(frozen=True)
 class LengthRange:
-    """Range of lengths, inclusive.
+    """Inclusive range of sequence lengths, in tokens.
 
     Args:
         kind: "input" or "output", as in the flags --min-<kind>-len and --max-<kind>-len.

@@ -13,7 +13,8 @@ from typing import Any
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 
-SHUTDOWN_GRACE_SECONDS = 1.0  # for errors to reach clients before a failed process exits
+# Delay before a failed process exits, so that clients receive the error.
+SHUTDOWN_GRACE_SECONDS = 1.0
 
 # ---------------------------------------------------------------- to the engine
 

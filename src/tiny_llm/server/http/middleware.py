@@ -17,7 +17,7 @@ from .errors import ACCESS_RECORD, AccessRecord, ApiError, bad_request, single_l
 
 access_log = logging.getLogger("tiny_llm.access")
 
-MAX_LOGGED_BYTES = 16384  # per request body and per response body
+MAX_LOGGED_BYTES = 16384  # maximum bytes logged of a request or response body
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 OTHER = "other"  # label for unknown methods and paths, to bound the number of labels
 
