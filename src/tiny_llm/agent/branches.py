@@ -51,7 +51,7 @@ def fork(
 
 
 def passes(check: Check, workspace: Path) -> bool:
-    """Whether a workspace passes a check; `OSError` and `ValueError` in the check are failures."""
+    """Whether a workspace passes a check; a check that raises `OSError` or `ValueError` fails."""
     # [task 7.4.2 passes]
     try:
         return check(workspace)

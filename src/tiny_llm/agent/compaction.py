@@ -21,7 +21,8 @@ class Compaction:
 
     Args:
         limit: maximum size of a conversation that is sent unchanged.
-        target: maximum size after compaction, if the recent turns allow it; well below `limit`.
+        target: maximum size after compaction, if the recent turns allow it; well below `limit`, so
+            that compaction is rare.
         keep_turns: number of most recent turns to leave unchanged.
         result_chars: maximum length of an old tool result after compaction.
     """

@@ -96,7 +96,7 @@ class ScriptedModel:
         script: assistant messages in order, or a function of the conversation and the seed.
 
     Attributes:
-        prompts: the conversation of each request.
+        prompts: the conversations of all requests so far.
     """
 
     def __init__(self, script: Script):

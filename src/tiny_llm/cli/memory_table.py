@@ -35,7 +35,7 @@ MEASURED_SECONDS = 0.2  # total duration of the measurements
 
 @dataclass(frozen=True)
 class Fit:
-    """Memory and token capacity with one KV cache dtype."""
+    """Memory requirement and token capacity for one KV cache dtype."""
 
     sizes: Sequence[ModelSize]  # size of the target model, then of the draft model, if any
     kv_cache_bytes: int

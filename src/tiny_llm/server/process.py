@@ -49,7 +49,7 @@ class ServerProcess:
 
     Args:
         specs: the models; requests without a model use the first.
-        sock: a bound socket; None for a replica, whose owner calls `start` instead of `run`.
+        sock: a bound socket; None for a replica, which is started with `start` instead of `run`.
 
     Attributes:
         models: state of each model, shared with the endpoints.
@@ -190,7 +190,7 @@ class ServerProcess:
     # ---------------------------------------------------------------- watchdog
 
     async def _run_watchdog(self) -> None:
-        """Fails the process if a step takes too long; a timer kills it if the loop hangs."""
+        """Fails the process if a step takes too long; a timer kills it if the event loop hangs."""
         limit, armed = self._settings.watchdog, 0.0
         interval = min(1.0, limit / 10)
         while True:
@@ -257,7 +257,7 @@ class ServerProcess:
     def _request_exit(self) -> None:
         for engine in self._engines:
             engine.client.shutting_down.set()
-        if self._uvicorn is None:  # a replica: its owner detects the exit
+        if self._uvicorn is None:  # a replica: its supervisor detects the exit
             os._exit(self._status)
         self._uvicorn.should_exit = True
 

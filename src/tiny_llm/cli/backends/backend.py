@@ -38,11 +38,11 @@ class Backend:
 
     stream: Stream  # takes the prompt's token ids, yields one response per token
     encode_chat: Callable[[list[dict[str, str]]], list[int]]
-    # Draft token counters; None without speculative decoding and for mlx_lm.
+    # Returns draft token counters; None without speculative decoding, and always for mlx_lm.
     speculation_statistics: Callable[[], SpeculationStatistics | None] = lambda: None
 
     def stream_chat(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        """Yields the assistant's next message in deltas; reasoning precedes </think>."""
+        """Yields the assistant's next message in deltas; reasoning ends with </think>."""
         for response in self.stream(self.encode_chat(messages)):
             yield response.text
 
@@ -74,7 +74,7 @@ def open_backend(args: argparse.Namespace) -> Backend:
 class EngineBackend:
     """An engine that runs one request at a time.
 
-    In a chat, each turn hits the prefix cache for the history and prefills only the new tokens.
+    In a chat, the history is read from the prefix cache, so each turn prefills only the new tokens.
 
     Args:
         args: flags, checked by `check_model_arguments`.

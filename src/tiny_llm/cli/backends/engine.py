@@ -64,7 +64,7 @@ def open_llm(
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments for `LLM` from `add_engine_arguments`' flags, except the models."""
+    """Arguments for `LLM`, except the models, from the flags of `add_engine_arguments`."""
     names = ("num_drafts", "speculative", "prefix_cache_dir", "prefix_cache_disk_bytes")
     return {
         **{name: getattr(args, name) for name in (*names, "adapter_path")},

@@ -42,7 +42,7 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_remote_arguments(args: argparse.Namespace) -> None:
-    """Rejects flags that have no effect with --url, or without it."""
+    """Rejects flags that have no effect with --url, or that require it."""
     if args.url is None:
         for name in ("api_key", "reasoning_effort"):
             if getattr(args, name) is not None:

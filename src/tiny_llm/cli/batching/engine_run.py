@@ -74,7 +74,7 @@ class EngineBatchRun:
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun.prefilling`; empty, since a request gets a slot with its first chunk."""
+        """See `BatchRun.prefilling`; empty, since a request gets a slot when its prefill starts."""
         return []
 
     def all_progress(self) -> Iterator[RequestProgress]:

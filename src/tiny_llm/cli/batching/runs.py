@@ -109,7 +109,7 @@ class CourseBatchRun:
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun.prefilling`; at most one."""
+        """See `BatchRun.prefilling`; at most one request."""
         request = self._batch.prefilling
         return [] if request is None else [_progress(request)]
 

@@ -40,7 +40,7 @@ API_KEY_VARIABLE = "TINY_LLM_API_KEY"
 
 
 def api_key(argument: str | None) -> str | None:
-    """API key from `--api-key` or the environment variable, or None."""
+    """API key from `--api-key` or `API_KEY_VARIABLE`; None if neither is set."""
     key = argument or os.environ.get(API_KEY_VARIABLE)
     return validate_utf8("the API key", key) if key else None
 

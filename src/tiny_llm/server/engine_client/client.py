@@ -185,7 +185,8 @@ class EngineClient:
         snapshot: latest scheduler snapshot (`engine/scheduling/snapshot.py`); None until one
             arrives.
         in_flight: requests with output still to be computed or delivered.
-        shutting_down: set when the process shuts down, to end the event streams of engine views.
+        shutting_down: set when the process shuts down, to end the event streams of
+            `/engine/events`.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ MAX_WARMUP_PREFIXES = 4  # maximum number of pending `Precompute` commands
 class GrammarReady:
     """Sent by a worker when a request's grammar has been compiled or rejected.
 
-    `reject_reason` is the error message for the client; None if the grammar was compiled.
+    `reject_reason` is the error message for the client; None if the request is accepted.
     """
 
     request: messages.AddRequest

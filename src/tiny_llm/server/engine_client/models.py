@@ -94,7 +94,7 @@ class ModelEngine:
     # ---------------------------------------------------------------- users
 
     def acquire(self, request_load: Callable[["ModelEngine"], None]) -> asyncio.Future[None]:
-        """Adds a user once the model is loaded; the returned future must be passed to `release`.
+        """Adds a user once the model is loaded; pass the returned future to `release`.
 
         Args:
             request_load: called if the model must be loaded.

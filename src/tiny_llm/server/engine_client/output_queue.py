@@ -76,7 +76,7 @@ class Coalescer:
         # [/task 5.2.4 post]
 
     def schedule_wake(self, wake: WakeCallback) -> None:
-        """Calls `wake` at the end of the next scheduled flush; it must not raise."""
+        """Calls `wake` at the end of the next scheduled flush; `wake` must not raise."""
         self._pending_wakes.append(wake)
 
     def _flush(self) -> None:

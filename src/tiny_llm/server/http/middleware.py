@@ -219,8 +219,8 @@ class BodyMiddleware:
     """Reads the body before the application runs; rejects bodies that exceed a limit.
 
     Size, number of JSON values and nesting depth are checked as the body arrives. After a JSON
-    error, the rest is read and discarded, because many clients send the whole body before reading
-    the response.
+    error, the rest of the body is read and discarded, because many clients send the whole body
+    before reading the response.
 
     Args:
         app: the wrapped application.

@@ -132,7 +132,9 @@ def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], 
 
 
 class CompletionSerializer:
-    """Serializes completions. Completion `i` of prompt `p` is choice `p · n + i`.
+    """Serializes completions.
+
+    With `n` completions per prompt, completion `i` of prompt `p` is choice `p · n + i`.
 
     Args:
         encoded: token ids and text of each prompt.

@@ -155,7 +155,7 @@ class OutputParser:
                 return self._parse_tool_calls(deltas)
 
     def _parse_start(self) -> bool:
-        """Detects `<think>`, which counts as a tag only at the very start."""
+        """Detects `<think>`, which is a tag only at the start of the completion."""
         # [task 5.5.2 start]
         text = self._buffer.lstrip()
         if text.startswith(THINK_TAG):

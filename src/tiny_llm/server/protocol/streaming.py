@@ -154,7 +154,7 @@ def stream_headers() -> dict[str, str]:
 
 
 class EventTemplate:
-    """A pre-encoded event in which only one text varies.
+    """A pre-encoded event in which only the text varies, to avoid encoding the rest each time.
 
     Args:
         with_text: the event with `TEXT_PLACEHOLDER` as its text.
