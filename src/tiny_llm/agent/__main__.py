@@ -23,7 +23,7 @@ from .models import ChatModel, LocalModel, Message, OpenAIModel, ScriptedModel
 from .tools import calculator
 from .workspace import DEFAULT_MAX_OUTPUT, MIN_OUTPUT, Workspace
 
-MAX_SHOWN = 200  # characters shown per tool result
+MAX_SHOWN = 200  # maximum characters shown per tool result
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "agent") -> int:

@@ -28,7 +28,8 @@ from .parsing.arguments import (
 )
 from .parsing.command import CommandParser, console, run_command
 
-REDRAW_SECONDS = 0.1  # minimum interval, because a redraw delays decoding by a few milliseconds
+# Minimum seconds between redraws, because each delays decoding by milliseconds.
+REDRAW_SECONDS = 0.1
 DEFAULT_MAX_TOKENS = 512
 
 

@@ -36,7 +36,7 @@ class EngineBatchRun:
         metadata: dict[str, Any] = {}  # filled in after the engine is created
         self._recorder = Recorder(metadata)
         self._is_recorded = getattr(args, "record", None) is not None
-        self._next_snapshot = 0.0  # due time in seconds, on the recorder's clock
+        self._next_snapshot = 0.0  # time of the next snapshot in seconds, on the recorder's clock
         longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
         self._llm = open_llm(
             args,

@@ -61,7 +61,8 @@ def open_batch_run(
 
     Args:
         args: flags, checked by `check_batch_arguments`.
-        sampler: called once per step with all rows; the engine builds one from `args`.
+        sampler: called once per step with the logprobs of all rows; the engine builds one from
+            `args`.
     """
     if args.solution == "mlx":
         return MlxBatchRun(

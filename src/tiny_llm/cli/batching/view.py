@@ -92,7 +92,7 @@ def _speed(run: BatchRun, seconds: float) -> Text:
 
 
 def speed_line(started: Sequence[RequestProgress], seconds: float) -> str:
-    """Formats token counts and tokens/s over the run's duration: prefill and decode share steps."""
+    """Formats token counts and tokens/s over the whole run: a step may prefill and decode."""
     prompt = sum(progress.prefilled for progress in started)
     generated = sum(progress.new_tokens for progress in started)
     seconds = max(seconds, 1e-9)

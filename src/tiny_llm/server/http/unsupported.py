@@ -56,7 +56,7 @@ FIELD_REASONS = {
     "mcp_servers": NO_SERVER_TOOLS,
 }
 
-# Fields for which only the default value is supported.
+# Reasons why a field supports only its default value.
 VALUE_REASONS = {
     "billing_policy.bill_to": "this server does not bill requests",
     "context_management.edits[].type": "the conversation is not edited",

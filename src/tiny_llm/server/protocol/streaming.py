@@ -258,7 +258,7 @@ class EventSourceResponse(Response):
         Args:
             send: ASGI's `send`.
             data: encoded events.
-            is_last: whether the body ends here.
+            is_last: whether this chunk ends the body.
         """
         self._last_sent = time.monotonic()
         # [task 5.1.2 send]
