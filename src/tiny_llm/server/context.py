@@ -23,7 +23,7 @@ from .settings import BODY_BYTES_PER_TOKEN, MAX_BODY_BYTES, MIN_BODY_BYTES, Sett
 
 log = logging.getLogger("tiny_llm.server")
 
-WARMUP_DELAY = 0.05  # seconds between a completion and the precomputation of the next turn
+WARMUP_DELAY = 0.05  # seconds before a next turn is precomputed, if the engine is still idle
 
 
 @dataclass

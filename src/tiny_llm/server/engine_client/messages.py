@@ -176,8 +176,8 @@ class StepReport:
         updates: request updates, in order.
         stats: engine gauges and totals after the step.
         events: engine events as JSON objects; empty without subscribers.
-        snapshot: request and page state after the step (`engine/scheduling/snapshot.py`), if
-            requested or, with subscribers, due; else None.
+        snapshot: request and page state after the step (`engine/scheduling/snapshot.py`); None
+            unless requested, or due for subscribers.
     """
 
     updates: tuple[RequestUpdate, ...]

@@ -297,7 +297,7 @@ class ParsedOutput:
     stop_reason: int | str | None = None
 
     def add(self, output: StreamOutput) -> list[ParsedDelta]:
-        """Adds an output; returns its deltas, without text held back by the parser."""
+        """Adds an output; returns its deltas, except for text that the parser holds back."""
         was_thinking = self.parser.in_reasoning
         deltas = self.parser.feed(output.text)
         self.in_content = self.parser.in_content and not was_thinking
