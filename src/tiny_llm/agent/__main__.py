@@ -1,8 +1,9 @@
 """Agent: a model that calls tools until it answers.
 
 With --workspace, the tools list, read and edit files in one folder; otherwise, they are a
-calculator. The model is --model in this process, a model on the server at --url, or --script, a
-JSON list of the model's messages. With --script and --model, the model only prefills the prompts.
+calculator. The messages are from a model in this process (--model), a server (--url) or a JSON list
+(--script). With --script and --model, the model only prefills the prompts, which fills its prefix
+cache.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from .models import ChatModel, LocalModel, Message, OpenAIModel, ScriptedModel
 from .tools import calculator
 from .workspace import DEFAULT_MAX_OUTPUT, MIN_OUTPUT, Workspace
 
-MAX_SHOWN = 200  # characters shown per tool result
+MAX_SHOWN = 200  # maximum characters shown per tool result
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "agent") -> int:

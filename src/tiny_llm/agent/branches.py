@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..engine.execution.sampler import completion_seed
 from .loop import Agent, Transcript
 
-Check = Callable[[Path], bool]  # whether a workspace's files pass; see `passes`
+Check = Callable[[Path], bool]  # returns whether the workspace's files are correct; see `passes`
 MakeAgent = Callable[[Path], Agent]  # creates an agent for a workspace
 
 
@@ -51,7 +51,7 @@ def fork(
 
 
 def passes(check: Check, workspace: Path) -> bool:
-    """Whether a workspace passes a check; `OSError` and `ValueError` in the check are failures."""
+    """Whether a workspace passes a check; a check that raises `OSError` or `ValueError` fails."""
     # [task 7.4.2 passes]
     try:
         return check(workspace)
@@ -83,7 +83,7 @@ def vote(branches: Sequence[Branch]) -> Branch | None:
     counts = Counter(answer for answer in votes if answer is not None)
     if not counts:
         return None
-    winner, _ = counts.most_common(1)[0]  # in a tie, the first
+    winner, _ = counts.most_common(1)[0]  # the earliest of the most frequent
     return branches[votes.index(winner)]
     # [/task 7.4.3 vote]
 
@@ -94,7 +94,7 @@ class PageCounts(NamedTuple):
     Attributes:
         stored: number of distinct pages.
         shared: number of pages that several branches use.
-        saved: additional pages that the branches would need without sharing.
+        saved: number of pages saved by sharing.
     """
 
     stored: int

@@ -21,7 +21,8 @@ class Compaction:
 
     Args:
         limit: maximum size of a conversation that is sent unchanged.
-        target: maximum size after compaction, if the recent turns allow it; well below `limit`.
+        target: maximum size after compaction, if the recent turns allow it; well below `limit`, so
+            that compaction is rare.
         keep_turns: number of most recent turns to leave unchanged.
         result_chars: maximum length of an old tool result after compaction.
     """
@@ -66,7 +67,7 @@ def size(messages: Sequence[Message]) -> int:
 
 
 def turn_starts(messages: Sequence[Message]) -> list[int]:
-    """Indices of the assistant messages; each begins a turn that includes its tool results."""
+    """Indices of the assistant messages, each of which begins a turn."""
     return [i for i, message in enumerate(messages) if message["role"] == "assistant"]
 
 

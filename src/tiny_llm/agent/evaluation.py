@@ -85,7 +85,7 @@ def wilson_interval(passed: int, total: int, z: float = 1.96) -> tuple[float, fl
 
 
 def report(results: Sequence[Result]) -> str:
-    """Formats one line per task, sorted by name, a line for all tasks, and a digest.
+    """Formats one line per task, sorted by name, a line for the total, and a digest.
 
     Independent of the order of `results`. The digest line is "digest " and the first 16 hex digits
     of SHA-256 over the `repr` of the sorted list of results as tuples.

@@ -122,7 +122,7 @@ class Agent:
     def step(self, transcript: Transcript, seed: int = 0) -> None:
         """Compacts the context, then appends the model's next message and its tool results.
 
-        A message without calls is the answer and ends the run.
+        A message without tool calls is the answer and ends the run.
         """
         if self._compact is not None:
             transcript.context = self._compact(transcript.context)

@@ -33,7 +33,7 @@ class Usage:
     max_prompt_tokens: int = 0
 
     def add(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Counts one request."""
+        """Adds the token counts of one request."""
         self.requests += 1
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
@@ -96,7 +96,7 @@ class ScriptedModel:
         script: assistant messages in order, or a function of the conversation and the seed.
 
     Attributes:
-        prompts: the conversation of each request.
+        prompts: the conversations of all requests so far.
     """
 
     def __init__(self, script: Script):
@@ -180,7 +180,7 @@ class LocalModel:
         return message
 
     def cached_pages(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[int]:
-        """Prefix cache pages that contain the start of a conversation, in order."""
+        """Ids of the pages that hold the conversation's longest cached prefix, in token order."""
         scheduler, chat = self._llm.scheduler, ChatOptions(tools=tools)
         max_length = scheduler.config.max_seq_len
         token_ids = encode_prompt(self._llm.tokenizer, list(messages), chat, max_length)

@@ -93,7 +93,7 @@ def parse_arguments(tool: Tool, text: str) -> dict[str, Any]:
 
 
 def run_call(call: Message, tools: Mapping[str, Tool]) -> Message:
-    """Runs a tool call; returns the tool message, "error: …" if the model made a mistake.
+    """Runs a tool call; returns the tool message, with "error: …" for a mistake by the model.
 
     Args:
         call: entry in an assistant message's `tool_calls`.

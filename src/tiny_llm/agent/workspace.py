@@ -10,7 +10,7 @@ from ..errors import UserError
 from .tools import Tool, ToolError
 
 DEFAULT_MAX_OUTPUT = 4000  # maximum characters of a tool result
-MIN_OUTPUT = 100  # longer than the longest `cut_note`
+MIN_OUTPUT = 100  # longer than any `cut_note`, which truncated results contain
 
 
 class Workspace:
@@ -66,7 +66,7 @@ class Workspace:
             ToolError: the file does not exist or is not UTF-8.
         """
         lines = self._read(self.resolve(path), path).splitlines(keepends=True)
-        start = int(first_line) - 1  # JSON Schema counts 2.0 as an integer
+        start = int(first_line) - 1  # JSON Schema accepts 2.0 as an integer
         return truncate("".join(lines[start:]), self.max_output)
 
     def edit_file(self, path: str, old: str, new: str) -> str:

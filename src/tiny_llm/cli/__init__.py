@@ -1,4 +1,4 @@
-"""Command-line interface: one thin module per command.
+"""Command-line interface: one module per command.
 
 Reading order: main, chat, batch, serve, served_models, bench, check_installation, memory_table,
 entrypoint, parsing, backends, batching.

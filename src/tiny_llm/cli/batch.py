@@ -1,4 +1,4 @@
-"""Continuous batching of sixteen prompts, with a live view."""
+"""Continuous batching of sixteen built-in prompts, with a live view."""
 
 import argparse
 import sys
@@ -28,7 +28,8 @@ from .parsing.arguments import (
 )
 from .parsing.command import CommandParser, console, run_command
 
-REDRAW_SECONDS = 0.1  # minimum interval, because a redraw delays decoding by a few milliseconds
+# Minimum seconds between redraws, because each delays decoding by milliseconds.
+REDRAW_SECONDS = 0.1
 DEFAULT_MAX_TOKENS = 512
 
 

@@ -44,7 +44,7 @@ from .parsing.arguments import (
 )
 from .parsing.command import CommandParser, console, run_command
 
-WARMUP_TOKENS = 8  # enough to run every decode kernel
+WARMUP_TOKENS = 8  # maximum tokens of a warm-up output; enough to run every decode kernel
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "bench") -> int:

@@ -73,7 +73,7 @@ class ChatSession:
             self.messages.pop()
             raise
         print()
-        # Chat templates drop the reasoning of earlier turns.
+        # The reasoning is not stored: chat templates drop that of earlier turns.
         content = reply.rpartition(THINK_END)[2].strip()
         self.messages.append({"role": "assistant", "content": content})
 

@@ -35,12 +35,12 @@ MEASURED_SECONDS = 0.2  # total duration of the measurements
 
 @dataclass(frozen=True)
 class Fit:
-    """Memory and token capacity with one KV cache dtype."""
+    """Memory requirement and token capacity for one KV cache dtype."""
 
     sizes: Sequence[ModelSize]  # size of the target model, then of the draft model, if any
     kv_cache_bytes: int
     reason: str  # how `kv_cache_bytes` was chosen; empty if set by the user
-    num_tokens: int  # capacity of all pages in tokens
+    num_tokens: int  # KV cache capacity in tokens
     num_state_slots: int
     max_seq_len: int  # maximum tokens of a prompt and its completion
 
@@ -72,12 +72,12 @@ class Fit:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights of all models."""
+        """Bytes of the weights of the target and draft models."""
         return sum(size.weight_bytes for size in self.sizes)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV cache bytes per token, of all models."""
+        """KV cache bytes per token, of the target and draft models."""
         return sum(size.kv_bytes_per_token for size in self.sizes)
 
     @property
@@ -92,7 +92,7 @@ class Fit:
 
     @property
     def longest_prompt(self) -> int:
-        """Maximum prompt length that allows one output token, which needs no KV slot."""
+        """Maximum prompt length with one output token, whose keys and values are never stored."""
         return min(self.max_seq_len - 1, self.num_tokens)
 
     def tokens_per_second(self, context: int, bandwidth: float) -> float:
@@ -103,7 +103,7 @@ class Fit:
             bandwidth: memory bandwidth in bytes per second.
         """
         target = self.sizes[0]
-        states = 2 * target.state_bytes  # read and written
+        states = 2 * target.state_bytes  # each step reads and writes the state
         return bandwidth / (target.step_bytes + states + context * target.kv_bytes_per_token)
 
 

@@ -244,7 +244,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise UserError(
             f"serve requires {', '.join(missing)}; run `pip install 'tiny-llm[serve]'`."
         )
-    kernels.extension()  # fail before loading if the extension is not built
+    kernels.extension()  # raises before the model is loaded if the extension is not built
     chat_template = None if args.chat_template is None else read_template_file(args.chat_template)
     models, reason = [parse_model_argument(text) for text in args.model or ()], None
     if not models:
@@ -262,7 +262,8 @@ def _serve(args: argparse.Namespace) -> int:
     max_memory = memory_budget(args.max_memory, needs)
     listening = _listen(args.host, args.port)
 
-    from ..server.process import ServerProcess  # requires optional dependencies
+    # Imported here, because it requires optional dependencies.
+    from ..server.process import ServerProcess
     from ..server.settings import ModelSpec, Settings
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -284,12 +285,13 @@ def _serve(args: argparse.Namespace) -> int:
     specs = []
     for model, folder, aliases, need in zip(models, folders, names, needs, strict=True):
         task = resolve_task(args.task if model.task == "auto" else model.task, str(folder))
-        # Other ranks resolve the name on their own machines.
+        # Ranks on other machines resolve the model name there.
         path = str(folder) if args.tensor_parallel_size == 1 else model.name
         specs.append(
             ModelSpec(
                 aliases,
-                folder if has_tokenizer(folder) else demo.TARGET_PATH,  # tokenizer of dummy weights
+                # Dummy weights may lack a tokenizer.
+                folder if has_tokenizer(folder) else demo.TARGET_PATH,
                 partial(_load, args, path, task, chat_template, folder, draft),
                 task,
                 need.total,

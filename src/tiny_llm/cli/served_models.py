@@ -13,7 +13,7 @@ from .memory_table import fits_of_flags
 from .parsing.arguments import flag_name
 
 PIN = "pin"
-KV_CACHE_BYTES = 2**29  # default per model if several are served
+KV_CACHE_BYTES = 2**29  # default KV cache size per model, if several are served
 OPTIONS = (*TASKS, PIN)
 
 # Flags that require a single model: namespace attribute names, mapped to defaults.
@@ -102,7 +102,7 @@ def choose_kv_cache_bytes(
 ) -> None:
     """Sets `kv_cache_bytes` if not given and there are several models or a memory budget.
 
-    A single model without a budget is sized from the available memory at load time.
+    With a single model and no budget, `LLM` sizes the KV cache from the available memory.
     """
     if args.kv_cache_bytes is not None:
         return
@@ -156,7 +156,7 @@ def memory_budget(max_memory: int | None, needs: Sequence[MemoryRequirement]) ->
     total = total_memory()
     if max_memory is None:
         if len(needs) == 1:
-            return None  # no budget: sized from the available memory at load time
+            return None  # no budget: `LLM` sizes the KV cache from the available memory
         given, max_memory = "the machine's memory of", total
     elif max_memory > total:
         raise UserError(

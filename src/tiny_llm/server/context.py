@@ -23,7 +23,7 @@ from .settings import BODY_BYTES_PER_TOKEN, MAX_BODY_BYTES, MIN_BODY_BYTES, Sett
 
 log = logging.getLogger("tiny_llm.server")
 
-WARMUP_DELAY = 0.05  # seconds between a completion and the precomputation of the next turn
+WARMUP_DELAY = 0.05  # seconds before a next turn is precomputed, if the engine is still idle
 
 
 @dataclass
@@ -84,7 +84,7 @@ class AppState:
     async def wait_until_loaded(self, request: Request, is_stream: bool = False) -> None:
         """Loads the model if necessary and keeps it loaded until the response has ended.
 
-        Models that are not loaded on demand are never unloaded.
+        Without on-demand loading, only checks that the model is ready: it is never unloaded.
 
         Args:
             request: the request.
@@ -188,7 +188,8 @@ def max_body_bytes(models: Sequence[AppState]) -> int:
     settings = models[0].settings
     if settings.max_body_bytes is not None:
         return settings.max_body_bytes
-    infos = [model.engine_client.engine_info for model in models]  # None if not loaded
+    # An entry is None while its model is not loaded.
+    infos = [model.engine_client.engine_info for model in models]
     context = max(0 if info is None else info.max_seq_len for info in infos)
     return min(max(MIN_BODY_BYTES, BODY_BYTES_PER_TOKEN * context), MAX_BODY_BYTES)
 

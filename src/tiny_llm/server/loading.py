@@ -17,8 +17,8 @@ LEASE = "tiny_llm.model_lease"  # key in the ASGI scope
 class ModelLease:
     """A request's lease on a model, which stays loaded until the response has ended.
 
-    If a streaming request waits longer than the keep-alive interval, a comment starts its response.
-    Error responses are then converted to error events.
+    If a streaming request waits longer than the keep-alive interval, a keep-alive comment starts
+    its response. Error responses are then converted to error events.
 
     Args:
         path: the request's path, which determines the format of error events.
@@ -30,7 +30,7 @@ class ModelLease:
         self._send = send
         self._engine: ModelEngine | None = None
         self._acquired: asyncio.Future[None] | None = None
-        self._is_started = False  # whether a comment has started the response
+        self._is_started = False  # whether a keep-alive comment has started the response
         self._error_status: int | None = None
 
     async def wait(
@@ -82,7 +82,7 @@ class ModelLease:
         )
 
     async def send(self, message: Message) -> None:
-        """Sends an ASGI message; an error becomes an event if a comment has started the stream."""
+        """Sends an ASGI message; once a keep-alive comment was sent, an error becomes an event."""
         if not self._is_started:
             await self._send(message)
         elif message["type"] == "http.response.start":

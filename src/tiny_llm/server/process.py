@@ -49,7 +49,7 @@ class ServerProcess:
 
     Args:
         specs: the models; requests without a model use the first.
-        sock: a bound socket; None for a replica, whose owner calls `start` instead of `run`.
+        sock: a bound socket; None for a replica, which is started with `start` instead of `run`.
 
     Attributes:
         models: state of each model, shared with the endpoints.
@@ -138,7 +138,7 @@ class ServerProcess:
             self._event_log.close()
         for engine in self._engines:
             engine.client.command_queue.put(messages.Shutdown())
-        if not self._status:  # after a failure, a thread may never return
+        if not self._status:  # after a failure, an engine thread may hang
             await asyncio.to_thread(self._join_threads, time.monotonic() + 10)
         self._exit()
 
@@ -172,7 +172,7 @@ class ServerProcess:
         return PromptRenderer(tokenizer, self._settings.tool_call_parser)
 
     async def _record(self, event_log: EventLogWriter) -> None:
-        with contextlib.suppress(ApiError):  # the engine failed
+        with contextlib.suppress(ApiError):  # raised by `ready` if the engine has failed
             await self.ready()
             client = self._engines[0].client
             assert client.engine_info is not None
@@ -190,11 +190,12 @@ class ServerProcess:
     # ---------------------------------------------------------------- watchdog
 
     async def _run_watchdog(self) -> None:
-        """Fails the process if a step takes too long; a timer kills it if the loop hangs."""
+        """Fails the process if a step takes too long; a timer kills it if the event loop hangs."""
         limit, armed = self._settings.watchdog, 0.0
         interval = min(1.0, limit / 10)
         while True:
-            if time.monotonic() >= armed + 1:  # not more often: each call starts a thread
+            # Re-arm at most once per second: each call starts a thread.
+            if time.monotonic() >= armed + 1:
                 armed = time.monotonic()
                 faulthandler.dump_traceback_later(limit + 30, exit=True)
             for engine in self._engines:
@@ -256,7 +257,7 @@ class ServerProcess:
     def _request_exit(self) -> None:
         for engine in self._engines:
             engine.client.shutting_down.set()
-        if self._uvicorn is None:  # a replica: its owner detects the exit
+        if self._uvicorn is None:  # a replica: its supervisor detects the exit
             os._exit(self._status)
         self._uvicorn.should_exit = True
 

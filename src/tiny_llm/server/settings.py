@@ -9,7 +9,7 @@ from ..engine.llm import LLM
 from ..models.heads.pooling import Task
 
 # Default body size limit, from the model's context length. A text token takes about 4 bytes of
-# UTF-8, or up to 12 if JSON escapes its characters; the rest is for tools and schemas.
+# UTF-8, or up to 12 if JSON escapes its characters; the remaining bytes are for tools and schemas.
 MIN_BODY_BYTES = 2**22
 MAX_BODY_BYTES = 2**24
 BODY_BYTES_PER_TOKEN = 32

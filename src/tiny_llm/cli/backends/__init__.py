@@ -1,4 +1,4 @@
-"""Backends: from command-line flags to streaming generation for one prompt.
+"""Backends: streaming generation for one prompt, built from the flags.
 
 Independent of how output is displayed.
 

@@ -38,11 +38,11 @@ class Backend:
 
     stream: Stream  # takes the prompt's token ids, yields one response per token
     encode_chat: Callable[[list[dict[str, str]]], list[int]]
-    # Draft token counters; None without speculative decoding and for mlx_lm.
+    # Returns draft token counters; None without speculative decoding, and always for mlx_lm.
     speculation_statistics: Callable[[], SpeculationStatistics | None] = lambda: None
 
     def stream_chat(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        """Yields the assistant's next message in deltas; reasoning precedes </think>."""
+        """Yields the assistant's next message in deltas; reasoning ends with </think>."""
         for response in self.stream(self.encode_chat(messages)):
             yield response.text
 
@@ -74,7 +74,7 @@ def open_backend(args: argparse.Namespace) -> Backend:
 class EngineBackend:
     """An engine that runs one request at a time.
 
-    In a chat, each turn hits the prefix cache for the history and prefills only the new tokens.
+    In a chat, the history is read from the prefix cache, so each turn prefills only the new tokens.
 
     Args:
         args: flags, checked by `check_model_arguments`.
@@ -115,7 +115,8 @@ class EngineBackend:
                     first_token_at = now
                 for position, token in enumerate(output.token_ids, start=1):
                     count += 1
-                    is_last = position == len(output.token_ids)  # gets the text of all tokens
+                    # The response to the last token has the text of all tokens of the step.
+                    is_last = position == len(output.token_ids)
                     yield GenerationResponse(
                         text=output.text if is_last else "",
                         token=token,
@@ -127,7 +128,7 @@ class EngineBackend:
                         peak_memory=mx.get_peak_memory() / 1e9,
                     )
         except KeyboardInterrupt:
-            self._llm = self._open()  # a step may have been interrupted
+            self._llm = self._open()  # the interrupted step may have left the engine inconsistent
             raise
 
     def speculation_statistics(self) -> SpeculationStatistics | None:

@@ -51,12 +51,12 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
     name, reason = (args.model, None) if args.model is not None else default_model()
     console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
     mtp = args.speculative == "mtp"
-    if args.tensor_parallel_size > 1:  # only with the engine
+    if args.tensor_parallel_size > 1:  # tensor parallelism requires the engine
         options = args.tensor_parallel_size, args.load_format, console, mtp
         mlx_model, tokenizer = load_sharded(name, *options)
     else:
         mlx_model, tokenizer = load_for_solution(args, name, mtp)
-    enable_thinking = getattr(args, "enable_thinking", False)  # not a flag of `bench`
+    enable_thinking = getattr(args, "enable_thinking", False)  # `bench` has no such flag
     if enable_thinking and not tokenizer.has_thinking:
         raise UserError(f"--enable-thinking: '{name}' has no thinking mode; omit the flag.")
     return Checkpoint(name, mlx_model, tokenizer, enable_thinking)

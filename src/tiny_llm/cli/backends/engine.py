@@ -57,14 +57,14 @@ def open_llm(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs * (1 + num_drafts) + prefill_step,
         draft_model=draft,
-        seed=secrets.randbits(63),  # seed of unseeded requests
+        seed=secrets.randbits(63),  # for requests without a seed
         listener=listener,
         **engine_options(args),
     )
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments for `LLM` from `add_engine_arguments`' flags, except the models."""
+    """Arguments for `LLM`, except the models, from the flags of `add_engine_arguments`."""
     names = ("num_drafts", "speculative", "prefix_cache_dir", "prefix_cache_disk_bytes")
     return {
         **{name: getattr(args, name) for name in (*names, "adapter_path")},

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Messages = Sequence[dict[str, str]]
 
-# Flags for local inference only.
+# Flags that only affect inference in this process.
 LOCAL_FLAGS = (
     *("draft_model", "speculative", "num_drafts", "loader", "device", "enable_flash_attn"),
     *("attention_backend", "kv_cache_dtype", "block_size", "prefix_cache_dir"),
@@ -42,7 +42,7 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_remote_arguments(args: argparse.Namespace) -> None:
-    """Rejects flags that have no effect with --url, or without it."""
+    """Rejects flags that have no effect with --url, or that require it."""
     if args.url is None:
         for name in ("api_key", "reasoning_effort"):
             if getattr(args, name) is not None:
@@ -114,7 +114,7 @@ class RemoteBackend:
             yield "\n</think>"
 
     def _deltas(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields the delta of each event."""
+        """Yields the delta of each server-sent event."""
         try:
             with self._client.stream("POST", f"{self._url}/chat/completions", json=body) as stream:
                 if stream.status_code != 200:
@@ -158,7 +158,7 @@ def _base_url(url: str) -> str:
 
 
 def _delta(data: str) -> Iterator[dict[str, Any]]:
-    """Yields the event's deltas, at most one."""
+    """Yields the delta of an event, or nothing if the event has no choices."""
     try:
         event = json.loads(data)
         message = event["error"]["message"] if "error" in event else None

@@ -36,7 +36,7 @@ class EngineBatchRun:
         metadata: dict[str, Any] = {}  # filled in after the engine is created
         self._recorder = Recorder(metadata)
         self._is_recorded = getattr(args, "record", None) is not None
-        self._next_snapshot = 0.0  # due time in seconds, on the recorder's clock
+        self._next_snapshot = 0.0  # time of the next snapshot in seconds, on the recorder's clock
         longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
         self._llm = open_llm(
             args,
@@ -47,7 +47,8 @@ class EngineBatchRun:
             listener=self._recorder if self._is_recorded else None,
         )
         if ignore_eos:
-            self._llm.reserve()  # all KV memory: every output reaches its maximum length
+            # Every output reaches its maximum length, so allocate all KV memory now.
+            self._llm.reserve()
         metadata.update(self._llm.describe())
         self.outputs: dict[int, str] = {}
         self._slots: list[str | None] = [None] * args.batch_size  # request ids
@@ -63,7 +64,7 @@ class EngineBatchRun:
 
     @property
     def waiting(self) -> list[int]:
-        """See `BatchRun.waiting`; preempted requests come first."""
+        """See `BatchRun.waiting`; preempted requests are first."""
         return [int(request.request_id) for request in self._llm.scheduler.waiting]
 
     @property
@@ -73,7 +74,7 @@ class EngineBatchRun:
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun.prefilling`; empty, since a request gets a slot with its first chunk."""
+        """See `BatchRun.prefilling`; empty, since a request gets a slot when its prefill starts."""
         return []
 
     def all_progress(self) -> Iterator[RequestProgress]:

@@ -22,8 +22,8 @@ from .workload import Workload
 def poisson_arrivals(num_requests: int, rate: float, seed: int) -> list[float]:
     """Arrival times of a Poisson process; the first is 0.
 
-    Gaps between arrivals are independent and exponentially distributed. Changing the rate
-    only rescales the arrivals of a seed.
+    Gaps between arrivals are independent and exponentially distributed. With the same seed, a
+    different rate only rescales the arrival times.
 
     Args:
         num_requests: at least 1.
@@ -91,7 +91,7 @@ def run_open_loop(
         llm: an engine without requests.
         workload: the requests.
         arrivals: each request's arrival in seconds after the first, in ascending order.
-        clock: the current time.
+        clock: returns the current time.
         sleep: waits for a number of seconds, which must not be negative.
 
     Returns:

@@ -37,7 +37,7 @@ class BatchRun(Protocol):
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """Progress of prompts in prefill, and of prefilled prompts awaiting a slot."""
+        """Progress of prompts in prefill, and of prefilled prompts waiting for a slot."""
 
     def all_progress(self) -> Iterator[RequestProgress]:
         """Progress of all started prompts."""
@@ -61,7 +61,8 @@ def open_batch_run(
 
     Args:
         args: flags, checked by `check_batch_arguments`.
-        sampler: called once per step with all rows; the engine builds one from `args`.
+        sampler: called once per step with the logprobs of all rows; the engine builds one from
+            `args`.
     """
     if args.solution == "mlx":
         return MlxBatchRun(
@@ -86,7 +87,7 @@ def open_batch_run(
 
 
 class CourseBatchRun:
-    """`BatchRun` on the course's `BatchGeneration`."""
+    """`BatchRun` on `BatchGeneration`, the course's continuous batching."""
 
     def __init__(self, batch: BatchGeneration):
         self._batch = batch
@@ -109,7 +110,7 @@ class CourseBatchRun:
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun.prefilling`; at most one."""
+        """See `BatchRun.prefilling`; at most one request."""
         request = self._batch.prefilling
         return [] if request is None else [_progress(request)]
 
@@ -217,7 +218,7 @@ class MlxBatchRun:
         progress = request.progress
         if not progress.is_decoding:
             if None not in self._slots:
-                # mlx_lm adds prefilled prompts beyond the batch size.
+                # mlx_lm prefills prompts even when all slots are in use.
                 self._slots.append(None)
             self._slots[self._slots.index(None)] = progress
         progress.new_tokens += 1

@@ -15,7 +15,7 @@ PAGES_WIDTH = 30  # width of the page usage bar in characters
 
 
 def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
-    """Renders a run: slots, prompts in prefill, queue, pages, and throughput."""
+    """Renders a run's slots, prompts in prefill, waiting prompts, page usage and throughput."""
     table = Table(expand=True, box=None, header_style="bold", padding=(0, 1))
     for name, width, justify in (("slot", 6, "right"), ("prompt", 6, "right")):
         table.add_column(name, width=width, justify=justify)  # type: ignore[arg-type]
@@ -24,8 +24,8 @@ def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
     table.add_column("output so far", ratio=1)
     for slot, progress in enumerate(run.slots):
         table.add_row(str(slot), *_cells(progress, "decoding"))
-    # An idle row keeps the table's height constant. Engine runs need none: a request gets its slot
-    # before prefill.
+    # An idle row keeps the table's height constant. An engine run has no prompts in prefill without
+    # a slot, so it needs no idle row.
     idle: Sequence[None] = [None] if run.state() is None else []
     upcoming: Sequence[RequestProgress | None] = run.prefilling or idle
     for progress in upcoming:
@@ -44,7 +44,7 @@ def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
 
 
 def _cells(progress: RequestProgress | None, prefilled_state: str) -> list[RenderableType]:
-    """A row's cells after the first; `prefilled_state` is the label after prefill."""
+    """Cells of a row, without its label; `prefilled_state` is the state shown after prefill."""
     if progress is None:
         return [Text("–", style="dim"), Text("idle", style="dim"), "", ""]
     if progress.prefilled < progress.prompt_tokens:
@@ -92,7 +92,7 @@ def _speed(run: BatchRun, seconds: float) -> Text:
 
 
 def speed_line(started: Sequence[RequestProgress], seconds: float) -> str:
-    """Formats token counts and tokens/s over the run's duration: prefill and decode share steps."""
+    """Formats token counts and tokens/s over the whole run: a step may prefill and decode."""
     prompt = sum(progress.prefilled for progress in started)
     generated = sum(progress.new_tokens for progress in started)
     seconds = max(seconds, 1e-9)

@@ -12,7 +12,7 @@ from ...errors import UserError
 
 @dataclass(frozen=True)
 class LengthRange:
-    """Range of lengths, inclusive.
+    """Inclusive range of sequence lengths, in tokens.
 
     Args:
         kind: "input" or "output", as in the flags --min-<kind>-len and --max-<kind>-len.
@@ -52,7 +52,7 @@ class Workload:
 def synthetic_workload(
     num_seqs: int, inputs: LengthRange, outputs: LengthRange, vocab_size: int, seed: int
 ) -> Workload:
-    """Draws `num_seqs` sequences of random ids; deterministic across platforms."""
+    """Draws `num_seqs` sequences of random token ids; deterministic across platforms."""
     rng = np.random.default_rng(seed)
     input_lens = rng.integers(inputs.low, inputs.high, num_seqs, endpoint=True)
     output_lens = rng.integers(outputs.low, outputs.high, num_seqs, endpoint=True)
@@ -113,7 +113,15 @@ def latencies(sequences: Sequence[Sequence[float]], started: float) -> dict[str,
 def summarize(
     latencies: Mapping[str, Sequence[float]], percentile: Callable[[Sequence[float], float], Any]
 ) -> dict[str, float | None]:
-    """Median and 95th percentile of latencies in seconds, as `<name>_ms_<key>` in milliseconds."""
+    """Median and 95th percentile of each list of latencies.
+
+    Args:
+        latencies: seconds, by name.
+        percentile: percentile of a list, from the list and a percentage.
+
+    Returns:
+        `<name>_ms_median` and `<name>_ms_p95` in milliseconds; None for an empty list.
+    """
     return {
         f"{name}_ms_{key}": round(float(percentile(values, percent)) * 1e3, 3) if values else None
         for name, values in latencies.items()

@@ -18,7 +18,7 @@ from .input_text import validate_utf8
 
 SOLUTIONS = {"tiny_llm": "tiny_llm", "ref": "tiny_llm", "mine": "mine", "mlx": "mlx"}
 LOADERS = {f"week{week}": week for week in WEEK_MODELS}
-ENGINE = "engine"  # the default loader
+ENGINE = "engine"  # default loader: the serving engine, not a week's decoding loop
 
 # Flags that only the engine supports, by attribute name in the namespace.
 ENGINE_FLAGS = {
@@ -40,7 +40,7 @@ API_KEY_VARIABLE = "TINY_LLM_API_KEY"
 
 
 def api_key(argument: str | None) -> str | None:
-    """API key from `--api-key` or the environment variable, or None."""
+    """API key from `--api-key` or `API_KEY_VARIABLE`; None if neither is set."""
     key = argument or os.environ.get(API_KEY_VARIABLE)
     return validate_utf8("the API key", key) if key else None
 
@@ -57,7 +57,7 @@ def in_range(
         allowed = f"at least {low}" if high == math.inf else f"between {low} and {high}"
         raise argparse.ArgumentTypeError(f"must be {allowed}, got {text}")
 
-    parse.__name__ = convert.__name__  # for argparse's "invalid int value"
+    parse.__name__ = convert.__name__  # argparse prints this name in "invalid int value"
     return parse
 
 
@@ -243,7 +243,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     is_unspecified = args.loader is None and args.enable_flash_attn is None
     prefers_engine = args.solution == "tiny_llm" and (beyond_week1 or kernels.is_built())
     if args.loader == ENGINE or (is_unspecified and prefers_engine):
-        kernels.extension()  # fail before loading if the extension is not built
+        kernels.extension()  # raises before the model is loaded if the extension is not built
         args.loader, args.enable_flash_attn = ENGINE, False
         return
     for name, reason in ENGINE_FLAGS.items():
@@ -276,7 +276,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
             "--loader week2."
         )
     if args.loader != "week1":
-        kernels.extension()  # fail before loading if the extension is not built
+        kernels.extension()  # raises before the model is loaded if the extension is not built
     if args.enable_flash_attn is None:
         args.enable_flash_attn = args.loader == "week2" and kernels.runs_on_default_device()
 

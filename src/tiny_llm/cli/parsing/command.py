@@ -16,13 +16,13 @@ from ...errors import TaskNotImplemented, UserError
 from .learner_tree import exec_in_learner_tree, find_learner_tree, is_running_mine, unwritten_files
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130  # shells' status after Ctrl-C
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells after Ctrl-C
 
 console = Console(stderr=True, highlight=False, emoji=False)
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Appends the default to a flag's help, if it has one."""
+    """Adds the default value to a flag's help text."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         has_default = action.default not in (None, False, [])
@@ -125,7 +125,8 @@ def _open_closed_streams() -> None:
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor
+            # Gets the lowest free descriptor: that of the closed stream.
+            null = os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, os.fdopen(null, mode, encoding="utf-8"))
 
 

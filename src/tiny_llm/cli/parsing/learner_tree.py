@@ -7,10 +7,9 @@ from pathlib import Path
 
 from ...errors import UserError
 
-TREE_VARIABLE = (
-    "TINY_LLM_MINE"  # learner's source tree; by default `mine/` in the current directory
-)
-SKIP_VARIABLE = "TINY_LLM_SKIP"  # files of the tree to import from the reference solution instead
+TREE_VARIABLE = "TINY_LLM_MINE"  # learner's source tree; default `mine/` in the current directory
+# Files to import from the reference solution instead of the learner's tree.
+SKIP_VARIABLE = "TINY_LLM_SKIP"
 
 
 def find_learner_tree() -> Path | None:

@@ -109,7 +109,8 @@ class MessageSerializer:
             "role": "assistant",
             "model": handle.model_name,
         }
-        if body.wants_diagnostics:  # unknown: earlier prompts are not stored
+        # The reason for a miss is unknown: earlier prompts are not stored.
+        if body.wants_diagnostics:
             self._envelope["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
         self._omit_reasoning = body.omit_reasoning
         self._blocks: list[dict[str, Any]] = []
@@ -166,7 +167,7 @@ class MessageSerializer:
         return error_event(PATH, error)
 
     def _finish(self) -> bytes:
-        """Schedules warm-up and validation; adds an empty block if the message has no blocks.
+        """Schedules prefix warm-up and validation; adds an empty block to an empty message.
 
         Many clients read the first block without checking whether it exists.
 
@@ -201,7 +202,7 @@ class MessageSerializer:
             case ToolCallDelta(is_new=False):
                 return False
             case ToolCallDelta(name, arguments, call_id):
-                # Ids without `call_` keep the form that the chat template requires.
+                # Other ids are unchanged, because the chat template requires their format.
                 tool_use_id = re.sub("^call_", "toolu_", call_id)
                 head = {"type": "tool_use", "id": tool_use_id, "name": name}
                 self._blocks.append({**head, "input": _parse_arguments(arguments)})
@@ -220,7 +221,7 @@ class MessageSerializer:
                 delta = {"type": "thinking_delta", "thinking": text}
             case ToolCallDelta(arguments=arguments):
                 empty = {**self._blocks[-1], "input": {}}
-                if self._is_first_delta and arguments and arguments[0] != "{":  # not an object
+                if self._is_first_delta and arguments and arguments[0] != "{":  # not a JSON object
                     arguments = json.dumps(_parse_arguments(arguments), ensure_ascii=False)
                 self._is_first_delta = is_new
                 delta = {"type": "input_json_delta", "partial_json": arguments}
@@ -263,7 +264,7 @@ def _event(data: dict[str, Any]) -> bytes:
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
-    """Parses a tool call's arguments for `input`, an object; wraps any other text in one."""
+    """Parses a tool call's arguments; text other than an object becomes {"arguments": text}."""
     if not arguments:  # not generated yet
         return {}
     try:

@@ -31,7 +31,8 @@ from ..protocol.request_fields import (
 )
 from .tools_schema import CacheableModel, MessagesTool, ToolChoice
 
-# First line of Claude Code's system prompt. It changes per session and defeats prefix caching.
+# First line of Claude Code's system prompt. Removed, because it differs per session and would
+# prevent prefix cache hits.
 BILLING_HEADER = "x-anthropic-billing-header"
 
 
@@ -82,7 +83,7 @@ class DocumentBlock(CacheableModel):
 
 
 class SearchResultBlock(CacheableModel):
-    """A search result from the client; the model gets its text."""
+    """A search result from the client, passed to the model as text."""
 
     type: Literal["search_result"]
     source: str
@@ -138,7 +139,7 @@ ContentBlock = Annotated[
 class MessageParam(StrictModel):
     """A message. Claude Code also sends system messages between turns.
 
-    Beside a tool result, images and documents are replaced with text, as in the result itself:
+    In a message with a tool result, images and documents are replaced with text, as in the result:
     Claude Code sends a tool's PDF file as a separate block.
     """
 
@@ -178,7 +179,7 @@ class OutputConfig(StrictModel):
 class ContextEdit(StrictModel):
     """Context edit that removes reasoning from earlier turns; no other edit is supported.
 
-    A no-op, because chat templates omit earlier reasoning. Claude Code sends it.
+    Accepted because Claude Code sends it; a no-op, because chat templates omit earlier reasoning.
     """
 
     type: Literal["clear_thinking_20251015"]
@@ -216,7 +217,7 @@ class CountTokensRequest(CacheableModel):
     context_management: ContextManagement | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # earlier name for output_config.format
-    mcp_servers: ShortList[Any] | None = None  # must be empty
+    mcp_servers: ShortList[Any] | None = None  # not supported: must be empty
     billing_policy: BillingPolicy | None = None
     speed: Literal["standard"] | None = None
     workspace_id: str | None = None
@@ -373,7 +374,8 @@ def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
                 content = "\n".join(_texts(block.content))
-                prefix = "Error: " if block.is_error else ""  # templates have no error field
+                # Chat templates have no field for errors.
+                prefix = "Error: " if block.is_error else ""
                 result = {"role": "tool", "tool_call_id": block.tool_use_id}
                 results.append({**result, "content": prefix + content})
     if not (texts or reasoning or calls):

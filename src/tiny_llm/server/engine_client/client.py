@@ -157,7 +157,7 @@ class RequestHandle:
         match output.finish_reason:
             case "error":
                 reason = output.request_output.error or ""
-                if reason.startswith(GRAMMAR_FAILED):  # the request's fault, not the engine's
+                if reason.startswith(GRAMMAR_FAILED):  # caused by the request's grammar
                     return bad_request(reason[0].upper() + reason[1:])
                 return ApiError(500, ENGINE_FAILED)
             case "timeout":
@@ -185,7 +185,8 @@ class EngineClient:
         snapshot: latest scheduler snapshot (`engine/scheduling/snapshot.py`); None until one
             arrives.
         in_flight: requests with output still to be computed or delivered.
-        shutting_down: set when the process shuts down, to end the event streams of engine views.
+        shutting_down: set when the process shuts down, to end the event streams of
+            `/engine/events`.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class EngineClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self._handles: dict[str, RequestHandle | None] = {}  # by request id; None once closed
-        self._unfinished: dict[str, int] = {}  # number of unfinished completions
+        self._unfinished: dict[str, int] = {}  # number of unfinished completions, by request id
         self._request_counter = itertools.count()
         self._subscribers: list[Callable[[StepReport], None]] = []
         self._snapshot_waiters: list[asyncio.Future[None]] = []
@@ -300,7 +301,7 @@ class EngineClient:
     # ---------------------------------------------------------------- observers
 
     def subscribe(self, callback: Callable[[StepReport], None]) -> None:
-        """Calls `callback` with each step report, engine events included."""
+        """Calls `callback` with each step report; enables engine events in the reports."""
         self._subscribers.append(callback)
         self.command_queue.put(EnableEvents(True))
 
@@ -425,7 +426,7 @@ class EngineClient:
 
     def _dispatch(self, update: RequestUpdate) -> None:
         request_id = update.request_id
-        if request_id not in self._handles:  # after `on_engine_dead`
+        if request_id not in self._handles:  # `on_engine_dead` has removed it
             return
         handle = self._handles[request_id]
         if isinstance(update, StreamOutput):
@@ -461,5 +462,5 @@ class EngineClient:
                 details={
                     "n_prompt_tokens": num_tokens,
                     "n_ctx": max_seq_len,
-                },  # llama.cpp's field names
+                },  # field names of llama.cpp's server
             )

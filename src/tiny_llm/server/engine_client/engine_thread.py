@@ -40,7 +40,7 @@ MAX_WARMUP_PREFIXES = 4  # maximum number of pending `Precompute` commands
 class GrammarReady:
     """Sent by a worker when a request's grammar has been compiled or rejected.
 
-    `reject_reason` is the error message for the client; None if the grammar was compiled.
+    `reject_reason` is the error message for the client; None if the request is accepted.
     """
 
     request: messages.AddRequest
@@ -78,7 +78,7 @@ class EngineThread(threading.Thread):
         self._compiling: set[str] = set()  # ids of requests whose grammar is being compiled
         self._events: list[dict[str, Any]] = []
         self._snapshot_requested = False
-        self._next_snapshot = 0.0  # due time of the periodic snapshot for subscribers
+        self._next_snapshot = 0.0  # time at which the next snapshot for subscribers is due
         self._num_submitted = 0  # requests since memory was last trimmed
         # Newest last; when full, the oldest is dropped.
         self._warmup_prefixes: deque[messages.Precompute] = deque(maxlen=MAX_WARMUP_PREFIXES)
@@ -127,7 +127,7 @@ class EngineThread(threading.Thread):
         self._report(messages.ModelUnloaded())
 
     def _on_worker_lost(self, reason: str) -> None:
-        """Reports a lost rank and waits for delivery; the caller then exits the process."""
+        """Reports a lost rank and waits for clients to receive the error; the caller then exits."""
         self._report(messages.EngineDead(reason))
         time.sleep(messages.SHUTDOWN_GRACE_SECONDS)
 
@@ -157,7 +157,8 @@ class EngineThread(threading.Thread):
     ) -> Iterator[messages.EngineCommand | GrammarReady]:
         """Yields all queued commands.
 
-        With `wait`, blocks until a command arrives or `check_memory` has changed the statistics.
+        With `wait`, blocks until a command arrives or `LLM.check_memory` has changed the memory
+        statistics, which must be reported.
         """
         # [task 5.2.3 drain]
         while wait:
@@ -232,7 +233,8 @@ class EngineThread(threading.Thread):
     def _compile_grammar(self, llm: LLM, request: messages.AddRequest) -> None:
         """Compiles a request's grammar, in a worker thread.
 
-        With `tool_choice` "auto", a grammar that cannot be compiled is dropped.
+        With `tool_choice` "auto", a grammar that cannot be compiled is dropped: tool calls are then
+        unconstrained.
         """
         ids, thinking_enabled = request.token_ids, request.thinking_enabled
         constraint = request.params.structured_outputs
@@ -287,7 +289,7 @@ def _add_request(
 ) -> messages.RequestAccepted | messages.RequestRejected:
     """Adds a request to the engine."""
     timeout = None
-    if message.deadline is not None:  # may have passed during grammar compilation
+    if message.deadline is not None:  # the deadline may have passed during grammar compilation
         timeout = max(message.deadline - time.monotonic(), 1e-6)
     try:
         llm.add_request(
@@ -310,7 +312,7 @@ def _log_errors(outputs: Sequence[StreamOutput]) -> None:
 
 
 def _max_seq_len(llm: LLM) -> int:
-    """Maximum sequence length: the KV capacity plus the last token, which needs no KV slot."""
+    """Maximum sequence length; the keys and values of the last token are never stored."""
     config = llm.scheduler.config
     return min(config.max_seq_len, config.num_pages * config.page_size + 1)
 

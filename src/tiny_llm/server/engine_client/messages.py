@@ -13,7 +13,8 @@ from typing import Any
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 
-SHUTDOWN_GRACE_SECONDS = 1.0  # for errors to reach clients before a failed process exits
+# Delay before a failed process exits, so that clients receive the error.
+SHUTDOWN_GRACE_SECONDS = 1.0
 
 # ---------------------------------------------------------------- to the engine
 
@@ -175,8 +176,8 @@ class StepReport:
         updates: request updates, in order.
         stats: engine gauges and totals after the step.
         events: engine events as JSON objects; empty without subscribers.
-        snapshot: request and page state after the step (`engine/scheduling/snapshot.py`), if
-            requested or, with subscribers, due; else None.
+        snapshot: request and page state after the step (`engine/scheduling/snapshot.py`); None
+            unless requested, or due for subscribers.
     """
 
     updates: tuple[RequestUpdate, ...]

@@ -195,6 +195,6 @@ class Metrics:
 
 
 def add_totals(stats: EngineStats, earlier: EngineStats) -> EngineStats:
-    """Adds the totals from a model's earlier loads to the current stats."""
+    """Adds the totals from earlier loads of a model to its current stats."""
     totals = {name: getattr(stats, name) + getattr(earlier, name) for name in TOTALS}
     return replace(stats, **totals)

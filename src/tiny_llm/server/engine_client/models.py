@@ -2,8 +2,8 @@
 
 Models load one at a time, in the order they were first requested. When the memory budget is
 exhausted, the least recently used model is evicted, idle models first. A model evicted while in use
-accepts no new requests: these wait for its next load, queued behind the model that displaces it, so
-that neither model starves.
+accepts no new requests. They wait for its next load, which follows the load of the model that
+replaces it, so that neither model starves.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class ModelEngine:
     # ---------------------------------------------------------------- users
 
     def acquire(self, request_load: Callable[["ModelEngine"], None]) -> asyncio.Future[None]:
-        """Adds a user once the model is loaded; the returned future must be passed to `release`.
+        """Adds a user once the model is loaded; pass the returned future to `release`.
 
         Args:
             request_load: called if the model must be loaded.
@@ -206,7 +206,7 @@ class ModelRegistry:
         self._idle_unload = idle_unload
         self._on_load_failed = on_load_failed
         self._queue: asyncio.Queue[ModelEngine] = asyncio.Queue()
-        self._queued: set[ModelEngine] = set()  # including the model being loaded
+        self._queued: set[ModelEngine] = set()  # models in `_queue`, and the model being loaded
         self.is_on_demand = len(engines) > 1 or idle_unload is not None
 
     def request_load(self, engine: ModelEngine) -> None:

@@ -3,8 +3,9 @@
 Waking the event loop and writing to a socket for every token is expensive: a small model's step
 takes a few milliseconds, while a display refreshes every 16 ms. Therefore only urgent messages wake
 the loop immediately: a completion's first token, its end, an error, and any message after a pause.
-All others are delivered together at the next flush. The delay grows by 2 ms per stream, which
-bounds writes at 500 per second, up to `MAX_DELAY`, beyond which streams stop looking smooth.
+All others are delivered together at the next flush. The delay is 2 ms per stream, which limits all
+streams together to 500 writes per second, but at most `MAX_DELAY`: with a longer delay, streams
+would not look smooth.
 
 The engine never blocks on a reader. When a queue is full, new output is merged into the last
 queued output of the same completion: nothing is lost and the length stays bounded. A reader that
@@ -25,7 +26,7 @@ from .messages import EngineMessage, StepReport
 WakeCallback = Callable[[], None]
 
 MIN_DELAY, MAX_DELAY = 0.01, 0.03  # seconds between flushes
-DELAY_PER_STREAM = 0.002  # seconds per open stream
+DELAY_PER_STREAM = 0.002  # seconds of delay per open stream
 
 QueueItem = StreamOutput | ApiError
 
@@ -66,7 +67,8 @@ class Coalescer:
         """Queues a message from the engine thread; wakes the loop if it is urgent."""
         assert self._loop is not None
         # [task 5.2.4 post]
-        self._messages.append(message)  # first, so that a concurrent `_flush` delivers it
+        # Append before the check, so that a concurrent `_flush` delivers the message.
+        self._messages.append(message)
         can_wait = isinstance(message, StepReport) and not is_urgent(message)
         if not can_wait or time.monotonic() >= self._next_flush:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process is exiting
@@ -74,7 +76,7 @@ class Coalescer:
         # [/task 5.2.4 post]
 
     def schedule_wake(self, wake: WakeCallback) -> None:
-        """Calls `wake` at the end of the next scheduled flush; it must not raise."""
+        """Calls `wake` at the end of the next scheduled flush; `wake` must not raise."""
         self._pending_wakes.append(wake)
 
     def _flush(self) -> None:

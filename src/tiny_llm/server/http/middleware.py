@@ -17,7 +17,7 @@ from .errors import ACCESS_RECORD, AccessRecord, ApiError, bad_request, single_l
 
 access_log = logging.getLogger("tiny_llm.access")
 
-MAX_LOGGED_BYTES = 16384  # per request body and per response body
+MAX_LOGGED_BYTES = 16384  # maximum bytes logged of a request or response body
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 OTHER = "other"  # label for unknown methods and paths, to bound the number of labels
 
@@ -219,8 +219,8 @@ class BodyMiddleware:
     """Reads the body before the application runs; rejects bodies that exceed a limit.
 
     Size, number of JSON values and nesting depth are checked as the body arrives. After a JSON
-    error, the rest is read and discarded, because many clients send the whole body before reading
-    the response.
+    error, the rest of the body is read and discarded, because many clients send the whole body
+    before reading the response.
 
     Args:
         app: the wrapped application.

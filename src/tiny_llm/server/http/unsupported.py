@@ -17,14 +17,14 @@ CONTEXT_NOT_EDITED = "context_management is ignored: conversations are not edite
 NO_SERVER_TOOLS = "this server does not run tools; the client runs those in `tools`"
 
 FIELD_REASONS = {
-    # Chat Completions API
+    # Fields of the Chat Completions API.
     "audio": TEXT_ONLY,
     "function_call": "it is deprecated; use tool_choice",
     "functions": "it is deprecated; use tools",
     "moderation": "this server does not moderate content",
     "prediction": "start the server with --speculative ngram to draft tokens from the prompt",
     "web_search_options": NO_SERVER_TOOLS,
-    # vLLM, llama.cpp and SGLang
+    # Fields of vLLM, llama.cpp and SGLang.
     "allowed_token_ids": "use structured_outputs or logit_bias",
     "bad_words": "use logit_bias",
     "chat_template": "requests cannot override the server's chat template",
@@ -42,13 +42,13 @@ FIELD_REASONS = {
     "regex": "use structured_outputs",
     "truncate_prompt_tokens": "prompts are not truncated",
     "use_beam_search": NO_BEAMS,
-    # Responses API
+    # Fields of the Responses API.
     "access_programs": "this server has no access programs",
     "background_options": "background responses are not supported",
     "conversation": STATELESS,
     "image": TEXT_ONLY,
     "prompt": "this server does not store prompts; send the text itself",
-    # Messages API
+    # Fields of the Messages API.
     "compaction": "the conversation is not edited",
     "container": NO_SERVER_TOOLS,
     "fallbacks": "this server does not fall back to other models",
@@ -56,7 +56,7 @@ FIELD_REASONS = {
     "mcp_servers": NO_SERVER_TOOLS,
 }
 
-# Fields for which only the default value is supported.
+# Reasons why a field supports only its default value.
 VALUE_REASONS = {
     "billing_policy.bill_to": "this server does not bill requests",
     "context_management.edits[].type": "the conversation is not edited",

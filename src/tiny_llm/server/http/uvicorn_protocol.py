@@ -13,9 +13,9 @@ from .errors import ApiError, to_json
 
 log = logging.getLogger("tiny_llm.server")
 
-MAX_HEADER_BYTES = 65536  # request line and headers
+MAX_HEADER_BYTES = 65536  # maximum size of request line and headers
 HEADER_TIMEOUT = 30.0  # seconds from the connection, or the first byte, to the end of the headers
-RESERVED_FILES = 48  # file descriptors reserved for other purposes; about 12 are in use
+RESERVED_FILES = 48  # file descriptors that connections may not use; the server needs about 12
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -30,7 +30,7 @@ class HttpProtocol(HttpToolsProtocol):
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
-        self._head_bytes = 0  # bytes of the current request head so far
+        self._head_bytes = 0  # bytes received of the current request head
         self._head_timer: asyncio.TimerHandle | None = None
         self._start_head_timer()
         max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -83,7 +83,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._stop_head_timer()
         super().on_headers_complete()
-        if self.parser.get_http_version() == "1.0":  # has no chunked encoding
+        if self.parser.get_http_version() == "1.0":  # HTTP/1.0 has no chunked encoding
             self.cycle.chunked_encoding = True
             self.cycle.transport = _UnchunkedTransport(self.transport)  # type: ignore[assignment]
 

@@ -18,8 +18,8 @@ MESSAGES = {
     "json_invalid": "The body is not valid JSON.",
 }
 
-# Requirements by pydantic error type; names in braces come from the error's context.
 AN_OBJECT, AN_INTEGER, A_NUMBER = "must be an object", "must be an integer", "must be a number"
+# Requirements by pydantic error type; names in braces are from the error's context.
 REQUIREMENTS = {
     "list_type": "must be a list",
     "string_type": "must be a string",

@@ -120,7 +120,8 @@ class ChatSerializer:
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
         self._continuous_usage = options is not None and options.is_continuous
-        # Whether text chunks have no logprobs, token ids or usage: then a template encodes them.
+        # Whether text chunks have no logprobs, token ids or usage, so that `_text_event` can encode
+        # them.
         self._is_text_only = not (body.logprobs or body.return_token_ids or self._continuous_usage)
         self._event_templates: dict[
             tuple[int, type[TextDelta] | type[ReasoningDelta]], EventTemplate
@@ -189,7 +190,7 @@ class ChatSerializer:
         num_calls = len(parsed.calls)
         parts = parsed.add(output)
         has_ended = parsed.finish_reason is not None
-        if self._is_text_only and not has_ended and len(parts) < 2:  # the common case
+        if self._is_text_only and not has_ended and len(parts) < 2:  # fast path
             if not parts:
                 return b""
             if not isinstance(parts[0], ToolCallDelta):

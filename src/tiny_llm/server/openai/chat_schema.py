@@ -67,7 +67,7 @@ class FunctionCall(StrictModel):
 
     name: str
     arguments: str
-    parsed_arguments: Any = None  # added by OpenAI's client, on `parse`
+    parsed_arguments: Any = None  # added by `parse` of OpenAI's client
 
 
 class MessageToolCall(StrictModel):
@@ -96,7 +96,7 @@ class ChatMessage(StrictModel):
     annotations: BoundedList[Any] | None = None
     audio: None = None
     function_call: None = None
-    parsed: Any = None  # added by OpenAI's client, on `parse`
+    parsed: Any = None  # added by `parse` of OpenAI's client
 
     @model_validator(mode="before")
     @classmethod
@@ -121,7 +121,7 @@ class ChatMessage(StrictModel):
                 f"{path}.content",
             )
         if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)  # as `LLM` and vLLM do
+            content = "\n".join(part.text for part in content)  # joined as by `LLM` and vLLM
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": content}
         reasoning = self.reasoning_content if self.reasoning is None else self.reasoning

@@ -77,7 +77,7 @@ class CompletionRequest(SamplingFields):
 
     @property
     def is_tokenized(self) -> bool:
-        """Whether all prompts are token ids and none needs decoding."""
+        """Whether all prompts are token ids whose text is not needed."""
         return not self.echo and not any(isinstance(prompt, str) for prompt in self.prompts())
 
     def prompts(self) -> list[str | list[int]]:
@@ -121,17 +121,20 @@ def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], 
     for prompt in body.prompts():
         if isinstance(prompt, str):
             token_ids = prompts.encode(prompt, body.add_special_tokens is not False)
-            server.engine_client.check_prompt_length(len(token_ids))  # before the next prompt
+            # Rejects a long prompt before encoding the next.
+            server.engine_client.check_prompt_length(len(token_ids))
             encoded.append((token_ids, prompt))
         else:
-            if body.echo:  # otherwise the engine checks them
+            if body.echo:  # without `echo`, the engine validates the ids
                 check_token_ids(server.engine_client.engine_info, prompt)
             encoded.append((prompt, prompts.decode(prompt) if body.echo else ""))
     return encoded
 
 
 class CompletionSerializer:
-    """Serializes completions. Completion `i` of prompt `p` is choice `p · n + i`.
+    """Serializes completions.
+
+    With `n` completions per prompt, completion `i` of prompt `p` is choice `p · n + i`.
 
     Args:
         encoded: token ids and text of each prompt.
@@ -159,7 +162,7 @@ class CompletionSerializer:
         self._prompt_ids = [ids for ids, _ in encoded]
         self._wants_prompt_logprobs = body.num_prompt_logprobs is not None
         self._prompt_logprobs: list[list[Any] | None] = [None] * len(encoded)  # by prompt
-        # Outputs held back until the prompt logprobs arrive, by prompt.
+        # By prompt: outputs held back until the prompt's logprobs arrive.
         self._pending: dict[int, list[StreamOutput]] = {}
         self._echoed = [text if body.echo else "" for _, text in encoded for _ in range(n)]
         self._outputs = [
@@ -171,7 +174,8 @@ class CompletionSerializer:
             CompletionLogprobs(server.prompts, body.logprobs or 0, as_token_ids)
             for _ in self._echoed
         ]
-        self._token_ids: list[list[int]] = [[] for _ in self._echoed]  # non-streaming only
+        # Output token ids by choice; non-streaming only.
+        self._token_ids: list[list[int]] = [[] for _ in self._echoed]
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
         self._continuous_usage = options is not None and options.is_continuous
@@ -224,7 +228,8 @@ class CompletionSerializer:
 
     def delta_events(self, output: StreamOutput) -> bytes:
         """Chunks for an engine output; see `OutputSerializer`."""
-        if self._is_passthrough and output.finish_reason is None:  # the common case
+        # Fast path: a chunk that contains only text.
+        if self._is_passthrough and output.finish_reason is None:
             number = self._handle.prompt_index[output.request_id]
             index = number * self._n + output.index
             self._outputs[index].add(output)
@@ -246,7 +251,7 @@ class CompletionSerializer:
         """Encodes an output as chunks."""
         parsed, logprobs = self._outputs[index], self._logprobs[index]
         chunks = b""
-        if logprobs:  # of the echoed prompt, which has not been sent
+        if logprobs:  # those of the echoed prompt have not been sent
             chunks = self._chunk([self._choice(index, self._echoed[index], None)])
             logprobs.clear()
         parsed.add(output)

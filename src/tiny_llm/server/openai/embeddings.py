@@ -19,7 +19,7 @@ from ..protocol.request_fields import PositiveInt, StrictModel, TokenIds
 from ..protocol.streaming import CancelOnDisconnect
 
 MAX_INPUTS = 2048  # OpenAI's limit
-GROUP_SIZE = 64  # prompts in the engine's queue at a time, per request
+GROUP_SIZE = 64  # maximum number of a request's prompts in the engine's queue
 
 router = APIRouter()
 
@@ -135,7 +135,7 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
 async def _pool(
     server: AppState, request: Request, prompts: Sequence[str | list[int]], lora: str | None
 ) -> tuple[list[list[float]], int]:
-    """Computes each prompt's embedding or score; returns them and the number of prompt tokens."""
+    """Returns each prompt's embedding or score, and the total number of prompt tokens."""
     encoded = await server.prompts.run(_encode, server, prompts)
     vectors: list[list[float]] = []
     for first in range(0, len(encoded), GROUP_SIZE):

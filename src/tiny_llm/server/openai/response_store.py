@@ -10,7 +10,7 @@ from ..http.errors import ApiError, bad_request
 
 Item = dict[str, Any]
 
-MAX_STORED_BYTES = 2**28  # JSON text of all stored items
+MAX_STORED_BYTES = 2**28  # maximum size of all stored items as JSON
 NOT_STORED = (
     "responses are not stored; send the whole conversation as input, or start the server with "
     "--response-store N"
@@ -32,7 +32,7 @@ class Conversation:
     """Items of a request's conversation."""
 
     items: list[Item]  # stored items, then the request's items with references resolved
-    num_stored: int = 0  # number of items from the previous response's conversation
+    num_stored: int = 0  # number of leading items from the previous response's conversation
 
 
 class ResponseStore:

@@ -106,7 +106,7 @@ class ResponseSerializer:
         )
         self._output = ParsedOutput(parser, body.parallel_tool_calls is False)
         self._texts = TokenTextDecoder(self._prompts)
-        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not been sent
+        self._logprobs: list[dict[str, Any]] = []  # for tokens whose text has not been sent
         self._items = OutputItems(body.include_encrypted_reasoning)
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = time.time()

@@ -42,7 +42,7 @@ def to_chat_messages(
         reasoning = None
         same_turn = bool(messages) and messages[-1]["role"] == "assistant"
         if same_turn and "tool_calls" in message and "reasoning_content" not in message:
-            # Merge with the turn's text and calls.
+            # Chat templates expect a turn's text and calls in one message.
             messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
         else:
             messages.append(message)

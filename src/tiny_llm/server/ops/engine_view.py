@@ -16,7 +16,7 @@ from ..http.openapi import ERROR_RESPONSES
 from ..protocol.streaming import KEEP_ALIVE_COMMENT, Events, sse_event
 
 MAX_QUEUED_REPORTS = 1000  # per subscriber; further reports are dropped
-SNAPSHOT_TIMEOUT = 0.5  # maximum wait in seconds for the current step
+SNAPSHOT_TIMEOUT = 0.5  # maximum seconds to wait for a new snapshot
 
 router = APIRouter()
 

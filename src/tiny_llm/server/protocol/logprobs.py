@@ -143,7 +143,7 @@ class CompletionLogprobs:
         Args:
             other: the token to name.
             token: the sampled token, which always keeps its text.
-            taken: keys in use.
+            taken: log-probabilities by key, of the tokens named so far.
         """
         text = self._texts.peek(other)
         if other == token or (text not in taken and text != self._texts.peek(token)):

@@ -85,7 +85,7 @@ class OutputParser:
         self._tags = () if tool_calls is None else tool_calls.format.tags
         self._first_tags = () if tool_calls is None else tool_calls.format.first_tags
         self._buffer = ""
-        self._at_start = False  # whether to drop whitespace, at the start of a section
+        self._at_start = False  # whether at the start of a section, where whitespace is dropped
         self._state = _State.CONTENT
         if reasoning_open:
             self._enter(_State.REASONING)
@@ -106,7 +106,7 @@ class OutputParser:
     def feed(self, text: str) -> list[ParsedDelta]:
         """Adds text; returns the deltas that are now unambiguous."""
         is_plain = self._state is _State.CONTENT and not (self._tags or self._at_start)
-        if is_plain and not self._buffer:  # the common case: nothing to parse
+        if is_plain and not self._buffer:  # fast path: nothing to parse
             return [TextDelta(text)] if text else []
         if self._state is _State.TOOL_CALLS:
             self._reader.source.buffer += text
@@ -155,7 +155,7 @@ class OutputParser:
                 return self._parse_tool_calls(deltas)
 
     def _parse_start(self) -> bool:
-        """Detects `<think>`, which counts as a tag only at the very start."""
+        """Detects `<think>`, which is a tag only at the start of the completion."""
         # [task 5.5.2 start]
         text = self._buffer.lstrip()
         if text.startswith(THINK_TAG):
@@ -203,9 +203,10 @@ class OutputParser:
         return True
 
     def _check_first(self) -> None:
-        """Once the content has started with other text, drops the tags valid only at its start.
+        """Drops the tags that can no longer occur, once the content has started with other text.
 
-        Structured content contains no tool calls after its start, so all tags are dropped.
+        Some tags are valid only at the start of the content. Structured content allows no tool
+        calls after its start, so all tags are dropped.
         """
         has_structured_content = self._options is not None and self._options.has_structured_content
         text = self._buffer.lstrip()
@@ -254,9 +255,9 @@ class OutputParser:
             self.has_incomplete_call |= reader.is_open
             self._state = _State.CONTENT
             if not source.num_taken and source.buffer.lstrip().startswith(self._tags):
-                source.take(1)  # otherwise, the same tag would start a call again, forever
+                source.take(1)  # prevents an endless loop: the same tag would start a call again
             is_truncated_call = source.has_ended and reader.is_open and self._options.is_stream
-            if not is_truncated_call:  # text since the last delta is content
+            if not is_truncated_call:  # the text after the last delta is content, not a call
                 if source.taken:
                     deltas.append(TextDelta(source.taken))
                 self._buffer = source.buffer
@@ -296,7 +297,7 @@ class ParsedOutput:
     stop_reason: int | str | None = None
 
     def add(self, output: StreamOutput) -> list[ParsedDelta]:
-        """Adds an output; returns its deltas, without text held back by the parser."""
+        """Adds an output; returns its deltas, except for text that the parser holds back."""
         was_thinking = self.parser.in_reasoning
         deltas = self.parser.feed(output.text)
         self.in_content = self.parser.in_content and not was_thinking
@@ -325,7 +326,8 @@ class ParsedOutput:
                 self.reasoning += text
             case ToolCallDelta():
                 if not delta.is_new:
-                    is_last = delta.id == self.calls[-1].id  # False for a dropped call
+                    # A dropped call's later deltas have another id.
+                    is_last = delta.id == self.calls[-1].id
                     self.arguments[-1] += delta.arguments if is_last else ""
                     return is_last
                 if self.calls and self.first_tool_call_only:

@@ -20,7 +20,7 @@ from .tool_calls import ToolCallOptions
 T = TypeVar("T")
 Message = dict[str, Any]
 
-NUM_TOKENIZER_WORKERS = 2  # tokenizing releases the GIL; template rendering does not
+NUM_TOKENIZER_WORKERS = 2  # tokenization releases the GIL, but template rendering does not
 THINKING_VARIABLE = "enable_thinking"  # accepted whether or not the template reads it
 PLACEHOLDER = "next-user-message"  # placeholder for the user's next message in a rendered prompt
 
@@ -92,7 +92,7 @@ class PromptRenderer:
             check_unicode("the prompt", text)
             check_length(self.tokenizer, "the prompt", text, self.max_tokens)
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        except UserError as error:  # also raised by the sandboxed encoder
+        except UserError as error:  # from the checks, or from `encode` in a sandbox
             raise bad_request(str(error)) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:

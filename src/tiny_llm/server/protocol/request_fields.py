@@ -21,8 +21,8 @@ from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG, read_option
 from ..http.errors import bad_request
 from ..http.unsupported import drop_nulls
 
-MAX_ITEMS = 10_000  # messages, input items, content parts, tool calls
-MAX_SHORT_ITEMS = 512  # tools, stop strings
+MAX_ITEMS = 10_000  # maximum number of messages, input items, content parts or tool calls
+MAX_SHORT_ITEMS = 512  # maximum number of tools or stop strings
 MAX_KEYS = 4096  # per object
 MAX_TOKEN_IDS = 1_000_000
 
@@ -37,7 +37,8 @@ def _check_keys(value: Any) -> Any:
     return value
 
 
-# `fail_fast` reports only the first invalid element, because each error takes a kilobyte.
+# `fail_fast` reports only the first invalid element, because an error object takes about a
+# kilobyte.
 BoundedList = Annotated[list[T], Field(max_length=MAX_ITEMS, fail_fast=True)]
 ShortList = Annotated[list[T], Field(max_length=MAX_SHORT_ITEMS, fail_fast=True)]
 BoundedDict = Annotated[dict[str, T], Field(max_length=MAX_KEYS), BeforeValidator(_check_keys)]
@@ -239,7 +240,7 @@ def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> Sampling
         given["seed"] %= 2**64  # OpenAI allows negative seeds
     chosen: dict[str, Any] = {"max_tokens": None, "clamp_max_tokens": True, **defaults, **given}
     if chosen.get("n", 1) > 1 and "temperature" not in given:
-        # Greedy completions would be identical.
+        # With the default temperature of 0, the `n` completions would be identical.
         chosen["temperature"] = chosen.get("temperature") or 1.0
     try:
         return SamplingParams(**chosen)

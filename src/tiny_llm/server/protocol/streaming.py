@@ -75,7 +75,7 @@ class CancelOnDisconnect:
         self._disconnect_task.cancel()
         self._handle.on_slow_reader = None
         self._handle.close()
-        # A concurrent cancellation from elsewhere must still propagate.
+        # A concurrent cancellation by another task must still propagate.
         is_ours = self._was_cancelled and kind is asyncio.CancelledError
         return is_ours and self._task.uncancel() == 0
         # [/task 5.1.4 leave]
@@ -154,7 +154,7 @@ def stream_headers() -> dict[str, str]:
 
 
 class EventTemplate:
-    """A pre-encoded event in which only one text varies.
+    """A pre-encoded event in which only the text varies, to avoid encoding the rest each time.
 
     Args:
         with_text: the event with `TEXT_PLACEHOLDER` as its text.
@@ -175,8 +175,8 @@ class EventTemplate:
 class EventSourceResponse(Response):
     """A stream of server-sent events.
 
-    Each token is an event; the events of one batch of outputs are sent in one write. Headers and
-    start events are sent with the first token if it is ready within `HEADER_DELAY`.
+    Each output is encoded separately; the events of a batch of outputs are sent in one write.
+    Headers and start events are sent with the first token if it is ready within `HEADER_DELAY`.
 
     Args:
         serializer: creates the events.
@@ -203,7 +203,7 @@ class EventSourceResponse(Response):
         self._headers_sent = False  # whether headers and start events have been sent
         self._last_sent = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._keep_alive_task: asyncio.Task[None] | None = None  # sends a keep-alive
+        self._keep_alive_task: asyncio.Task[None] | None = None  # sends a keep-alive event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends events until the output ends, the client disconnects, or it reads too slowly."""
@@ -216,7 +216,7 @@ class EventSourceResponse(Response):
             log.warning("disconnected a client that read its stream too slowly")
 
     async def _send_all(self, send: Send) -> None:
-        """Sends the whole stream; a failure becomes its last event."""
+        """Sends the whole stream; a failure ends it with error events."""
         self._schedule_keep_alive(HEADER_DELAY, send)
         # [task 5.1.3 errors]
         try:
@@ -258,12 +258,12 @@ class EventSourceResponse(Response):
         Args:
             send: ASGI's `send`.
             data: encoded events.
-            is_last: whether the body ends here.
+            is_last: whether this chunk ends the body.
         """
         self._last_sent = time.monotonic()
         # [task 5.1.2 send]
         if not self._headers_sent:
-            self._headers_sent = True  # before `await`, which lets a keep-alive run
+            self._headers_sent = True  # set before `await`, which lets the keep-alive task run
             data = (self._start_data or b"") + data
             start = {"type": "http.response.start", "status": self.status_code}
             await send({**start, "headers": self.raw_headers})
@@ -273,7 +273,7 @@ class EventSourceResponse(Response):
     # ---------------------------------------------------------------- keep-alive against timeouts
 
     def _schedule_keep_alive(self, seconds: float, send: Send) -> None:
-        """Sets the timer for the next silence check."""
+        """Sets the timer that sends a keep-alive, unless data is sent within `seconds`."""
         self._timer = asyncio.get_running_loop().call_later(
             seconds, self._on_keep_alive_timer, send
         )

@@ -68,7 +68,7 @@ class ToolCallReader:
         """Appends deltas for the text so far; returns whether the calls have ended.
 
         Raises:
-            MalformedCallError: the rest of the text, `source.taken` included, is not a call.
+            MalformedCallError: the rest of the text, starting with `source.taken`, is not a call.
         """
         for event in self._events:
             if event is None:

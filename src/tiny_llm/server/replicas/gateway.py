@@ -18,8 +18,8 @@ from .routing import routing_key
 
 REPLICA_LOST = "The replica that computed this response was lost; retry."
 NO_REPLICA = "No replica is available; retry in a moment."
-MAX_ATTEMPTS = 3  # including the first
-RETRY_DELAY = 0.5  # seconds for the router to detect the lost replica
+MAX_ATTEMPTS = 3  # maximum attempts per request, including the first
+RETRY_DELAY = 0.5  # seconds before the next attempt, for the router to detect the lost replica
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class PrefixAwareRouter:
         max_imbalance: a replica is too busy if its requests in flight exceed those of the least
             busy replica by more than this.
         min_match: minimum fraction of the key that must match, so that a common system message does
-            not attract every conversation.
+            not route every conversation to the same replica.
     """
 
     def __init__(self, capacity: int, max_imbalance: int = 4, min_match: float = 0.5):
