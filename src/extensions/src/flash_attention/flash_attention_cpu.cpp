@@ -1,4 +1,5 @@
-// flash_attention on the CPU: eval_cpu, which selects a kernel and splits its rows over threads.
+// flash_attention on the CPU: eval_cpu, which selects a kernel and distributes the rows over
+// threads.
 #include <algorithm>
 
 #include "common/checks.h"

@@ -36,9 +36,9 @@ using ScoresKernel = void (*)(const float* query, const void* keys, const KeyTil
 using SplitKernel = void (*)(const AttentionRows& block, int64_t first, int64_t end,
                              SoftmaxState* states);
 
-/// The Week 4 kernel selected by TINY_LLM_ATTENTION (attention_week4.h). If `chosen` is false,
-/// none: the default kernel runs. If `chosen` is true without function pointers, the reference
-/// runs.
+/// The Week 4 kernel selected by TINY_LLM_ATTENTION (attention_week4.h). If `chosen` is false, no
+/// kernel is selected and the default kernel runs. If `chosen` is true but both function pointers
+/// are null, the reference runs.
 struct Week4Attention {
     bool chosen = false;
     ScoresKernel scores = nullptr;
@@ -74,8 +74,8 @@ struct FlashAttentionJob {
 // Query heads that share a key/value head read the same keys, so a kernel batches them. With
 // G = H_q / H heads in a group, row r of key/value head h is token r / G of query head h·G + r % G.
 
-/// The reference: computes rows first_row … first_row + rows − 1 of key/value head h of sequence b.
-/// Unlike other kernels, needs no scratch memory.
+/// Reference kernel: computes rows first_row … first_row + rows − 1 of key/value head h of sequence
+/// b. Unlike other kernels, needs no scratch memory.
 void flash_attention_reference(const FlashAttentionJob& job, int64_t b, int64_t h,
                                int64_t first_row, int rows, float* scratch);
 

@@ -4,7 +4,8 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Query heads of a group share keys, so their rows share a threadgroup.
+// Query rows per key head: the query heads of a group share keys, so a threadgroup computes their
+// rows together.
 int64_t rows_of_group(const FlashAttentionParams& params) {
     return static_cast<int64_t>(params.L) * (params.H_q / params.H);
 }

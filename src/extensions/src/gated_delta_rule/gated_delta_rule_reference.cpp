@@ -35,7 +35,8 @@ void compute_factors(const GatedDeltaRuleJob& job, int64_t first, int64_t last) 
     }
 }
 
-// One token of one column: updates the state, D_k floats, and returns the output.
+// Processes one token for one column: updates the column's state, D_k floats, and returns its
+// output.
 float step(float* state, const float* q, const float* k, float v, int64_t D_k,
            const DeltaFactors& factors) {
     float predicted = 0;

@@ -11,7 +11,7 @@ namespace tiny_llm_ext {
 
 /// The tasks of a graph for one memory layout of the inputs. Inputs are copied to the stream's
 /// workspace, the tasks run, and outputs are copied from it. The workspace, a few kilobytes per
-/// token, is shared by all executables of the stream, of which one runs at a time.
+/// token, is shared by all executables of the stream, because only one of them runs at a time.
 ///
 /// An overwritten input, such as a KV cache buffer, is not copied: the tasks write to its address
 /// at capture, and a buffer at another address needs another executable.

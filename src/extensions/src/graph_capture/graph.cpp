@@ -21,7 +21,8 @@ namespace {
 
 constexpr const char* GRAPH_CAPTURE = "graph_capture";
 
-// Stream of the first computed output; outputs may also be inputs.
+// Stream of the first output that is computed by an operation; some outputs may be inputs of the
+// graph.
 mx::Stream stream_of(const std::vector<mx::array>& outputs) {
     const auto computed = std::find_if(outputs.begin(), outputs.end(),
                                        [](const mx::array& x) { return x.has_primitive(); });
@@ -35,7 +36,7 @@ bool contains(const std::vector<int>& indices, int index) {
     return std::find(indices.begin(), indices.end(), index) != indices.end();
 }
 
-// The graph node as a Capturable, or nullptr if it cannot be captured.
+// Casts a graph node to Capturable; nullptr if the node cannot be captured.
 const Capturable* as_capturable(const mx::Primitive& primitive) {
     return dynamic_cast<const Capturable*>(&primitive);
 }
@@ -174,7 +175,7 @@ void CapturedGraph::find_last_uses() {
     }
     for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
         std::vector<ArrayIndex> used = step->inputs;
-        for (size_t i = 0; i < step->shapes.size(); i++) {  // an output may be unused
+        for (size_t i = 0; i < step->shapes.size(); i++) {  // its outputs too: some may be unused
             used.push_back({false, step->first_output + static_cast<int>(i)});
         }
         for (const ArrayIndex& array : used) {

@@ -27,7 +27,7 @@ class GraphCache {
     /// Caches the graph between placeholders and outputs. Throws as CapturedGraph does.
     void capture(const std::vector<mx::array>& placeholders, const std::vector<mx::array>& outputs);
 
-    /// Steps of the graph last captured or replayed.
+    /// Steps of the most recently captured or replayed graph.
     std::vector<CapturedGraph::NodeInfo> steps() const;
 
    private:

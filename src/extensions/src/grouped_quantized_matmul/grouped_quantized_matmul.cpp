@@ -90,7 +90,7 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
         check_biases_on(stream, NAME, biases.has_value());
         const mx::Shape shape = output_shape(experts, matrix);
         const bool is_empty = a.size() == 0 || b.size() == 0 || experts.size() == 0;
-        return is_empty ? mx::zeros(shape, a.dtype(), stream)  // gather_qmm divides by these sizes
+        return is_empty ? mx::zeros(shape, a.dtype(), stream)  // gather_qmm would divide by zero
                         : gathered(scales, *biases, group_size, bits, a, b, experts, stream);
     }
     return mx::array(

@@ -17,8 +17,8 @@ MatmulVariant matmul_variant_named(const std::string& name);
 
 /// Fastest variant for M rows, O outputs and inner dimension I.
 ///
-/// All tile variants have the same summation order; matvec has another. A row therefore has the
-/// same bits for all M up to MATVEC_ROWS, and other bits, again the same, for all larger M.
+/// All tile variants have the same summation order, and matvec has another. The bits of a row
+/// therefore depend on M only in whether M exceeds MATVEC_ROWS.
 MatmulVariant choose_matmul_variant(int64_t M, int64_t O, int64_t I);
 
 /// Maximum M for matvec.

@@ -75,9 +75,10 @@ mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pa
                                  const mx::array& context_lens, const mx::array& block_table,
                                  std::optional<float> scale, int window, mx::StreamOrDevice s = {});
 
-/// The graph node of both operations. Validated inputs, any strides: query B×H_q×L×D or T×H_q×D;
-/// key_pages and value_pages P×H×page_size×D, block_table B×max_pages, context_lens B; and, for
-/// varlen, cu_seqlens_q B+1. Inputs other than the query are copied unless row-contiguous.
+/// Graph node of paged_attention and paged_attention_varlen. Validated inputs, any strides: query
+/// B×H_q×L×D or T×H_q×D; key_pages and value_pages P×H×page_size×D, block_table B×max_pages,
+/// context_lens B; and, for varlen, cu_seqlens_q B+1. Inputs other than the query are copied unless
+/// row-contiguous.
 class PagedAttention : public mx::UnaryPrimitive, public Capturable {
    public:
     PagedAttention(mx::Stream stream, float scale, bool causal, int window, bool ragged)

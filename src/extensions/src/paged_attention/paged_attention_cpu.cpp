@@ -94,7 +94,7 @@ std::vector<Block> blocks_of(const PagedAttentionJob& job,
                              const std::vector<PagedSequence>& sequences, const Batch& batch) {
     const int64_t group = job.H_q / job.H;
     std::vector<Block> blocks;
-    int64_t assigned_until = 0;  // earlier tokens have a block, or their rows of out are written
+    int64_t assigned_until = 0;  // tokens before this one have a block or a written row of out
     for (const PagedSequence& sequence : sequences) {
         fill(job, assigned_until, sequence.token, 0);  // tokens in no sequence
         assigned_until = sequence.token + sequence.L;

@@ -8,7 +8,7 @@ namespace {
 
 bool is_ragged(const PagedAttentionParams& params) { return params.L == 0; }
 
-// Query heads per key head. They share keys, so their rows share a threadgroup.
+// Query heads per key head. They share keys, so a threadgroup computes their rows together.
 int64_t group_of(const PagedAttentionParams& params) { return params.H_q / params.H; }
 
 // Kernels exist for two head sizes; smaller heads are padded with zeros in registers.

@@ -19,7 +19,7 @@ using Jobs = QuantizedMatmulJobs;
 // of chunks. Uses a single parallel_for, because each call of it ends with a barrier.
 template <typename Chunks, typename Body>
 void for_chunks(const Jobs& jobs, const Chunks& chunks_of, const Body& body) {
-    std::vector<int64_t> ends;  // cumulative number of chunks
+    std::vector<int64_t> ends;  // cumulative number of chunks, per job
     int64_t total = 0;
     for (const auto& job : jobs) {
         ends.push_back(total += chunks_of(job));

@@ -33,7 +33,7 @@ inline int64_t block_scratch(int rows, int64_t D) {
     return rows * (KEYS + width + LANES + D) + rounded_up(rows) + KEYS * width;
 }
 
-/// A block that has not attended to any key. The caller fills in `query`.
+/// Initializes the state of a block that has not attended to any key. The caller fills in `query`.
 inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format, Format kv_format,
                                  float* scratch) {
     AttentionBlock block;
@@ -74,7 +74,7 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
 void attend(const AttentionBlock& block, int first, const int* visible, const int* hidden,
             const float* mask, const Tile& tile, Prefetcher& prefetcher);
 
-// --- the whole block ----------------------------------------------------------------------------
+// --- attention of a block -----------------------------------------------------------------------
 
 /// Loads row `row` of the block's query: D elements of an array, starting at `from`.
 inline void load_query_row(const AttentionBlock& block, int row, const void* query, int64_t from) {
@@ -117,7 +117,7 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
         tile_at(first_key + distance, next);
         after.count = 0;
         if (next.count < tile.count && first_key + distance < end) {
-            tile_at(end, after);  // prefetched while this tile is computed
+            tile_at(end, after);  // the tile to prefetch while this tile is computed
         }
         Prefetcher prefetcher(tile, next, after, row_bytes(block.D, block.kv_format));
         if (mask == nullptr || load_mask(first_key, tile.count)) {

@@ -37,8 +37,8 @@ Floats exp2_of_negative(Floats x) {
     // [/task 4.6.2 exp]
 }
 
-// Turns the scores of `count` keys into weights 2^(score − largest) and adds them to the state,
-// which is first rescaled if the maximum grows. `scores` is padded to a whole vector.
+// Replaces the scores of `count` keys with weights 2^(score − largest) and adds the weights to the
+// state, which is first rescaled if the maximum grows. `scores` is padded to a whole vector.
 void softmax_weights(SoftmaxState& state, float* scores, int count, int64_t D) {
     for (int s = count; s % LANES != 0; s++) {
         scores[s] = -__builtin_inff();  // weight 0
