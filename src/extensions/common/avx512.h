@@ -25,7 +25,7 @@ inline __m512 load_halves(const uint16_t* in, Format format) {
 }
 
 // Splits 16 float16 values, given as float32, into bfloat16 values high + low. Exact: float16 has
-// 11 significant bits, of which `high` takes 8.
+// 11 significant bits, of which `high` holds 8.
 inline void split(__m512 x, __m256i* high, __m256i* low) {
     *high = (__m256i)_mm512_cvtneps_pbh(x);
     *low = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x, widen(*high, Format::bfloat16)));

@@ -1,4 +1,4 @@
-// add_bias: Adds the bias of a linear layer, for example of Qwen2's QKV projections.
+// add_bias: Adds the bias of a linear layer, such as Qwen2's QKV projections.
 //
 //     out[n, i] = x[n, i] + bias[i]
 //

@@ -33,7 +33,7 @@ mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
         dtype = mx::float32;
     }
     auto inputs = mx::broadcast_arrays({mx::astype(x, dtype, s), mx::astype(y, dtype, s)}, s);
-    // Broadcasting creates strides of zero; the kernel needs contiguous memory.
+    // Broadcasting creates strides of zero, but the kernels need contiguous memory.
     for (auto& input : inputs) {
         input = mx::contiguous(input, /*allow_col_major=*/false, s);
     }

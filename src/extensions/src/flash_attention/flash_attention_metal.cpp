@@ -73,7 +73,7 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     const auto query = with_contiguous_rows(inputs[0], stream());
     const auto key = with_contiguous_rows(inputs[1], stream());
     const auto value = with_contiguous_rows(inputs[2], stream());
-    // Placeholders for absent optional inputs, which kernels do not read.
+    // query stands in for absent optional inputs, which the kernels do not read.
     const auto& mask = has_mask_ ? inputs[3] : query;
     const auto context_lens =
         has_context_lens_ ? metal::row_contiguous(inputs.back(), stream()) : query;

@@ -59,7 +59,8 @@ bool is_view(const mx::Primitive& primitive) {
 
 }  // namespace
 
-// Traverses the graph from the outputs to the placeholders and appends the steps.
+// Traverses the MLX graph from the outputs to the placeholders and appends its operations to the
+// captured graph's steps.
 class CapturedGraph::Tracer {
    public:
     Tracer(CapturedGraph& graph, const std::vector<mx::array>& placeholders) : graph_(graph) {

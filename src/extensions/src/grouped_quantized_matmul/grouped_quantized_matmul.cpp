@@ -34,8 +34,8 @@ mx::Shape output_shape(const mx::array& experts, const mx::array& first_matrix) 
     return shape;
 }
 
-// Multiplies with mx.gather_qmm, which takes rows as 1×I matrices and does not check indices. The
-// remainder maps every index to an existing expert; rows with an invalid index are set to NaN
+// Multiplies with mx.gather_qmm, which takes rows as 1×I matrices and does not check indices.
+// mx::remainder maps every index to an existing expert; rows with an invalid index are set to NaN
 // afterwards.
 mx::array gathered(const mx::array& scales, const mx::array& biases, int group_size, int bits,
                    const mx::array& a, const mx::array& b, const mx::array& experts,

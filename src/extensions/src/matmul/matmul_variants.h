@@ -12,7 +12,7 @@ namespace tiny_llm_ext {
 ///   threadgroup each; a second kernel adds the partial sums.
 enum class MatmulVariant { readable, matvec, tile64, tile32, tile32_split_k };
 
-/// The variant by name. Throws std::invalid_argument for an unknown name.
+/// The variant named `name`. Throws std::invalid_argument for an unknown name.
 MatmulVariant matmul_variant_named(const std::string& name);
 
 /// Fastest variant for M rows, O outputs and inner dimension I.

@@ -7,8 +7,8 @@
 //
 // and sequence b has context_lens[b] keys. The computation is that of flash_attention.h, in tiles
 // of a fixed number of keys. Tiles begin at multiples of that number, independently of pages: a
-// tile may span several pages or part of one. The result therefore has the bits of flash_attention
-// on contiguous keys, for any page size and page placement.
+// tile may span several pages or a fraction of a page. The result therefore has the bits of
+// flash_attention on contiguous keys, for any page size and page placement.
 //
 // A sliding window of W hides all but the newest W of a query's keys: of the keys up to position i,
 // those from i − W + 1 on are visible. Keys before the window of a sequence's first query are not

@@ -163,7 +163,7 @@ void prepack_blocks(const File& file, int64_t begin, T* out, int64_t O, int64_t 
 
 constexpr const char* PREPACK = "prepack_weight";
 
-// Array for a prepacked matrix that shares `memory` from byte `offset` on.
+// Array for a prepacked matrix, in `memory` from byte `offset` on.
 mx::array slice_of(const mx::array& memory, int64_t offset, mx::Shape shape, mx::Dtype dtype) {
     mx::array out = evaluated_array(std::move(shape), dtype);
     const mx::array::Flags flags{

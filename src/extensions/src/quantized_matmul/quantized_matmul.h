@@ -58,8 +58,7 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
 /// a GPU, whose kernels require them.
 void check_biases_on(mx::Stream stream, const char* operation, bool has_biases);
 
-/// Graph node of quantized_matmul. Validated inputs, any strides: scales, biases (scales again if
-/// None), a, b.
+/// The graph node. Validated inputs, any strides: scales, biases (scales again if None), a, b.
 class QuantizedMatmul : public mx::UnaryPrimitive, public Capturable {
    public:
     QuantizedMatmul(mx::Stream stream, int group_size, int bits, bool has_biases)

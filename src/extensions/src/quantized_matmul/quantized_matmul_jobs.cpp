@@ -63,7 +63,7 @@ class PreparedActivations {
         memory_ = std::make_unique_for_overwrite<char[]>(bytes + ALIGNMENT);
         const auto address = reinterpret_cast<uintptr_t>(memory_.get());
         aligned_ = memory_.get() + (ALIGNMENT - address % ALIGNMENT) % ALIGNMENT;
-        constexpr int64_t ROWS = 4;  // rows of activations per chunk
+        constexpr int64_t ROWS = 4;  // rows of activations prepared per chunk
         for_chunks(
             inputs, [](const QuantizedMatmulJob& input) { return (input.M + ROWS - 1) / ROWS; },
             [&](size_t n, int64_t chunk) {

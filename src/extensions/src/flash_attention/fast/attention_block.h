@@ -69,7 +69,8 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
 /// Accumulates attention of rows ≥ `first` over a tile. Defined in attention_block_simd.cpp.
 ///
 /// visible: per row of the block, number of leading keys of the tile at or before the row's query;
-///   non-decreasing. hidden: null, or per row, number of these before its window; non-decreasing.
+///   non-decreasing. hidden: null, or per row, number of those keys before the row's window;
+///   non-decreasing.
 ///   mask: null, or rows × KEYS values added to the scores.
 void attend(const AttentionBlock& block, int first, const int* visible, const int* hidden,
             const float* mask, const Tile& tile, Prefetcher& prefetcher);
@@ -97,7 +98,7 @@ inline void load_query_row(const AttentionBlock& block, int row, const void* que
 /// Accumulates attention of the block over keys 0 … end − 1, except those before all rows' windows.
 ///
 /// visible_keys(row): number of leading visible keys of a row; non-decreasing, at most `end`.
-/// hidden_keys(row): how many of these are before its window; non-decreasing.
+/// hidden_keys(row): number of visible keys before the row's window; non-decreasing.
 /// tile_at(first, tile): writes the addresses of keys and values from `first` on. For first ≥ end,
 ///   a prefetch hint: the keys likely to be needed next, or none.
 /// mask: null, or rows × KEYS values filled by load_mask(first, count), which returns whether any

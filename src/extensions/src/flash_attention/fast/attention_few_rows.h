@@ -20,7 +20,7 @@ constexpr int SCORE_VECTORS = 2;  // vectors of keys scored at the same time
 constexpr int SCORE_KEYS = SCORE_VECTORS * LANES;
 static_assert(KEYS % SCORE_KEYS == 0);
 
-// Compile-time integer: a count of this type needs no branch at run time.
+// Compile-time integer: a loop with a count of this type needs no branches at run time.
 template <int N>
 struct Constant {
     constexpr operator int() const { return N; }
