@@ -44,7 +44,8 @@ struct Rows {
 };
 Rows rows_of(const mx::array& x, const mx::Stream& stream);
 
-/// Allocates an intermediate array for the kernels of one operation, alive until they have run.
+/// Allocates an intermediate array for the kernels of one operation. It stays alive until they have
+/// run.
 mx::array temporary(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream);
 
 }  // namespace tiny_llm_ext::metal

@@ -74,8 +74,8 @@ class Pool {
     void run(int64_t chunks, detail::Chunk run, const void* body) {
         std::lock_guard lock(job_mutex_);
         const SharedJob job = {job_.load(std::memory_order_relaxed) + 1, chunks, threads_};
-        // Invalidate all tickets first: a worker still in the previous job may read the new state
-        // below, but then finds no ticket of its job.
+        // Invalidate all tickets first: a worker still in the previous job may read the state
+        // stored below, but finds no valid ticket for its job.
         for (int i = 0; i < threads_; i++) {
             runs_[i].ticket.exchange(job.ticket(CHUNK_BITS), std::memory_order_acq_rel);
         }

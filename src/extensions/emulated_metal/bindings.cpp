@@ -53,7 +53,7 @@ const char* name_of_dtype(mx::Dtype dtype) {
     }
 }
 
-// A command as Python numbers and tuples.
+// Converts a command to a dict of Python numbers, strings and tuples.
 nb::dict as_dict(const gpu::Command& command) {
     nb::list buffers, bytes;
     for (const auto& buffer : command.buffers) {

@@ -54,7 +54,7 @@ struct Problem {
                 prepacked};
     }
 
-    // The same problem with prepacked weights, `rows` rows per pack.
+    // A copy of this problem with prepacked weights, `rows` rows per pack.
     Problem with_prepacked_weights(int rows) const {
         Problem other = *this;
         other.prepacked = true;
@@ -78,7 +78,7 @@ struct Problem {
         return out;
     }
 
-    // The same problem with 4-bit floating-point weights.
+    // A copy of this problem with 4-bit floating-point weights.
     Problem without_biases() const {
         Problem other = *this;
         other.floating_point = true;

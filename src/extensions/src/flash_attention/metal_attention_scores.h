@@ -1,4 +1,4 @@
-// Key visibility and masks, shared by all flash_attention kernels.
+// Key visibility and masks, shared by the GPU attention kernels.
 #pragma once
 
 #include <metal_stdlib>

@@ -205,7 +205,8 @@ struct EightRows {
 
 /// Attention of a threadgroup's rows, starting at `block`, over all visible keys. Call from all
 /// threads; keys, values: memory for TileSizes<T, DIM>::FOURS · 4 elements each; scales: for 2 ·
-/// KEYS, if the source is SCALED. Rows beyond the group's last one repeat it and are not stored.
+/// KEYS, if the source is SCALED. Rows past the group's last row are copies of it and are not
+/// stored.
 template <typename T, int DIM, typename Source>
 void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, int block,
                      threadgroup T* keys, threadgroup T* values, threadgroup float* scales,

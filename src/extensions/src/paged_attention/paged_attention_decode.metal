@@ -92,7 +92,8 @@ template <typename T, typename Stored, int ROWS, int DIM>
     attend_to_split<ROWS, DIM>(group, source, split, first_row, memory, simdgroup, lane);
 }
 
-// Merges the splits of each row. One simdgroup per row: token x of sequence z, query head y.
+// Merges the splits of each row. One simdgroup per row; grid: token of the sequence, query head,
+// sequence.
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(32)]] void paged_attention_merge(
     device const float* partial [[buffer(0)]], device const float* statistics [[buffer(1)]],

@@ -6,7 +6,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Channels first … first + n − 1 of a sequence: their taps by position, and earlier inputs.
+// State of channels first … first + n − 1 of a sequence: taps by position, and inputs before the
+// step.
 struct Channels {
     int64_t first, n;
     float taps[MAX_CONV_WIDTH][CONV_CHANNELS];

@@ -2,7 +2,7 @@
 // tile's values.
 //
 // Weights are powers of two: exp(x) = 2^(x · log₂ e), with log₂ e folded into the scale of the
-// scores. The fractional part is a polynomial.
+// scores. A polynomial approximates 2 to the power of the fractional part.
 #include "common/simd.h"
 #include "src/flash_attention/attention_week4.h"
 
