@@ -117,7 +117,7 @@ void run(const FlashAttentionJob& job, InstructionSet set) {
 
 Strides strides_of(const mx::array& x) { return {x.strides(0), x.strides(1), x.strides(2)}; }
 
-// x if its rows are contiguous, whatever its other strides; otherwise a copy.
+// Returns x if its rows are contiguous, regardless of its other strides; otherwise a copy.
 mx::array with_contiguous_rows(const mx::array& x, mx::Stream stream) {
     return x.strides(3) == 1 || x.shape(3) == 1 ? x : row_contiguous(x, stream);
 }

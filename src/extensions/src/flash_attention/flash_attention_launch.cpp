@@ -14,8 +14,8 @@ int64_t key_heads(const FlashAttentionParams& params) {
     return static_cast<int64_t>(params.B) * params.H;
 }
 
-// Kernels exist for two head sizes, of which all Qwen3 models use the first; smaller heads are
-// padded with zeros in registers.
+// Kernels exist for head sizes 128, as in all Qwen3 models, and 256. Smaller heads are padded with
+// zeros in registers.
 std::string head_size(int D) { return D <= 128 ? "_d128" : "_d256"; }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// x if its rows are contiguous, whatever its other strides; otherwise a copy.
+// Returns x if its rows are contiguous, regardless of its other strides; otherwise a copy.
 mx::array with_contiguous_rows(const mx::array& x, mx::Stream stream) {
     return x.strides(3) == 1 || x.shape(3) == 1 ? x : metal::row_contiguous(x, stream);
 }

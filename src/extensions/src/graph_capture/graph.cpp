@@ -69,7 +69,7 @@ class CapturedGraph::Tracer {
         }
     }
 
-    // Index of x, after appending all its dependencies.
+    // Returns the index of x. Appends x and its dependencies if necessary.
     ArrayIndex index_of(const mx::array& x) {
         if (const auto known = indices_.find(x.id()); known != indices_.end()) {
             return known->second;
@@ -191,7 +191,7 @@ void CapturedGraph::find_last_uses() {
 }
 
 void CapturedGraph::find_overwritten() {
-    std::unordered_map<int, int> overwritten;  // index -> input that it aliases
+    std::unordered_map<int, int> overwritten;  // array index -> index of the input that it aliases
     for (int i = 0; i < static_cast<int>(input_shapes_.size()); i++) {
         overwritten.insert({i, i});
     }
@@ -261,7 +261,7 @@ std::vector<mx::array> CapturedGraph::evaluate(const std::vector<mx::array>& inp
             from.push_back(at(array));
         }
         if (is_reshape(*step.primitive)) {
-            from[0] = row_contiguous(from[0], stream_);  // MLX's own copy would not be captured
+            from[0] = row_contiguous(from[0], stream_);  // a copy by MLX would not be captured
         }
         for (size_t i = 0; i < step.shapes.size(); i++) {
             to.emplace_back(step.shapes[i], step.dtypes[i], step.primitive,

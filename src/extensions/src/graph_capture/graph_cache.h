@@ -34,7 +34,8 @@ class GraphCache {
     std::vector<std::shared_ptr<mx::Primitive>> replays_;
 };
 
-/// The graph node that replays a captured graph. Inputs and outputs: the captured graph's.
+/// Graph node that replays a captured graph. Its inputs and outputs are those of the captured
+/// graph.
 class GraphReplay : public mx::Primitive {
    public:
     explicit GraphReplay(std::shared_ptr<const CapturedGraph> graph)

@@ -9,7 +9,7 @@ namespace tiny_llm_ext::metal {
 /// larger array may not be aligned.
 bool is_aligned(const mx::array& x);
 
-/// `x`, or a row-major copy if it is not aligned to 16 bytes.
+/// Returns x if it is aligned to 16 bytes, otherwise a row-major copy.
 mx::array aligned(const mx::array& x, const mx::Stream& stream);
 
 /// Encodes a launch of matmul or quantized_matmul and, with split-K, the launch that adds its

@@ -70,7 +70,7 @@ std::vector<PagedSequence> sequences_of(const PagedAttentionJob& job, const Batc
     return sequences;
 }
 
-// Whether the block table holds all pages from the first query's window on, and all are valid.
+// Whether the block table has valid entries for all pages from the first query's window on.
 bool has_all_pages(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t P) {
     if (!sequence.fits_table) {
         return false;

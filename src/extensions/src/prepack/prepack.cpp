@@ -38,7 +38,7 @@ mx::array evaluated_array(mx::Shape shape, mx::Dtype dtype) {
     return out;
 }
 
-// Requests huge pages for a memory range, except for its ends outside huge-page boundaries.
+// Requests huge pages for the part of a memory range that consists of complete huge pages.
 void request_huge_pages(char* memory, int64_t bytes) {
 #if defined(__linux__)
     const auto address = reinterpret_cast<intptr_t>(memory);

@@ -42,8 +42,8 @@ float load_activations(device const T* a, thread float* x) {
 }
 
 // Loads this lane's next weights as integers. Four 4-bit weights share 16 bits, and each is masked
-// but not shifted right: it is too large by the power of two by which load_activations divides the
-// corresponding element of a.
+// but not shifted right: the masked value is too large by the power of two by which
+// load_activations divides the corresponding element of a.
 template <int BITS>
 void load_weights(device const uchar* b, thread float* q) {
     // [task 4.2.3 weights]

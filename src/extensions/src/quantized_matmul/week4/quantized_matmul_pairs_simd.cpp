@@ -50,7 +50,7 @@ void PanelsOfPairs::unpack(const uint32_t* words, int group_size, int32_t* panel
     // [/task 4.4.2 unpack]
 }
 
-// As PanelsOfFloats::products, but the activations are read from job.a, two at a time.
+// Like PanelsOfFloats::products, but reads the activations from job.a, two at a time.
 template <int rows>
 TileSums<rows> PanelsOfPairs::products(const QuantizedMatmulJob& job, const float*, int64_t m,
                                        int64_t g, const int32_t* panel) {
