@@ -28,7 +28,7 @@ struct KeyTile;
 struct SoftmaxState;
 
 /// scores[s] = query · key s · scale, for the first `count` keys of a tile. query: D float32,
-/// zero-padded to a whole vector.
+/// zero-padded to full vectors.
 using ScoresKernel = void (*)(const float* query, const void* keys, const KeyTile& tile, int count,
                               int64_t D, Format format, float scale, float* scores);
 
@@ -122,7 +122,7 @@ namespace {  // internal linkage: see common/half.h
 /// Rows per kernel call, of `rows` that attend to the same keys: as many as possible, to share
 /// cached tiles, but few enough to keep all threads busy.
 ///
-/// all_rows: rows of the whole operation.
+/// all_rows: rows of the operation, over all kernel calls.
 [[maybe_unused]] inline int64_t rows_per_block(int64_t rows, int64_t all_rows, int threads) {
     constexpr int64_t MIN_ROWS = 24;
     const int64_t target_blocks = 4 * static_cast<int64_t>(threads);

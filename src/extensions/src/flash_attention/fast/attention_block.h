@@ -14,7 +14,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 struct AttentionBlock {
     int rows;
     int64_t D;
-    int64_t width;     // D, rounded up to whole vectors
+    int64_t width;     // D, rounded up to a multiple of LANES
     float* scores;     // rows × KEYS; later the weights
     float* out;        // rows × width, before division by sums
     float* keys;       // score_steps × KEYS; shares memory with `values`

@@ -188,7 +188,7 @@ __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_
 }
 
 /// keys = the tile's keys, transposed: score_steps × KEYS. Columns beyond the last key repeat it,
-/// up to a whole vector.
+/// up to a full vector.
 inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys,
                       Prefetcher& prefetcher) {
     int64_t step = LANES;
