@@ -1,5 +1,5 @@
-// Python bindings of the operations. Docstrings in the namespace docs are generated from the
-// contracts in the headers (docstrings.py).
+// Python bindings of the operations. docstrings.py generates their docstrings, in the namespace
+// `docs`, from comments in the operations' headers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

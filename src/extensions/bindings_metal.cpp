@@ -1,5 +1,5 @@
-// Submodule tiny_llm_ext.metal: launches of the Metal kernels on every platform, so that the
-// emulator runs exactly the GPU's launches.
+// Submodule tiny_llm_ext.metal: launch configurations of the Metal kernels, on every platform, so
+// that the emulator runs kernels with exactly the GPU's configurations.
 #include "bindings_metal.h"
 
 #include <nanobind/stl/array.h>

@@ -8,19 +8,19 @@
 
 namespace tiny_llm_ext {
 
-/// Adds the submodule `metal`: launches of each operation's Metal kernels.
+/// Adds the submodule `metal`: launch configurations of each operation's Metal kernels.
 void bind_metal(nanobind::module_& parent);
 
-/// Adds the launches of the matrix multiplications.
+/// Adds the launch configurations of matmul and quantized_matmul to the submodule.
 void bind_metal_matmul(nanobind::module_& m);
 
-/// Adds the launches of attention.
+/// Adds the launch configurations of the attention operations to the submodule.
 void bind_metal_attention(nanobind::module_& m);
 
 /// Adds the submodule `metal.emulator`, the emulated GPU of builds without Metal.
 void bind_emulator(nanobind::module_& m);
 
-/// A dtype by name. Throws std::invalid_argument for an unknown name.
+/// Format named "float32", "float16" or "bfloat16". Throws std::invalid_argument for other names.
 Format format_named(const std::string& name);
 
 }  // namespace tiny_llm_ext

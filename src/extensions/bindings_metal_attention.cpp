@@ -1,4 +1,4 @@
-// Attention launches of tiny_llm_ext.metal.
+// Launch configurations of the attention operations, for tiny_llm_ext.metal.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 
@@ -60,7 +60,7 @@ void bind_params(nb::module_& m) {
         .def_ro("splits", &Params::splits, "Number of splits of the keys in the decode kernel.");
 }
 
-// Binds a launch that takes params and a dtype.
+// Binds a function that computes a launch configuration from a params struct and a dtype.
 template <typename Params>
 void def_launch(nb::module_& m, const char* name, MetalLaunch (*launch)(const Params&, Format),
                 const char* buffers) {

@@ -1,4 +1,4 @@
-// Matrix multiplication launches of tiny_llm_ext.metal.
+// Launch configurations of matmul and quantized_matmul, for tiny_llm_ext.metal.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 

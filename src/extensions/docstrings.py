@@ -32,7 +32,7 @@ def contracts(header: Path) -> dict[str, str]:
 
 
 def main(out: Path, headers: list[Path]) -> None:
-    """Writes `out`. Docstrings name the headers by their paths as given."""
+    """Writes `out`. A docstring ends with its header's path, as given."""
     constants = [
         f'constexpr const char* {name} = R"doc({text})doc";'
         for header in headers

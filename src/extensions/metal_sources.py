@@ -34,7 +34,7 @@ def inlined(file: Path, seen: set[Path]) -> str:
 
 
 def main(out: Path, kernels: list[Path]) -> None:
-    """Writes `out`. Paths are relative to the extension's folder, the working directory."""
+    """Writes the C++ file `out`. The working directory must be the extension's folder."""
     entries = [
         f'    {{"{file.stem}", R"metal({inlined(file, set())}\n)metal"}},'
         for file in sorted(kernels, key=lambda file: file.stem)

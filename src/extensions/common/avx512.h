@@ -25,7 +25,7 @@ inline __m512 load_halves(const uint16_t* in, Format format) {
 }
 
 // Splits 16 float16 values, given as float32, into bfloat16 values high + low. Exact: float16 has
-// 11 significant bits, of which `high` takes 8.
+// 11 significant bits, of which `high` holds 8.
 inline void split(__m512 x, __m256i* high, __m256i* low) {
     *high = (__m256i)_mm512_cvtneps_pbh(x);
     *low = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x, widen(*high, Format::bfloat16)));
@@ -43,8 +43,8 @@ inline void store_halves(uint16_t* out, __m512 x, int64_t count, Format format) 
     }
 }
 
-// Transposes 16×16 32-bit elements, rows `stride` elements apart: lane r of out[c] is element c of
-// row r. Rows ≥ `rows` and columns ≥ `columns` are zero.
+// Transposes 16×16 32-bit elements, whose rows are `stride` elements apart: lane r of out[c] is
+// element c of row r. Rows ≥ `rows` and columns ≥ `columns` are zero.
 inline void transpose(const uint32_t* in, int64_t stride, int rows, int columns, __m512i* out) {
     const __mmask16 mask = static_cast<__mmask16>((1u << columns) - 1);
     __m512i r[16], t[16];
@@ -88,7 +88,7 @@ inline void transpose_pairs(const uint16_t* in, int64_t stride, int rows, int64_
     const auto row = [&](int r) __attribute__((always_inline)) {
         return r < rows ? _mm_maskz_loadu_epi16(mask, in + r * stride) : _mm_setzero_si128();
     };
-    __m512i x[4];  // four rows per vector: r, r + 4, r + 8, r + 12
+    __m512i x[4];  // x[r] holds rows r, r + 4, r + 8 and r + 12
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
         x[r] = _mm512_inserti32x4(_mm512_castsi128_si512(row(r)), row(r + 4), 1);

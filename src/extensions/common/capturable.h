@@ -9,7 +9,7 @@ class Capturable {
    public:
     virtual ~Capturable() = default;
 
-    /// Whether the node writes to its first input, which becomes its first output.
+    /// Whether the node overwrites its first input, whose memory becomes its first output.
     virtual bool writes_in_place() const { return false; }
 };
 

@@ -31,13 +31,13 @@ inline bool is_float(mlx::core::Dtype dtype) {
     return dtype == mlx::core::float32 || is_half(dtype);
 }
 
-/// Checks that an argument is in float32, float16 or bfloat16.
+/// Checks that an argument has the dtype float32, float16 or bfloat16.
 inline void check_float(const char* operation, const char* name, const mlx::core::array& x) {
     check(is_float(x.dtype()), operation, "expected ", name,
           " in float32, float16 or bfloat16, got ", x.dtype());
 }
 
-/// Checks that an argument has the dtype of another one.
+/// Checks that an argument has the same dtype as another argument.
 inline void check_same_dtype(const char* operation, const char* name, const mlx::core::array& x,
                              const char* other_name, const mlx::core::array& other) {
     check(x.dtype() == other.dtype(), operation, "expected ", name, " in the dtype of ", other_name,
@@ -50,7 +50,7 @@ inline void check_not_scalar(const char* operation, const char* name, const mlx:
           " with at least one dimension, got a scalar");
 }
 
-/// The Format of float32, float16 or bfloat16.
+/// Converts the MLX dtype float32, float16 or bfloat16 to a Format.
 inline Format format_of(mlx::core::Dtype dtype) {
     return dtype == mlx::core::float32   ? Format::float32
            : dtype == mlx::core::float16 ? Format::float16

@@ -1,9 +1,9 @@
-// Declaration and selection of kernels that are compiled once per instruction set, without
-// includes.
+// Macros that declare and select kernels compiled once per instruction set. No includes.
 //
 // A kernel written with common/simd.h is one file, <op>_simd.cpp, compiled once per instruction set
-// into a namespace of that name. TINY_LLM_DECLARE_SIMD declares its functions in all of
-// these. TINY_LLM_CHOOSE_SIMD selects one; the reference kernel is the fallback.
+// into a namespace named after the set. TINY_LLM_DECLARE_SIMD declares its functions in all of
+// these namespaces. TINY_LLM_CHOOSE_SIMD selects a namespace's function, or the reference kernel if
+// no namespace matches.
 #pragma once
 
 #if defined(__x86_64__)

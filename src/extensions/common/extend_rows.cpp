@@ -33,7 +33,8 @@ struct PageRange {
     size_t bytes() const { return begin < end ? static_cast<size_t>(end - begin) : 0; }
 };
 
-/// Zeroes [begin, end). Complete pages are released instead, and read as zeros when next accessed.
+/// Zeroes [begin, end). Complete pages are returned to the system, which provides zeroed pages at
+/// the next access.
 void zero(char* begin, char* end) {
     const PageRange pages(begin, end);
     if (pages.bytes() == 0 || madvise(pages.begin, pages.bytes(), MADV_DONTNEED) != 0) {
@@ -45,7 +46,7 @@ void zero(char* begin, char* end) {
 }
 
 /// Moves pages to another address range, after which the source reads as zeros. Returns false if
-/// the ranges are empty, differ in size, or the system refuses.
+/// the ranges are empty, differ in size, or mremap fails.
 bool move_pages(const PageRange& source, const PageRange& target) {
     return source.bytes() > 0 && source.bytes() == target.bytes() &&
            mremap(source.begin, source.bytes(), source.bytes(),

@@ -15,8 +15,9 @@ namespace mx = mlx::core;
 /// Whether operations on this stream run Metal kernels.
 bool is_gpu(mx::Stream stream);
 
-/// Stream on which an operation runs: the caller's, or the CPU's if the caller's is a GPU whose
-/// compiler rejects the operation's kernels. The first call compiles them and logs any error.
+/// Stream on which an operation runs: the caller's, or the CPU's default stream if the caller's is
+/// on a GPU whose compiler rejects the operation's kernels. The first call compiles the kernels and
+/// logs compile errors.
 /// operation: name of its folder in src/. dtype: compute dtype of its kernels.
 mx::Stream stream_for(const std::string& operation, mx::Dtype dtype, mx::StreamOrDevice s);
 

@@ -14,7 +14,7 @@ namespace tiny_llm_ext {
 /// (common/int8_rows.h).
 enum class Format { float32, float16, bfloat16, int8 };
 
-namespace {  // internal linkage, for the reason above
+namespace {  // internal linkage: the linker must not merge copies from different files
 
 [[maybe_unused]] inline float bits_to_float(uint32_t bits) {
     float x;

@@ -30,7 +30,7 @@ InstructionSet instruction_set();
 /// without it.
 bool has_avx_vnni();
 
-/// "portable", "neon", "avx2", "avx512" or "amx".
+/// Name of an instruction set: "portable", "neon", "avx2", "avx512" or "amx".
 std::string name_of(InstructionSet set);
 
 }  // namespace tiny_llm_ext

@@ -24,7 +24,7 @@ void configure_malloc() {
 
 mlx::core::allocator::Data malloc_mapped(size_t bytes) {
 #ifdef __GLIBC__
-    struct LowThreshold {  // also restored if the allocation throws
+    struct LowThreshold {  // the destructor restores the threshold even after an exception
         LowThreshold() { mallopt(M_MMAP_THRESHOLD, 1 << 20); }
         ~LowThreshold() { mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD); }
     } low_threshold;

@@ -15,7 +15,7 @@ void configure_malloc();
 
 /// Allocates a buffer with mmap: its pages take no memory until written, and read as zeros. Buffers
 /// below 1 MiB, and all buffers with C libraries other than glibc, are ordinary malloc blocks.
-/// Throws std::runtime_error if the system refuses; MLX would return a null buffer.
+/// Throws std::runtime_error if the allocation fails, where MLX returns a null buffer.
 mlx::core::allocator::Data malloc_mapped(size_t bytes);
 
 }  // namespace tiny_llm_ext

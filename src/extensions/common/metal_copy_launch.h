@@ -8,7 +8,8 @@
 
 namespace tiny_llm_ext {
 
-/// Copies an array of any strides, with elements of 1, 2, 4 or 8 bytes, to row-major order.
+/// Launch that copies an array of any strides, with elements of 1, 2, 4 or 8 bytes, to row-major
+/// order.
 /// Buffers: source, copy. Throws std::invalid_argument for more than COPY_MAX_DIMS dimensions
 /// besides the last, after merging dimensions that are contiguous with each other, and for 2^31 or
 /// more rows.

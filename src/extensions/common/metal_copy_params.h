@@ -11,7 +11,7 @@ enum {
 
 struct CopyParams {
     unsigned int rows, columns;  // columns: size of the last dimension
-    long column_stride;          // between elements of a row; all strides in elements
+    long column_stride;          // between elements of a row, in elements, like `strides`
     int dims;                    // number of dimensions that index rows; the last varies fastest
     unsigned int shape[COPY_MAX_DIMS];
     long strides[COPY_MAX_DIMS];

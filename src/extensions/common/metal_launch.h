@@ -22,7 +22,8 @@ namespace tiny_llm_ext {
 
 static_assert(sizeof(int) == 4 && sizeof(long) == 8, "params structs have Metal's sizes");
 
-/// Lanes per simdgroup, and Apple's limits per threadgroup: threads and bytes of memory.
+/// Lanes per simdgroup, and Apple's limits per threadgroup: number of threads, and bytes of
+/// threadgroup memory.
 constexpr int SIMD_WIDTH = 32;
 constexpr int MAX_THREADS = 1024;
 constexpr int MAX_THREADGROUP_BYTES = 32768;
@@ -51,7 +52,7 @@ constexpr int threads_for(int64_t work, int preferred, int max_threads) {
     return static_cast<int>(std::clamp<int64_t>(round_up(work, SIMD_WIDTH), SIMD_WIDTH, most));
 }
 
-/// Name of a dtype, the suffix of kernel names.
+/// Name of a dtype: the suffix of the names of kernels instantiated for it.
 inline const char* name_of(Format format) {
     return format == Format::float32   ? "float32"
            : format == Format::float16 ? "float16"
@@ -62,7 +63,7 @@ inline std::string kernel_name(const std::string& operation_and_variant, Format 
     return operation_and_variant + "_" + name_of(format);
 }
 
-/// Name of a kernel that is also instantiated for float32 weights.
+/// Name of a kernel whose weights may have another dtype than its activations.
 inline std::string kernel_name(const std::string& operation_and_variant, Format format,
                                Format weight_format) {
     const std::string kernel = kernel_name(operation_and_variant, format);
@@ -76,7 +77,7 @@ std::vector<uint8_t> bytes_of(const Params& params) {
     return bytes;
 }
 
-/// Launch of `rows` × `work` threads: threadgroups along a row, rows along y.
+/// Launch with `work` threads for each of `rows` rows: threads along x, rows along y.
 template <typename Params>
 MetalLaunch row_launch(std::string kernel, int64_t rows, int64_t work, int preferred,
                        int max_threads, const Params& params) {
@@ -87,7 +88,7 @@ MetalLaunch row_launch(std::string kernel, int64_t rows, int64_t work, int prefe
             .params = bytes_of(params)};
 }
 
-/// Launch of one simdgroup per item.
+/// Launch with one simdgroup for each of `items` items.
 template <typename Params>
 MetalLaunch simdgroup_launch(std::string kernel, int64_t items, int max_threads,
                              const Params& params) {

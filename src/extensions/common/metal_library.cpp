@@ -35,7 +35,8 @@ std::string file_of(const std::string& kernel) {
     return best;
 }
 
-// First dtype in a kernel's name; float32 for kernels that only copy bytes, whose names have none.
+// First dtype in a kernel's name; float32 for kernels that only copy bytes, whose names contain no
+// dtype.
 std::string dtype_of(const std::string& kernel) {
     size_t first = std::string::npos;
     std::string found = DTYPES[0];
@@ -74,10 +75,10 @@ MTL::Library* library_of(const std::string& file, const std::string& dtype) {
     });
 }
 
-std::mutex mutex, operations_mutex;  // of `results` and of `operations`
-// By file and dtype: the compiler's message, empty on success.
+std::mutex mutex, operations_mutex;  // guard `results` and `operations`
+// Compiler's message, empty on success, for each file and dtype.
 std::map<std::pair<std::string, std::string>, std::string> results;
-std::map<std::string, bool> operations;  // by operation and dtype: whether all kernels compile
+std::map<std::string, bool> operations;  // operation + dtype -> whether all its kernels compile
 
 // Compiles a file's kernels for a dtype, once. Returns the compiler's message; empty on success.
 std::string compile(const std::string& file, const std::string& dtype) {
@@ -110,7 +111,7 @@ std::vector<std::string> files_of(const std::string& operation) {
     auto files = fast.empty() ? all : fast;
     files.push_back("metal_copy");
     if (operation == "quantized_matmul") {
-        files.push_back("matmul_tile");  // contains matmul_split_k_sum
+        files.push_back("matmul_tile");  // for its kernel matmul_split_k_sum
     }
     return files;
 }

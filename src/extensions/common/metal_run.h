@@ -1,4 +1,4 @@
-// An operation that runs any launch on the GPU, for tests of single kernels.
+// An operation that runs one kernel with a given launch configuration on the GPU, for tests.
 #pragma once
 
 #include <utility>
@@ -17,7 +17,7 @@ namespace mx = mlx::core;
 std::vector<mx::array> metal_run(const MetalLaunch& launch, std::vector<mx::array> inputs,
                                  const std::vector<mx::array>& outputs, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: the kernel's inputs, then its outputs' initial contents.
+/// Graph node of metal_run. Inputs: the kernel's inputs, then its outputs' initial contents.
 class MetalRun : public mx::Primitive {
    public:
     MetalRun(mx::Stream stream, MetalLaunch launch)

@@ -5,8 +5,8 @@
 
 namespace tiny_llm_ext {
 
-/// A sequence's tokens first … end − 1, and the slot of the state before them; negative: the state
-/// is zero.
+/// A sequence's tokens first … end − 1, and the slot of the state before its first token; a
+/// negative slot means a state of zeros.
 struct StatefulSequence {
     int first, end, read_slot;
 };
@@ -18,7 +18,7 @@ inline StatefulSequence sequence_of(int sequence, int T, int S, device const int
     return {first, metal::clamp(cu_seqlens[sequence + 1], first, T), slot < S ? slot : -1};
 }
 
-/// Slot that receives the state after a token; negative: none.
+/// Slot that receives the state after a token; negative if the state is not stored.
 inline int write_slot(int token, int S, device const int* write_slots) {
     const int slot = write_slots[token];
     return slot < S ? slot : -1;

@@ -28,8 +28,8 @@ inline void add_matrix(thread simdgroup_float8x8& to, thread simdgroup_float8x8&
         reinterpret_cast<thread float2&>(from.thread_elements());
 }
 
-/// Loads an 8×8 matrix as float32 from a tile in another format. Relies on the same mapping from
-/// elements to threads in every format.
+/// Loads an 8×8 matrix as float32 from a tile in another format. Assumes that Metal maps matrix
+/// elements to threads in the same way in every format.
 template <bool TRANSPOSE, typename T>
 void load_matrix(thread simdgroup_float8x8& matrix, threadgroup const T* tile, ulong stride) {
     simdgroup_matrix<T, 8, 8> narrow;
@@ -82,14 +82,14 @@ struct RowStager {
     };
     static_assert(ROUNDS * ROWS_PER_ROUND == ROWS, "the tile is a whole number of rounds");
 
-    device const T* from[ROUNDS];  // this thread's next elements of each round's row
-    bool has[ROUNDS];              // whether the row exists
-    threadgroup T* to;             // destination of the first round
-    int left;                      // elements of a row from this thread's column on
+    device const T* from[ROUNDS];  // per round: this thread's next elements of a row
+    bool has[ROUNDS];              // per round: whether to copy the row, or to store zeros
+    threadgroup T* to;             // this thread's destination in the first round
+    int left;                      // number of elements from this thread's column to a row's end
 
     /// rows: first element of the first row; rows are row_stride elements apart. repeats: pads with
-    /// copies of the last row instead of zeros. The results of these rows are discarded; padding
-    /// with zeros saves memory traffic, but costs a branch per step.
+    /// copies of the last row instead of zeros. Results of padding rows are discarded either way;
+    /// zeros save memory traffic, but cost a branch per step.
     RowStager(threadgroup T* tile, device const T* rows, long row_stride, int rows_left,
               int elements_left, uint thread_index, bool repeats = false) thread {
         const int first = int(thread_index) / (TILE_K / ELEMENTS);
@@ -103,8 +103,8 @@ struct RowStager {
         left = elements_left - column;
     }
 
-    /// Stages the next TILE_K elements of each row, after `done` earlier ones. sums (optional): one
-    /// total per round, to which this thread's elements are added.
+    /// Stages the next TILE_K elements of each row, of which `done` have already been staged. sums
+    /// (optional): one total per round, to which this thread's elements are added.
     void stage(int done, thread float* sums = nullptr) thread {
         const bool has_more = done < left;
 #pragma unroll
@@ -190,7 +190,7 @@ struct TileSums {
         }
     }
 
-    /// Ends a part: total += part, part = 0.
+    /// Called after each TILE_PART elements of the inner dimension: total += part, part = 0.
     void finish_part() thread {
         for (int r = 0; r < ROWS; r++) {
             for (int c = 0; c < COLUMNS; c++) {

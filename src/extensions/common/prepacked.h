@@ -1,12 +1,13 @@
 // Prepacked weight layout of the vector kernels.
 //
 // A pack interleaves R rows of packed weights, one 32-bit integer at a time: the first of each row,
-// then the second of each row, and so on. A vector load then gives each lane the weights of a
-// different output row, as the kernels need them: no register transposition, and sequential memory
-// access. Scales and biases are interleaved in the same way, one element at a time.
+// then the second of each row, and so on. A vector load then fills each lane with weights of a
+// different output row, as the kernels need them, without transposition in registers, and memory is
+// read sequentially. Scales and biases are interleaved in the same way, one element at a time.
 //
-// Each kernel chooses R: the number of rows that it multiplies at once, which gives one memory
-// stream, or fewer where several streams are faster.
+// Each kernel chooses R. With the number of rows that it multiplies at once, it reads a single
+// sequential stream; a smaller R divides the reads into several streams, which some CPUs read
+// faster.
 //
 // The shape distinguishes the layouts of O rows with W elements: row-major is O×W, prepacked is
 // (O/R)×W×R.

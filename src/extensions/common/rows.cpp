@@ -42,7 +42,7 @@ int64_t row_stride(const mx::array& x) {
         stride = stride < 0 ? x.strides(dim) : stride;
         next = x.strides(dim) * x.shape(dim);
     }
-    return stride < 0 ? x.shape(last) : stride;  // a single row may have any stride
+    return stride < 0 ? x.shape(last) : stride;  // a single row: any stride is valid
 }
 
 mx::array row_contiguous(const mx::array& x, mx::Stream stream) {

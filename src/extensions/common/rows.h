@@ -10,7 +10,8 @@
 
 namespace tiny_llm_ext {
 
-/// An array viewed as rows of its last dimension: contiguous elements, with one row stride.
+/// An array viewed as rows of its last dimension: each row is contiguous, and consecutive rows are
+/// `stride` elements apart.
 struct Rows {
     const void* data;
     int64_t stride;  // in elements, from one row to the next
@@ -26,7 +27,8 @@ Rows rows_of(const mlx::core::array& x, mlx::core::Stream stream);
 /// stride.
 int64_t row_stride(const mlx::core::array& x);
 
-/// `x` in row-major order: itself, or a copy by a task of the stream.
+/// Returns x if it is row-contiguous, otherwise a row-contiguous copy, made by a task of the
+/// stream.
 mlx::core::array row_contiguous(const mlx::core::array& x, mlx::core::Stream stream);
 
 /// A copy of `x` in row-major order, made as a task of the stream.
@@ -55,7 +57,7 @@ void* allocate_by_token(mlx::core::array& out);
 /// thread alone if the work is below the cost of dispatch.
 template <typename Body>
 void for_rows(int64_t rows, int64_t elements_per_row, const Body& body) {
-    constexpr int64_t ELEMENTS = 2048;  // per chunk: about a microsecond
+    constexpr int64_t ELEMENTS = 2048;  // per chunk, for about a microsecond of work
     const int64_t step = std::max<int64_t>(1, ELEMENTS / std::max<int64_t>(1, elements_per_row));
     parallel_for((rows + step - 1) / step,
                  [&](int64_t chunk) { body(chunk * step, std::min(rows, (chunk + 1) * step)); });

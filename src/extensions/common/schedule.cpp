@@ -11,8 +11,8 @@ namespace tiny_llm_ext {
 
 namespace {
 
-/// Next chunk of the thread's own run. No other thread claims from it, so a plain load and store of
-/// the ticket suffice.
+/// Claims the next chunk of the thread's run. Static schedule: no other thread claims chunks of
+/// this run, so a plain load and store of the ticket suffice.
 template <typename Ticket>
 int64_t next_static(ChunkRange<Ticket>* runs, const SharedJob& job, int thread) {
     auto& ticket = runs[thread].ticket;
@@ -27,8 +27,9 @@ int64_t next_static(ChunkRange<Ticket>* runs, const SharedJob& job, int thread) 
 
 /// Claims the next chunk of a run, which must be below `end`. Safe to call from several threads.
 ///
-/// Returns a chunk that no other thread gets; NO_CHUNK if none is left or the ticket is another
-/// job's: a thread that slept through a job must not claim a chunk of the next one.
+/// Returns a chunk that no other thread claims, or NO_CHUNK if the run is exhausted or the ticket
+/// belongs to another job: a thread that slept through a job must not claim a chunk of the next
+/// job.
 template <typename Ticket>
 int64_t claim(Ticket& ticket, uint32_t job, int64_t end) {
     // [task 4.5.1 claim]
@@ -42,7 +43,7 @@ int64_t claim(Ticket& ticket, uint32_t job, int64_t end) {
     // [/task 4.5.1 claim]
 }
 
-/// Next chunk of the thread's own run, or of another thread's once it is exhausted.
+/// Claims the next chunk of the thread's run or, once that is exhausted, of another thread's run.
 template <typename Ticket>
 int64_t next_dynamic(ChunkRange<Ticket>* runs, const SharedJob& job, int thread) {
     // [task 4.5.1 next]
@@ -66,7 +67,7 @@ NextChunk dynamic_schedule() {
 NextChunk default_schedule() {
     try {
         return dynamic_schedule();
-    } catch (const std::runtime_error&) {  // the course's task is not solved yet
+    } catch (const std::runtime_error&) {  // the learner has not solved the course's task yet
         return next_static;
     }
 }
@@ -79,7 +80,8 @@ void check_name(const std::string& name) {
     }
 }
 
-// Atomic integer that sleeps around its accesses, so that other threads interleave.
+// Atomic integer that sleeps before and after its accesses, so that other threads' accesses
+// interleave.
 class SlowTicket {
    public:
     SlowTicket(uint64_t value) : value_(value) {}
@@ -155,8 +157,8 @@ std::vector<std::vector<int64_t>> simulate_schedule(const std::string& name, int
     const auto work = [&](int thread) {
         try {
             auto& mine = found[thread + 1];
-            // Bounded, because an incorrect schedule might not terminate: a thread claims at most
-            // all chunks.
+            // The bound stops an incorrect schedule that never returns NO_CHUNK: a thread can claim
+            // each chunk at most once.
             while (static_cast<int64_t>(mine.size()) <= chunks) {
                 const int64_t chunk = next(runs.data(), job, thread);
                 if (chunk == NO_CHUNK) {

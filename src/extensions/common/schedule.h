@@ -5,8 +5,9 @@
 //
 //     ticket = job · 2³² + chunk
 //
-// Static: each thread computes its own run. Dynamic: a thread that has finished its run steals
-// chunks from the others, so a thread that woke late or was preempted does not delay the job.
+// Static schedule: each thread computes the chunks of its run. Dynamic schedule: a thread that has
+// finished its run steals chunks of other runs, so a thread that woke late or was preempted does
+// not delay the job.
 #pragma once
 
 #include <atomic>
@@ -38,7 +39,7 @@ struct alignas(64) ChunkRange {
     Ticket ticket{0};
 };
 
-/// Claims the next chunk for a thread; NO_CHUNK if the thread is done with the job.
+/// Claims the next chunk for a thread; NO_CHUNK if none is left for it.
 using NextChunk = int64_t (*)(ChunkRange<std::atomic<uint64_t>>* runs, const SharedJob& job,
                               int thread);
 

@@ -2,7 +2,7 @@
 //
 // A kernel is written once against this interface and compiled once per instruction set, with
 // TINY_LLM_ISA naming the namespace (see kernels.cmake). Arithmetic uses GCC's and Clang's vector
-// extension: a + b, a * b, a < b ? x : y work on whole vectors. Only operations that the extension
+// extension: a + b, a * b, a < b ? x : y operate on vectors. Only operations that the extension
 // lacks are written per instruction set below.
 //
 // -ffp-contract=off keeps the compiler from fusing a * b + c: a sum must round identically in every

@@ -1,8 +1,8 @@
 // Matmul of small matrices in the cache: c += a · b, for float32 or pairs of bfloat16.
 //
 // A *pair* is two bfloat16 values in one 32-bit integer (USES_BF16_DOT in simd.h). The product of
-// two pairs is the sum of their two elementwise products, and the inner dimension is a number of
-// pairs. c is always float32.
+// two pairs is the sum of their two elementwise products, and the inner dimension counts pairs. c
+// is always float32.
 //
 // Rows of b are loaded as vectors, so lanes are columns: every element of c is one chain of fused
 // multiply-adds in the order of the inner index, with the same bits for any blocking.

@@ -1,4 +1,4 @@
-// Transposition of LANES × LANES elements held in LANES vectors.
+// Transposition of LANES × LANES elements in LANES vector registers.
 #pragma once
 
 #include "common/simd.h"
@@ -24,7 +24,7 @@ constexpr Indices<0, 1, 2, 3> ALL_LANES;
 #define TINY_LLM_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ints{__VA_ARGS__})
 #endif
 
-// Each of these shuffles is a single instruction, without an index vector, on every instruction
+// The shuffles below compile to a single instruction without an index vector on every instruction
 // set.
 
 // Interleaves two of every four lanes of a and b: the first two (FROM = 0: a0 b0 a1 b1) or the last

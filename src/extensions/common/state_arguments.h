@@ -11,7 +11,7 @@ namespace tiny_llm_ext {
 void check_state_slots(const char* operation, int T, const mlx::core::array& cu_seqlens,
                        const mlx::core::array& read_slots, const mlx::core::array& write_slots);
 
-/// Converts the arrays to a kernel's argument, with S state slots. Call from eval_cpu.
+/// Converts the arrays to the struct that kernels read, for S state slots. Call from eval_cpu.
 StateSlots state_slots_of(int64_t S, const mlx::core::array& cu_seqlens,
                           const mlx::core::array& read_slots, const mlx::core::array& write_slots,
                           mlx::core::Stream stream);

@@ -5,8 +5,8 @@
 
 namespace tiny_llm_ext {
 
-/// Sequences of a step and the slots of their recurrent states. The arrays' values are not
-/// validated: kernels read them with the functions below, which clamp them.
+/// Sequences of a step and the slots of their recurrent states. The values in the arrays are not
+/// validated: kernels read them with the functions below, which clamp or reject invalid values.
 struct StateSlots {
     int64_t T;                   // tokens
     int64_t B;                   // sequences
@@ -32,13 +32,13 @@ namespace {  // internal linkage: see common/half.h
     return clamped_token(slots, slots.cu_seqlens[sequence + 1], first_token(slots, sequence));
 }
 
-/// Slot of the state before a sequence's first token; negative: the state is zero.
+/// Slot of the state before a sequence's first token; negative for a state of zeros.
 [[maybe_unused]] inline int64_t read_slot(const StateSlots& slots, int64_t sequence) {
     const int64_t slot = slots.read_slots[sequence];
     return slot < slots.S ? slot : -1;
 }
 
-/// Slot that receives the state after a token; negative: none.
+/// Slot that receives the state after a token; negative if the state is not stored.
 [[maybe_unused]] inline int64_t write_slot(const StateSlots& slots, int64_t token) {
     const int64_t slot = slots.write_slots[token];
     return slot < slots.S ? slot : -1;

@@ -17,14 +17,14 @@ std::atomic<bool> has_thrown = false;
 
 thread_local TaskCapture* capture_of_this_thread = nullptr;
 
-// An owning array of bytes.
+// An array that owns newly allocated memory of `bytes` bytes.
 mx::array block_of(size_t bytes) {
     mx::array block({static_cast<int>(bytes)}, mx::uint8, nullptr, {});
     block.set_data(mx::allocator::malloc(bytes));
     return block;
 }
 
-// A non-owning array of the block's memory.
+// An array that refers to the block's memory without owning it.
 mx::array alias_of(const mx::array& block) {
     mx::array alias(block.shape(), block.dtype(), nullptr, {});
     alias.set_data({block.buffer(), [](mx::allocator::Buffer) {}});

@@ -12,8 +12,8 @@
 namespace tiny_llm_ext {
 
 /// Scope in which this thread's tasks are captured instead of run, and `allocate` uses the
-/// workspace, so that the tasks can be replayed in the same memory. Tasks run in order, so memory
-/// without references is reused.
+/// workspace, so that the tasks can be replayed in the same memory. Tasks run in order, so later
+/// tasks reuse memory that no array references any more.
 class TaskCapture {
    public:
     using Tasks = std::vector<std::function<void()>>;
@@ -48,7 +48,7 @@ class TaskCapture {
     Lease& lease(size_t bytes);
 
     Workspace& workspace_;
-    std::vector<Lease> leases_;  // the workspace's first blocks, in order
+    std::vector<Lease> leases_;  // of workspace_[0], workspace_[1], …
 };
 
 /// Rethrows the first pending exception of a task, if any. Tasks run in their stream's thread,
@@ -75,7 +75,7 @@ void add_task(mlx::core::Stream stream, Task task) {
     });
 }
 
-/// Keeps an array's memory alive for the tasks added so far and the next one.
+/// Keeps an array's memory alive until the tasks added so far, and the next task, have run.
 void add_temporary(mlx::core::Stream stream, const mlx::core::array& x);
 
 /// Whether an operation may write its output in place over input `x`: x is row-major and has no

@@ -74,8 +74,8 @@ class Pool {
     void run(int64_t chunks, detail::Chunk run, const void* body) {
         std::lock_guard lock(job_mutex_);
         const SharedJob job = {job_.load(std::memory_order_relaxed) + 1, chunks, threads_};
-        // Invalidate all tickets first: a worker still in the previous job may read the new state
-        // below, but then finds no ticket of its job.
+        // Invalidate all tickets first: a worker still in the previous job may read the state
+        // stored below, but finds no valid ticket for its job.
         for (int i = 0; i < threads_; i++) {
             runs_[i].ticket.exchange(job.ticket(CHUNK_BITS), std::memory_order_acq_rel);
         }
@@ -93,16 +93,16 @@ class Pool {
         while (done_.load(std::memory_order_acquire) < chunks) {
             pause();
         }
-        if (thrown_ != nullptr) {  // stored before the last chunk was counted
+        if (thrown_ != nullptr) {  // set before `done_` counts the failed chunk
             std::rethrow_exception(std::exchange(thrown_, nullptr));
         }
     }
 
    private:
-    // Computes chunks of a job until none is left for this thread. A thread takes the chunks of its
-    // run in order, so that a prefetch at the end of one chunk hits the beginning of the next. A
-    // worker that is late for a finished job cannot claim a chunk of the next job, for which it has
-    // the wrong function: the ticket's job number differs.
+    // Computes chunks of a job until the schedule returns NO_CHUNK. A thread claims the chunks of
+    // its run in order, so that a prefetch at the end of one chunk hits the beginning of the next.
+    // A worker that arrives after the job has finished cannot claim a chunk of the next job, which
+    // needs another function: the job number in the ticket differs.
     void take_chunks(uint32_t number, int thread) {
         const auto run = run_.load(std::memory_order_acquire);
         const auto body = body_.load(std::memory_order_acquire);

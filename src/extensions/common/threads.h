@@ -11,10 +11,11 @@ int num_threads();
 
 /// Runs body(chunk) for every chunk in 0 … chunks − 1, on all threads; returns when all are done.
 ///
-/// Each thread has a contiguous run of chunks. Chunks are claimed one at a time, from other
-/// threads' runs once its own is empty (schedule.h): a thread that wakes late computes fewer
-/// chunks, and the caller never waits for a thread that has not started. The first exception thrown
-/// by `body` is rethrown when all chunks are done. `body` must not call parallel_for.
+/// Each thread has a contiguous run of chunks. A thread claims chunks one at a time, from other
+/// threads' runs once its run is exhausted (schedule.h). A thread that wakes late therefore
+/// computes fewer chunks, and the caller never waits for a thread that has not started. The first
+/// exception thrown by `body` is rethrown when all chunks are done. `body` must not call
+/// parallel_for.
 template <typename Body>
 void parallel_for(int64_t chunks, const Body& body);
 

@@ -53,7 +53,7 @@ const char* name_of_dtype(mx::Dtype dtype) {
     }
 }
 
-// A command as Python numbers and tuples.
+// Converts a command to a dict of Python numbers, strings and tuples.
 nb::dict as_dict(const gpu::Command& command) {
     nb::list buffers, bytes;
     for (const auto& buffer : command.buffers) {
@@ -85,7 +85,7 @@ MTL::Library compiled(const nb::callable& compile, const std::string& name,
     try {
         kernels = compile(name, text);
     } catch (const nb::python_error& error) {
-        throw std::runtime_error(nb::str(error.value()).c_str());  // as MLX's Metal device does
+        throw std::runtime_error(nb::str(error.value()).c_str());  // like a compile error on a Mac
     }
     for (const auto& [kernel, properties] :
          nb::cast<std::map<std::string, std::tuple<size_t, std::vector<int>>>>(kernels)) {

@@ -19,9 +19,9 @@ void EmulatedNode::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array
         outputs[i].inputs().clear();
     }
     const auto& inputs = outputs[0].inputs();
-    static std::mutex mutex;  // one GPU: operations run one at a time
+    static std::mutex mutex;  // the emulator runs one operation at a time
     std::lock_guard lock(mutex);
-    mx::synchronize(stream());  // wait for the inputs
+    mx::synchronize(stream());  // the inputs may still be pending
     mx::synchronize();
     auto& encoder = mx::metal::get_command_encoder(stream());
     try {

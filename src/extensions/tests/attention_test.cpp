@@ -41,7 +41,7 @@ std::vector<char> random_array(Random& random, int64_t count, Format format) {
 }
 
 // A head with S contiguous keys of D elements and two query rows, of which the first sees one key
-// fewer.
+// fewer than the second.
 struct Problem {
     int64_t S, D;
     Format format;

@@ -22,8 +22,8 @@ constexpr Format FORMATS[] = {Format::float32, Format::float16, Format::bfloat16
 constexpr int64_t SIZES[] = {1, 3, 4, 7, 16, 31, 64, 131};
 constexpr int64_t ROWS = 3;
 
-// `count` random elements in the given format. The buffer has four bytes per element, so that one
-// type serves all formats.
+// `count` random elements in the given format. The buffer has four bytes per element in every
+// format, so that its type is the same for all formats.
 std::vector<float> random_array(Random& random, int64_t count, Format format, float scale = 1) {
     std::vector<float> memory(count);
     for (int64_t i = 0; i < count; i++) {

@@ -54,7 +54,7 @@ struct Problem {
                 prepacked};
     }
 
-    // The same problem with prepacked weights, `rows` rows per pack.
+    // A copy of this problem with prepacked weights, `rows` rows per pack.
     Problem with_prepacked_weights(int rows) const {
         Problem other = *this;
         other.prepacked = true;
@@ -78,7 +78,7 @@ struct Problem {
         return out;
     }
 
-    // The same problem with 4-bit floating-point weights.
+    // A copy of this problem with 4-bit floating-point weights.
     Problem without_biases() const {
         Problem other = *this;
         other.floating_point = true;
@@ -105,12 +105,12 @@ const QuantizedMatmulKernel& kernel_of(InstructionSet set) {
 #endif
 }
 
-// Runs a kernel on some rows of a problem, in the chunks used by parallel_for.
+// Runs a kernel on `rows` rows of a problem, in chunks as small as those of parallel_for.
 Guarded<uint16_t> multiply(const Problem& problem, const QuantizedMatmulKernel& kernel,
                            int64_t first_row, int64_t rows) {
     Guarded<uint16_t> out(rows * problem.O);
     const QuantizedMatmulJob job = problem.job(out.data(), first_row, rows);
-    // Exactly the requested size, so that a sanitizer detects accesses beyond it.
+    // The scratch buffer has exactly this size, so that a sanitizer detects accesses beyond it.
     const int64_t bytes = kernel.scratch(job);
     void* scratch = nullptr;
     if (posix_memalign(&scratch, 64, bytes) != 0) {
@@ -131,8 +131,8 @@ Guarded<uint16_t> multiply(const Problem& problem, InstructionSet set, int64_t f
     return multiply(problem, kernel_of(set), first_row, rows);
 }
 
-// Tolerance: both kernels sum I products in float32 and round the result to the format. The
-// fixed-point kernel (see its header comment) also rounds the activations of a group.
+// Tolerance: both kernels sum I products in float32 and round the result to the format. Fixed-point
+// kernels also round the activations (error bound: quantized_matmul_avx2_neon.cpp).
 float tolerance(const Problem& problem, int64_t m, int64_t o, float expected) {
     const int64_t groups = problem.I / problem.group_size;
     const float levels = static_cast<float>((1 << problem.bits) - 1);

@@ -38,8 +38,8 @@ constexpr StateSlots SLOTS = {
     .write_slots = WRITE_SLOTS,
 };
 
-// `count` random elements in the given format. The buffer has four bytes per element, so that one
-// type serves all formats.
+// `count` random elements in the given format. The buffer has four bytes per element in every
+// format, so that its type is the same for all formats.
 std::vector<float> random_array(Random& random, int64_t count, Format format = Format::float32) {
     std::vector<float> memory(count);
     for (int64_t i = 0; i < count; i++) {
@@ -48,7 +48,7 @@ std::vector<float> random_array(Random& random, int64_t count, Format format = F
     return memory;
 }
 
-// Tolerance: a few float32 rounding errors and one of the result's format.
+// Tolerance: 16 ulps in float32, because summation orders differ; one ulp in 16-bit formats.
 void expect_close(const float* actual, const float* expected, int64_t count, Format format,
                   const std::string& what) {
     const float epsilon = format == Format::float32   ? 16 * 0x1p-23f

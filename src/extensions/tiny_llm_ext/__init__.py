@@ -92,7 +92,7 @@ __all__ = [
 def _check_abi() -> None:
     """Raises ImportError if the extension was built against another MLX version.
 
-    Its import succeeds even then, but its operations reject every array.
+    Such an extension can be imported, but its operations reject every array.
     """
     try:
         axpby(_mx.array(0.0), _mx.array(0.0), 1.0, 1.0, stream=_mx.cpu)

@@ -1,4 +1,4 @@
-// add_bias: Bias of a linear layer, such as Qwen2's QKV projections.
+// add_bias: Adds the bias of a linear layer, such as Qwen2's QKV projections.
 //
 //     out[n, i] = x[n, i] + bias[i]
 //
@@ -22,7 +22,7 @@ namespace mx = mlx::core;
 /// Returns N..×O in that dtype. Throws std::invalid_argument for anything else.
 mx::array add_bias(const mx::array& x, const mx::array& bias, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: x, bias.
+/// Graph node of add_bias. Inputs: x, bias.
 class AddBias : public mx::UnaryPrimitive, public Capturable {
    public:
     explicit AddBias(mx::Stream stream) : mx::UnaryPrimitive(stream) {}

@@ -12,12 +12,12 @@ struct AddBiasJob {
     Format format;     // of all arrays
     const void* x;     // M × O, rows x_stride elements apart
     const void* bias;  // O
-    void* out;         // M × O; may be the memory of x
+    void* out;         // M × O; may alias x
     int64_t x_stride;
 };
 
-/// The reference: computes rows first … last − 1. add_bias in fast/add_bias_simd.cpp has the same
-/// interface.
+/// Reference kernel: computes rows first … last − 1. add_bias in fast/add_bias_simd.cpp has the
+/// same interface.
 void add_bias_reference(const AddBiasJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

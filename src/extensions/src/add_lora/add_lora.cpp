@@ -10,8 +10,8 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// GPU fallback, composed of MLX operations: multiplies each row by all adapters' matrices and masks
-// the ranks that do not belong to the row's adapter.
+// GPU fallback, composed of MLX operations: multiplies each row by all adapters' matrices and
+// zeroes the ranks that do not belong to the row's adapter.
 mx::array add_lora_masked(const mx::array& y, const mx::array& x, const mx::array& lora_a,
                           const mx::array& lora_b, const mx::array& rank_offsets,
                           const mx::array& adapter_ids, mx::Stream s) {

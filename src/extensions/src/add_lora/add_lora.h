@@ -31,7 +31,7 @@ mx::array add_lora(const mx::array& y, const mx::array& x, const mx::array& lora
                    const mx::array& lora_b, const mx::array& rank_offsets,
                    const mx::array& adapter_ids, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: y, x, lora_a, lora_b, rank_offsets, adapter_ids.
+/// Graph node of add_lora. Inputs: y, x, lora_a, lora_b, rank_offsets, adapter_ids.
 class AddLora : public mx::UnaryPrimitive, public Capturable {
    public:
     explicit AddLora(mx::Stream stream) : mx::UnaryPrimitive(stream) {}

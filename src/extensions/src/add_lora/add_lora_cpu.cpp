@@ -1,4 +1,4 @@
-// add_lora on the CPU: kernel selection and parallelism.
+// add_lora on the CPU: kernel selection, and distribution of rows and outputs over threads.
 #include <algorithm>
 
 #include "common/checks.h"

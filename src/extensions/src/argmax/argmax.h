@@ -3,7 +3,7 @@
 //     out[n] = the smallest i with x[n, i] = max x[n, :]
 //
 // For greedy sampling over a vocabulary of 151,936 tokens: MLX's CPU argmax is scalar and runs on
-// one thread, which takes a noticeable share of an optimized decode step. NaN is never the largest;
+// one thread, which is a noticeable fraction of an optimized decode step. NaN is never the largest;
 // a row of only NaN and −∞ has the result 0.
 #pragma once
 
@@ -24,7 +24,7 @@ namespace mx = mlx::core;
 /// on a GPU.
 mx::array argmax(const mx::array& x, mx::StreamOrDevice s = {});
 
-/// The graph node on the CPU. Input: x.
+/// Graph node of argmax on the CPU. Input: x.
 class Argmax : public mx::UnaryPrimitive {
    public:
     explicit Argmax(mx::Stream stream) : mx::UnaryPrimitive(stream) {}

@@ -1,4 +1,4 @@
-// argmax on the CPU: kernel selection and splitting of rows into parts.
+// argmax on the CPU: kernel selection, and division of each row into parts for several threads.
 #include <algorithm>
 #include <vector>
 
@@ -18,7 +18,7 @@ namespace {
 
 using Kernel = ArgmaxResult (*)(const ArgmaxJob&, int64_t, int64_t, int64_t);
 
-// Splits every row, so that even a single row uses several threads.
+// Splits every row into parts of 16,384 elements, so that even a single row uses several threads.
 void run(const ArgmaxJob& job, Kernel kernel) {
     constexpr int64_t PART = 16384;
     const int64_t parts = (job.V + PART - 1) / PART;

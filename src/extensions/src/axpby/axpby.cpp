@@ -1,4 +1,5 @@
-// axpby: argument checks, construction of the graph node, derivatives. No arithmetic.
+// axpby: argument checks, construction of the graph node, derivatives. The arithmetic is in the CPU
+// and GPU files.
 #include "src/axpby/axpby.h"
 
 #include "common/checks.h"
@@ -8,8 +9,8 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Whether shapes broadcast as in NumPy: aligned at the last dimension, sizes are equal, or one of
-// them is 1 or missing.
+// Whether shapes broadcast as in NumPy: counted from the last dimension, two sizes are equal, or
+// one of them is 1 or missing.
 bool can_broadcast(const mx::Shape& x, const mx::Shape& y) {
     for (size_t i = 1; i <= x.size() && i <= y.size(); i++) {
         const int a = x[x.size() - i], b = y[y.size() - i];
@@ -32,7 +33,7 @@ mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
         dtype = mx::float32;
     }
     auto inputs = mx::broadcast_arrays({mx::astype(x, dtype, s), mx::astype(y, dtype, s)}, s);
-    // Broadcasting creates strides of zero; the kernel needs contiguous memory.
+    // Broadcasting creates strides of zero, but the kernels need contiguous memory.
     for (auto& input : inputs) {
         input = mx::contiguous(input, /*allow_col_major=*/false, s);
     }
@@ -43,7 +44,7 @@ mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
         inputs);
 }
 
-// z is linear in x and in y, so the derivative in a direction is axpby of that direction.
+// z = alpha · x + beta · y is linear, so its derivative in a direction is axpby of that direction.
 std::vector<mx::array> Axpby::jvp(const std::vector<mx::array>& primals,
                                   const std::vector<mx::array>& tangents,
                                   const std::vector<int>& argnums) {
@@ -70,7 +71,7 @@ std::vector<mx::array> Axpby::vjp(const std::vector<mx::array>& primals,
 
 std::pair<std::vector<mx::array>, std::vector<int>> Axpby::vmap(
     const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
-    // Moves the mapped axis to the front of both inputs; broadcasting does the rest. An unmapped
+    // Moves each input's mapped axis to the front, where broadcasting aligns them. An unmapped
     // input (axis −1) is broadcast along it.
     auto to_front = [&](int i) {
         return axes[i] < 0 ? inputs[i] : mx::moveaxis(inputs[i], axes[i], 0, stream());

@@ -1,7 +1,7 @@
 // axpby: Elementwise alpha · x + beta · y, the example operation.
 //
-// Shows every part of an operation. This header is the contract; axpby.cpp validates the
-// arguments, builds the graph node and differentiates it; axpby_cpu.cpp evaluates it.
+// A minimal but complete operation. This header is the contract; axpby.cpp validates the arguments,
+// builds the graph node and differentiates it; axpby_cpu.cpp evaluates it.
 #pragma once
 
 #include <vector>
@@ -22,7 +22,8 @@ namespace mx = mlx::core;
 mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
                 mx::StreamOrDevice s = {});
 
-/// The graph node. Its two inputs have one shape and one floating dtype, and are row-contiguous.
+/// Graph node of axpby. Its two inputs have the same shape and floating dtype, and are
+/// row-contiguous.
 class Axpby : public mx::UnaryPrimitive {
    public:
     Axpby(mx::Stream stream, float alpha, float beta)

@@ -7,7 +7,7 @@ using namespace metal;
 using namespace tiny_llm_ext;
 
 // z[i] = alpha · x[i] + beta · y[i], in float32, rounded once to T. The grid consists of whole
-// threadgroups, so the last one may have threads beyond the end.
+// threadgroups, so the last one may have threads with i ≥ size.
 template <typename T>
 [[kernel]] void axpby_elements(device const T* x [[buffer(0)]], device const T* y [[buffer(1)]],
                                device T* z [[buffer(2)]],

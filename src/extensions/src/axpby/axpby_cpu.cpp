@@ -1,4 +1,4 @@
-// axpby on the CPU: one loop over the whole array.
+// axpby on the CPU: one loop over all elements.
 #include "common/tasks.h"
 #include "mlx/allocator.h"
 #include "src/axpby/axpby.h"

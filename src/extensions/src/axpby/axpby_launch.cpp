@@ -8,7 +8,7 @@
 namespace tiny_llm_ext {
 
 MetalLaunch axpby_launch(int64_t size, float alpha, float beta, Format format, int max_threads) {
-    // Thread indices must fit an int, including those of the last threadgroup beyond the end.
+    // Thread indices must fit an int, including indices of the last threadgroup beyond `size`.
     constexpr int64_t MAX_SIZE = std::numeric_limits<int>::max() - MAX_THREADS;
     if (size > MAX_SIZE) {
         throw std::invalid_argument("[axpby] expected at most " + std::to_string(MAX_SIZE) +

@@ -34,7 +34,7 @@ mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
                       const std::vector<int>& offsets, bool overwrite = false,
                       mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: buffer, tokens and offsets, any strides.
+/// Graph node of cache_write. Inputs: buffer, tokens and offsets, any strides.
 class CacheWrite : public mx::UnaryPrimitive, public Capturable {
    public:
     CacheWrite(mx::Stream stream, bool overwrite)

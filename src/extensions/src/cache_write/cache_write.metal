@@ -1,5 +1,5 @@
-// cache_write on the GPU: one thread per element. Contract: cache_write.h. Kernels only copy, so
-// they depend on the element size but not on the dtype.
+// cache_write on the GPU: one thread per element. Contract: cache_write.h. The kernels only copy
+// elements, so they depend on the element size but not on the dtype.
 #include <metal_stdlib>
 
 #include "src/cache_write/cache_write_params.h"

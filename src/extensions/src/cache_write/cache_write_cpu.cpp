@@ -47,7 +47,7 @@ void copy_head(const Tokens& from, const Tokens& to, int64_t b, int64_t h, int64
     }
 }
 
-// Copies all heads of every sequence whose tokens fit at its offset.
+// Copies all heads of the sequences whose offset leaves space for all their tokens.
 void copy(const Tokens& from, const Tokens& to, const int32_t* offsets) {
     for_rows(from.B * from.H, from.L * from.D, [&](int64_t first, int64_t last) {
         for (int64_t head = first; head < last; head++) {

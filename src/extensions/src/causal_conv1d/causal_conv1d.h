@@ -54,8 +54,8 @@ std::pair<mx::array, mx::array> causal_conv1d(const mx::array& x, const mx::arra
                                               const mx::array& write_slots, bool overwrite = false,
                                               mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs, any strides: conv_states, x, weight, cu_seqlens, read_slots,
-/// write_slots. Outputs: conv_states, y.
+/// Graph node of causal_conv1d. Inputs, any strides: conv_states, x, weight, cu_seqlens,
+/// read_slots, write_slots. Outputs: conv_states, y.
 class CausalConv1d : public mx::Primitive, public Capturable {
    public:
     CausalConv1d(mx::Stream stream, bool overwrite)

@@ -24,8 +24,8 @@ template <typename T, typename W>
     }
     const StatefulSequence sequence =
         sequence_of(int(position.y), params.T, params.S, cu_seqlens, read_slots);
-    // Right-aligned: the newest input and its tap are last, and the unused positions before the K
-    // taps are zero.
+    // Taps and inputs are right-aligned: the newest input and its tap are last, and the unused
+    // positions before the K taps are zero.
     const int unused = WIDTH - params.K;
     float taps[WIDTH];
     T inputs[WIDTH];

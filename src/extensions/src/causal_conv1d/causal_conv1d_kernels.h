@@ -10,7 +10,7 @@ namespace tiny_llm_ext {
 
 constexpr int64_t MAX_CONV_WIDTH = 8;
 
-/// Maximum channels per kernel call: their taps and inputs stay in the L1 cache.
+/// Maximum channels per kernel call, so that their taps and inputs stay in the L1 cache.
 constexpr int64_t CONV_CHANNELS = 256;
 
 struct CausalConv1dJob {
@@ -25,8 +25,8 @@ struct CausalConv1dJob {
     StateSlots slots;
 };
 
-/// The reference: computes channels first … last − 1 of a sequence, at most CONV_CHANNELS of them.
-/// causal_conv1d in fast/causal_conv1d_simd.cpp has the same interface.
+/// Reference kernel: computes channels first … last − 1 of a sequence, at most CONV_CHANNELS of
+/// them. causal_conv1d in fast/causal_conv1d_simd.cpp has the same interface.
 void causal_conv1d_reference(const CausalConv1dJob& job, int64_t sequence, int64_t first,
                              int64_t last);
 

@@ -1,9 +1,10 @@
-// Attention of the course's Week 4, third step: split-KV, threads share one sequence's keys.
+// Attention of the course's Week 4, third step: split-KV, in which threads share the keys of a
+// sequence.
 //
-// A split is KEYS_PER_SPLIT keys, aligned to a multiple of that. Each split is attended to
-// separately and yields a SoftmaxState per row; these are merged in the order of the splits.
-// Neither the splits nor their order depends on the number of threads, so the result has the same
-// bits for any number.
+// A split is a range of up to KEYS_PER_SPLIT keys that begins at a multiple of KEYS_PER_SPLIT.
+// Attention to a split yields one SoftmaxState per query row; a row's states are merged in the
+// order of the splits. Neither the splits nor their order depends on the number of threads, so the
+// result's bits do not depend on it either.
 #include "src/flash_attention/attention_split_kv.h"
 
 #include <algorithm>
@@ -17,7 +18,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Number of keys visible to any row of a block: the last row sees the most.
+// Number of keys visible to at least one row of a block. The last row sees the most keys.
 int64_t keys_of(const AttentionRows& block) { return block.visible[block.rows - 1]; }
 
 // Writes row `row` of the output: o / l, or zeros if no key is visible.
@@ -50,8 +51,8 @@ void merge(const SoftmaxState* states, int64_t parts, int64_t D, SoftmaxState& a
     // [/task 4.6.3 merge]
 }
 
-// Computes several blocks, with the splits of each shared by all threads, in two parallel passes:
-// first the splits of all blocks, then merging and normalization of each block.
+// Computes several blocks in two parallel passes: first all splits of all blocks, then the merge
+// and normalization of each block.
 void attend_split_kv(const AttentionRows* blocks, int64_t count, SplitKernel part) {
     struct Split {
         const AttentionRows* block;

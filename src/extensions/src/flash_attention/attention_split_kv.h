@@ -7,7 +7,7 @@
 
 namespace tiny_llm_ext {
 
-/// Computes all blocks, which are independent, on all threads.
+/// Computes all blocks on all threads. Blocks are independent of each other.
 void attend_week4(const std::vector<AttentionRows>& blocks, const Week4Attention& step);
 
 }  // namespace tiny_llm_ext

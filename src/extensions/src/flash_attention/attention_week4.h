@@ -20,7 +20,7 @@ namespace tiny_llm_ext {
 /// Maximum query rows per kernel call.
 constexpr int QUERY_ROWS = 8;
 
-/// Keys per split. Like the tile size, it affects the bits of the result.
+/// Keys per split. The bits of the result depend on it, as on the tile size.
 constexpr int64_t KEYS_PER_SPLIT = 8 * ATTENTION_TILE;
 
 /// Up to ATTENTION_TILE consecutive keys and their values, as element offsets of their rows in the
@@ -55,8 +55,9 @@ struct SoftmaxState {
     float out[MAX_HEAD_SIZE];  // o: weighted sum of the values, D elements
 };
 
-/// The kernel selected by TINY_LLM_ATTENTION, or none if unset. Throws std::invalid_argument for an
-/// unknown name, and for a vector kernel with the portable instruction set.
+/// The kernel selected by TINY_LLM_ATTENTION; `chosen` is false if the variable is not set. Throws
+/// std::invalid_argument for an unknown name, and for a vector kernel with the portable instruction
+/// set.
 Week4Attention week4_attention();
 
 TINY_LLM_DECLARE_SIMD(void attention_scores(const float* query, const void* keys,

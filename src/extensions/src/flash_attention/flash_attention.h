@@ -57,8 +57,8 @@ mx::array flash_attention(const mx::array& query, const mx::array& key, const mx
                           const std::optional<mx::array>& mask,
                           const std::optional<mx::array>& context_lens, mx::StreamOrDevice s = {});
 
-/// The graph node. Validated inputs: query B×H_q×L×D, key and value B×H×S×D, any strides; then,
-/// if given, mask B×H_q×L×S and contiguous context_lens B.
+/// Graph node of flash_attention. Validated inputs: query B×H_q×L×D, key and value B×H×S×D, any
+/// strides; then, if given, mask B×H_q×L×S and contiguous context_lens B.
 class FlashAttention : public mx::UnaryPrimitive, public Capturable {
    public:
     FlashAttention(mx::Stream stream, float scale, bool causal, bool has_mask,

@@ -1,4 +1,5 @@
-// flash_attention on the CPU: eval_cpu, which selects a kernel and splits its rows over threads.
+// flash_attention on the CPU: eval_cpu, which selects a kernel and distributes the rows over
+// threads.
 #include <algorithm>
 
 #include "common/checks.h"
@@ -116,7 +117,7 @@ void run(const FlashAttentionJob& job, InstructionSet set) {
 
 Strides strides_of(const mx::array& x) { return {x.strides(0), x.strides(1), x.strides(2)}; }
 
-// x if its rows are contiguous, whatever its other strides; otherwise a copy.
+// Returns x if its rows are contiguous, regardless of its other strides; otherwise a copy.
 mx::array with_contiguous_rows(const mx::array& x, mx::Stream stream) {
     return x.strides(3) == 1 || x.shape(3) == 1 ? x : row_contiguous(x, stream);
 }

@@ -28,7 +28,7 @@ struct KeyTile;
 struct SoftmaxState;
 
 /// scores[s] = query · key s · scale, for the first `count` keys of a tile. query: D float32,
-/// zero-padded to a whole vector.
+/// zero-padded to full vectors.
 using ScoresKernel = void (*)(const float* query, const void* keys, const KeyTile& tile, int count,
                               int64_t D, Format format, float scale, float* scores);
 
@@ -36,9 +36,9 @@ using ScoresKernel = void (*)(const float* query, const void* keys, const KeyTil
 using SplitKernel = void (*)(const AttentionRows& block, int64_t first, int64_t end,
                              SoftmaxState* states);
 
-/// The Week 4 kernel selected by TINY_LLM_ATTENTION (attention_week4.h). If `chosen` is false,
-/// none: the default kernel runs. If `chosen` is true without function pointers, the reference
-/// runs.
+/// The Week 4 kernel selected by TINY_LLM_ATTENTION (attention_week4.h). If `chosen` is false, no
+/// kernel is selected and the default kernel runs. If `chosen` is true but both function pointers
+/// are null, the reference runs.
 struct Week4Attention {
     bool chosen = false;
     ScoresKernel scores = nullptr;
@@ -74,8 +74,8 @@ struct FlashAttentionJob {
 // Query heads that share a key/value head read the same keys, so a kernel batches them. With
 // G = H_q / H heads in a group, row r of key/value head h is token r / G of query head h·G + r % G.
 
-/// The reference: computes rows first_row … first_row + rows − 1 of key/value head h of sequence b.
-/// Unlike other kernels, needs no scratch memory.
+/// Reference kernel: computes rows first_row … first_row + rows − 1 of key/value head h of sequence
+/// b. Unlike other kernels, needs no scratch memory.
 void flash_attention_reference(const FlashAttentionJob& job, int64_t b, int64_t h,
                                int64_t first_row, int rows, float* scratch);
 
@@ -122,7 +122,7 @@ namespace {  // internal linkage: see common/half.h
 /// Rows per kernel call, of `rows` that attend to the same keys: as many as possible, to share
 /// cached tiles, but few enough to keep all threads busy.
 ///
-/// all_rows: rows of the whole operation.
+/// all_rows: rows of the operation, over all kernel calls.
 [[maybe_unused]] inline int64_t rows_per_block(int64_t rows, int64_t all_rows, int threads) {
     constexpr int64_t MIN_ROWS = 24;
     const int64_t target_blocks = 4 * static_cast<int64_t>(threads);

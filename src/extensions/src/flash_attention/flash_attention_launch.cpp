@@ -4,7 +4,8 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Query heads of a group share keys, so their rows share a threadgroup.
+// Query rows per key head: the query heads of a group share keys, so a threadgroup computes their
+// rows together.
 int64_t rows_of_group(const FlashAttentionParams& params) {
     return static_cast<int64_t>(params.L) * (params.H_q / params.H);
 }
@@ -13,8 +14,8 @@ int64_t key_heads(const FlashAttentionParams& params) {
     return static_cast<int64_t>(params.B) * params.H;
 }
 
-// Kernels exist for two head sizes, of which all Qwen3 models use the first; smaller heads are
-// padded with zeros in registers.
+// Kernels exist for head sizes 128, as in all Qwen3 models, and 256. Smaller heads are padded with
+// zeros in registers.
 std::string head_size(int D) { return D <= 128 ? "_d128" : "_d256"; }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// x if its rows are contiguous, whatever its other strides; otherwise a copy.
+// Returns x if its rows are contiguous, regardless of its other strides; otherwise a copy.
 mx::array with_contiguous_rows(const mx::array& x, mx::Stream stream) {
     return x.strides(3) == 1 || x.shape(3) == 1 ? x : metal::row_contiguous(x, stream);
 }
@@ -33,7 +33,8 @@ int mask_kind_of(mx::Dtype dtype) {
                                   : ATTENTION_MASK_BFLOAT16;
 }
 
-// The functions below dispatch the kernels; inputs are the buffers in flash_attention_launch.h.
+// The functions below dispatch the kernels. Their inputs are the buffers listed in
+// flash_attention_launch.h.
 void encode_flash_readable(const mx::Stream& stream, const FlashAttentionParams& params,
                            Format format, const std::vector<mx::array>& inputs,
                            const mx::array& out) {
@@ -72,7 +73,7 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     const auto query = with_contiguous_rows(inputs[0], stream());
     const auto key = with_contiguous_rows(inputs[1], stream());
     const auto value = with_contiguous_rows(inputs[2], stream());
-    // Placeholders for absent optional inputs, which kernels do not read.
+    // query stands in for absent optional inputs, which the kernels do not read.
     const auto& mask = has_mask_ ? inputs[3] : query;
     const auto context_lens =
         has_context_lens_ ? metal::row_contiguous(inputs.back(), stream()) : query;

@@ -33,7 +33,7 @@ struct FlashAttentionParams {
     int mask_kind;
     int has_context_lens;
     int splits;   // number of splits of the keys; 1 if there is no merge
-    int aligned;  // offsets and sizes of key and value rows are multiples of four elements
+    int aligned;  // whether offsets and sizes of key and value rows are multiples of 4 elements
     // Strides of sequence, head and token, in elements; rows of D are contiguous.
     long query_strides[3], key_strides[3], value_strides[3];
     long mask_strides[4];  // of B, H_q, L and S; 0 for broadcast dimensions

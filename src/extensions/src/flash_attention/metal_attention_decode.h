@@ -3,7 +3,7 @@
 //
 // With few rows, reading keys and values dominates, so keys are split among threadgroups, 256 each,
 // and each key is read once for all rows of its head group. Within a threadgroup, each of 8
-// simdgroups takes every eighth run of 16 keys with a separate online softmax; the 8 states are
+// simdgroups processes every eighth run of 16 keys with a separate online softmax; the 8 states are
 // reduced by halving in threadgroup memory, and the splits by a second kernel. Splits begin at
 // multiples of 256 keys for any S, so a row's result depends only on its sequence, not on the batch
 // or the cache size.
@@ -30,8 +30,8 @@ struct Split {
     }
 };
 
-/// Rows merged at a time: as many as fit in 16 KiB, with one result for each of half the
-/// simdgroups.
+/// Rows merged at a time: as many as fit in 16 KiB of threadgroup memory, because half of the
+/// simdgroups store their results of these rows.
 template <int ROWS, int DIM>
 constexpr int rows_merged() {
     return ROWS * DIM <= 1024 ? ROWS : 1024 / DIM;
@@ -104,7 +104,7 @@ void load_rows(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& gr
         state.largest[r] = -INFINITY;
         state.sum[r] = 0;
         state.visible[r] = 0;
-        if (r < row_count) {  // uniform over lanes
+        if (r < row_count) {  // all lanes take the same branch
             const int head = group.head(first_row + r), l = group.token(first_row + r);
             const auto query = source.query(head, l) + start;
             for (int i = 0; i < PER; i++) {
@@ -125,7 +125,7 @@ void attend_to_key(thread FewRows<ROWS, PER>& state, thread const AttentionGroup
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (CHECKS && (s >= state.visible[r] || s < state.visible[r] - group.window)) {
-            continue;  // uniform over lanes
+            continue;  // all lanes take the same branch
         }
         float score = 0;
         for (int i = 0; i < PER; i++) {
@@ -146,8 +146,8 @@ void attend_to_key(thread FewRows<ROWS, PER>& state, thread const AttentionGroup
     }
 }
 
-/// Accumulates the next COUNT keys starting at s, all loaded first. left: elements of a row from
-/// this lane's first one on.
+/// Loads COUNT keys, starting at key s, and their values, then accumulates them. left: number of
+/// elements from this lane's first element to the end of a row.
 template <bool WHOLE, bool CHECKS, int COUNT, int ROWS, int PER, typename Source>
 void attend_to_next(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& group,
                     thread Source& source, int first_row, int left, int s) {
@@ -350,7 +350,7 @@ void merge_splits(device const float* partial, device const float* statistics, i
     largest = simd_max(largest);
 
     float o[SLICES] = {}, sum = 0;
-    const int left = D - int(lane);  // elements from this lane's first one on
+    const int left = D - int(lane);  // elements from this lane's first one to the end
     partial += lane;
     out += lane;
     for (int first = 0; first < splits; first += 32) {

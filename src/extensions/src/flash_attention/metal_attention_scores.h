@@ -1,4 +1,4 @@
-// Key visibility and masks, shared by all flash_attention kernels.
+// Key visibility and masks, shared by the GPU attention kernels.
 #pragma once
 
 #include <metal_stdlib>
@@ -14,12 +14,13 @@ inline int keys_of(constant const Params& params, device const int* context_lens
     return params.has_context_lens ? metal::clamp(context_lens[b], 0, params.S) : params.S;
 }
 
-/// Number of leading keys, of S, visible to query l of L before any mask.
+/// Number of leading keys visible to query l, for S keys and L queries, before any mask.
 inline int visible_keys(bool causal, int S, int L, int l) {
     return causal ? metal::clamp(l + 1 + S - L, 0, S) : S;
 }
 
-/// Number of leading keys, of `keys`, visible to query l of flash_attention before any mask.
+/// Number of leading keys visible to query l of flash_attention, for a sequence of `keys` keys,
+/// before any mask.
 inline int visible_keys(constant const Params& params, int keys, int l) {
     return visible_keys(params.causal, keys, params.L, l);
 }

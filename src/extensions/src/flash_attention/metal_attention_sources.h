@@ -32,15 +32,15 @@ namespace tiny_llm_ext {
 /// One key head of a sequence and the G query heads that share it. Row r is head r % G of the group
 /// and token r / G.
 struct AttentionGroup {
-    int L, S;        // queries and keys of the sequence
-    int G, D;        // query heads, and elements of a head
+    int L, S;        // number of queries and keys of the sequence
+    int G, D;        // number of query heads in the group; head size
     int first_head;  // first query head
     int causal;
     float scale;
     int window;  // newest keys visible to a row; INT_MAX for all
 
     int rows() const { return L * G; }
-    // Rows of one token, as in decoding: no division.
+    // If L is 1, as in decoding, row r is head r of the group, so no division is needed.
     int head(int row) const { return first_head + (L == 1 ? row : row % G); }
     int token(int row) const { return L == 1 ? 0 : row / G; }
 

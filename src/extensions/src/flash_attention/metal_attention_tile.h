@@ -65,7 +65,7 @@ void load_tiles(thread Source& source, int first, int skipped, int count, int D,
     using Sizes = TileSizes<T, DIM>;
     const bool aligned = source.aligned();
     for (int i = int(thread_index); i < Sizes::KEYS * DIM / 4; i += int(threads)) {
-        const int row = i / (DIM / 4), d = i % (DIM / 4) * 4;  // uniform over lanes: DIM ≥ 128
+        const int row = i / (DIM / 4), d = i % (DIM / 4) * 4;  // same row in all lanes: DIM ≥ 128
         threadgroup T* key = keys + row * Sizes::STRIDE + d;
         threadgroup T* value = values + row * Sizes::STRIDE + d;
         if (row >= skipped && row < count) {
@@ -153,7 +153,8 @@ struct EightRows {
         }
     }
 
-    /// Turns scores into weights. Returns the factor by which `o` must be rescaled first.
+    /// Replaces scores with weights. Returns the factor by which `o` must be rescaled before
+    /// weighted values are added.
     float softmax_weights() thread {
         float larger = -INFINITY, added = 0;
 #pragma unroll
@@ -204,7 +205,8 @@ struct EightRows {
 
 /// Attention of a threadgroup's rows, starting at `block`, over all visible keys. Call from all
 /// threads; keys, values: memory for TileSizes<T, DIM>::FOURS · 4 elements each; scales: for 2 ·
-/// KEYS, if the source is SCALED. Rows beyond the group's last one repeat it and are not stored.
+/// KEYS, if the source is SCALED. Rows past the group's last row are copies of it and are not
+/// stored.
 template <typename T, int DIM, typename Source>
 void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, int block,
                      threadgroup T* keys, threadgroup T* values, threadgroup float* scales,
@@ -231,7 +233,8 @@ void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, 
         if (Source::SCALED) {
             rows.scale_columns(scales, position);
         }
-        // Skips the visibility checks if all rows of the simdgroup see the whole tile.
+        // Visibility checks are needed only if some row of the simdgroup does not see the whole
+        // tile.
         if (source.has_mask() || first + TILE > visible_to_first || first < hidden_from_last) {
             rows.apply_mask(source, head, l, first, visible, hidden, position);
         }

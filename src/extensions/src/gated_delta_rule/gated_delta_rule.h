@@ -45,8 +45,8 @@ std::pair<mx::array, mx::array> gated_delta_rule(const mx::array& qkv, const mx:
                                                  const mx::array& write_slots, int num_k_heads,
                                                  bool overwrite = false, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs, any strides: states, qkv, a, b, A_log, dt_bias, cu_seqlens, read_slots,
-/// write_slots. Outputs: states, o.
+/// Graph node of gated_delta_rule. Inputs, any strides: states, qkv, a, b, A_log, dt_bias,
+/// cu_seqlens, read_slots, write_slots. Outputs: states, o.
 class GatedDeltaRule : public mx::Primitive, public Capturable {
    public:
     GatedDeltaRule(mx::Stream stream, int num_k_heads, bool overwrite)

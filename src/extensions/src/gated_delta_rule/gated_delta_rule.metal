@@ -30,7 +30,7 @@ template <typename T>
     uint lane [[thread_index_in_simdgroup]], uint simdgroups [[simdgroups_per_threadgroup]]) {
     const long head = long(group) * simdgroups + simdgroup, t = head / params.H_k;
     if (t >= params.T) {
-        return;  // uniform over the simdgroup
+        return;  // all lanes of the simdgroup return
     }
     const int key_head = int(head % params.H_k), value_heads = params.H_v / params.H_k;
     device const float* q = qkv + t * params.qkv_stride + key_head * params.D_k;
@@ -52,7 +52,7 @@ inline float sum_of_rows(float x) {
     return x + simd_shuffle_xor(x, ushort(16));
 }
 
-// One simdgroup per 8 columns of a head's state. A lane keeps every fourth row of one column in
+// One simdgroup per 8 columns of a head's state. A lane holds every fourth row of one column in
 // registers, at most ROWS rows.
 template <int ROWS>
 [[kernel]] void gated_delta_rule_recurrence(

@@ -8,7 +8,7 @@
 
 namespace tiny_llm_ext {
 
-/// Maximum columns of a state per kernel call: D_k × 32 floats stay in the L1 cache.
+/// Maximum columns of a state per kernel call, so that D_k × 32 floats stay in the L1 cache.
 constexpr int64_t DELTA_COLUMNS = 32;
 
 /// Factors of one token and value head, computed before the recurrence.
@@ -31,7 +31,7 @@ struct GatedDeltaRuleJob {
     StateSlots slots;
 };
 
-/// Both steps of the operation, implemented by the reference and by gated_delta_rule in
+/// Functions for both steps of the operation. Instances: the reference, and gated_delta_rule in
 /// fast/gated_delta_rule_simd.cpp.
 struct GatedDeltaRuleKernel {
     /// Computes the factors of tokens first … last − 1.
@@ -44,7 +44,8 @@ struct GatedDeltaRuleKernel {
 
 extern const GatedDeltaRuleKernel gated_delta_rule_reference;
 
-/// Sets β and γ of a token and value head, with the same bits for all instruction sets.
+/// Sets β and γ of a token and value head. Scalar code, so that all instruction sets have the same
+/// bits.
 void set_gates(const GatedDeltaRuleJob& job, int64_t token, int64_t head, DeltaFactors& factors);
 
 }  // namespace tiny_llm_ext

@@ -12,7 +12,7 @@ enum {
 struct GatedDeltaRuleParams {
     int T, B, S;                          // tokens, sequences, slots
     int H_k, H_v, D_k, D_v;               // number and size of key heads and value heads
-    long qkv_stride, a_stride, b_stride;  // of rows, in elements
+    long qkv_stride, a_stride, b_stride;  // row strides in elements
 };
 
 }  // namespace tiny_llm_ext

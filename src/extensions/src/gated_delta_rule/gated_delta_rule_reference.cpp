@@ -35,7 +35,8 @@ void compute_factors(const GatedDeltaRuleJob& job, int64_t first, int64_t last) 
     }
 }
 
-// One token of one column: updates the state, D_k floats, and returns the output.
+// Processes one token for one column: updates the column's state, D_k floats, and returns its
+// output.
 float step(float* state, const float* q, const float* k, float v, int64_t D_k,
            const DeltaFactors& factors) {
     float predicted = 0;
@@ -59,7 +60,7 @@ void compute_columns(const GatedDeltaRuleJob& job, int64_t sequence, int64_t hea
         return job.states + (slot * job.H_v + head) * job.D_k * job.D_v;
     };
     for (int64_t column = first; column < last; column++) {
-        std::vector<float> state(job.D_k);  // copied: only write_slots may change slots
+        std::vector<float> state(job.D_k);  // a copy, because only slots in write_slots may change
         if (const int64_t slot = read_slot(job.slots, sequence); slot >= 0) {
             for (int64_t i = 0; i < job.D_k; i++) {
                 state[i] = state_of(slot)[i * job.D_v + column];

@@ -24,7 +24,7 @@ namespace mx = mlx::core;
 mx::array gated_rms_norm(const mx::array& o, const mx::array& z, const mx::array& weight, float eps,
                          mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: o, z, weight.
+/// Graph node of gated_rms_norm. Inputs: o, z, weight.
 class GatedRmsNorm : public mx::UnaryPrimitive, public Capturable {
    public:
     GatedRmsNorm(mx::Stream stream, float eps) : mx::UnaryPrimitive(stream), eps_(eps) {}

@@ -17,7 +17,7 @@ template <typename T, typename W>
     uint lane [[thread_index_in_simdgroup]], uint simdgroups [[simdgroups_per_threadgroup]]) {
     const long m = long(group) * simdgroups + simdgroup;
     if (m >= params.M) {
-        return;  // uniform over the simdgroup
+        return;  // all lanes of the simdgroup return
     }
     device const float* row = o + m * params.o_stride;
     float squares = 0;

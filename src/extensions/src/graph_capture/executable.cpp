@@ -11,8 +11,8 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Memory shared by a stream's executables, which run one at a time and keep no intermediate
-// results. Freed when the thread ends, except blocks still used by executables.
+// Memory for the intermediate results of a stream's executables, which run one at a time and can
+// therefore share it. Freed when the thread ends, except blocks still used by executables.
 TaskCapture::Workspace& workspace_of(mx::Stream stream) {
     thread_local std::map<int, TaskCapture::Workspace> workspaces;
     return workspaces[stream.index];

@@ -9,9 +9,10 @@
 
 namespace tiny_llm_ext {
 
-/// The tasks of a graph for one memory layout of the inputs. Inputs are copied to the stream's
-/// workspace, the tasks run, and outputs are copied from it. The workspace, a few kilobytes per
-/// token, is shared by all executables of the stream, of which one runs at a time.
+/// The tasks of a graph for one memory layout of the inputs. `run` copies the inputs to the
+/// stream's workspace, runs the tasks, and copies the outputs from the workspace. The workspace, a
+/// few kilobytes per token, is shared by all executables of the stream, because only one of them
+/// runs at a time.
 ///
 /// An overwritten input, such as a KV cache buffer, is not copied: the tasks write to its address
 /// at capture, and a buffer at another address needs another executable.
@@ -25,8 +26,8 @@ class ExecutableGraph {
     /// addresses.
     bool fits(const std::vector<mx::array>& inputs) const;
 
-    /// Allocates an output: new memory, to which `run` copies it, or the memory of the input that
-    /// it overwrites.
+    /// Allocates the memory of an output: new memory, to which `run` copies the output, or the
+    /// memory of the input that the output overwrites.
     void allocate_output(size_t index, const std::vector<mx::array>& inputs, mx::array& out) const;
 
     /// Runs the tasks, on the calling thread and the thread pool.

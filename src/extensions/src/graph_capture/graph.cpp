@@ -21,7 +21,8 @@ namespace {
 
 constexpr const char* GRAPH_CAPTURE = "graph_capture";
 
-// Stream of the first computed output; outputs may also be inputs.
+// Stream of the first output that is computed by an operation; some outputs may be inputs of the
+// graph.
 mx::Stream stream_of(const std::vector<mx::array>& outputs) {
     const auto computed = std::find_if(outputs.begin(), outputs.end(),
                                        [](const mx::array& x) { return x.has_primitive(); });
@@ -35,7 +36,7 @@ bool contains(const std::vector<int>& indices, int index) {
     return std::find(indices.begin(), indices.end(), index) != indices.end();
 }
 
-// The graph node as a Capturable, or nullptr if it cannot be captured.
+// Casts a graph node to Capturable; nullptr if the node cannot be captured.
 const Capturable* as_capturable(const mx::Primitive& primitive) {
     return dynamic_cast<const Capturable*>(&primitive);
 }
@@ -58,7 +59,8 @@ bool is_view(const mx::Primitive& primitive) {
 
 }  // namespace
 
-// Traverses the graph from the outputs to the placeholders and appends the steps.
+// Traverses the MLX graph from the outputs to the placeholders and appends its operations to the
+// captured graph's steps.
 class CapturedGraph::Tracer {
    public:
     Tracer(CapturedGraph& graph, const std::vector<mx::array>& placeholders) : graph_(graph) {
@@ -67,7 +69,7 @@ class CapturedGraph::Tracer {
         }
     }
 
-    // Index of x, after appending all its dependencies.
+    // Returns the index of x. Appends x and its dependencies if necessary.
     ArrayIndex index_of(const mx::array& x) {
         if (const auto known = indices_.find(x.id()); known != indices_.end()) {
             return known->second;
@@ -174,7 +176,7 @@ void CapturedGraph::find_last_uses() {
     }
     for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
         std::vector<ArrayIndex> used = step->inputs;
-        for (size_t i = 0; i < step->shapes.size(); i++) {  // an output may be unused
+        for (size_t i = 0; i < step->shapes.size(); i++) {  // its outputs too: some may be unused
             used.push_back({false, step->first_output + static_cast<int>(i)});
         }
         for (const ArrayIndex& array : used) {
@@ -189,7 +191,7 @@ void CapturedGraph::find_last_uses() {
 }
 
 void CapturedGraph::find_overwritten() {
-    std::unordered_map<int, int> overwritten;  // index -> input that it aliases
+    std::unordered_map<int, int> overwritten;  // array index -> index of the input that it aliases
     for (int i = 0; i < static_cast<int>(input_shapes_.size()); i++) {
         overwritten.insert({i, i});
     }
@@ -259,7 +261,7 @@ std::vector<mx::array> CapturedGraph::evaluate(const std::vector<mx::array>& inp
             from.push_back(at(array));
         }
         if (is_reshape(*step.primitive)) {
-            from[0] = row_contiguous(from[0], stream_);  // MLX's own copy would not be captured
+            from[0] = row_contiguous(from[0], stream_);  // a copy by MLX would not be captured
         }
         for (size_t i = 0; i < step.shapes.size(); i++) {
             to.emplace_back(step.shapes[i], step.dtypes[i], step.primitive,

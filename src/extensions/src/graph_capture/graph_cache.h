@@ -27,14 +27,15 @@ class GraphCache {
     /// Caches the graph between placeholders and outputs. Throws as CapturedGraph does.
     void capture(const std::vector<mx::array>& placeholders, const std::vector<mx::array>& outputs);
 
-    /// Steps of the graph last captured or replayed.
+    /// Steps of the most recently captured or replayed graph.
     std::vector<CapturedGraph::NodeInfo> steps() const;
 
    private:
     std::vector<std::shared_ptr<mx::Primitive>> replays_;
 };
 
-/// The graph node that replays a captured graph. Inputs and outputs: the captured graph's.
+/// Graph node that replays a captured graph. Its inputs and outputs are those of the captured
+/// graph.
 class GraphReplay : public mx::Primitive {
    public:
     explicit GraphReplay(std::shared_ptr<const CapturedGraph> graph)

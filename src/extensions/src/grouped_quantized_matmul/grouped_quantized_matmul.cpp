@@ -34,8 +34,8 @@ mx::Shape output_shape(const mx::array& experts, const mx::array& first_matrix) 
     return shape;
 }
 
-// Multiplies with mx.gather_qmm, which takes rows as 1×I matrices and does not check indices. The
-// remainder maps every index to an existing expert; rows with an invalid index are set to NaN
+// Multiplies with mx.gather_qmm, which takes rows as 1×I matrices and does not check indices.
+// mx::remainder maps every index to an existing expert; rows with an invalid index are set to NaN
 // afterwards.
 mx::array gathered(const mx::array& scales, const mx::array& biases, int group_size, int bits,
                    const mx::array& a, const mx::array& b, const mx::array& experts,
@@ -90,7 +90,7 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
         check_biases_on(stream, NAME, biases.has_value());
         const mx::Shape shape = output_shape(experts, matrix);
         const bool is_empty = a.size() == 0 || b.size() == 0 || experts.size() == 0;
-        return is_empty ? mx::zeros(shape, a.dtype(), stream)  // gather_qmm divides by these sizes
+        return is_empty ? mx::zeros(shape, a.dtype(), stream)  // gather_qmm would divide by zero
                         : gathered(scales, *biases, group_size, bits, a, b, experts, stream);
     }
     return mx::array(

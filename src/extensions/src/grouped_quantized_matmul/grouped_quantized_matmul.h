@@ -41,8 +41,8 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
                                    int group_size, int bits, const mx::array& a, const mx::array& b,
                                    const mx::array& experts, mx::StreamOrDevice s = {});
 
-/// The graph node. Validated inputs, any strides: scales, biases (scales again if None), a, b,
-/// experts.
+/// Graph node of grouped_quantized_matmul. Validated inputs, any strides: scales, biases (scales
+/// again if None), a, b, experts.
 class GroupedQuantizedMatmul : public mx::UnaryPrimitive, public Capturable {
    public:
     GroupedQuantizedMatmul(mx::Stream stream, int group_size, int bits, bool has_biases)

@@ -24,7 +24,7 @@ namespace {
 struct GroupedJob {
     QuantizedMatmulJob all;  // M rows of out; b, scales and biases of the first expert
     int64_t num_experts;
-    int64_t rows_per_input;  // consecutive rows of out per row of a
+    int64_t rows_per_input;  // consecutive rows of out that share a row of a
     const uint32_t* experts;
     bool is_signed;  // whether the indices are int32
 
@@ -60,7 +60,7 @@ struct GroupedJob {
 // Rows of out, sorted by expert in a stable order. Rows with an invalid index come first.
 struct SortedRows {
     std::vector<int64_t> rows;
-    std::vector<int64_t> begins;  // each expert's first index in `rows`; then its size
+    std::vector<int64_t> begins;  // each expert's first index in `rows`; last: rows.size()
 
     explicit SortedRows(const GroupedJob& grouped)
         : rows(grouped.all.M), begins(grouped.num_experts + 1) {
@@ -89,8 +89,8 @@ void run(const GroupedJob& grouped, InstructionSet set) {
         store_nan(grouped, sorted.rows[n]);
     }
 
-    // An expert's only row is read and written in place, so decoding a single token copies nothing.
-    // An expert's several rows are first copied next to each other.
+    // An expert with a single row reads and writes it in place, so decoding a single token copies
+    // nothing. The rows of an expert with several rows are first copied next to each other.
     std::vector<int64_t> gathered_indices;  // into sorted.rows
     for (int64_t expert = 0; expert < grouped.num_experts; expert++) {
         if (sorted.begins[expert + 1] - sorted.begins[expert] > 1) {

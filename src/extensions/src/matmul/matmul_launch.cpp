@@ -19,10 +19,10 @@ bool is_unaligned(const MatmulShape& shape) {
 MetalLaunch matmul_launch(const MatmulShape& shape, MatmulVariant variant, int max_threads) {
     MatmulGrid grid = matmul_grid(variant, shape.M, shape.O, shape.I, max_threads);
     if (variant == MatmulVariant::tile64) {
-        grid.threads.x = 128;  // 32×32 outputs per simdgroup: no registers for quantization groups
+        grid.threads.x = 128;  // 32×32 outputs per simdgroup fit in registers, without scales
     }
     if (shape.format == Format::float32 && grid.parts > 1) {
-        grid.variant = "tile32";  // stores float32 anyway, so it can store partial sums
+        grid.variant = "tile32";  // its outputs are float32, like partial sums
     }
     if (is_unaligned(shape) && variant != MatmulVariant::readable) {
         grid.variant += "_unaligned";

@@ -13,7 +13,7 @@ struct MatmulParams {
 
 struct SplitKSumParams {
     int parts;
-    long size;  // elements of the output, M · O: each part is a partial sum of all of them
+    long size;  // M · O: number of outputs, each of which has a partial sum per part
 };
 
 }  // namespace tiny_llm_ext

@@ -33,7 +33,7 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     const long m = long(group.x) * BM, o = long(group.y) * BN;
     const int begin = groups.z == 1 ? 0 : group.z * TILE_PART;
     const int row_elements =
-        groups.z == 1 ? I : min(I - begin, int(TILE_PART));  // of this threadgroup, per row
+        groups.z == 1 ? I : min(I - begin, int(TILE_PART));  // row elements of this threadgroup
     const int rows_left = min(long(BM), M - m), outputs_left = min(long(BN), O - o);
     a += m * params.a_stride + begin;
     b += o * params.b_stride + begin;
@@ -87,7 +87,7 @@ template <typename T>
     INSTANTIATE("tile64_unaligned", name, T, T, false, 64, 64, 2, 2) \
     INSTANTIATE("tile32_unaligned", name, T, T, false, 32, 32, 1, 2)
 
-// Not needed for float32: tile32 already stores float32.
+// Kernels that store partial sums. Not needed for float32: tile32 already stores float32.
 #define INSTANTIATE_PARTS(name, T)                                    \
     INSTANTIATE("tile32_split_k", name, T, float, true, 32, 32, 1, 2) \
     INSTANTIATE("tile32_split_k_unaligned", name, T, float, false, 32, 32, 1, 2)

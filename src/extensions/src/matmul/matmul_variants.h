@@ -12,13 +12,13 @@ namespace tiny_llm_ext {
 ///   threadgroup each; a second kernel adds the partial sums.
 enum class MatmulVariant { readable, matvec, tile64, tile32, tile32_split_k };
 
-/// The variant by name. Throws std::invalid_argument for an unknown name.
+/// The variant named `name`. Throws std::invalid_argument for an unknown name.
 MatmulVariant matmul_variant_named(const std::string& name);
 
 /// Fastest variant for M rows, O outputs and inner dimension I.
 ///
-/// All tile variants have the same summation order; matvec has another. A row therefore has the
-/// same bits for all M up to MATVEC_ROWS, and other bits, again the same, for all larger M.
+/// All tile variants have the same summation order, and matvec has another. The bits of a row
+/// therefore depend on M only in whether M exceeds MATVEC_ROWS.
 MatmulVariant choose_matmul_variant(int64_t M, int64_t O, int64_t I);
 
 /// Maximum M for matvec.

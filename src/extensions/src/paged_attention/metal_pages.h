@@ -131,7 +131,7 @@ PageSource<T, Stored> page_source(constant const PagedAttentionParams& params, i
                                   device const Stored* key_pages, device const Stored* value_pages,
                                   device const int* block_table, device T* out) {
     device const int* pages = block_table + long(b) * params.max_pages;
-    const int no_page = -params.page_size;  // so that the first seek() reads the block table
+    const int no_page = -params.page_size;  // makes the first seek() read the block table
     const long head = params.page_size * PageSource<T, Stored>::width(params.D);
     key_pages += key_head * head;
     value_pages += key_head * head;

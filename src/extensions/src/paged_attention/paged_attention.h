@@ -7,8 +7,8 @@
 //
 // and sequence b has context_lens[b] keys. The computation is that of flash_attention.h, in tiles
 // of a fixed number of keys. Tiles begin at multiples of that number, independently of pages: a
-// tile may span several pages or part of one. The result therefore has the bits of flash_attention
-// on contiguous keys, for any page size and page placement.
+// tile may span several pages or a fraction of a page. The result therefore has the bits of
+// flash_attention on contiguous keys, for any page size and page placement.
 //
 // A sliding window of W hides all but the newest W of a query's keys: of the keys up to position i,
 // those from i − W + 1 on are visible. Keys before the window of a sequence's first query are not
@@ -75,9 +75,10 @@ mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pa
                                  const mx::array& context_lens, const mx::array& block_table,
                                  std::optional<float> scale, int window, mx::StreamOrDevice s = {});
 
-/// The graph node of both operations. Validated inputs, any strides: query B×H_q×L×D or T×H_q×D;
-/// key_pages and value_pages P×H×page_size×D, block_table B×max_pages, context_lens B; and, for
-/// varlen, cu_seqlens_q B+1. Inputs other than the query are copied unless row-contiguous.
+/// Graph node of paged_attention and paged_attention_varlen. Validated inputs, any strides: query
+/// B×H_q×L×D or T×H_q×D; key_pages and value_pages P×H×page_size×D, block_table B×max_pages,
+/// context_lens B; and, for varlen, cu_seqlens_q B+1. Inputs other than the query are copied unless
+/// row-contiguous.
 class PagedAttention : public mx::UnaryPrimitive, public Capturable {
    public:
     PagedAttention(mx::Stream stream, float scale, bool causal, int window, bool ragged)

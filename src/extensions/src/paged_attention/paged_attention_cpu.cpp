@@ -70,7 +70,7 @@ std::vector<PagedSequence> sequences_of(const PagedAttentionJob& job, const Batc
     return sequences;
 }
 
-// Whether the block table holds all pages from the first query's window on, and all are valid.
+// Whether the block table has valid entries for all pages from the first query's window on.
 bool has_all_pages(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t P) {
     if (!sequence.fits_table) {
         return false;
@@ -94,7 +94,7 @@ std::vector<Block> blocks_of(const PagedAttentionJob& job,
                              const std::vector<PagedSequence>& sequences, const Batch& batch) {
     const int64_t group = job.H_q / job.H;
     std::vector<Block> blocks;
-    int64_t assigned_until = 0;  // earlier tokens have a block, or their rows of out are written
+    int64_t assigned_until = 0;  // tokens before this one have a block or a written row of out
     for (const PagedSequence& sequence : sequences) {
         fill(job, assigned_until, sequence.token, 0);  // tokens in no sequence
         assigned_until = sequence.token + sequence.L;

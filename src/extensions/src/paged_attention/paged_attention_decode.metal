@@ -14,7 +14,8 @@ using namespace metal;
 using namespace tiny_llm_ext;
 
 // Zeroes the rows of tokens before the first and after the last sequence, for the query heads of
-// one key head. `shares` threadgroups divide the tokens; `share` is the index of this one.
+// one key head. `shares` threadgroups divide the tokens among them; `share` is this threadgroup's
+// index.
 template <typename T>
 void clear_tokens_of_no_sequence(constant const PagedAttentionParams& params,
                                  device const int* cu_seqlens_q, int key_head, device T* out,
@@ -56,8 +57,8 @@ template <typename T, typename Stored, int ROWS, int DIM>
     device const int* context_lens [[buffer(4)]],    // B
     device const int* cu_seqlens_q [[buffer(5)]],    // B+1, in the varlen form
     device T* out [[buffer(6)]],                     // T×H_q×D; written if splits is 1
-    device float* partial [[buffer(7)]],             // rows×splits×D (see partial_row); otherwise
-    device float* statistics [[buffer(8)]],          // rows×splits×2
+    device float* partial [[buffer(7)]],     // rows×splits×D, if splits > 1; see partial_row
+    device float* statistics [[buffer(8)]],  // rows×splits×2
     constant const PagedAttentionParams& params [[buffer(9)]],
     uint3 at [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
@@ -91,7 +92,8 @@ template <typename T, typename Stored, int ROWS, int DIM>
     attend_to_split<ROWS, DIM>(group, source, split, first_row, memory, simdgroup, lane);
 }
 
-// Merges the splits of each row. One simdgroup per row: token x of sequence z, query head y.
+// Merges the splits of each row. One simdgroup per row; grid: token of the sequence, query head,
+// sequence.
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(32)]] void paged_attention_merge(
     device const float* partial [[buffer(0)]], device const float* statistics [[buffer(1)]],

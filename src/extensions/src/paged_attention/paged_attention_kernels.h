@@ -26,7 +26,7 @@ struct PagedAttentionJob {
 /// The queries and pages of one sequence.
 struct PagedSequence {
     int64_t query;  // offset of its first query (head 0) in job.query, in elements
-    int64_t token;  // its first token in out
+    int64_t token;  // index of its first token in out
     int64_t L;      // number of queries
     int64_t S;      // number of keys
     const int32_t*
@@ -83,7 +83,7 @@ namespace {  // internal linkage: see common/half.h
     return sequence.query + head * job.query_head_stride + l * job.query_token_stride;
 }
 
-/// Offset of that query's row of out, in elements.
+/// Offset in job.out of the output of query l of a query head, in elements.
 [[maybe_unused]] inline int64_t out_offset(const PagedAttentionJob& job,
                                            const PagedSequence& sequence, int64_t head, int64_t l) {
     return ((sequence.token + l) * job.H_q + head) * job.D;

@@ -8,10 +8,10 @@ namespace {
 
 bool is_ragged(const PagedAttentionParams& params) { return params.L == 0; }
 
-// Query heads per key head. They share keys, so their rows share a threadgroup.
+// Query heads per key head. They share keys, so a threadgroup computes their rows together.
 int64_t group_of(const PagedAttentionParams& params) { return params.H_q / params.H; }
 
-// Kernels exist for two head sizes; smaller heads are padded with zeros in registers.
+// Kernels exist for head sizes 128 and 256; smaller heads are padded with zeros in registers.
 std::string head_size(const PagedAttentionParams& params) {
     return params.D <= 128 ? "_d128" : "_d256";
 }

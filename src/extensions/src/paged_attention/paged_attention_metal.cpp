@@ -67,7 +67,7 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
         in.push_back(metal::row_contiguous(inputs[i], stream()));
     }
     if (!ragged_) {
-        in.push_back(in[4]);  // placeholder for cu_seqlens_q, not read
+        in.push_back(in[4]);  // in place of cu_seqlens_q, which is not read
     }
     const auto& query = in[0];
     const auto& key_pages = in[1];

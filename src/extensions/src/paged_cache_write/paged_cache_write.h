@@ -35,8 +35,8 @@ namespace mx = mlx::core;
 mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, const mx::array& slots,
                             bool overwrite = false, mx::StreamOrDevice s = {});
 
-/// The graph node. Validated inputs, any strides: pages P×H×page_size×D, tokens B×H×L×D (T tokens
-/// are B = 1, L = T) and slots B×L.
+/// Graph node of paged_cache_write. Validated inputs, any strides: pages P×H×page_size×D, tokens
+/// B×H×L×D (T tokens are B = 1, L = T) and slots B×L.
 class PagedCacheWrite : public mx::UnaryPrimitive, public Capturable {
    public:
     PagedCacheWrite(mx::Stream stream, bool overwrite)

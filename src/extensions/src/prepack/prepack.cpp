@@ -25,20 +25,20 @@ namespace {
 constexpr int64_t HUGE_PAGE = int64_t{1} << 21;
 constexpr int64_t LINE = 64;
 
-// Minimum size in bytes for a copy by all threads: below, waking them takes as long as the copy.
+// Minimum bytes for a copy by all threads: waking the threads takes as long as a smaller copy.
 constexpr int64_t SHARED_BYTES = int64_t{1} << 18;
 
 // Bytes read from a file at a time: few enough to be prepacked while still in the core's cache.
 constexpr int64_t READ_BYTES = int64_t{1} << 18;
 
-// An array marked as evaluated. The caller provides its memory.
+// Creates an array that is marked as evaluated but has no memory yet.
 mx::array evaluated_array(mx::Shape shape, mx::Dtype dtype) {
     mx::array out(std::move(shape), dtype, nullptr, {});
     out.set_status(mx::array::Status::available);
     return out;
 }
 
-// Requests huge pages for a memory range, except for its ends outside huge-page boundaries.
+// Requests huge pages for the part of a memory range that consists of complete huge pages.
 void request_huge_pages(char* memory, int64_t bytes) {
 #if defined(__linux__)
     const auto address = reinterpret_cast<intptr_t>(memory);
@@ -50,8 +50,8 @@ void request_huge_pages(char* memory, int64_t bytes) {
 #endif
 }
 
-// Transposes a pack, rows×W to W×rows, one cache line of each row in turn, so that no line is read
-// twice.
+// Transposes a pack from rows×W to W×rows, one cache line of every row at a time, so that each line
+// is read once.
 template <typename T>
 void prepack_block(const T* from, T* to, int64_t W, int64_t rows) {
     constexpr int64_t LINE_WORDS = LINE / sizeof(T);
@@ -97,8 +97,8 @@ class File {
     File(const File&) = delete;
     File& operator=(const File&) = delete;
 
-    // Starts readahead of this range, and disables it elsewhere. Linux limits the size of a
-    // request, so several are made.
+    // Starts readahead of this range, and disables automatic readahead for the file. Linux limits
+    // the size of a request, so there is one for every READ_BYTES bytes.
     void request_readahead([[maybe_unused]] int64_t begin, [[maybe_unused]] int64_t bytes) const {
 #if defined(__linux__)
         posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM);
@@ -163,7 +163,7 @@ void prepack_blocks(const File& file, int64_t begin, T* out, int64_t O, int64_t 
 
 constexpr const char* PREPACK = "prepack_weight";
 
-// Array for a prepacked matrix that shares `memory` from byte `offset` on.
+// Array for a prepacked matrix, in `memory` from byte `offset` on.
 mx::array slice_of(const mx::array& memory, int64_t offset, mx::Shape shape, mx::Dtype dtype) {
     mx::array out = evaluated_array(std::move(shape), dtype);
     const mx::array::Flags flags{
@@ -191,7 +191,7 @@ void check_arguments(const mx::array& matrix, int rows, const mx::array& memory,
 
 mx::array huge_pages(int64_t bytes) {
     check(bytes >= 0, "huge_pages", "expected bytes to be at least 0, got ", bytes);
-    // Two dimensions, because MLX limits each to 2³¹ − 1.
+    // Two dimensions, because MLX limits each dimension to 2³¹ − 1 elements.
     constexpr int64_t PAGE = 4096;
     mx::array memory =
         evaluated_array({static_cast<int>((bytes + PAGE - 1) / PAGE), PAGE / 8}, mx::uint64);

@@ -9,8 +9,8 @@
 // `prepack_weight_from_file` reads a matrix from a file a few rows at a time: loading it into
 // memory first would touch twice as many pages.
 //
-// All three functions are eager, so that the loader can free a row-major array as soon as it is
-// prepacked.
+// All three functions are eager, so that the loader can free each row-major array as soon as it has
+// been prepacked.
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,7 @@ namespace mx = mlx::core;
 mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weight, float eps,
                        const mx::array& cos, const mx::array& sin, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: x, weight (x again if None), cos, sin.
+/// Graph node of qk_norm_rope. Inputs: x, weight (x again if None), cos, sin.
 class QkNormRope : public mx::UnaryPrimitive, public Capturable {
    public:
     QkNormRope(mx::Stream stream, float eps, bool normalizes)

@@ -52,7 +52,7 @@ template <typename T>
     const long token = head / params.H;
     const long b = token / params.L;
     if (b >= params.B) {
-        return;  // uniform over the simdgroup
+        return;  // all lanes of the simdgroup return
     }
     const int h = int(head % params.H), l = int(token % params.L);
     const int half_size = params.D / 2;

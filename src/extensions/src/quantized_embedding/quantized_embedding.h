@@ -36,7 +36,7 @@ mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
                               const std::optional<mx::array>& biases, int group_size, int bits,
                               const mx::array& weight, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: ids, scales, biases (scales again if None), weight.
+/// Graph node of quantized_embedding. Inputs: ids, scales, biases (scales again if None), weight.
 class QuantizedEmbedding : public mx::UnaryPrimitive {
    public:
     QuantizedEmbedding(mx::Stream stream, int group_size, int bits, bool has_biases)

@@ -7,8 +7,8 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// The product and the sum of q · scale + bias are both rounded, so there must be no FMA, even in
-// float32.
+// The product and the sum of q · scale + bias are both rounded, so the compiler must not fuse them
+// to an FMA, even in float32.
 #pragma METAL fp contract(off)
 
 // Table row of an id: a negative id counts from the end. −1 if out of range.

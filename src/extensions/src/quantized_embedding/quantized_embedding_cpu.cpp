@@ -1,5 +1,5 @@
-// quantized_embedding on the CPU. An engine step looks up one row per token, a few kilobytes: too
-// little to need a vector kernel.
+// quantized_embedding on the CPU. An engine step looks up one row of a few kilobytes per token,
+// which is too little to need a vector kernel.
 #include <cmath>
 
 #include "common/checks.h"

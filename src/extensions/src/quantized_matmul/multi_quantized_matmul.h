@@ -31,8 +31,8 @@ std::vector<mx::array> multi_quantized_matmul(const std::vector<mx::array>& scal
                                               const std::vector<mx::array>& b,
                                               mx::StreamOrDevice s = {});
 
-/// The graph node on the CPU. Inputs: a, then scales, biases (scales again if None) and b of each
-/// matrix.
+/// Graph node of multi_quantized_matmul on the CPU. Inputs: a, then scales, biases (scales again if
+/// None) and b of each matrix.
 class MultiQuantizedMatmul : public mx::Primitive, public Capturable {
    public:
     MultiQuantizedMatmul(mx::Stream stream, int group_size, int bits, bool has_biases)

@@ -19,7 +19,7 @@ using Jobs = QuantizedMatmulJobs;
 // of chunks. Uses a single parallel_for, because each call of it ends with a barrier.
 template <typename Chunks, typename Body>
 void for_chunks(const Jobs& jobs, const Chunks& chunks_of, const Body& body) {
-    std::vector<int64_t> ends;  // cumulative number of chunks
+    std::vector<int64_t> ends;  // cumulative number of chunks, per job
     int64_t total = 0;
     for (const auto& job : jobs) {
         ends.push_back(total += chunks_of(job));
@@ -63,7 +63,7 @@ class PreparedActivations {
         memory_ = std::make_unique_for_overwrite<char[]>(bytes + ALIGNMENT);
         const auto address = reinterpret_cast<uintptr_t>(memory_.get());
         aligned_ = memory_.get() + (ALIGNMENT - address % ALIGNMENT) % ALIGNMENT;
-        constexpr int64_t ROWS = 4;  // rows of activations per chunk
+        constexpr int64_t ROWS = 4;  // rows of activations prepared per chunk
         for_chunks(
             inputs, [](const QuantizedMatmulJob& input) { return (input.M + ROWS - 1) / ROWS; },
             [&](size_t n, int64_t chunk) {

@@ -89,7 +89,7 @@ extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
 }
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
 namespace amx {
-extern const QuantizedMatmulKernel quantized_matmul_tiles;     // M > 2; fewer: the kernel below
+extern const QuantizedMatmulKernel quantized_matmul_tiles;     // any M; delegates M ≤ 2
 extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // for M ≤ 2, in float16 M = 1
 /// `run` of quantized_matmul_few_rows for prepacked weights.
 void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,

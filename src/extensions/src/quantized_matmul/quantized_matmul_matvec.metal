@@ -23,8 +23,8 @@ constant constexpr int VALUES = 16;  // elements per row, lane and step
 constant constexpr int STEP = LANES * VALUES;
 
 // Loads this lane's next elements of a to x, and returns their sum. For 4-bit weights, elements are
-// divided by 1, 16, 256 or 4,096 to match load_weights, which is exact. A vec<T, 4> loads four
-// elements with one access.
+// divided by 1, 16, 256 or 4,096 to match load_weights; these divisions are exact. A vec<T, 4>
+// loads four elements with one access.
 template <typename T, int BITS>
 float load_activations(device const T* a, thread float* x) {
     float sum = 0;
@@ -42,8 +42,8 @@ float load_activations(device const T* a, thread float* x) {
 }
 
 // Loads this lane's next weights as integers. Four 4-bit weights share 16 bits, and each is masked
-// but not shifted right: it is too large by the power of two by which load_activations divides the
-// corresponding element of a.
+// but not shifted right: the masked value is too large by the power of two by which
+// load_activations divides the corresponding element of a.
 template <int BITS>
 void load_weights(device const uchar* b, thread float* q) {
     // [task 4.2.3 weights]

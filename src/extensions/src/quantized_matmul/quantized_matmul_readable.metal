@@ -9,7 +9,7 @@
 //  3. quantized_matmul_tile.metal    many rows: a threadgroup unpacks a tile of weights once and
 //                                    multiplies it with simdgroup matrices.
 //
-// The other kernels require a and the scales to have the same dtype; this one does not.
+// Only quantized_matmul_readable allows a and the scales to differ in dtype.
 #include <metal_stdlib>
 
 #include "src/quantized_matmul/quantized_matmul_params.h"

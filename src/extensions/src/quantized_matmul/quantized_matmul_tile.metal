@@ -31,11 +31,11 @@ struct WeightStager {
     };
     static_assert(ROUNDS * ROWS_PER_ROUND == BN, "the tile is a whole number of rounds");
 
-    device const uchar* from[ROUNDS];  // this thread's next weights of each round's row
-    threadgroup T* to;                 // destination of the first round
+    device const uchar* from[ROUNDS];  // per round: this thread's next weights of a row
+    threadgroup T* to;                 // this thread's destination in the first round
 
-    // b: the tile's first row, at the first weights to stage; rows are row_bytes apart. Past the
-    // last row, the last one is staged again, as in RowStager with `repeats`.
+    // b: the tile's first row, at the first weights to stage; rows are row_bytes apart. Rows past
+    // the last row are padded with copies of it, as in RowStager with `repeats`.
     WeightStager(threadgroup T* tile, device const uchar* b, int row_bytes, int outputs_left,
                  uint thread_index) thread {
         const int first = int(thread_index) / (TILE_K / UNPACKED);
@@ -82,8 +82,8 @@ void store_row_sums(thread float (&added)[ROUNDS], threadgroup float* sums, uint
     }
 }
 
-// Sums Σ q·a over one group of weights, of a simdgroup's rows and outputs. At the group's end they
-// are scaled and added to the tile's sums.
+// Accumulates Σ q·a over one quantization group for a simdgroup's rows and outputs. At the group's
+// end, the sums are scaled and added to the tile's sums.
 template <typename T, int GROUP_SIZE, int ROWS, int COLUMNS>
 struct GroupSums {
     simdgroup_float8x8 unscaled[ROWS][COLUMNS];
@@ -91,8 +91,8 @@ struct GroupSums {
     int output[COLUMNS][2];           // offsets in `scales` and `biases` of this lane's outputs
     int row;                          // this lane's first row in the tile
 
-    // scales, biases: of the tile's first output and first group. Past the last output, those of
-    // the last one are read, and nothing is stored.
+    // scales, biases: of the tile's first output and first group. Lanes past the last output read
+    // those of the last output, and their results are not stored.
     GroupSums(device const T* scales, device const T* biases, int I, int outputs_left,
               int first_row, int first_column, uint lane) thread : scales(scales),
                                                                    biases(biases) {

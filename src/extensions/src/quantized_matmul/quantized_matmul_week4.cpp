@@ -57,13 +57,13 @@ Week4Matmul pairs([[maybe_unused]] InstructionSet set) {
     // [/task 4.4.2 choose]
 }
 
-// Value of an environment variable; empty if it is unset.
+// Value of an environment variable; empty if it is not set.
 std::string environment_variable(const char* name) {
     const char* value = std::getenv(name);
     return value == nullptr ? "" : value;
 }
 
-// A vector kernel. rows: per pack of the weights that it requires; 0 if they are row-major.
+// A vector kernel. rows: rows per pack of the weights that it requires; 0 for row-major weights.
 struct Step {
     const char* name;
     Week4Matmul (*kernel)(InstructionSet set);

@@ -17,15 +17,16 @@
 
 namespace tiny_llm_ext {
 
-/// Outputs per chunk of work, of which the last may have fewer. A multiple of PACK_ROWS.
+/// Outputs per chunk of work; the last chunk may have fewer. A multiple of PACK_ROWS.
 constexpr int64_t WEEK4_OUTPUTS = 64;
 
-/// The kernel selected by TINY_LLM_MATMUL, or nullptr if unset. Throws std::invalid_argument for an
-/// unknown name, and for a vector kernel with the portable instruction set.
+/// The kernel selected by TINY_LLM_MATMUL, or nullptr if it is not set. Throws
+/// std::invalid_argument for an unknown name, and for a vector kernel with the portable instruction
+/// set.
 Week4Matmul week4_matmul();
 
 /// Rows per pack of the kernel selected by TINY_LLM_MATMUL; 0 if it reads row-major weights, or
-/// TINY_LLM_MATMUL is unset. Throws as `week4_matmul` does.
+/// TINY_LLM_MATMUL is not set. Throws as `week4_matmul` does.
 int week4_pack_rows();
 
 /// Prefetch distance of weights in bytes: TINY_LLM_PREFETCH, or 4,096. Throws std::invalid_argument

@@ -5,7 +5,7 @@
 // The mean is computed in float32. round() rounds to the dtype of x, as in tiny_llm.layer_norm; out
 // is rounded to it, too. A row's result is independent of the other rows.
 //
-// add_rms_norm adds two arrays first and returns the sum, too: in a transformer, a norm follows
+// add_rms_norm first adds two arrays and also returns their sum: in a transformer, a norm follows
 // each residual connection, and the next residual connection needs the sum.
 #pragma once
 
@@ -37,7 +37,8 @@ std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array
                                              const mx::array& weight, float eps,
                                              mx::StreamOrDevice s = {});
 
-/// The graph node of both operations. Inputs: x, weight; or x, y, weight with outputs sum and norm.
+/// Graph node of rms_norm and add_rms_norm. Inputs: x, weight; or x, y, weight with outputs sum and
+/// norm.
 class RmsNorm : public mx::Primitive, public Capturable {
    public:
     RmsNorm(mx::Stream stream, float eps) : mx::Primitive(stream), eps_(eps) {}

@@ -13,7 +13,7 @@ using namespace tiny_llm_ext;
 constant constexpr int READS = RMS_NORM_READS;
 constant constexpr int REGISTER_LOADS = RMS_NORM_REGISTER_LOADS;
 
-// round(x · factor) · weight, rounded.
+// round(x · factor) · weight, both products rounded to T.
 template <typename T>
 T normalize(float x, float factor, T weight) {
     return T(float(T(x * factor)) * float(weight));
@@ -39,7 +39,7 @@ struct SumRow {
         sum[i] = added;
         return float(added);
     }
-    float reload(int i) const { return float(sum[i]); }  // written by this thread
+    float reload(int i) const { return float(sum[i]); }  // this thread stored sum[i]
 };
 
 template <typename T, typename Row>

@@ -12,10 +12,10 @@ struct RmsNormJob {
     float eps;
     Format format;       // of all arrays
     const void* x;       // M × D, rows x_stride elements apart
-    const void* y;       // same, or null for no addition
+    const void* y;       // M × D, rows y_stride elements apart; null: no addition
     const void* weight;  // D
-    void* sum;           // M × D, or null if y is; may be the memory of x
-    void* out;           // M × D; may be the memory of y, or of x if y is null
+    void* sum;           // M × D, null if y is null; may alias x
+    void* out;           // M × D; may alias y, or x if y is null
     int64_t x_stride, y_stride;
 };
 

@@ -1,4 +1,4 @@
-// sigmoid_gate: Output gate of attention.
+// sigmoid_gate: Output gate of an attention layer.
 //
 //     out[n, i] = x[n, i] · σ(gate[n, i])     or σ(gate[n]), a gate per row
 //
@@ -23,7 +23,7 @@ namespace mx = mlx::core;
 /// Returns N..×D in the dtype of x. Throws std::invalid_argument for anything else.
 mx::array sigmoid_gate(const mx::array& x, const mx::array& gate, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: x, gate.
+/// Graph node of sigmoid_gate. Inputs: x, gate.
 class SigmoidGate : public mx::UnaryPrimitive, public Capturable {
    public:
     explicit SigmoidGate(mx::Stream stream) : mx::UnaryPrimitive(stream) {}

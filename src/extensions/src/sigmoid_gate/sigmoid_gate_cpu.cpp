@@ -1,4 +1,4 @@
-// sigmoid_gate on the CPU: eval_cpu, which selects a kernel and splits its rows over threads.
+// sigmoid_gate on the CPU: eval_cpu, which selects a kernel and distributes the rows over threads.
 #include "common/checks.h"
 #include "common/instruction_set.h"
 #include "common/rows.h"

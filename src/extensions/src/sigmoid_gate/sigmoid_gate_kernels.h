@@ -12,7 +12,7 @@ struct SigmoidGateJob {
     Format format;     // of all arrays
     const void* x;     // M × D, rows x_stride elements apart
     const void* gate;  // M × D, or M × 1 if gate_step is 0; rows gate_stride elements apart
-    void* out;         // M × D; may be the memory of x
+    void* out;         // M × D; may alias x
     int64_t x_stride, gate_stride;
     int64_t gate_step;  // element stride within a row of gate; 0: a gate per row
 };

@@ -22,7 +22,7 @@ namespace mx = mlx::core;
 /// Returns N..×I in the dtype of gate. Throws std::invalid_argument for anything else.
 mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: gate, up.
+/// Graph node of swiglu. Inputs: gate, up.
 class Swiglu : public mx::UnaryPrimitive, public Capturable {
    public:
     explicit Swiglu(mx::Stream stream) : mx::UnaryPrimitive(stream) {}

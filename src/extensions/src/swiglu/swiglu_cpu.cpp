@@ -1,4 +1,4 @@
-// swiglu on the CPU: eval_cpu, which selects a kernel and splits its rows over threads.
+// swiglu on the CPU: eval_cpu, which selects a kernel and distributes the rows over threads.
 #include "common/checks.h"
 #include "common/fused.h"
 #include "common/rows.h"

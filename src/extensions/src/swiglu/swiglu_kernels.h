@@ -12,7 +12,7 @@ struct SwigluJob {
     Format format;     // of all arrays
     const void* gate;  // M × I, rows gate_stride elements apart
     const void* up;    // M × I, rows up_stride elements apart
-    void* out;         // M × I; may be the memory of gate or up
+    void* out;         // M × I; may alias gate or up
     int64_t gate_stride, up_stride;
 };
 

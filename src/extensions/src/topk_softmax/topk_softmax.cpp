@@ -16,9 +16,11 @@ mx::Shape chosen_shape(const mx::array& logits, int k) {
     return shape;
 }
 
-// Keys in ascending order of the experts' ranks: NaN first, then descending logits, ties by index.
+// Integer keys whose ascending order ranks the experts: NaN first, then descending logits; ties are
+// ordered by index.
 mx::array sort_keys(const mx::array& scores, mx::Stream stream) {
-    // The bits of a float32, as sign and magnitude of an integer, have the order of the floats.
+    // Interpreted as a sign and an integer magnitude, the bits of float32 values have the order of
+    // the values.
     const mx::array bits = mx::view(scores, mx::int32, stream), most = mx::array(0x7fffffff);
     const mx::array magnitude = mx::bitwise_and(bits, most, stream);
     mx::array order = mx::where(mx::less(bits, mx::array(0), stream),

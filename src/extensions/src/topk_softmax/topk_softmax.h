@@ -26,7 +26,7 @@ namespace mx = mlx::core;
 std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, bool normalize,
                                              mx::StreamOrDevice s = {});
 
-/// The graph node. Input: logits. Outputs: experts, weights.
+/// Graph node of topk_softmax. Input: logits. Outputs: experts, weights.
 class TopkSoftmax : public mx::Primitive, public Capturable {
    public:
     TopkSoftmax(mx::Stream stream, int k, bool normalize)

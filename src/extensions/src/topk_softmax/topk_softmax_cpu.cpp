@@ -1,5 +1,5 @@
-// topk_softmax on the CPU. A token has at most a few hundred logits: too few to need a vector
-// kernel.
+// topk_softmax on the CPU. A token has at most a few hundred router logits, which are too few to
+// need a vector kernel.
 #include <algorithm>
 #include <cmath>
 #include <numeric>

@@ -26,7 +26,7 @@ mx::array weighted_sum(const mx::array& x, const mx::array& weights,
                        const std::optional<mx::array>& base = std::nullopt,
                        mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: x, weights, and base if given.
+/// Graph node of weighted_sum. Inputs: x, weights, and base if given.
 class WeightedSum : public mx::UnaryPrimitive, public Capturable {
    public:
     explicit WeightedSum(mx::Stream stream) : mx::UnaryPrimitive(stream) {}

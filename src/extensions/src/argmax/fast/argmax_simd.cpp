@@ -1,5 +1,5 @@
-// Vectorized argmax: each lane tracks its maximum and index; lanes are reduced at the end of the
-// part.
+// Vectorized argmax: each lane tracks its maximum and the index of the maximum; lanes are reduced
+// after the last element.
 #include "common/simd.h"
 #include "src/argmax/argmax_kernels.h"
 

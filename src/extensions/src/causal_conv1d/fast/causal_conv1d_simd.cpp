@@ -6,7 +6,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Channels first … first + n − 1 of a sequence: their taps by position, and earlier inputs.
+// State of channels first … first + n − 1 of a sequence: taps by position, and inputs before the
+// step.
 struct Channels {
     int64_t first, n;
     float taps[MAX_CONV_WIDTH][CONV_CHANNELS];
@@ -70,7 +71,7 @@ void convolve_sequence(const CausalConv1dJob& job, int64_t sequence, int64_t fir
     for (int64_t t = begin; t < end_token(job.slots, sequence); t++) {
         const char* rows[MAX_CONV_WIDTH];
         for (int64_t j = 0; j < job.K; j++) {
-            const int64_t i = t - begin + j;  // index in the earlier inputs, then in the step's
+            const int64_t i = t - begin + j;  // index in `earlier`, then in the step's x
             rows[j] = i < history ? channels.earlier[i]
                                   : static_cast<const char*>(job.x) +
                                         ((begin + i - history) * job.x_stride + first) * ITEM;

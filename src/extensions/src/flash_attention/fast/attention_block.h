@@ -14,7 +14,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 struct AttentionBlock {
     int rows;
     int64_t D;
-    int64_t width;     // D, rounded up to whole vectors
+    int64_t width;     // D, rounded up to a multiple of LANES
     float* scores;     // rows × KEYS; later the weights
     float* out;        // rows × width, before division by sums
     float* keys;       // score_steps × KEYS; shares memory with `values`
@@ -33,7 +33,7 @@ inline int64_t block_scratch(int rows, int64_t D) {
     return rows * (KEYS + width + LANES + D) + rounded_up(rows) + KEYS * width;
 }
 
-/// A block that has not attended to any key. The caller fills in `query`.
+/// Initializes the state of a block that has not attended to any key. The caller fills in `query`.
 inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format, Format kv_format,
                                  float* scratch) {
     AttentionBlock block;
@@ -69,12 +69,13 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
 /// Accumulates attention of rows ≥ `first` over a tile. Defined in attention_block_simd.cpp.
 ///
 /// visible: per row of the block, number of leading keys of the tile at or before the row's query;
-///   non-decreasing. hidden: null, or per row, number of these before its window; non-decreasing.
+///   non-decreasing. hidden: null, or per row, number of those keys before the row's window;
+///   non-decreasing.
 ///   mask: null, or rows × KEYS values added to the scores.
 void attend(const AttentionBlock& block, int first, const int* visible, const int* hidden,
             const float* mask, const Tile& tile, Prefetcher& prefetcher);
 
-// --- the whole block ----------------------------------------------------------------------------
+// --- attention of a block -----------------------------------------------------------------------
 
 /// Loads row `row` of the block's query: D elements of an array, starting at `from`.
 inline void load_query_row(const AttentionBlock& block, int row, const void* query, int64_t from) {
@@ -97,7 +98,7 @@ inline void load_query_row(const AttentionBlock& block, int row, const void* que
 /// Accumulates attention of the block over keys 0 … end − 1, except those before all rows' windows.
 ///
 /// visible_keys(row): number of leading visible keys of a row; non-decreasing, at most `end`.
-/// hidden_keys(row): how many of these are before its window; non-decreasing.
+/// hidden_keys(row): number of visible keys before the row's window; non-decreasing.
 /// tile_at(first, tile): writes the addresses of keys and values from `first` on. For first ≥ end,
 ///   a prefetch hint: the keys likely to be needed next, or none.
 /// mask: null, or rows × KEYS values filled by load_mask(first, count), which returns whether any
@@ -117,7 +118,7 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
         tile_at(first_key + distance, next);
         after.count = 0;
         if (next.count < tile.count && first_key + distance < end) {
-            tile_at(end, after);  // prefetched while this tile is computed
+            tile_at(end, after);  // the tile to prefetch while this tile is computed
         }
         Prefetcher prefetcher(tile, next, after, row_bytes(block.D, block.kv_format));
         if (mask == nullptr || load_mask(first_key, tile.count)) {

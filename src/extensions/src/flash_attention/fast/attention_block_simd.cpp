@@ -24,8 +24,8 @@ inline void rescale(const AttentionBlock& block, int row, float factor) {
     }
 }
 
-/// Turns a row's scores, times scale, into weights exp(score − largest); zero for keys ≥ `visible`
-/// and, if SKIPS, for the first `skipped` keys.
+/// Multiplies a row's scores by the scale and replaces them with weights exp(score − largest); the
+/// weight is zero for keys ≥ `visible` and, if SKIPS, for the first `skipped` keys.
 ///
 /// mask: null, or KEYS values to add; −inf hides a key whatever its score.
 template <bool SKIPS>

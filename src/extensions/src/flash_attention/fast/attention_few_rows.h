@@ -1,9 +1,10 @@
 // A few query rows attend to a tile: decoding, which is memory-bound.
 //
-// For many rows, storing keys and values in L1 as float32 pays off. For a few rows, each store and
-// load would serve only one to four multiplications, so keys are multiplied right after their
-// transposition, and values right after loading. One row of a later tile is prefetched after every
-// few multiplications; in larger batches, prefetches would not overlap with arithmetic.
+// With many rows, it pays off to convert keys and values to float32 in L1 first. With few rows,
+// each store and load would serve only one to four multiplications, so keys are multiplied in
+// registers right after their transposition, and values right after loading. One row of a later
+// tile is prefetched after every few multiplications; in larger batches, prefetches would not
+// overlap with arithmetic.
 //
 // Summation orders equal those of attention_block.h, so a row's bits do not depend on the kernel.
 #pragma once
@@ -19,7 +20,7 @@ constexpr int SCORE_VECTORS = 2;  // vectors of keys scored at the same time
 constexpr int SCORE_KEYS = SCORE_VECTORS * LANES;
 static_assert(KEYS % SCORE_KEYS == 0);
 
-// Compile-time integer: a count of this type needs no branch at run time.
+// Compile-time integer: a loop with a count of this type needs no branches at run time.
 template <int N>
 struct Constant {
     constexpr operator int() const { return N; }

@@ -49,15 +49,15 @@ __attribute__((noinline)) void find_tile(const Source& source, int64_t first, in
 /// dozen outstanding cache lines; beyond that it stalls or drops prefetches.
 class Prefetcher {
    public:
-    /// Prefetches rows of `next` and then of `after` during `tile`: as many as `tile` has, to keep
-    /// memory traffic even at partial tiles and head boundaries.
+    /// Prefetches rows of `next` and then of `after` during `tile`: as many rows as `tile` has, for
+    /// constant memory traffic even at partial tiles and head boundaries.
     Prefetcher(const Tile& tile, const Tile& next, const Tile& after, int64_t row_bytes)
         : tile_(tile), next_(next), after_(after), row_bytes_(row_bytes) {
         const int later = next.count + after.count;
         rows_ = 2 * (later < tile.count ? later : tile.count);
     }
 
-    /// Prefetches until the fraction `part` of the rows is reached; 1 or more: all rows.
+    /// Prefetches rows up to a fraction `part` of all rows; all of them if part ≥ 1.
     void prefetch_until(float part) {
         const int end = static_cast<int>(part * static_cast<float>(rows_));
         while (done_ < end && done_ < rows_) {
@@ -75,7 +75,7 @@ class Prefetcher {
     }
 
    private:
-    static constexpr int LOOKAHEAD = 24;  // rows: a few KiB, which fit in L1 together
+    static constexpr int LOOKAHEAD = 24;  // in rows: a few KiB, which fit in L1
 
     // Alternates keys and values: memory serves two streams faster.
     void prefetch_row() {
@@ -188,7 +188,7 @@ __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_
 }
 
 /// keys = the tile's keys, transposed: score_steps × KEYS. Columns beyond the last key repeat it,
-/// up to a whole vector.
+/// up to a full vector.
 inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys,
                       Prefetcher& prefetcher) {
     int64_t step = LANES;

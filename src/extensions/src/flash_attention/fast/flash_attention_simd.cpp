@@ -96,7 +96,7 @@ void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t
         load_query_row(block, i, job.query, from);
     }
     const auto visible = [&](int row) { return visible_keys(job, b, (first_row + row) / group); };
-    const int64_t end = visible(rows - 1);  // the last row sees the most
+    const int64_t end = visible(rows - 1);  // the last row sees the most keys
     const auto tile_at = [&](int64_t first, Tile& tile) {
         if (first < end) {
             find_tile(HeadInBuffer{job, b, h}, first, end, tile);

@@ -2,7 +2,7 @@
 // tile's values.
 //
 // Weights are powers of two: exp(x) = 2^(x · log₂ e), with log₂ e folded into the scale of the
-// scores. The fractional part is a polynomial.
+// scores. A polynomial approximates 2 to the power of the fractional part.
 #include "common/simd.h"
 #include "src/flash_attention/attention_week4.h"
 
@@ -37,8 +37,8 @@ Floats exp2_of_negative(Floats x) {
     // [/task 4.6.2 exp]
 }
 
-// Turns the scores of `count` keys into weights 2^(score − largest) and adds them to the state,
-// which is first rescaled if the maximum grows. `scores` is padded to a whole vector.
+// Replaces the scores of `count` keys with weights 2^(score − largest) and adds the weights to the
+// state, which is first rescaled if the maximum grows. `scores` is padded to full vectors.
 void softmax_weights(SoftmaxState& state, float* scores, int count, int64_t D) {
     for (int s = count; s % LANES != 0; s++) {
         scores[s] = -__builtin_inff();  // weight 0
@@ -103,7 +103,7 @@ void add_values(const float* weights, const void* values, const KeyTile& tile, i
     }
 }
 
-// A row's query as float32, zero-padded to a whole vector.
+// Converts a row's query to float32, zero-padded to full vectors.
 void widen_query(const AttentionRows& block, int row, float* query) {
     for (int64_t d = 0; d < block.D; d += LANES) {
         const int count = static_cast<int>(block.D - d < LANES ? block.D - d : LANES);

@@ -1,8 +1,8 @@
 // Vectorized matmul: dot products of a block of rows of a with a block of rows of b.
 //
-// Both matrices are contiguous along the inner dimension, so nothing is rearranged. A block of ROWS
-// × COLUMN_BLOCK dot products keeps its sums in registers, one vector each, and uses every loaded
-// vector several times. At the end, the lanes of each sum are added in a fixed order.
+// Both matrices are contiguous along the inner dimension, so no elements are rearranged. A block of
+// ROWS × COLUMN_BLOCK dot products keeps its sums in registers, one vector each, and uses every
+// loaded vector several times. At the end, the lanes of each sum are added in a fixed order.
 //
 // The block size affects memory traffic, never the summation order.
 #include "common/simd.h"

@@ -64,7 +64,7 @@ void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence
     const auto hidden = [&](int row) {
         return hidden_keys(job, sequence, (first_row + row) / group);
     };
-    const int64_t begin = hidden(0), end = visible(rows - 1);  // the last row sees the most
+    const int64_t begin = hidden(0), end = visible(rows - 1);  // the last row sees the most keys
     const auto tile_at = [&](int64_t first, Tile& tile) {
         if (first < end) {
             find_tile(HeadInPages{job, sequence, h, begin}, first, end, tile);

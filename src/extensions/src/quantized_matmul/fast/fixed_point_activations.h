@@ -33,8 +33,8 @@ typedef int32_t FourInts __attribute__((vector_size(16)));
 typedef int64_t TwoPairs __attribute__((vector_size(16)));
 
 // Writes 8 integers as 4 pairs of 16 bits. A uint32 of n weights is unpacked in pairs of one weight
-// from each half, elements p and n/2 + p, so activations are paired in the same way: one word of
-// 4-bit weights, or two of 8-bit weights.
+// from each half, elements p and n/2 + p, so activations are paired in the same way. 8 integers
+// match one word of 4-bit weights, or two words of 8-bit weights.
 inline void store_pairs(const int32_t* integers, int bits, int16_t* out) {
     auto lower = load_bits<TwoPairs>(integers), upper = load_bits<TwoPairs>(integers + 4);
     if (bits == 8) {

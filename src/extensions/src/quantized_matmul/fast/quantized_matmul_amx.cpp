@@ -19,7 +19,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int64_t FEW_ROWS = 2;     // maximum rows of integers delegated to few_rows
-constexpr int64_t MAX_BLOCKS = 32;  // maximum at a time: their totals stay in the L2 cache
+constexpr int64_t MAX_BLOCKS = 32;  // maximum row blocks at a time: totals stay in L2
 
 // State of a panel of outputs.
 struct AmxPanel {
@@ -53,7 +53,8 @@ void load_by_group(const AmxPanel& panel, const uint16_t* in, Floats* out) {
     }
 }
 
-// Integer sums of one group for two tiles of outputs, and what scales them and adds them to totals.
+// Integer sums of one group for two tiles of outputs, the factors that scale them, and the totals
+// to which they are added.
 struct Accumulators {
     const float* step;     // Factors::step of each row of a block
     const float* sum;      // Factors::sum of each row of a block
@@ -274,4 +275,4 @@ const QuantizedMatmulKernel quantized_matmul_tiles = {scratch_bytes, prepare, ru
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 
-#endif  // empty for other instruction sets
+#endif  // the file is empty for other instruction sets

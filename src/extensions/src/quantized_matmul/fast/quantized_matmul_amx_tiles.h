@@ -122,8 +122,8 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
 }
 
 // unpack_rows for prepacked rows: each tile is a separate sequential stream. Words past the row,
-// which are never multiplied, and outputs past the panel, which are never stored, keep their old
-// contents.
+// which are never multiplied, and outputs past the panel, which are never stored, are left
+// unchanged.
 template <typename WeightFormat>
 inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                              int64_t unit, int outputs, Weights& weights) {

@@ -87,7 +87,7 @@ void interleave(const void* matrix, int64_t columns, int64_t first, int outputs,
         const int64_t row = first + (o < outputs ? o : outputs - 1);
         rows[o] = static_cast<const char*>(matrix) + row * columns * BYTES;
     }
-    const char* next = rows[0] + PACK_OUTPUTS * columns * BYTES;  // next pack, prefetched in order
+    const char* next = rows[0] + PACK_OUTPUTS * columns * BYTES;  // the next pack is prefetched
     char* to = static_cast<char*>(out);
     for (int64_t c = 0; c < columns; c += LANES) {
         const int count = columns - c < LANES ? static_cast<int>(columns - c) : LANES;

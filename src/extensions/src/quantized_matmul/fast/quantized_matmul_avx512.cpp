@@ -195,4 +195,4 @@ const QuantizedMatmulKernel quantized_matmul_avx512 = {scratch_bytes, prepare, r
 
 }  // namespace tiny_llm_ext
 
-#endif  // empty for other instruction sets
+#endif  // the file is empty for other instruction sets

@@ -25,13 +25,13 @@ constexpr int PANEL_VECTORS = 4;  // vectors of outputs per panel
 constexpr int PANEL_OUTPUTS = PANEL_VECTORS * LANES;
 constexpr int BLOCK_WORDS = 32;  // words of b transposed at once; at least one group
 constexpr int LOOKUPS = 4;       // table lookups per word: each unpacks a pair of weights per lane
-constexpr int TILE_WORDS = 4;    // words whose pairs fill a vector of activations: 16 pairs
+constexpr int TILE_WORDS = 4;    // words whose weights match a vector of 16 pairs of activations
 
 static_assert(QUANTIZED_MATMUL_PANEL % PANEL_OUTPUTS == 0, "ranges of outputs begin at panels");
 
 // Layout of a call's activations in scratch memory: vectors of 16 pairs, in the order in which the
-// weights unpack, and group sums. All rows' vectors of one tile are adjacent, so that the distances
-// between a few rows are compile-time constants.
+// weights are unpacked, and group sums. All rows' vectors of one tile are adjacent, so that the
+// distances between a few rows are compile-time constants.
 struct Avx512Layout {
     int64_t words;  // words per row of b
     int64_t groups;
@@ -69,7 +69,7 @@ inline __m512i order_of_pairs(int bits) {
     return _mm512_load_si512(order);
 }
 
-// Lays out one row's activations in `order` and sums its groups.
+// Stores one row's activations in the order `order`, and the sums of its groups.
 inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layout, __m512i order,
                         int64_t row, void* scratch) {
     const uint16_t* a = job.a + row * job.I;
@@ -163,7 +163,7 @@ class PrepackedWeights {
         }
     }
 
-    // Word w of vector c's rows, and the factors of group g.
+    // Word w of the rows in vector c; `scale` and `bias` load the factors of group g.
     __m512i word(int64_t w, int c) const {
         return _mm512_loadu_si512(words_ + (w * PANEL_VECTORS + c) * sizeof(__m512i));
     }

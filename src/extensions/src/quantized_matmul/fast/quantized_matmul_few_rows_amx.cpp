@@ -193,7 +193,7 @@ void run_few_rows(const QuantizedMatmulJob& job, const void* scratch, int64_t fi
     for (int64_t o = first_output; o < last_output; o += OUTPUTS) {
         const char* b = (const char*)job.b + o * layout.row_bytes;
         int outputs = OUTPUTS;
-        if (last_output - o < OUTPUTS) {  // no rows past the last output may be read
+        if (last_output - o < OUTPUTS) {  // rows of b past the last output must not be read
             outputs = static_cast<int>(last_output - o);
             b = (const char*)memcpy(last_rows, b, outputs * layout.row_bytes);
         }
@@ -225,4 +225,4 @@ const QuantizedMatmulKernel quantized_matmul_few_rows = {few_rows_scratch_bytes,
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 
-#endif  // empty for other instruction sets
+#endif  // the file is empty for other instruction sets

@@ -162,4 +162,4 @@ void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const vo
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 
-#endif  // empty for other instruction sets
+#endif  // the file is empty for other instruction sets

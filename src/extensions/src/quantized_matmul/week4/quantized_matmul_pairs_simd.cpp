@@ -6,9 +6,9 @@
 //
 //     panel[i/2 · PACK_ROWS + n] = q[first + n, i] in the lower half, q[first + n, i + 1] above
 //
-// Other instruction sets need two instructions per half and only gain a panel of half the size.
-// Sums round in a different order than with float32 panels, so a single row uses this kernel, too:
-// a row must have the same bits in any batch. float16 activations use the float32 panels.
+// Other instruction sets need two instructions per half; their only gain is a panel of half the
+// size. Sums round in a different order than with float32 panels, so a single row uses this kernel,
+// too: a row must have the same bits in any batch. float16 activations use the float32 panels.
 #include "src/quantized_matmul/week4/panels.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
@@ -50,7 +50,7 @@ void PanelsOfPairs::unpack(const uint32_t* words, int group_size, int32_t* panel
     // [/task 4.4.2 unpack]
 }
 
-// As PanelsOfFloats::products, but the activations are read from job.a, two at a time.
+// Like PanelsOfFloats::products, but reads the activations from job.a, two at a time.
 template <int rows>
 TileSums<rows> PanelsOfPairs::products(const QuantizedMatmulJob& job, const float*, int64_t m,
                                        int64_t g, const int32_t* panel) {

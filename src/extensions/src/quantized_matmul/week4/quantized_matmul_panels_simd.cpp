@@ -7,7 +7,8 @@
 //     panel[i · PACK_ROWS + n] = q[first + n, i]
 //
 // The integers are exact and summation orders equal those of quantized_matmul_prepacked, so a row
-// has the same bits in both kernels, and few rows are delegated to that one.
+// has the same bits in both kernels, and batches of few rows are delegated to
+// quantized_matmul_prepacked.
 #include "src/quantized_matmul/week4/panels.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {

@@ -11,8 +11,8 @@
 //
 //     total = fma(scale, Σ_i q[i] · a[i], total), and then total = fma(bias, Σ_i a[i], total)
 //
-// in this order, as in panels.h: a row has the same bits in both. Memory is read sequentially, so
-// later words can be prefetched.
+// in this order, as in panels.h, so that a row has the same bits in both kernels. Memory is read
+// sequentially, so later words can be prefetched.
 #include "common/simd.h"
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 #include "src/quantized_matmul/week4/widened_rows.h"
@@ -21,9 +21,9 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int64_t LINE = 64;  // bytes per cache line
+constexpr int64_t LINE = 64;  // cache line, in bytes
 
-// Prefetches the PACK_ROWS words `ahead` bytes after these. Prefetches do not block, and an address
+// Prefetches PACK_ROWS words, `ahead` bytes after `words`. Prefetches do not block, and an address
 // past the weights is harmless.
 inline void fetch(const uint32_t* words, int64_t ahead) {
     // [task 4.3.3 fetch]
@@ -79,7 +79,7 @@ void block(const QuantizedMatmulJob& job, int64_t first, const float* a, const f
 // Computes all rows of a job. Row-major weights are delegated to the vector kernel.
 template <bool fetches>
 void multiply(const QuantizedMatmulJob& job, int64_t first_output, int64_t last_output) {
-    if (!job.prepacked) {  // O is not a multiple of PACK_ROWS
+    if (!job.prepacked) {  // weights are row-major if PACK_ROWS does not divide O
         quantized_matmul_vectors(job, first_output, last_output);
         return;
     }

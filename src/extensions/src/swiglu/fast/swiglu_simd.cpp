@@ -6,8 +6,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// round_to for values in 1 … 2, whose spacing in the format is constant. float32 has the same
-// spacing near `shift`, so adding `shift` discards all finer bits.
+// round_to for values from 1 to 2, where the format's spacing is constant. Near `shift`, float32
+// has the same spacing, so adding `shift` rounds to it.
 template <Format F>
 inline Floats round_1_to_2(Floats x) {
     if (F == Format::float32) {

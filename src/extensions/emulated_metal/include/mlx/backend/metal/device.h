@@ -103,7 +103,7 @@ class CommandEncoder {
     void discard();  // discards all recorded commands, after an error
 
     bool is_deferred = false;
-    size_t delay = 0;  // number of later operations during which an operation stays in flight
+    size_t delay = 0;  // an operation stays in flight until `delay` later operations have run
 
    private:
     using Data = std::shared_ptr<array::Data>;
@@ -125,10 +125,10 @@ class CommandEncoder {
     std::vector<bool> may_overwrite_;  // per input
     Command command_;
     std::vector<Command> commands_;
-    size_t first_command_ = 0;  // of the current operation
+    size_t first_command_ = 0;  // index of the current operation's first command
     std::vector<array> temporaries_;
     std::unordered_map<const array::Data*, Retained> retained_;
-    std::deque<std::vector<const array::Data*>> in_flight_;  // one entry per operation
+    std::deque<std::vector<const array::Data*>> in_flight_;  // retained buffers of each operation
     bool needs_barrier_ = false;
     std::unordered_set<const void*> previous_inputs_, previous_outputs_, next_inputs_,
         next_outputs_;
