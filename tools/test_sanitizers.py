@@ -50,7 +50,7 @@ def main() -> int:
     }
     tests = [test for test in TESTS if (ROOT / test).exists()]
     command = [sys.executable, "-S", "-m", "pytest", "-p", "tools.test_sanitizers", "-q", "-x"]
-    # ASan writes to file descriptor 2. If pytest captured it, an abort would lose the report.
+    # ASan reports to file descriptor 2. If pytest captured it, an abort would lose the report.
     command += ["--capture=sys"]
     # Excludes task 3 of these days: a Metal kernel, which the emulator runs, or the scheduler.
     command += ["-k", "not task_3"]
@@ -70,7 +70,7 @@ def pytest_configure() -> None:
 
 
 def build() -> bool:
-    """Compiles the extension with the sanitizers into a separate package."""
+    """Compiles the extension with the sanitizers; returns whether the build succeeded."""
     configure = ["cmake", "-S", "src/extensions", "-B", str(BUILD), "-G", "Ninja"]
     configure += [
         "-DTINY_LLM_SANITIZE=ON",

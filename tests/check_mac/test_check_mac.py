@@ -1,6 +1,6 @@
 """`pdm run check-mac` detects seeded compile, link and load errors.
 
-A small module stands in for the extension, which the command builds in CI.
+These tests build a small module instead of the extension; CI runs the command on the extension.
 """
 
 import sys

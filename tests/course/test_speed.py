@@ -76,7 +76,7 @@ def test_planted_product_varies_between_runs(tree, measured, capsys):
         speed.main(["--day", "4.1", "--answer", "head"])
         planted.append(measured[-1][-1])
     assert len(set(planted)) > 1
-    assert "head" not in planted, "slowing the longest product would be too obvious"
+    assert "head" not in planted, "slowing the longest matmul would be too obvious"
     entries = history.entries(tree, "speed")
     assert [entry["right"] for entry in entries] == [False] * 6
     capsys.readouterr()

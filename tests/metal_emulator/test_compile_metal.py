@@ -22,7 +22,11 @@ for argument; do case "$argument" in *.metal) cp "$argument" "$KEEP";; esac; don
 
 @pytest.fixture
 def compile_metal(tmp_path):
-    """Runs the command; `status`: exit status of `metal --version`, None without xcrun."""
+    """Returns a function that runs the command.
+
+    Its argument `status` is the exit status of the fake `metal --version`, or None if `xcrun` is
+    missing.
+    """
     keep = tmp_path / "keep"
     keep.mkdir()
 

@@ -79,7 +79,7 @@ def _read(file: Path) -> Page:
 def _problem(
     link: str, loaded: bool, file: Path, site: Path, pages: dict[Path, Page]
 ) -> str | None:
-    """Problem of a link, or None if the link is correct."""
+    """Error message for a link, or None if the link is correct."""
     parts = urlsplit(link)
     if parts.scheme in ("http", "https") or link.startswith("//"):
         return f"loads {link} from another site" if loaded else None

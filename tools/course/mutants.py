@@ -132,7 +132,7 @@ def play(
     """Plays one round of the quiz.
 
     Args:
-        quiz: output of `questions`.
+        quiz: return value of `questions`.
         ask: maps the number of options to the selected option (from 1), or None to stop.
         console: output.
 

@@ -1,4 +1,4 @@
-"""Fuses multiply-adds or not, per seed, where compilers have the choice.
+"""Randomly fuses multiply-adds, per seed, where compilers may choose.
 
 With -ffp-contract=on clang emits `llvm.fmuladd` for a multiplication and an addition in one
 expression, which may or may not be fused. This module emits both variants, and a call to

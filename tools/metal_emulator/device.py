@@ -230,7 +230,7 @@ def _check_hazards(commands: Sequence[dict[str, Any]], written: Any) -> None:
 
 
 def _as_pointed_at(parameter: Parameter | None, array: NDArray[np.generic]) -> NDArray[np.generic]:
-    """An array as seen through a kernel's pointer.
+    """View of an array with the element type of a kernel's pointer.
 
     A pointer to bytes may point to any type, and one to unsigned integers to any type of the same
     size, as in kernels that copy bits. For an array of any other type, which the kernel must not

@@ -4,7 +4,7 @@ import re
 
 from .errors import Diagnostic
 
-# clang's spellings of Metal's types and address spaces as defined in msl/*.h.
+# Regular expressions for clang's spellings of types and address spaces, and Metal's names.
 METAL_TERMS = [
     (r"\b__global\b", "device"),
     (r"\b__local\b", "threadgroup"),

@@ -14,7 +14,7 @@ from .errors import Diagnostic, MetalFault
 from .process import ORDERS, Process, describe
 
 MAX_THREADS = 1024
-MIN_ALLOWED = 384  # assumed lower bound for a kernel with many registers
+MIN_ALLOWED = 384  # assumed minimum of maxTotalThreadsPerThreadgroup on GPUs
 
 
 class Launch:

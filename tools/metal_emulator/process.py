@@ -60,7 +60,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a process group, so that its children can be killed
+            start_new_session=True,  # a process group, so that close() also kills the children
             pass_fds=[self._file.fileno()],
             env=_environment(),
         )
@@ -204,7 +204,7 @@ def _memory_folder() -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """Environment of the server, without a sanitizer preloaded for Python: kernels have another."""
+    """Environment of the server, without Python's preloaded sanitizer: kernels link another."""
     inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return {**inherited, "ASAN_OPTIONS": ASAN_OPTIONS}
 

@@ -36,7 +36,7 @@ class Rewritten:
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def error(self, offset: int, message: str) -> None:
-        """Adds an error at the line of `offset` in the current text."""
+        """Adds an error at the source line of the character at `offset` in the current text."""
         self.diagnostics.append(Diagnostic(*source.place(self.text, offset), message))
 
     def replace(
@@ -105,7 +105,7 @@ def _instantiate(code: Rewritten, signatures: Mapping[str, Signature]) -> None:
             code.error(match.start(), f"host_name {host_name}: unknown kernel template {function}")
             return source.newlines(match[0])
         code.kernels.append(KernelFunction(host_name, function, signature))
-        # Stays on the declaration's line, where errors are reported.
+        # The instance stays on the declaration's line, where its errors are reported.
         return f"template decltype({function}) {function};" + source.newlines(match[0])
 
     strings = r'((?:"[^"]*"\s*)+)'
@@ -145,9 +145,9 @@ def _drop_attributes(code: Rewritten) -> None:
 
 
 THREADGROUP_VARIABLE = re.compile(
-    r"((?:[;{}]|^\#[^\n]*\n)\s*)threadgroup\s+"  # at the start of a statement
+    r"((?:[;{}]|^\#[^\n]*\n)\s*)threadgroup\s+"  # previous statement's end
     r"((?:const\s+)?(?:typename\s+)?[A-Za-z_][\w:]*(?:\s*<[^;{}()]*?>)?)\s+"  # its type
-    r"((?:\w+\s*(?:\[[^;]*?\]\s*)*,?\s*)+)"  # names with their sizes
+    r"((?:\w+\s*(?:\[[^;]*?\]\s*)*,?\s*)+)"  # names with array sizes
     r"(=[^;]*)?;",
     re.MULTILINE,
 )

@@ -26,7 +26,7 @@ class GlobalVariables:
             return None
         if not node.text.startswith("VarDecl "):
             return None
-        rest = node.text.rsplit("'", 1)[-1].split()  # follows the type: "static constexpr"
+        rest = node.text.rsplit("'", 1)[-1].split()  # specifiers after the type: "static constexpr"
         is_local = self._function_depth is not None and "static" not in rest
         kind = type_of(node.text)
         # rewrite.py removes `constant` from mlx::os_log, which only prints.

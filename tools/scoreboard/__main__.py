@@ -5,8 +5,8 @@ a prompt of 128 tokens, decoding after 128, and four sequences at once. Tests of
 run; their results are those of the last `pdm run progress`. Compares the model with the learner's
 earlier weeks (from the history), the solution's engine, llama.cpp if installed, and the limits of
 this machine's memory and arithmetic. After day 5.3 it also measures goodput. Takes about a minute,
-longer if tests must run. The history is in history.jsonl of the learner's tree, the report in
-scoreboard.html.
+longer if tests must run. Writes the history to history.jsonl in the learner's source tree, and the
+report to scoreboard.html.
 """
 
 import argparse

@@ -38,13 +38,13 @@ PRODUCT_KERNELS = {
 }
 # Task of Week 4 -> value of TINY_LLM_ATTENTION, best first.
 ATTENTION_KERNELS = {"4.6.3": "split", "4.6.2": "online", "4.6.1": "scores"}
-# Days of the scheduler and the load generator, which goodput requires.
+# Days whose code measuring goodput requires: the scheduler and the load generator.
 GOODPUT_DAYS = (day_of(3, 3), day_of(3, 4), day_of(5, 3))
 # Flags of `bench`. Goodput is the best over these request rates.
 LOAD = "--loader engine --batch-size 16 --num-seqs 32 --request-rate 8 16 32 64"
 OBJECTIVE = "ttft:200 tpot:50"
 SECONDS = 90  # timeout per measurement
-IN_CACHE = 64e6  # bytes of weights that may fit in a CPU cache
+IN_CACHE = 64e6  # bytes; smaller models may fit in a CPU cache
 
 
 def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
@@ -149,7 +149,7 @@ class Engine:
         python: path of the Python interpreter.
         module: the engine's worker in `benchmark.systems`.
         arguments: arguments of the worker.
-        tree: learner's tree with its `tiny_llm`; None for the solution's.
+        tree: learner's source tree with its `tiny_llm`; None for the solution's.
         product: value of TINY_LLM_MATMUL; None for the default kernel.
         attention: value of TINY_LLM_ATTENTION; None for the default kernel.
     """
@@ -209,8 +209,8 @@ def llama_engine(python: str, folder: Path, work: Path, threads: int) -> Engine:
 def measure_engines(engines: Sequence[Engine], console: Console) -> list[Row]:
     """Measures each metric on all engines before the next metric.
 
-    Background load thus affects all engines. Only one engine runs at a time; the processes of the
-    others are paused.
+    Changes in background load thus affect all engines alike. Only one engine runs at a time; the
+    processes of the others are paused.
     """
     rows = [Row(engine.name) for engine in engines]
     with _workers(engines, rows) as workers:
@@ -272,7 +272,7 @@ def measure_goodput(row: Row, folder: Path, tree: Path | None) -> None:
     Args:
         row: the engine's row.
         folder: folder of the model.
-        tree: learner's tree whose engine and load generator run; None for the solution's.
+        tree: learner's source tree whose engine and load generator run; None for the solution's.
     """
     solution = "ref" if tree is None else "mine"
     flags = f"--solution {solution} {LOAD} --goodput {OBJECTIVE}"

@@ -1,11 +1,11 @@
-"""`pdm run speed --day N.M`: Week 4's measurements, timed by your clock.
+"""`pdm run speed --day N.M`: Week 4's measurements, by day 4.1's functions.
 
 Day 4.1: the matmuls of a decoding step, one of which repeats its work. Find it from the printed
 times and bytes (--answer NAME). Takes a minute with plain loops.
-Days from 4.2 on: the day's kernels and the previous day's, interleaved, their share of this
-machine's limit, and the share of the solution's best kernel. Your share is your score, stored in
-your history; no test depends on it.
---day all: all kernels of the week, to compare the days.
+Days from 4.2 on: interleaved measurements of the day's and the previous day's kernels, as shares of
+this machine's limit, and the share of the solution's best kernel. Your best share is your score,
+stored in your history; no test depends on it.
+--day all: all kernels of the week.
 """
 
 import argparse
@@ -139,7 +139,7 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
 def run_matmuls(
     what: str, tree: Path | None, machine: Machine, rounds: int, *options: str
 ) -> dict[str, Any]:
-    """Measures in a child process with the learner's `tiny_llm`, or the solution's.
+    """Runs a measurement in a child process that imports the learner's or the solution's code.
 
     Raises:
         FailedError: the process failed; the message is its last error line.

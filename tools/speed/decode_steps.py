@@ -33,7 +33,7 @@ CONTEXT, STEPS = 64, 8  # context length in tokens, decoding steps per run
 WAYS = {"nodes": "off", "captured": "on"}
 # Matmul kernels of Week 4, best first.
 PRODUCTS = ("panels", "prefetched", "prepacked", "vectors", "factored")
-CHAIN = (1, 64, 128, 256)  # nodes per graph; the times of these graphs give the cost of a node
+CHAIN = (1, 64, 128, 256)  # nodes per graph, to estimate the time per node
 CHAIN_ROUNDS = 3  # factor on the number of rounds, because these runs are short
 
 
@@ -41,7 +41,8 @@ def best_product() -> str | None:
     """Best implemented matmul kernel of Week 4, or the value of TINY_LLM_MATMUL if it is set.
 
     Returns:
-        The kernel's name; None for the default kernel, which is Week 2's loops in a learner's tree.
+        The kernel's name; None for the default kernel, which is Week 2's loops in the learner's
+        code.
     """
     if os.environ.get(matmuls.VARIABLE):
         return os.environ[matmuls.VARIABLE]

@@ -60,7 +60,7 @@
     DO(fmedian3, msl::median(x, y, z))
 
 namespace msl {
-// Functions that Metal rounds only to a few ulps. The mode "loose" perturbs them.
+// Result of a function that Metal computes only to a few ulps; perturbed in mode "loose".
 constexpr float approximate(float x) {
 #ifdef MSL_LOOSE
     if !consteval {

@@ -1,5 +1,5 @@
 // <metal_simdgroup>: operations that synchronize the lanes of a simdgroup. Each lane stores its
-// value in the exchange table; the last to arrive computes all lanes' results, from lane 0 upwards.
+// value in the exchange table; the last lane to arrive computes all results, from lane 0 upwards.
 #pragma once
 
 namespace msl {
@@ -102,7 +102,7 @@ struct Shuffled {
     int from;
 };
 
-// Each lane gets the value of lane `from`, or `otherwise` if `from` is outside the simdgroup.
+// Each lane reads the value of lane `from`, or `otherwise` if `from` is outside the simdgroup.
 template <class T>
 MSL_INLINE T shuffle(T value, int from, T otherwise, const char* name, Site site) {
     auto compute = [=] MSL_UNSEEN(uint lanes) {

@@ -51,8 +51,8 @@ struct Parameter {
     uint32_t index;
     char element;  // f float, h half, b bfloat, i signed, u unsigned, ? bool, s struct, v void, -
                    // none
-    uint32_t element_size;  // size of one scalar or struct
-    uint32_t size;          // size of the pointee
+    uint32_t element_size;  // bytes of one scalar or struct
+    uint32_t size;          // bytes of the pointee
     bool reference, writes, constant_space, optional;
 };
 
@@ -83,10 +83,10 @@ void* msl_threadgroup_variable(uint32_t id, const char* name, uint64_t size, uin
 [[noreturn]] void msl_fail(const char* kind, const char* text, msl::Site);
 void msl_atomic(const volatile void* address, uint32_t size, bool writes, void* caller);
 // Mode "loose" only. `msl_choice`: a random number by index, fixed within a launch.
-// `msl_approximate`: perturbs a result within its allowed error. `msl_contracts`: whether the
-// multiply-add at a code location is fused.
+// `msl_approximate`: perturbs an exact result within the error that Metal allows.
+// `msl_contracts`: whether the multiply-add at a code location is fused.
 uint32_t msl_choice(uint32_t number);
 float msl_approximate(float exact);
 bool msl_contracts(uint32_t place);
-void msl_matrix_multiply_accumulated();  // for the counters: one 8×8×8 product of a simdgroup
+void msl_matrix_multiply_accumulated();  // counts one 8×8×8 matrix multiplication
 }

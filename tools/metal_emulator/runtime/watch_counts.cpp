@@ -1,4 +1,4 @@
-// Count mode: totals the bytes that threads request, and marks the bytes they touch.
+// Mode "count": adds up the bytes that threads load and store, and marks each accessed byte.
 #include <stdlib.h>
 
 #include "access.h"
