@@ -105,7 +105,7 @@ async def measure(router: Router, num_conversations: int, num_turns: int) -> str
 
 
 def main() -> None:
-    """Prints the table; exits the process, because engine threads are still running."""
+    """Prints the table; ends with `os._exit`, because engine threads are still running."""
     parser = argparse.ArgumentParser(
         prog="compare-routing", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

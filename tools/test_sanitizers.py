@@ -32,7 +32,7 @@ TESTS = (
 
 
 def main() -> int:
-    """Exit status: 0 if the tests pass without reports."""
+    """Exit status: 0 if the tests pass without sanitizer reports."""
     if sys.platform != "linux" or shutil.which("g++") is None:
         print("test-sanitizers: skipped: requires Linux and GCC.", file=sys.stderr)
         return 0

@@ -59,7 +59,7 @@ pytestmark = [
 
 @pytest.fixture
 def build_module(tmp_path):
-    """Builds the module with the given statement; returns (module or None, output, objects)."""
+    """Returns a function that builds a module: statement -> (module or None, output, objects)."""
     wheel = macos_wheel(WORK)
     if wheel is None:
         pytest.skip("MLX's macOS wheel could not be downloaded")

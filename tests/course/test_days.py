@@ -2,7 +2,8 @@
 
 Generates and builds the starter, where every task's tests fail with an error that names the task.
 Then applies the solution day by day: after each day, exactly the tests up to that day pass.
-Finally applies each C++ mistake of `wrong/` to the complete tree: its task's tests must fail.
+Finally applies each C++ mistake of `wrong/` to the solved source tree: the tests of its task must
+fail.
 """
 
 from collections import defaultdict

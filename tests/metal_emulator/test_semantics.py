@@ -69,7 +69,7 @@ def test_reduction_covers_active_lanes(library, first):
 
 
 def test_matrix_layout(library):
-    """As MLX assumes, lanes 0 and 1 hold the start of row 0, lanes 2 and 3 of row 1."""
+    """As MLX assumes, lanes 0 and 1 hold columns 0 to 3 of row 0, lanes 2 and 3 those of row 1."""
     a, held = np.arange(64, dtype=np.float32), np.zeros((32, 2), np.float32)
     library.launch("matrix_layout", [a, held], **ONE_SIMDGROUP)
     quad = LANES // 4

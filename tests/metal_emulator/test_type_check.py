@@ -39,7 +39,7 @@ kernel void right(
 }
 """
 
-# id: (line, original, replacement, part of the message).
+# Test id: (label of the changed line, original text, replacement, part of the message).
 ERRORS = {
     "float to bfloat": ("RESULT", "halved(bfloat(shared[0]))", "shared[0]", "to bfloat implicitly"),
     "float literal to bfloat": ("RESULT", "halved(bfloat(shared[0]))", "1.5f", "to bfloat implicitly"),

@@ -66,7 +66,7 @@ def marked_steps(llm: Any, params: Any) -> tuple[str, int, int]:
 
 
 def main() -> int:
-    """Prints how many outputs match with and without a grammar, and the steps of one output."""
+    """Prints how many outputs match with and without a grammar, and one output's decoding steps."""
     parser = argparse.ArgumentParser(
         prog="json-demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

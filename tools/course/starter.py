@@ -60,14 +60,14 @@ def placeholder(text: str, block: Block, path: Path) -> list[str]:
             f"{indent})",
         ]
     message = unwritten_message(block.task, _c_function(lines, block))
-    if path.suffix == ".metal":  # a kernel cannot raise; its C++ encoder raises the error
+    if path.suffix == ".metal":  # a kernel cannot raise: see first_unwritten
         return [f"{indent}// {line}" for line in _wrapped(message, WIDTH - len(indent) - 3)]
     quoted = _quoted(message, indent + "    ")
     return [f"{indent}throw std::runtime_error(", *quoted[:-1], f"{quoted[-1]});"]
 
 
 def first_unwritten(text: str, path: Path) -> str | None:
-    """Placeholder message of a Metal file's first unwritten block; None if all are written.
+    """Placeholder message of a Metal file's first unwritten block; None if all blocks are written.
 
     A block counts as written if it has code, even if the starter's comment is still there.
     """

@@ -33,8 +33,8 @@ class Device:
     Attributes:
         extension: module `tiny_llm_ext`.
         mode: mode of every launch: "plain", "asan", "race" or "loose".
-        order: order of the commands between two barriers, and of the lanes and threadgroups of a
-            command: "forward", "reverse" or "random".
+        order: order of the commands between two barriers, and within a command, see
+            `Library.launch`: "forward", "reverse" or "random".
         seed: seed of the random order, and of the arithmetic of mode "loose".
         delay: number of later operations after which an operation completes. MLX retains the inputs
             of an operation until then.

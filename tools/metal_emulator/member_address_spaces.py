@@ -89,7 +89,7 @@ def _method(path: Sequence[Node]) -> str | None:
 
 
 def _wanted(path: Sequence[Node], qualified: set[str]) -> str | None:
-    """The kind of use that requires `this` in thread: "call", "pointer", "reference" or None."""
+    """Use of `this` that requires `thread`: "call", "pointer", "reference"; None: other uses."""
     decayed = False
     for node in reversed(path):
         called = CALLED.match(node.text)

@@ -89,7 +89,7 @@ class Process:
             threads: threads per threadgroup.
             in_threads: unit of `grid`.
             memory: (index, bytes) of each `[[threadgroup(index)]]`.
-            order: order of lanes and threadgroups, a key of `ORDERS`.
+            order: a key of `ORDERS`, see `Library.launch`.
             seed: seed of the random order and of the arithmetic in mode "loose".
             timeout: in seconds.
 

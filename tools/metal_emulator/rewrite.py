@@ -139,7 +139,7 @@ def _set_function_constants(code: Rewritten, constants: Mapping[int | str, objec
 
 
 def _drop_attributes(code: Rewritten) -> None:
-    """Removes attributes, which have been evaluated by now."""
+    """Removes attributes, which earlier rewrites have evaluated."""
     code.replace(r"\[\[(?:[^\[\]]|\[[^\[\]]*\])*\]\]", lambda m: source.blank(m[0]))
     code.replace(r"(^|[;{}>\s])kernel(?=\s+void\b)", lambda m: m[1] + "      ", re.MULTILINE)
 
@@ -230,7 +230,7 @@ def _mark_thread_members(code: Rewritten) -> None:
 
 
 def _drop_qualified_members(code: Rewritten) -> None:
-    """Removes `T f() const threadgroup {…}`: C++ has no member functions by address space."""
+    """Removes `T f() const threadgroup {…}`: C++ has no address space qualifiers of `this`."""
     pattern = re.compile(
         r"\)\s*(?:const\s+)?(?:threadgroup|device|constant)\s*(?:noexcept\s*)?(?=[:{])"
     )

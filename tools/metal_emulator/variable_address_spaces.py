@@ -15,7 +15,7 @@ class GlobalVariables:
     """Visits all nodes in order, and reports global variables outside `constant`."""
 
     def __init__(self) -> None:
-        self._function_depth: int | None = None  # depth of the function that contains the last node
+        self._function_depth: int | None = None  # depth of the function around the last node
 
     def misplaced(self, node: Node) -> Diagnostic | None:
         """Reports a global or static variable without an address space."""

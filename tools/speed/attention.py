@@ -31,7 +31,7 @@ class Attention:
 
     Args:
         H_q, H, D, S: query heads, key heads, head size, keys per layer.
-        num_layers: number of layers, each with other keys and values.
+        num_layers: number of layers, each with different keys and values.
     """
 
     def __init__(self, H_q: int, H: int, D: int, S: int, num_layers: int):

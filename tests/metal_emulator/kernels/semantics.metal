@@ -172,7 +172,7 @@ kernel void counted_axpy(device const float4* x [[buffer(0)]], device float4* y 
     y[i] = a * x[i] + y[i];
 }
 
-// A dot product per thread: every thread reads all of x, 64 fused multiply-adds.
+// Every thread reads all 64 elements of x and executes 64 fused multiply-adds.
 kernel void counted_rereads(device const half* x [[buffer(0)]], device float* y [[buffer(1)]],
                             threadgroup float* shared [[threadgroup(0)]],
                             uint i [[thread_position_in_grid]]) {

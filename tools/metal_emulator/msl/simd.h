@@ -49,7 +49,7 @@ MSL_INLINE T reduce(T value, const char* name, Site site, Combine combine) {
 }
 
 #ifdef MSL_LOOSE
-// A sum or product in random order: combines two random operands until one is left.
+// A sum or product in random order: repeatedly combines two random operands.
 template <class T, class Combine>
 MSL_INLINE T reduce_in_any_order(T value, const char* name, Site site, Combine combine) {
     auto compute = [=] MSL_UNSEEN(uint lanes) {
@@ -123,7 +123,7 @@ MSL_INLINE T shuffle(T value, int from, T otherwise, const char* name, Site site
     return meet<T>(Shuffled<T>{value, otherwise, from}, Meeting::SHUFFLE, name, site, compute);
 }
 
-// Like `shuffle`, but lanes from outside the simdgroup have the values of `fill`.
+// Like `shuffle`, but for `from` outside the simdgroup, reads the `fill` of lane `from` mod 32.
 template <class T>
 MSL_INLINE T shuffle_and_fill(T value, T fill, int from, const char* name, Site site) {
     auto compute = [=] MSL_UNSEEN(uint lanes) {

@@ -111,7 +111,7 @@ void msl_fail(const char* kind, const char* text, msl::Site site) {
     msl::fail(kind, text, site);
 }
 
-// ---- Handlers of clang's checks in a plain library ----
+// ---- Handlers of clang's -fsanitize checks in modes "plain" and "loose" ----
 
 static const void* call_before(const void* return_address) {
     return (const char*)return_address - 1;

@@ -36,7 +36,7 @@ struct Position {
     uint32_t thread_index, simdgroup, lane, simdgroups, simd_width, quadgroup, quad_lane;
 };
 
-// A launch's bindings, by index.
+// Memory bound to a launch's parameters, by index.
 struct Bindings {
     void* buffers[64];
     void* threadgroup_memory[32];

@@ -1,4 +1,5 @@
-// Mode "count": adds up the bytes that threads load and store, and marks each accessed byte.
+// Mode "count": adds up the bytes that threads load and store, and marks the bytes of buffers that
+// they access.
 #include <stdlib.h>
 
 #include "access.h"
