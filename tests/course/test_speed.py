@@ -119,7 +119,7 @@ def test_unwritten_clock_is_reported(tree, monkeypatch, capsys):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Returns hardware limits and replaces the measured matmuls with tiny ones."""
+    """Replaces the measured matmuls with tiny ones; returns hardware limits."""
     monkeypatch.setattr(matmuls, "PRODUCTS", {"o": (64, 128, 2), "down": (32, 256, 1)})
     monkeypatch.setattr(matmuls, "KERNELS_ON", ("o", 2))
     with use_device("cpu"):
@@ -196,7 +196,7 @@ def test_single_head_table(tree, measured, monkeypatch, capsys):
 
 @pytest.fixture
 def few_tokens(monkeypatch):
-    """Returns hardware limits and runs Day 4.5's operations on only a few tokens."""
+    """Reduces day 4.5's operations to a few tokens; returns hardware limits."""
     monkeypatch.setattr(fused_ops, "TOKENS", 5)
     monkeypatch.setattr(fused_ops, "FEW_TOKENS", 3)
     with use_device("cpu"):

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 
-# Fake compiler: rejects one file in one language version, and saves the files that it receives.
+# Fake compiler: rejects rms_norm.metal in metal3.2, and saves the files that it receives.
 COMPILER = """#!/bin/sh
 case "$*" in
   *--version*) exit {status};;

@@ -14,7 +14,7 @@ class Module:
 
     Attributes:
         name: name relative to the package, such as `cli.main`; an `__init__` module has its
-            folder's name (`cli`), the package's own `__init__` has "".
+            folder's name (`cli`), or "" in the package's root.
         internal: imported modules of the package, including their parent packages.
         external: top-level names of all other imports.
         has_star_import: whether it has an `import *`.

@@ -76,8 +76,8 @@ def with_repository(config: str, repository: str | None) -> str:
 
     Args:
         config: contents of zensical.toml.
-        repository: owner/name, from GITHUB_REPOSITORY in a GitHub workflow; None for a local build,
-            which gets no links.
+        repository: owner/name, from GITHUB_REPOSITORY in a GitHub workflow; None for a local build:
+            adds no links.
     """
     if not repository:
         return config

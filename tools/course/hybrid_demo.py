@@ -2,7 +2,7 @@
 
 `memory` runs a growing context through your DeltaNet and through the extension's kernels.
 `conversation` serves the turns of a chat with and without the prefix cache's checkpoints. Random
-weights generate noise, but use as much memory as trained ones and hit the same checkpoints.
+weights generate noise, but memory and cache hits are those of trained weights.
 """
 
 import argparse

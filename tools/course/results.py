@@ -29,7 +29,7 @@ def outcomes_by_task(
         tree: learner's source tree, or None for the solution.
         days: days to test.
         console: console for progress output.
-        again: whether to ignore cached results.
+        again: whether to ignore cached outcomes and run all tests.
 
     Returns:
         Outcomes by task id.

@@ -46,7 +46,7 @@ def parse_with_tree(
 
 
 def restart_in_tree(tree: Path | None, module: str, argv: Sequence[str] | None = None) -> None:
-    """Restarts a command if this process would import another `tiny_llm` than the selected one.
+    """Restarts a command if this process would not import the selected `tiny_llm`.
 
     Args:
         tree: the learner's source tree, or None for the solution; see `selected_tree`.

@@ -82,7 +82,7 @@ def bind(
     """Converts `given`, in order or by buffer index, to arguments of a launch.
 
     Raises:
-        ValueError: a value is missing, unknown or of another type than its parameter.
+        ValueError: a value is missing, has the wrong type or belongs to no parameter.
     """
     values = dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
     buffers = {p.index: p for p in parameters if p.binding == "buffer"}

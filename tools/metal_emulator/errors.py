@@ -70,7 +70,7 @@ FAULTS_SHOWN = 5
 
 
 class UnreportedFaultError(Exception):
-    """Faults on an emulated GPU whose exceptions were caught; `faults` has one sentence each."""
+    """Faults on an emulated GPU whose exceptions were caught; `faults` has a sentence per fault."""
 
     def __init__(self, faults: list[str]):
         self.faults = faults

@@ -48,8 +48,8 @@ class Process:
     """Runs launches of one compiled program, a server that forks a child process per launch.
 
     Buffers are in a file that Python and the child map. A buffer occupies complete pages of the
-    file and ends within 16 bytes of the last page's end. The child maps an inaccessible page after
-    it, so an access beyond the buffer is a fault.
+    file and ends less than 16 bytes before the end of its last page. The child maps an inaccessible
+    page after it, so that an access beyond the buffer is a fault.
     """
 
     def __init__(self, executable: Path):

@@ -137,7 +137,7 @@ class _Reader:
             self.error(offset, f"'{name}' must be a pointer or a reference")
 
     def next_free(self, offset: int, name: str, plain: str) -> tuple[str, str]:
-        """Assigns the lowest free buffer index to a parameter without one, as Metal does."""
+        """Assigns the lowest free buffer index to a parameter without attribute, as Metal does."""
         if re.search(r"\b(?:device|constant)\b[^&*]*[&*]", plain):
             index = next(i for i in range(64) if f"buffer({i})" not in self.used)
             self.used.add(f"buffer({index})")

@@ -1,4 +1,4 @@
-"""`pdm run scoreboard`: speed of the learner's engine, compared with others.
+"""`pdm run scoreboard`: speed of the learner's engine and of other engines.
 
 Tests which of the learner's models and kernels work, then runs the model of the last working week:
 a prompt of 128 tokens, decoding after 128, and four sequences at once. Tests of other days are not

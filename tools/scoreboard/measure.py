@@ -48,10 +48,10 @@ IN_CACHE = 64e6  # bytes; smaller models may fit in a CPU cache
 
 
 def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
-    """Runs the tests that select the learner's engine; adds all cached outcomes.
+    """Runs the tests that select the learner's engine; also returns all cached outcomes.
 
-    Begins with the last week's model and the best kernels. Once one passes, earlier models or
-    slower kernels need no tests.
+    Tests the models from the last week's down, then the kernels from the fastest down, each until
+    one passes.
     """
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
     cache = ResultCache(tree)
@@ -82,7 +82,7 @@ def untested_days(tree: Path | None, outcomes: Mapping[str, Sequence[Outcome]]) 
 
 
 def tasks_shown(begun: Iterable[str]) -> list[Task]:
-    """Tasks to show; optional ones only if they or their week have been started.
+    """Tasks to show; optional tasks only if they or their week have been started.
 
     Args:
         begun: ids of started tasks.
@@ -185,7 +185,7 @@ def course_engine(
 
 
 def find_llama(given: str | None) -> str | None:
-    """Interpreter with llama-cpp-python: `given`, or the running one; None if it has none."""
+    """Interpreter for llama.cpp: `given`, or the running interpreter if it has llama-cpp-python."""
     if given is not None:
         return given
     return sys.executable if importlib.util.find_spec("llama_cpp") else None

@@ -23,8 +23,8 @@ class Row:
 
     Attributes:
         name: label, such as "yours, week 2".
-        speeds: tokens per second by metric, and goodput in requests per second; unmeasured ones are
-            missing.
+        speeds: tokens per second by metric, and goodput in requests per second; without unmeasured
+            metrics.
         notes: remarks on a measurement or its absence.
     """
 

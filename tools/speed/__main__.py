@@ -1,10 +1,10 @@
-"""`pdm run speed --day N.M`: Week 4's measurements, by day 4.1's functions.
+"""`pdm run speed --day N.M`: measures Week 4's kernels with day 4.1's code.
 
-Day 4.1: the matmuls of a decoding step, one of which repeats its work. Find it from the printed
-times and bytes (--answer NAME). Takes a minute with plain loops.
+Day 4.1: the matmuls of a decoding step, one of which repeats its work. The learner names this
+matmul, given times and bytes (--answer NAME). Takes a minute with plain loops.
 Days from 4.2 on: interleaved measurements of the day's and the previous day's kernels, as shares of
-this machine's limit, and the share of the solution's best kernel. Your best share is your score,
-stored in your history; no test depends on it.
+this machine's limit, and the share of the solution's best kernel. The best share is the score,
+stored in the learner's history; no test depends on it.
 --day all: all kernels of the week.
 """
 

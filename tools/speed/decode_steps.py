@@ -2,7 +2,7 @@
 
     python -m tools.speed.decode_steps kernels --read 40e9 --peak 500e9 --day 4.7 --rounds 5
 
-Arguments and results as in matmuls.py, plus remarks: cost and number of nodes.
+Arguments and results as in matmuls.py, plus remarks on the cost and the number of graph nodes.
 """
 
 import io

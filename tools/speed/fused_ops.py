@@ -76,7 +76,7 @@ class FusedOps:
 def fused_ops_cost(L: int) -> KernelCost:
     """Minimum cost for L tokens: inputs are read once and outputs written once.
 
-    An exponential counts as one operation.
+    An exponential counts as one floating-point operation.
     """
     heads = L * (H_Q + H) * D
     num_bytes = 2 * (4 * L * E + 2 * heads + 3 * L * I) + 2 * 4 * L * D // 2

@@ -55,7 +55,7 @@ PRODUCTS = {
 }
 KERNELS_ON = ("gate_up", 14)  # matmul for comparing kernels, and its number of matrices
 MANY_ROWS = {"4.4": (64, 2)}  # days with several rows of activations: (rows, number of matrices)
-PLANTED_REPETITIONS = 4  # how often day 4.1's slow matmul is computed
+PLANTED_REPETITIONS = 4  # number of times that day 4.1's slow matmul is computed
 PROGRESS_PREFIX = "… "  # distinguishes progress lines from the results
 
 

@@ -30,8 +30,8 @@ struct Past {
     bool atomic;
 };
 
-// Two readers from different simdgroups suffice: any writer is foreign to at least one of them. A
-// reader from another threadgroup is stored separately, as no barrier orders it.
+// Two readers from different simdgroups suffice: a writer is in another simdgroup than at least one
+// of them. A reader from another threadgroup is stored separately, as no barrier orders it.
 struct Byte {
     Past writer, readers[2], foreign_reader;
 };
