@@ -53,7 +53,7 @@ def build_tree(tree: Path, *options: str) -> str | None:
 def is_stale(tree: Path) -> bool:
     """Whether a learner's extension is older than its sources.
 
-    Tests would then run old code and report written tasks as unwritten.
+    With a stale extension, tests would run old code and report written tasks as unwritten.
     """
     if not _stamp(tree).exists():
         return False

@@ -157,7 +157,7 @@ def _is_begun(lines: list[str], file: Path) -> bool:
 
 
 def show(console: Console, tree: Path, difference: Difference, applied: bool) -> None:
-    """Prints one block: the solution's code if the learner's is unedited, else a diff."""
+    """Prints a block: the solution's code if the learner has not edited the block, else a diff."""
     where = f"{shown(tree / difference.file)}:{difference.block.start}"
     title = f"[bold]task {difference.block.label}[/] in {where}"
     if difference.mine == difference.solution:

@@ -19,7 +19,7 @@ KERNELS = ROOT / "src" / "extensions"
 
 
 def include_dirs() -> list[Path]:
-    """Include folders of the extension's kernels: the extension's and those of MLX's wheel."""
+    """Include folders for the extension's kernels: the extension's and those of MLX's wheel."""
     folders = [KERNELS, KERNELS / "src"]
     try:
         import mlx

@@ -19,7 +19,7 @@ class Diagnostic:
 class MetalError(Exception):
     """Invalid Metal, or Metal that the emulator does not support.
 
-    `diagnostics` has the findings in file order; the message lists them.
+    `diagnostics` are the errors in file order; the message lists them.
     """
 
     def __init__(self, diagnostics: list[Diagnostic]):

@@ -37,7 +37,7 @@ ADVICE = (
 
 
 def misqualified_members(nodes: Sequence[Node]) -> list[Diagnostic]:
-    """Member functions without `thread` whose use of the object requires it."""
+    """Reports uses of `this` that require `thread`, in member functions without this qualifier."""
     qualified = _qualified(nodes)
     found = []
     path: list[Node] = []  # ancestors of `node`, from the root

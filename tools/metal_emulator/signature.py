@@ -156,7 +156,7 @@ KERNEL = re.compile(
 
 
 def read_signatures(text: str) -> tuple[list[tuple[int, Signature]], list[Diagnostic]]:
-    """Kernel functions of preprocessed text with their offsets, and errors in their signatures."""
+    """(offset, signature) of each kernel function of preprocessed text, and signature errors."""
     signatures: list[tuple[int, Signature]] = []
     diagnostics: list[Diagnostic] = []
     for match in KERNEL.finditer(text):

@@ -74,7 +74,7 @@ def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
 
 
 def untested_days(tree: Path | None, outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
-    """Ids of days with started tasks that have not been tested since they changed."""
+    """Ids of days with started tasks whose tests have not run since the code changed."""
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
     return list(
         dict.fromkeys(day_of_task(task).id for task in TASKS if task in begun - {*outcomes})

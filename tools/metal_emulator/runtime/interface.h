@@ -49,8 +49,8 @@ struct Parameter {
     const char* name;
     Binding binding;
     uint32_t index;
-    char element;  // f float, h half, b bfloat, i signed, u unsigned, ? bool, s struct, v void, -
-                   // none
+    // f float, h half, b bfloat, i signed, u unsigned, ? bool, s struct, v void, - none
+    char element;
     uint32_t element_size;  // bytes of one scalar or struct
     uint32_t size;          // bytes of the pointee
     bool reference, writes, constant_space, optional;

@@ -9,8 +9,8 @@ constexpr uint32_t MAX_THREADS = 1024;
 
 enum class Order : uint32_t { FORWARD, REVERSE, RANDOM };
 
-// Numbers of barriers that the current threadgroup has executed: all, and those whose flags include
-// device or threadgroup memory. Only these order accesses to that memory.
+// Numbers of barriers that the current threadgroup has executed: all, and those with each memory in
+// their flags. A barrier orders accesses only to the memory in its flags.
 struct Epochs {
     uint32_t executed, device_memory, threadgroup_memory;
 };
