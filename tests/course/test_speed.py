@@ -70,7 +70,7 @@ def test_kernel_grades_are_stored(tree, measured, capsys):
     assert kept["shares"] == {"loops": 0.25, "vectors": 0.5}
 
 
-def test_planted_product_varies_between_runs(tree, measured, capsys):
+def test_slowed_matmul_varies_between_runs(tree, measured, capsys):
     planted = []
     for _ in range(6):
         speed.main(["--day", "4.1", "--answer", "head"])
@@ -91,7 +91,7 @@ def test_planted_product_varies_between_runs(tree, measured, capsys):
 def test_invalid_input_prompts_again(tree, measured, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("the slow one\ndown\n"))
     assert speed.main(["--day", "4.1"]) == 0
-    assert capsys.readouterr().out.count("which product repeats its work") == 2
+    assert capsys.readouterr().out.count("which matmul repeats its work") == 2
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert speed.main(["--day", "4.1"]) == 0
     assert len(history.entries(tree, "speed")) == 1
@@ -126,7 +126,7 @@ def small(monkeypatch):
         yield HardwareLimits(1e9, 1e9)
 
 
-def test_planted_product_repeats_its_work(small):
+def test_slowed_matmul_repeats_its_work(small):
     found = matmuls.measure_planted("down", small, rounds=1)
     json.dumps(found)
     assert set(found["rows"]) == {"o", "down"}
@@ -228,7 +228,7 @@ def test_captured_steps_are_measured(monkeypatch):
     assert set(found["rows"]) == {"nodes", "captured"}
     assert not found["unwritten"]
     nodes, node, share, product = found["remarks"]
-    assert re.match(r"products by your kernel (panels|factored)", product)
+    assert re.match(r"matmuls by your kernel (panels|factored)", product)
     assert nodes == "nodes of a step's graph: 154 nodes, 11 captured"
     assert "µs a node" in node
     assert "of the time; it took" in share

@@ -84,7 +84,7 @@ def find_planted(
     if seed is None:
         seed = sum(entry["day"] == "4.1" for entry in history.entries(tree, KIND))
     planted = random.Random(seed).choice([name for name in PRODUCTS if name != "head"])
-    console.print("the products of a step …", style="dim")
+    console.print("the matmuls of a step …", style="dim")
     found = run_matmuls("planted", tree, machine, args.rounds, "--name", planted)
     console.print(planted_table(found["rows"], with_shares=False))
     answer = args.answer or ask(console)
@@ -99,9 +99,7 @@ def ask(console: Console) -> str | None:
     """Reads the name of a matmul; None at EOF."""
     while True:
         try:
-            text = console.input(
-                f"which product repeats its work ({', '.join(PRODUCTS)})? "
-            ).strip()
+            text = console.input(f"which matmul repeats its work ({', '.join(PRODUCTS)})? ").strip()
         except EOFError:
             return None
         if text in PRODUCTS:

@@ -128,7 +128,7 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
     nodes = {name: steps.num_nodes() for name, steps in decoding.items()}
     remarks = [] if best else remarks_of(times, nodes, rounds, unwritten)
     if product is not None:
-        remarks.append(f"products by your kernel {product}")
+        remarks.append(f"matmuls by your kernel {product}")
     return {"rows": rows, "unwritten": unwritten, "nearest": None, "remarks": remarks}
 
 
