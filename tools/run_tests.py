@@ -76,7 +76,7 @@ def main() -> int:
             # Slow tests would take minutes on a learner's kernels, which are plain loops.
             if not args.all and not has_flag(rest, "-m"):
                 rest += ["-m", "not slow"]
-        # Loading the plugins would take as long as running the tests.
+        # Loading pytest's plugins would take as long as running the tests.
         if not has_flag(rest, "-n", "--dist", "-p"):
             rest = ["--disable-plugin-autoload", *rest]
         if tree is not None:

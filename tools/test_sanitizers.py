@@ -42,7 +42,7 @@ def main() -> int:
     environment = {
         **os.environ,
         "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so.6')}",
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaks memory
+        "ASAN_OPTIONS": "detect_leaks=0",  # off, because Python itself leaks memory
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PYTHONPATH": os.pathsep.join(
             [str(PACKAGE), str(ROOT / "src"), str(ROOT), sysconfig.get_path("platlib")]

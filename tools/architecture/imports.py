@@ -65,7 +65,9 @@ def _read(name: str, file: Path, modules: Collection[str]) -> Module:
             else:
                 internal |= set(_internal(node, package, modules))
         elif isinstance(node, ast.Attribute):
-            dynamic_imports |= {node.attr} & DYNAMIC_IMPORTS - {"eval"}  # `mx.eval` imports nothing
+            dynamic_imports |= {node.attr} & DYNAMIC_IMPORTS - {
+                "eval"
+            }  # as an attribute, `eval` is `mx.eval`
         elif isinstance(node, ast.Name):
             dynamic_imports |= {node.id} & DYNAMIC_IMPORTS
     modules_and_parents = {folder for module in internal for folder in _with_parents(module)}

@@ -101,7 +101,7 @@ class Runner:
         with tempfile.TemporaryDirectory() as folder:
             report, output = Path(folder) / "report.jsonl", Path(folder) / "output"
             arguments = ["-q", "-p", "tools.course.pytest_json", "-p", "no:cacheprovider"]
-            # loading the plugins takes longer than running the tests
+            # loading plugins takes longer than a task's tests
             arguments.append("--disable-plugin-autoload")
             job = {
                 "arguments": [*arguments, *options, *tests],

@@ -169,7 +169,7 @@ def _precompiled_header() -> Path:
 def _split_by_severity(output: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
     found = list(dict.fromkeys(read_diagnostics(output, str(HERE))))
     errors = [d for d in found if d.severity == "error"]
-    # A wrong signature also causes errors in the kernel table, which would not help the user.
+    # A wrong signature also causes errors in the kernel table: reports them only without others.
     errors = [d for d in errors if d.file != KERNEL_TABLE] or errors
     return errors, [d for d in found if d.severity != "error"]
 

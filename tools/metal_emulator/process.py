@@ -204,7 +204,7 @@ def _memory_folder() -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """Environment of the server, without Python's preloaded sanitizer: kernels link another."""
+    """Environment of the server, without LD_PRELOAD: kernels link another sanitizer than Python."""
     inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return {**inherited, "ASAN_OPTIONS": ASAN_OPTIONS}
 

@@ -53,8 +53,8 @@ PRODUCTS = {
     "down": (1024, 3072, 10),
     "head": (151_936, 1024, 1),
 }
-KERNELS_ON = ("gate_up", 14)  # matmul for comparing kernels, and its number of matrices
-MANY_ROWS = {"4.4": (64, 2)}  # days with several rows of activations: (rows, number of matrices)
+KERNELS_ON = ("gate_up", 14)  # matmul for comparing kernels, number of weight matrices
+MANY_ROWS = {"4.4": (64, 2)}  # days with several rows of activations: (rows, weight matrices)
 PLANTED_REPETITIONS = 4  # number of times that day 4.1's slow matmul is computed
 PROGRESS_PREFIX = "… "  # distinguishes progress lines from the results
 
