@@ -15,7 +15,7 @@ GET_WEATHER = {"name": "get_weather", "description": "Get the weather.", "input_
 
 
 def main() -> None:
-    """Sends a message, a streamed message and a message with a tool, then counts tokens."""
+    """Sends a plain, a streamed and a tool-use request, and a token count request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server")
     parser.add_argument("--model", default="demo", help="name of the served model")

@@ -24,7 +24,7 @@ def make_app(model: str) -> FastAPI:
     answers: dict[str, str] = {}
 
     def step(request_id: str) -> bool:
-        if request_id not in answers:  # another request's call may already have finished it
+        if request_id not in answers:  # an earlier step may have finished this request
             for output in llm.step():
                 if output.finish_reason is not None:
                     answers[output.request_id] = output.request_output.text

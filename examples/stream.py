@@ -25,7 +25,7 @@ def main() -> None:
     for chunk in llm.stream(messages, params):
         print(chunk.text, end="", flush=True)
 
-    request = chunk.request_output  # shared by all chunks, and complete after the last one
+    request = chunk.request_output  # shared by all chunks; complete after the last chunk
     print(f"\n\n{len(request.prompt_token_ids)} prompt tokens, {len(request.token_ids)} generated")
     print(f"time to first token: {request.metrics.ttft:.3f} s")
 

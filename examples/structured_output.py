@@ -22,7 +22,7 @@ CITY = {
 
 
 def main() -> None:
-    """Prints one output per kind of constraint."""
+    """Prints one output for each of the three kinds of constraint."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="short name, hub id or folder")
     args = parser.parse_args()

@@ -2,7 +2,7 @@
 
 Installing the package also builds the solution's extension. This command rebuilds incrementally
 after a change, with the tools of the project's environment. It builds the learner's extension if a
-learner's tree exists; --solution mine or ref overrides this.
+learner's source tree exists; --solution mine or ref overrides this.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def clean(tree: Path | None) -> int:
     """Removes the build folder and, for the solution, the installed module.
 
     Args:
-        tree: the learner's tree, or None for the solution.
+        tree: the learner's source tree, or None for the solution.
     """
     shutil.rmtree((tree or ROOT) / "build", ignore_errors=True)
     if tree is None:

@@ -28,7 +28,7 @@ REQUIRED_FILES = (
     "licenses/LICENSE",
     "entry_points.txt",
 )
-# Options for uv and CMake: less optimization, so the extension compiles faster.
+# Options for uv and CMake: less optimization, to compile the extension faster.
 FAST_BUILD = tuple(f"-Ccmake.define.{option.removeprefix('-D')}" for option in LESS_OPTIMIZED)
 QUESTION = ("--model", "demo", "--prompt", "What is the capital of France?")
 
@@ -137,7 +137,8 @@ def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> 
         command: program and arguments.
         cwd: working directory.
         environment: environment variables; default: this process's without PYTHONPATH, VIRTUAL_ENV
-            and TINY_LLM_MINE, so that neither the repository nor a learner's tree is imported.
+            and TINY_LLM_MINE, so that Python imports neither the repository nor a learner's source
+            tree.
 
     Raises:
         PackageError: the command failed; the message has the command's output.

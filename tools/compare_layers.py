@@ -21,7 +21,7 @@ Part = tuple[str, Callable[[mx.array], mx.array], Callable[[mx.array], mx.array]
 
 
 def difference(ours: mx.array, theirs: mx.array) -> float:
-    """Largest absolute difference over the largest absolute value of `theirs`.
+    """Largest absolute difference, divided by the largest absolute value of `theirs`.
 
     Infinite if the shapes differ or `ours` has NaNs.
     """

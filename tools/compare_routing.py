@@ -30,10 +30,10 @@ from .course.solution_flag import parse_with_tree, restart_in_tree
 CONCURRENT = 3
 CACHE_TOKENS = 1600  # tokens of KV cache per replica
 PAGE_SIZE = 16  # tokens
-# layers, keys and values, KV heads, head dimension, bytes per bfloat16
+# factors: layers, keys and values, KV heads, head dimension, bytes per bfloat16
 BYTES_PER_TOKEN = 8 * 2 * 2 * 128 * 2
-# Prompt text that fits a replica's KV cache, in units of CHUNK_LENGTH characters, at about four
-# characters per token.
+# Chunks of CHUNK_LENGTH characters whose KV cache fits a replica, at about four characters per
+# token.
 MAX_CHUNKS = CACHE_TOKENS * 4 // CHUNK_LENGTH
 ENGINE = {
     "kv_cache_bytes": CACHE_TOKENS * BYTES_PER_TOKEN,
@@ -105,7 +105,7 @@ async def measure(router: Router, num_conversations: int, num_turns: int) -> str
 
 
 def main() -> None:
-    """Prints the table; exits the process, because engine threads are still running."""
+    """Prints the table; ends with `os._exit`, because engine threads are still running."""
     parser = argparse.ArgumentParser(
         prog="compare-routing", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -9,12 +9,12 @@
 Quick tests are those not marked `slow` (each of the course's days and wrong solutions, comparisons
 with `transformers`), `thorough` (more parameter combinations) or `other_isa` (instruction sets
 between plain C++ and this machine's best): see tests/quick.py. --rest runs only the marked tests;
---shares 6, as in CI, runs a sixth of them, a different one at each commit. Files, -k and -m select
+--shares 6, as in CI, runs a sixth of these, which changes with each commit. Files, -k and -m select
 from all tests. `-n 0` runs tests in one process.
 
-The tests of a week or a day run on the learner's tree if one exists (`pdm run start-course` creates
-it), without slow tests, otherwise on the solution; --solution mine or ref overrides this. All other
-flags are passed to pytest, with or without a preceding `--`.
+The tests of a week or a day run on the learner's source tree if one exists (`pdm run start-course`
+creates it), without slow tests, otherwise on the solution; --solution mine or ref overrides this.
+All other flags are passed to pytest, with or without a preceding `--`.
 """
 
 import argparse
@@ -73,10 +73,10 @@ def main() -> int:
             print(f"testing your code in {shown(tree)}", flush=True)
             if is_stale(tree):
                 print(STALE, flush=True)
-            # slow tests would take minutes on a learner's kernels (plain loops)
+            # Slow tests would take minutes on a learner's kernels, which are plain loops.
             if not args.all and not has_flag(rest, "-m"):
                 rest += ["-m", "not slow"]
-        # without plugins, whose loading takes as long as the tests
+        # Loading pytest's plugins would take as long as running the tests.
         if not has_flag(rest, "-n", "--dist", "-p"):
             rest = ["--disable-plugin-autoload", *rest]
         if tree is not None:
@@ -147,7 +147,7 @@ def tasks_in(arguments: list[str]) -> list[int]:
 def names_tests(argument: str) -> bool:
     """Whether an argument is a file, folder or test.
 
-    These run without xdist: a few tests take less time than starting workers.
+    Selected tests run without xdist: a few tests take less time than starting workers.
     """
     return Path(ROOT, argument.partition("::")[0]).exists()
 

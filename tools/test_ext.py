@@ -1,6 +1,7 @@
 """`pdm run build-ext-test`: calls the extension once and compares with MLX.
 
-Uses the learner's extension if a learner's tree exists; --solution mine or ref overrides this.
+Uses the learner's extension if a learner's source tree exists; --solution mine or ref overrides
+this choice.
 """
 
 import argparse
@@ -21,7 +22,7 @@ def main() -> int:
         command = [sys.executable, "-m", "tools.test_ext", "--solution", "mine"]
         os.execve(sys.executable, command, environment(tree))
 
-    from tiny_llm import kernels  # imports the selected learner's tree or solution
+    from tiny_llm import kernels  # imports the selected learner's source tree or solution
     from tiny_llm.errors import UserError
 
     x = mx.random.normal((3, 4))

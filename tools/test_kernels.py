@@ -83,7 +83,7 @@ def missing_tools() -> str | None:
 
 
 def runs_of(command: Sequence[str], isa: str) -> list[Run]:
-    """One run per test of the program, so that they can run in parallel."""
+    """One run per test of the program, so that tests can run in parallel."""
     names = subprocess.run([*command, "--list"], capture_output=True, text=True, check=True)
     return [([*command, name], isa) for name in names.stdout.split()]
 

@@ -32,7 +32,7 @@ TESTS = (
 
 
 def main() -> int:
-    """Exit status: 0 if the tests pass without reports."""
+    """Exit status: 0 if the tests pass without sanitizer reports."""
     if sys.platform != "linux" or shutil.which("g++") is None:
         print("test-sanitizers: skipped: requires Linux and GCC.", file=sys.stderr)
         return 0
@@ -42,7 +42,7 @@ def main() -> int:
     environment = {
         **os.environ,
         "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so.6')}",
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaks memory
+        "ASAN_OPTIONS": "detect_leaks=0",  # off, because Python itself leaks memory
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PYTHONPATH": os.pathsep.join(
             [str(PACKAGE), str(ROOT / "src"), str(ROOT), sysconfig.get_path("platlib")]
@@ -50,7 +50,7 @@ def main() -> int:
     }
     tests = [test for test in TESTS if (ROOT / test).exists()]
     command = [sys.executable, "-S", "-m", "pytest", "-p", "tools.test_sanitizers", "-q", "-x"]
-    # ASan writes to file descriptor 2. If pytest captured it, an abort would lose the report.
+    # ASan reports to file descriptor 2. If pytest captured it, an abort would lose the report.
     command += ["--capture=sys"]
     # Excludes task 3 of these days: a Metal kernel, which the emulator runs, or the scheduler.
     command += ["-k", "not task_3"]
@@ -70,7 +70,7 @@ def pytest_configure() -> None:
 
 
 def build() -> bool:
-    """Compiles the extension with the sanitizers into a separate package."""
+    """Compiles the extension with the sanitizers; returns whether the build succeeded."""
     configure = ["cmake", "-S", "src/extensions", "-B", str(BUILD), "-G", "Ninja"]
     configure += [
         "-DTINY_LLM_SANITIZE=ON",

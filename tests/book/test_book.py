@@ -112,7 +112,7 @@ def test_figures_are_well_formed_and_text_stays_inside(name):
             assert 0 <= get("x") <= get("x") + get("width") <= width
             assert 0 <= get("y") <= get("y") + get("height") <= height
         elif tag == "text":
-            # A character takes about 6.5 units at font size 13, 5.5 at smaller sizes.
+            # A character is about 6.5 SVG units wide at font size 13, and 5.5 at smaller sizes.
             small = 5.5 if "small" in element.attrib["class"] else 6.5
             length = small * len(element.text or "")
             begin = (

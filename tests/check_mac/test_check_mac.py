@@ -1,6 +1,6 @@
 """`pdm run check-mac` detects seeded compile, link and load errors.
 
-A small module stands in for the extension, which the command builds in CI.
+These tests build a small module instead of the extension; CI runs the command on the extension.
 """
 
 import sys
@@ -59,7 +59,7 @@ pytestmark = [
 
 @pytest.fixture
 def build_module(tmp_path):
-    """Builds the module with the given statement; returns (module or None, output, objects)."""
+    """Returns a function that builds a module: statement -> (module or None, output, objects)."""
     wheel = macos_wheel(WORK)
     if wheel is None:
         pytest.skip("MLX's macOS wheel could not be downloaded")

@@ -21,7 +21,7 @@ from tools.course.wrong_solutions import write_tree_of
 # Tasks whose solution is in blocks of src/ marked with [task …].
 HAVE_CODE = {block.task for _, block in all_blocks(ROOT / "src").values() if block.task is not None}
 
-# Marks of a specific failure message: both sides of a comparison, or the raised error's message.
+# A specific failure message has both sides of a comparison or the raised error's message.
 SPECIFIC_MESSAGE = re.compile(
     r"expected|instead of|==|<=|>=| in | is None|DID NOT RAISE|Regex|Mismatched"
     r"|^(tiny_llm\.\S+|ValueError): .{20}"
@@ -33,7 +33,7 @@ def wrong_solution_params(wrongs: Sequence[Wrong], tried: int) -> list[Any]:
 
     Args:
         wrongs: wrong solutions, one mistake each.
-        tried: number of mistakes per task that are not marked.
+        tried: number of mistakes per task that are not marked `exhaustive`.
     """
     count: Counter[str] = Counter()
     cases = []

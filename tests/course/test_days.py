@@ -2,7 +2,8 @@
 
 Generates and builds the starter, where every task's tests fail with an error that names the task.
 Then applies the solution day by day: after each day, exactly the tests up to that day pass.
-Finally applies each C++ mistake of `wrong/` to the complete tree: its task's tests must fail.
+Finally applies each C++ mistake of `wrong/` to the solved source tree: the tests of its task must
+fail.
 """
 
 from collections import defaultdict
@@ -36,8 +37,8 @@ class Course:
     Attributes:
         tree: root folder of the source tree.
         done: tasks with the solution applied.
-        witnesses: two failing tests per task in the starter: a case of its first test function and
-            one of its last.
+        witnesses: two failing tests per task in the starter: a case of the task's first test
+            function and a case of its last one.
     """
 
     def __init__(self, tree: Path, runner: Runner):
@@ -130,5 +131,5 @@ def test_exactly_the_finished_days_pass(course, day):
     wrong_solution_params([wrong for wrong in WRONG if suffix_of(wrong) not in INTERPRETED], 1),
 )
 def test_cpp_mistake_is_caught(course, wrong):
-    course.apply(HAVE_CODE)  # no-op after test_exactly_the_finished_days_pass
+    course.apply(HAVE_CODE)  # no-op if test_exactly_the_finished_days_pass has run
     assert_caught(wrong, run_compiled(course.runner, course.tree, wrong, "-x"))

@@ -77,7 +77,7 @@ def test_test_fails_with_the_kernel_exception(monkeypatch):
         def rethrow_task_error():
             raise RuntimeError(unwritten_message("2.2.2", "dot"))
 
-    with monkeypatch.context() as patch:  # undone before pytest's own hook runs for this test
+    with monkeypatch.context() as patch:  # undone before pytest resumes the real hook for this test
         patch.setattr(conftest, "IS_LEARNERS_TREE", True)
         patch.setattr(conftest.kernels, "is_built", lambda: True)
         patch.setattr(conftest.kernels, "extension", Extension)

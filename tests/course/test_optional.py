@@ -84,7 +84,7 @@ def test_unrelated_folder_is_not_overwritten(tmp_path, capsys):
     ],
 )
 def test_optional_features_run_the_learner_code(tmp_path, folder, module, flags, day):
-    """With one module reset to the starter, the command fails with its unwritten task's error."""
+    """With `module` reset to the starter, the command fails with the error of an unwritten task."""
     tree = write_tree_with_starter(tmp_path / "mine", module)
     folders = {"MIXTURE": folder, "PAGES": str(tmp_path / "pages")}
     given = [folders.get(flag, flag) for flag in flags]
@@ -96,7 +96,7 @@ def test_optional_features_run_the_learner_code(tmp_path, folder, module, flags,
 
 @pytest.mark.slow
 def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatch):
-    """Day 5.1's file comes from the learner's source tree; day 5.2's unwritten file does not."""
+    """The server imports the learner's file of day 5.1, but not the unwritten one of day 5.2."""
     pytest.importorskip("fastapi", reason="needs the server's dependencies")
     from tests.server.running_server import RunningServer
 

@@ -1,4 +1,4 @@
-"""Result cache: which changes make a day's tests run again."""
+"""Result cache: changes that make a day's tests run again."""
 
 import pytest
 

@@ -229,7 +229,9 @@ def test_failed_load_is_a_note(tmp_path):
 @pytest.mark.slow
 def test_scoreboard_run(tree, monkeypatch, capsys):
     monkeypatch.setattr(scoreboard, "run_tests", lambda tree, console: {"1.4.3": [PASSED]})
-    machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)  # other tests measure the machine
+    machine = Machine(
+        "a processor", 2, 40.0, 500.0, 800.0, 0.0
+    )  # fixed limits, to save a measurement
     monkeypatch.setattr(scoreboard, "measure_best", lambda rounds: machine)
     assert scoreboard.main(["--model", "demo-draft", "--llama-python", "no-such-python"]) == 0
     (entry,) = history.entries(tree, "scoreboard")

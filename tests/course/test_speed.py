@@ -70,13 +70,13 @@ def test_kernel_grades_are_stored(tree, measured, capsys):
     assert kept["shares"] == {"loops": 0.25, "vectors": 0.5}
 
 
-def test_planted_product_varies_between_runs(tree, measured, capsys):
+def test_slowed_matmul_varies_between_runs(tree, measured, capsys):
     planted = []
     for _ in range(6):
         speed.main(["--day", "4.1", "--answer", "head"])
         planted.append(measured[-1][-1])
     assert len(set(planted)) > 1
-    assert "head" not in planted, "slowing the longest product would be too obvious"
+    assert "head" not in planted, "slowing the longest matmul would be too obvious"
     entries = history.entries(tree, "speed")
     assert [entry["right"] for entry in entries] == [False] * 6
     capsys.readouterr()
@@ -91,7 +91,7 @@ def test_planted_product_varies_between_runs(tree, measured, capsys):
 def test_invalid_input_prompts_again(tree, measured, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("the slow one\ndown\n"))
     assert speed.main(["--day", "4.1"]) == 0
-    assert capsys.readouterr().out.count("which product repeats its work") == 2
+    assert capsys.readouterr().out.count("which matmul repeats its work") == 2
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert speed.main(["--day", "4.1"]) == 0
     assert len(history.entries(tree, "speed")) == 1
@@ -119,14 +119,14 @@ def test_unwritten_clock_is_reported(tree, monkeypatch, capsys):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Returns hardware limits and replaces the measured matmuls with tiny ones."""
+    """Replaces the measured matmuls with tiny ones; returns hardware limits."""
     monkeypatch.setattr(matmuls, "PRODUCTS", {"o": (64, 128, 2), "down": (32, 256, 1)})
     monkeypatch.setattr(matmuls, "KERNELS_ON", ("o", 2))
     with use_device("cpu"):
         yield HardwareLimits(1e9, 1e9)
 
 
-def test_planted_product_repeats_its_work(small):
+def test_slowed_matmul_repeats_its_work(small):
     found = matmuls.measure_planted("down", small, rounds=1)
     json.dumps(found)
     assert set(found["rows"]) == {"o", "down"}
@@ -196,7 +196,7 @@ def test_single_head_table(tree, measured, monkeypatch, capsys):
 
 @pytest.fixture
 def few_tokens(monkeypatch):
-    """Returns hardware limits and runs Day 4.5's operations on only a few tokens."""
+    """Reduces day 4.5's operations to a few tokens; returns hardware limits."""
     monkeypatch.setattr(fused_ops, "TOKENS", 5)
     monkeypatch.setattr(fused_ops, "FEW_TOKENS", 3)
     with use_device("cpu"):
@@ -228,7 +228,7 @@ def test_captured_steps_are_measured(monkeypatch):
     assert set(found["rows"]) == {"nodes", "captured"}
     assert not found["unwritten"]
     nodes, node, share, product = found["remarks"]
-    assert re.match(r"products by your kernel (panels|factored)", product)
+    assert re.match(r"matmuls by your kernel (panels|factored)", product)
     assert nodes == "nodes of a step's graph: 154 nodes, 11 captured"
     assert "µs a node" in node
     assert "of the time; it took" in share

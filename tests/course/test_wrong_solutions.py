@@ -1,7 +1,7 @@
 """Mutation tests: every mistake in `wrong/` fails its task's tests.
 
 Each task's tests run in a separate process; see tools/course/wrong_solutions.py. test_days.py
-applies the C++ mistakes to its compiled tree.
+applies the C++ mistakes, which need a compiled extension.
 """
 
 from collections import Counter

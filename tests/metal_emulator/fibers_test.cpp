@@ -1,6 +1,6 @@
-// Two fibers that switch after every update of their integer sums and of doubles, which the
-// compiler keeps in registers across the switch. Prints "ok". test_fibers.py builds this file for
-// each implementation of fibers.h.
+// Two fibers switch to each other in every iteration of a loop. A correct switch preserves the
+// loop's integers and doubles, which the compiler keeps in registers. Prints "ok" if all sums are
+// correct. test_fibers.py builds this file for each implementation of fibers.h.
 #include "../../tools/metal_emulator/runtime/fibers.h"
 
 #include <stdio.h>

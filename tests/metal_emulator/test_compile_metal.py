@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 
-# Fake compiler: rejects one file in one language version, and saves the files that it receives.
+# Fake compiler: rejects rms_norm.metal in metal3.2, and saves the files that it receives.
 COMPILER = """#!/bin/sh
 case "$*" in
   *--version*) exit {status};;
@@ -22,7 +22,11 @@ for argument; do case "$argument" in *.metal) cp "$argument" "$KEEP";; esac; don
 
 @pytest.fixture
 def compile_metal(tmp_path):
-    """Runs the command; `status`: exit status of `metal --version`, None without xcrun."""
+    """Returns a function that runs the command.
+
+    Its argument `status` is the exit status of the fake `metal --version`, or None if `xcrun` is
+    missing.
+    """
     keep = tmp_path / "keep"
     keep.mkdir()
 

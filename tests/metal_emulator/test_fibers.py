@@ -1,4 +1,4 @@
-"""Fibers: context switches preserve the required state."""
+"""Fibers: context switches preserve registers and stacks."""
 
 import shutil
 import subprocess

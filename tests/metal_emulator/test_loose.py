@@ -1,4 +1,4 @@
-"""The "loose" arithmetic mode: only permitted deviations, all of them observable."""
+"""The "loose" arithmetic mode: results deviate as Metal permits, never more."""
 
 # ruff: noqa: E501 (lines of LLVM IR)
 
@@ -33,7 +33,7 @@ def random_floats(count, seed=0):
 def test_order_dependent_sum_is_detected(library):
     """In lane order, adding 1 to 2^24 thirty times changes nothing; in other orders, it does.
 
-    A test that relies on lane order fails in this mode; a test with an error bound passes.
+    A test that relies on lane order thus fails in mode "loose"; a test with an error bound passes.
     """
     x = np.ones(32, np.float32)
     x[0], x[31] = 2**24, -(2**24)
@@ -92,7 +92,7 @@ def test_functions_err_by_at_most_four_ulp(library):
         off |= set((result[:29].view(np.int32) - exact[:29].view(np.int32)).tolist())
         again = run(library, "exponential", x, seed=seed)
         np.testing.assert_array_equal(result.view(np.int32), again.view(np.int32))
-    # Up to 4 ulp from the loose mode and 1 ulp from the C library.
+    # The loose mode adds up to 4 ulp, the C library's rounding up to 1 ulp.
     assert set(range(-4, 5)) <= off <= set(range(-5, 6))
 
 

@@ -21,7 +21,7 @@ def library(name, constants=None):
 
 
 def quantized(O, I, group_size=64):
-    """Random 4-bit weights: packed integers, scales, biases and dequantized values."""
+    """Random 4-bit O×I weights: packed integers, scales, biases and dequantized values."""
     rng = np.random.default_rng(1)
     codes = rng.integers(0, 16, (O, I), dtype=np.uint32)
     shifts = np.arange(8, dtype=np.uint32) * 4
@@ -53,7 +53,7 @@ def test_quantized_matvec(kernel, O, I, mode):
     launch, packed, y = run_matvec(kernel, O, I, mode)
     if mode == "count" and kernel == "qmv_fast":
         counts = launch.counts
-        assert counts.device_bytes_read_by_buffer[0] == packed.nbytes  # reads each weight once
+        assert counts.device_bytes_read_by_buffer[0] == packed.nbytes  # each weight is read once
         assert counts.unique_device_bytes_written == y.nbytes
         assert counts.simd_operations == O  # one simd_sum per row
 
@@ -113,7 +113,13 @@ def test_dense_matmul(mode):
 
 
 def attention(q, k, v, causal):
-    """Reference attention: q H_q×L×D, k and v H×S×D."""
+    """Reference attention.
+
+    Args:
+        q: query heads × tokens × head size.
+        k, v: KV heads × keys × head size.
+        causal: whether to apply a causal mask.
+    """
     q, k, v = (a.astype(np.float32) for a in (q, k, v))
     k, v = (np.repeat(a, len(q) // len(a), axis=0) for a in (k, v))
     scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])
@@ -177,5 +183,5 @@ def test_attention_for_decoding(mode):
     if mode == "count":
         assert (
             launch.counts.device_bytes_read_by_buffer[1] == H_q * S * D * 2
-        )  # each query head reads its KV head's keys
+        )  # every query head reads the keys of a KV head
         assert launch.counts.unique_device_bytes_read_by_buffer[1] == k.nbytes

@@ -19,7 +19,7 @@ from .test_mlx_kernels import attention
 pytestmark = needs_clang
 
 SOUND = (KERNELS / "sound.metal").read_text()
-PARTS = SOUND.split("\n\n")  # kernels contain no empty lines
+PARTS = SOUND.split("\n\n")  # an empty line separates kernels
 KERNEL_TEXT = {name[1]: part for part in PARTS if (name := re.search(r"kernel void (\w+)", part))}
 PREAMBLE = "\n".join(part for part in PARTS if part not in KERNEL_TEXT.values()) + "\n"
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
@@ -135,7 +135,7 @@ FAULTS = DELETED_BARRIERS + WEAK_BARRIERS + DIVERGENCE + BOUNDS + MEMORY
 
 @pytest.fixture(scope="module")
 def variants(tmp_path_factory):
-    """File with all variants, and each variant's first line."""
+    """Path and lines of a file with all variants, the offset of each variant's lines, the library."""
     text, starts = PREAMBLE, {}
     for fault in FAULTS:
         starts[fault.variant] = text.count("\n")

@@ -20,7 +20,7 @@ LANES = np.arange(32)
 
 
 def shuffled(x, source, fill):
-    """x[source] for valid lanes, `fill` elsewhere."""
+    """x[source] where `source` is a lane number, `fill` elsewhere."""
     inside = (source >= 0) & (source < 32)
     return np.where(inside, x[np.clip(source, 0, 31)], fill)
 
@@ -69,7 +69,7 @@ def test_reduction_covers_active_lanes(library, first):
 
 
 def test_matrix_layout(library):
-    """As MLX assumes, lanes 0 and 1 hold the start of row 0, lanes 2 and 3 of row 1."""
+    """As MLX assumes, lanes 0 and 1 hold columns 0 to 3 of row 0, lanes 2 and 3 those of row 1."""
     a, held = np.arange(64, dtype=np.float32), np.zeros((32, 2), np.float32)
     library.launch("matrix_layout", [a, held], **ONE_SIMDGROUP)
     quad = LANES // 4
@@ -82,7 +82,7 @@ def test_matrix_product(library):
     a, b = random_array((10, 12), np.float16), random_array((10, 12), np.float16, 1)
     d = np.zeros((8, 8), np.float32)
     library.launch("matrix_product", [a, b, d, 12], **ONE_SIMDGROUP)
-    # The origin is (column, row) in memory, even for transposed matrices.
+    # The kernel's origin is (column, row) in memory, even for transposed matrices.
     expected = a[1:9, 2:10].astype(np.float32) @ b[1:9, 2:10].astype(np.float32).T
     np.testing.assert_allclose(d, expected + 0.5 * np.eye(8), rtol=1e-5, atol=1e-5)
 
@@ -134,7 +134,7 @@ def test_function_constants(constants):
 
 @pytest.mark.parametrize("sizes", [{"grid_threads": (13, 5)}, {"grid": (2, 3)}], ids=str)
 def test_thread_position_attributes(library, sizes):
-    """With grid_threads, threadgroups at the edges are smaller."""
+    """With grid_threads, threadgroups at the grid's edges are smaller."""
     width, height = sizes.get("grid_threads", (16, 6))
     names = [
         "in_grid",

@@ -39,7 +39,7 @@ kernel void right(
 }
 """
 
-# id: (line, original, replacement, part of the message).
+# Test id: (label of the changed line, original text, replacement, part of the message).
 ERRORS = {
     "float to bfloat": ("RESULT", "halved(bfloat(shared[0]))", "shared[0]", "to bfloat implicitly"),
     "float literal to bfloat": ("RESULT", "halved(bfloat(shared[0]))", "1.5f", "to bfloat implicitly"),
@@ -109,7 +109,7 @@ ERRORS = {
 
 
 def findings(path):
-    """Errors reported for a file."""
+    """Type errors that the emulator reports for a file."""
     try:
         compiler.check(compiler.prepare(path, (), {}, {}))
     except MetalError as error:
@@ -129,7 +129,7 @@ def with_type_error(line, old, new):
 
 @pytest.fixture(scope="module")
 def all_findings(tmp_path_factory):
-    """Errors reported for each file with deliberate errors; checks run two at a time."""
+    """Errors reported for each entry of ERRORS; checks run two at a time."""
     folder = tmp_path_factory.mktemp("errors")
     paths = {}
     for i, (name, (line, old, new, _)) in enumerate(ERRORS.items()):

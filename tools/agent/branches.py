@@ -1,7 +1,8 @@
 """`python -m tools.agent.branches`: forks an agent run.
 
 The demo model solves a subtraction in several sampled branches. A check of the result files selects
-one branch, a majority vote over the answers selects one. Prints the KV cache pages that they share.
+one branch, a majority vote over the answers another. Prints the KV cache pages that the branches
+share.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """`python -m tools.agent.evaluation`: evaluates the demo model on arithmetic.
 
-Seeds are fixed, so the same machine and package versions reproduce the report.
+Seeds are fixed: with the same machine and package versions, the report is reproducible.
 """
 
 import argparse

@@ -56,7 +56,7 @@ def run_in(tree: Path | None, module: str, main: Callable[[], None]) -> None:
     If `main` needs an unwritten course task, prints the task's name and exits with status 2.
 
     Args:
-        tree: the learner's tree, or None for the solution.
+        tree: the learner's source tree, or None for the solution.
         module: module to restart with `python -m` if another `tiny_llm` is on the import path.
         main: the command.
     """

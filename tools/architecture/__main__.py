@@ -20,7 +20,7 @@ def diagram() -> str:
 
 
 def check(drawn: Path = DIAGRAM) -> list[str]:
-    """Checks import rules, asserts, module tree and diagram; returns one sentence per problem.
+    """Checks import rules, asserts, module tree and diagram; returns one sentence per violation.
 
     Args:
         drawn: SVG file of the diagram.

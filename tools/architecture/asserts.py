@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-# Functions and methods without side effects. The check does not detect that `all` or `sum`
+# Functions and methods without side effects. The check cannot detect that `all` or `sum`
 # consumes an iterator.
 PURE_CALLS = frozenset(
     {

@@ -11,7 +11,7 @@ from .rules import LAYER, LAYERS, reachable_components
 COLUMN = {
     component: column for components in LAYERS.values() for component, column in components.items()
 }
-# Column in which a long arrow crosses the layers between its ends, chosen to avoid their boxes.
+# Column in which an arrow crosses the layers between its ends, chosen to avoid those layers' boxes.
 EDGE_COLUMN = {("models", "demo"): -0.2, ("generate", "sampler"): 9.9}
 
 WIDTH = 960
@@ -141,5 +141,5 @@ def _x(column: float) -> float:
 
 
 def _half_width(component: str) -> float:
-    """Half the width of a box: about seven units per letter plus a margin."""
+    """Half the width of a box: about seven SVG units per letter plus a margin."""
     return 3.5 * len(component) + 14

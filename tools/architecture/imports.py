@@ -14,7 +14,7 @@ class Module:
 
     Attributes:
         name: name relative to the package, such as `cli.main`; an `__init__` module has its
-            folder's name (`cli`), the package's own `__init__` has "".
+            folder's name (`cli`), or "" in the package's root.
         internal: imported modules of the package, including their parent packages.
         external: top-level names of all other imports.
         has_star_import: whether it has an `import *`.
@@ -65,7 +65,9 @@ def _read(name: str, file: Path, modules: Collection[str]) -> Module:
             else:
                 internal |= set(_internal(node, package, modules))
         elif isinstance(node, ast.Attribute):
-            dynamic_imports |= {node.attr} & DYNAMIC_IMPORTS - {"eval"}  # `mx.eval` imports nothing
+            dynamic_imports |= {node.attr} & DYNAMIC_IMPORTS - {
+                "eval"
+            }  # as an attribute, `eval` is `mx.eval`
         elif isinstance(node, ast.Name):
             dynamic_imports |= {node.id} & DYNAMIC_IMPORTS
     modules_and_parents = {folder for module in internal for folder in _with_parents(module)}

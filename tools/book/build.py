@@ -14,7 +14,9 @@ from . import BOOK, BUILD, ROOT, BookError
 from .expand import expand_all
 from .links import broken_links
 
-CONFIG = BUILD / "zensical.toml"  # copied here: Zensical writes its output next to this file
+CONFIG = (
+    BUILD / "zensical.toml"
+)  # in build/, because Zensical writes its output next to its configuration
 
 
 def build() -> Path:
@@ -34,7 +36,7 @@ def build() -> Path:
         text=True,
     )
     if result.returncode != 0:
-        output = re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)  # without color codes
+        output = re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)  # removes color codes
         raise BookError(f"zensical build --strict:\n{output or result.stderr}")
     site = BUILD / "site"
     errors = broken_links(site)
@@ -74,8 +76,8 @@ def with_repository(config: str, repository: str | None) -> str:
 
     Args:
         config: contents of zensical.toml.
-        repository: owner/name, from GITHUB_REPOSITORY in a GitHub workflow; None for a local build,
-            which gets no links.
+        repository: owner/name, from GITHUB_REPOSITORY in a GitHub workflow; None for a local build:
+            adds no links.
     """
     if not repository:
         return config

@@ -1,8 +1,8 @@
 """Runs the book's runnable code blocks and compares their output.
 
     ```sh runnable                 every line must succeed, run in the repository's root
-    ```python runnable             the same in Python
-    ```sh runnable clang           the same, skipped if the Metal emulator has no clang
+    ```python runnable             a Python program that must succeed
+    ```sh runnable clang           like `sh runnable`, but skipped if clang is missing
     ```text output                 expected output of the preceding block; … matches anything
 
 Only standard output is compared. In commands, `pdm` stands for the project's `pdmw`.
@@ -109,7 +109,7 @@ def _trimmed(text: str) -> str:
 
 
 def run_all() -> int:
-    """Runs all runnable blocks, two at a time, and prints the seconds of each.
+    """Runs all runnable blocks, two at a time, and prints the duration of each.
 
     Returns:
         Number of blocks.

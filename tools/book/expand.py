@@ -1,7 +1,7 @@
 """Expands directives in double braces to code, figures and notes.
 
     {{ include src/tiny_llm/basics.py function softmax }}    an excerpt, see source.py
-    {{ solution src/tiny_llm/basics.py function softmax }}   the same, collapsed
+    {{ solution src/tiny_llm/basics.py function softmax }}   an excerpt, collapsed
     {{ figure attention_shapes: The shapes of attention. }}  a drawing from book/diagrams
     {{ awaited 2.3.3: The kernel is not there yet. }}        a note while a task is in tasks.PENDING
 
@@ -144,7 +144,7 @@ class Expander:
         svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
         caption = re.sub(r"`([^`]+)`", r"<code>\1</code>", caption)
         caption = re.sub(r"\*([^*]+)\*", r"<em>\1</em>", caption)
-        return (  # on one line, because Markdown does not change HTML without line breaks
+        return (  # on one line: Markdown would change HTML with line breaks
             f'<figure class="diagram{narrow}"><div class="drawing">{svg}</div>'
             f"<figcaption>{caption}</figcaption></figure>"
         )
@@ -167,7 +167,7 @@ def _pending_note(rest: str) -> str:
 
 
 def _locations(line: str, day: tuple[int, int] | None) -> str:
-    """Locations to insert below a task's heading; empty for other lines."""
+    """A task's files and functions, to insert below its heading; empty for other lines."""
     task = TASK.match(line)
     if task is None or day is None:
         return ""

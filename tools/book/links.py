@@ -79,7 +79,7 @@ def _read(file: Path) -> Page:
 def _problem(
     link: str, loaded: bool, file: Path, site: Path, pages: dict[Path, Page]
 ) -> str | None:
-    """Problem of a link, or None if the link is correct."""
+    """Error message for a link, or None if the link is correct."""
     parts = urlsplit(link)
     if parts.scheme in ("http", "https") or link.startswith("//"):
         return f"loads {link} from another site" if loaded else None
@@ -87,7 +87,7 @@ def _problem(
         return None
     path = unquote(parts.path)
     if file.name == "404.html":
-        return None  # 404.html is served at any address, so its links are absolute
+        return None  # not checked: served at any address, so its links are absolute
     target = (site / path.lstrip("/") if path.startswith("/") else file.parent / path).resolve()
     target = file if not path else target / "index.html" if target.is_dir() else target
     if not target.exists():

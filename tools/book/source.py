@@ -5,7 +5,7 @@ An excerpt is selected by its kind and, except for `file` and `header`, a name:
     task 1.1.1            the lines between `# [task 1.1.1]` and `# [/task 1.1.1]`
     task 1.1.1 softmax    the lines of `# [task 1.1.1 softmax]`
     function softmax      a function or class with its body; `Class.method` for a method
-    signature softmax     the same with `...` as body; for a class, public methods' signatures
+    signature softmax     the head and docstring, then `...`; for a class, also its public methods'
     header                the leading comment or docstring of a file
     file                  the complete file
 """
@@ -79,7 +79,7 @@ def _clean(lines: list[str], first_line: int, language: str) -> Piece:
 
 
 def _task(text: str, name: str, language: str, file: Path) -> Piece:
-    """All blocks of a task's marker, separated by a line of dots where code is omitted."""
+    """All blocks with a marker, joined by a line with `…` for the omitted code."""
     wanted = " ".join(name.split())
     blocks: list[list[str]] = []
     first_line, inside = 0, False
@@ -142,7 +142,7 @@ def _python(text: str, name: str, signature: bool, file: Path) -> Piece:
 
 
 def _signature(node: Definition, lines: list[str]) -> list[str]:
-    """Head and docstring of a definition, then `...`; for a class, also of its public methods."""
+    """Head and docstring of a function, then `...`; for a class, also of its public methods."""
     head_end = node.body[0].lineno - 1
     if ast.get_docstring(node) is not None:
         head_end = node.body[0].end_lineno or head_end
@@ -169,7 +169,7 @@ def _braces(text: str, name: str, signature: bool, language: str, file: Path) ->
         rest = "\n".join(lines[number:])
         opening = re.search(r"[{;]", rest)
         if opening is None or opening[0] == ";":
-            continue  # only a declaration or a call
+            continue  # a declaration or a call, not a definition
         length = _closing_brace(rest, opening.start())
         head = rest[: opening.start()].rstrip()
         body = head + " { … }" if signature else rest[: length + 1]

@@ -81,7 +81,7 @@ def check_all() -> None:
     """Compares table, chapters and tests.
 
     Raises:
-        BookError: all differences.
+        BookError: table, chapters and tests differ; the message lists all differences.
     """
     errors = check_tasks(tasks_of_tests())
     if errors:

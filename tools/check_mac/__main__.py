@@ -2,8 +2,8 @@
 
     pdm run check-mac
 
-Runs the extension's CMakeLists.txt with a cross-compiler (the package ziglang), against the headers
-and the libmlx.dylib of MLX's macOS wheel and with nanobind. This compiles the Mac-only files: the
+Runs the extension's CMakeLists.txt with a cross-compiler (the package ziglang), nanobind, and the
+headers and libmlx.dylib of MLX's macOS wheel. This compiles the Mac-only files: the
 GPU launch code and the NEON kernels. Warnings are errors, as are symbols that neither MLX, macOS
 nor the Python interpreter defines. The resulting module is inspected (module.py), not run.
 

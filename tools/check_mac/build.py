@@ -24,7 +24,7 @@ set(CMAKE_MODULE_LINKER_FLAGS_INIT
 # Tests the compiler without linking: ziglang compiles its C++ library at the first link.
 set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
 """
-# ziglang prints this warning for each file: the folder existed only where MLX was built.
+# ziglang prints this warning for each file, about a library folder of the machine that built MLX.
 NOISE = "warning: unable to open library directory"
 
 
@@ -53,7 +53,7 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
     tag = f"cpython-{sys.version_info.major}{sys.version_info.minor}-darwin"
     configure += [f"-DSKBUILD_SOABI={tag}", "-DTINY_LLM_UNITY=ON"]
     configure += ["-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"]
-    # The module is not run, so -O1 suffices. The kernels keep -O3, which affects clang's warnings.
+    # The module is not run, so -O1 suffices. The kernels keep -O3, on which some warnings depend.
     configure += ["-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"]
     output = ""
     # Prefers CMake and Ninja of this Python environment to others on PATH.

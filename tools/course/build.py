@@ -1,4 +1,4 @@
-"""Builds the learner's C++ extension in the learner's tree."""
+"""Builds the learner's C++ extension in the learner's source tree."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ def build_tree(tree: Path, *options: str) -> str | None:
     """Builds a learner's extension incrementally; does not touch the solution's build.
 
     Args:
-        tree: learner's tree.
+        tree: learner's source tree.
         options: CMake options.
 
     Returns:
@@ -53,7 +53,7 @@ def build_tree(tree: Path, *options: str) -> str | None:
 def is_stale(tree: Path) -> bool:
     """Whether a learner's extension is older than its sources.
 
-    Tests would then run old code and report written tasks as unwritten.
+    With a stale extension, tests would run old code and report written tasks as unwritten.
     """
     if not _stamp(tree).exists():
         return False
@@ -73,7 +73,7 @@ def solution_module() -> Path | None:
 
 
 def built_module(tree: Path) -> Path | None:
-    """Returns the compiled module of a learner's tree, if built."""
+    """Returns the compiled module of a learner's source tree, if built."""
     return next((tree / "build" / "package" / "tiny_llm_ext").glob("_ext.*"), None)
 
 

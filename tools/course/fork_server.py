@@ -1,9 +1,9 @@
 """Fork server: runs pytest sessions with preloaded imports.
 
 Importing the tests' dependencies (MLX, mlx_lm, scipy) takes seconds, several times as long as a
-task's tests. This process imports them once; each session is a fork that imports the `tiny_llm` of
-the job: a learner's or the solution's. Reads one JSON job per line from stdin and writes one line
-per finished session. Linux only: Metal does not survive a fork.
+task's tests. This process imports them once; each session is a fork that imports the job's
+`tiny_llm`: a learner's or the solution's. Reads one JSON job per line from stdin and writes one
+line per finished session. Linux only: Metal does not survive a fork.
 """
 
 import gc

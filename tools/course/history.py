@@ -1,6 +1,6 @@
 """Learner's history: one JSON line per scoreboard run and quiz round.
 
-Stored as `history.jsonl` in the learner's tree, or in build/ for the solution.
+Stored as `history.jsonl` in the learner's source tree, or in build/ for the solution.
 """
 
 import json
@@ -16,7 +16,7 @@ def history_file(tree: Path | None) -> Path:
     """Returns the history file's path.
 
     Args:
-        tree: learner's tree, or None for the solution.
+        tree: learner's source tree, or None for the solution.
     """
     return (tree or ROOT / "build") / "history.jsonl"
 

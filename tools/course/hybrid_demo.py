@@ -2,7 +2,7 @@
 
 `memory` runs a growing context through your DeltaNet and through the extension's kernels.
 `conversation` serves the turns of a chat with and without the prefix cache's checkpoints. Random
-weights generate noise, but use as much memory as trained ones and hit the same checkpoints.
+weights generate noise, but memory and cache hits are those of trained weights.
 """
 
 import argparse
@@ -47,7 +47,7 @@ FACTS = "The trams of Lenmora are yellow. A festival takes place in September. "
 
 
 def memory() -> Iterator[str]:
-    """Table of memory by context length, and of the logits' difference between both backends.
+    """Table by context length: memory, and difference of the logits between both backends.
 
     Raises:
         ValueError: the logits differ by more than rounding.
@@ -86,7 +86,7 @@ def _kib(num_bytes: int) -> str:
 
 
 def turns(number: int) -> Iterator[list[dict[str, str]]]:
-    """Yields the messages of a chat before each of `number` answers."""
+    """Yields a chat's messages before each of `number` responses."""
     messages = [{"role": "system", "content": f"You know Lenmora. {FACTS * 12}"}]
     for turn in range(number):
         messages.append({"role": "user", "content": f"Question {turn}. {FACTS * 3}"})

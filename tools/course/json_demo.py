@@ -55,7 +55,7 @@ def marked_steps(llm: Any, params: Any) -> tuple[str, int, int]:
     text, num_tokens, num_steps = "", 0, 0
     while llm.has_unfinished_requests:
         for output in llm.step():
-            *forced, sampled = output.token_ids  # the sampled token follows the draft tokens
+            *forced, sampled = output.token_ids  # forced tokens precede the sampled one
             decode = llm.tokenizer.decode
             is_end = sampled in llm.tokenizer.eos_token_ids
             text += f"⟨{decode(forced)}⟩" if forced else ""
@@ -66,7 +66,7 @@ def marked_steps(llm: Any, params: Any) -> tuple[str, int, int]:
 
 
 def main() -> int:
-    """Prints how many outputs match with and without a grammar, and the steps of one output."""
+    """Prints how many outputs match with and without a grammar, and one output's decoding steps."""
     parser = argparse.ArgumentParser(
         prog="json-demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

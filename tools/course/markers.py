@@ -3,11 +3,11 @@
     # [task 1.1.1 softmax]        the learner writes the lines up to [/task 1.1.1 softmax];
     # [/task 1.1.1 softmax]       the name distinguishes several blocks of a task
 
-    // [solution only]            lines that are omitted from the learner's tree
+    // [solution only]            lines that are omitted from the learner's source tree
     // [/solution only]
 
 A marker is a comment on a separate line: `#` in Python and CMake, `//` in C++ and Metal. Task
-markers are kept in the learner's tree to locate its blocks.
+markers are kept in the learner's source tree to locate its blocks.
 """
 
 import re

@@ -39,7 +39,7 @@ KIND = "mutants"
 QUESTIONS = 4  # default number of questions per round
 CHOICES = 5  # options per question
 SHOWN_TESTS = 8  # maximum number of failing tests shown, and of passing tests
-SHOWN_MESSAGES = 2  # maximum number of messages shown, one per failing test
+SHOWN_MESSAGES = 2  # maximum number of failure messages shown, one per test
 SHOWN_LINES = 10  # maximum number of lines shown per message
 
 
@@ -132,7 +132,7 @@ def play(
     """Plays one round of the quiz.
 
     Args:
-        quiz: output of `questions`.
+        quiz: return value of `questions`.
         ask: maps the number of options to the selected option (from 1), or None to stop.
         console: output.
 

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.hookimpl(trylast=True)  # after deselection by `-m`
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects all cases of a test function except the first."""
+    """Deselects all cases of each test function except the first."""
     first: dict[str, pytest.Item] = {}
     for item in items:
         first.setdefault(item.nodeid.partition("[")[0], item)

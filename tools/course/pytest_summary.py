@@ -1,7 +1,7 @@
 """Pytest plugin: summarizes unwritten tasks for `pdm run test --week N`.
 
 Tests of an unwritten task fail without a traceback and are counted on one line. If several cases of
-another test function fail, only the first is shown, followed by the number of failing cases.
+a test function fail otherwise, shows the first failure and the number of failing cases.
 """
 
 import re

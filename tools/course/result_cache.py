@@ -33,7 +33,7 @@ class ResultCache:
     """Cached test outcomes of each day, with the hash of the tests' inputs.
 
     Args:
-        tree: learner's tree, or None for the solution.
+        tree: learner's source tree, or None for the solution.
     """
 
     def __init__(self, tree: Path | None):
@@ -68,12 +68,13 @@ def hash_inputs(tree: Path | None, day: Day) -> str:
     """Hashes all inputs of a day's tests.
 
     Args:
-        tree: learner's tree, or None for the solution.
+        tree: learner's source tree, or None for the solution.
         day: the tested day. Later tasks that the day's tests need are included.
     """
     digest = hashlib.sha256(hash_shared_inputs().encode())
     module = solution_module() if tree is None else built_module(tree)
-    # From day 1.6 on. Hashes the compiled module: its sources may have changed since the build.
+    # Day 1.6 introduces the extension. Its sources may have changed since the build, so the
+    # compiled module is hashed.
     if module is not None and (day.week, day.day) >= (1, 6):
         digest.update(module.read_bytes())
     if tree is None:
@@ -89,7 +90,7 @@ def hash_inputs(tree: Path | None, day: Day) -> str:
 def without_later_tasks(path: Path, tasks: set[str]) -> str:
     """Returns a learner's file without the blocks of tasks outside `tasks`.
 
-    If the file has a syntax error or broken markers, any line could matter: returns all lines.
+    If the file has a syntax error or broken markers, returns it unchanged.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
@@ -107,7 +108,7 @@ def without_later_tasks(path: Path, tasks: set[str]) -> str:
 
 @cache
 def hash_shared_inputs() -> str:
-    """Hashes the solution's sources, tests, tools, and the library versions."""
+    """Hash of the solution's sources, the tests, the tools and the library versions."""
     digest = hashlib.sha256(f"{sys.version} {has_clang()}".encode())
     for library in LIBRARIES:
         digest.update(f"{library} {version(library)}".encode())

@@ -26,10 +26,10 @@ def outcomes_by_task(
     """Runs the tests of several days, one thread per core (at most four).
 
     Args:
-        tree: learner's tree, or None for the solution.
+        tree: learner's source tree, or None for the solution.
         days: days to test.
         console: console for progress output.
-        again: whether to ignore cached results.
+        again: whether to ignore cached outcomes and run all tests.
 
     Returns:
         Outcomes by task id.

@@ -32,10 +32,10 @@ STARTER = re.compile(
 
 @dataclass(frozen=True)
 class Difference:
-    """A block of a task in the learner's tree and in the solution.
+    """A block of a task in the learner's source tree and in the solution.
 
     Attributes:
-        file: path relative to the learner's tree and to the repository.
+        file: path relative to the learner's source tree and to the repository.
         block: the block's position in the learner's file.
         mine, solution: the block's lines in the learner's file and in the solution.
         is_begun: whether the learner has edited the block.
@@ -157,7 +157,7 @@ def _is_begun(lines: list[str], file: Path) -> bool:
 
 
 def show(console: Console, tree: Path, difference: Difference, applied: bool) -> None:
-    """Prints one block: the solution's code if the learner's is unedited, else a diff."""
+    """Prints a block: the solution's code if the learner has not edited the block, else a diff."""
     where = f"{shown(tree / difference.file)}:{difference.block.start}"
     title = f"[bold]task {difference.block.label}[/] in {where}"
     if difference.mine == difference.solution:
@@ -209,7 +209,7 @@ def _new_file(folder: Path, difference: Difference) -> Path:
 
 
 def apply_tasks(tree: Path, tasks: set[str]) -> None:
-    """Inserts the solution's code for `tasks` into a learner's tree, without printing it.
+    """Inserts the solution's code for `tasks` into a learner's source tree, without printing it.
 
     Raises:
         MarkerError: see `differences`.

@@ -66,7 +66,7 @@ def task_of_test(test: str) -> str | None:
 
 
 class Runner:
-    """Runs tests on a learner's tree or the solution, each session in a new process.
+    """Runs tests on a learner's source tree or the solution, each session in a new process.
 
     On Linux, sessions are forks of a preloaded process: see fork_server.py. Use as a context
     manager. Not thread-safe.
@@ -90,18 +90,18 @@ class Runner:
         """Runs tests in one pytest session.
 
         Args:
-            tree: learner's tree, or None for the solution.
+            tree: learner's source tree, or None for the solution.
             tests: files or test ids, relative to the project's root.
             options: pytest options.
             timeout: timeout of the session in seconds.
 
         Returns:
-            Outcomes in the order of the tests; after a crash or timeout, also one with test "".
+            Outcomes in the order of the tests, and one with test "" after a crash or timeout.
         """
         with tempfile.TemporaryDirectory() as folder:
             report, output = Path(folder) / "report.jsonl", Path(folder) / "output"
             arguments = ["-q", "-p", "tools.course.pytest_json", "-p", "no:cacheprovider"]
-            # loading the plugins takes longer than running the tests
+            # loading plugins takes longer than a task's tests
             arguments.append("--disable-plugin-autoload")
             job = {
                 "arguments": [*arguments, *options, *tests],
@@ -140,7 +140,7 @@ class Runner:
         line = self._fork_server.stdout.readline() if ready else ""
         if line:
             return int(json.loads(line)["status"])
-        os.killpg(self._fork_server.pid, signal.SIGKILL)  # including the running session
+        os.killpg(self._fork_server.pid, signal.SIGKILL)  # kills the running session, too
         self.__exit__()
         return None if not ready else -1
 

@@ -36,7 +36,7 @@ class Result:
         seconds: duration of the small response.
         longest_gap: longest time between tokens of the small response, in seconds.
         memory: growth of the server's memory, in megabytes.
-        events, tokens: number of events with tokens, and of tokens, in the large response.
+        events, tokens: numbers of non-empty events and of tokens in the large response.
     """
 
     seconds: float

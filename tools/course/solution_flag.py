@@ -1,4 +1,4 @@
-"""`--solution mine|ref`: selects the learner's tree or the solution."""
+"""`--solution mine|ref`: selects the learner's source tree or the solution."""
 
 import argparse
 import os
@@ -21,11 +21,11 @@ def add_solution_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def selected_tree(parser: argparse.ArgumentParser, solution: str | None) -> Path | None:
-    """Returns the selected learner's tree, or None for the solution.
+    """Returns the selected learner's source tree, or None for the solution.
 
     Args:
-        parser: parser that reports a missing learner's tree and exits.
-        solution: value of the flag; None prefers the learner's tree if it exists.
+        parser: parser that reports a missing learner's source tree and exits.
+        solution: value of the flag; None prefers the learner's source tree if it exists.
     """
     tree = find_tree()
     if solution == "mine" and tree is None:
@@ -39,17 +39,17 @@ def selected_tree(parser: argparse.ArgumentParser, solution: str | None) -> Path
 def parse_with_tree(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
 ) -> tuple[argparse.Namespace, Path | None]:
-    """Parses a command line with `--solution`; returns it and the selected tree."""
+    """Parses a command line with `--solution`; returns the arguments and the selected tree."""
     add_solution_argument(parser)
     args = parser.parse_args(argv)
     return args, selected_tree(parser, args.solution)
 
 
 def restart_in_tree(tree: Path | None, module: str, argv: Sequence[str] | None = None) -> None:
-    """Restarts a command if this process would import another `tiny_llm` than the selected one.
+    """Restarts a command if this process would not import the selected `tiny_llm`.
 
     Args:
-        tree: the learner's tree, or None for the solution; see `selected_tree`.
+        tree: the learner's source tree, or None for the solution; see `selected_tree`.
         module: module of the command, run with `python -m`.
         argv: arguments of the command; `sys.argv[1:]` if None.
     """

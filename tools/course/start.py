@@ -1,4 +1,4 @@
-"""`pdm run start-course [folder]`: writes the learner's tree."""
+"""`pdm run start-course [folder]`: writes the learner's source tree."""
 
 import argparse
 import sys
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write_tree(folder: Path) -> None:
-    """Writes a new learner's tree; identical files keep their mtime."""
+    """Writes a new learner's source tree; identical files keep their mtime."""
     for path, text in starter_files(folder).items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

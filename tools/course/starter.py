@@ -1,6 +1,6 @@
 """Generates starter code: replaces task blocks with errors naming the task.
 
-Everything around a block is kept: signature, docstring, argument checks and markers.
+The starter keeps everything around a block: signature, docstring, argument checks and markers.
 """
 
 import ast
@@ -31,7 +31,7 @@ def starter_text(text: str, path: Path) -> str:
     for block in reversed(blocks):
         if block.task is None:
             around = lines[max(0, block.start - 2) : block.start - 1] + lines[block.end + 1 :][:1]
-            both_empty = around == ["", ""]  # two empty lines around the block: keep one
+            both_empty = around == ["", ""]  # deletion would leave two empty lines: keep one
             del lines[block.start - 1 : block.end + 1 + both_empty]
         else:
             lines[block.start : block.end] = placeholder(text, block, path)
@@ -60,14 +60,14 @@ def placeholder(text: str, block: Block, path: Path) -> list[str]:
             f"{indent})",
         ]
     message = unwritten_message(block.task, _c_function(lines, block))
-    if path.suffix == ".metal":  # a kernel cannot raise; its C++ encoder raises the error
+    if path.suffix == ".metal":  # a kernel cannot raise: see first_unwritten
         return [f"{indent}// {line}" for line in _wrapped(message, WIDTH - len(indent) - 3)]
     quoted = _quoted(message, indent + "    ")
     return [f"{indent}throw std::runtime_error(", *quoted[:-1], f"{quoted[-1]});"]
 
 
 def first_unwritten(text: str, path: Path) -> str | None:
-    """Placeholder message of a Metal file's first unwritten block; None if all are written.
+    """Placeholder message of a Metal file's first unwritten block; None if all blocks are written.
 
     A block counts as written if it has code, even if the starter's comment is still there.
     """
@@ -138,7 +138,7 @@ def _innermost(
 
 
 def _c_function(lines: list[str], block: Block) -> str:
-    """Name of the function around a C++ or Metal block; "this" if not found.
+    """Name of the function around a C++ or Metal block; "this" (is yours to write) if not found.
 
     It is the last function above the block whose signature starts in the first column.
     """

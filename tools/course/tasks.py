@@ -1,4 +1,4 @@
-"""Table of the course's days and tasks, used by starter, tests and book.
+"""Table of the course's days and tasks, for starter, tests and book.
 
 A day is a chapter of the book, a test file `tests/week_N/test_day_M.py` and a few tasks. Tests of
 task K are named `test_task_K_…`. A task id such as 1.3.2 is week, day and number.
@@ -558,7 +558,7 @@ def day_of(week: int, day: int) -> Day:
 
 
 def day_with_task(day: Day, number: int) -> Day:
-    """The day that has task `number`: the given day, or the other day of its pair.
+    """The day that has task `number`: `day`, or the other day of the pair.
 
     Returns:
         `day` itself if neither has the task.

@@ -1,4 +1,4 @@
-"""Layout of the learner's tree and its import mechanism.
+"""Layout of the learner's source tree and its import mechanism.
 
     mine/
       README.md             for the learner
@@ -7,8 +7,8 @@
       site/                 makes Python import src/tiny_llm of mine/: see its sitecustomize.py
       build/                output of build-ext
 
-Modules missing from the learner's tree (commands, loading, the demo model) are imported from the
-solution.
+Modules missing from the learner's source tree (commands, loading, the demo model) are imported from
+the solution.
 """
 
 import os
@@ -24,10 +24,10 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 PACKAGE = Path("src/tiny_llm")
 EXTENSION = Path("src/extensions")
 
-# Environment variable with the path of the learner's tree; default: `mine` in the repository.
+# Environment variable: path of the learner's source tree; default: `mine` in the repository.
 VARIABLE = "TINY_LLM_MINE"
 
-# Fast kernels without tasks, and their tests. In the learner's tree these operations run the
+# Fast kernels without tasks, and their tests. In the learner's source tree these operations run the
 # learner's kernels; the book's chapter "Going to memory speed" discusses the solution's.
 SOLUTION_ONLY = (
     "src/flash_attention/fast/*",
@@ -38,7 +38,7 @@ SOLUTION_ONLY = (
 
 
 def default_folder() -> Path:
-    """Path of the learner's tree, which may not exist."""
+    """Path of the learner's source tree, which may not exist."""
     return (ROOT / os.environ.get(VARIABLE, "mine")).resolve()
 
 
@@ -49,12 +49,12 @@ def shown(path: Path) -> str:
 
 
 def is_tree(folder: Path) -> bool:
-    """Whether a folder is a learner's tree."""
+    """Whether a folder is a learner's source tree."""
     return (folder / "site" / "sitecustomize.py").is_file()
 
 
 def find_tree() -> Path | None:
-    """Path of the learner's tree; None if it does not exist."""
+    """Path of the learner's source tree; None if it does not exist."""
     return default_folder() if is_tree(default_folder()) else None
 
 
@@ -62,7 +62,7 @@ def environment(tree: Path | None) -> dict[str, str]:
     """Environment of this process, with PYTHONPATH set to import the selected `tiny_llm`.
 
     Args:
-        tree: the learner's tree, or None for the solution.
+        tree: the learner's source tree, or None for the solution.
     """
     result = {**os.environ}
     paths = result.get("PYTHONPATH", "").split(os.pathsep)
@@ -77,10 +77,10 @@ def environment(tree: Path | None) -> dict[str, str]:
 
 
 def starter_files(folder: Path) -> dict[Path, str]:
-    """Files of a new learner's tree: relative path -> contents.
+    """Files of a new learner's source tree: relative path -> contents.
 
     Args:
-        folder: root of the learner's tree; the files contain its relative path to the solution.
+        folder: root of the source tree; the files contain its relative path to the solution.
     """
     files = {Path("README.md"): _template("README.md", os.path.relpath(ROOT, folder))}
     for path in marked_files(ROOT / PACKAGE):
@@ -101,7 +101,7 @@ def import_files(folder: Path, modules: Iterable[Path]) -> dict[Path, str]:
     """Files that make Python import a folder's modules and the solution's other modules.
 
     Args:
-        folder: root of the learner's tree; the files contain its relative path to the solution.
+        folder: root of the source tree; the files contain its relative path to the solution.
         modules: paths of the learner's modules, relative to the folder.
     """
     solution = os.path.relpath(ROOT, folder)
@@ -118,7 +118,7 @@ def _is_solution_only(path: Path) -> bool:
 
 
 def learners_file(path: Path) -> Path:
-    """A file of the solution, or the learner's version when testing a learner's tree.
+    """A file of the solution, or the learner's version when testing a learner's source tree.
 
     Args:
         path: relative to the project's root.

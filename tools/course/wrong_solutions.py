@@ -1,7 +1,7 @@
 """Applies the mistakes of tests/course/wrong and runs the tests on them.
 
 A mistake is applied to a copy of its file. A Python or Metal file runs with the solution's other
-modules; a C++ file is compiled in an otherwise complete learner's tree.
+modules; a C++ file is compiled in an otherwise complete learner's source tree.
 """
 
 import os
@@ -48,7 +48,7 @@ def apply_mistake(wrong: Wrong) -> tuple[Path, str]:
 
 
 def run_task(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Outcome]:
-    """Runs the tests of the mistake's task on a learner's tree."""
+    """Runs the tests of the mistake's task on a learner's source tree."""
     number = TASKS[wrong.tested_by].number
     tests = day_of_task(wrong.tested_by).test_file
     chosen = ("--tb=short", "-m", "not slow", "-k", f"task_{number}_", *options)
@@ -56,12 +56,14 @@ def run_task(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Ou
 
 
 def run_interpreted(runner: Runner, folder: Path, wrong: Wrong, *options: str) -> list[Outcome]:
-    """Runs the tests on a learner's tree with only the wrong file; the rest is the solution's.
+    """Runs the tests on a learner's source tree that has only the file with the mistake.
+
+    All other modules are the solution's.
 
     Args:
         runner: runs the tests.
-        folder: new folder for the learner's tree.
-        wrong: a mistake in Python or, without a Mac, in Metal.
+        folder: new folder for the learner's source tree.
+        wrong: a mistake in Python or, without a GPU, in Metal.
         options: options of pytest.
     """
     write_tree_of(folder, *apply_mistake(wrong))
@@ -69,10 +71,10 @@ def run_interpreted(runner: Runner, folder: Path, wrong: Wrong, *options: str) -
 
 
 def write_tree_of(folder: Path, path: Path, text: str) -> None:
-    """Writes a learner's tree with one module; the rest is the solution's.
+    """Writes a learner's source tree with one module; all other modules are the solution's.
 
     Args:
-        folder: new folder for the learner's tree.
+        folder: new folder for the learner's source tree.
         path: the module, relative to the project's root.
         text: contents of the module.
     """
@@ -88,7 +90,7 @@ def write_tree_of(folder: Path, path: Path, text: str) -> None:
 
 
 def write_complete_tree(tree: Path) -> None:
-    """Writes a learner's tree with every task solved; identical files keep their mtime."""
+    """Writes a learner's source tree with every task solved; identical files keep their mtime."""
     files = [path for path in (tree / EXTENSION).rglob("*") if path.is_file()]
     before = [(path, path.read_bytes(), path.stat().st_mtime_ns) for path in files]
     write_tree(tree)
@@ -99,7 +101,9 @@ def write_complete_tree(tree: Path) -> None:
 
 
 def run_compiled(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Outcome]:
-    """Applies a C++ mistake to a complete learner's tree, compiles, runs the tests and reverts it.
+    """Applies a C++ mistake to a complete learner's source tree, compiles it and runs the tests.
+
+    Reverts the mistake afterwards.
 
     Args:
         runner: runs the tests.

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Type names in NumPy and in Metal, by letter of msl::Parameter.element; Metal's names of signed
-# integers, by size in bytes.
+# By letter of msl::Parameter.element: NumPy's and Metal's type names. By size in bytes: Metal's
+# names of signed integers.
 FLOATS = {"f": "float32", "h": "float16", "b": "bfloat16"}
 METAL = {"f": "float", "h": "half", "b": "bfloat", "?": "bool"}
 INTEGERS = {1: "char", 2: "short", 4: "int", 8: "long"}
@@ -82,7 +82,7 @@ def bind(
     """Converts `given`, in order or by buffer index, to arguments of a launch.
 
     Raises:
-        ValueError: a value is missing, unknown or of another type than its parameter.
+        ValueError: a value is missing, has the wrong type or belongs to no parameter.
     """
     values = dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
     buffers = {p.index: p for p in parameters if p.binding == "buffer"}

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Maximum number of programs, of about 2 MB each. All tests together use fewer than a hundred.
+# Maximum number of programs. All tests together use fewer than a hundred, of about 2 MB each.
 KEPT = 200
-# Programs used more recently are not evicted, because a process may be about to start one.
+# More recently used programs are not evicted, because another process may be about to run one.
 MIN_AGE_SECONDS = 3600
 
 
@@ -21,7 +21,7 @@ def fill(folder: Path, make: Callable[[Path], None]) -> None:
         make(temporary)
         try:
             temporary.rename(folder)
-        except OSError:  # lost the race to another process
+        except OSError:  # another process has created the folder first
             if not folder.exists():
                 raise
     finally:

@@ -19,7 +19,7 @@ KERNELS = ROOT / "src" / "extensions"
 
 
 def include_dirs() -> list[Path]:
-    """Include folders of the extension's kernels: the extension's and those of MLX's wheel."""
+    """Include folders for the extension's kernels: the extension's and those of MLX's wheel."""
     folders = [KERNELS, KERNELS / "src"]
     try:
         import mlx
@@ -37,7 +37,7 @@ def kernel_files(paths: list[Path]) -> list[Path]:
 
 
 def check_file(path: Path) -> tuple[int, list[Diagnostic], bool]:
-    """Returns (number of kernels, findings, whether the file is correct)."""
+    """Returns (number of kernels, errors or warnings, whether the file is correct)."""
     try:
         source = compiler.prepare(path, include_dirs(), {}, {})
         return len(source.kernels), compiler.check(source), True

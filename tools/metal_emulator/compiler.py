@@ -36,12 +36,12 @@ LANGUAGE = [
     "-fno-strict-aliasing",
     "-ferror-limit=0",
     "-fbracket-depth=1024",
-    # One rounding per operation, in the operation's type.
+    # Every operation rounds its result to its type: no fused multiply-adds, no excess precision.
     "-ffp-contract=off",
     *("-Xclang", "-ffloat16-excess-precision=none"),
     *("-Xclang", "-fbfloat16-excess-precision=none"),
     *("-Xclang", "-cl-single-precision-constant"),  # 1.0 is a float
-    "-ftrivial-auto-var-init=pattern",  # uninitialized variables are NaN
+    "-ftrivial-auto-var-init=pattern",  # uninitialized floats become NaN
     "-Wno-everything",
     "-Wuninitialized",
     "-Wsometimes-uninitialized",
@@ -49,11 +49,11 @@ LANGUAGE = [
     "-Wunused-value",
 ]
 LINES = ["-gdwarf-4", "-gline-tables-only"]  # line numbers for fault reports
-# Calls __ubsan_handle_…_minimal, defined in runtime/faults.cpp.
+# These checks call __ubsan_handle_…_minimal, which runtime/faults.cpp defines.
 CHECKS = "bounds,integer-divide-by-zero"
 CHECKED = [f"-fsanitize={CHECKS}", f"-fsanitize-recover={CHECKS}", "-fsanitize-minimal-runtime"]
-# Replaces every load and store with a call: KernelAddressSanitizer in its outlined form, with hooks
-# defined in runtime/access.cpp.
+# KernelAddressSanitizer with outlined checks: every load and store becomes a call to a hook that
+# runtime/access.cpp defines.
 REPORTED_ACCESSES = ["-fsanitize=kernel-address", "-fno-vectorize", "-fno-slp-vectorize"]
 for option in (
     "asan-instrumentation-with-call-threshold=0",
@@ -169,7 +169,7 @@ def _precompiled_header() -> Path:
 def _split_by_severity(output: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
     found = list(dict.fromkeys(read_diagnostics(output, str(HERE))))
     errors = [d for d in found if d.severity == "error"]
-    # A wrong signature also causes errors in the kernel table.
+    # A wrong signature also causes errors in the kernel table: reports them only without others.
     errors = [d for d in errors if d.file != KERNEL_TABLE] or errors
     return errors, [d for d in found if d.severity != "error"]
 
@@ -242,7 +242,7 @@ def _runtime_objects() -> Path:
 
 
 def _cached(name: str, depends_on: list[Path], make: Callable[[Path], None]) -> Path:
-    """Folder filled by `make`, anew when the compiler's path or a file in `depends_on` changes."""
+    """Cached folder that `make` fills; a new one if the compiler's path or `depends_on` changes."""
     digest = hashlib.sha256(os.path.realpath(clang()).encode())
     for path in sorted(file for folder in depends_on for file in folder.iterdir()):
         digest.update(str(path).encode() + path.read_bytes())

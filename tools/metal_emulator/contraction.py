@@ -1,8 +1,8 @@
-"""Fuses multiply-adds or not, per seed, where compilers have the choice.
+"""Randomly fuses multiply-adds, per seed, where compilers may choose.
 
 With -ffp-contract=on clang emits `llvm.fmuladd` for a multiplication and an addition in one
-expression, which may or may not be fused. This module emits both variants, and a call to
-runtime/loose.cpp selects one per code location, as a GPU's compiler does.
+expression, which may or may not be fused. This module emits the fused and the unfused
+variant, and a call to runtime/loose.cpp that selects one of them per code location.
 """
 
 import re

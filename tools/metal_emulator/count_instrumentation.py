@@ -13,8 +13,8 @@ GUARD = re.compile(r"call void @__sanitizer_cov_trace_pc_guard\(.*\)(?= #\d+|, !
 VECTOR = re.compile(r"<(\d+) x ")
 INTEGERS = r"(?:\w+ )*?(?:<\d+ x )?i(?:8|16|32|64)\b"
 
-# Kinds of operations, in the order of msl_count_block's arguments. Logical operations on i1 and
-# integer conversions are not counted. A signed division by a power of two is a shift.
+# LLVM instructions of each kind of operation. Logical operations on i1 and integer conversions are
+# not counted. A signed division by a power of two counts as a shift.
 MULTIPLY_ADD = re.compile(
     r" = (?:tail |musttail |notail )?(?:fmul |call [^(]*@llvm\.(?:fma|fmuladd)\.)"
 )
@@ -71,6 +71,6 @@ def _kind(line: str) -> str:
 
 
 def _width(line: str) -> int:
-    """Number of operations of an instruction: its vector width."""
+    """Number of operations of an instruction: its vector width, or 1 for scalars."""
     vector = VECTOR.search(line)
     return int(vector[1]) if vector else 1

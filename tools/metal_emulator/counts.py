@@ -55,7 +55,7 @@ class Counts:
 
     @property
     def all_integers(self) -> int:
-        """All integer operations."""
+        """Integer operations, including multiplications and divisions."""
         return self.integer_operations + self.integer_multiplies + self.integer_divisions
 
     def __str__(self) -> str:

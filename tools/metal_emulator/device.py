@@ -33,12 +33,12 @@ class Device:
     Attributes:
         extension: module `tiny_llm_ext`.
         mode: mode of every launch: "plain", "asan", "race" or "loose".
-        order: order of the commands between two barriers, and of the lanes and threadgroups of a
-            command: "forward", "reverse" or "random".
+        order: order of the commands between two barriers, and within a command, see
+            `Library.launch`: "forward", "reverse" or "random".
         seed: seed of the random order, and of the arithmetic of mode "loose".
         delay: number of later operations after which an operation completes. MLX retains the inputs
             of an operation until then.
-        max_threads: maximum threads per threadgroup, as reported by a pipeline.
+        max_threads: maximum threads per threadgroup that a compiled kernel reports.
         launches: number of commands run, by kernel.
         faults: faults so far, one sentence each. Each was also raised, but callers may catch the
             exception, as the engine does to fail one request and continue.
@@ -200,7 +200,7 @@ def _epochs(commands: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
 
 
 def _check_hazards(commands: Sequence[dict[str, Any]], written: Any) -> None:
-    """Checks commands that no barrier orders.
+    """Checks that commands without a barrier between them do not conflict.
 
     Args:
         commands: commands between two barriers.
@@ -230,11 +230,11 @@ def _check_hazards(commands: Sequence[dict[str, Any]], written: Any) -> None:
 
 
 def _as_pointed_at(parameter: Parameter | None, array: NDArray[np.generic]) -> NDArray[np.generic]:
-    """An array as seen through a kernel's pointer.
+    """View of an array with the element type of a kernel's pointer.
 
-    A pointer to bytes may point to any type, and one to unsigned integers to any type of the same
-    size, as in kernels that copy bits. For an array of any other type, which the kernel must not
-    access, returns an empty array of the pointer's type.
+    A pointer to bytes may point to any type, and a pointer to unsigned integers to any type of the
+    same size, as in kernels that copy bits. For an array of any other type, which the kernel must
+    not access, returns an empty array of the pointer's type.
     """
     if parameter is None or parameter.element in "vs" or fits(parameter, array.dtype):
         return array

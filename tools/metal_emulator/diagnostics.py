@@ -4,7 +4,7 @@ import re
 
 from .errors import Diagnostic
 
-# clang's spellings of Metal's types and address spaces as defined in msl/*.h.
+# Regular expressions for clang's spellings of types and address spaces, and Metal's names.
 METAL_TERMS = [
     (r"\b__global\b", "device"),
     (r"\b__local\b", "threadgroup"),
@@ -58,7 +58,7 @@ def read_diagnostics(output: str, own_folder: str) -> list[Diagnostic]:
 
 
 def _diagnostic(file: str, line: int, severity: str, message: str) -> Diagnostic:
-    """A diagnostic with the emulator's hint, if it has one for the message."""
+    """A diagnostic; for a failed copy of a struct, its message ends with a hint."""
     if "no matching constructor for initialization" in message:
         message += COPY_HINT
     return Diagnostic(file, line, message, "warning" if severity == "warning" else "error")

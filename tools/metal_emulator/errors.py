@@ -19,7 +19,7 @@ class Diagnostic:
 class MetalError(Exception):
     """Invalid Metal, or Metal that the emulator does not support.
 
-    `diagnostics` has the findings in file order; the message lists them.
+    `diagnostics` are the errors in file order; the message lists them.
     """
 
     def __init__(self, diagnostics: list[Diagnostic]):
@@ -70,7 +70,7 @@ FAULTS_SHOWN = 5
 
 
 class UnreportedFaultError(Exception):
-    """Faults on an emulated GPU whose exceptions were caught; `faults` has one sentence each."""
+    """Faults on an emulated GPU whose exceptions were caught; `faults` has a sentence per fault."""
 
     def __init__(self, faults: list[str]):
         self.faults = faults

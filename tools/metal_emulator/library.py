@@ -14,7 +14,7 @@ from .errors import Diagnostic, MetalFault
 from .process import ORDERS, Process, describe
 
 MAX_THREADS = 1024
-MIN_ALLOWED = 384  # assumed lower bound for a kernel with many registers
+MIN_ALLOWED = 384  # assumed minimum of maxTotalThreadsPerThreadgroup on GPUs
 
 
 class Launch:
@@ -96,9 +96,9 @@ class Library:
         `grid` counts threadgroups of `threads` threads, as in dispatchThreadgroups; `grid_threads`
         counts threads, as in dispatchThreads: the last threadgroups may be smaller.
         `threadgroup_memory` is the size in bytes of each `[[threadgroup(i)]]`. `mode` is "plain",
-        "asan", "race", "count" or "loose" (relaxed arithmetic as on a GPU, by `seed`); `order` of
-        lanes and threadgroups is "forward", "reverse" or "random" (with `seed`). Raises
-        `MetalFault` for a fault of the kernel.
+        "asan", "race", "count" or "loose" (relaxed arithmetic as on a GPU, by `seed`); `order`
+        of lanes, simdgroups and threadgroups is "forward", "reverse" or "random" (by `seed`;
+        threadgroups run forward). Raises `MetalFault` for a fault of the kernel.
         """
         number, limit, parameters = self._kernel(kernel)
         if (grid is None) == (grid_threads is None):

@@ -3,12 +3,12 @@
 Until Metal 4.0 `this` was in the `thread` address space. In Metal 4.1, used by MLX from macOS 27
 on, `this` and the object's members are in a generic address space: a `thread` reference cannot bind
 to them, and a `thread` pointer cannot point to them. In a member function qualified with `thread`,
-`this` is in `thread` in all versions, but its callers must have the object in `thread` too, so
-member functions that call it also need the qualifier. See
+`this` is in `thread` in all versions, but the function can only be called on an object in `thread`,
+so member functions that call it also need the qualifier. See
 https://github.com/ml-explore/mlx/pull/3963.
 
-Reading a member and assigning to it are always allowed. Possible reference bindings are rejected
-in all functions without `thread`, even if the callee takes a value in Metal.
+Reading a member and assigning to it are always allowed. Where a reference may be bound, the
+check rejects a function without `thread`, even if the callee takes a value in Metal.
 """
 
 import re
@@ -21,7 +21,7 @@ METHOD = re.compile(r"CXX(?:Method|Constructor|Conversion)Decl (0x\w+)")
 # clang dumps both the template, mostly untyped, and its instances.
 TEMPLATE = re.compile(r"(?:Class|Function)Template(?:PartialSpecialization)?Decl ")
 INSTANCE = re.compile(r"ClassTemplateSpecializationDecl ")
-# Syntax tree nodes that access a part of an object.
+# Syntax tree nodes that access a member or element of an object.
 PART = re.compile(r"(?:MemberExpr|ArraySubscriptExpr|ParenExpr|ExtVectorElementExpr) ")
 CALLED = re.compile(r"MemberExpr .*'<bound member function type>'.* (0x\w+)$")
 # Syntax tree nodes that bind a reference or take an address.
@@ -37,7 +37,7 @@ ADVICE = (
 
 
 def misqualified_members(nodes: Sequence[Node]) -> list[Diagnostic]:
-    """Member functions without `thread` whose use of the object requires it."""
+    """Reports uses of `this` that require `thread`, in member functions without this qualifier."""
     qualified = _qualified(nodes)
     found = []
     path: list[Node] = []  # ancestors of `node`, from the root
@@ -89,7 +89,7 @@ def _method(path: Sequence[Node]) -> str | None:
 
 
 def _wanted(path: Sequence[Node], qualified: set[str]) -> str | None:
-    """The kind of use that requires `this` in thread: "call", "pointer", "reference" or None."""
+    """Use of `this` that requires `thread`: "call", "pointer", "reference"; None: other uses."""
     decayed = False
     for node in reversed(path):
         called = CALLED.match(node.text)

@@ -48,8 +48,8 @@ class Process:
     """Runs launches of one compiled program, a server that forks a child process per launch.
 
     Buffers are in a file that Python and the child map. A buffer occupies complete pages of the
-    file and ends within 16 bytes of the last page's end. The child maps an inaccessible page after
-    it, so an access beyond the buffer is a fault.
+    file and ends less than 16 bytes before the end of its last page. The child maps an inaccessible
+    page after it, so that an access beyond the buffer is a fault.
     """
 
     def __init__(self, executable: Path):
@@ -60,7 +60,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a process group, so that its children can be killed
+            start_new_session=True,  # a process group, so that close() also kills the children
             pass_fds=[self._file.fileno()],
             env=_environment(),
         )
@@ -89,7 +89,7 @@ class Process:
             threads: threads per threadgroup.
             in_threads: unit of `grid`.
             memory: (index, bytes) of each `[[threadgroup(index)]]`.
-            order: order of lanes and threadgroups, a key of `ORDERS`.
+            order: a key of `ORDERS`, see `Library.launch`.
             seed: seed of the random order and of the arithmetic in mode "loose".
             timeout: in seconds.
 
@@ -204,7 +204,7 @@ def _memory_folder() -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """Environment of the server, without a sanitizer preloaded for Python: kernels have another."""
+    """Environment of the server, without LD_PRELOAD: kernels link another sanitizer than Python."""
     inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return {**inherited, "ASAN_OPTIONS": ASAN_OPTIONS}
 

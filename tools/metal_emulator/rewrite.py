@@ -36,7 +36,7 @@ class Rewritten:
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def error(self, offset: int, message: str) -> None:
-        """Adds an error at the line of `offset` in the current text."""
+        """Adds an error at the source line of the character at `offset` in the current text."""
         self.diagnostics.append(Diagnostic(*source.place(self.text, offset), message))
 
     def replace(
@@ -105,7 +105,7 @@ def _instantiate(code: Rewritten, signatures: Mapping[str, Signature]) -> None:
             code.error(match.start(), f"host_name {host_name}: unknown kernel template {function}")
             return source.newlines(match[0])
         code.kernels.append(KernelFunction(host_name, function, signature))
-        # Stays on the declaration's line, where errors are reported.
+        # The instance stays on the declaration's line, where its errors are reported.
         return f"template decltype({function}) {function};" + source.newlines(match[0])
 
     strings = r'((?:"[^"]*"\s*)+)'
@@ -139,15 +139,15 @@ def _set_function_constants(code: Rewritten, constants: Mapping[int | str, objec
 
 
 def _drop_attributes(code: Rewritten) -> None:
-    """Removes attributes, which have been evaluated by now."""
+    """Removes attributes, which earlier rewrites have evaluated."""
     code.replace(r"\[\[(?:[^\[\]]|\[[^\[\]]*\])*\]\]", lambda m: source.blank(m[0]))
     code.replace(r"(^|[;{}>\s])kernel(?=\s+void\b)", lambda m: m[1] + "      ", re.MULTILINE)
 
 
 THREADGROUP_VARIABLE = re.compile(
-    r"((?:[;{}]|^\#[^\n]*\n)\s*)threadgroup\s+"  # at the start of a statement
+    r"((?:[;{}]|^\#[^\n]*\n)\s*)threadgroup\s+"  # previous statement's end
     r"((?:const\s+)?(?:typename\s+)?[A-Za-z_][\w:]*(?:\s*<[^;{}()]*?>)?)\s+"  # its type
-    r"((?:\w+\s*(?:\[[^;]*?\]\s*)*,?\s*)+)"  # names with their sizes
+    r"((?:\w+\s*(?:\[[^;]*?\]\s*)*,?\s*)+)"  # names with array sizes
     r"(=[^;]*)?;",
     re.MULTILINE,
 )
@@ -230,7 +230,7 @@ def _mark_thread_members(code: Rewritten) -> None:
 
 
 def _drop_qualified_members(code: Rewritten) -> None:
-    """Removes `T f() const threadgroup {…}`: C++ has no member functions by address space."""
+    """Removes `T f() const threadgroup {…}`: C++ has no address space qualifiers of `this`."""
     pattern = re.compile(
         r"\)\s*(?:const\s+)?(?:threadgroup|device|constant)\s*(?:noexcept\s*)?(?=[:{])"
     )

@@ -163,7 +163,7 @@ def read_buffer(text: str, seed: int) -> Bindable | None:
         return None
     if text.endswith(".npy"):
         array: NDArray[np.generic] = np.load(text)
-        # NumPy's format has no bfloat16 and saves it as untyped two-byte elements.
+        # .npy files cannot describe bfloat16: NumPy saves it as untyped two-byte elements.
         return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
     kind, *rest = text.split(":")
     if kind in TYPES and len(rest) == 2 and rest[1] in FILLS:

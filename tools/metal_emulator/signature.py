@@ -72,7 +72,7 @@ class _Reader:
         self.diagnostics.append(Diagnostic(file, line, f"kernel {self.kernel}: {message}"))
 
     def parameter(self, offset: int, declaration: str) -> Parameter:
-        """Binding of one parameter; errors are located at the parameter's first line."""
+        """Parses one parameter; errors are located at its first line."""
         offset += len(declaration) - len(declaration.lstrip())
         plain = ATTRIBUTE.sub(" ", declaration).strip()
         match = re.search(r"(\w+)\s*(?:\[\w*\])?$", plain)
@@ -137,7 +137,7 @@ class _Reader:
             self.error(offset, f"'{name}' must be a pointer or a reference")
 
     def next_free(self, offset: int, name: str, plain: str) -> tuple[str, str]:
-        """Assigns the lowest free index to a buffer without one, as Metal does."""
+        """Assigns the lowest free buffer index to a parameter without attribute, as Metal does."""
         if re.search(r"\b(?:device|constant)\b[^&*]*[&*]", plain):
             index = next(i for i in range(64) if f"buffer({i})" not in self.used)
             self.used.add(f"buffer({index})")
@@ -156,7 +156,7 @@ KERNEL = re.compile(
 
 
 def read_signatures(text: str) -> tuple[list[tuple[int, Signature]], list[Diagnostic]]:
-    """Kernel functions of preprocessed text with their offsets, and errors in their signatures."""
+    """(offset, signature) of each kernel function of preprocessed text, and signature errors."""
     signatures: list[tuple[int, Signature]] = []
     diagnostics: list[Diagnostic] = []
     for match in KERNEL.finditer(text):
@@ -164,7 +164,7 @@ def read_signatures(text: str) -> tuple[list[tuple[int, Signature]], list[Diagno
             continue  # an explicit instantiation, not a definition
         end = source.closing(text, match.end() - 1)
         if end < 0:
-            continue  # clang reports this error better
+            continue  # clang reports the unclosed parenthesis
         reader = _Reader(match[1], text)
         signature = Signature(match[1])
         for offset, declaration in source.split(text[match.end() : end - 1]):

@@ -32,7 +32,7 @@ def closing(text: str, opening: int) -> int:
 
 
 def split(text: str, separator: str = ",") -> Iterator[tuple[int, str]]:
-    """Parts between separators outside brackets, with their offsets."""
+    """Yields (offset, substring) between separators outside brackets."""
     depth, start = 0, 0
     for i, character in enumerate(text):
         if character in "([{<":

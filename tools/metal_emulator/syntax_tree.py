@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .errors import Diagnostic
 
-# A location in the dump; file and line are omitted if unchanged.
+# A location in the dump; clang omits the file and the line if they have not changed.
 PLACE = re.compile(r"(<[a-z -]+>|[^\s<>:,]+):(\d+):\d+|col:\d+")
 TYPE = re.compile(r" '([^']*)'(?::'([^']*)')?")
 BRANCHES = re.compile(r"[| `-]*")

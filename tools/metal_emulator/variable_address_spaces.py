@@ -15,7 +15,7 @@ class GlobalVariables:
     """Visits all nodes in order, and reports global variables outside `constant`."""
 
     def __init__(self) -> None:
-        self._function_depth: int | None = None  # depth of the function that contains the last node
+        self._function_depth: int | None = None  # depth of the function around the last node
 
     def misplaced(self, node: Node) -> Diagnostic | None:
         """Reports a global or static variable without an address space."""
@@ -26,7 +26,7 @@ class GlobalVariables:
             return None
         if not node.text.startswith("VarDecl "):
             return None
-        rest = node.text.rsplit("'", 1)[-1].split()  # follows the type: "static constexpr"
+        rest = node.text.rsplit("'", 1)[-1].split()  # specifiers after the type: "static constexpr"
         is_local = self._function_depth is not None and "static" not in rest
         kind = type_of(node.text)
         # rewrite.py removes `constant` from mlx::os_log, which only prints.

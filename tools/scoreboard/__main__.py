@@ -1,12 +1,12 @@
-"""`pdm run scoreboard`: speed of the learner's engine, compared with others.
+"""`pdm run scoreboard`: speed of the learner's engine and of other engines.
 
 Tests which of the learner's models and kernels work, then runs the model of the last working week:
 a prompt of 128 tokens, decoding after 128, and four sequences at once. Tests of other days are not
 run; their results are those of the last `pdm run progress`. Compares the model with the learner's
 earlier weeks (from the history), the solution's engine, llama.cpp if installed, and the limits of
 this machine's memory and arithmetic. After day 5.3 it also measures goodput. Takes about a minute,
-longer if tests must run. The history is in history.jsonl of the learner's tree, the report in
-scoreboard.html.
+longer if tests must run. Writes the history to history.jsonl in the learner's source tree, and the
+report to scoreboard.html.
 """
 
 import argparse

@@ -38,20 +38,20 @@ PRODUCT_KERNELS = {
 }
 # Task of Week 4 -> value of TINY_LLM_ATTENTION, best first.
 ATTENTION_KERNELS = {"4.6.3": "split", "4.6.2": "online", "4.6.1": "scores"}
-# Days of the scheduler and the load generator, which goodput requires.
+# Days whose code measuring goodput requires: the scheduler and the load generator.
 GOODPUT_DAYS = (day_of(3, 3), day_of(3, 4), day_of(5, 3))
 # Flags of `bench`. Goodput is the best over these request rates.
 LOAD = "--loader engine --batch-size 16 --num-seqs 32 --request-rate 8 16 32 64"
 OBJECTIVE = "ttft:200 tpot:50"
 SECONDS = 90  # timeout per measurement
-IN_CACHE = 64e6  # bytes of weights that may fit in a CPU cache
+IN_CACHE = 64e6  # bytes; smaller models may fit in a CPU cache
 
 
 def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
-    """Runs the tests that select the learner's engine; adds all cached outcomes.
+    """Runs the tests that select the learner's engine; also returns all cached outcomes.
 
-    Begins with the last week's model and the best kernels. Once one passes, earlier models or
-    slower kernels need no tests.
+    Tests the models from the last week's down, then the kernels from the fastest down, each until
+    one passes.
     """
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
     cache = ResultCache(tree)
@@ -74,7 +74,7 @@ def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
 
 
 def untested_days(tree: Path | None, outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
-    """Ids of days with started tasks that have not been tested since they changed."""
+    """Ids of days with started tasks whose tests have not run since the code changed."""
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
     return list(
         dict.fromkeys(day_of_task(task).id for task in TASKS if task in begun - {*outcomes})
@@ -82,7 +82,7 @@ def untested_days(tree: Path | None, outcomes: Mapping[str, Sequence[Outcome]]) 
 
 
 def tasks_shown(begun: Iterable[str]) -> list[Task]:
-    """Tasks to show; optional ones only if they or their week have been started.
+    """Tasks to show; optional tasks only if they or their week have been started.
 
     Args:
         begun: ids of started tasks.
@@ -149,7 +149,7 @@ class Engine:
         python: path of the Python interpreter.
         module: the engine's worker in `benchmark.systems`.
         arguments: arguments of the worker.
-        tree: learner's tree with its `tiny_llm`; None for the solution's.
+        tree: learner's source tree with its `tiny_llm`; None for the solution's.
         product: value of TINY_LLM_MATMUL; None for the default kernel.
         attention: value of TINY_LLM_ATTENTION; None for the default kernel.
     """
@@ -185,7 +185,7 @@ def course_engine(
 
 
 def find_llama(given: str | None) -> str | None:
-    """Interpreter with llama-cpp-python: `given`, or the running one; None if it has none."""
+    """Interpreter for llama.cpp: `given`, or the running interpreter if it has llama-cpp-python."""
     if given is not None:
         return given
     return sys.executable if importlib.util.find_spec("llama_cpp") else None
@@ -209,8 +209,8 @@ def llama_engine(python: str, folder: Path, work: Path, threads: int) -> Engine:
 def measure_engines(engines: Sequence[Engine], console: Console) -> list[Row]:
     """Measures each metric on all engines before the next metric.
 
-    Background load thus affects all engines. Only one engine runs at a time; the processes of the
-    others are paused.
+    Changes in background load thus affect all engines alike. Only one engine runs at a time; the
+    processes of the others are paused.
     """
     rows = [Row(engine.name) for engine in engines]
     with _workers(engines, rows) as workers:
@@ -272,7 +272,7 @@ def measure_goodput(row: Row, folder: Path, tree: Path | None) -> None:
     Args:
         row: the engine's row.
         folder: folder of the model.
-        tree: learner's tree whose engine and load generator run; None for the solution's.
+        tree: learner's source tree whose engine and load generator run; None for the solution's.
     """
     solution = "ref" if tree is None else "mine"
     flags = f"--solution {solution} {LOAD} --goodput {OBJECTIVE}"

@@ -23,8 +23,8 @@ class Row:
 
     Attributes:
         name: label, such as "yours, week 2".
-        speeds: tokens per second by metric, and goodput in requests per second; unmeasured ones are
-            missing.
+        speeds: tokens per second by metric, and goodput in requests per second; without unmeasured
+            metrics.
         notes: remarks on a measurement or its absence.
     """
 
@@ -96,7 +96,7 @@ def earlier_rows(score: Score, history: Sequence[Score]) -> list[Row]:
 
 
 def all_rows(score: Score, history: Sequence[Score]) -> list[Row]:
-    """All rows: the learner's current and earlier engines, other engines, the limit."""
+    """All rows: the learner's current and earlier engines, other engines, the machine's limit."""
     yours = [score.yours] if score.yours.speeds else []
     return [*yours, *earlier_rows(score, history), *score.others]
 
@@ -121,5 +121,5 @@ def format_week(week: str) -> str:
 
 
 def format_speed(speed: float) -> str:
-    """At least three digits: 0.52, 19.4, 119, 10,404."""
+    """Two decimals below 10, one below 100, else none: 0.52, 19.4, 119, 10,404."""
     return f"{speed:.2f}" if speed < 10 else f"{speed:.1f}" if speed < 100 else f"{speed:,.0f}"

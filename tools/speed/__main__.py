@@ -1,11 +1,11 @@
-"""`pdm run speed --day N.M`: Week 4's measurements, timed by your clock.
+"""`pdm run speed --day N.M`: measures Week 4's kernels with day 4.1's code.
 
-Day 4.1: the matmuls of a decoding step, one of which repeats its work. Find it from the printed
-times and bytes (--answer NAME). Takes a minute with plain loops.
-Days from 4.2 on: the day's kernels and the previous day's, interleaved, their share of this
-machine's limit, and the share of the solution's best kernel. Your share is your score, stored in
-your history; no test depends on it.
---day all: all kernels of the week, to compare the days.
+Day 4.1: the matmuls of a decoding step, one of which repeats its work. The learner names this
+matmul, given times and bytes (--answer NAME). Takes a minute with plain loops.
+Days from 4.2 on: interleaved measurements of the day's and the previous day's kernels, as shares of
+this machine's limit, and the share of the solution's best kernel. The best share is the score,
+stored in the learner's history; no test depends on it.
+--day all: all kernels of the week.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def find_planted(
     if seed is None:
         seed = sum(entry["day"] == "4.1" for entry in history.entries(tree, KIND))
     planted = random.Random(seed).choice([name for name in PRODUCTS if name != "head"])
-    console.print("the products of a step …", style="dim")
+    console.print("the matmuls of a step …", style="dim")
     found = run_matmuls("planted", tree, machine, args.rounds, "--name", planted)
     console.print(planted_table(found["rows"], with_shares=False))
     answer = args.answer or ask(console)
@@ -99,9 +99,7 @@ def ask(console: Console) -> str | None:
     """Reads the name of a matmul; None at EOF."""
     while True:
         try:
-            text = console.input(
-                f"which product repeats its work ({', '.join(PRODUCTS)})? "
-            ).strip()
+            text = console.input(f"which matmul repeats its work ({', '.join(PRODUCTS)})? ").strip()
         except EOFError:
             return None
         if text in PRODUCTS:
@@ -139,7 +137,7 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
 def run_matmuls(
     what: str, tree: Path | None, machine: Machine, rounds: int, *options: str
 ) -> dict[str, Any]:
-    """Measures in a child process with the learner's `tiny_llm`, or the solution's.
+    """Runs a measurement in a child process that imports the learner's or the solution's code.
 
     Raises:
         FailedError: the process failed; the message is its last error line.

@@ -2,9 +2,9 @@
 
     python -m tools.speed.attention kernels --read 40e9 --peak 500e9 --day 4.6 --rounds 5
 
-Measures two problems: Qwen3-0.6B's heads, and as many keys of a single head, where threads can only
-divide the keys. Clock, comparison and roofline are functions of day 4.1: the learner's if this
-process imports the learner's `tiny_llm`. Output as in matmuls.py.
+Measures two problems: Qwen3-0.6B's heads, and a single KV head, of which threads can only divide
+the keys. Clock, comparison and roofline are functions of day 4.1: the learner's if this process
+imports the learner's `tiny_llm`. Output as in matmuls.py.
 """
 
 import sys
@@ -31,7 +31,7 @@ class Attention:
 
     Args:
         H_q, H, D, S: query heads, key heads, head size, keys per layer.
-        num_layers: number of layers, each with other keys and values.
+        num_layers: number of layers, each with different keys and values.
     """
 
     def __init__(self, H_q: int, H: int, D: int, S: int, num_layers: int):

@@ -2,7 +2,7 @@
 
     python -m tools.speed.decode_steps kernels --read 40e9 --peak 500e9 --day 4.7 --rounds 5
 
-Arguments and results as in matmuls.py, plus remarks: cost and number of nodes.
+Arguments and results as in matmuls.py, plus remarks on the cost and the number of graph nodes.
 """
 
 import io
@@ -33,7 +33,7 @@ CONTEXT, STEPS = 64, 8  # context length in tokens, decoding steps per run
 WAYS = {"nodes": "off", "captured": "on"}
 # Matmul kernels of Week 4, best first.
 PRODUCTS = ("panels", "prefetched", "prepacked", "vectors", "factored")
-CHAIN = (1, 64, 128, 256)  # nodes per graph; the times of these graphs give the cost of a node
+CHAIN = (1, 64, 128, 256)  # nodes per graph, to estimate the time per node
 CHAIN_ROUNDS = 3  # factor on the number of rounds, because these runs are short
 
 
@@ -41,7 +41,8 @@ def best_product() -> str | None:
     """Best implemented matmul kernel of Week 4, or the value of TINY_LLM_MATMUL if it is set.
 
     Returns:
-        The kernel's name; None for the default kernel, which is Week 2's loops in a learner's tree.
+        The kernel's name; None for the default kernel, which is Week 2's loops in the learner's
+        code.
     """
     if os.environ.get(matmuls.VARIABLE):
         return os.environ[matmuls.VARIABLE]
@@ -127,7 +128,7 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
     nodes = {name: steps.num_nodes() for name, steps in decoding.items()}
     remarks = [] if best else remarks_of(times, nodes, rounds, unwritten)
     if product is not None:
-        remarks.append(f"products by your kernel {product}")
+        remarks.append(f"matmuls by your kernel {product}")
     return {"rows": rows, "unwritten": unwritten, "nearest": None, "remarks": remarks}
 
 

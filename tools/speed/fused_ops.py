@@ -20,7 +20,7 @@ from tiny_llm.kernels.roofline import HardwareLimits, KernelCost
 from .matmuls import measurement_main, row, run_interleaved, runnable, with_variables
 
 VARIABLE = "TINY_LLM_FUSED"
-# Prompt length in tokens, and Qwen3-0.6B's hidden size, query heads, key heads, head size and MLP
+# Prompt length in tokens, and Qwen3-0.6B's hidden size, query heads, KV heads, head size and MLP
 # size. The activations exceed most CPU caches.
 TOKENS, E, H_Q, H, D, I = 4096, 1024, 16, 8, 128, 3072
 FEW_TOKENS, FEW_ROUNDS = 512, 8  # short prompt in tokens, and factor on its number of rounds
@@ -74,9 +74,9 @@ class FusedOps:
 
 
 def fused_ops_cost(L: int) -> KernelCost:
-    """Lower bound for L tokens: inputs are read once and outputs written once.
+    """Minimum cost for L tokens: inputs are read once and outputs written once.
 
-    An exponential counts as one operation.
+    An exponential counts as one floating-point operation.
     """
     heads = L * (H_Q + H) * D
     num_bytes = 2 * (4 * L * E + 2 * heads + 3 * L * I) + 2 * 4 * L * D // 2
@@ -126,7 +126,7 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
 
 
 def claims_remark(rounds: int) -> str:
-    """Compares static and dynamic schedules on a short prompt, where one late thread costs most."""
+    """Compares static and dynamic schedules on a short prompt, where a late thread costs most."""
     ops = FusedOps(FEW_TOKENS)
     times = run_interleaved(
         {name: run_fused(ops, name) for name in ("vectors", "dynamic")}, rounds * FEW_ROUNDS

@@ -53,9 +53,9 @@ PRODUCTS = {
     "down": (1024, 3072, 10),
     "head": (151_936, 1024, 1),
 }
-KERNELS_ON = ("gate_up", 14)  # matmul on which kernels are compared, and its number of matrices
-MANY_ROWS = {"4.4": (64, 2)}  # days with several rows of activations: (rows, number of matrices)
-PLANTED_REPETITIONS = 4  # how often day 4.1's slow matmul is computed
+KERNELS_ON = ("gate_up", 14)  # matmul for comparing kernels, number of weight matrices
+MANY_ROWS = {"4.4": (64, 2)}  # days with several rows of activations: (rows, weight matrices)
+PLANTED_REPETITIONS = 4  # number of times that day 4.1's slow matmul is computed
 PROGRESS_PREFIX = "… "  # distinguishes progress lines from the results
 
 
@@ -148,7 +148,7 @@ def print_progress(what: str) -> None:
 def runnable(
     wanted: Mapping[str, Callable[[], Any]],
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
-    """Runs each function once; returns those that work, and the others' error messages."""
+    """Runs each function once; returns those that succeed, and the error messages of the others."""
     runs, unwritten = {}, {}
     for name, run in wanted.items():
         try:
@@ -182,7 +182,7 @@ def with_variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def row(times: Timings, cost: KernelCost, limits: HardwareLimits) -> dict[str, float]:
-    """A measurement as numbers: seconds, their lower bound, share of the limit, cost."""
+    """Row of a table: seconds, bytes, operations, lower bound in seconds, share of the limit."""
     return {
         "median": times.median,
         "minimum": times.minimum,

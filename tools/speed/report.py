@@ -11,7 +11,7 @@ Row = Mapping[str, float]
 
 def planted_table(rows: Mapping[str, Row], with_shares: bool) -> Table:
     """A step's matmuls with bytes read and times; shares of the limit only after the answer."""
-    table = Table("product", "MB", "median, ms", "minimum, ms")
+    table = Table("matmul", "MB", "median, ms", "minimum, ms")
     if with_shares:
         table.add_column("least, ms")
         table.add_column("share")

@@ -15,7 +15,8 @@ class Wrong:
         what: short description, shown by `pdm run mutants`.
         find: text that occurs once in the solution's block.
         replace: its replacement.
-        noticed_by: later task whose tests must fail instead of the block's own, such as "3.4.3".
+        noticed_by: later task, such as "3.4.3", whose tests must fail instead of those of the
+            block's task.
     """
 
     block: str

@@ -4,7 +4,7 @@
 
 using namespace metal;
 
-/// Sum of 32 numbers in the hardware's unspecified order.
+/// Sum of 32 numbers, which Metal may add in any order.
 kernel void sum(device const float* x [[buffer(0)]], device float* out [[buffer(1)]],
                 uint lane [[thread_index_in_simdgroup]]) {
     out[lane] = simd_sum(x[lane]);

@@ -2,7 +2,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-// ---- Simd operations: row i of out has the results of operation i by lane ----
+// ---- Simd operations: out[i][lane] is the result of operation i in a lane ----
 
 kernel void simd_operations(device const int* x [[buffer(0)]], device int* out [[buffer(1)]],
                             uint lane [[thread_index_in_simdgroup]]) {
@@ -38,7 +38,7 @@ kernel void simd_operations(device const int* x [[buffer(0)]], device int* out [
     }
 }
 
-// Lanes from `first` on have returned, so the sum excludes them.
+// Lanes with numbers from `first` on have returned, so the sum excludes them.
 kernel void simd_sum_of_active_lanes(device int* out [[buffer(0)]],
                                      constant uint& first [[buffer(1)]],
                                      uint lane [[thread_index_in_simdgroup]]) {
@@ -166,13 +166,13 @@ kernel void atomics(device atomic_int* results [[buffer(0)]],
 
 // ---- Counters ----
 
-// y = a·x + y: traffic of 3 arrays, one multiply-add per element.
+// y = a·x + y: reads x and y and writes y once; one multiply-add per element.
 kernel void counted_axpy(device const float4* x [[buffer(0)]], device float4* y [[buffer(1)]],
                          constant float& a [[buffer(2)]], uint i [[thread_position_in_grid]]) {
     y[i] = a * x[i] + y[i];
 }
 
-// A dot product per thread: every thread reads all of x, 64 fused multiply-adds.
+// Every thread reads all 64 elements of x and executes 64 fused multiply-adds.
 kernel void counted_rereads(device const half* x [[buffer(0)]], device float* y [[buffer(1)]],
                             threadgroup float* shared [[threadgroup(0)]],
                             uint i [[thread_position_in_grid]]) {

@@ -1,4 +1,4 @@
-"""Import hook: `import tiny_llm` imports this learner's tree.
+"""Import hook: `import tiny_llm` imports this learner's source tree.
 
 Python runs this file at startup if its folder is on PYTHONPATH, as set by `--solution mine`. The
 installed tiny_llm may have an import hook too, which takes precedence over sys.path, so this hook
@@ -21,7 +21,7 @@ SKIPPED = {
 
 
 class LearnersTree:
-    """Import finder for tiny_llm and tiny_llm_ext in the learner's tree."""
+    """Import finder for tiny_llm and tiny_llm_ext in the learner's source tree."""
 
     @staticmethod
     def find_spec(

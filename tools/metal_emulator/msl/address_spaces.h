@@ -8,8 +8,7 @@
 #define thread
 
 #define MSL_INLINE static inline __attribute__((always_inline))
-// Exempts an emulator function from instrumentation; accesses for the kernel (atomics) are reported
-// explicitly.
+// Exempts an emulator function from instrumentation. Atomics report their accesses explicitly.
 #define MSL_UNSEEN [[clang::disable_sanitizer_instrumentation]]
 
 namespace msl {

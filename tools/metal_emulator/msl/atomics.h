@@ -1,5 +1,5 @@
 // <metal_atomic>. All threads of a launch run on one host thread, so a plain read-modify-write is
-// atomic; it is reported to the race detector as atomic.
+// atomic. The race detector treats it as an atomic access.
 #pragma once
 
 namespace metal {

@@ -60,7 +60,7 @@
     DO(fmedian3, msl::median(x, y, z))
 
 namespace msl {
-// Functions that Metal rounds only to a few ulps. The mode "loose" perturbs them.
+// Result of a function that Metal computes only to a few ulps; perturbed in mode "loose".
 constexpr float approximate(float x) {
 #ifdef MSL_LOOSE
     if !consteval {
@@ -113,7 +113,7 @@ constexpr float median(float x, float y, float z) {
 #define MSL_APPROXIMATED_1(NAME, VALUE) MSL_DEFINE_1(NAME, msl::approximate(VALUE))
 #define MSL_APPROXIMATED_2(NAME, VALUE) MSL_DEFINE_2(NAME, msl::approximate(VALUE))
 
-// min, max and clamp of one type; a number is preferred over NaN, as in Metal.
+// min, max and clamp of one type; of a number and NaN, they return the number, as in Metal.
 #define MSL_DEFINE_ORDER(T, LESS, MORE)                                      \
     MSL_INLINE constexpr T min(T x, T y) { return (T)(LESS); }               \
     MSL_INLINE constexpr T max(T x, T y) { return (T)(MORE); }               \

@@ -1,5 +1,5 @@
 // <metal_simdgroup>: operations that synchronize the lanes of a simdgroup. Each lane stores its
-// value in the exchange table; the last to arrive computes all lanes' results, from lane 0 upwards.
+// value in the exchange table; the last lane to arrive computes all results, from lane 0 upwards.
 #pragma once
 
 namespace msl {
@@ -49,7 +49,7 @@ MSL_INLINE T reduce(T value, const char* name, Site site, Combine combine) {
 }
 
 #ifdef MSL_LOOSE
-// A sum or product in random order: combines two random operands until one is left.
+// A sum or product in random order: repeatedly combines two random operands.
 template <class T, class Combine>
 MSL_INLINE T reduce_in_any_order(T value, const char* name, Site site, Combine combine) {
     auto compute = [=] MSL_UNSEEN(uint lanes) {
@@ -102,7 +102,7 @@ struct Shuffled {
     int from;
 };
 
-// Each lane gets the value of lane `from`, or `otherwise` if `from` is outside the simdgroup.
+// Each lane reads the value of lane `from`, or `otherwise` if `from` is outside the simdgroup.
 template <class T>
 MSL_INLINE T shuffle(T value, int from, T otherwise, const char* name, Site site) {
     auto compute = [=] MSL_UNSEEN(uint lanes) {
@@ -123,7 +123,7 @@ MSL_INLINE T shuffle(T value, int from, T otherwise, const char* name, Site site
     return meet<T>(Shuffled<T>{value, otherwise, from}, Meeting::SHUFFLE, name, site, compute);
 }
 
-// Like `shuffle`, but lanes from outside the simdgroup have the values of `fill`.
+// Like `shuffle`, but for `from` outside the simdgroup, reads the `fill` of lane `from` mod 32.
 template <class T>
 MSL_INLINE T shuffle_and_fill(T value, T fill, int from, const char* name, Site site) {
     auto compute = [=] MSL_UNSEEN(uint lanes) {

@@ -1,5 +1,5 @@
 // Structs in address spaces. C++ has no assignment operator for an object in device or threadgroup
-// memory, so the rewriter puts MSL_STRUCT(S), one operator per pair of spaces, into every struct.
+// memory, so rewrite.py adds MSL_STRUCT(S), one operator per pair of spaces, to every struct S.
 #pragma once
 
 namespace msl {

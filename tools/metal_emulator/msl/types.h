@@ -80,7 +80,7 @@ constexpr void append(V& result, int& at, const A& argument) {
     }
 }
 
-// V(arguments…): one scalar for all components, or components taken from scalars and vectors.
+// V(arguments…): one scalar for all components, or scalars and vectors, concatenated.
 template <class V, class... A>
 constexpr V make(A... arguments) {
     typedef element_t<V> T;

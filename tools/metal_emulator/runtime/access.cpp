@@ -1,5 +1,5 @@
-// Race and count mode. clang replaces each load and store of a kernel with a call to one of these
-// functions: the hooks of KernelAddressSanitizer, which are meant to be overridden.
+// Hooks of KernelAddressSanitizer, which modes "race" and "count" define: clang replaces each load
+// and store of a kernel with a call to one of these functions.
 #include "access.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 
 namespace msl {
 
-// Dispatches on the memory region; a thread's local variables and constants are not watched.
+// Dispatches on the memory region; ignores a thread's local variables and constants.
 static void observe(const void* address, const Access& access) {
     if (on_a_stack(address) || current == nullptr || access.size == 0) {
         return;
@@ -21,7 +21,7 @@ static void observe(const void* address, const Access& access) {
         }
         watch_threadgroup(offset, access);
     } else if (Buffer* buffer = buffer_at(address)) {
-        offset = (uint64_t)((const char*)address - buffer->data);  // huge if before the data
+        offset = (uint64_t)((const char*)address - buffer->data);  // if negative, huge
         if (offset >= buffer->size || access.size > buffer->size - offset) {
             report_bad_address(address, access.writes, access.size, access.pc);
         }
@@ -33,7 +33,7 @@ static void observe(const void* address, const Access& access) {
 
 using namespace msl;
 
-// Address of the call itself: the next instruction may belong to another line.
+// Address within the call instruction: the return address may belong to the next source line.
 static const void* call_before(const void* return_address) {
     return (const char*)return_address - 1;
 }

@@ -10,7 +10,7 @@ struct Access {
     const void* pc;
 };
 
-// Implemented once per instrumented mode.
+// Each instrumented mode implements these functions: see watch_races.cpp and watch_counts.cpp.
 void start_watching();  // called after the buffers are bound
 void watch_device(Buffer& buffer, uint64_t offset, const Access& access);
 void watch_threadgroup(uint64_t offset, const Access& access);

@@ -83,7 +83,7 @@ static void on_signal(int number, siginfo_t* info, void* context) {
 }
 
 void catch_signals() {
-    static char stack[64 << 10];  // the thread's own stack may have overflowed
+    static char stack[64 << 10];  // for handlers: the thread's stack may have overflowed
     stack_t alternative{};
     alternative.ss_sp = stack;
     alternative.ss_size = sizeof stack;
@@ -111,7 +111,7 @@ void msl_fail(const char* kind, const char* text, msl::Site site) {
     msl::fail(kind, text, site);
 }
 
-// ---- Handlers of clang's checks in a plain library ----
+// ---- Handlers of clang's -fsanitize checks in modes "plain" and "loose" ----
 
 static const void* call_before(const void* return_address) {
     return (const char*)return_address - 1;

@@ -11,7 +11,7 @@ extern "C" void msl_switch(msl::Context* from, msl::Context to);
 
 // Pushes the callee-saved registers, switches stacks, pops them.
 #if defined(__x86_64__)
-constexpr int SAVED_WORDS = 6;  // below the return address
+constexpr int SAVED_WORDS = 6;  // registers on the stack, below the return address
 asm(R"(
 .text
 .globl msl_switch
@@ -111,7 +111,7 @@ void prepare(Context& context, size_t i, void (*start)()) {
     makecontext(&context, start, 0);
 #elif defined(__x86_64__)
     void** stack = (void**)((uintptr_t)top & ~(uintptr_t)15);
-    *--stack = nullptr;  // return address of `start`, and the alignment after a call
+    *--stack = nullptr;  // return address of `start`; aligns the stack as after a call
     *--stack = (void*)start;
     for (int word = 0; word < SAVED_WORDS; ++word) {
         *--stack = nullptr;

@@ -36,7 +36,7 @@ struct Position {
     uint32_t thread_index, simdgroup, lane, simdgroups, simd_width, quadgroup, quad_lane;
 };
 
-// A launch's bindings, by index.
+// Memory bound to a launch's parameters, by index.
 struct Bindings {
     void* buffers[64];
     void* threadgroup_memory[32];
@@ -49,10 +49,10 @@ struct Parameter {
     const char* name;
     Binding binding;
     uint32_t index;
-    char element;  // f float, h half, b bfloat, i signed, u unsigned, ? bool, s struct, v void, -
-                   // none
-    uint32_t element_size;  // size of one scalar or struct
-    uint32_t size;          // size of the pointee
+    // f float, h half, b bfloat, i signed, u unsigned, ? bool, s struct, v void, - none
+    char element;
+    uint32_t element_size;  // bytes of one scalar or struct
+    uint32_t size;          // bytes of the pointee
     bool reference, writes, constant_space, optional;
 };
 
@@ -83,10 +83,10 @@ void* msl_threadgroup_variable(uint32_t id, const char* name, uint64_t size, uin
 [[noreturn]] void msl_fail(const char* kind, const char* text, msl::Site);
 void msl_atomic(const volatile void* address, uint32_t size, bool writes, void* caller);
 // Mode "loose" only. `msl_choice`: a random number by index, fixed within a launch.
-// `msl_approximate`: perturbs a result within its allowed error. `msl_contracts`: whether the
-// multiply-add at a code location is fused.
+// `msl_approximate`: perturbs an exact result within the error that Metal allows.
+// `msl_contracts`: whether the multiply-add at a code location is fused.
 uint32_t msl_choice(uint32_t number);
 float msl_approximate(float exact);
 bool msl_contracts(uint32_t place);
-void msl_matrix_multiply_accumulated();  // for the counters: one 8×8×8 product of a simdgroup
+void msl_matrix_multiply_accumulated();  // counts one 8×8×8 matrix multiplication
 }

@@ -28,13 +28,13 @@ void msl::begin_arithmetic(uint32_t seed) {
 #endif
 }
 
-// A GPU repeats its choices, so the random ones made here are fixed within a launch.
+// The random choices are fixed within a launch, as a GPU's unspecified choices are.
 uint32_t msl_choice(uint32_t number) { return mixed(number ^ seed_of_launch); }
 
-// A compiler decides per code location, not per execution.
+// One choice per code location, because fusion is decided at compile time.
 bool msl_contracts(uint32_t place) { return msl_choice(place) & 1; }
 
-// x perturbed by up to 4 ulps, the same for equal x. Zero, infinity and NaN are unchanged.
+// Perturbs x by up to 4 ulps, equal values of x equally. Zero, infinity and NaN are unchanged.
 float msl_approximate(float x) {
     int32_t bits;
     memcpy(&bits, &x, sizeof bits);

@@ -7,7 +7,7 @@
 #include "faults.h"
 #include "scheduler.h"
 
-// Defined if the kernel was compiled with AddressSanitizer.
+// Defined (not null) if the kernel was compiled with AddressSanitizer.
 extern "C" {
 __attribute__((weak)) void __asan_poison_memory_region(const volatile void*, size_t);
 __attribute__((weak)) void __asan_unpoison_memory_region(const volatile void*, size_t);

@@ -1,4 +1,4 @@
-// Memory of a launch: buffers between guard pages, threadgroup memory initialized to NaN.
+// Memory of a launch: buffers between guard pages, and threadgroup memory, initialized to NaN.
 #pragma once
 #include "interface.h"
 
@@ -22,13 +22,13 @@ void map_buffer(uint32_t index, int file, uint64_t offset, uint64_t size, bool c
 Buffer* buffer_at(const void* address);
 
 void reserve_threadgroup_memory();
-// Memory of the kernel's parameter [[threadgroup(index)]], allocated at the first call.
+// Memory of the kernel's parameter [[threadgroup(index)]], in bytes; allocated by the first call.
 void* dynamic_threadgroup_memory(uint32_t index, uint64_t size);
 // Resets threadgroup memory for a new threadgroup.
 void reset_threadgroup_memory();
 // Whether `address` is in threadgroup memory; if so, sets its offset.
 bool in_threadgroup_memory(const void* address, uint64_t& offset);
-// Whether the whole range is in one threadgroup variable.
+// Whether the `size` bytes at `offset` are in one threadgroup variable.
 bool in_threadgroup_variable(uint64_t offset, uint64_t size);
 constexpr uint64_t ARENA_SIZE = 1 << 20;
 

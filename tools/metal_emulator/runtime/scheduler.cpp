@@ -132,7 +132,7 @@ static void add_lanes(Text& text, uint32_t lanes) {
     }
 }
 
-// Appends where the simdgroup's lanes wait, one clause per location, and which have returned.
+// Lists the lanes that wait, grouped by source location, and those that have returned.
 static void add_whereabouts(Text& text, const Simdgroup& simdgroup) {
     uint32_t waiting = simdgroup.meeting | simdgroup.at_barrier;
     while (waiting) {
@@ -210,7 +210,7 @@ void describe_current_thread(char* text, size_t size) {
 
 // ---- Synchronization ----
 
-// Releases lanes waiting in a simd operation once all others have returned.
+// Releases the lanes waiting in a simd operation after all other lanes have returned.
 static void meet_without_returned(Simdgroup& simdgroup) {
     Thread& first = simdgroup.threads[__builtin_ctz(simdgroup.meeting)];
     const bool undefined = first.meeting == Meeting::MATRIX || first.meeting == Meeting::BARRIER;
@@ -289,7 +289,7 @@ static void run_threadgroup() {
     }
 }
 
-// Prepares the threads of the threadgroup at `group`; edge groups of a grid may be smaller.
+// Prepares the threads of the threadgroup at `group`; at a grid's edges, it may be smaller.
 static void start_threadgroup(const Grid& grid, const uint32_t groups[3], const uint32_t group[3]) {
     Position shared{};
     for (int d = 0; d < 3; ++d) {

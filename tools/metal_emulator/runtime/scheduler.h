@@ -9,8 +9,8 @@ constexpr uint32_t MAX_THREADS = 1024;
 
 enum class Order : uint32_t { FORWARD, REVERSE, RANDOM };
 
-// Barriers executed by a threadgroup. A barrier whose flags include a memory orders accesses to it,
-// and starts the memory's next epoch.
+// Numbers of barriers that the current threadgroup has executed: all, and those with each memory in
+// their flags. A barrier orders accesses only to the memory in its flags.
 struct Epochs {
     uint32_t executed, device_memory, threadgroup_memory;
 };
@@ -32,7 +32,7 @@ struct Thread {
 struct Simdgroup {
     uint32_t all, alive, ready, meeting, at_barrier;  // masks of lanes
     bool at_different_sites;
-    uint32_t epoch, memory_epochs[2];  // of simdgroup barriers: all, by memory (device first)
+    uint32_t epoch, memory_epochs[2];  // simdgroup barriers: all; device, threadgroup
     uint32_t random;
     Thread* threads;
     Exchange exchange;
@@ -50,7 +50,7 @@ void run_grid(const Kernel& kernel, const Bindings& bindings, const Grid& grid, 
 
 // Current thread, or null between threadgroups.
 extern Thread* current;
-// Number of the current threadgroup, from 1, and its barriers so far.
+// Number of the current threadgroup, from 1, and the barriers that it has executed.
 extern uint32_t group_number;
 extern Epochs epochs;
 

@@ -1,4 +1,5 @@
-// Count mode: totals the bytes that threads request, and marks the bytes they touch.
+// Mode "count": adds up the bytes that threads load and store, and marks the bytes of buffers that
+// they access.
 #include <stdlib.h>
 
 #include "access.h"

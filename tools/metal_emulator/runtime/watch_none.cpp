@@ -1,4 +1,4 @@
-// Plain, AddressSanitizer and loose mode: accesses are not reported.
+// Modes "plain", "asan" and "loose": loads and stores are neither checked for races nor counted.
 #include "access.h"
 #include "counters.h"
 

@@ -1,10 +1,11 @@
-// Race mode: stores each byte's last writer and its readers since then, and checks at each
-// access that a barrier orders it after those. Two accesses, at least one of them a write, race if
-//   - they are from different threadgroups, which are unordered, or
-//   - they are from one threadgroup without a threadgroup_barrier for that memory between them,
-//     except within one thread, or within one simdgroup with such a simdgroup_barrier between them,
-// and at least one is not atomic. The actual order of a run is irrelevant: any lane order finds the
-// same races.
+// Mode "race": stores the last writer of each byte and the readers since then, and checks at each
+// access that a barrier separates it from them. Two accesses, at least one of them a write and at
+// least one not atomic, race if they are
+//   - from different threadgroups, which are unordered, or
+//   - from one threadgroup without a threadgroup_barrier for that memory between them, except
+//     within one thread, or within one simdgroup if a simdgroup_barrier for that memory separates
+//     them.
+// Lane order does not matter: every order finds the same races.
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -22,15 +23,15 @@ void write_counters() {}
 // Accesses of some lanes of one simdgroup between two barriers.
 struct Past {
     uint32_t group;                      // number of the threadgroup; 0: no access yet
-    uint32_t executed, epoch;            // threadgroup barriers so far: all; for this memory
-    uint32_t simd_executed, simd_epoch;  // simdgroup barriers, likewise
+    uint32_t executed, epoch;            // threadgroup barriers before: all, for this memory
+    uint32_t simd_executed, simd_epoch;  // the same for simdgroup barriers
     uint32_t simdgroup, lanes;
-    uint32_t pc;  // the program is linked below 4 GiB
+    uint32_t pc;  // 32 bits suffice: the program is linked below 4 GiB
     bool atomic;
 };
 
-// Two readers from different simdgroups suffice: any writer is foreign to at least one of them. A
-// reader from another threadgroup is stored separately, as no barrier orders it.
+// Two readers from different simdgroups suffice: a writer is in another simdgroup than at least one
+// of them. A reader from another threadgroup is stored separately, as no barrier orders it.
 struct Byte {
     Past writer, readers[2], foreign_reader;
 };
@@ -160,7 +161,7 @@ void watch_threadgroup(uint64_t offset, const Access& access) {
     for (uint32_t i = 0; i < access.size; ++i) {
         Byte& byte = threadgroup_bytes[offset + i];
         if (byte.writer.group != group_number && byte.readers[0].group != group_number) {
-            byte = {};  // left by an earlier threadgroup, which had its own memory
+            byte = {};  // accesses of an earlier threadgroup to its memory
         }
         if (!access.writes && byte.writer.group == 0) {
             char who[128], what[96];
