@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
-#include "common/malloc_policy.h"
+#include "mlx/allocator.h"
 #include "mlx/device.h"
 
 #if defined(__linux__)
@@ -53,13 +55,28 @@ bool move_pages(const PageRange& source, const PageRange& target) {
                   MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, target.begin) != MAP_FAILED;
 }
 
-/// Transfers `bytes` bytes to another buffer: moves complete pages if `movable` and both buffers
-/// have the same page alignment, and copies everything else.
+/// Allocates an array whose data has the same page alignment as `data`, so that pages can be moved.
+mx::array allocate_aligned(const mx::Shape& shape, mx::Dtype dtype, const char* data) {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    size_t bytes = dtype.size();
+    for (const int size : shape) bytes *= size;
+    mx::allocator::Data buffer = mx::allocator::malloc(bytes + page);
+    if (buffer.buffer().ptr() == nullptr) {  // MLX does not check
+        throw std::runtime_error("Cannot allocate " + std::to_string(bytes) + " bytes.");
+    }
+    mx::array out(std::move(buffer), shape, dtype);
+    const size_t offset = static_cast<size_t>(data - out.data<char>()) % page;
+    out.copy_shared_buffer(out, out.strides(), out.flags(), out.data_size(),
+                           offset / out.itemsize());
+    return out;
+}
+
+/// Transfers `bytes` bytes to memory of the same page alignment: moves complete pages if `movable`,
+/// and copies everything else.
 void move(char* from, char* to, size_t bytes, bool movable) {
     const PageRange source(from, from + bytes);
     const PageRange target(to, to + bytes);
-    const bool is_aligned = source.begin - from == target.begin - to;
-    if (movable && is_aligned && move_pages(source, target)) {
+    if (movable && move_pages(source, target)) {
         std::memcpy(to, from, source.begin - from);
         std::memcpy(target.end, source.end, from + bytes - source.end);
     } else {
@@ -76,12 +93,10 @@ bool extend_rows(mx::array& x, int num_rows) {
     }
     mx::Shape shape = x.shape();
     shape[0] += num_rows;
-    size_t bytes = x.itemsize();
-    for (int size : shape) bytes *= size;
-    mx::array extended(malloc_mapped(bytes), shape, x.dtype());
+    mx::array extended = allocate_aligned(shape, x.dtype(), x.data<char>());
     char* to = extended.data<char>();
     move(x.data<char>(), to, x.nbytes(), x.is_donatable());
-    zero(to + x.nbytes(), to + bytes);
+    zero(to + x.nbytes(), to + extended.nbytes());
     x.overwrite_descriptor(extended);
     return true;
 }
