@@ -7,7 +7,7 @@ Reduces arrays of the sizes used in decoding (few rows) and prefill (hundreds of
 processes, as tensor parallelism does. Sizes are interleaved, so background load affects all of
 them. A line fitted to the minimum times yields the message latency and bandwidth that
 `parallel_cost` takes as `--latency-us … --link-gbit …`. The medians include time spent waiting for
-a core: each rank needs one, and the threads of MLX's ring need another.
+a core: each rank needs one core, and MLX's ring threads need another.
 """
 
 import argparse
@@ -34,9 +34,9 @@ RANK_FLAG = "--as-rank"
 
 
 def fit(seconds: Mapping[int, float], ranks: int) -> Link:
-    """Fits a link to measured times by least squares of the relative error.
+    """Fits latency and bandwidth to measured times, minimizing the squared relative errors.
 
-    Relative errors give the small arrays of decoding the same weight as those of prefill.
+    Relative errors give the small arrays of decoding the same weight as the large ones of prefill.
 
     Args:
         seconds: array size in bytes -> time of the all-reduce.

@@ -57,7 +57,8 @@ SMALL_HYBRID = {
     "vocab_size": VOCAB_SIZE,
     "torch_dtype": "float32",
 }
-# Maximum distance of a tie from the largest logit, relative to it: at most two bfloat16 ulps.
+# Largest gap to the highest logit that counts as a tie, relative to that logit: at most two
+# bfloat16 ulps.
 TIE = 2.0**-7
 
 

@@ -5,7 +5,7 @@
 Weights are random, by default in the shapes of 4-bit Qwen3-0.6B. Each phase runs in a new process,
 as after a restart; before the disk phase, the cache files are dropped from the OS page cache.
 Finally, two engines in one process, one of them with a cache directory, alternately prefill
-different prompts.
+different prompts; the difference between their times is the cost of the writes.
 """
 
 import argparse

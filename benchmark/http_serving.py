@@ -42,7 +42,7 @@ from .roofline import usable_threads
 from .server_processes import ServerProcess, llama_server, our_server
 
 DEMO = "demo"
-DEMO_VOCABULARY = 4000  # ids below this are tokens of text
+DEMO_VOCABULARY = 4000  # smaller token ids decode to ordinary text
 LLAMA_FIELDS = {"cache_prompt": False}
 Runs = dict[str, Callable[[Workload, int], LoadResult]]
 
@@ -155,7 +155,7 @@ def _workload(args: argparse.Namespace, clients: int, vocab_size: int, seed: int
 
 
 def _arrivals(workload: Workload, rate: float) -> Sequence[float]:
-    """Arrival times in seconds after the first; identical for every system."""
+    """Arrival times in seconds after the first arrival, identical for every system."""
     num = len(workload.prompts)
     return poisson_arrivals(num, rate, seed=num)
 
@@ -238,7 +238,12 @@ def main() -> int:
     add("--max-len", type=int, default=128)
     add("--rounds", type=int, default=3)
     add("--starts", type=int, default=3, help="number of timed server starts")
-    add("--thousands", type=int, default=2, help="thousands of requests for memory growth")
+    add(
+        "--thousands",
+        type=int,
+        default=2,
+        help="requests sent to measure memory growth, in thousands",
+    )
     add("--llama-server", help="path of llama.cpp's server binary")
     add("--gguf", type=Path, help="GGUF file for llama.cpp; created if it does not exist")
     return run_command("http_serving", parser.parse_args(), run)

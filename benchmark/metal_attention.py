@@ -39,7 +39,7 @@ class Attention:
         return np.ones((1, self.group, self.L, D), ml_dtypes.bfloat16)
 
     def keys(self) -> np.ndarray:
-        """Keys, 1×1×S×D; the values have the same shape."""
+        """Keys, 1×1×S×D (D: head size); the values have the same shape."""
         return np.ones((1, 1, self.S, D), ml_dtypes.bfloat16)
 
     def params(self) -> Any:

@@ -35,12 +35,12 @@ class Matmul:
 
     @property
     def m(self) -> int:
-        """Rows of the slice: at most those of one tile."""
+        """Rows of the slice: M, but at most the 64 rows of one tile."""
         return min(self.M, 64)
 
     @property
     def o(self) -> int:
-        """Columns of the slice: a multiple of both kernels' tiles and simdgroups."""
+        """Columns of the slice: a multiple of both kernels' tile and simdgroup widths."""
         return 64
 
     @property

@@ -5,11 +5,11 @@
 Kernels run in the project's emulator (tools/metal_emulator) on any machine; nothing is timed. MLX's
 kernels are compiled from the headers in its wheel, for the same job and shape. Both kernels run a
 slice of the job: a few threadgroups with their full inner loops. The table shows the slice's
-counts; threadgroups do identical work, so the full job's counts are `times` as large. "Device"
-counts the bytes requested by the threads, "unique" counts each byte once; caches can serve the
-difference. "Instructions" are integer operations plus memory accesses. The last three columns are
-ratios tiny-llm / MLX: device bytes, threadgroup bytes, instructions; "!" marks a ratio above the
-project's limit (Limits in metal_jobs.py). MLX has no paged attention, so paged attention is
+counts; threadgroups do identical work, so the full job's counts are `times` times as large.
+"Device" counts the bytes requested by the threads, "unique" counts each byte once; caches can serve
+the difference. "Instructions" are integer operations plus memory accesses. The last three columns
+are ratios tiny-llm / MLX: device bytes, threadgroup bytes, instructions; "!" marks a ratio above
+the project's limit (Limits in metal_jobs.py). MLX has no paged attention, so paged attention is
 compared with tiny-llm's dense kernel.
 """
 

@@ -88,10 +88,10 @@ def throughput(
 
     Args:
         metric: the metric.
-        times: its measured times.
+        times: measured times of the metric.
         costs: the model's costs.
         machine: the machine's limits around the measurement; None leaves the share empty.
-        limits: knows the kernels' instruction set and records shares above 100 %.
+        limits: the kernels' instruction set, and the record of shares above 100 %.
     """
     row: dict[str, Any] = {
         "tokens_per_s": metric.tokens_per_second(times.median),

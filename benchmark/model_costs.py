@@ -153,13 +153,13 @@ class ModelCosts:
         return self.decode_flops(1, context)
 
     def _attention_flops(self, context: float) -> float:
-        """One token's attention: query · key and weight · value in all heads and layers."""
+        """Operations of one token's attention in all layers: query · key, and weight · value."""
         args = self.args
         return 4.0 * context * args.num_kv_layers * args.num_attention_heads * args.head_dim
 
     @property
     def _delta_rule_flops(self) -> float:
-        """One token's delta rule in all layers: decay, prediction, correction, output."""
+        """Operations of one token's delta rule in all layers: decay, prediction, update, output."""
         net = self.args.delta_net
         if net is None:
             return 0

@@ -1,12 +1,12 @@
-"""n-gram drafts on edits from a git history: decoding speed with and without.
+"""Decoding speed with and without n-gram drafts, on edits of a git history.
 
     python -m benchmark.ngram_drafts --model FOLDER [--batch-size N] [--repository FOLDER]
 
 A prompt is "here is a file, apply this change": the file before a commit, and the commit's message.
 The expected answer is a window of the file after the commit, around the first change. Two other
-kinds bound the gain: answers that quote the prompt's file, and new files, which the prompt lacks.
-Weights may be random, so answers are forced: each step samples as usual, then the expected tokens
-replace the samples. Text is split as by GPT-style tokenizers, one id per word.
+kinds of answer bound the gain: quotes of the prompt's file, and new files, which the prompt does
+not contain. Weights may be random, so answers are forced: each step samples as usual, then the
+expected tokens replace the samples. Text is split as by GPT-style tokenizers, one id per word.
 
 The same requests run on one engine alternately with and without drafts, after an uncounted round.
 Prompts are in the prefix cache, and the time starts once all requests have their first token.
@@ -39,7 +39,7 @@ from tiny_llm.engine.scheduling.outputs import Logprobs
 from tiny_llm.models import find_model
 
 TARGETS = {"quote": 1.8, "edit": None, "new file": 0.97}  # target speedup by kind of answer
-LABELS = ("kind", "cases")  # keys of a row that are not numbers
+LABELS = ("kind", "cases")  # keys of a result row with non-numeric values
 SUFFIXES = (".py", ".md", ".cpp", ".h")
 COMMITS = 1000  # number of commits searched for edits
 MAX_MESSAGE_TOKENS = 200

@@ -91,7 +91,7 @@ def _panel(axis: Any, results: Results, metrics: list[Metric]) -> None:
             axis.annotate(
                 text + scaled,
                 (group + left, throughput[0]),
-                (0, -3),  # inside the bar: the limits are above it
+                (0, -3),  # inside the bar, because limits are drawn above it
                 textcoords="offset points",
                 ha="center",
                 va="top",

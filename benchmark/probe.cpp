@@ -42,8 +42,8 @@ double seconds_since(Clock::time_point start) {
 
 volatile float sink;  // consumes results, so that the compiler cannot eliminate the work
 
-/// Total work per second of all threads. They start together, and each repeats `work(thread)`,
-/// which returns the amount of work done, for `seconds`.
+/// Total work per second of all threads. The threads start together, and each repeats
+/// `work(thread)`, which returns the amount of work done, for `seconds`.
 double rate(int threads, double seconds, const std::function<double(int)>& work) {
     std::atomic<int> waiting{threads};
     std::vector<double> rates(threads);
@@ -74,7 +74,7 @@ double rate(int threads, double seconds, const std::function<double(int)>& work)
 // --- Memory
 // ---------------------------------------------------------------------------------------
 
-typedef int64_t Line __attribute__((vector_size(64)));  // one load, or two or four narrower loads
+typedef int64_t Line __attribute__((vector_size(64)));  // a cache line: 1, 2 or 4 loads
 
 /// Reads `lines` cache lines, with software prefetching if FETCH; returns the number of bytes read.
 template <bool FETCH>
@@ -147,7 +147,7 @@ constexpr int kSums = 12;  // of 16 vector registers; two more hold constants
 #endif
 typedef float Floats __attribute__((vector_size(kVectorBytes)));
 
-/// sum = step(sum), in a register: GCC 12 otherwise stores some sums of integers in every round.
+/// sum = step(sum), kept in a register; otherwise, GCC 12 stores some integer sums in every round.
 template <typename Vector, typename Step>
 inline void update(Vector& sum, const Step& step) {
     Vector next = step(sum);
@@ -207,8 +207,8 @@ constexpr double (*bf16_dot)(int) = nullptr;
 #endif
 
 // 16-bit integer dot products, which kernels use where bfloat16 ones are unavailable. Instructions
-// that do not accumulate multiply by the sum: the compiler would hoist a product of constants out
-// of the loop.
+// without accumulation multiply by the sum, because the compiler would hoist a product of constants
+// out of the loop.
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
 double int16_dot(int) {
     const __m256i a = _mm256_set1_epi16(static_cast<short>(sink));

@@ -71,7 +71,7 @@ def mlx_conv(x: mx.array, weight: mx.array, past: mx.array) -> mx.array:
 
 
 def silu(x: mx.array) -> mx.array:
-    """SiLU in MLX's operations."""
+    """SiLU computed with MLX's operations."""
     return x * mx.sigmoid(x)
 
 
@@ -102,7 +102,7 @@ def gated_delta_rule_cases() -> Iterator[Case]:
 
 
 def mlx_delta_rule(qkv: mx.array, a: mx.array, b: mx.array, state: mx.array) -> Any:
-    """Recurrence for one token in MLX's operations; the state is 1×H×D×D."""
+    """Recurrence for one token, computed with MLX's operations; the state is 1×H×D×D."""
     q, k, v = (x.reshape(-1, H, D) for x in mx.split(qkv, 3, axis=-1))
     q, k = (x * mx.rsqrt((x * x).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
     decay = mx.exp(-mx.logaddexp(a.astype(mx.float32), mx.array(0.0)))[..., None, None]

@@ -28,8 +28,8 @@ from .timing import percent
 T = TypeVar("T")
 
 PROBE = Path(__file__).with_name("probe.cpp")
-# Some servers have caches of hundreds of megabytes. A limit must also hold for models that fit in
-# cache, so the higher bandwidth counts.
+# Buffer sizes: one that fits in the largest server caches (hundreds of megabytes), one that does
+# not. The higher bandwidth is used, because the limit must also hold for models that fit in cache.
 READ_BYTES = (5 << 26, 1 << 30)
 SECONDS = 0.4  # duration of each measurement
 
@@ -104,7 +104,8 @@ class Machine:
         attention = f32
         if isa in ("avx512", "amx"):
             products = self.amx_gflop_per_s if isa == "amx" and quantized else bf16
-            attention = 2 / (1 / bf16 + 1 / f32) if bf16 else 0  # scores bfloat16, values float32
+            # Half of the operations (scores) in bfloat16, half (values) in float32.
+            attention = 2 / (1 / bf16 + 1 / f32) if bf16 else 0
         elif isa == "native":
             products = attention = 0
         else:
@@ -239,14 +240,14 @@ class Limits:
         return best(self._machines)
 
     def around(self, block: Callable[[], T]) -> tuple[T, Machine | None]:
-        """Runs a block; returns its result and the higher limits around it."""
+        """Runs a block; returns its result and the higher of the limits before and after it."""
         result = block()
         if self._probe is not None:
             self._machines.append(self._probe())
         return result, best(self._machines[-2:])
 
     def share(self, name: str, part: float, whole: float) -> str:
-        """Formats a fraction of a limit as a table cell; records one above 100 %."""
+        """Formats a fraction of a limit as a table cell; records fractions above 100 %."""
         cell = percent(part, whole)
         if part > whole:
             self._exceeded.append(f"{name} {cell}")

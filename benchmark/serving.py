@@ -31,7 +31,7 @@ from .serving_runs import (
 )
 from .systems.client import WorkerProcess
 
-LLAMA_TIMEOUT_S = 3600  # the first round tries several settings
+LLAMA_TIMEOUT_S = 3600  # long, because the first round tries several settings
 
 
 class LlamaServer:

@@ -70,7 +70,7 @@ def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM
         "max_num_seqs": options.max_num_seqs,
     }
     llm = LLM((mlx_model, TimestampTokenizer()), **{**settings, **changes})
-    llm.reserve()  # before the clock starts
+    llm.reserve()  # allocates memory before the timer starts
     return llm
 
 

@@ -24,7 +24,7 @@ from .timing import Times, measure, step_seconds
 PREFILL_TOKENS = (128, 512, 4096)
 CONTEXTS = (128, 1024, 4096, 16384)
 LONG = (4096, 16384, 32768)  # prompts and contexts of --long
-SAMPLED_CHUNKS = 4  # per long prompt
+SAMPLED_CHUNKS = 4  # timed chunks per long prompt
 DECODE_SECONDS = 3.0
 SLOW_PREFILL_S = 20.0  # slower prompts run once
 

@@ -3,9 +3,9 @@
     python -m benchmark.week4 --model FOLDER
 
 Runs Week 2's model with the solution's kernels, selected by the chapters' environment variables.
-One worker process per day; it is paused while another day's worker is measured. If a measurement
-exceeds --limit, as with the plain loops of the first days, the table shows an upper bound on the
-speed.
+Each day has a worker process, which is paused while another day's worker is measured. If a
+measurement exceeds --limit, as with the plain loops of the first days, the table shows an upper
+bound on the speed.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python -m benchmark.what_fits
 
-The columns are memory sizes. Computed as by `tiny-llm check --model`, for 4-bit weights in groups
-of 64; nothing is measured.
+The columns are memory sizes. The numbers are computed as by `tiny-llm check --model`, for 4-bit
+weights in groups of 64; nothing is measured.
 """
 
 import sys

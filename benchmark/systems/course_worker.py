@@ -110,7 +110,7 @@ class CourseEngine:
         return {"seconds": best_seconds(lambda: self._model.prefill(tokens), 3)}
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
-        """See `System`. Excludes the first step, unless it exceeds the limit."""
+        """See `System`. Excludes the first step, unless it alone exceeds `LIMIT_SECONDS`."""
         step = self._model.step_of(batch, context)
         try:
             start = time.perf_counter()

@@ -55,7 +55,7 @@ def serve_requests(
 
 
 def plan(slots: Sequence[Slot | None]) -> tuple[list[tuple[int, int, int]], list[int], list[int]]:
-    """Plans a step: entries, indices of entries with outputs, and their slots.
+    """Plans a step: its entries, the indices of entries with outputs, and the outputs' slots.
 
     An entry is (token, position, sequence).
     """

@@ -38,7 +38,7 @@ class OpenVino:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False  # the same prompts are run repeatedly
         scheduler.cache_size = CACHE_GIGABYTES
-        scheduler.max_num_batched_tokens = 8192  # a whole prompt per step
+        scheduler.max_num_batched_tokens = 8192  # an entire prompt per step
         self._pipeline: Any = openvino_genai.LLMPipeline(
             str(folder),
             "CPU",

@@ -86,7 +86,8 @@ def test_long_contexts_move_their_keys_and_values():
     n_bytes = COSTS.weight_bytes() + 32768 * COSTS.kv_bytes_per_token
     assert decode.bound(COSTS, MACHINE) == pytest.approx(40e9 / n_bytes)
     assert COSTS.prefill_bytes(32768) == n_bytes
-    # 16 heads of 128 in 28 layers: scores and weighted values of (n + 1) / 2 keys on average.
+    # 16 heads of size 128 in 28 layers: scores and weighted values of (32768 + 1) / 2 keys on
+    # average.
     attention = 32768 * (32769 / 2) * 28 * 16 * 128 * 4
     assert COSTS.prefill_mixing_flops(32768) == pytest.approx(attention, rel=1e-12)
 
@@ -253,7 +254,7 @@ def test_peak_includes_integer_products():
     assert "float32 200, 16-bit integer dot 300" in str(avx2)
 
 
-# float32, bfloat16, AMX, 16-bit integers, 8-bit integers.
+# All peaks are known: float32, bfloat16, AMX, 16-bit integers, 8-bit integers.
 EVERY_PEAK = Machine("a processor", 2, 40.0, 100.0, 200.0, 1600.0, 300.0, 3200.0)
 FAST = Machine("a processor faster than any", 2, 1e6, *[1e6] * 5)
 
@@ -407,7 +408,7 @@ def test_checkout_without_a_virtual_environment_is_rejected(tmp_path):
 
 @pytest.mark.parametrize("tokens", [4096, 16384, 32768])
 def test_sampled_chunks_stand_for_a_prompt(tokens):
-    """The cost of a chunk is affine in its position."""
+    """With costs affine in the position, the sampled chunks' mean equals that of all chunks."""
     cost = [7.0 + 3.0 * offset for offset in range(0, tokens, 1024)]
     sampled = [cost[offset // 1024] for offset in sampled_offsets(tokens)]
     assert len(set(sampled)) == 4

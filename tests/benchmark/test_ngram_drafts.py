@@ -1,4 +1,4 @@
-"""The benchmark of n-gram drafts: its cases from a git history, and forced answers."""
+"""Benchmark of n-gram drafts: cases from a git history, and forced answers."""
 
 import shutil
 import subprocess
@@ -50,7 +50,9 @@ def repository(tmp_path):
 def test_cases_are_edits_of_the_history(repository):
     quote, edit, new = edit_cases(repository, "HEAD", 1, 1000, 40, VOCAB_SIZE)
     assert [case.kind for case in (quote, edit, new)] == ["quote", "edit", "new file"]
-    assert edit.name.endswith(" small.py"), "the longer file exceeds the prompt's limit"
+    assert edit.name.endswith(" small.py"), (
+        "expected small.py: the longer file exceeds the prompt limit"
+    )
     before = encode(lines(0, 40), VOCAB_SIZE)
     after = encode(lines(0, 20) + "other = 1\n" + lines(21, 40), VOCAB_SIZE)
     change = first_difference(before, after)
@@ -105,6 +107,10 @@ def test_forced_answers_with_and_without_drafts(on_cpu, monkeypatch):
         assert plain.drafted == 0
         assert plain.steps == plain.tokens
         assert ngram.accepted <= ngram.drafted
-        assert ngram.tokens == ngram.steps + ngram.accepted, "a step adds a token to its drafts"
-    assert run_cases(llm, [quote], "ngram").steps < 15, "drafts of several tokens"
+        assert ngram.tokens == ngram.steps + ngram.accepted, (
+            "expected one token per step, plus the accepted drafts"
+        )
+    assert run_cases(llm, [quote], "ngram").steps < 15, (
+        "expected drafts of several tokens, thus fewer than 15 steps"
+    )
     assert run_cases(llm, [other], "ngram").drafted == 0

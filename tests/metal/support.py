@@ -77,7 +77,7 @@ _loose_seed: int | None = None
 
 @contextmanager
 def loose_arithmetic(seed: int) -> Iterator[None]:
-    """Context in which `run` replaces mode "plain" with "loose"."""
+    """Context in which `run` uses the emulator's mode "loose" instead of "plain"."""
     global _loose_seed
     _loose_seed = seed
     try:

@@ -123,7 +123,7 @@ def test_cache_write(mode, dtype):
     B, H, C, L, D = 5, 2, 9, 4, 33
     tokens = (random(B, L, H, D) * 20).astype(dtype)
     buffer = (random(B, H, C, D) * 20).astype(dtype)
-    offsets = mx.array([0, -1, 5, 6, -9], dtype=mx.int32)  # the last two are out of range
+    offsets = mx.array([0, -1, 5, 6, -9], dtype=mx.int32)  # the last two offsets are out of range
     expected = kernels.cache_write(buffer, tokens.swapaxes(1, 2), offsets, stream=mx.cpu)
     unsigned = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.size]
     out = as_bound(buffer).view(unsigned).copy()

@@ -2,7 +2,7 @@
 
 Operations run `eval_gpu`; dispatches are recorded, checked and run in any order allowed by the
 barriers (tools/metal_emulator/device.py). `TINY_LLM_EMULATED_METAL=1 pdm run test` runs all other
-operation and model tests there, too.
+operation and model tests on the emulated GPU, too.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def gpu() -> Iterator[Device]:
 # --- operations ------------------------------------------------------------------------------
 
 
-# Slow to compile for the emulator; other tests of a quick run cover them.
+# Operations whose kernels compile slowly for the emulator; a quick run covers them in other tests.
 ATTENTION = {"flash_attention", "paged_attention", "paged_attention_varlen"}
 SLOW_TO_COMPILE = {"matmul", "quantized_matmul", *ATTENTION}
 
@@ -246,7 +246,8 @@ def test_model_output_equals_cpu_without_cache_copies(demo, week, delay):
 def test_batch_dispatches_ahead_without_cache_copies(week):
     """A prompt is prefilled in two chunks into a freed slot while another request decodes."""
     make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
-    mlx_model, tokenizer = load("demo-draft")  # emulation time is proportional to layers
+    # Emulation time is proportional to the number of layers.
+    mlx_model, tokenizer = load("demo-draft")
 
     def run():
         batch = BatchGeneration(

@@ -74,7 +74,7 @@ def test_prefix_of_a_longer_buffer(variant, aligned, mask):
     """Keys and values in a larger cache with per-sequence context lengths."""
     B, H, group, L, S, C, D = 3, 2, 2, 3, 40, 48, 64
     query, key, value = problem((B, H, group, L, C, D), mx.float16)
-    beyond = mx.arange(C)[:, None] >= S  # must not be read
+    beyond = mx.arange(C)[:, None] >= S  # positions whose keys and values must not be read
     key, value = (mx.where(beyond, mx.array(mx.nan, x.dtype), x) for x in (key, value))
     lens = mx.array([0, 40, 17])
     actual = attend(variant, query, key, value, mask, lens, S, aligned)

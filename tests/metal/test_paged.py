@@ -60,7 +60,7 @@ def test_paged_attention(variant, mode, dtype, causal):
     "bounds", [[0, 3, 4, 9, 23], [2, 2, 15, 5, 20], [0, -4, 50, 1, 3], [0, 0, 0, 9, 18]]
 )
 def test_ragged_form(variant, bounds):
-    """Includes decreasing bounds and tokens outside all sequences."""
+    """Includes decreasing sequence bounds and tokens outside all sequences."""
     T = 23
     query = random(T, H * GROUP, D)
     keys, values = random(P, H, PAGE, D), random(P, H, PAGE, D)
@@ -219,7 +219,7 @@ def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
 
 
 def test_partial_results_are_bounded():
-    """Long chunks in a batch allocate no partial results."""
+    """Partial results are allocated for at most eight queries of each of the three sequences."""
     keys, table = mx.zeros((P, H, PAGE, D)), mx.zeros((3, 400), mx.int32)
     params = params_of(mx.zeros((2000, H * GROUP, D)), keys, table)
     assert params.partial_rows == 3 * 8 * H * GROUP
@@ -245,7 +245,7 @@ def test_bitwise_equal_for_any_lane_order(aligned):
 @pytest.mark.parametrize("mode", ["asan", "race"])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=DTYPE_NAMES.get)
 def test_no_memory_fault_or_race(mode, dtype):
-    """Uses the last page of the pool and the last table entry, so overruns are detected."""
+    """Uses the last page of the pool and the last block table entry, so overruns are detected."""
     lengths, contexts = [1, 11, 4, 0], [263, 17, 3, 5]
     pairs = sequences_of(contexts, 33, dtype)
     keys, values, table = cut_into_pages(pairs, 7, spare=0)

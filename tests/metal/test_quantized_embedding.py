@@ -20,7 +20,7 @@ def look_up(ids, scales, biases, weight, bits, group_size, signed, **how):
         N, V, E, group_size, bits, signed, dtype
     )
     out = empty((N, E), dtype)
-    out[:] = 7  # not NaN, which is a valid result of out-of-range ids
+    out[:] = 7  # not NaN, because NaN is the correct result for out-of-range ids
     table = [as_bound(x) for x in (scales, biases, weight)]
     run(SOURCE, launch, [ids, *table, out], **how)
     return out

@@ -20,7 +20,7 @@ def resident_bytes():
 )
 def test_fragmented_heap_is_released():
     blocks = [bytes(2000) for _ in range(20_000)]  # 40 MB
-    kept = blocks[::64]  # keeps the heap from shrinking at its top
+    kept = blocks[::64]  # scattered blocks, so that the heap cannot shrink from its top
     del blocks
     before = resident_bytes()
     trim_heap()

@@ -163,7 +163,7 @@ def random_parameter(path: str, like: Any) -> Any:
     if path.endswith("linear_attn.norm.weight"):
         return 1 + 0.2 * noise
     if "norm" in path:
-        return 0.2 * noise  # these norms multiply by 1 + w
+        return 0.2 * noise  # these norms multiply by 1 + weight
     if path.endswith("A_log"):
         return torch.empty_like(like).uniform_(1, 16).log()
     if path.endswith("dt_bias"):
@@ -305,7 +305,7 @@ def test_quantized_qwen3_next_of_mlx_lm(tmp_path):
 
 
 def test_training_model_of_the_demo(tmp_path):
-    """Two documents in one row have the logits that each has alone in the engine."""
+    """Packed into one row, two documents have the engine's logits of each alone."""
     from scripts.demo_model.export import config_json
     from scripts.demo_model.hybrid import HybridConfig, Qwen3_5
 

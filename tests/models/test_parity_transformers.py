@@ -97,7 +97,9 @@ def test_demo_model_greedy_tokens(demo_bfloat16_folder, enable_thinking):
         # One causal forward pass over prompt and output predicts each output token from its prefix,
         # as a decoding loop would.
         logits = ours(mx.array([sequence]))[0, len(prompt) - 1 : -1]
-        assert mx.argmax(logits, axis=-1).tolist() == expected, f"greedy tokens for {question!r}"
+        assert mx.argmax(logits, axis=-1).tolist() == expected, (
+            f"different greedy tokens for {question!r}"
+        )
 
 
 @pytest.mark.slow

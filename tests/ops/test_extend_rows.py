@@ -66,7 +66,9 @@ needs_page_moves = pytest.mark.skipif(
 @pytest.mark.parametrize("rows", [0, 3])
 def test_lazy_array_and_result_are_evaluated(rows):
     x = extend_rows(2 * mx.ones((rows, 1024)), 2)
-    assert extension().extend_rows(x, 1), "the extension extends only evaluated arrays"
+    assert extension().extend_rows(x, 1), (
+        "expected an evaluated result, which can be extended in place"
+    )
     assert x.sum().item() == rows * 2048
 
 
@@ -78,11 +80,11 @@ def test_memory_pages_are_moved():
     active = mx.get_active_memory()
     x = extend_rows(x, 8)
     num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    assert num_faults < 4000, "a copy of 36 MB faults in 9,000 pages"
+    assert num_faults < 4000, "expected moved pages: a copy of 36 MB causes 9,000 page faults"
     assert mx.get_active_memory() - active == 8 * 2**22
 
 
-# In a process of its own, because MLX counts failed allocations as active memory.
+# Runs in a subprocess, because MLX counts failed allocations as active memory.
 FAILED_ALLOCATION = """
 import ctypes
 import mlx.core as mx
@@ -117,4 +119,6 @@ def test_failed_allocation_is_an_error_and_restores_the_mmap_threshold():
     )
     error, state = result.stdout.splitlines()
     assert error == f"Cannot allocate {(2**31 - 1) * 2**20} bytes."
-    assert state == "(1, 1048576) 0", "4 MiB are below the threshold of 32 MiB"
+    assert state == "(1, 1048576) 0", (
+        "expected no mmap: 4 MiB are below the restored threshold of 32 MiB"
+    )

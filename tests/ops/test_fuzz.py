@@ -232,11 +232,12 @@ def add_lora(arguments: Arguments) -> Case:
     offsets = np.cumsum([0, *ranks])
     ids = arguments.rng.integers(-1, len(ranks) + 1, math.prod(N)).astype(np.int32)
     adapter_ids = arguments.random_layout(mx.array(ids))
-    ids = np.array(adapter_ids)  # the random layout may change the values
+    ids = np.array(adapter_ids)  # a broadcast layout changes the ids
     own = (offsets[:-1] <= np.arange(sum(ranks))[:, None]) & (
         np.arange(sum(ranks))[:, None] < offsets[1:]
-    )  # R×A: whether rank row r belongs to adapter a
-    own = np.hstack([own, np.zeros((sum(ranks), 2), bool)])  # ids A and −1 have no rank rows
+    )  # ranks × adapters: whether a row of lora_a belongs to the adapter
+    # The ids −1 and len(ranks) have no rows.
+    own = np.hstack([own, np.zeros((sum(ranks), 2), bool)])
     h = (as_numpy(x) @ as_numpy(a).T).reshape(ids.size, sum(ranks)) * own.T[ids]
     out = as_numpy(y) + (h @ as_numpy(b)).reshape(*N, O)
     named = {"rank_offsets": mx.array(offsets.astype(np.int32)), "adapter_ids": adapter_ids}

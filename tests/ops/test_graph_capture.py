@@ -155,7 +155,7 @@ def test_per_thread_captures_are_bounded():
             capture(captured, x)
             assert_same(captured(x), calls.function(x), f"{B} tokens")
 
-    for threads in range(1, 6):  # one thread at a time, each a new one
+    for threads in range(1, 6):  # sequential threads, each newly started
         with ThreadPoolExecutor(1) as thread:
             thread.submit(run).result()
         assert calls.count == threads * MAX_CAPTURE_TOKENS

@@ -136,7 +136,7 @@ def test_layers_are_one_node(make, run):
     model = make(quantized())
     run(model)
     run(model)
-    # Ragged batches always run the layers from a step plan; the others may have none.
+    # Ragged batches always run the layers from a step plan; other runs may have no plan.
     method = "_run_planned" if run is run_ragged else "_run_layers_from"
     layers, nodes = getattr(model, method), []
 
@@ -147,7 +147,7 @@ def test_layers_are_one_node(make, run):
             nodes.append(node_names(outputs))
             nodes[-1] = [
                 name for name in nodes[-1] if name != "Reshape"
-            ]  # "Reshape" is the block table's
+            ]  # excludes the block table's reshape
         return outputs
 
     setattr(model, method, record_nodes)

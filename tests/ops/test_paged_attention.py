@@ -116,9 +116,11 @@ def test_reference_equals_gather_and_attention(dtype, mask):
     arguments = (query, keys, values, padded(table), mx.array(lengths), 4, 0.3, mask)
     expected = paged_attention_reference(*arguments)
     assert_close(paged_attention(*arguments), expected, "kernel", ulps=16)
-    assert not as_numpy(expected[1]).any(), "sequence without keys"
+    assert not as_numpy(expected[1]).any(), "expected zeros for a sequence without keys"
     if mask == "causal":
-        assert not as_numpy(expected[0, :, :2]).any(), "queries before the first key"
+        assert not as_numpy(expected[0, :, :2]).any(), (
+            "expected zeros for queries before the first key"
+        )
 
 
 def test_reference_is_the_fallback_without_the_extension(monkeypatch):
@@ -323,4 +325,4 @@ def test_empty_inputs(dtype):
     out = paged_attention(query, empty, empty, table, mx.array([0]), 8)
     assert not as_numpy(out).any(), "expected zeros for an empty block table"
     out = paged_attention(query, empty, empty, table, mx.array([5]), 8)
-    assert np.isnan(as_numpy(out)).all(), "keys beyond the table"
+    assert np.isnan(as_numpy(out)).all(), "expected NaN for keys beyond the block table"

@@ -67,5 +67,5 @@ def test_ranks_of_mpirun_exit_together(exhaustive):
         lose_rank(launcher, rank, number)
         _, stderr = launcher.communicate(timeout=10)
         assert launcher.returncode != 0
-        if rank == 1:  # rank 0 reports the loss, or mpirun if it kills rank 0 first
+        if rank == 1:  # rank 0 reports the lost rank, unless mpirun kills rank 0 first
             assert "rank 1 of 2 is lost" in stderr or "signal 9" in stderr

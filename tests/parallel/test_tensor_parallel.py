@@ -36,7 +36,8 @@ TOWN_SCHEMA = {
     "required": ["of"],
     "additionalProperties": False,
 }
-SPLIT_SIZES = {"intermediate_size": 5 * 128, "num_hidden_layers": 2}  # 5 groups: an uneven split
+# 5 quantization groups: an uneven split.
+SPLIT_SIZES = {"intermediate_size": 5 * 128, "num_hidden_layers": 2}
 CONFIGS = {
     **{name: {**config, **SPLIT_SIZES} for name, config in FAMILIES.items()},
     "qwen3_moe": {**MIXTURE, "moe_intermediate_size": 256},

@@ -78,7 +78,7 @@ class Sequence:
 
 
 def ragged(sequences: list[Sequence], counts: list[int]) -> tuple[list[int], RaggedBatch]:
-    """The next `counts` tokens of each sequence, skipping zero counts."""
+    """The next `counts[i]` tokens of each sequence i; a sequence with count 0 is skipped."""
     ids, positions, slots, ends, lengths, table = [], [], [], [0], [], []
     for sequence, new in zip(sequences, counts, strict=True):
         if not new:
@@ -396,7 +396,8 @@ def test_task_3_fcfs_admission_within_memory():
 
 def test_task_3_oversized_request_is_rejected_with_reason():
     sched = without_sharing(num_pages=2, page_size=4)
-    with pytest.raises(UserError, match=r"\b4\b"):  # remaining capacity for output tokens
+    # The error names the remaining capacity, 4 output tokens.
+    with pytest.raises(UserError, match=r"\b4\b"):
         add(sched, "a", 5, max_tokens=5)
     with pytest.raises(UserError, match="the prompt is empty"):
         add(sched, "b", 0)
@@ -449,5 +450,5 @@ def test_task_3_one_page_per_running_request_is_reserved():
 
 
 def test_task_3_random_workloads():
-    # Enough pages for all requests: preemption comes on day 3.4.
+    # Enough pages for all requests: preemption is implemented on day 3.4.
     assert run_random_workloads(300, num_pages=500, enable_prefix_caching=False) == 0

@@ -168,7 +168,7 @@ def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index)
     assert answer(SpeculativeDecoding(draft, 1 + index % 8)) == answer(decode_with_cache)
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # The model generates 2, 3, 4, …, and after `end` tokens EOS, which is token 1.
 def test_task_1_full_output_with_flash_attention_and_drafts(demo):
     mlx_model, tokenizer = demo
     plain = Qwen3ModelWeek2(mlx_model)
@@ -198,7 +198,7 @@ def test_task_1_paged_cache_same_text_and_no_leak():
                 actual = speculative_generate(
                     draft_model, model, tokenizer, tokenizer, prompt, None, num_drafts, 30
                 )
-                assert actual == expected, f"{num_drafts} drafts"
+                assert actual == expected, f"different output with {num_drafts} drafts"
                 for pool in (model.page_pool, draft.page_pool):
                     assert pool.num_free_pages == pool.num_pages, "a page leaked"
 

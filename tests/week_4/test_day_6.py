@@ -119,7 +119,7 @@ def test_task_2_is_exact_up_to_rounding(online, dtype, shape, mask):
 
 
 def weights_next_to_zero_score(x: np.ndarray) -> np.ndarray:
-    """2ˣ / (1 + 2ˣ) of each x: the softmax weight of a key of score x · ln 2 next to one of 0."""
+    """2ˣ / (1 + 2ˣ) for each x: the softmax weight of score x · ln 2 beside a score of 0."""
     key = mx.zeros((len(x), 1, 2, 1))
     key[:, 0, 1, 0] = mx.array(x)
     value = mx.broadcast_to(mx.array([[0.0], [1.0]]), key.shape)
@@ -209,7 +209,7 @@ def test_task_3_rows_are_batch_invariant(split):
 
 
 def test_task_3_thread_count_changes_no_bits(split):
-    evaluated(*problem(1, 1, 1, 1, 3, 8))  # an unwritten task raises its error here
+    evaluated(*problem(1, 1, 1, 1, 3, 8))  # raises here if the task is not implemented
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"

@@ -503,7 +503,8 @@ def test_task_4_external_cancellation_propagates(client_leaves):
             reached.append("the code after the block")
 
         task = asyncio.create_task(respond())
-        asyncio.get_running_loop().call_soon(task.cancel)  # after the task has entered its block
+        # Cancels the task after it has entered the block.
+        asyncio.get_running_loop().call_soon(task.cancel)
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is not None:
             task.result()

@@ -90,7 +90,7 @@ def random_value(rng: random.Random, depth: int = 0) -> Any:
 
 
 def test_task_1_random_documents_and_edits():
-    """A complete text is valid if and only if `json` parses it."""
+    """A complete text is valid if and only if Python's `json` parses it."""
     rng, num_broken = random.Random(5), 0
     for _ in range(1500):
         text = json.dumps([random_value(rng)])
@@ -204,7 +204,7 @@ def rows_of(*drafts_of_requests: list[tuple[int, ...]]) -> tuple[list[Any], list
         ([[()], [()]], [(), ()], [0, 1]),
         ([[(), (5,), (5, 6)]], [(5, 6)], [0, 1, 2]),
         ([[()], [(), (5,)], [()]], [(), (5,), ()], [0, 1, 2, 3]),
-        ([[(5, 6)]], [(5, 6)], [2]),  # one row: after both draft tokens
+        ([[(5, 6)]], [(5, 6)], [2]),  # one row, masked after both draft tokens
         ([[(7,)], [(5, 6)], [(), (1,)]], [(7,), (5, 6), (1,)], [1, 4, 5, 6]),
     ],
     ids=["one row", "two requests", "two drafts", "a batch", "the last of three", "some rows"],
@@ -248,7 +248,7 @@ def allowed_tokens(text: str) -> list[int]:
 
 
 def test_task_3_masks_equal_brute_force(compiler):
-    """One step with two requests with draft tokens and a row without a grammar."""
+    """One step: two requests with a grammar and draft tokens, and a row without a grammar."""
     grammars = [compiler.compile(StructuredOutputs(regex=LANGUAGE)) for _ in range(2)]
     first, second = map(plain_request, grammars)
     drafts = {id(first): (3, 0, 2), id(second): (4,)}

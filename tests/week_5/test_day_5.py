@@ -80,8 +80,8 @@ def assert_parsed(text: str, expected: list[tuple[str, str]], **options: Any) ->
         ("", ("<tool>",), 0),
         ("5 ]", ("[CALL]",), 0),
         ("see [C", ("<tool>", "[CALL]"), 2),
-        ("x aab", ("aabaac",), 3),  # not 1, although "a" is also a prefix of "aa"
-        ("x aabaa", ("aabaac",), 5),  # "aabaa", not its end "aa"
+        ("x aab", ("aabaac",), 3),  # "aab" is the longest prefix of the tag
+        ("x aabaa", ("aabaac",), 5),  # "aabaa" is the longest prefix, not "aa"
         ("<a", ("<", "<a>"), 2),
     ],
 )

@@ -55,7 +55,7 @@ def decode(target: Target, prompt: list[int], max_tokens: int, draft: Target) ->
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
 def test_task_1_output_equals_the_target(period):
-    """The draft is wrong at every multiple of `period`, which must not change the output."""
+    """The draft model is wrong at multiples of `period`, which must not change the output."""
 
     def target(text: Sequence[int]) -> int:
         return (3 * text[-1] + text[-2] + 1) % 11
@@ -228,7 +228,7 @@ def test_task_4_draft_follows_the_match(text, max_tokens, expected):
     ("min_probability", "expected"), [(0.34, 0), (0.33, 1), (0.26, 1), (0.2, 2), (0.16, 3)]
 )
 def test_task_4_probabilities_are_multiplied(min_probability, expected):
-    """Matches of length 2 failed three times; longer ones have rates 2/3, 3/4 and 4/5."""
+    """Matches of length 2 failed three times; longer matches have rates 2/3, 3/4 and 4/5."""
     index = NgramIndex([1, 2, 3, 4, 5, 6, 7, 1, 2])
     index.acceptance.update(2, False)  # 1/2 → 7/16
     index.acceptance.update(2, False)  # 7/16 → 0.383

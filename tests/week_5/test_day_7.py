@@ -353,7 +353,9 @@ def test_task_4_lost_replica_gets_no_further_requests():
         retried = await bodies(stream(pool))
         assert retried == [b"2"], f"expected the other replica's response, got {retried}"
         number = pool.add(ScriptedReplica(b"3"))
-        assert (number, pool.loads) == (2, {1: 0, 2: 0}), f"got {number}, {pool.loads}"
+        assert (number, pool.loads) == (2, {1: 0, 2: 0}), (
+            f"expected replica 2 and no load, got {number}, {pool.loads}"
+        )
 
     asyncio.run(run())
 

@@ -87,7 +87,7 @@ def test_task_2_error_is_at_most_half_a_step(dtype):
 
 
 def near_ties(num_rows: int) -> mx.array:
-    """Rows of (n + 1/2) · s for n from 0 to 126, and 127 · s: quotients at or next to ties."""
+    """Rows of (n + 1/2) · s for n in 0 … 126, and 127 · s: x / s is at or near a rounding tie."""
     steps = np.linspace(0.01, 1, num_rows, dtype=np.float32)[:, None]
     quotients = np.append(np.arange(127) + 0.5, 127).astype(np.float32)
     return mx.array(steps * quotients)

@@ -187,11 +187,11 @@ def test_task_2_checkpoints_inside_a_chunk():
 @pytest.mark.parametrize(
     ("num_tokens", "page_size", "expected"),
     [
-        (100, 32, {64, 96}),  # the template may render the last 4 tokens differently
+        (100, 32, {64, 96}),  # the next turn may render the last 4 tokens differently
         (125, 32, {96}),
         (129, 32, {96, 128}),
         (128, 32, {96}),  # the last token is recomputed
-        (112, 32, {96}),  # the template may render the last 16 tokens differently
+        (112, 32, {96}),  # the next turn may render the last 16 tokens differently
         (111, 32, {64, 96}),
         (40, 16, {16, 32}),
     ],
@@ -239,7 +239,7 @@ def test_task_4_value_is_the_number_of_pages_to_recompute():
 
 
 def full_table(*values: int) -> tuple[list[PrefixNode], Checkpoints, Any]:
-    """Checkpoints of branches of the given lengths, with no free slot."""
+    """Checkpoints of branches with the given numbers of pages; no slot is free."""
     _, checkpoints, allocator = tree_of(0, len(values))
     root = PrefixNode(None, (), -1)
     nodes = [extend(root, value, first=100 * i)[-1] for i, value in enumerate(values)]

@@ -197,7 +197,7 @@ class KilledError(BaseException):
 
 
 class CrashingDisk:
-    """Kills the process before its nth disk operation, then loses power.
+    """Simulates a kill before the nth disk operation, followed by a power loss.
 
     Operations are `os.fsync`, `os.replace`, `os.rename` and additions to the index. Files that were
     not synced lose their contents.

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-SECONDS = 20  # timeout of a rank's wait
+SECONDS = 20  # timeout of a rank's wait for the other ranks
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Ranks:
         self._sent[rank] = array
         self._wait()
         received = list(self._sent)
-        self._wait()  # wait until all ranks have read
+        self._wait()  # wait until all ranks have read the arrays
         shapes = {each.shape for each in received}
         assert len(shapes) == 1, f"expected equal shapes on all ranks, got {sorted(shapes)}"
         return received

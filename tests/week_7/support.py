@@ -14,7 +14,7 @@ def error_of(function: Callable[..., Any], *arguments: Any) -> str:
         value = function(*arguments)
     except ToolError as error:
         return str(error)
-    except NotImplementedError:  # an unwritten task
+    except NotImplementedError:  # the task is not implemented
         raise
     except Exception as error:
         pytest.fail(f"expected a ToolError, got {type(error).__name__}: {error}")

@@ -90,7 +90,7 @@ def test_task_1_violations_have_path_and_reason(text, expected):
 
 
 def test_task_1_nesting_near_the_recursion_limit():
-    """Depending on the Python version, some of these can be parsed but not validated."""
+    """Depending on the Python version, some depths can be parsed but not validated."""
     limit = sys.getrecursionlimit()
     for depth in range(limit - 200, limit):
         message = error_of(parse_arguments, READ, f'{{"path": {"[" * depth}{"]" * depth}}}')
@@ -124,7 +124,7 @@ def test_task_2_result():
 def test_task_2_model_errors_are_results(name, arguments, expected):
     try:
         actual = run_call(call(name, arguments), BY_NAME)
-    except NotImplementedError:  # an unwritten task
+    except NotImplementedError:  # the task is not implemented
         raise
     except Exception as error:
         pytest.fail(f"expected a message for the model, got {type(error).__name__}: {error}")

@@ -14,7 +14,7 @@ from tiny_llm.agent.workspace import MIN_OUTPUT, cut_note, replace_once, truncat
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """Folder `files` next to a secret, with symlinks inside, outside and in a cycle."""
+    """Folder `files` next to a secret, with symlinks inside it, to the outside and in a cycle."""
     root = tmp_path / "files"
     (root / "src").mkdir(parents=True)
     (root / "src" / "a.txt").write_text("one\ntwo\n")

@@ -32,7 +32,7 @@ def look_tool() -> Tool:
 def branch_with(
     folder: Path, text: str | None = None, steps: int = 2, answer: str | None = "Done."
 ) -> Branch:
-    """A finished branch with `text` in total.txt; without an answer, it hit the step limit."""
+    """A finished branch with `text` in total.txt; a branch without an answer hit the step limit."""
     workspace = folder / f"workspace_{len(list(folder.iterdir()))}"
     workspace.mkdir()
     if text is not None:

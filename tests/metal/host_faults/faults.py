@@ -1,4 +1,4 @@
-"""List of faults in expressions, statements (with ;) or fields (with a dot)."""
+"""Seeded faults in expressions, statements (`…;`) and struct fields (`.…`)."""
 
 from dataclasses import dataclass
 
