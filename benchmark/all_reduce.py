@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints measured and fitted times, then a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--hidden", type=int, default=4096, help="elements per row")
+    parser.add_argument("--hidden", type=int, default=4096, help="hidden size: elements per row")
     parser.add_argument("--rounds", type=int, default=100, help="measurements per size")
     parser.add_argument(RANK_FLAG, nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

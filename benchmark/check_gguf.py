@@ -77,7 +77,7 @@ class Text:
     logits: np.ndarray
 
     def agreement(self, predicted: list[int]) -> Agreement:
-        """Compares the token predicted after each of `ids` with tiny-llm's most likely one."""
+        """Compares the token predicted after each of `ids` with tiny-llm's most likely token."""
         tie = TIE * np.abs(self.logits.max(-1))
         return agreement(self.logits, predicted, tie, slice(self.prompt_tokens - 1, -1))
 
@@ -133,7 +133,7 @@ def main() -> int:
     """Prints the agreement for each file type; the last line of output is JSON."""
     parser = benchmark_parser(__doc__)
     parser.add_argument(
-        "--llama-python", default=sys.executable, help="interpreter with llama-cpp-python"
+        "--llama-python", default=sys.executable, help="Python interpreter with llama-cpp-python"
     )
     return run_command("check_gguf", parser.parse_args(), run)
 

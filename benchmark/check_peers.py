@@ -129,8 +129,8 @@ def check(system: str, python: str, exact: bool, work: Path, checkpoint: Path) -
 def main() -> int:
     """Prints the agreement per system and setting; the last line of output is JSON."""
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--openvino-python", help="interpreter with openvino-genai")
-    parser.add_argument("--onnx-python", help="interpreter with onnxruntime-genai")
+    parser.add_argument("--openvino-python", help="Python interpreter with openvino-genai")
+    parser.add_argument("--onnx-python", help="Python interpreter with onnxruntime-genai")
     return run_command("check_peers", parser.parse_args(), run)
 
 

@@ -29,7 +29,7 @@ ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
 def main() -> int:
-    """Runs the command: all phases, or one of them as a child process with --phase."""
+    """Runs all phases in child processes, or with --phase a single phase in this process."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--model", help="folder with a config.json (default: Qwen3-0.6B)")
     parser.add_argument("--tokens", type=int, default=8192, help="prompt length")

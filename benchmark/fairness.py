@@ -82,7 +82,7 @@ class Load:
         }
 
     async def _chat(self) -> list[RequestTimes]:
-        """Sends the short chats, each `chat_interval` seconds after the previous one's end."""
+        """Sends the short chats, each `chat_interval` seconds after the previous chat's end."""
         requests = []
         for _ in range(self._args.chats):
             await asyncio.sleep(self._args.chat_interval)

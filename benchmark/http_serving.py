@@ -234,7 +234,7 @@ def main() -> int:
     add("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
     add("--requests-per-client", type=int, default=2)
     add("--request-rate", type=float, help="requests per second; selects open-loop arrivals")
-    add("--min-len", type=int, default=32, help="minimum length of prompts and outputs")
+    add("--min-len", type=int, default=32, help="minimum length of prompts and outputs, in tokens")
     add("--max-len", type=int, default=128)
     add("--rounds", type=int, default=3)
     add("--starts", type=int, default=3, help="number of timed server starts")

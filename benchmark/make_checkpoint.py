@@ -193,7 +193,7 @@ def _stored(name: str, weight: mx.array, bits: int | None, group_size: int) -> d
 
 
 def _save_shard(folder: Path, shard: dict[str, mx.array], shards: list[list[str]]) -> int:
-    """Writes and clears `shard`, adds its names to `shards`; returns its bytes."""
+    """Writes and clears `shard`, adds its tensor names to `shards`; returns its size in bytes."""
     mx.save_safetensors(
         str(folder / f"shard-{len(shards)}.safetensors"), shard, metadata={"format": "mlx"}
     )

@@ -72,7 +72,7 @@ def compare(job: Job) -> dict[str, Any]:
 
 
 def show(row: dict[str, Any]) -> None:
-    """Prints the two table lines of a job: tiny-llm's kernel with the ratios, then its peer."""
+    """Prints a job's two table lines: tiny-llm's kernel with the ratios, then the peer's kernel."""
     for side, kernel in (("ours", row["kernel"]), ("mlx", row["mlx_kernel"])):
         ours = side == "ours"
         cells = [row["job"], row["shape"], row["slice"], f"{row['times']:,}"] if ours else [""] * 4

@@ -105,7 +105,7 @@ def throughput(
 
 
 def names(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """argparse type of a comma-separated list of names."""
+    """argparse type: comma-separated list of known names."""
 
     def parse(text: str) -> list[str]:
         given = text.split(",")

@@ -103,7 +103,7 @@ class ModelCosts:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a sequence's recurrent state in all layers; may be 0."""
+        """Bytes of a sequence's recurrent state in all layers; 0 without recurrent layers."""
         net = self.args.delta_net
         if net is None:
             return 0

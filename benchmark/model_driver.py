@@ -180,7 +180,7 @@ def run_benchmark(
     Args:
         name: name of the benchmark, for errors.
         parser: parser with the benchmark's options; the model's options are added.
-        measure: measures and prints the rows; returns them for the JSON.
+        measure: measures and prints the table rows; returns them for the JSON.
 
     Returns:
         The exit status: 0, 1 if a share of the roofline exceeds 100 %, 2 for a user error.

@@ -178,7 +178,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
 class ForcedOutput(SamplerOutput):
     """Sampler output that returns the tokens of the expected answers."""
 
-    answers: dict[str, list[int]]  # by request id
+    answers: dict[str, list[int]]  # expected tokens by request id
 
     def __init__(self, logits: mx.array, rows: Sequence[SamplingRow]):
         super().__init__(logits, rows)

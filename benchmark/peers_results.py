@@ -190,7 +190,7 @@ class Results:
 
 
 def _rounded(values: dict[str, float | None]) -> dict[str, float]:
-    """Values rounded to four significant digits, without Nones."""
+    """Values rounded to four significant digits, without None values."""
     return {name: float(f"{value:.4g}") for name, value in values.items() if value is not None}
 
 

@@ -122,10 +122,9 @@ double read_rate(int threads, double seconds, size_t bytes) {
 }
 
 // --- Arithmetic: enough independent sums to hide the latency of the instructions
-// -----------------------
-//
-// Each sum starts from a separate read of `sink`. If their initial values were known to be equal,
-// the compiler could merge the sums, and operations that are not executed would be counted.
+// -------------------- Each sum starts from a separate read of `sink`. If their initial values were
+// known to be equal, the compiler could merge the sums, and operations that are not executed would
+// be counted.
 
 constexpr int kRounds = 20'000;
 

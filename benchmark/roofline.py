@@ -205,7 +205,7 @@ def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
 
 
 def measure_best(rounds: int) -> Machine:
-    """Best of several measurements, since other processes may interfere with one.
+    """Best of several measurements, since other processes may slow one down.
 
     Raises:
         ProbeError: see `build_probe`.

@@ -60,7 +60,7 @@ class ServingOptions:
 
 
 def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM:
-    """Builds an engine for token ids with the KV cache of `options`."""
+    """Builds an engine for prompts of token ids, with the KV cache size of `options`."""
     args = mlx_model.args
     per_token = 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * 2
     settings: dict[str, Any] = {
@@ -133,7 +133,7 @@ def serve_with_week_2(mlx_model: Any, workload: Workload, options: ServingOption
 
 
 def scheduling_overhead(mlx_model: Any, options: ServingOptions, num_seqs: int, steps: int) -> dict:
-    """Share of a decoding step spent outside model and sampling."""
+    """Fraction of a decoding step's time that is spent outside the model and sampling."""
     context = 64
     llm = build_engine(
         mlx_model,

@@ -117,7 +117,7 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--long", action="store_true", help="prompts and contexts of up to 32,768 tokens")
-    add("--repeats", type=int, default=3, help="repeats per prefill")
+    add("--repeats", type=int, default=3, help="repetitions of each prefill")
     add("--steps", type=int, default=32, help="tokens to decode")
     add("--max-prefill", type=int, default=LONG[-1], help="longest prompt")
     add("--max-context", type=int, default=LONG[-1] + 256, help="longest context")

@@ -153,7 +153,7 @@ class System:
                 raise RuntimeError(f"a child process of kind '{kinds[0][0]}' failed to start.")
 
     def measure(self, task: str, number: int) -> float:
-        """Time of the slowest process in milliseconds; all start at once."""
+        """Time of the slowest process in milliseconds; all processes start simultaneously."""
         for child in self._children:
             assert child.stdin is not None
             child.stdin.write(f"{task} {number}\n")

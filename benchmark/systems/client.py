@@ -1,4 +1,4 @@
-"""Parent side of a worker: starts it, sends requests, pauses it in between."""
+"""Parent side of a worker: starts it, sends requests, pauses it."""
 
 import json
 import os

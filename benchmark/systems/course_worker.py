@@ -26,7 +26,7 @@ from tiny_llm.sampler import make_sampler
 
 from .worker import DECODE_STEPS, UnsupportedError, serve, token_ids
 
-LIMIT_SECONDS = 2.0  # no repeat starts after this time
+LIMIT_SECONDS = 2.0  # no further repetition starts after this time
 PROMPT_SECONDS = 15.0  # slower prompts are extrapolated
 SHORT_PROMPT = 4  # tokens of the prompt to extrapolate from
 
@@ -42,7 +42,7 @@ def best_seconds(run: Callable[[], object], max_runs: int) -> float:
 
 
 class Recomputing:
-    """Week 1's model: no cache, each step recomputes the whole sequence."""
+    """Week 1's model: no cache, each step recomputes the entire sequence."""
 
     def __init__(self, model: Any, args: Any):
         self._model = model

@@ -89,7 +89,7 @@ class OpenVino:
 
 
 def export(source: Path, folder: Path, exact: bool) -> None:
-    """Exports an unquantized Hugging Face folder to OpenVINO's format, for both settings."""
+    """Exports an unquantized checkpoint to OpenVINO's format, which is independent of `exact`."""
     from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
     config = OVWeightQuantizationConfig(

@@ -76,7 +76,7 @@ def test_ragged_form(variant, bounds):
 @pytest.mark.parametrize("D", [1, 33, 40, 64, 128, 256])
 @pytest.mark.parametrize("L", [2, 9])
 def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
-    """Context lengths: zero, less than the queries, around a page, more than a split."""
+    """Context lengths: zero, fewer keys than queries, about a page, more than one split."""
     page_size = {1: 128, 33: 3, 40: 1, 64: 16, 128: 16, 256: 3}[D]
     contexts = [0, 1, page_size - 1, page_size, page_size + 1, 259 if D < 100 else 40]
     group = 3 if D == 33 else 2
@@ -122,7 +122,7 @@ def test_ragged_rows_are_batch_invariant(page_size):
 @pytest.mark.parametrize("window", [1, 20, 31, 290])
 @pytest.mark.parametrize("mode", ["plain", "asan"])
 def test_sliding_window(page_size, window, mode):
-    """With freed pages before the windows: equal to the CPU, bitwise equal to single sequences."""
+    """Frees the pages before windows: equal to the CPU, bitwise equal to single sequences."""
     D, group, contexts, lengths = 16, 2, [S for _, S in MIXED], [L for L, _ in MIXED]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
@@ -261,7 +261,7 @@ def test_no_memory_fault_or_race(mode, dtype):
 @pytest.mark.parametrize("mode", ["plain", "asan"])
 @pytest.mark.parametrize("B", [0, 2])
 def test_unowned_tokens_are_zero(mode, B):
-    """Includes a batch without sequences, where no length may be read."""
+    """Includes a batch without sequences, where the kernel must not read any context length."""
     keys = random(P, H, PAGE, D)
     table = mx.zeros((B, 40), mx.int32)
     query, bounds = random(17, H * GROUP, D), [5, 7, 9][: B + 1]

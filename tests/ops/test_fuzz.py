@@ -177,7 +177,7 @@ def quantized_matmul(arguments: Arguments) -> Case:
 def multi_quantized_matmul(arguments: Arguments) -> Case:
     kwargs, product = quantized_matmul(arguments)
     is_prepacked = kwargs["b"].ndim == 3
-    rows = kernels.prepack_rows() if is_prepacked else 1  # outputs per entry of b
+    rows = kernels.prepack_rows() if is_prepacked else 1  # matrix rows per entry of b
     cut = arguments.draw(st.integers(0, len(kwargs["b"])))
     for name in ("b", "scales", "biases"):
         kwargs[name] = [kwargs[name][:cut], kwargs[name][cut:]]

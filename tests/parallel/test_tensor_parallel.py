@@ -180,7 +180,8 @@ def test_recurrent_states_are_batch_invariant(tmp_path):
     batch = {"slots": 10, "max_num_seqs": 4, "speculative": "ngram"}
     runs = [
         run_cases(hybrid_engine(path, 96, **batch, **options), range(5), 2),  # preemptions
-        run_cases(hybrid_engine(path, 2048, **batch, **options), range(5), 2),  # prefix cache hits
+        # Hits the prefix cache.
+        run_cases(hybrid_engine(path, 2048, **batch, **options), range(5), 2),
     ]
     outputs, logits = run_cases(plain, range(5))
     for other_outputs, other_logits in runs:
@@ -214,7 +215,7 @@ def test_ctrl_c_in_a_step_keeps_the_ranks_in_sync(monkeypatch):
     compute = PagedModel.logits
 
     def interrupted(self, spans, rows):
-        signal.raise_signal(signal.SIGINT)  # while the workers compute
+        signal.raise_signal(signal.SIGINT)  # interrupts rank 0 while the workers compute
         return compute(self, spans, rows)
 
     monkeypatch.setattr(PagedModel, "logits", interrupted)

@@ -148,7 +148,7 @@ def test_task_1_logits_of_selected_rows_only():
     sequence = Sequence(list(range(3, 23)), [2, 0, 3], 8)
     ids, batch = ragged([sequence], [20])
     everything = model.ragged_logits(ids, batch, range(20), storage)
-    mx.eval(everything)  # before the next step overwrites the slots
+    mx.eval(everything)  # evaluated before the next step overwrites the slots
     some = model.ragged_logits(mx.array(ids), batch, mx.array([19, 4]), storage)
     assert_same_bits(some, everything[mx.array([19, 4])], "rows in the requested order")
     assert model.ragged_logits(ids, batch, [], storage).shape == (0, 131)

@@ -168,7 +168,7 @@ def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index)
     assert answer(SpeculativeDecoding(draft, 1 + index % 8)) == answer(decode_with_cache)
 
 
-@pytest.mark.slow  # The model generates 2, 3, 4, …, and after `end` tokens EOS, which is token 1.
+@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
 def test_task_1_full_output_with_flash_attention_and_drafts(demo):
     mlx_model, tokenizer = demo
     plain = Qwen3ModelWeek2(mlx_model)
@@ -221,7 +221,7 @@ def test_task_1_demo_draft_saves_target_steps(demo_pair):
 
 @pytest.mark.parametrize("end", range(1, 12))
 def test_task_1_accepted_eos_draft_ends_generation(device, end):
-    # The model counts 2, 3, 4, …; EOS is token 1, after `end` other tokens.
+    # The model generates 2, 3, 4, …, and after `end` tokens EOS, which is token 1.
     def logits_of(before, token):
         return 10.0 * np.eye(256)[1 if token == 64 + end else token + 1]
 

@@ -110,7 +110,7 @@ def test_task_2_slowdown_affects_both_equally(machine):
 
 
 def test_task_3_matmul_bytes_and_flops():
-    # 151,936×1,024 4-bit weights, and 2+2 bytes per group of 128.
+    # 151,936×1,024 4-bit weights, and a 2-byte scale and bias per group of 128.
     head = matmul_cost(1, 151_936, 1024, 4, 128)
     assert head.num_bytes == 151_936 * 1024 * 4.25 / 8 + 2 * (1024 + 151_936)
     assert head.flops == 2 * 151_936 * 1024

@@ -80,8 +80,8 @@ def assert_parsed(text: str, expected: list[tuple[str, str]], **options: Any) ->
         ("", ("<tool>",), 0),
         ("5 ]", ("[CALL]",), 0),
         ("see [C", ("<tool>", "[CALL]"), 2),
-        ("x aab", ("aabaac",), 3),  # "aab" is the longest prefix of the tag
-        ("x aabaa", ("aabaac",), 5),  # "aabaa" is the longest prefix, not "aa"
+        ("x aab", ("aabaac",), 3),  # "aab" is the longest prefix that ends the text
+        ("x aabaa", ("aabaac",), 5),  # "aabaa", not "aa", is the longest prefix that ends the text
         ("<a", ("<", "<a>"), 2),
     ],
 )
@@ -334,7 +334,7 @@ START, END = 8, 9
     ],
 )
 def test_task_4_forced_token(output, draft_tokens, in_thinking, expected):
-    prompt = [START, 1, 1, 1]  # `in_thinking`: whether this <think> is still open
+    prompt = [START, 1, 1, 1]  # `in_thinking`: whether the prompt's <think> is still open
     budget = ThinkingBudget(len(prompt), 2, START, END, in_thinking)
     actual = budget.forced_token([*prompt, *output], draft_tokens)
     assert actual == expected, (
