@@ -94,7 +94,7 @@ def parse_ab_args(
 
     Args:
         parser: parser with the command's other arguments.
-        metrics, rounds, limit_s: defaults of the three flags.
+        metrics, rounds, limit_s: defaults of --metrics, --rounds and --limit.
     """
     add = parser.add_argument
     add("--metrics", type=names(TIMED), default=metrics, metavar="NAME,…", help=", ".join(TIMED))

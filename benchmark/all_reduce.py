@@ -52,10 +52,10 @@ def fit(seconds: Mapping[int, float], ranks: int) -> Link:
 
 
 def run_rank(group: Group, hidden: int, rounds: int) -> dict[int, tuple[float, float]]:
-    """Times the all-reduces on one rank.
+    """Times the all-reduce of each array size on one rank.
 
     Returns:
-        Array size in bytes -> minimum and median seconds.
+        Array size in bytes -> (minimum, median) in seconds.
     """
     arrays = [mx.ones((rows, hidden), dtype=mx.bfloat16) for rows in ROWS]
     seconds: dict[int, list[float]] = {array.nbytes: [] for array in arrays}

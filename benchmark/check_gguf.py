@@ -130,7 +130,7 @@ def compare(python: str, file: Path, texts: list[Text]) -> Agreement:
 
 
 def main() -> int:
-    """Prints the agreement for each file type; the last line of output is JSON."""
+    """Prints the agreement for each GGUF file; the last line of output is JSON."""
     parser = benchmark_parser(__doc__)
     parser.add_argument(
         "--llama-python", default=sys.executable, help="Python interpreter with llama-cpp-python"
@@ -139,7 +139,7 @@ def main() -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compares all file types."""
+    """Compares llama.cpp's predictions with tiny-llm's for each GGUF file."""
     texts = demo_texts()
     result: dict[str, Agreement] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -78,7 +78,8 @@ class Reference:
 
         Args:
             prompt: the system's input tokens.
-            reply: the system's output as `tokens`; `excluded` lists tokens it cannot generate.
+            reply: the system's output as `tokens`, and the tokens that it cannot generate as
+                `excluded`.
             tie: see `TIES`.
         """
         tokens = reply["tokens"]
@@ -135,7 +136,7 @@ def main() -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compares all systems and settings."""
+    """Compares each system in each setting, float32 and 8-bit activations."""
     pythons = {"openvino": args.openvino_python, "onnxruntime": args.onnx_python}
     if not any(pythons.values()):
         raise UserError("at least one of --openvino-python and --onnx-python is required.")

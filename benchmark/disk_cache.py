@@ -84,7 +84,7 @@ def run_process(flags: Sequence[str]) -> dict[str, Any]:
 
 
 def build(model: str, directory: Path | None, num_tokens: int) -> LLM:
-    """Builds an engine with random weights and a KV cache for one prompt of `num_tokens`."""
+    """Builds an engine with random weights and a KV cache for one prompt of `num_tokens` tokens."""
     return LLM(
         model,
         load_format="dummy",
@@ -129,7 +129,7 @@ def alternate(model: str, directory: Path, turns: int) -> dict[str, Any]:
         for number, llm in enumerate(engines):
             prompt = [(turn + 2) * 31 + i % 800 for i in range(512)]
             ttft, _ = first_token(llm, prompt)
-            if turn >= 0:  # turn -1 warms up
+            if turn >= 0:  # turn −1 is the warm-up
                 seconds[number].append(ttft)
     return {"seconds": seconds}
 

@@ -51,7 +51,7 @@ class Load:
         self._arrivals: list[float] = []  # arrival times of the stream's tokens, in seconds
 
     async def run(self) -> dict[str, float]:
-        """Runs the workload; returns its figures, in seconds and tokens per second."""
+        """Runs the workload; returns latencies in seconds and throughput in tokens per second."""
         args = self._args
         started = time.perf_counter()
         try:

@@ -1,7 +1,8 @@
 """Converts Qwen3.5's weights to llama.cpp's `qwen35` layout.
 
 A Hugging Face checkpoint groups a DeltaNet's value heads by key head. llama.cpp interleaves them:
-value head i belongs to key head i mod (number of key heads), so the value heads are reordered.
+value head i belongs to key head i mod (number of key heads), so this module reorders the value
+heads.
 """
 
 from collections.abc import Mapping

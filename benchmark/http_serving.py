@@ -82,7 +82,7 @@ class InProcess:
         return LoadResult(seconds, workload.output_tokens, list(requests.values()))
 
     def run_arrivals(self, workload: Workload, arrivals: Sequence[float]) -> LoadResult:
-        """Runs all prompts open-loop; see `run_open_loop`."""
+        """Sends all prompts at their arrival times; see `run_open_loop`."""
         started = time.perf_counter()
         requests = run_open_loop(self._llm, workload, arrivals)
         return LoadResult(time.perf_counter() - started, workload.output_tokens, requests)
@@ -130,7 +130,7 @@ def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
 
 
 def _measure(args: argparse.Namespace, runs: Runs, vocab_size: int) -> dict[str, Any]:
-    """Figures of each round, by system, then by number of clients."""
+    """Results of each round, by system, then by number of clients."""
     measured: dict[str, Any] = {name: {n: [] for n in args.clients} for name in runs}
     for run in runs.values():
         run(_workload(args, 1, vocab_size, seed=0), 1)  # warm-up

@@ -53,7 +53,7 @@ def qwen3_config(
     head_dim: int = 128,
     vocab_size: int = VOCAB_SIZE,
 ) -> dict[str, Any]:
-    """`config.json` of a Qwen3 model with these dimensions."""
+    """`config.json` of a Qwen3 model with the given dimensions."""
     return {
         "model_type": "qwen3",
         "architectures": ["Qwen3ForCausalLM"],
@@ -82,7 +82,7 @@ def qwen3_5_config(
     num_key_value_heads: int,
     linear_num_value_heads: int,
 ) -> dict[str, Any]:
-    """`config.json` of a text-only Qwen3.5 model with these dimensions."""
+    """`config.json` of a text-only Qwen3.5 model with the given dimensions."""
     config = qwen3_config(
         hidden_size,
         num_hidden_layers,

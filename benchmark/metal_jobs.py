@@ -50,7 +50,7 @@ class Job:
         times: number of slices in the full workload.
         limits: upper bounds on the ratios tiny-llm / peer.
         kernel, mlx_kernel: names of tiny-llm's and the peer's kernel for the table.
-        ours, mlx: functions that create tiny-llm's and the peer's launches.
+        ours, mlx: functions that create the launches of tiny-llm's and of the peer's kernel.
         peer: label of the peer: MLX, or "dense" where MLX lacks the kernel.
     """
 

@@ -13,7 +13,7 @@ from .timing import Times
 
 @dataclass(frozen=True)
 class Metric:
-    """One measurement of a model.
+    """A measurement of a model's speed.
 
     Attributes:
         name: name on the command line and in the JSON.

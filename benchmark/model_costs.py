@@ -2,7 +2,7 @@
 
 These are lower bounds for any implementation: each weight matrix and each sequence's cached keys
 and values are read once per step, and recurrent states are read and written. Activations and
-embedding rows are negligible.
+embedding rows are negligible and not counted.
 """
 
 import json
@@ -128,7 +128,7 @@ class ModelCosts:
         return self.weight_bytes(weight_bits) + tokens * self.kv_bytes_per_token
 
     def prefill_flops(self, tokens: int) -> float:
-        """Operations of a prompt, with logits of its last token only."""
+        """Operations of a prompt, with logits of the last token only."""
         products = 2.0 * tokens * self.layers_weights + 2.0 * self.head_weights
         return products + self.prefill_mixing_flops(tokens)
 
@@ -149,7 +149,7 @@ class ModelCosts:
         return self.decode_bytes(batch, context) / batch
 
     def flops_per_token(self, context: int) -> float:
-        """Operations to decode a token after `context` others; a multiply-add counts as two."""
+        """Operations to decode a token after `context` tokens; a multiply-add counts as two."""
         return self.decode_flops(1, context)
 
     def _attention_flops(self, context: float) -> float:

@@ -37,7 +37,7 @@ class Sequences:
     """Sequences decoded together.
 
     Attributes:
-        caches: one per layer.
+        caches: batched or single-request KV cache of each layer.
         offsets: number of tokens of each sequence.
         tokens: next token of each sequence.
     """

@@ -67,7 +67,7 @@ def encode(text: str, vocab_size: int) -> list[int]:
 
 
 def git(repository: Path, *arguments: str) -> str:
-    """Output of a git command.
+    """Output of `git -C repository` with the given arguments.
 
     Raises:
         UserError: the command failed.
@@ -170,7 +170,7 @@ def window(tokens: list[int], center: int, size: int) -> list[int]:
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    """Index of the first difference; the shorter length if one is a prefix of the other."""
+    """Index of the first difference; min(len(a), len(b)) if one is a prefix of the other."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
@@ -185,7 +185,7 @@ class ForcedOutput(SamplerOutput):
         self._rows = rows
 
     def read(self) -> tuple[list[int], list[int], dict[int, Logprobs]]:
-        """Waits for the samples, and replaces them with the expected answers' tokens."""
+        """Waits for the samples and returns the expected answers' tokens instead."""
         sampled, nan_rows, logprobs = super().read()
         answers = [self.answers[row.request.request_id] for row in self._rows]
         tokens = [
@@ -250,7 +250,7 @@ def _statistics(llm: LLM) -> tuple[int, int, int]:
 
 
 def compare(llm: LLM, cases: Sequence[Case], rounds: int) -> dict[str, Any]:
-    """Runs cases alternately without and with drafts; an uncounted round comes first."""
+    """Runs cases alternately without and with drafts, after an uncounted warm-up round."""
     runs: dict[str | None, list[Run]] = {None: [], "ngram": []}
     for number in range(rounds + 1):
         for speculative in list(runs)[:: 1 if number % 2 else -1]:

@@ -25,8 +25,8 @@ PAGE_SIZE = 128  # tokens
 EPS = 1e-6
 ops: Any = kernels
 
-# Total size of the matrices that a case cycles through: like a model's weights, larger than most
-# CPU caches.
+# Total size of the matrices that a case cycles through: larger than most CPU caches, so that
+# weights are read from memory, as in a model.
 POOL_BYTES = 64_000_000
 
 
@@ -101,7 +101,7 @@ def grouped_quantized_matmul_cases() -> Iterator[Case]:
 
 
 def prepacked_stack(x: mx.array) -> mx.array:
-    """All experts' matrices, prepacked if the kernels support it."""
+    """All experts' matrices, prepacked if this machine's kernels support prepacked weights."""
     rows = kernels.prepack_rows()
     if not rows:
         return x

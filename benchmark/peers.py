@@ -116,7 +116,7 @@ class WorkerPool:
         self._workers: dict[str, WorkerProcess] = {}
 
     def measure(self, system: str, metric: Metric) -> None:
-        """Runs a measurement and adds it, or its failure, to the results."""
+        """Runs a measurement and adds its time or its failure to the results."""
         if self._results.reason(system, metric) is not None:
             return
         try:

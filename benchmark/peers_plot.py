@@ -7,7 +7,7 @@ from .metrics import Metric
 from .peers_results import Results
 from .roofline import Machine
 
-# Okabe and Ito's color-blind-safe palette: colors of bars, and of the text on them.
+# Okabe and Ito's color-blind-safe palette: (bar color, color of the text on the bar).
 COLORS = {
     "tiny-llm": ("#0072B2", "white"),
     "llama.cpp": ("#E69F00", "black"),

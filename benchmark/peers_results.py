@@ -134,7 +134,7 @@ class Results:
         )
 
     def _peaks(self, system: str, machine: Machine) -> Peaks:
-        """Peaks of the instructions that a system uses; systems other than tiny-llm may use any."""
+        """Arithmetic peaks: of the kernels' instructions for tiny-llm, the highest for peers."""
         return machine.kernel_peaks(self.isa) if system == OURS else machine.highest_peaks
 
     def above_limits(self) -> list[str]:

@@ -158,7 +158,8 @@ inline void update(Vector& sum, const Step& step) {
     sum = next;
 }
 
-/// Updates all sums kRounds times. Constant indices let the compiler keep them in registers.
+/// Updates all sums kRounds times. With constant indices, the compiler can keep the sums in
+/// registers.
 template <typename Vector, typename Step, size_t... J>
 inline void repeat(Vector (&sums)[kSums], const Step& step, std::index_sequence<J...>) {
     for (int i = 0; i < kRounds; ++i) {
@@ -228,7 +229,7 @@ double int16_dot(int) {
 constexpr double (*int16_dot)(int) = nullptr;
 #endif
 
-// 8-bit integer dot products, which other systems use: they round activations to 8 bits.
+// 8-bit integer dot products, used only by other systems, which round activations to 8 bits.
 #if defined(__AVX512VNNI__)
 double int8_dot(int) {
     const __m512i a = _mm512_set1_epi8(static_cast<char>(sink));

@@ -52,7 +52,7 @@ class Decoding:
 
     Args:
         name: name of the format.
-        config: the model's `config.json`, with this quantization.
+        config: the model's `config.json`, with the format's quantization.
         context: context length.
     """
 

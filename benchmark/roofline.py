@@ -35,8 +35,8 @@ SECONDS = 0.4  # duration of each measurement
 
 NATIVE = ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
 NO_AMX = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]
-# Compiler flags by value of TINY_LLM_CPU_ISA: this machine's instructions without those of newer
-# sets. "avx2" keeps AVX-VNNI, which the AVX2 kernels use.
+# Compiler flags by value of TINY_LLM_CPU_ISA: this machine's instructions without newer instruction
+# sets than the named one. "avx2" includes AVX-VNNI, which the AVX2 kernels use.
 ISA_FLAGS = {
     "native": NATIVE,
     "avx2": [*NATIVE, "-mno-avx512f", *NO_AMX],
@@ -303,7 +303,7 @@ def isa_of_kernels() -> str:
 
 
 def best(machines: list[Machine]) -> Machine | None:
-    """Highest value of each measured limit over several measurements; None if there are none."""
+    """Best value of each limit over several measurements; None for an empty list."""
     if not machines:
         return None
     fields = [asdict(machine) for machine in machines]

@@ -54,7 +54,7 @@ class ServingOptions:
         return synthetic_workload(self.num_requests, inputs, outputs, vocab_size, seed=1)
 
     def kv_tokens(self) -> int:
-        """Capacity of the KV cache in tokens, in whole pages per request."""
+        """Capacity of the KV cache in tokens; each request's tokens fill entire pages."""
         per_request = -(-2 * self.high // self.page_size) * self.page_size
         return self.batch_size * per_request
 

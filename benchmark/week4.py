@@ -38,7 +38,7 @@ class Day:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of a worker with this day's kernels."""
+        """Environment variables of a worker that uses the day's kernels."""
         matmul = {"TINY_LLM_MATMUL": self.matmul} if self.matmul else {}
         inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         return {**inherited, **matmul, **self.others}

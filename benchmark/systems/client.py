@@ -151,5 +151,5 @@ def checkpoint_bytes(path: Path) -> int:
 
 
 def exit_on_sigterm() -> None:
-    """Turns SIGTERM into an exception, so that paused workers are killed too."""
+    """Turns SIGTERM into an exception, so that paused workers are killed before the exit."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -21,7 +21,7 @@ class Slot:
         prompt: prompt tokens not yet computed.
         remaining: output tokens still to generate.
         token: latest output token.
-        length: number of tokens in llama.cpp's KV cache.
+        length: number of the request's tokens in llama.cpp's KV cache.
     """
 
     prompt: list[int]

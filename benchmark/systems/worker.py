@@ -105,7 +105,7 @@ def serve_or_export(
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path)
     parser.add_argument(
-        "--export", type=Path, metavar="SOURCE", help="export this folder, then exit"
+        "--export", type=Path, metavar="SOURCE", help="export this unquantized folder, then exit"
     )
     parser.add_argument("--exact", action="store_true", help="float32 activations instead of 8-bit")
     arguments = parser.parse_args()

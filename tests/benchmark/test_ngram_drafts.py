@@ -38,7 +38,7 @@ def lines(first, last):
 
 @pytest.fixture
 def repository(tmp_path):
-    """Git repository with an edit of a short file and an edit of a file that is too long."""
+    """Git repository with an edit of a short file and an edit of a file too long for a prompt."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     commit(tmp_path, "Add files", small=lines(0, 40), long=lines(0, 400))
     changed = lines(0, 20) + "other = 1\n" + lines(21, 40)

@@ -150,7 +150,7 @@ def layers_of_a_step(demo, order, gpu):
         step_plan = model._plan(cache, 1, 1)
         mx.eval(step_plan.attention_metadata.arrays)
         sums = model._run_planned(x, cos_sin, step_plan)
-        del step_plan  # this reference would prevent in-place writes
+        del step_plan  # its references to the KV buffers would prevent in-place writes
         mx.eval(sums)
         emulator.finish()
     finally:

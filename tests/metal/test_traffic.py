@@ -18,7 +18,7 @@ def job_named(name: str) -> Job:
     return next(job for job in matmul_jobs() if f"{job.name}, {job.shape}" == name)
 
 
-# Limits relative to MLX: equal device bytes, small margins for the other counts.
+# Upper bounds relative to MLX: equal device bytes, and margins of 5 % for the other counts.
 MLX_LIMITS = {"device_bytes": 1.001, "threadgroup_bytes": 1.05, "instructions": 1.05}
 
 # Decoding of one, four, eight and sixteen sequences, and prefill; quantized and dense. A job

@@ -1,4 +1,4 @@
-"""Sizes computed from config and file headers equal those of the loaded model."""
+"""Sizes from config and file headers equal those of the loaded model."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Growth of arrays in place."""
+"""extend_rows: in-place growth of arrays."""
 
 import ctypes
 import resource
@@ -13,8 +13,8 @@ from tiny_llm.kernels import extension
 from tiny_llm.kernels.heap import extend_rows
 
 DTYPES = (mx.bfloat16, mx.float32, mx.int8)
-# Arrays smaller than a memory page, in heap blocks and in mapped blocks, with sizes that are
-# multiples of a memory page and others.
+# Arrays smaller than a memory page, in heap blocks, and in mapped blocks; sizes that are multiples
+# of a memory page and sizes that are not.
 SHAPES = ((1, 3), (5, 1, 7), (3, 40_000), (1, 524_288), (17, 100_003))
 
 
@@ -33,7 +33,7 @@ def test_rows_are_kept_and_new_rows_are_zero(shape, dtype):
         x = extend_rows(x, num_rows)
         expected = np.pad(expected, [(0, num_rows), *[(0, 0)] * (x.ndim - 1)])
         np.testing.assert_array_equal(np.array(x.astype(mx.float32)), expected)
-        x[-1] = 7  # the next extension must keep values written to new rows
+        x[-1] = 7  # the next extension must preserve values written to new rows
         mx.eval(x)
         expected[-1] = 7
     assert x.dtype == dtype
@@ -74,7 +74,7 @@ def test_lazy_array_and_result_are_evaluated(rows):
 
 @needs_page_moves
 def test_memory_pages_are_moved():
-    # The result's memory pages can be moved when it grows again.
+    # After one extension, the array's memory pages can be moved when the array grows again.
     x = extend_rows(random_array((8, 2**20), mx.float32), 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     active = mx.get_active_memory()

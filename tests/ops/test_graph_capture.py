@@ -230,7 +230,8 @@ def test_misuse_is_rejected():
         ValueError, match="expected only operations of tiny_llm_ext and MLX views, got Add"
     ):
         graph_cache.capture([blank], [blank + 1])
-    with pytest.raises(RuntimeError, match="without a primitive"):  # `other` is not an input
+    # `other` is not an input of the captured graph.
+    with pytest.raises(RuntimeError, match="without a primitive"):
         graph_cache.capture([blank], list(kernels.add_rms_norm(blank, other, norm, 1e-6)))
     for arguments in ([None], [x, "x"], None, x.tolist()):
         with pytest.raises(TypeError):

@@ -153,7 +153,7 @@ def test_layers_are_one_node(make, run):
     setattr(model, method, record_nodes)
     run(model)
     assert len(nodes) > 3
-    # The remaining steps are not captured, because they grow the KV buffers.
+    # In the remaining steps, the KV buffers grow, so the layers are not captured.
     assert nodes.count(["TinyLlmReplay"]) >= 0.8 * len(nodes), nodes
 
 

@@ -199,7 +199,7 @@ def test_invalid_page_in_a_window_is_nan_in_its_sequence_only(instruction_set, d
 
 
 def test_non_finite_values_before_the_window_are_ignored(instruction_set, dtype):
-    """The window starts in the middle of a page, whose masked keys hold these values."""
+    """The window starts in the middle of a page; the masked keys of this page are not finite."""
     keys, values, [row] = cut_into_pages(sequences([100], dtype=dtype), 64)
     query = random(1, 4, 3, 40, dtype=dtype)
     rest = [row], [100], 64, None, "causal", 20

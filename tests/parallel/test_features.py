@@ -220,7 +220,7 @@ def test_adapter_missing_on_another_rank(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="is not a folder"):
         LLM("demo", lora_modules=modules, **TWO)
     monkeypatch.undo()
-    assert generate_one(LLM("demo", **TWO)).token_ids  # the rank group still works
+    assert generate_one(LLM("demo", **TWO)).token_ids  # the rank group is still usable
 
 
 # --- multi-token prediction -----------------------------------------------------------------------

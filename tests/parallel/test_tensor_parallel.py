@@ -55,7 +55,7 @@ FORMATS = {
 }
 
 
-# Set TEST_RANKS=4 to run this file on four ranks, except tests of exactly two. CI uses two.
+# Set TEST_RANKS=4 to run this file on four ranks, except tests that need exactly two. CI uses two.
 RANKS = int(os.environ.get("TEST_RANKS", "2"))
 
 

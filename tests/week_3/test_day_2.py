@@ -298,7 +298,7 @@ def test_task_3_batch_is_bitwise_equal_to_single_requests(instruction_set, lengt
     for slot, prompt in enumerate(prompts):
         if prompt is not None:
             request, half = model.create_kv_cache(), len(prompt) // 2
-            if half:  # in two chunks; the reference uses one
+            if half:  # prefills in two chunks; the reference prefills in one
                 mx.eval(model(mx.array([prompt[:half]]), 0, request))
             mx.eval(model(mx.array([prompt[half:]]), half, request))
             mx.eval(week2(mx.array([prompt]), 0, alone[slot]))
@@ -462,7 +462,7 @@ def chat(tokenizer, prompt: str) -> list[int]:
     )
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
 def test_task_4_demo_output(demo):
     mlx_model, tokenizer = demo
     week2 = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)

@@ -360,7 +360,9 @@ def test_task_2_refused_admission_changes_nothing(length, reserve):
 
 def test_task_2_admission_keeps_the_reserve():
     pages, cache = pages_with_cached_prompt(4)
-    assert pages.admit(request_of(11), cache.path, reserve=1), "expected True: 1 + 1 <= 2 free"
+    assert pages.admit(request_of(11), cache.path, reserve=1), (
+        "expected True: 1 new page + 1 in reserve <= 2 free pages"
+    )
     assert pages.allocator.num_free == 1, "expected the reserve to stay free"
 
 
@@ -411,7 +413,7 @@ def test_task_3_prompt_counts_toward_the_context():
         add(sched, "too long", 6, max_tokens=5)
     add(sched, "fits", 6, max_tokens=4)
     assert add(sched, "open", 7, max_tokens=None).max_tokens == 3, (
-        "expected the rest of the 10 tokens"
+        "expected the default max_tokens to be the remaining 3 of 10 tokens"
     )
 
 

@@ -73,7 +73,7 @@ class TableModel:
 
 
 def random_table(V: int, seed: int, scale: float = 1.5, width: int | None = None):
-    """Logits of each token pair, padded or truncated to `width`."""
+    """Logits for each pair of tokens, padded or truncated to `width`."""
     table = np.random.default_rng(seed).normal(size=(64, 64, V)) * scale
     padding = np.full(max(0, (width or V) - V), 0.5)
     return lambda before, token: np.append(table[before, token], padding)[:width]
@@ -150,7 +150,7 @@ def demo_pair(demo):
     return Qwen3ModelWeek2(load("demo-draft")[0]), Qwen3ModelWeek2(mlx_model), tokenizer
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
 @pytest.mark.parametrize("index", range(len(BATCH_PROMPTS)))
 def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index):
     draft, model, tokenizer = demo_pair
@@ -168,7 +168,7 @@ def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index)
     assert answer(SpeculativeDecoding(draft, 1 + index % 8)) == answer(decode_with_cache)
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
 def test_task_1_full_output_with_flash_attention_and_drafts(demo):
     mlx_model, tokenizer = demo
     plain = Qwen3ModelWeek2(mlx_model)
@@ -203,7 +203,7 @@ def test_task_1_paged_cache_same_text_and_no_leak():
                     assert pool.num_free_pages == pool.num_pages, "a page leaked"
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
 def test_task_1_demo_draft_saves_target_steps(demo_pair):
     draft, model, tokenizer = demo_pair
     decode = SpeculativeDecoding(draft, num_drafts=4)

@@ -99,7 +99,7 @@ def test_task_2_warmup_run_is_excluded(machine):
 
 
 def test_task_2_slowdown_affects_both_equally(machine):
-    """Every run is slower than the previous one, regardless of the kernel."""
+    """Every run is slower than the previous run, regardless of the kernel."""
 
     def run():
         return _Lazy(machine, "x", 1 + 0.01 * len(machine.ran))
@@ -128,7 +128,9 @@ def test_task_3_attention_reads_kv_once_per_group():
 def test_task_3_memory_and_arithmetic_overlap():
     limits = HardwareLimits(read_bytes_per_s=10e9, flops_per_s=100e9)
     assert roofline_seconds(KernelCost(10e9, 1e9), limits) == 1.0
-    assert roofline_seconds(KernelCost(1e9, 300e9), limits) == 3.0, "expected the slower of the two"
+    assert roofline_seconds(KernelCost(1e9, 300e9), limits) == 3.0, (
+        "expected the slower of memory and arithmetic"
+    )
     assert roofline_seconds(KernelCost(10e9, 100e9), limits) == 1.0, (
         "expected the maximum, not the sum"
     )

@@ -149,7 +149,7 @@ def test_task_2_weight_underflows_to_zero(online):
 
 
 def test_task_2_increasing_scores_rescale_the_accumulator(online, dtype):
-    """Each tile raises the maximum, so each rescales the accumulator."""
+    """Every tile raises the maximum score, so every tile rescales the accumulator."""
     query, key, value = problem(1, 1, 1, 1, 300, 24, dtype=dtype)
     key[0, 0] = key[0, 0] * 0.1 + query[0, 0] * (mx.arange(300) / 100)[:, None].astype(dtype)
     assert_exact(evaluated(query, key, value), *exact(query, key, value, 24**-0.5, None))

@@ -134,7 +134,7 @@ def test_task_2_outputs_are_kept_and_dead_nodes_dropped():
 
 @pytest.fixture
 def capture_enabled(monkeypatch) -> None:
-    """Enables graph capture explicitly, so that an unwritten task raises its error."""
+    """Enables graph capture explicitly, so that a task that is not implemented raises its error."""
     monkeypatch.setenv(CAPTURE_VARIABLE, "on")
 
 

@@ -118,7 +118,7 @@ class SendRecorder:
     """ASGI `send` callable that records messages.
 
     Args:
-        pause: event that `send` awaits, like a full socket; None to return at once.
+        pause: event that `send` awaits, to simulate a full socket; None to return immediately.
     """
 
     def __init__(self, pause: asyncio.Event | None = None):
@@ -574,7 +574,7 @@ def test_task_4_every_unfinished_prompt_is_aborted():
 
 
 def test_task_4_aborted_request_counts_until_the_engine_finishes_it():
-    """Until then, the request holds its pages and counts toward the request limit."""
+    """Until the engine finishes it, the request holds pages and counts toward the limit."""
 
     async def main() -> None:
         client, handle = client_with_requests(1)

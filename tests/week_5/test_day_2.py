@@ -106,7 +106,7 @@ def test_task_1_completions_are_not_mixed():
 
 
 def test_task_1_completion_without_queued_output_is_added():
-    """The limit may be exceeded by one output per completion."""
+    """The queue may exceed its limit by one output per completion."""
     outputs = output_queue(limit=1)
     outputs.put(output("a", 0))
     outputs.put(output("b", 1))
@@ -122,7 +122,7 @@ def test_task_1_errors_are_never_merged():
     outputs.put(output("b"))
     actual = queued(outputs)
     assert actual[-1] is error, f"expected the error in the full queue, got {actual}"
-    assert actual[0].text == "ab", f"expected 'ab' before it, got {actual[0].text!r}"
+    assert actual[0].text == "ab", f"expected 'ab' before the error, got {actual[0].text!r}"
 
 
 def test_task_1_merged_fields():
@@ -224,7 +224,7 @@ def test_task_2_reading_ends_a_stall():
 
 
 def test_task_2_slow_reader_does_not_delay_others():
-    """While one client reads nothing, the other receives every output separately."""
+    """While one client does not read, the other client receives every output separately."""
 
     async def main() -> None:
         slow, quick = output_queue(limit=4), output_queue(limit=4)
@@ -349,7 +349,7 @@ class LoopHarness:
             pytest.fail("expected the loop to end, got 50 rounds")
 
     def run(self) -> bool:
-        """Runs the loop until it returns."""
+        """Runs the loop; returns the loop's result."""
         return self.thread._run_loop(self.engine)  # type: ignore[arg-type]
 
     @property

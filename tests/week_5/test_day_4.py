@@ -318,7 +318,7 @@ def test_task_4_forced_tokens_are_the_only_allowed_tokens(compiler, regex):
 
 
 def test_task_4_forced_tokens_save_steps(demo):
-    """Forced tokens are all accepted: same output, fewer steps."""
+    """All forced tokens are accepted as drafts: same output, fewer steps."""
     from tiny_llm import LLM
 
     llm = LLM(demo, kv_cache_bytes=2**23)

@@ -328,7 +328,8 @@ START, END = 8, 9
         ([START], [1, 2], False, END),
         ([START, 1], [2, END], False, None),  # a draft token ends the reasoning
         ([START, 1, 2, END, 3, 4], [], False, None),
-        ([START, 1, END, 5, 5, START], [2], False, END),  # both reasoning blocks count
+        # The tokens of both reasoning blocks count.
+        ([START, 1, END, 5, 5, START], [2], False, END),
         ([1, 2], [], True, END),
         ([1], [], True, None),
     ],

@@ -162,7 +162,7 @@ def test_task_3_longer_match_takes_precedence():
 
 
 def naive_match(text: Sequence[int]) -> tuple[int, int]:
-    """Reference without an index: extends each match or searches the text for a new one."""
+    """Reference without an index: extends the match or searches the text for a new match."""
     expected, matched = -1, 0
     for end in range(1, len(text) + 1):
         if expected >= 0:

@@ -277,7 +277,7 @@ class RecordingRouter:
 
 
 def pool_of(*replicas: ScriptedReplica) -> tuple[RoutedReplicaPool, RecordingRouter]:
-    """A pool and its router."""
+    """A pool of the replicas, and the pool's router."""
     router = RecordingRouter()
     return RoutedReplicaPool(replicas, router), router
 
@@ -303,7 +303,7 @@ def test_task_4_response_is_streamed_and_counted():
         replica.resume.set()
         rest = await bodies(batches)
         assert rest == [b"2"], f"expected [b'2'], got {rest}"
-        assert pool.loads == {0: 0, 1: 0}, f"expected none in flight, got {pool.loads}"
+        assert pool.loads == {0: 0, 1: 0}, f"expected no request in flight, got {pool.loads}"
         assert router.choices == [("Once", {0: 0, 1: 0})], (
             f"expected the request's key, got {router.choices}"
         )
@@ -320,7 +320,7 @@ def test_task_4_closed_stream_is_no_longer_counted():
         batches = stream(pool)
         await anext(batches)
         await batches.aclose()
-        assert pool.loads == {0: 0}, f"expected none in flight, got {pool.loads}"
+        assert pool.loads == {0: 0}, f"expected no request in flight, got {pool.loads}"
         assert replica.num_closed == 1, "expected the replica's generator to be closed"
         assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
 
@@ -334,7 +334,7 @@ def test_task_4_failed_request_is_no_longer_counted():
         pool, router = pool_of(ScriptedReplica(RuntimeError("internal error")))
         with pytest.raises(RuntimeError, match="internal error"):
             await bodies(stream(pool))
-        assert pool.loads == {0: 0}, f"expected none in flight, got {pool.loads}"
+        assert pool.loads == {0: 0}, f"expected no request in flight, got {pool.loads}"
         assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
 
     asyncio.run(run())
@@ -367,7 +367,7 @@ def test_task_4_lost_replica_fails_all_its_requests():
         both = [stream(pool), stream(pool)]
         for batches in both:
             await anext(batches)
-        assert pool.loads == {0: 2}, f"expected two in flight, got {pool.loads}"
+        assert pool.loads == {0: 2}, f"expected two requests in flight, got {pool.loads}"
         lost.resume.set()
         results = await asyncio.gather(*map(bodies, both), return_exceptions=True)
         kinds = [type(result).__name__ for result in results]
@@ -391,6 +391,6 @@ def test_task_4_new_requests_see_requests_in_flight():
             replica.resume.set()
         await asyncio.gather(*responses)
         counts = [replica.num_requests for replica in replicas]
-        assert counts == [2, 1], f"expected 2 and 1 requests, got {counts}"
+        assert counts == [2, 1], f"expected 2 and 1 requests on the replicas, got {counts}"
 
     asyncio.run(run())

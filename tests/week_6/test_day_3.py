@@ -131,7 +131,7 @@ def some_pages(num_pages: int, H: int, page_size: int, D: int) -> mx.array:
 
 
 def test_task_3_token_is_written_to_its_slot():
-    """With pages of 4 tokens, slot 6 is row 2 of page 1 in each head."""
+    """With pages of 4 tokens, slot 6 is row 2 of page 1 for each head."""
     pages, token = some_pages(3, 2, 4, 8), random(1, 2, 1, 8)
     before = pages + 0
     written = write_int8_rows(pages, token, mx.array([[6]], mx.int32))

@@ -209,7 +209,7 @@ def test_task_3_positions_at_the_prompt_end(num_tokens, page_size, expected):
     [
         ([0, 1, 2, 3, 4, 9], 0, 5),
         ([0, 1, 2, 3, 4, 9], 2, 5),
-        ([0, 1, 2, 3, 4], 0, 4),  # one token must be computed
+        ([0, 1, 2, 3, 4], 0, 4),  # at least one token must be computed
         ([0, 1, 8, 8, 8], 1, 2),
         ([8, 1, 2], 0, 0),
         ([0, 1, 50, 51, 9], 0, 4),
@@ -268,7 +268,7 @@ def test_task_4_eviction_requires_a_lower_priority(below, can_evict):
 
 
 def test_task_4_unused_checkpoints_age():
-    """An unused long prompt is eventually evicted; a used one stays."""
+    """An unused checkpoint of a long prompt is eventually evicted; a used one is kept."""
     nodes, checkpoints, _ = full_table(20, 20, 1)
     root = nodes[0]
     while root.parent is not None:
@@ -336,7 +336,7 @@ def test_task_4_every_turn_continues_from_the_previous_one():
 
 
 def test_task_4_shared_system_prompt_is_computed_at_most_twice():
-    """The second request checkpoints the point where prompts diverge; the third one hits it."""
+    """The second request checkpoints the position where prompts diverge; the third hits it."""
     sched = scheduler(num_state_slots=9, page_size=4, num_pages=100, max_num_batched_tokens=64)
     system = list(range(17))
     cached = [
@@ -346,7 +346,7 @@ def test_task_4_shared_system_prompt_is_computed_at_most_twice():
 
 
 def test_task_4_second_turn_equals_a_cold_run():
-    """A hybrid model in the engine, with and without the first turn's checkpoints."""
+    """A hybrid model in the engine: turn 2 with and without the checkpoints of turn 1."""
     model: Any = random_checkpoint(CONFIG), load("demo")[1]
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     first = list(range(100, 170))

@@ -53,7 +53,7 @@ def test_task_1_different_tokens_have_different_keys(one, other):
 
 
 def test_task_1_key_depends_on_the_whole_prefix():
-    """The same tokens after another prefix have different keys and values."""
+    """Equal tokens after different prefixes have different keys and values."""
     first, second = key_of_prefix([1, 2], [7, 8]), key_of_prefix([3, 4], [7, 8])
     assert first != second, (
         "expected different keys for [7, 8] after [1, 2] and [3, 4], got the same"
@@ -267,7 +267,7 @@ def test_task_4_pages_are_stored(tmp_path):
 
 
 def test_task_4_crash_at_any_operation(tmp_path, monkeypatch):
-    """Indexed pages are intact, and the next process can write the missing ones."""
+    """Indexed pages are intact after a crash, and the next process can write the missing pages."""
     for survives in range(100):
         directory = tmp_path / str(survives)
         with monkeypatch.context() as patch:

@@ -231,9 +231,13 @@ def test_task_4_model_corrects_itself():
     agent, _ = scripted_agent([mistaken, READ_B, ANSWER])
     transcript = agent.run("Read a.txt and b.txt.")
     contents = [message["content"] for message in transcript.messages if message["role"] == "tool"]
-    assert contents[0].startswith("error: "), f"expected an error first, got {contents}"
+    assert contents[0].startswith("error: "), (
+        f"expected an error as the first result, got {contents}"
+    )
     assert contents[1:] == ["b.txt []"], f"expected a result after the correction, got {contents}"
-    assert transcript.stop_reason == "answer", f"expected an answer, got {transcript.stop_reason}"
+    assert transcript.stop_reason == "answer", (
+        f"expected the stop reason 'answer', got {transcript.stop_reason}"
+    )
 
 
 @pytest.mark.parametrize(("limit", "reason"), [(2, "max_steps"), (3, "answer"), (9, "answer")])
@@ -264,7 +268,7 @@ def test_task_4_no_request_at_the_limit():
     count = len(model.prompts)
     assert count == 2, f"expected no request after 2 of 2 steps, got {count - 2}"
     reason = transcript.stop_reason
-    assert reason == "max_steps", f"expected max_steps, got {reason}"
+    assert reason == "max_steps", f"expected the stop reason max_steps, got {reason}"
 
 
 def test_task_4_higher_limit_continues_the_run():

@@ -82,7 +82,9 @@ def test_task_1_branches_have_separate_files(tmp_path):
     (first.workspace / "notes" / "a.txt").write_text("new")
     folders = (workspace, first.workspace, second.workspace)
     texts = [(folder / "notes" / "a.txt").read_text() for folder in folders]
-    assert texts == ["old", "new", "old"], f"run, branch 0, branch 1: expected old, got {texts}"
+    assert texts == ["old", "new", "old"], (
+        f"run, branch 0, branch 1: expected old, new, old, got {texts}"
+    )
 
 
 def test_task_1_seeds(tmp_path):
@@ -98,7 +100,7 @@ def test_task_1_seeds(tmp_path):
 
 
 def test_task_1_branches_run_independently(tmp_path):
-    """The model's message depends on the seed; each branch writes to its workspace."""
+    """The model's message depends on the branch's seed; each branch writes to its own workspace."""
     transcript, workspace = start_run(tmp_path)
 
     def make_agent(folder: Path) -> Agent:

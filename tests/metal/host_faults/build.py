@@ -44,7 +44,7 @@ def build() -> Path:
 def _with_fault(text: str, number: int, fault: Fault) -> str:
     if text.count(fault.right) != 1:
         raise RuntimeError(
-            f"{fault.file}: expected {fault.right!r} once, found it {text.count(fault.right)} times"
+            f"{fault.file}: expected {fault.right!r} once, found {text.count(fault.right)} times"
         )
     if fault.right.endswith(";"):
         selected = f"if (is_active({number})) {{ {fault.wrong} }} else {{ {fault.right} }}"

@@ -99,7 +99,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
             {"sliding_window": LAST},
         ),
         ({**MIXTURE, **SWITCHED_ON, "max_window_layers": 28}, {"sliding_window": BOTH}),
-        # transformers ignores the field, too
+        # transformers also ignores Llama's sliding_window
         ({**LLAMA, "sliding_window": 64}, {"sliding_window": None}),
         (
             {**MISTRAL, "sliding_window": 64, "layer_types": ["full_attention"] * 2},

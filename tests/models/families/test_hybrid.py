@@ -237,7 +237,7 @@ def test_decoding_continues_from_the_state_of_any_token():
     whole = run_span(paged, IDS[:20], 0, -1, [(19, 0)])
     mx.eval(whole)
     run_span(paged, IDS[:10], 0, -1, [(9, 0)])
-    # In place: reads slot 0 and stores the state after each of 10 tokens.
+    # In-place update: reads slot 0 and writes slots 0 to 9, one per token.
     tail = run_span(paged, IDS[10:20], 10, 0, [(i, i) for i in range(10)])
     assert_same_bits(tail, whole[10:], "tail")
     for accepted in (9, 4, 0):
