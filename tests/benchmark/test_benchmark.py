@@ -213,10 +213,10 @@ def test_utilization_uses_the_limits_around_each_round():
     for slowdown in (1.25, 2.0, 4.0):
         results.add("tiny-llm", decode, {"seconds": slowdown * bound_s})
     assert results.share_of_round_limits("tiny-llm", decode) == pytest.approx(0.8), (
-        "expected the median of 0.8, 0.5 and 1"
+        "expected 0.8, the median of 0.8, 0.5 and 1"
     )
     assert results.share("tiny-llm", decode) == pytest.approx(0.5), (
-        "expected a share of the best limits"
+        "expected a share of the best round's limits"
     )
     assert results.share_of_round_limits("tiny-llm", METRICS["prefill-512"]) is None
     assert results.above_limits() == []
@@ -391,11 +391,11 @@ def test_ab_comparison_alternates_its_workers(capsys):
     metric = METRICS["decode-128"]
     seconds = ab_compare.run_interleaved(workers, metric, rounds=3, limit_s=1)
     assert seconds == {"other": [2.0, 4.0, 8.0], "this": [1.0, 4.0, 6.0]}, (
-        "warm-up runs must not count"
+        "expected the times of all runs except the warm-up"
     )
     assert calls == ["other", "this", "this", "other"] * 2
     assert ab_compare.report(metric, seconds)["ratio"] == 0.75, (
-        "expected the median of 0.5, 1 and 0.75"
+        "expected 0.75, the median of 0.5, 1 and 0.75"
     )
     line = "| decode | 4000.00 | 2000.00 | 4000.00 | 1000.00 | 0.750 |"
     assert capsys.readouterr().out.strip() == line

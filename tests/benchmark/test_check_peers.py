@@ -74,7 +74,7 @@ def test_peer_with_different_tokens_is_detected(checkpoint, exact):
     assert right.equal == NEW_TOKENS
     wrong = reference.agreement(prompt, FakePeer(reference, 9).ask(request), TIES[exact])
     assert wrong.equal == 0
-    assert wrong.ties < NEW_TOKENS / 4, "few tokens at rank ten may count as ties"
+    assert wrong.ties < NEW_TOKENS / 4, "expected few ties among the tokens at rank ten"
 
 
 def test_tokens_a_peer_never_chooses_are_excluded(checkpoint):

@@ -127,7 +127,9 @@ def test_pending_commands_run_in_any_order_allowed_by_barriers(gpu, order):
     try:
         actual = [two_steps(one, weight) for one in inputs]
         mx.eval(actual)
-        assert gpu.launches["swiglu_elements_float32"] == 3, "expected the commands to be pending"
+        assert gpu.launches["swiglu_elements_float32"] == 3, (
+            "expected 3 launches: the deferred commands must be pending"
+        )
         emulator.finish()
     finally:
         emulator.defer(False)

@@ -480,4 +480,4 @@ def test_invalid_arguments_are_rejected_or_harmless(instruction_set, name, data)
         outcome(name, kwargs)
     except (ValueError, TypeError) as error:
         message = str(error)
-    assert name in message, "expected the error to name the operation"
+    assert name in message, "expected the error message to name the operation"

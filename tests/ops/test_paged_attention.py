@@ -176,7 +176,9 @@ def test_context_beyond_the_block_table_is_nan_in_its_sequence_only(instruction_
     tables, query = padded(table), random(2, 4, 2, 40, dtype=dtype)
     expected = paged_attention(query, keys, values, tables, mx.array([32, 20]), 8)
     actual = paged_attention(query, keys, values, tables, mx.array([length, 20]), 8)
-    assert np.isfinite(as_numpy(expected)).all(), "expected finite values: 32 tokens fill the table"
+    assert np.isfinite(as_numpy(expected)).all(), (
+        "expected finite values: all 32 tokens are in the block table"
+    )
     assert np.isnan(as_numpy(actual[0])).all()
     assert_same_bits(actual[1], expected[1], "other sequence")
 

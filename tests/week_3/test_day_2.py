@@ -372,7 +372,7 @@ def test_task_4_add_request_does_not_copy():
     assert batch.lengths == [None, 9]
     in_use = pool.num_pages - pool.num_free_pages
     batch.remove_request(1)
-    assert pool.num_free_pages == in_use, "expected the slot's pages to be freed"
+    assert pool.num_free_pages == in_use, "expected the slot's pages in the free list"
     assert batch.lengths == [None, None]
     other = ShadowedCache(pool)
     other.append(5)

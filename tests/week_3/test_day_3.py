@@ -313,11 +313,11 @@ def test_task_2_admission_shares_pages_and_allocates_the_rest():
     shared = [node.page for node in cache.path]
     expected = [*shared, 2, 3]
     assert list(request.page_ids) == expected, "expected the shared pages, then new ones"
-    assert request.num_shared == 2, "expected the path's 2 pages"
-    assert request.num_computed == 8, "expected the 8 tokens of the 2 shared pages"
+    assert request.num_shared == 2, "expected the path's 2 pages to be shared"
+    assert request.num_computed == 8, "expected 8 computed tokens, those of the 2 shared pages"
     assert request.last_node is cache.path[-1], "expected the path's last node as last_node"
     readers = list(cache.readers.values())
-    assert readers == [1, 1], "expected one acquire(path): a reader per shared page"
+    assert readers == [1, 1], "expected one acquire(path), so one reader per shared page"
     assert pages.allocator.num_free == 2
 
 
@@ -329,7 +329,9 @@ def test_task_2_admission_without_a_hit_starts_at_the_root():
     assert (request.num_shared, request.num_computed) == (0, 0), (
         "expected no shared or computed tokens"
     )
-    assert request.last_node is cache.root, "expected root_of(adapter): the next page's parent"
+    assert request.last_node is cache.root, (
+        "expected root_of(adapter), the parent of the first page"
+    )
 
 
 def test_task_2_new_pages_do_not_evict_the_shared_ones():
@@ -390,7 +392,7 @@ def test_task_3_fcfs_admission_within_memory():
     add(sched, "larger", 20, max_tokens=2)
     add(sched, "small", 1, max_tokens=2, first=99)
     assert [chunk[0] for chunk in step(sched)] == ["large"], (
-        "small would fit, but must wait its turn"
+        "'small' would fit, but must wait for 'large'"
     )
     assert [chunk[0] for chunk in step(sched)] == ["large"]
     assert [chunk[0] for chunk in step(sched)] == ["larger"]

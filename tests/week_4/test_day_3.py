@@ -161,7 +161,7 @@ def test_task_3_lines_in_flight():
     # 100 ns at 31 GB/s: about 50 cache lines.
     assert bytes_in_flight(100e-9, 31e9) == pytest.approx(3100)
     assert bytes_in_flight(200e-9, 31e9) == pytest.approx(6200), (
-        "expected twice the bytes at twice the latency"
+        "expected twice the bytes in flight at twice the latency"
     )
 
 

@@ -35,7 +35,9 @@ def test_task_1_fit_uses_all_measurements():
         4: Timings(1, 13e-6),
     }
     # By hand: Σ(n − 2.5)(t − 11.5) / Σ(n − 2.5)² = 7 / 5.
-    assert seconds_per_node(measured) == pytest.approx(1.4e-6), "expected a least-squares fit"
+    assert seconds_per_node(measured) == pytest.approx(1.4e-6), (
+        "expected the slope of a least-squares fit"
+    )
 
 
 def test_task_1_remaining_step_time():
@@ -43,7 +45,7 @@ def test_task_1_remaining_step_time():
         "expected the time of 20 nodes to remain"
     )
     assert captured_time_fraction(20, 20, 4e-6, 2e-3) == 1
-    assert captured_time_fraction(1000, 10, 5e-6, 1e-3) == 0, "expected at least 0"
+    assert captured_time_fraction(1000, 10, 5e-6, 1e-3) == 0, "expected 0, not a negative fraction"
 
 
 def steps_of(function, *given):

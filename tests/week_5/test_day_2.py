@@ -70,7 +70,7 @@ def test_task_1_outputs_below_the_limit_stay_separate():
     for text in "abc":
         outputs.put(output(text))
     texts = [item.text for item in queued(outputs)]
-    assert texts == ["a", "b", "c"], f"expected three outputs, got {texts}"
+    assert texts == ["a", "b", "c"], f"expected three separate outputs, got {texts}"
 
 
 @pytest.mark.parametrize("num_completions", [1, 3])
@@ -80,7 +80,7 @@ def test_task_1_length_is_bounded_and_nothing_is_lost(num_completions):
         for index in range(num_completions):
             outputs.put(output(chr(ord("a") + (step + index) % 26), index))
     length = len(queued(outputs))
-    assert length == limit, f"expected {limit} items, got {length}"
+    assert length == limit, f"expected {limit} queued items, got {length}"
     for index in range(num_completions):
         own = [item for item in queued(outputs) if item.index == index]
         text = "".join(item.text for item in own)
@@ -303,7 +303,7 @@ class Engine:
         self.running.pop(request_id, None)
 
     def step(self) -> list[StreamOutput]:
-        assert self.running, "expected no step without requests, got one"
+        assert self.running, "expected no engine step without running requests, got one"
         self._steps += 1
         self.history.append("step of " + ", ".join(self.running))
         for command in self._arrivals.pop(self._steps, ()):
@@ -469,7 +469,7 @@ def test_task_3_prefixes_are_precomputed_while_idle():
     harness = LoopHarness(Precompute((1, 2)), add("a"), arrivals={1: [Shutdown()]})
     harness.run()
     assert harness.engine.history == ["add a", "step of a"], (
-        f"expected requests first, got {harness.engine.history}"
+        f"expected requests before precomputation, got {harness.engine.history}"
     )
     harness = LoopHarness(Precompute((1, 2)))
     with pytest.raises(EndlessWaitError):

@@ -115,7 +115,9 @@ def test_task_1_text_cut_anywhere():
         assert scanner.feed(text[:cut]) == (cut, False), f"expected {text[:cut]!r} to be a prefix"
         number, is_complete = scanner.feed(text[cut:])
         expected = (len(text) - cut, True)
-        assert (number, is_complete) == expected, f"after {text[:cut]!r}: expected {expected}"
+        assert (number, is_complete) == expected, (
+            f"after {text[:cut]!r}: expected (characters, is_complete) {expected}"
+        )
 
 
 def test_task_1_token_mask_by_definition():

@@ -125,7 +125,7 @@ def test_task_1_text_is_emitted_as_early_as_possible():
         [],  # held back, since whitespace before a tag is dropped
     ]
     assert actual == expected, f"expected {expected}, got {actual}"
-    assert parser.feed("x") == [TextDelta(" x")], "expected the held-back space before the text"
+    assert parser.feed("x") == [TextDelta(" x")], "expected the held-back space to precede the text"
 
 
 def test_task_1_held_back_text_is_emitted_at_the_end():
@@ -218,7 +218,7 @@ def test_task_3_peek(chunks, expected):
     source = TextSource(chunks[0])
     actual = drive(source.peek("<a>", "[b]"), source, *chunks[1:])
     assert actual == expected, f"expected {expected} (None: wait for more text), got {actual}"
-    assert source.buffer == "".join(chunks), "expected the text to stay in the buffer"
+    assert source.buffer == "".join(chunks), "expected peeking not to remove text from the buffer"
 
 
 def events(*chunks: str, tool_format: ToolCallFormat | None = None) -> list[Any]:

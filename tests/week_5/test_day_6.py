@@ -110,7 +110,7 @@ def test_task_2_long_matches_share_a_rate():
         )
     low = rates.rate(MAX_MATCH_LENGTH - 1)
     assert low == pytest.approx(1 - 1 / (MAX_MATCH_LENGTH - 1)), (
-        "expected shorter lengths to be unchanged"
+        "expected the rates of shorter match lengths to be unchanged"
     )
 
 
@@ -261,5 +261,5 @@ def test_task_4_edited_text_takes_few_steps():
         steps += 1
         assert len(text) - len(prompt) >= steps, "expected at least one token per step"
     actual = text[len(prompt) :][: len(edited)]
-    assert actual == edited, "expected the target's own output"
+    assert actual == edited, "expected the target model's output"
     assert steps <= 30, f"expected at most 30 steps for 120 tokens, got {steps}"

@@ -59,7 +59,7 @@ def test_task_1_next_turn_extends_the_key():
 
 def test_task_1_different_tokens_have_different_keys():
     one, other = key_of(prompt=[1, 22]), key_of(prompt=[12, 2])
-    assert one != other, f"expected two keys, got {one!r} for both"
+    assert one != other, f"expected different keys, got {one!r} for both"
 
 
 def test_task_1_deeply_nested_body():
@@ -79,7 +79,9 @@ def test_task_2_whole_pieces_have_hashes(length):
 
 
 def test_task_2_hash_depends_on_preceding_pieces():
-    assert chunk_hashes(A + B) == chunk_hashes(A + B + "rest"), "expected equal hashes"
+    assert chunk_hashes(A + B) == chunk_hashes(A + B + "rest"), (
+        "expected equal hashes: a partial chunk is not hashed"
+    )
     both = set(chunk_hashes(A + C)) & set(chunk_hashes(B + C))
     assert not both, f"expected no common hashes of AC and BC, got {len(both)}"
     repeated = set(chunk_hashes(A * 3))
@@ -298,7 +300,7 @@ def test_task_4_response_is_streamed_and_counted():
         pool, router = pool_of(replica, ScriptedReplica())
         batches = stream(pool)
         first = await anext(batches)
-        assert first[0]["body"] == b"1", f"expected the first body at once, got {first}"
+        assert first[0]["body"] == b"1", f"expected the first body immediately, got {first}"
         assert pool.loads == {0: 1, 1: 0}, f"expected one request in flight, got {pool.loads}"
         replica.resume.set()
         rest = await bodies(batches)
@@ -321,7 +323,7 @@ def test_task_4_closed_stream_is_no_longer_counted():
         await anext(batches)
         await batches.aclose()
         assert pool.loads == {0: 0}, f"expected no request in flight, got {pool.loads}"
-        assert replica.num_closed == 1, "expected the replica's generator to be closed"
+        assert replica.num_closed == 1, "expected the replica's generator to be closed once"
         assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
 
     asyncio.run(run())
@@ -346,7 +348,7 @@ def test_task_4_lost_replica_gets_no_further_requests():
         pool, router = pool_of(lost, other)
         with pytest.raises(ReplicaLostError):
             await bodies(stream(pool))
-        assert pool.loads == {1: 0}, f"expected only replica 1, got {pool.loads}"
+        assert pool.loads == {1: 0}, f"expected only replica 1 in the pool, got {pool.loads}"
         assert router.forgotten == [0], (
             f"expected replica 0 to be forgotten, got {router.forgotten}"
         )
@@ -372,9 +374,9 @@ def test_task_4_lost_replica_fails_all_its_requests():
         results = await asyncio.gather(*map(bodies, both), return_exceptions=True)
         kinds = [type(result).__name__ for result in results]
         assert kinds == ["ReplicaLostError"] * 2, (
-            f"expected ReplicaLostError for both, got {results}"
+            f"expected ReplicaLostError for both requests, got {results}"
         )
-        assert pool.loads == {}, f"expected no replica, got {pool.loads}"
+        assert pool.loads == {}, f"expected an empty pool, got {pool.loads}"
 
     asyncio.run(run())
 

@@ -82,7 +82,9 @@ def test_task_2_sort_round_trip(num_products):
     order, inverse = sort_by_expert(experts)
     in_order = experts[order]
     assert in_order.tolist() == sorted(experts.tolist())
-    assert in_order[inverse].tolist() == experts.tolist(), "expected the original order"
+    assert in_order[inverse].tolist() == experts.tolist(), (
+        "expected `inverse` to restore the original order"
+    )
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,9 @@ def test_task_2_kv_shards_by_head_and_embedding_by_token():
     cut = [
         part.slice_tensor("model.layers.0.self_attn.k_proj.weight", heads) for part in parts_of(4)
     ]
-    assert [each.shape for each in cut] == [(32, 8)] * 4, "expected one whole head per rank"
+    assert [each.shape for each in cut] == [(32, 8)] * 4, (
+        "expected all 32 rows of one head per rank"
+    )
     assert [each[0, 0].item() for each in cut] == [0, 0, 1, 1], (
         "expected adjacent ranks to share a head"
     )

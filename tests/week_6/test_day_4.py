@@ -74,7 +74,9 @@ def test_task_1_chunks_are_bitwise_equal(dtype, chunk):
         y, tails = causal_conv1d_sequence(x[start : start + chunk], weight, tail)
         rows.append(y)
         tail = tails[-1]
-        assert tail.shape == (3, 6), f"expected a tail of 3 inputs, got shape {tail.shape}"
+        assert tail.shape == (3, 6), (
+            f"expected a convolution tail of 3 inputs, got shape {tail.shape}"
+        )
     assert_same_bits(mx.concatenate(rows), whole, f"outputs in chunks of {chunk}")
 
 

@@ -181,7 +181,7 @@ def test_task_2_checkpoints_inside_a_chunk():
         f"of the chunk, got {indices}"
     )
     slots = [slot for _, slot in chunk.state_writes]
-    assert len(set(slots)) == 3, f"expected three slots, got {slots}"
+    assert len(set(slots)) == 3, f"expected three different slots, got {slots}"
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,9 @@ def test_task_4_clock_never_goes_back():
     assert checkpoints._clock == 30, (
         f"eviction at priority 2, below the clock: expected clock 30, got {checkpoints._clock}"
     )
-    assert nodes[1] not in checkpoints.by_node, "expected the lowest priority to be evicted"
+    assert nodes[1] not in checkpoints.by_node, (
+        "expected the checkpoint with the lowest priority to be evicted"
+    )
 
 
 def test_task_4_next_checkpoint_inherits_the_pages():

@@ -86,7 +86,7 @@ def test_task_2_header():
     header = page_header(KEY, PAYLOAD)
     assert len(header) == HEADER_BYTES, f"expected {HEADER_BYTES} bytes, got {len(header)}"
     assert header[:16] == MAGIC, f"expected {MAGIC!r}, got {header[:16]!r}"
-    assert header[16:36] == KEY, f"expected the key, got {header[16:36]!r}"
+    assert header[16:36] == KEY, f"expected the page key, got {header[16:36]!r}"
     length = int.from_bytes(header[36:44], "little")
     assert length == len(PAYLOAD), f"expected a length of {len(PAYLOAD)}, got {length}"
     checksum, expected = int.from_bytes(header[44:], "little"), zlib.crc32(header[:44] + PAYLOAD)

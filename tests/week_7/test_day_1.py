@@ -219,7 +219,9 @@ ANSWER = assistant("In b.txt.")
 def test_task_4_runs_to_the_answer():
     agent, model = scripted_agent([READ_A, READ_B, ANSWER])
     transcript = agent.run("Read a.txt and b.txt.")
-    assert transcript.answer == "In b.txt.", f"expected the answer, got {transcript.answer!r}"
+    assert transcript.answer == "In b.txt.", (
+        f"expected the answer 'In b.txt.', got {transcript.answer!r}"
+    )
     assert transcript.steps == 3, f"expected 3 steps, got {transcript.steps}"
     assert_complete(transcript.messages)
     lengths = [len(prompt) for prompt in model.prompts]

@@ -112,7 +112,7 @@ def test_task_2_workspace_has_the_files_of_the_task():
     files = {"total.txt": "7", "notes/öl/a.txt": "größer"}
     for number in (0, 1):
         run_case(replace(TASK, files=files), number, make_agent)
-    assert found[0] == files, f"expected {files}, got {found[0]}"
+    assert found[0] == files, f"expected the files {files}, got {found[0]}"
     assert found[1] == files, f"second run: expected {files} again, got {found[1]}"
 
 
@@ -210,7 +210,9 @@ def test_task_4_report_does_not_depend_on_the_order():
     for seed in range(5):
         shuffled = random.Random(seed).sample(RESULTS, len(RESULTS))
         actual = report(shuffled)
-        assert actual == expected, f"expected the same report:\n{expected}\ngot\n{actual}"
+        assert actual == expected, (
+            f"expected a report independent of the order:\n{expected}\ngot\n{actual}"
+        )
 
 
 @pytest.mark.parametrize(
