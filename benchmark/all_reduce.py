@@ -45,7 +45,8 @@ def fit(seconds: Mapping[int, float], ranks: int) -> Link:
     n_bytes = np.array(list(seconds), dtype=float)
     measured = np.array(list(seconds.values()))
     messages = ranks - 1
-    # all_reduce_seconds is linear in the latency and in 1/bandwidth.
+    # `all_reduce_seconds` is linear in the latency and in 1/bandwidth: a linear least-squares
+    # problem.
     factors = np.stack([np.full_like(n_bytes, messages), messages * n_bytes], axis=1)
     (latency, per_byte), *_ = np.linalg.lstsq(factors / measured[:, None], np.ones_like(measured))
     return Link(float(latency), float(1 / per_byte), f"measured: {ranks} ranks on one machine")
@@ -64,7 +65,7 @@ def run_rank(group: Group, hidden: int, rounds: int) -> dict[int, tuple[float, f
             mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group))  # barrier
             start = time.perf_counter()
             mx.eval(all_reduce(array, group))
-            if round_number > 0:  # the first round warms up
+            if round_number > 0:  # round 0 is the warm-up
                 seconds[array.nbytes].append(time.perf_counter() - start)
     return {n_bytes: (min(t), statistics.median(t)) for n_bytes, t in seconds.items()}
 

@@ -86,7 +86,7 @@ class Reference:
         assert len(tokens) == NEW_TOKENS, "the output has the wrong length"
         cache = self._model.create_kv_cache()
         logits = np.array(self._model(mx.array([prompt + tokens]), 0, cache)[0])
-        logits = logits[len(prompt) - 1 : -1]  # logits that predict the output
+        logits = logits[len(prompt) - 1 : -1]  # rows that predict the output tokens
         allowed = tie * logits.std(-1)
         logits[:, reply["excluded"]] = -np.inf
         return agreement(logits, tokens, allowed)

@@ -24,7 +24,7 @@ from .systems.client import WorkerError, WorkerProcess
 from .timing import Times
 
 SHAPE = "qwen3-0.6b"
-CASES = ((1, 32), (1, 512), (16, 32), (16, 128))  # number of texts, tokens per text
+CASES = ((1, 32), (1, 512), (16, 32), (16, 128))  # (number of texts, tokens per text)
 LIMIT_S = 900  # per measurement
 MODULES = ("Transformer", "Pooling", "Normalize")
 OURS = "tiny-llm, bfloat16"

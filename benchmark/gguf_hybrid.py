@@ -21,7 +21,7 @@ LAYER_NAMES = {
     "linear_attn.out_proj": "ssm_out",
 }
 VECTOR_NAMES = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
-ROPE_SECTIONS = [11, 11, 10, 0]  # for image positions; no effect on text
+ROPE_SECTIONS = [11, 11, 10, 0]  # used for image positions only, so without effect on text
 FLOAT32 = ("ssm_conv1d.weight", "ssm_a", "ssm_dt.bias")
 
 

@@ -170,7 +170,7 @@ def _medians(rounds: dict[int, list[dict[str, float]]]) -> dict[int, dict[str, f
 def startup_and_memory(args: argparse.Namespace) -> dict[str, float]:
     """Measures the demo model's startup time and its memory growth per request."""
     seconds = []
-    for _ in range(1 + args.starts):  # the first start fills the page cache
+    for _ in range(1 + args.starts):  # the first start, not timed, fills the page cache
         server = our_server(DEMO)
         seconds.append(server.ready_seconds)
         server.close()

@@ -188,7 +188,7 @@ def _stored(name: str, weight: mx.array, bits: int | None, group_size: int) -> d
     packed, scales, biases = mx.quantize(weight, group_size=group_size, bits=bits)
     stem = name.removesuffix(".weight")
     tensors = {f"{stem}.weight": packed, f"{stem}.scales": scales, f"{stem}.biases": biases}
-    mx.eval(tensors)  # frees the unquantized weight
+    mx.eval(tensors)  # evaluated to free the unquantized weight
     return tensors
 
 

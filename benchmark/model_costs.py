@@ -22,7 +22,7 @@ from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.gated_delta_net import state_shape
 from tiny_llm.models.families.registry import config_of, read_config
 
-KV_BYTES = 2  # per cached element: bfloat16 or float16
+KV_BYTES = 2  # bytes per cached element in bfloat16 or float16
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def write_plot(results: Results, file: Path) -> None:
     for axis in axes[0]:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    labels = sorted(handles, key=lambda label: label not in COLORS)  # systems before limits
+    labels = sorted(handles, key=lambda label: label not in COLORS)  # systems first, then limits
     figure.legend(
         [handles[label] for label in labels],
         labels,

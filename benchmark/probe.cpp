@@ -40,7 +40,7 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-volatile float sink;  // consumes results, so that the compiler cannot eliminate the work
+volatile float sink;  // consumes results, so that the compiler cannot eliminate the computation
 
 /// Total work per second of all threads. The threads start together, and each repeats
 /// `work(thread)`, which returns the amount of work done, for `seconds`.
@@ -138,11 +138,11 @@ constexpr int kVectorBytes = 16;
 // Zen 5 issues two bfloat16 dot products per cycle with a latency of six cycles. Twelve sums should
 // suffice, but reach only 93 % of the peak because of other stalls.
 #if defined(__AVX512F__)
-constexpr int kSums = 24;  // of 32 vector registers
+constexpr int kSums = 24;  // of the 32 vector registers
 #elif defined(__aarch64__)
 constexpr int kSums = 16;  // of 32 vector registers
 #else
-constexpr int kSums = 12;  // of 16 vector registers; two more hold constants
+constexpr int kSums = 12;  // of the 16 vector registers; two more hold constants
 #endif
 typedef float Floats __attribute__((vector_size(kVectorBytes)));
 
@@ -193,7 +193,7 @@ inline double run_steps(int operations, const Step& step) {
 double f32_fma(int) {
     const Floats factor = Floats{} + 0.5f, addend = Floats{} + static_cast<float>(sink != 0);
     return run_steps<Floats>(2 * kVectorBytes / 4, [=](Floats sum) {
-        return sum * factor + addend;  // contracted to one instruction
+        return sum * factor + addend;  // the compiler contracts this to one fused multiply-add
     });
 }
 
@@ -287,7 +287,7 @@ double amx_int8(int) {
     _tile_zero(5);
     _tile_zero(6);
     _tile_zero(7);
-    for (int i = 0; i < kRounds; ++i) {  // four tiles of sums: a 32×32 result
+    for (int i = 0; i < kRounds; ++i) {  // four tiles of sums, together a 32×32 result
         _tile_dpbsud(0, 4, 6);
         _tile_dpbsud(1, 4, 7);
         _tile_dpbsud(2, 5, 6);

@@ -14,8 +14,8 @@ from .op_cases import EPS, POOL_BYTES, Case, ops, random
 
 H, D, K = 16, 128, 4  # number of key or value heads, head size, convolution width
 C = 3 * H * D
-SHAPES = ((1, 1), (16, 1), (1, 512))  # sequences, tokens per sequence
-STATE = 4 * H * D * D  # bytes of a float32 state
+SHAPES = ((1, 1), (16, 1), (1, 512))  # (sequences, tokens per sequence)
+STATE = 4 * H * D * D  # bytes of a layer's float32 state
 
 
 def in_place(state: mx.array, function: Callable[..., tuple[mx.array, mx.array]]) -> Any:

@@ -31,7 +31,7 @@ PROBE = Path(__file__).with_name("probe.cpp")
 # Buffer sizes: one that fits in the largest server caches (hundreds of megabytes), one that does
 # not. The higher bandwidth is used, because the limit must also hold for models that fit in cache.
 READ_BYTES = (5 << 26, 1 << 30)
-SECONDS = 0.4  # duration of each measurement
+SECONDS = 0.4  # duration of each measurement in seconds
 
 NATIVE = ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
 NO_AMX = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]

@@ -23,10 +23,10 @@ from .timing import Times, measure, step_seconds
 
 PREFILL_TOKENS = (128, 512, 4096)
 CONTEXTS = (128, 1024, 4096, 16384)
-LONG = (4096, 16384, 32768)  # prompts and contexts of --long
+LONG = (4096, 16384, 32768)  # prompt and context lengths of --long
 SAMPLED_CHUNKS = 4  # timed chunks per long prompt
 DECODE_SECONDS = 3.0
-SLOW_PREFILL_S = 20.0  # slower prompts run once
+SLOW_PREFILL_S = 20.0  # slower prompts are run only once
 
 
 def prefill_times(run: Callable[[], object], repeats: int) -> Times:

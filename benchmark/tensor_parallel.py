@@ -86,7 +86,7 @@ def serve(args: argparse.Namespace) -> None:
         milliseconds(llm, task, 0)
     print("ready", flush=True)
     for line in sys.stdin:
-        if line == EXIT:  # mpirun does not forward EOF on its standard input
+        if line == EXIT:  # needed because mpirun does not forward EOF on its standard input
             break
         task, number = line.split()
         print(milliseconds(llm, task, int(number)), flush=True)

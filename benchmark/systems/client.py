@@ -145,7 +145,7 @@ def export_once(python: str, module: str, source: Path, folder: Path, exact: boo
 
 def checkpoint_bytes(path: Path) -> int:
     """Size of a checkpoint's weights, a folder or a single file."""
-    suffixes = {".safetensors", ".bin", ".data"}  # .bin: OpenVINO, .data: ONNX
+    suffixes = {".safetensors", ".bin", ".data"}  # .bin is OpenVINO's suffix, .data ONNX's
     files = [f for f in path.iterdir() if f.suffix in suffixes] if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files)
 

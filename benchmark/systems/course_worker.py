@@ -27,8 +27,8 @@ from tiny_llm.sampler import make_sampler
 from .worker import DECODE_STEPS, UnsupportedError, serve, token_ids
 
 LIMIT_SECONDS = 2.0  # no further repetition starts after this time
-PROMPT_SECONDS = 15.0  # slower prompts are extrapolated
-SHORT_PROMPT = 4  # tokens of the prompt to extrapolate from
+PROMPT_SECONDS = 15.0  # times of slower prompts are extrapolated
+SHORT_PROMPT = 4  # tokens of the short prompt that is extrapolated
 
 
 def best_seconds(run: Callable[[], object], max_runs: int) -> float:

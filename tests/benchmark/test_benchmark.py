@@ -267,7 +267,8 @@ FAST = Machine("a processor faster than any", 2, 1e6, *[1e6] * 5)
         ("neon", False, 100, 100),
         ("avx2", True, 300, 100),
         ("avx2", False, 100, 100),
-        ("avx512", True, 200, 400 / 3),  # half of the operations at 200 GFLOP/s, half at 100
+        # 200 GFLOP/s for half of the operations, 100 for the other half.
+        ("avx512", True, 200, 400 / 3),
         ("avx512", False, 200, 400 / 3),
         ("amx", True, 1600, 400 / 3),
         ("amx", False, 200, 400 / 3),

@@ -13,7 +13,7 @@ from benchmark import check_peers
 from benchmark.agreement import Agreement, agreement
 from benchmark.check_peers import NEW_TOKENS, TIES, WORKERS, Reference, exact_matrix
 
-# Python with OpenVINO and ONNX Runtime installed; see benchmark/README.md.
+# Python interpreter with OpenVINO and ONNX Runtime; see benchmark/README.md.
 PYTHON = os.environ.get("TINY_LLM_PEERS_PYTHON", sys.executable)
 MODULES = {
     "openvino": "openvino_genai, optimum.intel",

@@ -224,7 +224,7 @@ def test_overwriting_a_shared_buffer_is_a_fault(gpu):
 # --- models ----------------------------------------------------------------------------------
 
 QUESTIONS = ["What is a cat?", "Who are you?", "What is two plus three?", "Hello!"]
-CACHE_BYTES = 2e6  # small, because the emulator copies kernel arguments
+CACHE_BYTES = 2e6  # small, because the emulator copies each kernel argument
 
 
 @pytest.mark.slow

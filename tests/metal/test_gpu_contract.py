@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 HALVES = [mx.float16, mx.bfloat16]
-FEW = 8  # maximum rows of the small-batch kernels
+FEW = 8  # maximum number of rows for the small-batch kernels
 
 
 class RealGpu:
@@ -245,10 +245,10 @@ def test_attention_kernels_agree_within_derived_bound(gpu, dtype, pages, S):
 
     few, many = as_numpy(attend(query[:, :, :4]))[0], as_numpy(attend(query))[0, :, :4]
     bound = attention_error_bound(query[0, :, :4], key[0], value[0], 64**-0.5)
-    bound += EPSILON[dtype] * np.abs(few)  # rounding of both results
+    bound += EPSILON[dtype] * np.abs(few)  # rounding of both kernels' results
     ratio = (np.abs(few - many) / bound).max()
     assert ratio <= 1, ratio
-    # The bound is tight enough to detect an extra key.
+    # In float32, the bound is tight enough to detect an extra key.
     if dtype == mx.float32:
         other = as_numpy(
             kernels.flash_attention(

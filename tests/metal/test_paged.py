@@ -16,7 +16,8 @@ from .support import DTYPE_NAMES, ORDERS, as_bound, run
 
 P, H, GROUP, PAGE, D = 9, 2, 2, 8, 40
 TABLE = mx.array([[3, 1, -1], [7, -1, -1], [0, 5, 8], [2, 99, -1]], mx.int32)
-LENS = mx.array([13, 0, 24, 9], mx.int32)  # the last sequence has an invalid page, 99
+# Tokens per sequence; the last sequence has an invalid page, 99.
+LENS = mx.array([13, 0, 24, 9], mx.int32)
 
 VARIANTS = ["readable", "fast"]
 
@@ -81,7 +82,7 @@ def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
     contexts = [0, 1, page_size - 1, page_size, page_size + 1, 259 if D < 100 else 40]
     group = 3 if D == 33 else 2
     pairs = sequences_of(contexts, D, dtype)
-    keys, values, table = cut_into_pages(pairs, page_size)  # NaN in unused slots
+    keys, values, table = cut_into_pages(pairs, page_size)  # unused slots contain NaN
     query = random(len(contexts), group, L, D, dtype=dtype)
     actual = paged_attend("fast", query, keys, values, padded(table), contexts)
     longest = max(contexts)
@@ -182,7 +183,7 @@ def test_many_sequences(seed):
     bounds, table = np.cumsum([0, *lengths]).astype(np.int32), padded(table)
     query = random(int(bounds[-1]), group, D)
     if seed == 3:
-        bounds[[20, 32, 50]] = 1  # descending bounds: the preceding sequence has fewer tokens
+        bounds[[20, 32, 50]] = 1  # descending bounds: each preceding sequence has fewer tokens
     actual = paged_attend("fast", query, keys, values, table, contexts, bounds)
     expected = kernels.extension().paged_attention_varlen(
         query, keys, values, mx.array(bounds), mx.array(contexts), table, stream=mx.cpu

@@ -98,7 +98,7 @@ def test_matmuls_stay_within_the_limits(name):
     assert exceeded(row) == []
 
 
-@pytest.mark.slow  # compiles the file again
+@pytest.mark.slow  # compiles the kernel source again
 def test_matvec_reads_each_weight_once_for_four_rows():
     """For four rows, b is read once and a once per four outputs."""
     job = job_named("quantized_matmul decode 0.6b, 4×3072×1024, 4 bits, groups of 128")

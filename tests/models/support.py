@@ -94,7 +94,7 @@ def run_steps(
     Returns:
         Logits of all tokens of all steps, tokens × vocabulary size.
     """
-    has_state = getattr(model, "state_bytes", 0) > 0  # absent in Week 3's model
+    has_state = getattr(model, "state_bytes", 0) > 0  # Week 3's model has no state_bytes
     storage = model.create_paged_storage(4 * PAGES_PER_SEQUENCE, *([4] if has_state else []))
     logits = []
     for step in steps:

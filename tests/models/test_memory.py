@@ -101,7 +101,7 @@ GROUP = {"a/memory.max": str(2**30), "a/memory.stat": ""}
 @pytest.mark.parametrize(
     ("left", "stall", "group_stall", "expected"),
     [
-        (2**30 // 2, 90, 90, False),  # only another control group is short of memory
+        (2**30 // 2, 90, 90, False),  # the memory pressure is in another control group
         (2**30 // 5, 0, 0, False),
         (2**30 // 5, 12, 0, True),
         (2**30 // 5, 0, 12, True),

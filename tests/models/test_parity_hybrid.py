@@ -240,7 +240,7 @@ def test_layouts_have_equal_arrays_and_mlx_lm_logits(model, tmp_path):
         for name in ("rope_theta", "partial_rotary_factor"):
             config[name] = config["rope_parameters"][name]
         config["mlp_only_layers"], config["decoder_sparse_step"] = [], 1
-    elif "moe" in config["model_type"]:  # as in the hub's checkpoints, with stacked experts
+    elif "moe" in config["model_type"]:  # stacked experts, as in the Hub's checkpoints
         tensors = {name: mx.array(x.numpy()) for name, x in theirs.state_dict().items()}
         assert "model.layers.0.mlp.experts.gate_up_proj" in map(without_prefix, tensors)
     tensors["mtp.fc.weight"] = mx.ones((4, 4))

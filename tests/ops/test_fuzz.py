@@ -58,7 +58,7 @@ class Arguments:
             return mx.contiguous(x.T).T
         if layout == "inside":
             return mx.concatenate([x, x, x], axis=0)[x.shape[0] : 2 * x.shape[0]]
-        return mx.broadcast_to(x[:1], x.shape)  # stride 0, so all rows become the first row
+        return mx.broadcast_to(x[:1], x.shape)  # stride 0: all rows equal the first row
 
 
 def reference_rms_norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -413,7 +413,7 @@ NO_OPERATIONS = {
     "emulated_gpu",
     "instruction_set",
     "instruction_sets",
-    "prepack_weight",  # not lazy; see tests/ops/test_prepack.py
+    "prepack_weight",  # not lazy; tested in tests/ops/test_prepack.py
     "prepack_weight_from_file",
     "prepack_rows",
     "extend_rows",

@@ -70,7 +70,7 @@ def test_repeated_shapes_are_captured():
     assert counts == [
         (1, False),
         (2, False),
-        (3, True),  # 1×1 again: captured with placeholders
+        (3, True),  # the second 1×1 call is captured with placeholders
         (3, True),
         (4, False),
         (5, True),  # 2×1 again
@@ -134,7 +134,7 @@ def test_threads_use_separate_streams(make):
     def run():
         mine = inputs(1, 3)
         mx.eval(mine)
-        together.wait()  # start all three threads at the same time
+        together.wait()  # starts all threads at the same time
         for _ in range(20):
             assert_same(captured(*mine), function(*mine), "in another thread")
 
@@ -176,7 +176,7 @@ def test_memory_does_not_grow():
 def test_elements_of_any_size_are_copied(dtype):
     weight = random(E).astype(mx.bfloat16)
 
-    def function(x, y):  # reshaping a transposed array copies
+    def function(x, y):  # reshaping a transposed array requires a copy
         return kernels.rms_norm(x, weight, 1e-6), y.swapaxes(0, 1).reshape(-1)
 
     x = inputs(1, 1)[0]

@@ -185,7 +185,7 @@ def test_exhausted_pool():
     model = week_3(quantized())
     model.page_pool = TinyKvPagedPool(2, capacity=3 * model.num_hidden_layers)
     cache = decoding(model)
-    mx.eval(model(ids_at(5, 1), 5, cache))  # six tokens, three pages per request
+    mx.eval(model(ids_at(5, 1), 5, cache))  # six tokens: three pages per request
     for _ in range(2):
         with pytest.raises(OutOfPagesError):
             model(ids_at(6, 1), 6, cache)

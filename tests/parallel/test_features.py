@@ -31,7 +31,7 @@ from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.lora.adapter import read_adapter
 from tiny_llm.models.parallel.channel import Channel
 
-__all__ = ["folder"]  # a fixture, imported for pytest
+__all__ = ["folder"]  # a fixture, imported so that pytest finds it
 
 TWO = {"tensor_parallel_size": 2}
 FLOAT32 = {"torch_dtype": "float32"}
@@ -111,7 +111,7 @@ def test_payloads_follow_their_message():
 
 
 def test_messages_of_several_threads_do_not_interleave():
-    payload, ends = bytes(2**21), socket.socketpair()  # larger than the socket's buffer
+    payload, ends = bytes(2**21), socket.socketpair()  # payload larger than the socket's buffer
     with ends[0], ends[1]:
         sender, receiver = map(Channel, ends)
         threads = [

@@ -53,7 +53,7 @@ def test_ranks_of_mpirun_generate_and_exit():
     command += ["--prompt", "What is RoPE?"]
     stdout, stderr = mpirun(*command, "--max-tokens", "24").communicate(timeout=100)
     assert stdout.startswith("Rotary position embedding tells the model")
-    assert "prterun" not in stderr  # mpirun's report of ranks that exit without MPI_Finalize
+    assert "prterun" not in stderr  # mpirun's message about ranks that exit without MPI_Finalize
     invalid = mpirun(*command, "--max-tokens", "-1")
     _, stderr = invalid.communicate(timeout=100)
     assert invalid.returncode == 2

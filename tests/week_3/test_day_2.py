@@ -111,7 +111,8 @@ def test_task_1_allocation_is_all_or_nothing():
     with pytest.raises(OutOfPagesError):
         batch.update_and_fetch_paged(row, row)
     check_integrity(pool, list(shadowed_caches.values()))
-    shadowed_caches[0].cache.release()  # a scheduler would preempt the request
+    # Releases the pages, as a scheduler does when it preempts the request.
+    shadowed_caches[0].cache.release()
     batch.update_and_fetch_paged(row, row)
     assert batch.lengths == [1, 4, 5]
 

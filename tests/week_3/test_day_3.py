@@ -169,7 +169,7 @@ def test_task_1_chunk_without_logits_is_still_written():
 
 def test_task_1_storage_is_written_in_place():
     model = Qwen3ModelWeek3(quantized(), 16)
-    gc.collect()  # frees garbage of earlier tests
+    gc.collect()  # frees arrays of earlier tests
     before = mx.get_active_memory()
     storage = model.create_paged_storage(2048)
     storage.ensure_capacity(2048)
@@ -336,7 +336,7 @@ def test_task_2_admission_without_a_hit_starts_at_the_root():
 
 def test_task_2_new_pages_do_not_evict_the_shared_ones():
     pages, cache = pages_with_cached_prompt(4)
-    request = request_of(17)  # 5 pages; the pool has 4
+    request = request_of(17)  # needs 5 pages, but the pool has 4
     assert not pages.admit(request, cache.path, reserve=0), (
         "expected False: needs 3 new pages, 2 are free; the path's pages, evictable until "
         "acquired, are not available"

@@ -6,7 +6,7 @@ import pytest
 
 from tiny_llm import kernels
 
-R = 32  # weight rows per prepacked block (day 4.3)
+R = 32  # weight rows per prepacked block, see day 4.3
 
 SIMD_ISAS = [
     name

@@ -145,9 +145,9 @@ def test_task_4_share_uses_best_time():
 def test_task_4_worst_kernel_has_lowest_share():
     limits = HardwareLimits(10e9, 100e9)
     measured = {
-        "head": Timings(2.2, 2.0),  # 20e9 bytes: at the limit
+        "head": Timings(2.2, 2.0),  # 20e9 bytes in 2 s: at the limit
         "down": Timings(0.5, 0.4),  # 1e9 bytes: a quarter
-        "gate": Timings(0.3, 0.1),  # 0.6e9 bytes: 60% at best, median 20%
+        "gate": Timings(0.3, 0.1),  # 0.6e9 bytes: 60 % of the limit at best, 20 % in the median
     }
     costs = {
         "head": KernelCost(20e9, 1e9),

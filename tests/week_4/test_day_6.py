@@ -124,7 +124,7 @@ def weights_next_to_zero_score(x: np.ndarray) -> np.ndarray:
     key[:, 0, 1, 0] = mx.array(x)
     value = mx.broadcast_to(mx.array([[0.0], [1.0]]), key.shape)
     one = mx.ones((len(x), 1, 1, 1))
-    ln_2 = 0.693147182  # its product with log₂ e is 1 in float32
+    ln_2 = 0.693147182  # times log₂ e, this is exactly 1 in float32
     assert np.float32(ln_2) * np.float32(1.44269504) == 1
     return as_numpy(evaluated(one, key, value, ln_2)).reshape(-1)
 

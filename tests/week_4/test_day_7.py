@@ -18,7 +18,7 @@ from tiny_llm import Qwen3ModelWeek2, kernels
 from tiny_llm.kernels.graph_capture import CAPTURE_VARIABLE, CapturedFunction
 from tiny_llm.kernels.roofline import Timings, captured_time_fraction, seconds_per_node
 
-pytestmark = pytest.mark.usefixtures("on_cpu")  # captured nodes are CPU-only
+pytestmark = pytest.mark.usefixtures("on_cpu")  # graph capture supports only the CPU
 
 
 def test_task_1_per_node_cost_is_the_slope():

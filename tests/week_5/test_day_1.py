@@ -34,7 +34,7 @@ from tiny_llm.server.protocol.streaming import (
 )
 from tiny_llm.server.settings import Settings
 
-LONG = 1000.0  # seconds, longer than any test
+LONG = 1000.0  # seconds; longer than any test
 TEXTS = ["Paris", "", 'She said "no" \\o/', "two\nlines", "\r\n\r\n", "\n\ndata: forged", "né 🦆 "]
 
 
@@ -567,7 +567,8 @@ def test_task_4_every_unfinished_prompt_is_aborted():
     async def main() -> None:
         client, handle = client_with_requests(3)
         first, second, third = handle.request_ids
-        del client._handles[second], client._unfinished[second]  # finished by the engine
+        # As if the engine had finished the request.
+        del client._handles[second], client._unfinished[second]
         handle.close()
         expected = [AbortRequest(first), AbortRequest(third)]
         actual = commands(client)

@@ -287,7 +287,7 @@ class Engine:
         self.history: list[str] = []
         self.running: dict[str, int] = {}
         self.memory_is_short = False
-        self.num_pages_left = 3  # pages of a prefix that `precompute` has yet to compute
+        self.num_pages_left = 3  # pages of a prefix that `precompute` still has to compute
         self._commands, self._arrivals, self._steps = commands, arrivals, 0
 
     @property

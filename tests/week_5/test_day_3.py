@@ -39,7 +39,7 @@ class VirtualEngine:
         self._step_seconds = step_seconds
         self._max_num_seqs = max_num_seqs
         self._clock_tick = clock_tick
-        self._remaining: dict[str, int] = {}  # remaining output tokens
+        self._remaining: dict[str, int] = {}  # remaining output tokens by request id
 
     def clock(self) -> float:
         self.now += self._clock_tick

@@ -94,7 +94,7 @@ def test_task_1_random_documents_and_edits():
     rng, num_broken = random.Random(5), 0
     for _ in range(1500):
         text = json.dumps([random_value(rng)])
-        if rng.random() < 0.7:  # insert, delete or replace a character
+        if rng.random() < 0.7:  # inserts, deletes or replaces a character
             place = rng.randrange(len(text))
             text = text[:place] + rng.choice(["", *'{}[]:,"1 ']) + text[place + rng.randrange(2) :]
         try:
@@ -152,7 +152,7 @@ def test_task_2_example():
 def test_task_2_bits_equal_numpy(width):
     expected = np.random.default_rng(width).random((3, width)) < 0.5
     words = -(-width // 32)
-    padded = np.ones((3, 32 * words), bool)  # padding bits are arbitrary
+    padded = np.ones((3, 32 * words), bool)  # padding bits may have any value
     padded[:, :width] = expected
     packed = np.packbits(padded, axis=-1, bitorder="little").view(np.int32)
     actual = unpack_bitmask(mx.array(packed), width)
@@ -258,7 +258,7 @@ def test_task_3_masks_equal_brute_force(compiler):
     for request in (first, second):
         tokens = drafts[id(request)]
         rows += [SamplingRow(request, n, tokens[:n]) for n in range(len(tokens) + 1)]
-    for _ in range(2):  # a draft token does not advance the matcher
+    for _ in range(2):  # repeated, because a draft token must not advance the matcher
         masked = as_numpy(apply_grammar_bitmask(mx.zeros((len(rows), V)), rows))
         assert np.isfinite(masked[0]).all(), "expected no mask for a row without a grammar"
         for row, logits in zip(rows[1:], masked[1:], strict=True):

@@ -119,7 +119,7 @@ def test_task_1_text_is_emitted_as_early_as_possible():
     actual = feed_all(parser, "Hello", " wor<", "b>", " 1 <tool_box>", " ")
     expected = [
         [TextDelta("Hello")],
-        [TextDelta(" wor")],  # `<` may start a tag
+        [TextDelta(" wor")],  # `<` is held back, because it may start a tag
         [TextDelta("<b>")],
         [TextDelta(" 1 <tool_box>")],
         [],  # held back, since whitespace before a tag is dropped
@@ -166,7 +166,7 @@ def test_task_2_start_waits_while_the_text_may_be_a_tag():
     expected: list[list[ParsedDelta]] = [
         [],
         [ReasoningDelta("Hm")],
-        [ReasoningDelta(" then.")],  # the newline may precede the end tag
+        [ReasoningDelta(" then.")],  # the newline is held back, because it may precede the end tag
         [],
         [TextDelta("Y")],
         [TextDelta("es")],
@@ -326,7 +326,7 @@ START, END = 8, 9
         ([START, 1], [], False, None),
         ([START, 1, 2], [], False, END),
         ([START], [1, 2], False, END),
-        ([START, 1], [2, END], False, None),  # a draft token ends the reasoning
+        ([START, 1], [2, END], False, None),  # a draft token, END, ends the reasoning
         ([START, 1, 2, END, 3, 4], [], False, None),
         # The tokens of both reasoning blocks count.
         ([START, 1, END, 5, 5, START], [2], False, END),
@@ -359,7 +359,7 @@ def test_task_4_rejected_draft_tokens_do_not_count():
         actual = budget.forced_token(tokens, [])
         assert actual is None, f"after {count} tokens of 3: expected None, got {actual}"
         tokens.append(7)
-    for _ in range(2):  # queries are idempotent
+    for _ in range(2):  # repeated, because queries must be idempotent
         actual = budget.forced_token(tokens, [])
         assert actual == END, f"after 3 tokens of 3: expected {END}, got {actual}"
 

@@ -73,7 +73,8 @@ def test_task_1_output_equals_the_target(period):
 @pytest.mark.parametrize("num_running", [1, 3, 8, 24, 200])
 def test_task_2_break_even(num_running):
     probability = break_even_probability(num_running)
-    seconds = FREE_TOKENS_PER_STEP + num_running  # step time, in units of the time per token
+    # Step time, in units of the time that a token adds.
+    seconds = FREE_TOKENS_PER_STEP + num_running
     plain, drafted = num_running / seconds, (num_running + probability) / (seconds + 1)
     assert drafted == pytest.approx(plain), (
         f"{num_running} running: expected a draft token of probability {probability:.3f} to leave "

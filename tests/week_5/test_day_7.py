@@ -15,7 +15,7 @@ from tiny_llm.server.replicas.prefix_index import CHUNK_LENGTH, PrefixIndex, chu
 from tiny_llm.server.replicas.router import PrefixAwareRouter
 from tiny_llm.server.replicas.routing import routing_key
 
-A, B, C, D = (letter * CHUNK_LENGTH for letter in "abcd")  # one chunk each
+A, B, C, D = (letter * CHUNK_LENGTH for letter in "abcd")  # texts of one chunk each
 TURN = [{"role": "user", "content": "What is two?"}]
 
 

@@ -190,7 +190,7 @@ def test_task_2_checkpoints_inside_a_chunk():
         (100, 32, {64, 96}),  # the next turn may render the last 4 tokens differently
         (125, 32, {96}),
         (129, 32, {96, 128}),
-        (128, 32, {96}),  # the last token is recomputed
+        (128, 32, {96}),  # the last token is always computed, so no state at 128
         (112, 32, {96}),  # the next turn may render the last 16 tokens differently
         (111, 32, {64, 96}),
         (40, 16, {16, 32}),

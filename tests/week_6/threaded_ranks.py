@@ -30,7 +30,7 @@ class Ranks:
     def __post_init__(self) -> None:
         self._sent: list[Any] = [None] * self.size
         self._barrier = Barrier(self.size, timeout=SECONDS)
-        self._turn = Lock()  # held by the rank that computes
+        self._turn = Lock()  # held by the rank that is computing
 
     def exchange(self, rank: int, array: mx.array) -> list[mx.array]:
         """Sends a rank's array and returns the arrays of all ranks."""
@@ -67,7 +67,7 @@ class Ranks:
         for thread in threads:
             thread.join()
         if errors:
-            raise errors[0]  # the first exception; later ones are BrokenBarrierError
+            raise errors[0]  # the first exception; the other ranks raise BrokenBarrierError
         return results
 
     def _wait(self) -> None:

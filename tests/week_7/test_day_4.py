@@ -164,7 +164,7 @@ def test_task_2_selection(tmp_path, texts, steps, expected):
 def test_task_2_files_decide_not_answers(tmp_path):
     branches = [
         branch_with(tmp_path, "7", 1, "The total is now 12."),
-        branch_with(tmp_path, "12", 9, None),  # hit the step limit
+        branch_with(tmp_path, "12", 9, None),  # hit the step limit, so has no answer
     ]
     assert_chosen(branches, select(branches, total_is_12), 1)
 

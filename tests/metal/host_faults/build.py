@@ -48,7 +48,7 @@ def _with_fault(text: str, number: int, fault: Fault) -> str:
         )
     if fault.right.endswith(";"):
         selected = f"if (is_active({number})) {{ {fault.wrong} }} else {{ {fault.right} }}"
-    elif fault.right.startswith("."):  # a field of a struct
+    elif fault.right.startswith("."):  # an assignment to a struct's field
         field, right = fault.right.split(" = ", 1)
         wrong = fault.wrong.split(" = ", 1)[1]
         selected = f"{field} = (is_active({number}) ? ({wrong}) : ({right}))"

@@ -125,7 +125,7 @@ def fault_report(operation: str, ext: Any, gpu: Any) -> str:
         try:
             actual = call(gpu.stream())
             mx.eval(actual)
-        except Exception as error:  # any exception counts as a detection
+        except Exception as error:  # any exception counts as a detected fault
             gpu.take_faults()
             notes = " ".join(getattr(error, "__notes__", []))
             return f"{error} {notes}".replace("\n", " ")

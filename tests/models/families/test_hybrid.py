@@ -295,11 +295,11 @@ def test_quantized_model_matches_mlx_lm_in_float32(tmp_path, name):
     from mlx_lm.utils import load_model
 
     config = {**HYBRID, "model_type": "qwen3_5", "torch_dtype": "float32"}
-    # an unquantized embedding keeps activations in float32
+    # with an unquantized embedding, activations stay in float32
     forms = {**QUANTIZATIONS[name], "model.embed_tokens": False}
     folder = write_family(tmp_path, {**config, "quantization": forms})
     written = json.loads((folder / "config.json").read_text())
-    prefixed = {  # parameter paths of mlx_lm
+    prefixed = {  # with mlx_lm's parameter paths
         path.replace("model.", "language_model.model.", 1): form for path, form in forms.items()
     }
     (folder / "config.json").write_text(json.dumps({**config, "quantization": prefixed}))
@@ -516,7 +516,8 @@ def test_ranks_own_value_heads_with_their_key_heads():
     q, k, v = mx.split(channels, [net.key_dim, 2 * net.key_dim])
     for rank in range(4):
         part = RankShard(config, rank, 4)
-        own = slice(rank * 24, (rank + 1) * 24)  # query or key features of the rank's key head
+        # Rows of the rank's key head in the query or key projection.
+        own = slice(rank * 24, (rank + 1) * 24)
         expected = mx.concatenate([q[own], k[own], v[rank * 32 : (rank + 1) * 32]])
         name = "model.layers.0.linear_attn.in_proj_qkv.weight"
         assert mx.array_equal(part.slice_tensor(name, channels), expected)

@@ -205,8 +205,9 @@ def test_template_precedence(folder):
     listed = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
     edit(folder, "tokenizer_config.json", chat_template=listed)
     for change in (
-        lambda: None,  # chat_template.jinja takes precedence
-        lambda: (folder / "chat_template.jinja").unlink(),  # over the list in tokenizer_config.json
+        lambda: None,  # chat_template.jinja takes precedence over tokenizer_config.json
+        # Without this file, the list in tokenizer_config.json applies.
+        lambda: (folder / "chat_template.jinja").unlink(),
         lambda: edit(folder, "tokenizer_config.json", chat_template="three"),
         lambda: edit(folder, "tokenizer_config.json", chat_template=...),  # no template
         lambda: (folder / "additional_chat_templates").mkdir(),
