@@ -99,7 +99,7 @@ def test_machine_limits_are_the_best_measurements():
 
 
 def q4_0_block(weights: list[float]) -> bytes:
-    """One Q4_0 block, per the format's specification."""
+    """Reference encoding of one Q4_0 block, per the format's specification."""
     largest = max(weights, key=abs)
     d = largest / -8
     q = [min(15, int(weight / d + 8.5)) if d else 8 for weight in weights]
@@ -130,7 +130,7 @@ def test_every_weight_has_a_gguf_name():
 
 
 def test_value_heads_are_interleaved_by_key_head():
-    """Two key heads with three value heads each; every value head has one row."""
+    """Two key heads with three value heads each; each value head has one row."""
     config = {**HYBRID, "linear_num_value_heads": 6}
     rows = np.arange(6, dtype=np.float32)
     assert convert_weight("blk.0.ssm_dt.bias", rows, config).tolist() == [0, 3, 1, 4, 2, 5]

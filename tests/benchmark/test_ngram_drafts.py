@@ -32,7 +32,7 @@ def commit(folder, message, **files):
 
 
 def lines(first, last):
-    """Source text in which every line differs."""
+    """Source text whose lines all differ."""
     return "".join(f"value_{n} = compute(alpha, {n})\n" for n in range(first, last))
 
 

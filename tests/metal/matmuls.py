@@ -37,7 +37,7 @@ def source_of(kernel: str) -> str:
 def multiply(
     launch: Any, inputs: Sequence[np.ndarray], M: int, O: int, dtype: str, **how: Any
 ) -> np.ndarray:
-    """Runs an M×O matmul kernel and, if the sum is split, the kernel that sums the splits."""
+    """Runs an M×O matmul kernel and, if I is split, the kernel that adds the partial sums."""
     parts = launch.groups[2]
     out = empty((M, O), dtype)
     if parts == 1:
@@ -89,7 +89,7 @@ def assert_product(
 
 
 def bits_of(x: np.ndarray) -> np.ndarray:
-    """Bytes as integers, for bitwise comparison."""
+    """Elements' bytes as integers, for bitwise comparison."""
     return x.view(np.uint8)
 
 

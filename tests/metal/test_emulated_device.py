@@ -111,7 +111,7 @@ def test_derivatives(gpu):
 
 
 def two_steps(x, weight):
-    """Two dependent kernels, which need a barrier in between."""
+    """Two dependent kernels, which need a barrier between them."""
     return kernels.rms_norm(kernels.swiglu(x, x), weight, 1e-6)
 
 
@@ -246,7 +246,7 @@ def test_model_output_equals_cpu_without_cache_copies(demo, week, delay):
 @pytest.mark.slow
 @pytest.mark.parametrize("week", [2, 3])
 def test_batch_dispatches_ahead_without_cache_copies(week):
-    """A prompt is prefilled in two chunks into a freed slot while another request decodes."""
+    """Prefills a prompt in two chunks into a freed slot while another request decodes."""
     make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
     # Emulation time is proportional to the number of layers.
     mlx_model, tokenizer = load("demo-draft")
@@ -280,7 +280,7 @@ def test_batch_dispatches_ahead_without_cache_copies(week):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_model_output_survives_loose_arithmetic(demo, seed):
-    """Loose arithmetic changes logits by less than the gap between the two largest."""
+    """Loose arithmetic changes logits by less than the gap between the two largest logits."""
     model = Qwen3ModelWeek3(demo[0])
     expected = simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=12)
     with on_gpu(mode="loose", order="random", seed=seed):
@@ -376,7 +376,7 @@ COMMANDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_without_a_metal_compiler(name, tmp_path):
-    """As on a Mac without Xcode: no `metal`, no `xcrun`."""
+    """Commands run as on a Mac without Xcode, which has neither `metal` nor `xcrun`."""
     arguments, expected = COMMANDS[name]
     tools = tmp_path / "bin"
     tools.mkdir()

@@ -39,7 +39,7 @@ class RealGpu:
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[Device | RealGpu]:
-    """GPU under test: this machine's if available, else the emulated one."""
+    """GPU under test: this machine's if it has one, otherwise the emulated one."""
     if on_gpu():
         yield RealGpu()
         return

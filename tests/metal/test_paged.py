@@ -45,7 +45,7 @@ def dense(query, pair, **how):
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("causal", [True, False])
 def test_paged_attention(variant, mode, dtype, causal):
-    """Equal to the CPU kernel, including the NaNs that invalid block table entries cause."""
+    """Results equal the CPU kernel's, including the NaNs that invalid block table entries cause."""
     for L in (5, 9) if variant == "fast" else (5,):
         query = random(4, H * GROUP, L, D, dtype=dtype)
         keys, values = (random(P, H, PAGE, D, dtype=dtype) for _ in range(2))
@@ -103,7 +103,7 @@ MIXED = [(1, 30), (41, 57), (0, 9), (8, 8), (1, 301), (9, 4), (12, 290), (3, 3),
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 128])
 def test_ragged_rows_are_batch_invariant(page_size):
-    """Bitwise equal to the dense kernel on single sequences for any page size."""
+    """Rows are bitwise equal to the dense kernel's on single sequences, for any page size."""
     D, group, contexts = 16, 2, [S for _, S in MIXED]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
@@ -194,7 +194,7 @@ def test_many_sequences(seed):
 @pytest.mark.parametrize("missing", [0, 9, 17])
 @pytest.mark.parametrize("L", [1, 9])
 def test_missing_page_is_nan_in_every_row(missing, L):
-    """The page may be in any split, even after a row's visible keys."""
+    """The missing page may be in any split, even after a row's visible keys."""
     D, page_size, contexts = 8, 32, [550, 550]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -295,7 +295,7 @@ def test_paged_cache_write(mode, dtype):
 @pytest.mark.parametrize(("dtype", "D"), [(mx.float32, 33), (mx.float16, 40), (mx.bfloat16, 128)])
 @pytest.mark.parametrize("L", [5, 9])
 def test_int8_pages(mode, dtype, D, L):
-    """Equal to the CPU kernel, including the NaNs that invalid block table entries cause."""
+    """Results equal the CPU kernel's, including the NaNs that invalid block table entries cause."""
     query = random(4, H * GROUP, L, D, dtype=dtype)
     keys, values = (quantize_rows(random(P, H, PAGE, D)) for _ in range(2))
     actual = paged_attend("fast", query, keys, values, TABLE, LENS, None, mode=mode)

@@ -67,7 +67,7 @@ CHOSEN_PAGED = [
 @pytest.mark.slow  # the emulator runs full-size shapes
 @pytest.mark.parametrize("name", CHOSEN_PAGED)
 def test_paging_overhead_is_small(name):
-    """Paging adds only block table reads; all other counts are equal."""
+    """Paging adds only block table reads to device traffic; all other counts are equal."""
     row = compare(PAGED[name])
     assert row["limits"]["device_bytes"] == row["limits"]["threadgroup_bytes"] == 1.05
     assert row["ratios"]["device_bytes"] >= 1

@@ -64,7 +64,7 @@ def hugging_face(folder: Path, dtype: Any) -> Any:
 
 
 def random_model(model: Any) -> Any:
-    """A random model with activations of about unit variance and varied norm weights."""
+    """A random model with activations of about unit variance and random norm weights."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

@@ -94,7 +94,7 @@ class ScriptedHandle:
             await asyncio.Event().wait()
 
     def close(self) -> None:
-        """Counts calls of `close`."""
+        """Counts the calls of `close`."""
         self.num_closed += 1
 
 
@@ -132,7 +132,7 @@ class SendRecorder:
 
     @property
     def bodies(self) -> list[bytes]:
-        """Body of each write."""
+        """Body of each `http.response.body` message."""
         return [one["body"] for one in self.messages if one["type"] == "http.response.body"]
 
     @property
@@ -142,7 +142,7 @@ class SendRecorder:
 
 
 def response_of(handle: ScriptedHandle) -> EventSourceResponse:
-    """A response without keep-alives."""
+    """A response that sends no keep-alive comments."""
     return EventSourceResponse(PlainSerializer(), handle, keep_alive=LONG)  # type: ignore[arg-type]
 
 
@@ -244,7 +244,7 @@ def test_task_2_headers_are_sent_once_despite_keep_alive():
 
 
 def test_task_2_start_events_wait_for_the_first_output():
-    """Start events may contain the number of cached tokens, which is unknown before."""
+    """Start events may contain the number of cached tokens, unknown before the first output."""
 
     async def main() -> None:
         handle, made_at = ScriptedHandle(["a"], ["b"]), []
@@ -386,7 +386,7 @@ class Connection:
 
 
 def watch(connection: Connection, handle: Any) -> CancelOnDisconnect:
-    """The context manager that `EventSourceResponse` uses."""
+    """The context manager that `EventSourceResponse` uses to detect disconnects."""
     return CancelOnDisconnect(connection, handle)
 
 
@@ -541,7 +541,7 @@ def test_task_4_closed_stream_closes_its_request():
 
 
 def client_with_requests(num_prompts: int) -> tuple[EngineClient, Any]:
-    """A client with a request but no engine thread, so its commands stay queued."""
+    """A client with a request, but without an engine thread, so its commands stay queued."""
     client = EngineClient(
         Settings(),
         queue.SimpleQueue(),

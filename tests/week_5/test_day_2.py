@@ -32,7 +32,7 @@ PARAMS = SamplingParams(max_tokens=9)
 
 
 def output(text: str, index: int = 0, request_id: str = "0", **fields: Any) -> StreamOutput:
-    """An output with one token per character."""
+    """An output whose token ids are the code points of its text."""
     tokens = tuple(map(ord, text))
     return StreamOutput(request_id, index, text, tokens, None, None, **fields)  # type: ignore[arg-type]
 
@@ -45,7 +45,7 @@ def output_queue(
 
 
 def queued(outputs: OutputQueue) -> list[Any]:
-    """The queued items, without removing them."""
+    """The queued items, which remain in the queue."""
     return list(outputs._items)
 
 
@@ -94,7 +94,7 @@ def test_task_1_length_is_bounded_and_nothing_is_lost(num_completions):
 
 
 def test_task_1_completions_are_not_mixed():
-    """Completions in a shared queue differ in request id or index."""
+    """Completions that share a queue differ in request id or index."""
     outputs = output_queue(limit=3)
     for request_id, index in (("0", 0), ("0", 1), ("1", 0)):
         outputs.put(output("x", index, request_id))
@@ -354,7 +354,7 @@ class LoopHarness:
 
     @property
     def updates(self) -> list[list[str]]:
-        """Updates of each report after the initial `EngineReady`."""
+        """Updates in each report after the initial `EngineReady`."""
         return [
             [f"{type(one).__name__} {one.request_id}" for one in report.updates]
             for report in self.reports[1:]
@@ -368,7 +368,7 @@ def no_statistics(monkeypatch):
 
 
 def test_task_3_commands_are_processed_between_steps():
-    """An abort that arrives during a step takes effect before the next step."""
+    """An abort that arrives during a step takes effect before the following step."""
     harness = LoopHarness(
         add("a", 9), add("b", 2), arrivals={1: [AbortRequest("a")], 2: [Shutdown()]}
     )
@@ -378,7 +378,7 @@ def test_task_3_commands_are_processed_between_steps():
 
 
 def test_task_3_all_queued_commands_are_handled_before_a_step():
-    """Requests that arrive together are batched together."""
+    """Requests that are queued before a step are batched in this step."""
     names = [f"r{number}" for number in range(8)]
     harness = LoopHarness(*map(add, names), arrivals={1: [Shutdown()]})
     harness.run()
@@ -601,7 +601,7 @@ def test_task_4_closed_loop_does_not_end_the_engine():
 
 
 def test_task_4_thread_and_event_loop():
-    """A real event loop receives all messages of a real thread in order."""
+    """A real event loop receives all messages of a real thread, in order."""
 
     async def main() -> None:
         arrived: list[Any] = []

@@ -272,7 +272,7 @@ def test_task_3_masks_equal_brute_force(compiler):
 
 
 class FakeMatcher:
-    """Forces the given tokens; the grammar accepts the first `num_valid`."""
+    """Matcher that forces the given tokens; the grammar accepts the first `num_valid` tokens."""
 
     def __init__(self, tokens: list[int], num_valid: int):
         self.tokens, self.num_valid = tokens, num_valid

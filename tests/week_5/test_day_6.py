@@ -116,7 +116,7 @@ def test_task_2_long_matches_share_a_rate():
 
 
 def match_of(text: Sequence[int]) -> tuple[int, int]:
-    """Position of the predicted token and length of the match."""
+    """Position of the predicted token, and length of the match."""
     index = NgramIndex(text)
     index.update()
     return index.next_position, index.match_length
@@ -153,7 +153,7 @@ def test_task_3_examples(text, expected):
 
 
 def test_task_3_longer_match_takes_precedence():
-    """The last pair `3 4` is followed by 8, the last `1 2 3 4` by 5."""
+    """The last pair `3 4` is followed by 8; the last `1 2 3 4`, a longer match, by 5."""
     text = [1, 2, 3, 4, 5, 3, 4, 8, 6, 1, 2, 7, 1, 2, 3, 4]
     index = NgramIndex(text)
     index.update()
@@ -248,7 +248,7 @@ def test_task_4_fewer_drafts_under_load():
 
 
 def test_task_4_edited_text_takes_few_steps():
-    """The target repeats the prompt's text with three changed tokens."""
+    """The target model repeats the prompt's text with three changed tokens."""
     draw = random.Random(0)
     original = [draw.randrange(1000) for _ in range(120)]
     edited = [*original[:40], 2001, *original[41:80], 2002, 2003, *original[82:]]

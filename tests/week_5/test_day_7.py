@@ -42,7 +42,7 @@ def test_task_1_key_of_each_protocol(body, expected):
 
 
 def test_task_1_fields_are_in_prompt_order():
-    """The Messages API has a separate system field, which clients may send last."""
+    """The Messages API has a separate system field, which may be last in the body."""
     first = key_of(system="S", messages=TURN)
     last = key_of(messages=TURN, system="S")
     assert first == last == "S\nWhat is two?", f"expected the system message first, got {last!r}"
@@ -290,7 +290,7 @@ def stream(pool: RoutedReplicaPool, prompt: str = "Once") -> Any:
 
 
 async def bodies(batches: Any) -> list[bytes]:
-    """Bodies of all ASGI messages of a response."""
+    """Bodies of all ASGI messages in the batches of a response."""
     return [message["body"] async for batch in batches for message in batch]
 
 
@@ -314,7 +314,7 @@ def test_task_4_response_is_streamed_and_counted():
 
 
 def test_task_4_closed_stream_is_no_longer_counted():
-    """The client disconnects: the gateway closes the generator."""
+    """If the client disconnects, the gateway closes the response generator."""
 
     async def run() -> None:
         replica = ScriptedReplica(b"1", None, b"2")

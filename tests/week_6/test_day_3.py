@@ -127,7 +127,7 @@ def test_task_2_rows_are_batch_invariant():
 
 
 def some_pages(num_pages: int, H: int, page_size: int, D: int) -> mx.array:
-    """Pages of arbitrary contents."""
+    """Pages with arbitrary contents."""
     count = num_pages * H * page_size * (D + 4)
     return (mx.arange(count) % 101 - 50).astype(mx.int8).reshape(num_pages, H, page_size, D + 4)
 

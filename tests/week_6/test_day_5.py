@@ -43,7 +43,7 @@ def tree_of(num_pages: int, num_slots: int = 4) -> tuple[list[PrefixNode], Check
 def put_checkpoint(
     checkpoints: Checkpoints, node: PrefixNode, pages: int = 1, priority: int = 0
 ) -> Checkpoint:
-    """Stores a checkpoint with the given number of pages and priority."""
+    """Stores a checkpoint that covers the given number of pages and has the given priority."""
     root = node
     while root.parent is not None:
         root = root.parent
@@ -158,7 +158,7 @@ def test_task_2_new_sequence_starts_from_zeros():
 
 
 def test_task_2_states_after_draft_tokens():
-    """The states after all draft tokens are written: acceptance is known only after the step."""
+    """States after all draft tokens are written, as acceptance is known only after the step."""
     states = StateSlots(6, 4, enable_prefix_caching=False)
     request = running_request(states, 9, num_computed=8)
     slots = request.state_slots

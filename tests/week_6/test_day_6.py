@@ -330,7 +330,7 @@ def test_task_4_full_disk_leaves_no_files_behind(tmp_path, monkeypatch):
 
 
 def test_task_4_cache_survives_a_restart(tmp_path, demo):
-    """The second engine's first request hits pages of the first engine."""
+    """The first request to the second engine hits pages that the first engine wrote."""
     open_store(tmp_path / "one page").write(PAGES[:1])
     with engine(tmp_path, demo) as llm:
         first = generate_one(llm)

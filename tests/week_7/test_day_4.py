@@ -13,7 +13,7 @@ NO_ARGUMENTS: dict[str, Any] = {"properties": {}, "required": []}
 
 
 def start_run(folder: Path) -> tuple[Transcript, Path]:
-    """A run after its first step, and its workspace with two files."""
+    """A run after its first step, and a workspace with two files."""
     workspace = folder / "run"
     (workspace / "notes").mkdir(parents=True)
     (workspace / "total.txt").write_text("7")

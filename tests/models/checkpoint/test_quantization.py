@@ -44,7 +44,7 @@ def layer_of(form: Quantization, weight: mx.array) -> Any:
 
 
 def exact(layer: Any) -> mx.array:
-    """Unrounded weights, as MLX defines the format."""
+    """Weights in float32, unrounded, as MLX defines the format."""
     wide = copy.copy(row_major_layer(layer))
     if wide.mode == "affine":
         for name in PARTS:

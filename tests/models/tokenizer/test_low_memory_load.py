@@ -37,7 +37,7 @@ def write_tokenizer(tmp_path):
 
 @pytest.fixture
 def library_reads_parts_only(monkeypatch):
-    """Fails the test if the library loads a complete file."""
+    """Makes the `tokenizers` library unable to load a complete file."""
     parts_only = SimpleNamespace(from_str=tokenizers.Tokenizer.from_str)
     library = SimpleNamespace(Tokenizer=parts_only, models=tokenizers.models)
     monkeypatch.setattr(low_memory_load, "tokenizers", library)

@@ -31,7 +31,7 @@ NUL = OURS.get_vocab()["Ā"]  # byte 0, which mlx_lm decodes to its byte-level s
 
 
 def load_tokenizer(folder: Path, **options: Any) -> Any:
-    """Loads a folder's tokenizer with mlx_lm."""
+    """Loads the tokenizer of a folder with mlx_lm."""
     from mlx_lm.utils import load_tokenizer
 
     return load_tokenizer(folder, **options)
