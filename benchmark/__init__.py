@@ -1,1 +1,1 @@
-"""Benchmarks and their shared helpers. The package must not import them."""
+"""Benchmarks and their helpers. `tiny_llm` must not import this package."""

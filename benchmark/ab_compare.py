@@ -2,9 +2,9 @@
 
     python -m benchmark.ab_compare TREE --model FOLDER
 
-TREE is another checkout of tiny-llm, such as the parent commit, with its extension built. One
-worker process per checkout; it is paused while the other checkout's worker is measured. Every round
-measures both, in alternating order. The result is the median of the per-round ratios, so a
+TREE is another checkout of tiny-llm, such as the parent commit, with its extension built. Each
+checkout has a worker process, which is paused while the other worker is measured. Every round
+measures both workers, in alternating order. The result is the median of the per-round ratios, so a
 temporary slowdown of the machine cancels out.
 """
 
@@ -36,7 +36,7 @@ def venv_python(tree: Path) -> str:
 def run_interleaved(
     workers: dict[str, WorkerProcess], metric: Metric, rounds: int, limit_s: float
 ) -> dict[str, list[float]]:
-    """Seconds per worker and round, excluding a warm-up round."""
+    """Measures a metric on all workers; returns seconds per worker and round after a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     for number in range(rounds + 1):
         order = list(workers) if number % 2 == 0 else list(workers)[::-1]
@@ -50,7 +50,7 @@ def run_interleaved(
 
 
 def report(metric: Metric, seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Prints a metric's table row and returns its figures."""
+    """Prints a metric's table row; returns its times in seconds and the ratio this / other."""
     other, this = (Times.of(seconds[name]) for name in ("other", "this"))
     pairs = zip(seconds["this"], seconds["other"], strict=True)
     ratio = statistics.median(a / b for a, b in pairs)
@@ -94,7 +94,7 @@ def parse_ab_args(
 
     Args:
         parser: parser with the command's other arguments.
-        metrics, rounds, limit_s: defaults of the three flags.
+        metrics, rounds, limit_s: defaults of --metrics, --rounds and --limit.
     """
     add = parser.add_argument
     add("--metrics", type=names(TIMED), default=metrics, metavar="NAME,…", help=", ".join(TIMED))

@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Agreement:
-    """Counts of compared tokens, equal tokens, ties, outputs and equal outputs."""
+    """Numbers of compared, equal and tied tokens, and of compared and equal outputs."""
 
     tokens: int = 0
     equal: int = 0
@@ -40,7 +40,7 @@ def agreement(
         logits: tiny-llm's logits, tokens × vocabulary size.
         predicted: the other system's prediction for each row of `logits`.
         tie: per token, the maximum distance from the largest logit that counts as a tie.
-        output: slice of the tokens that belong to the greedy output.
+        output: slice of the rows that predict the greedy output; default: all rows.
     """
     ours = logits.argmax(-1)
     theirs = np.array(predicted)

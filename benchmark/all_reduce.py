@@ -7,7 +7,7 @@ Reduces arrays of the sizes used in decoding (few rows) and prefill (hundreds of
 processes, as tensor parallelism does. Sizes are interleaved, so background load affects all of
 them. A line fitted to the minimum times yields the message latency and bandwidth that
 `parallel_cost` takes as `--latency-us … --link-gbit …`. The medians include time spent waiting for
-a core: each rank needs one, and the threads of MLX's ring need another.
+a core: each rank needs one core, and MLX's ring threads need another.
 """
 
 import argparse
@@ -34,9 +34,9 @@ RANK_FLAG = "--as-rank"
 
 
 def fit(seconds: Mapping[int, float], ranks: int) -> Link:
-    """Fits a link to measured times by least squares of the relative error.
+    """Fits latency and bandwidth to measured times, minimizing the squared relative errors.
 
-    Relative errors give the small arrays of decoding the same weight as those of prefill.
+    Relative errors give the small arrays of decoding the same weight as the large ones of prefill.
 
     Args:
         seconds: array size in bytes -> time of the all-reduce.
@@ -45,17 +45,18 @@ def fit(seconds: Mapping[int, float], ranks: int) -> Link:
     n_bytes = np.array(list(seconds), dtype=float)
     measured = np.array(list(seconds.values()))
     messages = ranks - 1
-    # all_reduce_seconds is linear in the latency and in 1/bandwidth.
+    # `all_reduce_seconds` is linear in the latency and in 1/bandwidth: a linear least-squares
+    # problem.
     factors = np.stack([np.full_like(n_bytes, messages), messages * n_bytes], axis=1)
     (latency, per_byte), *_ = np.linalg.lstsq(factors / measured[:, None], np.ones_like(measured))
     return Link(float(latency), float(1 / per_byte), f"measured: {ranks} ranks on one machine")
 
 
 def run_rank(group: Group, hidden: int, rounds: int) -> dict[int, tuple[float, float]]:
-    """Times the all-reduces on one rank.
+    """Times the all-reduce of each array size on one rank.
 
     Returns:
-        Array size in bytes -> minimum and median seconds.
+        Array size in bytes -> (minimum, median) in seconds.
     """
     arrays = [mx.ones((rows, hidden), dtype=mx.bfloat16) for rows in ROWS]
     seconds: dict[int, list[float]] = {array.nbytes: [] for array in arrays}
@@ -64,7 +65,7 @@ def run_rank(group: Group, hidden: int, rounds: int) -> dict[int, tuple[float, f
             mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group))  # barrier
             start = time.perf_counter()
             mx.eval(all_reduce(array, group))
-            if round_number > 0:  # the first round warms up
+            if round_number > 0:  # round 0 is the warm-up
                 seconds[array.nbytes].append(time.perf_counter() - start)
     return {n_bytes: (min(t), statistics.median(t)) for n_bytes, t in seconds.items()}
 
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints measured and fitted times, then a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--hidden", type=int, default=4096, help="elements per row")
+    parser.add_argument("--hidden", type=int, default=4096, help="hidden size: elements per row")
     parser.add_argument("--rounds", type=int, default=100, help="measurements per size")
     parser.add_argument(RANK_FLAG, nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

@@ -57,7 +57,8 @@ SMALL_HYBRID = {
     "vocab_size": VOCAB_SIZE,
     "torch_dtype": "float32",
 }
-# Maximum distance of a tie from the largest logit, relative to it: at most two bfloat16 ulps.
+# Largest gap to the highest logit that counts as a tie, relative to that logit: at most two
+# bfloat16 ulps.
 TIE = 2.0**-7
 
 
@@ -76,7 +77,7 @@ class Text:
     logits: np.ndarray
 
     def agreement(self, predicted: list[int]) -> Agreement:
-        """Compares the token predicted after each of `ids` with tiny-llm's most likely one."""
+        """Compares the token predicted after each of `ids` with tiny-llm's most likely token."""
         tie = TIE * np.abs(self.logits.max(-1))
         return agreement(self.logits, predicted, tie, slice(self.prompt_tokens - 1, -1))
 
@@ -129,16 +130,16 @@ def compare(python: str, file: Path, texts: list[Text]) -> Agreement:
 
 
 def main() -> int:
-    """Prints the agreement for each file type; the last line of output is JSON."""
+    """Prints the agreement for each GGUF file; the last line of output is JSON."""
     parser = benchmark_parser(__doc__)
     parser.add_argument(
-        "--llama-python", default=sys.executable, help="interpreter with llama-cpp-python"
+        "--llama-python", default=sys.executable, help="Python interpreter with llama-cpp-python"
     )
     return run_command("check_gguf", parser.parse_args(), run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compares all file types."""
+    """Compares llama.cpp's predictions with tiny-llm's for each GGUF file."""
     texts = demo_texts()
     result: dict[str, Agreement] = {}
     with tempfile.TemporaryDirectory() as folder:

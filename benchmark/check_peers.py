@@ -13,7 +13,7 @@ deviation is allowed. The benchmarked settings round matmul inputs to 8 bits. Wi
 row, the error of an element is up to 1/254 of the row's maximum, about 1 % of the row's standard
 deviation. Nine matmuls follow one another, four in each of two layers plus the head, and
 independent errors of 1 % add up to √9 · 1 % = 3 % of the standard deviation of the logits. The
-threshold is four times that, an eighth.
+threshold is four times that: an eighth of the standard deviation.
 """
 
 import argparse
@@ -44,7 +44,7 @@ VOCAB_SIZE = 8192
 def exact_matrix(shape: tuple[int, ...]) -> mx.array:
     """Draws an O×I matrix (outputs × inputs) exactly representable in 4-bit groups of 128.
 
-    Elements are q · s, with s a power of two and q in −8 … 7. Each group contains a −8, so a
+    Elements are q · s, with s a power of two and q in −8 … 7. Each group contains q = −8, so a
     symmetric quantizer recovers s. The variance is 1/I up to a factor of two.
     """
     O, I = shape
@@ -78,21 +78,22 @@ class Reference:
 
         Args:
             prompt: the system's input tokens.
-            reply: the system's output as `tokens`; `excluded` lists tokens it cannot generate.
+            reply: the system's output as `tokens`, and the tokens that it cannot generate as
+                `excluded`.
             tie: see `TIES`.
         """
         tokens = reply["tokens"]
         assert len(tokens) == NEW_TOKENS, "the output has the wrong length"
         cache = self._model.create_kv_cache()
         logits = np.array(self._model(mx.array([prompt + tokens]), 0, cache)[0])
-        logits = logits[len(prompt) - 1 : -1]  # logits that predict the output
+        logits = logits[len(prompt) - 1 : -1]  # rows that predict the output tokens
         allowed = tie * logits.std(-1)
         logits[:, reply["excluded"]] = -np.inf
         return agreement(logits, tokens, allowed)
 
 
 def prompts() -> list[list[int]]:
-    """Draws random prompts."""
+    """Random prompts of the lengths `PROMPT_LENGTHS`, as token ids."""
     rng = np.random.default_rng(0)
     return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in PROMPT_LENGTHS]
 
@@ -102,7 +103,7 @@ def check(system: str, python: str, exact: bool, work: Path, checkpoint: Path) -
 
     Args:
         system: a key of `WORKERS`.
-        python: an interpreter with the system.
+        python: Python interpreter in which the system is installed.
         exact: whether activations stay float32.
         work: folder for the exported model.
         checkpoint: output of `write_exact_checkpoint`.
@@ -129,13 +130,13 @@ def check(system: str, python: str, exact: bool, work: Path, checkpoint: Path) -
 def main() -> int:
     """Prints the agreement per system and setting; the last line of output is JSON."""
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--openvino-python", help="interpreter with openvino-genai")
-    parser.add_argument("--onnx-python", help="interpreter with onnxruntime-genai")
+    parser.add_argument("--openvino-python", help="Python interpreter with openvino-genai")
+    parser.add_argument("--onnx-python", help="Python interpreter with onnxruntime-genai")
     return run_command("check_peers", parser.parse_args(), run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compares all systems and settings."""
+    """Compares each system in each setting, float32 and 8-bit activations."""
     pythons = {"openvino": args.openvino_python, "onnxruntime": args.onnx_python}
     if not any(pythons.values()):
         raise UserError("at least one of --openvino-python and --onnx-python is required.")

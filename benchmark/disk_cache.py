@@ -5,7 +5,7 @@
 Weights are random, by default in the shapes of 4-bit Qwen3-0.6B. Each phase runs in a new process,
 as after a restart; before the disk phase, the cache files are dropped from the OS page cache.
 Finally, two engines in one process, one of them with a cache directory, alternately prefill
-different prompts.
+different prompts; the difference between their times is the cost of the writes.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
 def main() -> int:
-    """Runs the command: all phases, or one of them as a child process with --phase."""
+    """Runs all phases in child processes, or with --phase a single phase in this process."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--model", help="folder with a config.json (default: Qwen3-0.6B)")
     parser.add_argument("--tokens", type=int, default=8192, help="prompt length")
@@ -84,7 +84,7 @@ def run_process(flags: Sequence[str]) -> dict[str, Any]:
 
 
 def build(model: str, directory: Path | None, num_tokens: int) -> LLM:
-    """Builds an engine with random weights and a KV cache for one prompt of `num_tokens`."""
+    """Builds an engine with random weights and a KV cache for one prompt of `num_tokens` tokens."""
     return LLM(
         model,
         load_format="dummy",
@@ -129,7 +129,7 @@ def alternate(model: str, directory: Path, turns: int) -> dict[str, Any]:
         for number, llm in enumerate(engines):
             prompt = [(turn + 2) * 31 + i % 800 for i in range(512)]
             ttft, _ = first_token(llm, prompt)
-            if turn >= 0:  # turn -1 warms up
+            if turn >= 0:  # turn −1 is the warm-up
                 seconds[number].append(ttft)
     return {"seconds": seconds}
 

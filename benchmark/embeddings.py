@@ -24,7 +24,7 @@ from .systems.client import WorkerError, WorkerProcess
 from .timing import Times
 
 SHAPE = "qwen3-0.6b"
-CASES = ((1, 32), (1, 512), (16, 32), (16, 128))  # number of texts, tokens per text
+CASES = ((1, 32), (1, 512), (16, 32), (16, 128))  # (number of texts, tokens per text)
 LIMIT_S = 900  # per measurement
 MODULES = ("Transformer", "Pooling", "Normalize")
 OURS = "tiny-llm, bfloat16"
@@ -34,7 +34,7 @@ def write_models(work: Path) -> dict[str, Path]:
     """Writes missing checkpoints; returns their paths by format."""
     paths = {"bf16": work / "embedding-bf16", "4bit": work / "embedding-4bit"}
     for kind, folder in paths.items():
-        if not (folder / "modules.json").exists():  # written last: completes the checkpoint
+        if not (folder / "modules.json").exists():  # written last: marks a complete checkpoint
             write_checkpoint(folder, shape_config(SHAPE), 4 if kind == "4bit" else None)
             mark_as_embedding_model(folder)
     paths["gguf"] = work / "embedding-q4_0.gguf"
@@ -84,10 +84,12 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--llama-python", default=sys.executable, help="interpreter with llama-cpp-python"
+        "--llama-python", default=sys.executable, help="Python interpreter with llama-cpp-python"
     )
     parser.add_argument(
-        "--torch-python", default=sys.executable, help="interpreter with sentence-transformers"
+        "--torch-python",
+        default=sys.executable,
+        help="Python interpreter with sentence-transformers",
     )
     return run_command("embeddings", parser.parse_args(), run)
 

@@ -1,14 +1,15 @@
-"""Short chats and a stream beside a long prompt: fcfs and fair scheduling.
+"""Latency of short chats and a stream during a long prefill: fcfs vs. fair.
 
     python -m benchmark.fairness --model FOLDER
 
 Both servers get the same workload: a stream that is decoding before the long prompt arrives, the
 long prompt, and a client that sends one short chat after another. Reported per policy:
 
-- time to first token of the chats sent while the long prompt was computed, and of the long prompt;
+- time to first token of the chats sent during the prefill of the long prompt, and of the long
+  prompt;
 - inter-token latencies of the stream in the same period;
-- tokens per second, prompt and output, over the entire workload. It is the same for both policies,
-  so the ratio of these rates is the inverse ratio of the durations.
+- tokens per second, prompt and output, over the entire workload. The workload is the same for both
+  policies, so the ratio of the rates is the inverse ratio of the durations.
 
 While one server is measured, the other is paused (SIGSTOP).
 """
@@ -39,7 +40,7 @@ class Load:
 
     Args:
         url: base URL of the server.
-        args: the command's arguments: lengths and number of the requests.
+        args: the command's arguments, which give the lengths and number of the requests.
         seed: seed of the random prompts; prompts share no prefix.
     """
 
@@ -47,10 +48,10 @@ class Load:
         self._url, self._args = url, args
         self._random = random.Random(seed)
         self._is_decoding = asyncio.Event()
-        self._arrivals: list[float] = []  # of the stream's tokens
+        self._arrivals: list[float] = []  # arrival times of the stream's tokens, in seconds
 
     async def run(self) -> dict[str, float]:
-        """Runs the workload; returns its figures, in seconds and tokens per second."""
+        """Runs the workload; returns latencies in seconds and throughput in tokens per second."""
         args = self._args
         started = time.perf_counter()
         try:
@@ -81,7 +82,7 @@ class Load:
         }
 
     async def _chat(self) -> list[RequestTimes]:
-        """Sends the short chats, each `chat_interval` seconds after the previous one's end."""
+        """Sends the short chats, each `chat_interval` seconds after the previous chat's end."""
         requests = []
         for _ in range(self._args.chats):
             await asyncio.sleep(self._args.chat_interval)
@@ -89,7 +90,7 @@ class Load:
         return requests
 
     def _record(self, now: float, count: int) -> None:
-        """Records the arrival of tokens of the stream."""
+        """Records the arrival time of `count` tokens of the stream."""
         self._arrivals += [now] * count
         if len(self._arrivals) >= TOKENS_BEFORE:
             self._is_decoding.set()

@@ -44,7 +44,7 @@ MODEL_NAMES = {
     "model.norm": "output_norm",
     "lm_head": "output",
 }
-FLOAT32 = ("ffn_gate_inp.weight", *gguf_hybrid.FLOAT32)  # llama.cpp requires float32
+FLOAT32 = ("ffn_gate_inp.weight", *gguf_hybrid.FLOAT32)  # llama.cpp requires these in float32
 
 
 def gguf_name(name: str, hybrid: bool = False) -> str:

@@ -1,7 +1,8 @@
 """Converts Qwen3.5's weights to llama.cpp's `qwen35` layout.
 
 A Hugging Face checkpoint groups a DeltaNet's value heads by key head. llama.cpp interleaves them:
-value head i belongs to key head i mod (number of key heads), so the value heads are reordered.
+value head i belongs to key head i mod (number of key heads), so this module reorders the value
+heads.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ LAYER_NAMES = {
     "linear_attn.out_proj": "ssm_out",
 }
 VECTOR_NAMES = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
-ROPE_SECTIONS = [11, 11, 10, 0]  # for image positions; no effect on text
+ROPE_SECTIONS = [11, 11, 10, 0]  # used for image positions only, so without effect on text
 FLOAT32 = ("ssm_conv1d.weight", "ssm_a", "ssm_dt.bias")
 
 

@@ -18,8 +18,8 @@ from tiny_llm.cli.batching.workload import Workload
 
 READ_BYTES = 2**16
 EVENT = b"\ndata: {"
-LAST_EVENT = b"\ndata: [DONE]\n"  # cannot occur in JSON, which escapes line breaks
-LAST_CHUNK = b"\r\n0\r\n\r\n"  # end of a chunked response
+LAST_EVENT = b"\ndata: [DONE]\n"  # unambiguous: JSON escapes line breaks
+LAST_CHUNK = b"\r\n0\r\n\r\n"  # end of a response in chunked transfer encoding
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -114,7 +114,7 @@ class Client:
             status = await reader.readline()
         except ConnectionError:
             status = b""
-        if is_reused and not status:  # the server closed the idle connection
+        if is_reused and not status:  # the server has closed the idle connection
             self.close()
             return await self._send(request)
         return reader, status
@@ -187,7 +187,7 @@ async def run_arrivals(
         extra: server-specific request fields.
     """
     started = time.perf_counter()
-    idle: list[Client] = []  # connected, without a request in flight
+    idle: list[Client] = []  # clients that are connected but have no request in flight
 
     async def send(prompt: Sequence[int], length: int, arrival: float) -> RequestTimes:
         due = started + arrival

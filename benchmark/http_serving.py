@@ -42,7 +42,7 @@ from .roofline import usable_threads
 from .server_processes import ServerProcess, llama_server, our_server
 
 DEMO = "demo"
-DEMO_VOCABULARY = 4000  # ids below this are tokens of text
+DEMO_VOCABULARY = 4000  # smaller token ids decode to ordinary text
 LLAMA_FIELDS = {"cache_prompt": False}
 Runs = dict[str, Callable[[Workload, int], LoadResult]]
 
@@ -82,7 +82,7 @@ class InProcess:
         return LoadResult(seconds, workload.output_tokens, list(requests.values()))
 
     def run_arrivals(self, workload: Workload, arrivals: Sequence[float]) -> LoadResult:
-        """Runs all prompts open-loop; see `run_open_loop`."""
+        """Sends all prompts at their arrival times; see `run_open_loop`."""
         started = time.perf_counter()
         requests = run_open_loop(self._llm, workload, arrivals)
         return LoadResult(time.perf_counter() - started, workload.output_tokens, requests)
@@ -130,7 +130,7 @@ def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
 
 
 def _measure(args: argparse.Namespace, runs: Runs, vocab_size: int) -> dict[str, Any]:
-    """Figures of each round, by system, then by number of clients."""
+    """Results of each round, by system, then by number of clients."""
     measured: dict[str, Any] = {name: {n: [] for n in args.clients} for name in runs}
     for run in runs.values():
         run(_workload(args, 1, vocab_size, seed=0), 1)  # warm-up
@@ -155,7 +155,7 @@ def _workload(args: argparse.Namespace, clients: int, vocab_size: int, seed: int
 
 
 def _arrivals(workload: Workload, rate: float) -> Sequence[float]:
-    """Arrival times in seconds after the first; identical for every system."""
+    """Arrival times in seconds after the first arrival, identical for every system."""
     num = len(workload.prompts)
     return poisson_arrivals(num, rate, seed=num)
 
@@ -170,7 +170,7 @@ def _medians(rounds: dict[int, list[dict[str, float]]]) -> dict[int, dict[str, f
 def startup_and_memory(args: argparse.Namespace) -> dict[str, float]:
     """Measures the demo model's startup time and its memory growth per request."""
     seconds = []
-    for _ in range(1 + args.starts):  # the first start fills the page cache
+    for _ in range(1 + args.starts):  # the first start, not timed, fills the page cache
         server = our_server(DEMO)
         seconds.append(server.ready_seconds)
         server.close()
@@ -234,11 +234,16 @@ def main() -> int:
     add("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
     add("--requests-per-client", type=int, default=2)
     add("--request-rate", type=float, help="requests per second; selects open-loop arrivals")
-    add("--min-len", type=int, default=32, help="minimum length of prompts and outputs")
+    add("--min-len", type=int, default=32, help="minimum length of prompts and outputs, in tokens")
     add("--max-len", type=int, default=128)
     add("--rounds", type=int, default=3)
     add("--starts", type=int, default=3, help="number of timed server starts")
-    add("--thousands", type=int, default=2, help="thousands of requests for memory growth")
+    add(
+        "--thousands",
+        type=int,
+        default=2,
+        help="requests sent to measure memory growth, in thousands",
+    )
     add("--llama-server", help="path of llama.cpp's server binary")
     add("--gguf", type=Path, help="GGUF file for llama.cpp; created if it does not exist")
     return run_command("http_serving", parser.parse_args(), run)

@@ -38,7 +38,7 @@ def main() -> None:
 
 def load(folder: Path) -> dict[str, float]:
     """Load time in seconds; size of the weights and growth of peak resident memory in bytes."""
-    kernels.extension()  # its import is not timed
+    kernels.extension()  # imported before the timer starts
     before = resident_bytes()
     start = time.perf_counter()
     model = read_checkpoint(folder, read_json(folder, "config.json"))

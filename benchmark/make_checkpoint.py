@@ -53,7 +53,7 @@ def qwen3_config(
     head_dim: int = 128,
     vocab_size: int = VOCAB_SIZE,
 ) -> dict[str, Any]:
-    """`config.json` of a Qwen3 model with these dimensions."""
+    """`config.json` of a Qwen3 model with the given dimensions."""
     return {
         "model_type": "qwen3",
         "architectures": ["Qwen3ForCausalLM"],
@@ -82,7 +82,7 @@ def qwen3_5_config(
     num_key_value_heads: int,
     linear_num_value_heads: int,
 ) -> dict[str, Any]:
-    """`config.json` of a text-only Qwen3.5 model with these dimensions."""
+    """`config.json` of a text-only Qwen3.5 model with the given dimensions."""
     config = qwen3_config(
         hidden_size,
         num_hidden_layers,
@@ -188,12 +188,12 @@ def _stored(name: str, weight: mx.array, bits: int | None, group_size: int) -> d
     packed, scales, biases = mx.quantize(weight, group_size=group_size, bits=bits)
     stem = name.removesuffix(".weight")
     tensors = {f"{stem}.weight": packed, f"{stem}.scales": scales, f"{stem}.biases": biases}
-    mx.eval(tensors)  # frees the unquantized weight
+    mx.eval(tensors)  # evaluated to free the unquantized weight
     return tensors
 
 
 def _save_shard(folder: Path, shard: dict[str, mx.array], shards: list[list[str]]) -> int:
-    """Writes and clears `shard`, adds its names to `shards`; returns its bytes."""
+    """Writes and clears `shard`, adds its tensor names to `shards`; returns its size in bytes."""
     mx.save_safetensors(
         str(folder / f"shard-{len(shards)}.safetensors"), shard, metadata={"format": "mlx"}
     )

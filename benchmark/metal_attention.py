@@ -16,7 +16,7 @@ from .metal_jobs import Job, Limits, Step, mlx_library, our_step
 DECODE, TILE = "flash_attention_decode.metal", "flash_attention_tile.metal"
 
 D = 128
-HEADS = {"0.6b": (16, 8), "4b and 8b": (32, 8)}  # query heads, KV heads
+HEADS = {"0.6b": (16, 8), "4b and 8b": (32, 8)}  # (query heads, KV heads) by model size
 MLX_BLOCKS = 32  # key blocks of MLX's two-pass attention
 
 
@@ -39,7 +39,7 @@ class Attention:
         return np.ones((1, self.group, self.L, D), ml_dtypes.bfloat16)
 
     def keys(self) -> np.ndarray:
-        """Keys, 1×1×S×D; the values have the same shape."""
+        """Keys, 1×1×S×D (D: head size); the values have the same shape."""
         return np.ones((1, 1, self.S, D), ml_dtypes.bfloat16)
 
     def params(self) -> Any:

@@ -21,7 +21,7 @@ Size = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel launch: library, kernel, arguments, number of threadgroups, threads in each."""
+    """One kernel launch: library, kernel, arguments, threadgroups, threads per threadgroup."""
 
     library: Library
     kernel: str
@@ -50,7 +50,7 @@ class Job:
         times: number of slices in the full workload.
         limits: upper bounds on the ratios tiny-llm / peer.
         kernel, mlx_kernel: names of tiny-llm's and the peer's kernel for the table.
-        ours, mlx: functions that create tiny-llm's and the peer's launches.
+        ours, mlx: functions that create the launches of tiny-llm's and of the peer's kernel.
         peer: label of the peer: MLX, or "dense" where MLX lacks the kernel.
     """
 
@@ -131,6 +131,6 @@ def mlx_library(name: str, **constants: int) -> Library:
 
 
 def our_step(source: str, launch: Any, arrays: Sequence[np.ndarray]) -> Step:
-    """Step for a launch configured by `tiny_llm_ext.metal`; outputs come last."""
+    """Step for a launch configured by `tiny_llm_ext.metal`; the output arrays are last."""
     arguments = [*arrays, launch.params]
     return Step(our_library(source), launch.kernel, arguments, launch.groups, launch.threads)

@@ -30,17 +30,17 @@ class Matmul:
     M: int
     O: int
     I: int
-    bits: int = 16  # bits per weight
+    bits: int = 16  # bits per weight, 16 for bfloat16
     group_size: int = 0
 
     @property
     def m(self) -> int:
-        """Rows of the slice: at most those of one tile."""
+        """Rows of the slice: M, but at most the 64 rows of one tile."""
         return min(self.M, 64)
 
     @property
     def o(self) -> int:
-        """Columns of the slice: a multiple of both kernels' tiles and simdgroups."""
+        """Columns of the slice: a multiple of both kernels' tile and simdgroup widths."""
         return 64
 
     @property
@@ -53,7 +53,7 @@ class Matmul:
         return np.ones((self.m, self.I), ml_dtypes.bfloat16)
 
     def weights(self) -> list[np.ndarray]:
-        """Weights of the slice: scales, biases and packed integers, or bfloat16."""
+        """Weights of the slice: [scales, biases, packed integers], or one bfloat16 matrix."""
         if self.bits == 16:
             return [np.ones((self.o, self.I), ml_dtypes.bfloat16)]
         groups = np.ones((self.o, self.I // self.group_size), ml_dtypes.bfloat16)

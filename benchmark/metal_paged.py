@@ -16,8 +16,8 @@ from .metal_attention import HEADS, Attention, D, dense_decode, dense_tile
 from .metal_jobs import Job, Limits, Step, our_step
 
 SOURCE_PREFIX = "paged_attention/paged_attention"
-PAGED_LIMITS = Limits(device_bytes=1.05, instructions=1.15)  # cost of the block table
-PAGE_SIZES = (128, 32, 16)  # tokens: Week 3's default, the engine's, and a smaller one
+PAGED_LIMITS = Limits(device_bytes=1.05, instructions=1.15)  # overhead allowed for the block table
+PAGE_SIZES = (128, 32, 16)  # tokens per page: defaults of Week 3 and the engine, and a smaller size
 
 
 def paged_jobs() -> list[Job]:

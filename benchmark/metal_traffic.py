@@ -5,11 +5,11 @@
 Kernels run in the project's emulator (tools/metal_emulator) on any machine; nothing is timed. MLX's
 kernels are compiled from the headers in its wheel, for the same job and shape. Both kernels run a
 slice of the job: a few threadgroups with their full inner loops. The table shows the slice's
-counts; threadgroups do identical work, so the full job's counts are `times` as large. "Device"
-counts the bytes requested by the threads, "unique" counts each byte once; caches can serve the
-difference. "Instructions" are integer operations plus memory accesses. The last three columns are
-ratios tiny-llm / MLX: device bytes, threadgroup bytes, instructions; "!" marks a ratio above the
-project's limit (Limits in metal_jobs.py). MLX has no paged attention, so paged attention is
+counts; threadgroups do identical work, so the full job's counts are `times` times as large.
+"Device" counts the bytes requested by the threads, "unique" counts each byte once; caches can serve
+the difference. "Instructions" are integer operations plus memory accesses. The last three columns
+are ratios tiny-llm / MLX: device bytes, threadgroup bytes, instructions; "!" marks a ratio above
+the project's limit (Limits in metal_jobs.py). MLX has no paged attention, so paged attention is
 compared with tiny-llm's dense kernel.
 """
 
@@ -54,7 +54,7 @@ def exceeded(row: dict[str, Any]) -> list[str]:
 
 
 def compare(job: Job) -> dict[str, Any]:
-    """Runs a job; returns its row: counts of both kernels, ratios and limits."""
+    """Runs a job; returns its table row: counts of both kernels, ratios and limits."""
     ours, mlx = run(job.ours()), run(job.mlx())
     return {
         "job": job.name,
@@ -72,7 +72,7 @@ def compare(job: Job) -> dict[str, Any]:
 
 
 def show(row: dict[str, Any]) -> None:
-    """Prints the two table lines of a job: tiny-llm's kernel with the ratios, then its peer."""
+    """Prints a job's two table lines: tiny-llm's kernel with the ratios, then the peer's kernel."""
     for side, kernel in (("ours", row["kernel"]), ("mlx", row["mlx_kernel"])):
         ours = side == "ours"
         cells = [row["job"], row["shape"], row["slice"], f"{row['times']:,}"] if ours else [""] * 4

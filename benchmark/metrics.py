@@ -13,7 +13,7 @@ from .timing import Times
 
 @dataclass(frozen=True)
 class Metric:
-    """One measurement of a model.
+    """A measurement of a model's speed.
 
     Attributes:
         name: name on the command line and in the JSON.
@@ -88,10 +88,10 @@ def throughput(
 
     Args:
         metric: the metric.
-        times: its measured times.
+        times: measured times of the metric.
         costs: the model's costs.
         machine: the machine's limits around the measurement; None leaves the share empty.
-        limits: knows the kernels' instruction set and records shares above 100 %.
+        limits: the kernels' instruction set, and the record of shares above 100 %.
     """
     row: dict[str, Any] = {
         "tokens_per_s": metric.tokens_per_second(times.median),
@@ -105,7 +105,7 @@ def throughput(
 
 
 def names(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """argparse type of a comma-separated list of names."""
+    """argparse type: comma-separated list of known names."""
 
     def parse(text: str) -> list[str]:
         given = text.split(",")

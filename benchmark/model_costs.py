@@ -2,7 +2,7 @@
 
 These are lower bounds for any implementation: each weight matrix and each sequence's cached keys
 and values are read once per step, and recurrent states are read and written. Activations and
-embedding rows are negligible.
+embedding rows are negligible and not counted.
 """
 
 import json
@@ -22,7 +22,7 @@ from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.gated_delta_net import state_shape
 from tiny_llm.models.families.registry import config_of, read_config
 
-KV_BYTES = 2  # per cached element: bfloat16 or float16
+KV_BYTES = 2  # bytes per cached element in bfloat16 or float16
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ModelCosts:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a sequence's recurrent state in all layers; may be 0."""
+        """Bytes of a sequence's recurrent state in all layers; 0 without recurrent layers."""
         net = self.args.delta_net
         if net is None:
             return 0
@@ -128,7 +128,7 @@ class ModelCosts:
         return self.weight_bytes(weight_bits) + tokens * self.kv_bytes_per_token
 
     def prefill_flops(self, tokens: int) -> float:
-        """Operations of a prompt, with logits of its last token only."""
+        """Operations of a prompt, with logits of the last token only."""
         products = 2.0 * tokens * self.layers_weights + 2.0 * self.head_weights
         return products + self.prefill_mixing_flops(tokens)
 
@@ -149,17 +149,17 @@ class ModelCosts:
         return self.decode_bytes(batch, context) / batch
 
     def flops_per_token(self, context: int) -> float:
-        """Operations to decode a token after `context` others; a multiply-add counts as two."""
+        """Operations to decode a token after `context` tokens; a multiply-add counts as two."""
         return self.decode_flops(1, context)
 
     def _attention_flops(self, context: float) -> float:
-        """One token's attention: query · key and weight · value in all heads and layers."""
+        """Operations of one token's attention in all layers: query · key, and weight · value."""
         args = self.args
         return 4.0 * context * args.num_kv_layers * args.num_attention_heads * args.head_dim
 
     @property
     def _delta_rule_flops(self) -> float:
-        """One token's delta rule in all layers: decay, prediction, correction, output."""
+        """Operations of one token's delta rule in all layers: decay, prediction, update, output."""
         net = self.args.delta_net
         if net is None:
             return 0

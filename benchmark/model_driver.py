@@ -37,7 +37,7 @@ class Sequences:
     """Sequences decoded together.
 
     Attributes:
-        caches: one per layer.
+        caches: batched or single-request KV cache of each layer.
         offsets: number of tokens of each sequence.
         tokens: next token of each sequence.
     """
@@ -70,7 +70,7 @@ class CachedModel:
     def sequences(self, batch: int, context: int, max_new_tokens: int) -> Sequences:
         """Creates sequences with `context` random tokens and capacity for new ones.
 
-        A single sequence uses single-request caches; several share batched caches.
+        A single sequence uses single-request caches; several sequences share batched caches.
         """
         layers = self.model.num_hidden_layers
         requests = [self._random_caches(context) for _ in range(batch)]
@@ -180,7 +180,7 @@ def run_benchmark(
     Args:
         name: name of the benchmark, for errors.
         parser: parser with the benchmark's options; the model's options are added.
-        measure: measures and prints the rows; returns them for the JSON.
+        measure: measures and prints the table rows; returns them for the JSON.
 
     Returns:
         The exit status: 0, 1 if a share of the roofline exceeds 100 %, 2 for a user error.
@@ -199,7 +199,7 @@ def run_benchmark(
             mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
         costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
         model = Week2(args.model, args.flash)
-        is_cpu = mx.default_device() == mx.cpu  # the limits of a GPU are not measured
+        is_cpu = mx.default_device() == mx.cpu  # a GPU's limits are not measured
         with measured_limits() if is_cpu else contextlib.nullcontext(Limits(None)) as limits:
             rows = measure(model, costs, limits, args)
         machine = None if limits.machine is None else str(limits.machine)

@@ -1,12 +1,12 @@
-"""n-gram drafts on edits from a git history: decoding speed with and without.
+"""Decoding speed with and without n-gram drafts, on edits of a git history.
 
     python -m benchmark.ngram_drafts --model FOLDER [--batch-size N] [--repository FOLDER]
 
 A prompt is "here is a file, apply this change": the file before a commit, and the commit's message.
 The expected answer is a window of the file after the commit, around the first change. Two other
-kinds bound the gain: answers that quote the prompt's file, and new files, which the prompt lacks.
-Weights may be random, so answers are forced: each step samples as usual, then the expected tokens
-replace the samples. Text is split as by GPT-style tokenizers, one id per word.
+kinds of answer bound the gain: quotes of the prompt's file, and new files, which the prompt does
+not contain. Weights may be random, so answers are forced: each step samples as usual, then the
+expected tokens replace the samples. Text is split as by GPT-style tokenizers, one id per word.
 
 The same requests run on one engine alternately with and without drafts, after an uncounted round.
 Prompts are in the prefix cache, and the time starts once all requests have their first token.
@@ -39,7 +39,7 @@ from tiny_llm.engine.scheduling.outputs import Logprobs
 from tiny_llm.models import find_model
 
 TARGETS = {"quote": 1.8, "edit": None, "new file": 0.97}  # target speedup by kind of answer
-LABELS = ("kind", "cases")  # keys of a row that are not numbers
+LABELS = ("kind", "cases")  # keys of a result row with non-numeric values
 SUFFIXES = (".py", ".md", ".cpp", ".h")
 COMMITS = 1000  # number of commits searched for edits
 MAX_MESSAGE_TOKENS = 200
@@ -67,7 +67,7 @@ def encode(text: str, vocab_size: int) -> list[int]:
 
 
 def git(repository: Path, *arguments: str) -> str:
-    """Output of a git command.
+    """Output of `git -C repository` with the given arguments.
 
     Raises:
         UserError: the command failed.
@@ -170,7 +170,7 @@ def window(tokens: list[int], center: int, size: int) -> list[int]:
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    """Index of the first difference; the shorter length if one is a prefix of the other."""
+    """Index of the first difference; min(len(a), len(b)) if one is a prefix of the other."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
@@ -178,14 +178,14 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
 class ForcedOutput(SamplerOutput):
     """Sampler output that returns the tokens of the expected answers."""
 
-    answers: dict[str, list[int]]  # by request id
+    answers: dict[str, list[int]]  # expected tokens by request id
 
     def __init__(self, logits: mx.array, rows: Sequence[SamplingRow]):
         super().__init__(logits, rows)
         self._rows = rows
 
     def read(self) -> tuple[list[int], list[int], dict[int, Logprobs]]:
-        """Waits for the samples, and replaces them with the expected answers' tokens."""
+        """Waits for the samples and returns the expected answers' tokens instead."""
         sampled, nan_rows, logprobs = super().read()
         answers = [self.answers[row.request.request_id] for row in self._rows]
         tokens = [
@@ -250,7 +250,7 @@ def _statistics(llm: LLM) -> tuple[int, int, int]:
 
 
 def compare(llm: LLM, cases: Sequence[Case], rounds: int) -> dict[str, Any]:
-    """Runs cases alternately without and with drafts; an uncounted round comes first."""
+    """Runs cases alternately without and with drafts, after an uncounted warm-up round."""
     runs: dict[str | None, list[Run]] = {None: [], "ngram": []}
     for number in range(rounds + 1):
         for speculative in list(runs)[:: 1 if number % 2 else -1]:

@@ -25,8 +25,8 @@ PAGE_SIZE = 128  # tokens
 EPS = 1e-6
 ops: Any = kernels
 
-# Total size of the matrices that a case cycles through: like a model's weights, larger than most
-# CPU caches.
+# Total size of the matrices that a case cycles through: larger than most CPU caches, so that
+# weights are read from memory, as in a model.
 POOL_BYTES = 64_000_000
 
 
@@ -56,7 +56,7 @@ class Case:
 
 
 def quantized_matmul_cases() -> Iterator[Case]:
-    """Decoding, batches and prefill; MLX, which is slow on the CPU, only with one row."""
+    """Decoding, decoding batches and prefill; MLX, slow on the CPU, runs one row only."""
     for O, I_ in ((I, E), (E, I), (V, E)):
         weights = quantized_pool(O, I_)
         for M in (1, 4, 16, 64, 512):
@@ -101,7 +101,7 @@ def grouped_quantized_matmul_cases() -> Iterator[Case]:
 
 
 def prepacked_stack(x: mx.array) -> mx.array:
-    """All experts' matrices, prepacked if the kernels support it."""
+    """All experts' matrices, prepacked if this machine's kernels support prepacked weights."""
     rows = kernels.prepack_rows()
     if not rows:
         return x
@@ -139,7 +139,7 @@ def flash_attention_cases() -> Iterator[Case]:
 
 
 def paged_attention_cases() -> Iterator[Case]:
-    """The same contexts in shuffled pages; MLX gathers the pages first."""
+    """The contexts of `flash_attention_cases` in shuffled pages; MLX gathers the pages first."""
     for B, L, S in ((1, 1, 128), (1, 1, 4096), (16, 1, 128), (1, 512, 4096)):
         q, kv_bytes = random(B, H_q, L, D), 4 * B * H * S * D
         contexts = 1 if L > 1 else max(2, POOL_BYTES // kv_bytes)

@@ -28,7 +28,8 @@ from .timing import measure
 CASES = op_cases.CASES | recurrent_cases.CASES
 PRODUCTS = {"quantized_matmul", "multi_quantized_matmul", "grouped_quantized_matmul", "matmul"}
 REPEATS = 9
-BRIEF_CALLS = 32  # calls per measurement if one call is near the clock's resolution
+# Calls per measurement where a single call is too short for the clock's resolution.
+BRIEF_CALLS = 32
 
 
 def available() -> list[str]:

@@ -2,7 +2,7 @@
 
     python -m benchmark.parallel_cost --model llama-3-70b --link thunderbolt5-rdma --ranks 1,2,4,8
 
-Each rank holds 1/N of every matrix and of the KV cache, so it reads and computes 1/N. In exchange,
+Each rank holds 1/N of every matrix and of the KV cache, so it reads and computes 1/N. In return,
 the ranks sum their partial results twice per layer, after the attention output and after the MLP.
 Each rank receives all others' partial sums, in N − 1 messages (`tiny_llm.models.parallel.layers`
 explains why). A step takes
@@ -166,7 +166,7 @@ def decode_step(
     """
     _check_ranks(costs, ranks)
     past = batch * context * costs.kv_bytes_per_token
-    n_bytes = costs.weight_bytes() / ranks + past / _kv_parts(costs, ranks)
+    n_bytes = costs.weight_bytes() / ranks + past / _kv_shards(costs, ranks)
     compute = machine.seconds(n_bytes, costs.decode_flops(batch, context) / ranks)
     return StepTime(compute, collectives(costs, batch, batch, ranks, link))
 
@@ -184,8 +184,8 @@ def prefill_step(
     return StepTime(compute, collectives(costs, tokens, 1, ranks, link))
 
 
-def _kv_parts(costs: ModelCosts, ranks: int) -> int:
-    """Number of distinct KV shards; with more ranks than KV heads, some repeat."""
+def _kv_shards(costs: ModelCosts, ranks: int) -> int:
+    """Number of distinct KV shards; with more ranks than KV heads, some ranks hold equal shards."""
     return min(ranks, costs.args.num_key_value_heads)
 
 
@@ -260,10 +260,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--group-size", type=int, default=64)
     parser.add_argument("--link", choices=LINKS, default="thunderbolt5-rdma")
     parser.add_argument("--latency-us", type=float, help="message latency, overrides --link")
-    parser.add_argument("--link-gbit", type=float, help="Gbit/s per direction, overrides --link")
+    parser.add_argument(
+        "--link-gbit", type=float, help="link bandwidth in Gbit/s per direction, overrides --link"
+    )
     parser.add_argument("--machine", choices=MACHINES, default="m4-max")
-    parser.add_argument("--read-gb", type=float, help="memory GB/s, overrides --machine")
-    parser.add_argument("--peak-tflop", type=float, help="TFLOP/s, overrides --machine")
+    parser.add_argument(
+        "--read-gb", type=float, help="memory bandwidth in GB/s, overrides --machine"
+    )
+    parser.add_argument("--peak-tflop", type=float, help="peak TFLOP/s, overrides --machine")
     parser.add_argument("--ranks", type=_int_list, default=[1, 2, 4, 8], metavar="N,N,…")
     parser.add_argument("--batch", type=_int_list, default=[1, 16], metavar="B,B,…")
     parser.add_argument("--context", type=int, default=1024, help="context of the decoding step")

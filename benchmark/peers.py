@@ -76,7 +76,7 @@ class Checkpoints:
         return self._folder(f"{self._shape}-{BITS}bit-g{GROUP_SIZE}", BITS)
 
     def bfloat16(self) -> Path:
-        """An unquantized Hugging Face folder."""
+        """Folder of an unquantized checkpoint in Hugging Face's format."""
         return self._folder(f"{self._shape}-bf16", None)
 
     def gguf(self) -> Path:
@@ -116,7 +116,7 @@ class WorkerPool:
         self._workers: dict[str, WorkerProcess] = {}
 
     def measure(self, system: str, metric: Metric) -> None:
-        """Runs a measurement and adds it, or its failure, to the results."""
+        """Runs a measurement and adds its time or its failure to the results."""
         if self._results.reason(system, metric) is not None:
             return
         try:
@@ -216,14 +216,14 @@ def main() -> int:
     add("--metrics", type=names(METRICS), default=list(METRICS), metavar="NAME,…")
     add("--rounds", type=int, default=3)
     add("--limit", type=float, default=120, help="timeout per measurement, in seconds")
-    add("--llama-python", default=sys.executable, help="interpreter with llama-cpp-python")
+    add("--llama-python", default=sys.executable, help="Python interpreter with llama-cpp-python")
     add(
         "--torch-python",
         default=sys.executable,
         help="Python interpreter with torch and transformers",
     )
-    add("--openvino-python", default=sys.executable, help="interpreter with openvino-genai")
-    add("--onnx-python", default=sys.executable, help="interpreter with onnxruntime-genai")
+    add("--openvino-python", default=sys.executable, help="Python interpreter with openvino-genai")
+    add("--onnx-python", default=sys.executable, help="Python interpreter with onnxruntime-genai")
     add(
         "--flash",
         action=argparse.BooleanOptionalAction,

@@ -7,7 +7,7 @@ from .metrics import Metric
 from .peers_results import Results
 from .roofline import Machine
 
-# Okabe and Ito's color-blind-safe palette: colors of bars, and of the text on them.
+# Okabe and Ito's color-blind-safe palette: (bar color, color of the text on the bar).
 COLORS = {
     "tiny-llm": ("#0072B2", "white"),
     "llama.cpp": ("#E69F00", "black"),
@@ -51,7 +51,7 @@ def write_plot(results: Results, file: Path) -> None:
     for axis in axes[0]:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    labels = sorted(handles, key=lambda label: label not in COLORS)  # systems before limits
+    labels = sorted(handles, key=lambda label: label not in COLORS)  # systems first, then limits
     figure.legend(
         [handles[label] for label in labels],
         labels,
@@ -91,7 +91,7 @@ def _panel(axis: Any, results: Results, metrics: list[Metric]) -> None:
             axis.annotate(
                 text + scaled,
                 (group + left, throughput[0]),
-                (0, -3),  # inside the bar: the limits are above it
+                (0, -3),  # inside the bar, because limits are drawn above it
                 textcoords="offset points",
                 ha="center",
                 va="top",

@@ -106,7 +106,7 @@ class Results:
         Args:
             system: name of the system.
             metric: metric of the limit.
-            own_weights: whether the limit assumes the system's weight format, or else the
+            own_weights: whether the limit assumes the system's own weight format instead of the
                 checkpoint's, which is the same for all systems.
         """
         throughput, machine = self.throughput(system, metric), self.machine
@@ -118,8 +118,9 @@ class Results:
     def share_of_round_limits(self, system: str, metric: Metric) -> float | None:
         """Median fraction of the limits measured around each round.
 
-        The higher of the limits before and after the round counts. If memory bandwidth varies, this
-        compares a system with the bandwidth during its round; `share` uses the best of all rounds.
+        For each round, the higher of the limits before and after it is used. If memory bandwidth
+        varies, this compares a system with the bandwidth during its round; `share` uses the best of
+        all rounds.
         """
         seconds = self.seconds.get((system, metric.name))
         if not seconds or not self.machines:
@@ -133,7 +134,7 @@ class Results:
         )
 
     def _peaks(self, system: str, machine: Machine) -> Peaks:
-        """Peaks of the instructions that a system uses; systems other than tiny-llm may use any."""
+        """Arithmetic peaks: of the kernels' instructions for tiny-llm, the highest for peers."""
         return machine.kernel_peaks(self.isa) if system == OURS else machine.highest_peaks
 
     def above_limits(self) -> list[str]:
@@ -189,7 +190,7 @@ class Results:
 
 
 def _rounded(values: dict[str, float | None]) -> dict[str, float]:
-    """Values rounded to four significant digits, without Nones."""
+    """Values rounded to four significant digits, without None values."""
     return {name: float(f"{value:.4g}") for name, value in values.items() if value is not None}
 
 

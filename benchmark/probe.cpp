@@ -40,10 +40,10 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-volatile float sink;  // consumes results, so that the compiler cannot eliminate the work
+volatile float sink;  // consumes results, so that the compiler cannot eliminate the computation
 
-/// Total work per second of all threads. They start together, and each repeats `work(thread)`,
-/// which returns the amount of work done, for `seconds`.
+/// Total work per second of all threads. The threads start together, and each repeats
+/// `work(thread)`, which returns the amount of work done, for `seconds`.
 double rate(int threads, double seconds, const std::function<double(int)>& work) {
     std::atomic<int> waiting{threads};
     std::vector<double> rates(threads);
@@ -74,7 +74,7 @@ double rate(int threads, double seconds, const std::function<double(int)>& work)
 // --- Memory
 // ---------------------------------------------------------------------------------------
 
-typedef int64_t Line __attribute__((vector_size(64)));  // one load, or two or four narrower loads
+typedef int64_t Line __attribute__((vector_size(64)));  // a cache line: 1, 2 or 4 loads
 
 /// Reads `lines` cache lines, with software prefetching if FETCH; returns the number of bytes read.
 template <bool FETCH>
@@ -122,10 +122,9 @@ double read_rate(int threads, double seconds, size_t bytes) {
 }
 
 // --- Arithmetic: enough independent sums to hide the latency of the instructions
-// -----------------------
-//
-// Each sum starts from a separate read of `sink`. If their initial values were known to be equal,
-// the compiler could merge the sums, and operations that are not executed would be counted.
+// -------------------- Each sum starts from a separate read of `sink`. If their initial values were
+// known to be equal, the compiler could merge the sums, and operations that are not executed would
+// be counted.
 
 constexpr int kRounds = 20'000;
 
@@ -139,15 +138,15 @@ constexpr int kVectorBytes = 16;
 // Zen 5 issues two bfloat16 dot products per cycle with a latency of six cycles. Twelve sums should
 // suffice, but reach only 93 % of the peak because of other stalls.
 #if defined(__AVX512F__)
-constexpr int kSums = 24;  // of 32 vector registers
+constexpr int kSums = 24;  // of the 32 vector registers
 #elif defined(__aarch64__)
 constexpr int kSums = 16;  // of 32 vector registers
 #else
-constexpr int kSums = 12;  // of 16 vector registers; two more hold constants
+constexpr int kSums = 12;  // of the 16 vector registers; two more hold constants
 #endif
 typedef float Floats __attribute__((vector_size(kVectorBytes)));
 
-/// sum = step(sum), in a register: GCC 12 otherwise stores some sums of integers in every round.
+/// sum = step(sum), kept in a register; otherwise, GCC 12 stores some integer sums in every round.
 template <typename Vector, typename Step>
 inline void update(Vector& sum, const Step& step) {
     Vector next = step(sum);
@@ -159,7 +158,8 @@ inline void update(Vector& sum, const Step& step) {
     sum = next;
 }
 
-/// Updates all sums kRounds times. Constant indices let the compiler keep them in registers.
+/// Updates all sums kRounds times. With constant indices, the compiler can keep the sums in
+/// registers.
 template <typename Vector, typename Step, size_t... J>
 inline void repeat(Vector (&sums)[kSums], const Step& step, std::index_sequence<J...>) {
     for (int i = 0; i < kRounds; ++i) {
@@ -193,7 +193,7 @@ inline double run_steps(int operations, const Step& step) {
 double f32_fma(int) {
     const Floats factor = Floats{} + 0.5f, addend = Floats{} + static_cast<float>(sink != 0);
     return run_steps<Floats>(2 * kVectorBytes / 4, [=](Floats sum) {
-        return sum * factor + addend;  // contracted to one instruction
+        return sum * factor + addend;  // the compiler contracts this to one fused multiply-add
     });
 }
 
@@ -207,8 +207,8 @@ constexpr double (*bf16_dot)(int) = nullptr;
 #endif
 
 // 16-bit integer dot products, which kernels use where bfloat16 ones are unavailable. Instructions
-// that do not accumulate multiply by the sum: the compiler would hoist a product of constants out
-// of the loop.
+// without accumulation multiply by the sum, because the compiler would hoist a product of constants
+// out of the loop.
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
 double int16_dot(int) {
     const __m256i a = _mm256_set1_epi16(static_cast<short>(sink));
@@ -229,7 +229,7 @@ double int16_dot(int) {
 constexpr double (*int16_dot)(int) = nullptr;
 #endif
 
-// 8-bit integer dot products, which other systems use: they round activations to 8 bits.
+// 8-bit integer dot products, used only by other systems, which round activations to 8 bits.
 #if defined(__AVX512VNNI__)
 double int8_dot(int) {
     const __m512i a = _mm512_set1_epi8(static_cast<char>(sink));
@@ -287,7 +287,7 @@ double amx_int8(int) {
     _tile_zero(5);
     _tile_zero(6);
     _tile_zero(7);
-    for (int i = 0; i < kRounds; ++i) {  // four tiles of sums: a 32×32 result
+    for (int i = 0; i < kRounds; ++i) {  // four tiles of sums, together a 32×32 result
         _tile_dpbsud(0, 4, 6);
         _tile_dpbsud(1, 4, 7);
         _tile_dpbsud(2, 5, 6);

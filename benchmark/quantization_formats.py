@@ -52,7 +52,7 @@ class Decoding:
 
     Args:
         name: name of the format.
-        config: the model's `config.json`, with this quantization.
+        config: the model's `config.json`, with the format's quantization.
         context: context length.
     """
 
@@ -70,7 +70,8 @@ class Decoding:
         self.load_seconds = time.perf_counter() - start
         self.costs = ModelCosts.from_model(weights.args, self.model)
         self.file_bits = ModelCosts.from_config(self.config).weight_bits
-        num_pages = self.context // PAGE_SIZE + 32  # room to decode; allocated on first write
+        # 32 pages for decoding; allocated on first write.
+        num_pages = self.context // PAGE_SIZE + 32
         self._paged = PagedModel(self.model, num_pages)
         self._page_ids = array("i", range(num_pages))
         self._length = 0

@@ -14,12 +14,12 @@ from .op_cases import EPS, POOL_BYTES, Case, ops, random
 
 H, D, K = 16, 128, 4  # number of key or value heads, head size, convolution width
 C = 3 * H * D
-SHAPES = ((1, 1), (16, 1), (1, 512))  # sequences, tokens per sequence
-STATE = 4 * H * D * D  # bytes of a float32 state
+SHAPES = ((1, 1), (16, 1), (1, 512))  # (sequences, tokens per sequence)
+STATE = 4 * H * D * D  # bytes of a layer's float32 state
 
 
 def in_place(state: mx.array, function: Callable[..., tuple[mx.array, mx.array]]) -> Any:
-    """Passes a function the only reference to the states, so that it can update them in place."""
+    """Passes a function the only reference to the states, which allows in-place updates."""
     kept = [state]
 
     def call(*arguments: mx.array) -> mx.array:
@@ -71,7 +71,7 @@ def mlx_conv(x: mx.array, weight: mx.array, past: mx.array) -> mx.array:
 
 
 def silu(x: mx.array) -> mx.array:
-    """SiLU in MLX's operations."""
+    """SiLU computed with MLX's operations."""
     return x * mx.sigmoid(x)
 
 
@@ -102,7 +102,7 @@ def gated_delta_rule_cases() -> Iterator[Case]:
 
 
 def mlx_delta_rule(qkv: mx.array, a: mx.array, b: mx.array, state: mx.array) -> Any:
-    """Recurrence for one token in MLX's operations; the state is 1×H×D×D."""
+    """Recurrence for one token, computed with MLX's operations; the state is 1×H×D×D."""
     q, k, v = (x.reshape(-1, H, D) for x in mx.split(qkv, 3, axis=-1))
     q, k = (x * mx.rsqrt((x * x).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
     decay = mx.exp(-mx.logaddexp(a.astype(mx.float32), mx.array(0.0)))[..., None, None]

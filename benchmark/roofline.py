@@ -28,15 +28,15 @@ from .timing import percent
 T = TypeVar("T")
 
 PROBE = Path(__file__).with_name("probe.cpp")
-# Some servers have caches of hundreds of megabytes. A limit must also hold for models that fit in
-# cache, so the higher bandwidth counts.
+# Buffer sizes: one that fits in the largest server caches (hundreds of megabytes), one that does
+# not. The higher bandwidth is used, because the limit must also hold for models that fit in cache.
 READ_BYTES = (5 << 26, 1 << 30)
-SECONDS = 0.4  # duration of each measurement
+SECONDS = 0.4  # duration of each measurement in seconds
 
 NATIVE = ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
 NO_AMX = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]
-# Compiler flags by value of TINY_LLM_CPU_ISA: this machine's instructions without those of newer
-# sets. "avx2" keeps AVX-VNNI, which the AVX2 kernels use.
+# Compiler flags by value of TINY_LLM_CPU_ISA: this machine's instructions without newer instruction
+# sets than the named one. "avx2" includes AVX-VNNI, which the AVX2 kernels use.
 ISA_FLAGS = {
     "native": NATIVE,
     "avx2": [*NATIVE, "-mno-avx512f", *NO_AMX],
@@ -104,7 +104,8 @@ class Machine:
         attention = f32
         if isa in ("avx512", "amx"):
             products = self.amx_gflop_per_s if isa == "amx" and quantized else bf16
-            attention = 2 / (1 / bf16 + 1 / f32) if bf16 else 0  # scores bfloat16, values float32
+            # Half of the operations (scores) in bfloat16, half (values) in float32.
+            attention = 2 / (1 / bf16 + 1 / f32) if bf16 else 0
         elif isa == "native":
             products = attention = 0
         else:
@@ -204,7 +205,7 @@ def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
 
 
 def measure_best(rounds: int) -> Machine:
-    """Best of several measurements, since other processes may interfere with one.
+    """Best of several measurements, since other processes may slow one down.
 
     Raises:
         ProbeError: see `build_probe`.
@@ -239,14 +240,14 @@ class Limits:
         return best(self._machines)
 
     def around(self, block: Callable[[], T]) -> tuple[T, Machine | None]:
-        """Runs a block; returns its result and the higher limits around it."""
+        """Runs a block; returns its result and the higher of the limits before and after it."""
         result = block()
         if self._probe is not None:
             self._machines.append(self._probe())
         return result, best(self._machines[-2:])
 
     def share(self, name: str, part: float, whole: float) -> str:
-        """Formats a fraction of a limit as a table cell; records one above 100 %."""
+        """Formats a fraction of a limit as a table cell; records fractions above 100 %."""
         cell = percent(part, whole)
         if part > whole:
             self._exceeded.append(f"{name} {cell}")
@@ -302,7 +303,7 @@ def isa_of_kernels() -> str:
 
 
 def best(machines: list[Machine]) -> Machine | None:
-    """Highest value of each measured limit over several measurements; None if there are none."""
+    """Best value of each limit over several measurements; None for an empty list."""
     if not machines:
         return None
     fields = [asdict(machine) for machine in machines]

@@ -68,7 +68,7 @@ class ServerProcess:
         return int(result.stdout) * 1024
 
     def pause(self) -> None:
-        """Pauses the server until `running` resumes it."""
+        """Pauses the server; `running` resumes it."""
         self._process.send_signal(signal.SIGSTOP)
 
     @contextlib.contextmanager

@@ -31,7 +31,7 @@ from .serving_runs import (
 )
 from .systems.client import WorkerProcess
 
-LLAMA_TIMEOUT_S = 3600  # the first round tries several settings
+LLAMA_TIMEOUT_S = 3600  # long, because the first round tries several settings
 
 
 class LlamaServer:
@@ -156,7 +156,7 @@ def main() -> int:
     add = parser.add_argument
     add("--model", default="demo", help="model name or folder (default: demo)")
     add("--requests", type=int, default=64)
-    add("--min-len", type=int, default=32, help="minimum length of prompts and outputs")
+    add("--min-len", type=int, default=32, help="minimum length of prompts and outputs, in tokens")
     add("--max-len", type=int, default=256)
     add(
         "--batch-size",
@@ -180,7 +180,7 @@ def main() -> int:
     add("--repeats", type=int, default=3, help="timed prefix cache hits")
     add("--max-tokens", type=int, default=80, help="output length with draft tokens")
     add("--gguf", type=Path, help="GGUF file with the same weights, from `benchmark.peers`")
-    add("--llama-python", default=sys.executable, help="interpreter with llama-cpp-python")
+    add("--llama-python", default=sys.executable, help="Python interpreter with llama-cpp-python")
     return run_command("serving", parser.parse_args(), run)
 
 

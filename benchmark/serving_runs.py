@@ -54,13 +54,13 @@ class ServingOptions:
         return synthetic_workload(self.num_requests, inputs, outputs, vocab_size, seed=1)
 
     def kv_tokens(self) -> int:
-        """Capacity of the KV cache in tokens, in whole pages per request."""
+        """Capacity of the KV cache in tokens; each request's tokens fill entire pages."""
         per_request = -(-2 * self.high // self.page_size) * self.page_size
         return self.batch_size * per_request
 
 
 def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM:
-    """Builds an engine for token ids with the KV cache of `options`."""
+    """Builds an engine for prompts of token ids, with the KV cache size of `options`."""
     args = mlx_model.args
     per_token = 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * 2
     settings: dict[str, Any] = {
@@ -70,7 +70,7 @@ def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM
         "max_num_seqs": options.max_num_seqs,
     }
     llm = LLM((mlx_model, TimestampTokenizer()), **{**settings, **changes})
-    llm.reserve()  # before the clock starts
+    llm.reserve()  # allocates memory before the timer starts
     return llm
 
 
@@ -133,7 +133,7 @@ def serve_with_week_2(mlx_model: Any, workload: Workload, options: ServingOption
 
 
 def scheduling_overhead(mlx_model: Any, options: ServingOptions, num_seqs: int, steps: int) -> dict:
-    """Share of a decoding step spent outside model and sampling."""
+    """Fraction of a decoding step's time that is spent outside the model and sampling."""
     context = 64
     llm = build_engine(
         mlx_model,

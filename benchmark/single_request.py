@@ -23,10 +23,10 @@ from .timing import Times, measure, step_seconds
 
 PREFILL_TOKENS = (128, 512, 4096)
 CONTEXTS = (128, 1024, 4096, 16384)
-LONG = (4096, 16384, 32768)  # prompts and contexts of --long
-SAMPLED_CHUNKS = 4  # per long prompt
+LONG = (4096, 16384, 32768)  # prompt and context lengths of --long
+SAMPLED_CHUNKS = 4  # timed chunks per long prompt
 DECODE_SECONDS = 3.0
-SLOW_PREFILL_S = 20.0  # slower prompts run once
+SLOW_PREFILL_S = 20.0  # slower prompts are run only once
 
 
 def prefill_times(run: Callable[[], object], repeats: int) -> Times:
@@ -117,7 +117,7 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--long", action="store_true", help="prompts and contexts of up to 32,768 tokens")
-    add("--repeats", type=int, default=3, help="repeats per prefill")
+    add("--repeats", type=int, default=3, help="repetitions of each prefill")
     add("--steps", type=int, default=32, help="tokens to decode")
     add("--max-prefill", type=int, default=LONG[-1], help="longest prompt")
     add("--max-context", type=int, default=LONG[-1] + 256, help="longest context")

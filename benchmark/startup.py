@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Starts all processes and prints the figures."""
     folder = find_model(args.model, Console(stderr=True))
     loads = []
-    for _ in range(1 + args.repeats):  # the first run fills the page cache
+    for _ in range(1 + args.repeats):  # the first run, not counted, fills the page cache
         worker = WorkerProcess(sys.executable, "tiny_llm_worker", [str(folder)])
         worker.close()
         loads.append(worker.ready)

@@ -86,7 +86,7 @@ def serve(args: argparse.Namespace) -> None:
         milliseconds(llm, task, 0)
     print("ready", flush=True)
     for line in sys.stdin:
-        if line == EXIT:  # mpirun does not forward EOF on its standard input
+        if line == EXIT:  # needed because mpirun does not forward EOF on its standard input
             break
         task, number = line.split()
         print(milliseconds(llm, task, int(number)), flush=True)
@@ -153,7 +153,7 @@ class System:
                 raise RuntimeError(f"a child process of kind '{kinds[0][0]}' failed to start.")
 
     def measure(self, task: str, number: int) -> float:
-        """Time of the slowest process in milliseconds; all start at once."""
+        """Time of the slowest process in milliseconds; all processes start simultaneously."""
         for child in self._children:
             assert child.stdin is not None
             child.stdin.write(f"{task} {number}\n")

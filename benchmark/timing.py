@@ -32,7 +32,7 @@ def measure(run: Callable[[], object], repeats: int, warm_up: int = 1) -> Times:
 def step_seconds(
     step: Callable[[], object], steps: int, limit_s: float = float("inf"), warm_up: int = 1
 ) -> list[float]:
-    """Seconds of each of up to `steps` steps; after `limit_s`, at least three are timed."""
+    """Seconds per step of up to `steps` steps; stops after `limit_s` once three are timed."""
     for _ in range(warm_up):
         step()
     seconds: list[float] = []

@@ -3,9 +3,9 @@
     python -m benchmark.week4 --model FOLDER
 
 Runs Week 2's model with the solution's kernels, selected by the chapters' environment variables.
-One worker process per day; it is paused while another day's worker is measured. If a measurement
-exceeds --limit, as with the plain loops of the first days, the table shows an upper bound on the
-speed.
+Each day has a worker process, which is paused while another day's worker is measured. If a
+measurement exceeds --limit, as with the plain loops of the first days, the table shows an upper
+bound on the speed.
 """
 
 import argparse
@@ -38,7 +38,7 @@ class Day:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of a worker with this day's kernels."""
+        """Environment variables of a worker that uses the day's kernels."""
         matmul = {"TINY_LLM_MATMUL": self.matmul} if self.matmul else {}
         inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         return {**inherited, **matmul, **self.others}

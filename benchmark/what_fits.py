@@ -2,8 +2,8 @@
 
     python -m benchmark.what_fits
 
-The columns are memory sizes. Computed as by `tiny-llm check --model`, for 4-bit weights in groups
-of 64; nothing is measured.
+The columns are memory sizes. The numbers are computed as by `tiny-llm check --model`, for 4-bit
+weights in groups of 64; nothing is measured.
 """
 
 import sys
@@ -29,7 +29,7 @@ def table() -> Iterator[str]:
     yield f"|---|{'---:|' * (len(headers) - 1)}"
     for name in [*SHAPES, *HYBRID_SHAPES]:
         config = {**shape_config(name), "quantization": QUANTIZATION}
-        size = size_of_tree(random_checkpoint(config))  # lazy arrays: nothing is allocated
+        size = size_of_tree(random_checkpoint(config))  # arrays are lazy, so nothing is allocated
         sizes = [replace(size, kv_cache_dtype=dtype) for dtype in KV_CACHE_DTYPES]
         cells = [
             name,

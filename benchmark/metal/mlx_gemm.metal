@@ -5,7 +5,7 @@
 #include "mlx/backend/metal/kernels/steel/gemm/kernels/steel_gemm_fused.h"
 // clang-format on
 
-// a · bᵀ with tiles of 64×64×16 and 64×32×32, which MLX selects on most Apple GPUs.
+// a · bᵀ with tiles of 64×64×16 and 64×32×32 (M×N×K), which MLX selects on most Apple GPUs.
 template [[host_name(
     "gemm_nt_64_64_16")]] [[kernel]] decltype(gemm<bfloat16_t, 64, 64, 16, 2, 2, false, true>)
     gemm<bfloat16_t, 64, 64, 16, 2, 2, false, true>;

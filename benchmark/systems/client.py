@@ -1,4 +1,4 @@
-"""Parent side of a worker: starts it, sends requests, pauses it in between."""
+"""Parent side of a worker: starts it, sends requests, pauses it."""
 
 import json
 import os
@@ -145,11 +145,11 @@ def export_once(python: str, module: str, source: Path, folder: Path, exact: boo
 
 def checkpoint_bytes(path: Path) -> int:
     """Size of a checkpoint's weights, a folder or a single file."""
-    suffixes = {".safetensors", ".bin", ".data"}  # .bin: OpenVINO, .data: ONNX
+    suffixes = {".safetensors", ".bin", ".data"}  # .bin is OpenVINO's suffix, .data ONNX's
     files = [f for f in path.iterdir() if f.suffix in suffixes] if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files)
 
 
 def exit_on_sigterm() -> None:
-    """Turns SIGTERM into an exception, so that paused workers are killed too."""
+    """Turns SIGTERM into an exception, so that paused workers are killed before the exit."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

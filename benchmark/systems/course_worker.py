@@ -26,9 +26,9 @@ from tiny_llm.sampler import make_sampler
 
 from .worker import DECODE_STEPS, UnsupportedError, serve, token_ids
 
-LIMIT_SECONDS = 2.0  # no repeat starts after this time
-PROMPT_SECONDS = 15.0  # slower prompts are extrapolated
-SHORT_PROMPT = 4  # tokens of the prompt to extrapolate from
+LIMIT_SECONDS = 2.0  # no further repetition starts after this time
+PROMPT_SECONDS = 15.0  # times of slower prompts are extrapolated
+SHORT_PROMPT = 4  # tokens of the short prompt that is extrapolated
 
 
 def best_seconds(run: Callable[[], object], max_runs: int) -> float:
@@ -42,7 +42,7 @@ def best_seconds(run: Callable[[], object], max_runs: int) -> float:
 
 
 class Recomputing:
-    """Week 1's model: no cache, each step recomputes the whole sequence."""
+    """Week 1's model: no cache, each step recomputes the entire sequence."""
 
     def __init__(self, model: Any, args: Any):
         self._model = model
@@ -110,7 +110,7 @@ class CourseEngine:
         return {"seconds": best_seconds(lambda: self._model.prefill(tokens), 3)}
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
-        """See `System`. Excludes the first step, unless it exceeds the limit."""
+        """See `System`. Excludes the first step, unless it alone exceeds `LIMIT_SECONDS`."""
         step = self._model.step_of(batch, context)
         try:
             start = time.perf_counter()

@@ -21,7 +21,7 @@ class Slot:
         prompt: prompt tokens not yet computed.
         remaining: output tokens still to generate.
         token: latest output token.
-        length: number of tokens in llama.cpp's KV cache.
+        length: number of the request's tokens in llama.cpp's KV cache.
     """
 
     prompt: list[int]
@@ -55,7 +55,7 @@ def serve_requests(
 
 
 def plan(slots: Sequence[Slot | None]) -> tuple[list[tuple[int, int, int]], list[int], list[int]]:
-    """Plans a step: entries, indices of entries with outputs, and their slots.
+    """Plans a step: its entries, the indices of entries with outputs, and the outputs' slots.
 
     An entry is (token, position, sequence).
     """

@@ -101,7 +101,7 @@ class Context:
         return predicted
 
     def embed(self, batch: int, tokens: int) -> list[float]:
-        """Embeds `batch` texts; returns the first one's normalized embedding."""
+        """Embeds `batch` texts; returns the normalized embedding of the first text."""
         import numpy as np
 
         ids = token_ids(tokens, self._vocab_size)
@@ -291,7 +291,7 @@ class LlamaCpp:
 
 
 def silence(llama_cpp: Any) -> Any:
-    """Silences llama.cpp's log; keep the returned object alive."""
+    """Silences llama.cpp's log as long as the returned object is alive."""
 
     @llama_cpp.llama_log_callback
     def ignore(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:

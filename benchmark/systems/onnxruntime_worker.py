@@ -68,7 +68,7 @@ class OnnxRuntime:
         """Generator that has prefilled prompts of equal length and generated one token of each."""
         length = len(prompts[0]) + new_tokens
         parameters = self._api.GeneratorParams(self._model)
-        # A minimum length keeps EOS tokens from ending a sequence early.
+        # A minimum length prevents EOS tokens from ending a sequence early.
         parameters.set_search_options(
             max_length=length, min_length=length, batch_size=len(prompts), do_sample=False
         )

@@ -36,9 +36,9 @@ class OpenVino:
         self._np, self._openvino, self._api = np, openvino, openvino_genai
         threads = num_threads()
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.enable_prefix_caching = False  # the same prompts are run repeatedly
+        scheduler.enable_prefix_caching = False  # the benchmark runs the same prompts repeatedly
         scheduler.cache_size = CACHE_GIGABYTES
-        scheduler.max_num_batched_tokens = 8192  # a whole prompt per step
+        scheduler.max_num_batched_tokens = 8192  # an entire prompt per step
         self._pipeline: Any = openvino_genai.LLMPipeline(
             str(folder),
             "CPU",
@@ -89,7 +89,7 @@ class OpenVino:
 
 
 def export(source: Path, folder: Path, exact: bool) -> None:
-    """Exports an unquantized Hugging Face folder to OpenVINO's format, for both settings."""
+    """Exports an unquantized checkpoint to OpenVINO's format, which is independent of `exact`."""
     from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
     config = OVWeightQuantizationConfig(

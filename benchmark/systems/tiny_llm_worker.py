@@ -111,7 +111,7 @@ class TinyLlmEngine:
 
 
 def load(folder: Path, flash: bool | None) -> TinyLlm | TinyLlmEngine:
-    """Loads a checkpoint into Week 2's model, or into the engine if it is hybrid."""
+    """Loads a checkpoint into Week 2's model, or a hybrid checkpoint into the engine."""
     is_hybrid = ModelCosts.from_folder(folder).args.delta_net is not None
     return TinyLlmEngine(folder) if is_hybrid else TinyLlm(folder, flash)
 

@@ -69,7 +69,7 @@ def serve(load: Callable[[], System]) -> None:
                 reply(system.prefill(request["tokens"]))
             elif kind == "decode":
                 reply(system.decode(request["batch"], request["tokens"]))
-            else:  # a method of some systems: embed, generate, predict or serve
+            else:  # an optional method of the system: embed, generate, predict or serve
                 reply(getattr(system, kind)(**request))
         except UnsupportedError as error:
             reply({"unsupported": str(error)})
@@ -105,7 +105,7 @@ def serve_or_export(
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path)
     parser.add_argument(
-        "--export", type=Path, metavar="SOURCE", help="export this folder, then exit"
+        "--export", type=Path, metavar="SOURCE", help="export this unquantized folder, then exit"
     )
     parser.add_argument("--exact", action="store_true", help="float32 activations instead of 8-bit")
     arguments = parser.parse_args()
@@ -123,7 +123,7 @@ def num_threads() -> int:
 
 def peak_bytes() -> int:
     """Peak resident memory of this process."""
-    # Linux's getrusage includes the parent's memory at the time of the fork.
+    # On Linux, getrusage includes the parent's memory at the time of the fork.
     return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

@@ -86,7 +86,8 @@ def test_long_contexts_move_their_keys_and_values():
     n_bytes = COSTS.weight_bytes() + 32768 * COSTS.kv_bytes_per_token
     assert decode.bound(COSTS, MACHINE) == pytest.approx(40e9 / n_bytes)
     assert COSTS.prefill_bytes(32768) == n_bytes
-    # 16 heads of 128 in 28 layers: scores and weighted values of (n + 1) / 2 keys on average.
+    # 16 heads of size 128 in 28 layers: scores and weighted values of (32768 + 1) / 2 keys on
+    # average.
     attention = 32768 * (32769 / 2) * 28 * 16 * 128 * 4
     assert COSTS.prefill_mixing_flops(32768) == pytest.approx(attention, rel=1e-12)
 
@@ -98,7 +99,7 @@ def test_machine_limits_are_the_best_measurements():
 
 
 def q4_0_block(weights: list[float]) -> bytes:
-    """One Q4_0 block, per the format's specification."""
+    """Reference encoding of one Q4_0 block, per the format's specification."""
     largest = max(weights, key=abs)
     d = largest / -8
     q = [min(15, int(weight / d + 8.5)) if d else 8 for weight in weights]
@@ -129,7 +130,7 @@ def test_every_weight_has_a_gguf_name():
 
 
 def test_value_heads_are_interleaved_by_key_head():
-    """Two key heads with three value heads each; every value head has one row."""
+    """Two key heads with three value heads each; each value head has one row."""
     config = {**HYBRID, "linear_num_value_heads": 6}
     rows = np.arange(6, dtype=np.float32)
     assert convert_weight("blk.0.ssm_dt.bias", rows, config).tolist() == [0, 3, 1, 4, 2, 5]
@@ -212,10 +213,10 @@ def test_utilization_uses_the_limits_around_each_round():
     for slowdown in (1.25, 2.0, 4.0):
         results.add("tiny-llm", decode, {"seconds": slowdown * bound_s})
     assert results.share_of_round_limits("tiny-llm", decode) == pytest.approx(0.8), (
-        "expected the median of 0.8, 0.5 and 1"
+        "expected 0.8, the median of 0.8, 0.5 and 1"
     )
     assert results.share("tiny-llm", decode) == pytest.approx(0.5), (
-        "expected a share of the best limits"
+        "expected a share of the best round's limits"
     )
     assert results.share_of_round_limits("tiny-llm", METRICS["prefill-512"]) is None
     assert results.above_limits() == []
@@ -253,7 +254,7 @@ def test_peak_includes_integer_products():
     assert "float32 200, 16-bit integer dot 300" in str(avx2)
 
 
-# float32, bfloat16, AMX, 16-bit integers, 8-bit integers.
+# All peaks are known: float32, bfloat16, AMX, 16-bit integers, 8-bit integers.
 EVERY_PEAK = Machine("a processor", 2, 40.0, 100.0, 200.0, 1600.0, 300.0, 3200.0)
 FAST = Machine("a processor faster than any", 2, 1e6, *[1e6] * 5)
 
@@ -266,7 +267,8 @@ FAST = Machine("a processor faster than any", 2, 1e6, *[1e6] * 5)
         ("neon", False, 100, 100),
         ("avx2", True, 300, 100),
         ("avx2", False, 100, 100),
-        ("avx512", True, 200, 400 / 3),  # half of the operations at 200 GFLOP/s, half at 100
+        # 200 GFLOP/s for half of the operations, 100 for the other half.
+        ("avx512", True, 200, 400 / 3),
         ("avx512", False, 200, 400 / 3),
         ("amx", True, 1600, 400 / 3),
         ("amx", False, 200, 400 / 3),
@@ -390,11 +392,11 @@ def test_ab_comparison_alternates_its_workers(capsys):
     metric = METRICS["decode-128"]
     seconds = ab_compare.run_interleaved(workers, metric, rounds=3, limit_s=1)
     assert seconds == {"other": [2.0, 4.0, 8.0], "this": [1.0, 4.0, 6.0]}, (
-        "warm-up runs must not count"
+        "expected the times of all runs except the warm-up"
     )
     assert calls == ["other", "this", "this", "other"] * 2
     assert ab_compare.report(metric, seconds)["ratio"] == 0.75, (
-        "expected the median of 0.5, 1 and 0.75"
+        "expected 0.75, the median of 0.5, 1 and 0.75"
     )
     line = "| decode | 4000.00 | 2000.00 | 4000.00 | 1000.00 | 0.750 |"
     assert capsys.readouterr().out.strip() == line
@@ -407,7 +409,7 @@ def test_checkout_without_a_virtual_environment_is_rejected(tmp_path):
 
 @pytest.mark.parametrize("tokens", [4096, 16384, 32768])
 def test_sampled_chunks_stand_for_a_prompt(tokens):
-    """The cost of a chunk is affine in its position."""
+    """With costs affine in the position, the sampled chunks' mean equals that of all chunks."""
     cost = [7.0 + 3.0 * offset for offset in range(0, tokens, 1024)]
     sampled = [cost[offset // 1024] for offset in sampled_offsets(tokens)]
     assert len(set(sampled)) == 4

@@ -13,7 +13,7 @@ from benchmark import check_peers
 from benchmark.agreement import Agreement, agreement
 from benchmark.check_peers import NEW_TOKENS, TIES, WORKERS, Reference, exact_matrix
 
-# Python with OpenVINO and ONNX Runtime installed; see benchmark/README.md.
+# Python interpreter with OpenVINO and ONNX Runtime; see benchmark/README.md.
 PYTHON = os.environ.get("TINY_LLM_PEERS_PYTHON", sys.executable)
 MODULES = {
     "openvino": "openvino_genai, optimum.intel",
@@ -74,7 +74,7 @@ def test_peer_with_different_tokens_is_detected(checkpoint, exact):
     assert right.equal == NEW_TOKENS
     wrong = reference.agreement(prompt, FakePeer(reference, 9).ask(request), TIES[exact])
     assert wrong.equal == 0
-    assert wrong.ties < NEW_TOKENS / 4, "few tokens at rank ten may count as ties"
+    assert wrong.ties < NEW_TOKENS / 4, "expected few ties among the tokens at rank ten"
 
 
 def test_tokens_a_peer_never_chooses_are_excluded(checkpoint):

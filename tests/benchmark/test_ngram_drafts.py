@@ -1,4 +1,4 @@
-"""The benchmark of n-gram drafts: its cases from a git history, and forced answers."""
+"""Benchmark of n-gram drafts: cases from a git history, and forced answers."""
 
 import shutil
 import subprocess
@@ -32,13 +32,13 @@ def commit(folder, message, **files):
 
 
 def lines(first, last):
-    """Source text in which every line differs."""
+    """Source text whose lines all differ."""
     return "".join(f"value_{n} = compute(alpha, {n})\n" for n in range(first, last))
 
 
 @pytest.fixture
 def repository(tmp_path):
-    """Git repository with an edit of a short file and an edit of a file that is too long."""
+    """Git repository with an edit of a short file and an edit of a file too long for a prompt."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     commit(tmp_path, "Add files", small=lines(0, 40), long=lines(0, 400))
     changed = lines(0, 20) + "other = 1\n" + lines(21, 40)
@@ -50,7 +50,9 @@ def repository(tmp_path):
 def test_cases_are_edits_of_the_history(repository):
     quote, edit, new = edit_cases(repository, "HEAD", 1, 1000, 40, VOCAB_SIZE)
     assert [case.kind for case in (quote, edit, new)] == ["quote", "edit", "new file"]
-    assert edit.name.endswith(" small.py"), "the longer file exceeds the prompt's limit"
+    assert edit.name.endswith(" small.py"), (
+        "expected small.py: the longer file exceeds the prompt limit"
+    )
     before = encode(lines(0, 40), VOCAB_SIZE)
     after = encode(lines(0, 20) + "other = 1\n" + lines(21, 40), VOCAB_SIZE)
     change = first_difference(before, after)
@@ -105,6 +107,10 @@ def test_forced_answers_with_and_without_drafts(on_cpu, monkeypatch):
         assert plain.drafted == 0
         assert plain.steps == plain.tokens
         assert ngram.accepted <= ngram.drafted
-        assert ngram.tokens == ngram.steps + ngram.accepted, "a step adds a token to its drafts"
-    assert run_cases(llm, [quote], "ngram").steps < 15, "drafts of several tokens"
+        assert ngram.tokens == ngram.steps + ngram.accepted, (
+            "expected one token per step, plus the accepted drafts"
+        )
+    assert run_cases(llm, [quote], "ngram").steps < 15, (
+        "expected drafts of several tokens, thus fewer than 15 steps"
+    )
     assert run_cases(llm, [other], "ngram").drafted == 0

@@ -66,9 +66,7 @@ def test_weights_and_heads_are_split_among_ranks():
 
 def test_70b_model_weight_bytes():
     costs = ModelCosts.from_config(model_config("llama-3-70b", 16, 64))
-    embedding = (
-        128_256 * 8192
-    )  # the embedding is looked up by row, so a step does not read all of it
+    embedding = 128_256 * 8192  # embedding rows are looked up, so a step reads only a few of them
     norms = (2 * 80 + 1) * 8192
     assert costs.step_weights + embedding + norms == 70_553_706_496
 

@@ -11,4 +11,6 @@ def test_table_in_the_book_is_up_to_date():
     lines = list(table())
     assert len(lines) == 2 + 6
     text = PAGE.read_text(encoding="utf-8")
-    assert "\n".join(lines) in text, "paste the output of `python -m benchmark.what_fits`"
+    assert "\n".join(lines) in text, (
+        "outdated table: paste the output of `python -m benchmark.what_fits`"
+    )

@@ -45,7 +45,7 @@ def broadcast_strides(shape: tuple[int, ...], to: tuple[int, ...]) -> list[int]:
 
 
 def row_strides(x: mx.array) -> list[int]:
-    """Strides of a B×H×C×D array per sequence, head and token (C tokens of capacity)."""
+    """Strides of sequence, head and token in a B×H×C×D array with capacity for C tokens."""
     _, H, C, D = x.shape
     return [H * C * D, C * D, D]
 
@@ -95,7 +95,7 @@ def attend(
 ) -> mx.array:
     """softmax(query · keyᵀ / √D + mask) · value with the given kernel.
 
-    S: number of valid keys, if the key and value buffers are longer.
+    S: number of valid keys; the key and value buffers may be longer.
     """
     metal = kernels.extension().metal
     params = params_of(query, key, mask, context_lens, S, aligned)
@@ -124,5 +124,5 @@ def attend(
 
 
 def bits_of(x: mx.array) -> np.ndarray:
-    """Bytes as integers, for bitwise comparison."""
+    """Elements' bytes as integers, for bitwise comparison."""
     return np.array(mx.contiguous(x).view(mx.uint32 if x.dtype == mx.float32 else mx.uint16))

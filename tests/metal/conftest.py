@@ -1,4 +1,4 @@
-"""Skips kernel tests if there is neither clang (for the emulator) nor a GPU."""
+"""Skips kernel tests without clang (for the emulator) and without a GPU."""
 
 import pytest
 

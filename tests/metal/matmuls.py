@@ -37,7 +37,7 @@ def source_of(kernel: str) -> str:
 def multiply(
     launch: Any, inputs: Sequence[np.ndarray], M: int, O: int, dtype: str, **how: Any
 ) -> np.ndarray:
-    """Runs an M×O matmul kernel and, if the sum is split, the kernel that sums the splits."""
+    """Runs an M×O matmul kernel and, if I is split, the kernel that adds the partial sums."""
     parts = launch.groups[2]
     out = empty((M, O), dtype)
     if parts == 1:
@@ -75,7 +75,7 @@ def assert_product(
     epsilon = {4: 2.0**-23, 2: 2.0**-10 if actual.dtype == np.float16 else 2.0**-7}
     rounding = epsilon[actual.dtype.itemsize] / 2 * np.abs(expected)
     if actual.dtype == np.float16:
-        rounding += 2.0**-25  # half of the smallest subnormal
+        rounding += 2.0**-25  # half of float16's smallest subnormal number
     bound = rounding + 2.0**-24 * (2 + 2 * np.sqrt(I)) * magnitude
     error = np.abs(actual.astype(np.float64) - expected)
     assert not np.isnan(error).any(), f"{what}: {np.isnan(error).sum()} outputs are NaN"
@@ -89,7 +89,7 @@ def assert_product(
 
 
 def bits_of(x: np.ndarray) -> np.ndarray:
-    """Bytes as integers, for bitwise comparison."""
+    """Elements' bytes as integers, for bitwise comparison."""
     return x.view(np.uint8)
 
 

@@ -77,7 +77,7 @@ _loose_seed: int | None = None
 
 @contextmanager
 def loose_arithmetic(seed: int) -> Iterator[None]:
-    """Context in which `run` replaces mode "plain" with "loose"."""
+    """Context in which `run` uses the emulator's mode "loose" instead of "plain"."""
     global _loose_seed
     _loose_seed = seed
     try:
@@ -87,7 +87,7 @@ def loose_arithmetic(seed: int) -> Iterator[None]:
 
 
 def fitting_launch(source: str | Path, launch: Callable[[int], Any]) -> Any:
-    """Launch with the kernel's maximum threadgroup size, as in an encoder."""
+    """Launch with the largest threadgroup that the kernel allows, as in an encoder."""
     chosen = launch(MAX_THREADS)
     if _loose_seed is None or not has_clang():
         return chosen

@@ -97,7 +97,7 @@ def test_swiglu_of_extreme_values():
     ],
 )
 def test_qk_norm_rope(mode, dtype, B, L, H, D, W, shared, normalizes):
-    """x is a slice of a longer projection: H of its H + 2 heads."""
+    """x is a slice of a longer projection row: H of its H + 2 heads."""
     name = DTYPE_NAMES[dtype]
     projected = random(B, L, H + 2, D, dtype=dtype)
     weight = random(D, dtype=dtype) if normalizes else None
@@ -119,11 +119,11 @@ def test_qk_norm_rope(mode, dtype, B, L, H, D, W, shared, normalizes):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [mx.uint8, mx.bfloat16, mx.float32, mx.complex64], ids=str)
 def test_cache_write(mode, dtype):
-    """Tokens in projection layout, B×L×H×D."""
+    """Writes tokens in projection layout, B×L×H×D."""
     B, H, C, L, D = 5, 2, 9, 4, 33
     tokens = (random(B, L, H, D) * 20).astype(dtype)
     buffer = (random(B, H, C, D) * 20).astype(dtype)
-    offsets = mx.array([0, -1, 5, 6, -9], dtype=mx.int32)  # the last two are out of range
+    offsets = mx.array([0, -1, 5, 6, -9], dtype=mx.int32)  # the last two offsets are out of range
     expected = kernels.cache_write(buffer, tokens.swapaxes(1, 2), offsets, stream=mx.cpu)
     unsigned = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.size]
     out = as_bound(buffer).view(unsigned).copy()

@@ -2,7 +2,7 @@
 
 Operations run `eval_gpu`; dispatches are recorded, checked and run in any order allowed by the
 barriers (tools/metal_emulator/device.py). `TINY_LLM_EMULATED_METAL=1 pdm run test` runs all other
-operation and model tests there, too.
+operation and model tests on the emulated GPU, too.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def gpu() -> Iterator[Device]:
 # --- operations ------------------------------------------------------------------------------
 
 
-# Slow to compile for the emulator; other tests of a quick run cover them.
+# Operations whose kernels compile slowly for the emulator; a quick run covers them in other tests.
 ATTENTION = {"flash_attention", "paged_attention", "paged_attention_varlen"}
 SLOW_TO_COMPILE = {"matmul", "quantized_matmul", *ATTENTION}
 
@@ -111,7 +111,7 @@ def test_derivatives(gpu):
 
 
 def two_steps(x, weight):
-    """Two dependent kernels, which need a barrier in between."""
+    """Two dependent kernels, which need a barrier between them."""
     return kernels.rms_norm(kernels.swiglu(x, x), weight, 1e-6)
 
 
@@ -127,7 +127,9 @@ def test_pending_commands_run_in_any_order_allowed_by_barriers(gpu, order):
     try:
         actual = [two_steps(one, weight) for one in inputs]
         mx.eval(actual)
-        assert gpu.launches["swiglu_elements_float32"] == 3, "expected the commands to be pending"
+        assert gpu.launches["swiglu_elements_float32"] == 3, (
+            "expected 3 launches: the deferred commands must be pending"
+        )
         emulator.finish()
     finally:
         emulator.defer(False)
@@ -150,7 +152,7 @@ def layers_of_a_step(demo, order, gpu):
         step_plan = model._plan(cache, 1, 1)
         mx.eval(step_plan.attention_metadata.arrays)
         sums = model._run_planned(x, cos_sin, step_plan)
-        del step_plan  # this reference would prevent in-place writes
+        del step_plan  # its references to the KV buffers would prevent in-place writes
         mx.eval(sums)
         emulator.finish()
     finally:
@@ -222,7 +224,7 @@ def test_overwriting_a_shared_buffer_is_a_fault(gpu):
 # --- models ----------------------------------------------------------------------------------
 
 QUESTIONS = ["What is a cat?", "Who are you?", "What is two plus three?", "Hello!"]
-CACHE_BYTES = 2e6  # small, because the emulator copies kernel arguments
+CACHE_BYTES = 2e6  # small, because the emulator copies each kernel argument
 
 
 @pytest.mark.slow
@@ -244,9 +246,10 @@ def test_model_output_equals_cpu_without_cache_copies(demo, week, delay):
 @pytest.mark.slow
 @pytest.mark.parametrize("week", [2, 3])
 def test_batch_dispatches_ahead_without_cache_copies(week):
-    """A prompt is prefilled in two chunks into a freed slot while another request decodes."""
+    """Prefills a prompt in two chunks into a freed slot while another request decodes."""
     make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
-    mlx_model, tokenizer = load("demo-draft")  # emulation time is proportional to layers
+    # Emulation time is proportional to the number of layers.
+    mlx_model, tokenizer = load("demo-draft")
 
     def run():
         batch = BatchGeneration(
@@ -277,7 +280,7 @@ def test_batch_dispatches_ahead_without_cache_copies(week):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_model_output_survives_loose_arithmetic(demo, seed):
-    """Loose arithmetic changes logits by less than the gap between the two largest."""
+    """Loose arithmetic changes logits by less than the gap between the two largest logits."""
     model = Qwen3ModelWeek3(demo[0])
     expected = simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=12)
     with on_gpu(mode="loose", order="random", seed=seed):
@@ -373,7 +376,7 @@ COMMANDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_without_a_metal_compiler(name, tmp_path):
-    """As on a Mac without Xcode: no `metal`, no `xcrun`."""
+    """Commands run as on a Mac without Xcode, which has neither `metal` nor `xcrun`."""
     arguments, expected = COMMANDS[name]
     tools = tmp_path / "bin"
     tools.mkdir()

@@ -71,10 +71,10 @@ def test_every_dtype_and_head_size(variant, dtype, D):
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("mask", [None, "causal"])
 def test_prefix_of_a_longer_buffer(variant, aligned, mask):
-    """Keys and values in a larger cache with per-sequence context lengths."""
+    """Keys and values are in a larger cache, with a context length per sequence."""
     B, H, group, L, S, C, D = 3, 2, 2, 3, 40, 48, 64
     query, key, value = problem((B, H, group, L, C, D), mx.float16)
-    beyond = mx.arange(C)[:, None] >= S  # must not be read
+    beyond = mx.arange(C)[:, None] >= S  # positions whose keys and values must not be read
     key, value = (mx.where(beyond, mx.array(mx.nan, x.dtype), x) for x in (key, value))
     lens = mx.array([0, 40, 17])
     actual = attend(variant, query, key, value, mask, lens, S, aligned)
@@ -112,7 +112,7 @@ def test_no_memory_fault_or_race(mode, variant, shape, kind, dtype):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rows_are_batch_invariant(variant):
-    """Bitwise equal with chunked prefill, a larger cache and a larger batch."""
+    """Rows are bitwise equal with chunked prefill, a larger cache and a larger batch."""
     query, key, value = problem((2, 1, 2, 36, 300, 32), mx.float32)
     whole = bits_of(attend(variant, query, key, value, "causal"))
     alone = attend(variant, query[1:], key[1:], value[1:], "causal")

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 HALVES = [mx.float16, mx.bfloat16]
-FEW = 8  # maximum rows of the small-batch kernels
+FEW = 8  # maximum number of rows for the small-batch kernels
 
 
 class RealGpu:
@@ -39,7 +39,7 @@ class RealGpu:
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[Device | RealGpu]:
-    """GPU under test: this machine's if available, else the emulated one."""
+    """GPU under test: this machine's if it has one, otherwise the emulated one."""
     if on_gpu():
         yield RealGpu()
         return
@@ -173,7 +173,7 @@ def test_bitwise_equal_for_any_thread_order(gpu, order):
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("I", [64, 1024])
 def test_matmul_kernels_agree_within_summation_error(gpu, half, I):
-    """|Σ − Σ'| ≤ 2 γ Σ|aᵢ wᵢ|, plus one ulp for rounding the two results.
+    """The two sums differ by at most 2 γ Σ|aᵢ wᵢ|, plus one ulp for rounding the results.
 
     γ = n u / (1 − n u) for n = I + 2 roundings (sums, a product and a scale) of u = 2⁻²⁴ each.
     """
@@ -191,7 +191,7 @@ def test_matmul_kernels_agree_within_summation_error(gpu, half, I):
 
 
 def attention_error_bound(query, key, value, scale):
-    """Bound on the difference between two kernels' results, for H×L×D and H×S×D.
+    """Bound on the difference between two kernels' results, for queries H×L×D and keys H×S×D.
 
     With n roundings of u = 2⁻²⁴ each, a sum has a relative error of γ = n u / (1 − n u) of the sum
     of its terms' magnitudes.
@@ -202,7 +202,8 @@ def attention_error_bound(query, key, value, scale):
       is at most twice the scores' range R, have a relative error of u. So a weight has a relative
       error of ρ = exp(δ + 2 u R) · (1 + 8 u)^(B + 2) − 1.
     - Numerator and denominator are sums of S terms with B rescalings: n = S + B. Their ratio has an
-      error of (1 + ρ)(1 + γ) / ((1 − ρ)(1 − γ)) − 1 times Σ p |v| in each kernel.
+      error of (1 + ρ)(1 + γ) / ((1 − ρ)(1 − γ)) − 1 times Σ p |v| in each kernel, where p are the
+      softmax weights.
     """
     q, k, v = (as_numpy(x).astype(np.float64) for x in (query, key, value))
     S, D, u = k.shape[1], k.shape[2], 2.0**-24
@@ -244,10 +245,10 @@ def test_attention_kernels_agree_within_derived_bound(gpu, dtype, pages, S):
 
     few, many = as_numpy(attend(query[:, :, :4]))[0], as_numpy(attend(query))[0, :, :4]
     bound = attention_error_bound(query[0, :, :4], key[0], value[0], 64**-0.5)
-    bound += EPSILON[dtype] * np.abs(few)  # rounding of both results
+    bound += EPSILON[dtype] * np.abs(few)  # rounding of both kernels' results
     ratio = (np.abs(few - many) / bound).max()
     assert ratio <= 1, ratio
-    # The bound is tight enough to detect an extra key.
+    # In float32, the bound is tight enough to detect an extra key.
     if dtype == mx.float32:
         other = as_numpy(
             kernels.flash_attention(

@@ -51,5 +51,5 @@ def test_minimum_number_of_faults():
 def test_seeded_fault_is_detected(reports, number):
     fault = FAULTS[number - 1]
     (report,) = reports[number]
-    assert report, f"not detected: {fault.name}"
+    assert report, f"expected a report of the fault: {fault.name}"
     assert fault.says in report

@@ -10,8 +10,8 @@ from tiny_llm import kernels
 from .matmuls import TILES, VARIANTS, assert_product, bits_of, multiply
 from .support import DTYPE_NAMES, ORDERS, as_bound
 
-# Rows M, outputs O, inputs I, with matrix rows of a multiple of 16 bytes and others. For the other
-# sizes, see tests/metal/test_quantized_matmul.py.
+# Rows M, outputs O, inputs I, with matrix rows that are multiples of 16 bytes and rows that are
+# not. tests/metal/test_quantized_matmul.py covers other sizes.
 SHAPES = [(1, 1, 8), (2, 5, 3), (3, 37, 264), (33, 65, 640), (13, 34, 519)]
 
 

@@ -16,7 +16,8 @@ from .support import DTYPE_NAMES, ORDERS, as_bound, run
 
 P, H, GROUP, PAGE, D = 9, 2, 2, 8, 40
 TABLE = mx.array([[3, 1, -1], [7, -1, -1], [0, 5, 8], [2, 99, -1]], mx.int32)
-LENS = mx.array([13, 0, 24, 9], mx.int32)  # the last sequence has an invalid page, 99
+# Tokens per sequence; the last sequence has an invalid page, 99.
+LENS = mx.array([13, 0, 24, 9], mx.int32)
 
 VARIANTS = ["readable", "fast"]
 
@@ -44,7 +45,7 @@ def dense(query, pair, **how):
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("causal", [True, False])
 def test_paged_attention(variant, mode, dtype, causal):
-    """Equal to the CPU kernel, including the NaNs that invalid block table entries cause."""
+    """Results equal the CPU kernel's, including the NaNs that invalid block table entries cause."""
     for L in (5, 9) if variant == "fast" else (5,):
         query = random(4, H * GROUP, L, D, dtype=dtype)
         keys, values = (random(P, H, PAGE, D, dtype=dtype) for _ in range(2))
@@ -60,7 +61,7 @@ def test_paged_attention(variant, mode, dtype, causal):
     "bounds", [[0, 3, 4, 9, 23], [2, 2, 15, 5, 20], [0, -4, 50, 1, 3], [0, 0, 0, 9, 18]]
 )
 def test_ragged_form(variant, bounds):
-    """Includes decreasing bounds and tokens outside all sequences."""
+    """Includes decreasing sequence bounds and tokens outside all sequences."""
     T = 23
     query = random(T, H * GROUP, D)
     keys, values = random(P, H, PAGE, D), random(P, H, PAGE, D)
@@ -76,12 +77,12 @@ def test_ragged_form(variant, bounds):
 @pytest.mark.parametrize("D", [1, 33, 40, 64, 128, 256])
 @pytest.mark.parametrize("L", [2, 9])
 def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
-    """Context lengths: zero, less than the queries, around a page, more than a split."""
+    """Context lengths: zero, fewer keys than queries, about a page, more than one split."""
     page_size = {1: 128, 33: 3, 40: 1, 64: 16, 128: 16, 256: 3}[D]
     contexts = [0, 1, page_size - 1, page_size, page_size + 1, 259 if D < 100 else 40]
     group = 3 if D == 33 else 2
     pairs = sequences_of(contexts, D, dtype)
-    keys, values, table = cut_into_pages(pairs, page_size)  # NaN in unused slots
+    keys, values, table = cut_into_pages(pairs, page_size)  # unused slots contain NaN
     query = random(len(contexts), group, L, D, dtype=dtype)
     actual = paged_attend("fast", query, keys, values, padded(table), contexts)
     longest = max(contexts)
@@ -102,7 +103,7 @@ MIXED = [(1, 30), (41, 57), (0, 9), (8, 8), (1, 301), (9, 4), (12, 290), (3, 3),
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 128])
 def test_ragged_rows_are_batch_invariant(page_size):
-    """Bitwise equal to the dense kernel on single sequences for any page size."""
+    """Rows are bitwise equal to the dense kernel's on single sequences, for any page size."""
     D, group, contexts = 16, 2, [S for _, S in MIXED]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
@@ -122,7 +123,7 @@ def test_ragged_rows_are_batch_invariant(page_size):
 @pytest.mark.parametrize("window", [1, 20, 31, 290])
 @pytest.mark.parametrize("mode", ["plain", "asan"])
 def test_sliding_window(page_size, window, mode):
-    """With freed pages before the windows: equal to the CPU, bitwise equal to single sequences."""
+    """Frees the pages before windows: equal to the CPU, bitwise equal to single sequences."""
     D, group, contexts, lengths = 16, 2, [S for _, S in MIXED], [L for L, _ in MIXED]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
@@ -182,7 +183,7 @@ def test_many_sequences(seed):
     bounds, table = np.cumsum([0, *lengths]).astype(np.int32), padded(table)
     query = random(int(bounds[-1]), group, D)
     if seed == 3:
-        bounds[[20, 32, 50]] = 1  # descending bounds: the preceding sequence has fewer tokens
+        bounds[[20, 32, 50]] = 1  # descending bounds: each preceding sequence has fewer tokens
     actual = paged_attend("fast", query, keys, values, table, contexts, bounds)
     expected = kernels.extension().paged_attention_varlen(
         query, keys, values, mx.array(bounds), mx.array(contexts), table, stream=mx.cpu
@@ -193,7 +194,7 @@ def test_many_sequences(seed):
 @pytest.mark.parametrize("missing", [0, 9, 17])
 @pytest.mark.parametrize("L", [1, 9])
 def test_missing_page_is_nan_in_every_row(missing, L):
-    """The page may be in any split, even after a row's visible keys."""
+    """The missing page may be in any split, even after a row's visible keys."""
     D, page_size, contexts = 8, 32, [550, 550]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -207,7 +208,7 @@ def test_missing_page_is_nan_in_every_row(missing, L):
 @pytest.mark.parametrize("kernel", ["fast", "readable"])
 @pytest.mark.parametrize("L", [1, 9])
 def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
-    """All splits are NaN; other sequences are unaffected."""
+    """All splits of the sequence are NaN; other sequences are unaffected."""
     D, page_size, contexts = 8, 32, [544, 550]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -219,7 +220,7 @@ def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
 
 
 def test_partial_results_are_bounded():
-    """Long chunks in a batch allocate no partial results."""
+    """Partial results are allocated for at most eight queries of each of the three sequences."""
     keys, table = mx.zeros((P, H, PAGE, D)), mx.zeros((3, 400), mx.int32)
     params = params_of(mx.zeros((2000, H * GROUP, D)), keys, table)
     assert params.partial_rows == 3 * 8 * H * GROUP
@@ -245,7 +246,7 @@ def test_bitwise_equal_for_any_lane_order(aligned):
 @pytest.mark.parametrize("mode", ["asan", "race"])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=DTYPE_NAMES.get)
 def test_no_memory_fault_or_race(mode, dtype):
-    """Uses the last page of the pool and the last table entry, so overruns are detected."""
+    """Uses the last page of the pool and the last block table entry, so overruns are detected."""
     lengths, contexts = [1, 11, 4, 0], [263, 17, 3, 5]
     pairs = sequences_of(contexts, 33, dtype)
     keys, values, table = cut_into_pages(pairs, 7, spare=0)
@@ -261,7 +262,7 @@ def test_no_memory_fault_or_race(mode, dtype):
 @pytest.mark.parametrize("mode", ["plain", "asan"])
 @pytest.mark.parametrize("B", [0, 2])
 def test_unowned_tokens_are_zero(mode, B):
-    """Includes a batch without sequences, where no length may be read."""
+    """Includes a batch without sequences, where the kernel must not read any context length."""
     keys = random(P, H, PAGE, D)
     table = mx.zeros((B, 40), mx.int32)
     query, bounds = random(17, H * GROUP, D), [5, 7, 9][: B + 1]
@@ -294,7 +295,7 @@ def test_paged_cache_write(mode, dtype):
 @pytest.mark.parametrize(("dtype", "D"), [(mx.float32, 33), (mx.float16, 40), (mx.bfloat16, 128)])
 @pytest.mark.parametrize("L", [5, 9])
 def test_int8_pages(mode, dtype, D, L):
-    """Equal to the CPU kernel, including the NaNs that invalid block table entries cause."""
+    """Results equal the CPU kernel's, including the NaNs that invalid block table entries cause."""
     query = random(4, H * GROUP, L, D, dtype=dtype)
     keys, values = (quantize_rows(random(P, H, PAGE, D)) for _ in range(2))
     actual = paged_attend("fast", query, keys, values, TABLE, LENS, None, mode=mode)

@@ -10,7 +10,7 @@ from tiny_llm import kernels
 from .support import DTYPE_NAMES, ORDERS, as_bound, empty, run
 
 SOURCE = "quantized_embedding/quantized_embedding.metal"
-IDS = [0, 3, -1, 46, -47, 47, -48, 3]  # ids of a 47-row table; two of them are out of range
+IDS = [0, 3, -1, 46, -47, 47, -48, 3]  # ids of a 47-row table; −48 and 47 are out of range
 
 
 def look_up(ids, scales, biases, weight, bits, group_size, signed, **how):
@@ -20,7 +20,7 @@ def look_up(ids, scales, biases, weight, bits, group_size, signed, **how):
         N, V, E, group_size, bits, signed, dtype
     )
     out = empty((N, E), dtype)
-    out[:] = 7  # not NaN, which is a valid result of out-of-range ids
+    out[:] = 7  # not NaN, because NaN is the correct result for out-of-range ids
     table = [as_bound(x) for x in (scales, biases, weight)]
     run(SOURCE, launch, [ids, *table, out], **how)
     return out

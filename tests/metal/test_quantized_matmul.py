@@ -134,9 +134,10 @@ def test_gpu_with_fewer_threads_per_threadgroup(variant):
         ((1, 3072, 1024), "matvec1"),
         ((2, 3072, 1024), "matvec2"),
         ((8, 151936, 1024), "matvec4"),
-        ((9, 1024, 1024), "tile32_split_k"),  # 32 tiles are too few for the GPU, so I is split
-        ((9, 1024, 512), "tile32"),  # I is too short to split
-        ((16, 151936, 1024), "tile32"),  # tiles of 64 rows would be 3/4 empty
+        # 32 tiles do not fill the GPU, so the sum over I is split.
+        ((9, 1024, 1024), "tile32_split_k"),
+        ((9, 1024, 512), "tile32"),  # I = 512 is too short to split
+        ((16, 151936, 1024), "tile32"),  # tiles of 64 rows would be 3/4 empty for 16 rows
         ((128, 1024, 1024), "tile32"),
         ((512, 3072, 1024), "tile64"),
     ],

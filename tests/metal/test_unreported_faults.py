@@ -66,7 +66,7 @@ sys.exit(main(["batch", "--model", "demo-draft", "--device", "gpu", "--max-token
 @pytest.mark.slow
 @pytest.mark.parametrize("launches", [20, 1_000_000])
 def test_faulty_command_fails(launches):
-    """The command fails if and only if there was a fault."""
+    """The command's exit status is nonzero if and only if there was a fault."""
     result = subprocess.run(
         [sys.executable, "-c", SWALLOWED, str(launches)],
         capture_output=True,

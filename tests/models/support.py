@@ -92,9 +92,9 @@ def run_steps(
         token: token id at a position.
 
     Returns:
-        Logits of all tokens of all steps, T×V.
+        Logits of all tokens of all steps, tokens × vocabulary size.
     """
-    has_state = getattr(model, "state_bytes", 0) > 0  # absent in Week 3's model
+    has_state = getattr(model, "state_bytes", 0) > 0  # Week 3's model has no state_bytes
     storage = model.create_paged_storage(4 * PAGES_PER_SEQUENCE, *([4] if has_state else []))
     logits = []
     for step in steps:
@@ -117,7 +117,7 @@ def run_steps(
 
 
 def sequence_logits(model: ServingModel, ids: Sequence[int], ends: Sequence[int] = ()) -> mx.array:
-    """Logits L×V of one sequence, computed in chunks that end at the given positions."""
+    """Logits of one sequence, tokens × vocabulary size, computed in chunks that end at `ends`."""
     bounds = [0, *(ends or [len(ids)])]
     chunks = [{0: range(*pair)} for pair in itertools.pairwise(bounds)]
     return run_steps(model, chunks, lambda position: ids[position])

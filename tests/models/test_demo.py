@@ -49,7 +49,9 @@ def test_configuration(demo):
     args = demo[0].args
     assert args.tie_word_embeddings
     assert args.head_dim == 128
-    assert args.num_attention_heads > args.num_key_value_heads, "expected grouped queries"
+    assert args.num_attention_heads > args.num_key_value_heads, (
+        "expected more query heads than KV heads"
+    )
 
 
 def test_draft_and_target_share_a_tokenizer(demo):

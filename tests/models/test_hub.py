@@ -23,7 +23,7 @@ MODEL = "someone/small-qwen3"
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Serves a folder as repository `MODEL`; like the real hub, answers 401 for others."""
+    """Serves a folder as repository `MODEL`; others get 401, as from the real hub."""
 
     folder: Path
 

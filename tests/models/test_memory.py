@@ -20,7 +20,7 @@ def resident_bytes():
 )
 def test_fragmented_heap_is_released():
     blocks = [bytes(2000) for _ in range(20_000)]  # 40 MB
-    kept = blocks[::64]  # keeps the heap from shrinking at its top
+    kept = blocks[::64]  # scattered blocks, so that the heap cannot shrink from its top
     del blocks
     before = resident_bytes()
     trim_heap()
@@ -101,7 +101,7 @@ GROUP = {"a/memory.max": str(2**30), "a/memory.stat": ""}
 @pytest.mark.parametrize(
     ("left", "stall", "group_stall", "expected"),
     [
-        (2**30 // 2, 90, 90, False),  # only another control group is short of memory
+        (2**30 // 2, 90, 90, False),  # the memory pressure is in another control group
         (2**30 // 5, 0, 0, False),
         (2**30 // 5, 12, 0, True),
         (2**30 // 5, 0, 12, True),

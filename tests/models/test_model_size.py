@@ -1,4 +1,4 @@
-"""Sizes computed from config and file headers equal those of the loaded model."""
+"""Sizes from config and file headers equal those of the loaded model."""
 
 import json
 import math
@@ -123,7 +123,7 @@ def test_errors_equal_those_of_loading(tmp_path):
 
 
 def write_sparse(folder, config):
-    """Writes a checkpoint whose weights are a hole in a sparse file."""
+    """Writes a checkpoint whose weights are a hole in a sparse file, which needs no disk space."""
     header, end = {}, 0
     for name, array in random_tensors(config)[0].items():
         begin, end = end, end + array.nbytes
@@ -137,7 +137,7 @@ def write_sparse(folder, config):
 
 
 def test_no_weights_are_read(tmp_path):
-    """The size of 2 GB of weights is computed in a few megabytes."""
+    """The size of a 2 GB checkpoint is computed with a few megabytes of memory."""
     folder = tmp_path / "model"
     write_sparse(folder, {**UNTIED, "vocab_size": 2**22})
     program = (

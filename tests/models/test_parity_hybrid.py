@@ -163,7 +163,7 @@ def random_parameter(path: str, like: Any) -> Any:
     if path.endswith("linear_attn.norm.weight"):
         return 1 + 0.2 * noise
     if "norm" in path:
-        return 0.2 * noise  # these norms multiply by 1 + w
+        return 0.2 * noise  # these norms multiply by 1 + weight
     if path.endswith("A_log"):
         return torch.empty_like(like).uniform_(1, 16).log()
     if path.endswith("dt_bias"):
@@ -240,7 +240,7 @@ def test_layouts_have_equal_arrays_and_mlx_lm_logits(model, tmp_path):
         for name in ("rope_theta", "partial_rotary_factor"):
             config[name] = config["rope_parameters"][name]
         config["mlp_only_layers"], config["decoder_sparse_step"] = [], 1
-    elif "moe" in config["model_type"]:  # as in the hub's checkpoints, with stacked experts
+    elif "moe" in config["model_type"]:  # stacked experts, as in the Hub's checkpoints
         tensors = {name: mx.array(x.numpy()) for name, x in theirs.state_dict().items()}
         assert "model.layers.0.mlp.experts.gate_up_proj" in map(without_prefix, tensors)
     tensors["mtp.fc.weight"] = mx.ones((4, 4))
@@ -305,7 +305,7 @@ def test_quantized_qwen3_next_of_mlx_lm(tmp_path):
 
 
 def test_training_model_of_the_demo(tmp_path):
-    """Two documents in one row have the logits that each has alone in the engine."""
+    """Packed into one row, two documents have the engine's logits of each alone."""
     from scripts.demo_model.export import config_json
     from scripts.demo_model.hybrid import HybridConfig, Qwen3_5
 

@@ -64,7 +64,7 @@ def hugging_face(folder: Path, dtype: Any) -> Any:
 
 
 def random_model(model: Any) -> Any:
-    """A random model with activations of about unit variance and varied norm weights."""
+    """A random model with activations of about unit variance and random norm weights."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -97,7 +97,9 @@ def test_demo_model_greedy_tokens(demo_bfloat16_folder, enable_thinking):
         # One causal forward pass over prompt and output predicts each output token from its prefix,
         # as a decoding loop would.
         logits = ours(mx.array([sequence]))[0, len(prompt) - 1 : -1]
-        assert mx.argmax(logits, axis=-1).tolist() == expected, f"greedy tokens for {question!r}"
+        assert mx.argmax(logits, axis=-1).tolist() == expected, (
+            f"different greedy tokens for {question!r}"
+        )
 
 
 @pytest.mark.slow

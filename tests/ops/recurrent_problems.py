@@ -43,7 +43,8 @@ def int32(values: Sequence[int]) -> mx.array:
 def ragged_batch(lengths: Sequence[int], seed: int = 0) -> Batch:
     """Batch whose sequences own three slots each.
 
-    A sequence reads one of its slots or none. It may write the slot that it reads, or a slot twice.
+    A sequence reads one of its slots or none. It may write the slot that it reads, and may write a
+    slot twice.
     """
     rng = np.random.default_rng(seed)
     slots = rng.permutation(3 * len(lengths)).reshape(-1, 3)

@@ -1,4 +1,4 @@
-"""Growth of arrays in place."""
+"""extend_rows: in-place growth of arrays."""
 
 import resource
 import subprocess
@@ -12,8 +12,8 @@ from tiny_llm.kernels import extension
 from tiny_llm.kernels.heap import extend_rows, trim_heap
 
 DTYPES = (mx.bfloat16, mx.float32, mx.int8)
-# Arrays smaller than a memory page, in heap blocks and in mapped blocks, with sizes that are
-# multiples of a memory page and others.
+# Arrays smaller than a memory page, in heap blocks, and in mapped blocks; sizes that are multiples
+# of a memory page and sizes that are not.
 SHAPES = ((1, 3), (5, 1, 7), (3, 40_000), (1, 524_288), (17, 100_003))
 
 
@@ -32,7 +32,7 @@ def test_rows_are_kept_and_new_rows_are_zero(shape, dtype):
         x = extend_rows(x, num_rows)
         expected = np.pad(expected, [(0, num_rows), *[(0, 0)] * (x.ndim - 1)])
         np.testing.assert_array_equal(np.array(x.astype(mx.float32)), expected)
-        x[-1] = 7  # the next extension must keep values written to new rows
+        x[-1] = 7  # the next extension must preserve values written to new rows
         mx.eval(x)
         expected[-1] = 7
     assert x.dtype == dtype
@@ -65,7 +65,9 @@ needs_page_moves = pytest.mark.skipif(
 @pytest.mark.parametrize("rows", [0, 3])
 def test_lazy_array_and_result_are_evaluated(rows):
     x = extend_rows(2 * mx.ones((rows, 1024)), 2)
-    assert extension().extend_rows(x, 1), "the extension extends only evaluated arrays"
+    assert extension().extend_rows(x, 1), (
+        "expected an evaluated result, which can be extended in place"
+    )
     assert x.sum().item() == rows * 2048
 
 
@@ -82,11 +84,11 @@ def test_memory_pages_are_moved(heap_bytes):
     active = mx.get_active_memory()
     x = extend_rows(x, 8)
     num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    assert num_faults < 4000, "a copy of 32 MB faults in 8,000 pages"
+    assert num_faults < 4000, "expected moved pages: a copy of 32 MB causes 8,000 page faults"
     assert 0 <= mx.get_active_memory() - active - 8 * 2**22 < 2**13
 
 
-# In a process of its own, because MLX counts failed allocations as active memory.
+# Runs in a subprocess, because MLX counts failed allocations as active memory.
 FAILED_ALLOCATION = """
 import mlx.core as mx
 from tiny_llm.kernels.heap import extend_rows

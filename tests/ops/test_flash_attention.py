@@ -149,7 +149,7 @@ def test_empty_inputs(instruction_set, dtype, shape, mask):
     B, H, group, L, S, D = shape
     out = evaluated(query, key, value, mask=make_mask(mask, B, H * group, L, S))
     assert out.shape == (B, H * group, L, D)
-    assert not as_numpy(out).any(), "expected zeros without keys"
+    assert not as_numpy(out).any(), "expected zeros for a sequence without keys"
 
 
 def test_large_groups(instruction_set):

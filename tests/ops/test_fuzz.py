@@ -58,7 +58,7 @@ class Arguments:
             return mx.contiguous(x.T).T
         if layout == "inside":
             return mx.concatenate([x, x, x], axis=0)[x.shape[0] : 2 * x.shape[0]]
-        return mx.broadcast_to(x[:1], x.shape)  # stride 0, so all rows become the first row
+        return mx.broadcast_to(x[:1], x.shape)  # stride 0: all rows equal the first row
 
 
 def reference_rms_norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -177,7 +177,7 @@ def quantized_matmul(arguments: Arguments) -> Case:
 def multi_quantized_matmul(arguments: Arguments) -> Case:
     kwargs, product = quantized_matmul(arguments)
     is_prepacked = kwargs["b"].ndim == 3
-    rows = kernels.prepack_rows() if is_prepacked else 1  # outputs per entry of b
+    rows = kernels.prepack_rows() if is_prepacked else 1  # matrix rows per entry of b
     cut = arguments.draw(st.integers(0, len(kwargs["b"])))
     for name in ("b", "scales", "biases"):
         kwargs[name] = [kwargs[name][:cut], kwargs[name][cut:]]
@@ -232,11 +232,12 @@ def add_lora(arguments: Arguments) -> Case:
     offsets = np.cumsum([0, *ranks])
     ids = arguments.rng.integers(-1, len(ranks) + 1, math.prod(N)).astype(np.int32)
     adapter_ids = arguments.random_layout(mx.array(ids))
-    ids = np.array(adapter_ids)  # the random layout may change the values
+    ids = np.array(adapter_ids)  # a broadcast layout changes the ids
     own = (offsets[:-1] <= np.arange(sum(ranks))[:, None]) & (
         np.arange(sum(ranks))[:, None] < offsets[1:]
-    )  # R×A: whether rank row r belongs to adapter a
-    own = np.hstack([own, np.zeros((sum(ranks), 2), bool)])  # ids A and −1 have no rank rows
+    )  # ranks × adapters: whether a row of lora_a belongs to the adapter
+    # The ids −1 and len(ranks) have no rows.
+    own = np.hstack([own, np.zeros((sum(ranks), 2), bool)])
     h = (as_numpy(x) @ as_numpy(a).T).reshape(ids.size, sum(ranks)) * own.T[ids]
     out = as_numpy(y) + (h @ as_numpy(b)).reshape(*N, O)
     named = {"rank_offsets": mx.array(offsets.astype(np.int32)), "adapter_ids": adapter_ids}
@@ -412,7 +413,7 @@ NO_OPERATIONS = {
     "emulated_gpu",
     "instruction_set",
     "instruction_sets",
-    "prepack_weight",  # not lazy; see tests/ops/test_prepack.py
+    "prepack_weight",  # not lazy; tested in tests/ops/test_prepack.py
     "prepack_weight_from_file",
     "prepack_rows",
     "extend_rows",
@@ -479,4 +480,4 @@ def test_invalid_arguments_are_rejected_or_harmless(instruction_set, name, data)
         outcome(name, kwargs)
     except (ValueError, TypeError) as error:
         message = str(error)
-    assert name in message, "expected the error to name the operation"
+    assert name in message, "expected the error message to name the operation"

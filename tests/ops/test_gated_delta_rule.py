@@ -53,7 +53,7 @@ def test_equals_reference(instruction_set, dtype, shape):
 def test_long_sequence(instruction_set):
     batch = Batch((700,), (1,), (-1,) * 699 + (1,))
     arrays = delta_problem(1, 2, 16, 40, batch, mx.bfloat16)
-    arrays["A_log"] -= 5  # slow decay, so the state spans hundreds of tokens
+    arrays["A_log"] -= 5  # slow decay, so that the state depends on hundreds of tokens
     assert_equals_reference(arrays, 1, batch)
 
 
@@ -172,7 +172,7 @@ def test_no_elements(instruction_set):
 def test_nan_and_infinity_stay_in_their_head(instruction_set, value):
     arrays = delta_problem(2, 2, 8, 40, ragged_batch([4, 2]), mx.float32)
     clean = as_numpy(run(arrays, 2)[0])
-    arrays["qkv"][1, 9] = value  # query of head 1 in the first sequence
+    arrays["qkv"][1, 9] = value  # an element of head 1's query in the first sequence
     dirty = as_numpy(run(arrays, 2)[0])
     assert np.isnan(dirty[1, 1]).all()
     dirty[1, 1] = clean[1, 1]

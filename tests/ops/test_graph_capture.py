@@ -70,7 +70,7 @@ def test_repeated_shapes_are_captured():
     assert counts == [
         (1, False),
         (2, False),
-        (3, True),  # 1×1 again: captured with placeholders
+        (3, True),  # the second 1×1 call is captured with placeholders
         (3, True),
         (4, False),
         (5, True),  # 2×1 again
@@ -134,7 +134,7 @@ def test_threads_use_separate_streams(make):
     def run():
         mine = inputs(1, 3)
         mx.eval(mine)
-        together.wait()  # start all three threads at the same time
+        together.wait()  # starts all threads at the same time
         for _ in range(20):
             assert_same(captured(*mine), function(*mine), "in another thread")
 
@@ -155,7 +155,7 @@ def test_per_thread_captures_are_bounded():
             capture(captured, x)
             assert_same(captured(x), calls.function(x), f"{B} tokens")
 
-    for threads in range(1, 6):  # one thread at a time, each a new one
+    for threads in range(1, 6):  # sequential threads, each newly started
         with ThreadPoolExecutor(1) as thread:
             thread.submit(run).result()
         assert calls.count == threads * MAX_CAPTURE_TOKENS
@@ -176,7 +176,7 @@ def test_memory_does_not_grow():
 def test_elements_of_any_size_are_copied(dtype):
     weight = random(E).astype(mx.bfloat16)
 
-    def function(x, y):  # reshaping a transposed array copies
+    def function(x, y):  # reshaping a transposed array requires a copy
         return kernels.rms_norm(x, weight, 1e-6), y.swapaxes(0, 1).reshape(-1)
 
     x = inputs(1, 1)[0]
@@ -230,7 +230,8 @@ def test_misuse_is_rejected():
         ValueError, match="expected only operations of tiny_llm_ext and MLX views, got Add"
     ):
         graph_cache.capture([blank], [blank + 1])
-    with pytest.raises(RuntimeError, match="without a primitive"):  # `other` is not an input
+    # `other` is not an input of the captured graph.
+    with pytest.raises(RuntimeError, match="without a primitive"):
         graph_cache.capture([blank], list(kernels.add_rms_norm(blank, other, norm, 1e-6)))
     for arguments in ([None], [x, "x"], None, x.tolist()):
         with pytest.raises(TypeError):

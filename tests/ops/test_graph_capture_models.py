@@ -136,7 +136,7 @@ def test_layers_are_one_node(make, run):
     model = make(quantized())
     run(model)
     run(model)
-    # Ragged batches always run the layers from a step plan; the others may have none.
+    # Ragged batches always run the layers from a step plan; other runs may have no plan.
     method = "_run_planned" if run is run_ragged else "_run_layers_from"
     layers, nodes = getattr(model, method), []
 
@@ -147,13 +147,13 @@ def test_layers_are_one_node(make, run):
             nodes.append(node_names(outputs))
             nodes[-1] = [
                 name for name in nodes[-1] if name != "Reshape"
-            ]  # "Reshape" is the block table's
+            ]  # excludes the block table's reshape
         return outputs
 
     setattr(model, method, record_nodes)
     run(model)
     assert len(nodes) > 3
-    # The remaining steps are not captured, because they grow the KV buffers.
+    # In the remaining steps, the KV buffers grow, so the layers are not captured.
     assert nodes.count(["TinyLlmReplay"]) >= 0.8 * len(nodes), nodes
 
 
@@ -185,7 +185,7 @@ def test_exhausted_pool():
     model = week_3(quantized())
     model.page_pool = TinyKvPagedPool(2, capacity=3 * model.num_hidden_layers)
     cache = decoding(model)
-    mx.eval(model(ids_at(5, 1), 5, cache))  # six tokens, three pages per request
+    mx.eval(model(ids_at(5, 1), 5, cache))  # six tokens: three pages per request
     for _ in range(2):
         with pytest.raises(OutOfPagesError):
             model(ids_at(6, 1), 6, cache)

@@ -98,4 +98,4 @@ def test_states_passed_twice_run_eagerly():
     x, states = random(1, 2, 8), random(2, 1, 8)
     for _ in range(3):
         assert_same(recorded(x, states), reads_what_it_writes(x, states), "eager")
-    assert calls.count == 4, "expected a call each time and one capture attempt"
+    assert calls.count == 4, "expected a call per iteration and one for the capture attempt"

@@ -80,7 +80,7 @@ def test_uncapturable_functions_run_eagerly(function):
     x, buffer = inputs(1, 4)[0], random(1, 1, 9, E).astype(mx.bfloat16)
     for _ in range(4):
         assert_same(captured(x, buffer), function(x, buffer), function.__name__)
-    assert calls.count == 5, "expected a call each time and one capture attempt"
+    assert calls.count == 5, "expected a call per iteration and one for the capture attempt"
 
 
 @pytest.mark.parametrize("function", [reads_then_writes, writes_twice_and_returns_a_view])
@@ -164,7 +164,7 @@ def test_shared_buffer_is_copied(keep):
 
 
 def test_alternating_buffers():
-    """Cycles through more buffers than a captured graph keeps executables (MAX_EXECUTABLES)."""
+    """Uses more buffers in turn than a captured graph caches executables (MAX_EXECUTABLES)."""
     captured = CapturedFunction(write)
     x, _ = step(10)
     buffers = [step(10)[1] for _ in range(20)]

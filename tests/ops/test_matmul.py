@@ -63,7 +63,7 @@ def test_rows_are_batch_invariant(instruction_set, dtype, M):
     for row in {0, 1, M // 2, M - 1}:
         alone = as_numpy(matmul(a[row : row + 1], b))
         np.testing.assert_array_equal(alone[0], together[row], "bitwise")
-    for output in (0, 67, 69):  # an output does not depend on the other outputs
+    for output in (0, 67, 69):  # an output must not depend on the other rows of b
         alone = as_numpy(matmul(a, b[output : output + 1]))
         np.testing.assert_array_equal(alone[:, 0], together[:, output], "bitwise")
 

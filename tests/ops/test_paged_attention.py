@@ -116,9 +116,11 @@ def test_reference_equals_gather_and_attention(dtype, mask):
     arguments = (query, keys, values, padded(table), mx.array(lengths), 4, 0.3, mask)
     expected = paged_attention_reference(*arguments)
     assert_close(paged_attention(*arguments), expected, "kernel", ulps=16)
-    assert not as_numpy(expected[1]).any(), "sequence without keys"
+    assert not as_numpy(expected[1]).any(), "expected zeros for a sequence without keys"
     if mask == "causal":
-        assert not as_numpy(expected[0, :, :2]).any(), "queries before the first key"
+        assert not as_numpy(expected[0, :, :2]).any(), (
+            "expected zeros for queries before the first key"
+        )
 
 
 def test_reference_is_the_fallback_without_the_extension(monkeypatch):
@@ -174,7 +176,9 @@ def test_context_beyond_the_block_table_is_nan_in_its_sequence_only(instruction_
     tables, query = padded(table), random(2, 4, 2, 40, dtype=dtype)
     expected = paged_attention(query, keys, values, tables, mx.array([32, 20]), 8)
     actual = paged_attention(query, keys, values, tables, mx.array([length, 20]), 8)
-    assert np.isfinite(as_numpy(expected)).all(), "expected finite values: 32 tokens fill the table"
+    assert np.isfinite(as_numpy(expected)).all(), (
+        "expected finite values: all 32 tokens are in the block table"
+    )
     assert np.isnan(as_numpy(actual[0])).all()
     assert_same_bits(actual[1], expected[1], "other sequence")
 
@@ -323,4 +327,4 @@ def test_empty_inputs(dtype):
     out = paged_attention(query, empty, empty, table, mx.array([0]), 8)
     assert not as_numpy(out).any(), "expected zeros for an empty block table"
     out = paged_attention(query, empty, empty, table, mx.array([5]), 8)
-    assert np.isnan(as_numpy(out)).all(), "keys beyond the table"
+    assert np.isnan(as_numpy(out)).all(), "expected NaN for keys beyond the block table"

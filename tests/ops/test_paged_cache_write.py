@@ -75,7 +75,7 @@ def test_donated_pool_is_not_copied():
     mx.eval(pages, token, slot)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    for _ in range(3):  # evaluated step by step and as one graph
+    for _ in range(3):  # each evaluation contains two lazy writes
         pages = kernels.paged_cache_write(pages, token, slot)
         pages = kernels.paged_cache_write(pages, token, slot)
         mx.eval(pages)

@@ -222,7 +222,7 @@ def test_row_major_kernels_reject_prepacked_weights(monkeypatch):
 
 def test_course_kernels_read_row_major_weights(monkeypatch):
     monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
-    assert kernels.prepack_rows() == 0, "expected no prepacking"
+    assert kernels.prepack_rows() == 0, "expected 0, no prepacked rows"
     parts = matrix(64, 128, 4, 64, mx.bfloat16)
     scales, biases, words = (prepack_weight(part, 16) for part in parts)
     with pytest.raises(

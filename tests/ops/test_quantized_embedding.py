@@ -49,10 +49,10 @@ def test_first_last_and_out_of_range_ids(dtype):
     plain = dequantized(rows)
     actual = look_up(mx.array([0, V - 1, -1, -V, V, -V - 1, 2**31 - 1, -(2**31)]), rows)
     np.testing.assert_array_equal(actual[:4], plain[[0, V - 1, V - 1, 0]])
-    assert np.isnan(actual[4:]).all(), "out-of-range ids"
+    assert np.isnan(actual[4:]).all(), "expected NaN for out-of-range ids"
     actual = look_up(mx.array([V - 1, V, 2**32 - 1], dtype=mx.uint32), rows)
     np.testing.assert_array_equal(actual[0], plain[V - 1])
-    assert np.isnan(actual[1:]).all(), "out-of-range ids"
+    assert np.isnan(actual[1:]).all(), "expected NaN for out-of-range ids"
 
 
 def test_views():

@@ -19,7 +19,7 @@ from tiny_llm import kernels, quantized_matmul
 @pytest.mark.parametrize("outlier", [100, 1e4, 255, -255])
 def test_outliers_and_tiny_numbers(instruction_set, bits, half, outlier):
     scales, biases, group_size, _, a, b = problem(5, 256, 40, bits, 128, half)
-    a[0, 3] = outlier  # in the first of the row's two groups
+    a[0, 3] = outlier  # in the first of two groups of the row
     a[1] *= 1e-4
     a[2, :128] = 0
     a[3] = a[3] * 2.0 ** (-10 * mx.random.uniform(shape=(256,)))

@@ -38,7 +38,9 @@ def test_is_exact_up_to_rounding(instruction_set, dtype, shape):
     # and product. The last term is the spacing of subnormals.
     bound = np.abs(expected) * (EPSILON[dtype] + (shape[-1] / 4 + 3) * EPSILON[mx.float32])
     error = np.abs(as_numpy(rms_norm(x, weight)) - expected)
-    assert (error <= 1.01 * bound + 2.0**-24).all(), f"{(error / (bound + 2.0**-24)).max():.2f}"
+    assert (error <= 1.01 * bound + 2.0**-24).all(), (
+        f"{(error / (bound + 2.0**-24)).max():.2f} × the bound"
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -191,7 +191,7 @@ def test_invalid_page_in_a_window_is_nan_in_its_sequence_only(instruction_set, d
     rest = mx.array(lengths), 8, None, "causal", 10
     expected = paged_attention(query, keys, values, padded(table), *rest)
     assert np.isfinite(as_numpy(expected)).all()
-    for index in (9, 10, 11):  # the first query's window starts at key 79
+    for index in (9, 10, 11):  # for the first query, whose window starts at key 79
         broken = [table[0], [*table[1][:index], -1, *table[1][index + 1 :]], table[2]]
         actual = paged_attention(query, keys, values, padded(broken), *rest)
         assert np.isnan(as_numpy(actual[1])).all()
@@ -199,7 +199,7 @@ def test_invalid_page_in_a_window_is_nan_in_its_sequence_only(instruction_set, d
 
 
 def test_non_finite_values_before_the_window_are_ignored(instruction_set, dtype):
-    """The window starts in the middle of a page, whose masked keys hold these values."""
+    """The window starts in the middle of a page; the masked keys of this page are not finite."""
     keys, values, [row] = cut_into_pages(sequences([100], dtype=dtype), 64)
     query = random(1, 4, 3, 40, dtype=dtype)
     rest = [row], [100], 64, None, "causal", 20
@@ -208,7 +208,7 @@ def test_non_finite_values_before_the_window_are_ignored(instruction_set, dtype)
         dirty = [mx.array(x) for x in (keys, values)]
         for pages in dirty:
             pages[row[0]] = bad
-            pages[row[1], :, : 78 - 64] = bad  # the first query sees keys 78 to 97
+            pages[row[1], :, : 78 - 64] = bad  # not visible: the first query sees keys 78 to 97
         assert_same_bits(
             paged_attention(query, *dirty, *rest), expected, f"{bad} before the window"
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from tiny_llm.models.parallel import mpi
 from tiny_llm.models.parallel.init import free_addresses
 
-EXIT_SECONDS = 10.0  # deadline for a group to exit after losing a rank
+EXIT_SECONDS = 10.0  # seconds within which a group must exit after losing a rank
 
 # Program that generates on two ranks until killed, and prints a line after each completion.
 GENERATE_FOREVER = """
@@ -69,7 +69,7 @@ def mlx_launch(*command: str) -> Iterator[subprocess.Popen[str]]:
         launcher += ["--backend", "ring", "--hostfile", hosts.name, "--starting-port", port, "--"]
         process = subprocess.Popen(
             [sys.executable, *launcher, sys.executable, "-m", "tiny_llm", *command],
-            stdin=subprocess.PIPE,  # stays open: mlx.launch polls it
+            stdin=subprocess.PIPE,  # must stay open, because mlx.launch polls it
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

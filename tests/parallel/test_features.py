@@ -31,7 +31,7 @@ from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.lora.adapter import read_adapter
 from tiny_llm.models.parallel.channel import Channel
 
-__all__ = ["folder"]  # a fixture, imported for pytest
+__all__ = ["folder"]  # a fixture, imported so that pytest finds it
 
 TWO = {"tensor_parallel_size": 2}
 FLOAT32 = {"torch_dtype": "float32"}
@@ -52,14 +52,14 @@ def test_page_file_has_all_ranks_shards(tmp_path):
             page_bytes = llm.runner.target.model.kv_bytes_per_token * 32
     files = page_files(tmp_path)
     assert {path.stat().st_size for path in files} == {stored_bytes(page_bytes) - 512}
-    with engine(tmp_path, "demo") as llm:  # other bits on one rank: other page keys
+    with engine(tmp_path, "demo") as llm:  # one rank computes other bits, so its page keys differ
         assert generate_one(llm).num_cached_tokens == 0
 
 
 def test_damaged_shard_of_either_rank_is_a_miss(tmp_path):
     with engine(tmp_path, "demo", **TWO) as llm:
         cold = generate_one(llm)
-    for share in (0.25, 0.75):  # rank 0's shard, rank 1's shard
+    for share in (0.25, 0.75):  # a byte in rank 0's shard, then one in rank 1's shard
         for path in page_files(tmp_path):
             data = bytearray(path.read_bytes())
             data[int(share * len(data))] ^= 1
@@ -87,7 +87,7 @@ def test_ctrl_c_while_pages_are_copied_keeps_the_ranks_in_sync(tmp_path, monkeyp
         copy = getattr(PagedModel, name)
 
         def interrupted(*args, copy=copy):
-            signal.raise_signal(signal.SIGINT)  # while the workers copy
+            signal.raise_signal(signal.SIGINT)  # interrupts rank 0 while the workers copy
             return copy(*args)
 
         with engine(tmp_path, "demo", **TWO) as llm:
@@ -111,7 +111,7 @@ def test_payloads_follow_their_message():
 
 
 def test_messages_of_several_threads_do_not_interleave():
-    payload, ends = bytes(2**21), socket.socketpair()  # larger than the socket's buffer
+    payload, ends = bytes(2**21), socket.socketpair()  # payload larger than the socket's buffer
     with ends[0], ends[1]:
         sender, receiver = map(Channel, ends)
         threads = [
@@ -199,7 +199,8 @@ def test_adapter_shards_concatenate_to_the_whole(tmp_path, config):
                 assert all(np.array_equal(part, whole) for part in parts), layer
                 continue
             assert (kind == "a") == layer.endswith(("o_proj", "down_proj", "out_proj")), layer
-            columns = np.concatenate(parts, axis=1).T  # permuted in in_proj_qkv
+            # Sorted below, because in_proj_qkv is permuted.
+            columns = np.concatenate(parts, axis=1).T
             assert sorted(columns.tolist()) == sorted(whole.T.tolist()), layer
             num_split += 1
     replicated = [layer for layer in full if layer.endswith(("mlp.gate", "shared_expert_gate"))]
@@ -219,7 +220,7 @@ def test_adapter_missing_on_another_rank(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="is not a folder"):
         LLM("demo", lora_modules=modules, **TWO)
     monkeypatch.undo()
-    assert generate_one(LLM("demo", **TWO)).token_ids  # the rank group still works
+    assert generate_one(LLM("demo", **TWO)).token_ids  # the rank group is still usable
 
 
 # --- multi-token prediction -----------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_ranks_of_mpirun_generate_and_exit():
     command += ["--prompt", "What is RoPE?"]
     stdout, stderr = mpirun(*command, "--max-tokens", "24").communicate(timeout=100)
     assert stdout.startswith("Rotary position embedding tells the model")
-    assert "prterun" not in stderr  # mpirun's report of ranks that exit without MPI_Finalize
+    assert "prterun" not in stderr  # mpirun's message about ranks that exit without MPI_Finalize
     invalid = mpirun(*command, "--max-tokens", "-1")
     _, stderr = invalid.communicate(timeout=100)
     assert invalid.returncode == 2
@@ -67,5 +67,5 @@ def test_ranks_of_mpirun_exit_together(exhaustive):
         lose_rank(launcher, rank, number)
         _, stderr = launcher.communicate(timeout=10)
         assert launcher.returncode != 0
-        if rank == 1:  # rank 0 reports the loss, or mpirun if it kills rank 0 first
+        if rank == 1:  # rank 0 reports the lost rank, unless mpirun kills rank 0 first
             assert "rank 1 of 2 is lost" in stderr or "signal 9" in stderr

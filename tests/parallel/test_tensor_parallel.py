@@ -36,7 +36,8 @@ TOWN_SCHEMA = {
     "required": ["of"],
     "additionalProperties": False,
 }
-SPLIT_SIZES = {"intermediate_size": 5 * 128, "num_hidden_layers": 2}  # 5 groups: an uneven split
+# 5 quantization groups: an uneven split.
+SPLIT_SIZES = {"intermediate_size": 5 * 128, "num_hidden_layers": 2}
 CONFIGS = {
     **{name: {**config, **SPLIT_SIZES} for name, config in FAMILIES.items()},
     "qwen3_moe": {**MIXTURE, "moe_intermediate_size": 256},
@@ -54,7 +55,7 @@ FORMATS = {
 }
 
 
-# Set TEST_RANKS=4 to run this file on four ranks, except tests of exactly two. CI uses two.
+# Set TEST_RANKS=4 to run this file on four ranks, except tests that need exactly two. CI uses two.
 RANKS = int(os.environ.get("TEST_RANKS", "2"))
 
 
@@ -179,7 +180,8 @@ def test_recurrent_states_are_batch_invariant(tmp_path):
     batch = {"slots": 10, "max_num_seqs": 4, "speculative": "ngram"}
     runs = [
         run_cases(hybrid_engine(path, 96, **batch, **options), range(5), 2),  # preemptions
-        run_cases(hybrid_engine(path, 2048, **batch, **options), range(5), 2),  # prefix cache hits
+        # Hits the prefix cache.
+        run_cases(hybrid_engine(path, 2048, **batch, **options), range(5), 2),
     ]
     outputs, logits = run_cases(plain, range(5))
     for other_outputs, other_logits in runs:
@@ -213,7 +215,7 @@ def test_ctrl_c_in_a_step_keeps_the_ranks_in_sync(monkeypatch):
     compute = PagedModel.logits
 
     def interrupted(self, spans, rows):
-        signal.raise_signal(signal.SIGINT)  # while the workers compute
+        signal.raise_signal(signal.SIGINT)  # interrupts rank 0 while the workers compute
         return compute(self, spans, rows)
 
     monkeypatch.setattr(PagedModel, "logits", interrupted)
@@ -247,7 +249,7 @@ def test_shard_read_from_a_file_equals_the_slice(folder, family, kind):
     for part in [RankShard(config, 0, 2), RankShard(config, 1, 2)]:
         for name, tensor in stored.items():
             if part.skips_bias(name):
-                continue  # rank 0 alone adds this bias; other ranks do not read it
+                continue  # rank 0 adds this bias; other ranks do not read it
             read, expected = part.read_tensor(name, tensor), part.slice_tensor(name, whole[name])
             assert (read.dtype, read.shape) == (expected.dtype, expected.shape), name
             assert mx.array_equal(read, expected), name

@@ -38,7 +38,7 @@ def test_task_1_every_step_recomputes_the_whole_sequence():
 def test_task_1_no_chat_template_is_added():
     model = scripted(b"x")
     simple_generate(model, ByteTokenizer(), PROMPT)
-    assert model.calls[0] == list(PROMPT.encode()), "no chat template is added"
+    assert model.calls[0] == list(PROMPT.encode()), "expected the prompt without a chat template"
 
 
 def test_task_1_prompt_may_be_token_ids():

@@ -262,5 +262,5 @@ def test_task_2_axpby_in_metal_computes_in_float32(dtype):
     z = empty((3,), DTYPE_NAMES[dtype])
     run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), z])
     assert as_numpy(as_array(z)).tolist() == [2.0**-12] * 3, (
-        "expected a single rounding, at the end"
+        "expected a single rounding, of the result"
     )

@@ -66,7 +66,7 @@ def test_task_1_release():
     cache.update_and_fetch(mx.zeros((1, 1, 2, 4)), mx.zeros((1, 1, 2, 4)))
     cache.release()
     assert cache.offset == 0
-    assert cache.key_values is None, "expected the released tokens to be gone"
+    assert cache.key_values is None, "expected no keys and values after release"
 
 
 def test_task_1_mismatched_shapes():
@@ -149,7 +149,9 @@ def test_task_2_each_token_is_written_once(device):
         attention(random(1, L, 48), rope.cos_sin(slice(offset, offset + L), 1, L), cache)
         assert cache.offset == offset + L, "the cache must grow by the new tokens only"
     keys, values = cache.key_values
-    assert keys.shape == values.shape == (1, 2, 7, 16), "key/value heads, not query heads"
+    assert keys.shape == values.shape == (1, 2, 7, 16), (
+        "expected 2 key/value heads in the cache, not the query heads"
+    )
 
 
 def test_task_2_scores_are_in_float32(device):

@@ -161,7 +161,7 @@ def test_task_4_finished_request_frees_its_slot(small_model):
         for cache in batch._caches:
             held = [length for length in cache.lengths if length is not None]
             assert held == [request.offset for request in live]
-    assert [2, 1] in seen, "expected prompt 2 to take over prompt 0's slot"
+    assert [2, 1] in seen, "expected prompt 2 to reuse prompt 0's slot"
     assert all(length is None for cache in batch._caches for length in cache.lengths)
 
 
@@ -309,7 +309,7 @@ def chat(tokenizer, prompt: str) -> list[int]:
     )
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
 @pytest.mark.parametrize("flash", [False, True])
 @pytest.mark.parametrize(("batch_size", "prefill_step"), [(1, 7), (3, 128), (5, 1), (16, 128)])
 def test_task_5_demo_output_is_batch_invariant(demo, demo_answers, flash, batch_size, prefill_step):

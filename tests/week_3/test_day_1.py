@@ -113,7 +113,8 @@ def test_task_1_writes_are_ordered_after_reads_of_previous_layer():
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for slot in range(1, 4):
-        zero = mx.broadcast_to(mx.zeros(1), (1 << 26,)).sum()  # slow, without extra memory
+        # Slow to compute, but without extra memory.
+        zero = mx.broadcast_to(mx.zeros(1), (1 << 26,)).sum()
         token = zero + pool.key_pages[page, :, slot - 1 : slot][None] + 1  # B×H×1×D
         pool.write_page_slice(page, slot, token, token)
     mx.eval(pool.state)
@@ -296,7 +297,7 @@ def test_task_3_dense_gather_equals_full_cache(device, dtype, page_size, chunks)
         assert_same_bits(actual[1], expected[1], "values of a dense gather")
         assert actual[2:] == expected[2:]
     second.release()
-    assert second.gather_dense() is None, "expected None after release"
+    assert second.gather_dense() is None, "expected None from a released cache"
 
 
 @pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 4, 3], [10, 1]])
@@ -326,7 +327,9 @@ def test_task_3_caches_of_all_layers_share_one_pool():
     owned = [page for layer in first for page in layer.page_ids]
     assert len(owned) == len(set(owned)) == model.num_hidden_layers
     assert [layer.offset for layer in first] == [len(IDS)] * 3
-    assert [layer.offset for layer in second] == [0] * 3, "caches must have independent metadata"
+    assert [layer.offset for layer in second] == [0] * 3, (
+        "expected offset 0: caches must have independent metadata"
+    )
     for layer in first:
         layer.release()
     assert model.page_pool.num_free_pages == model.page_pool.num_pages

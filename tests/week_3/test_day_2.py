@@ -48,9 +48,7 @@ def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
             shadowed_caches[slot] = ShadowedCache(pool)
             if length:
                 shadowed_caches[slot].append(length)
-            batch._slots[slot] = shadowed_caches[
-                slot
-            ].cache  # instead of add_request, which is task 4
+            batch._slots[slot] = shadowed_caches[slot].cache  # not add_request, which is task 4
     return batch, pool, shadowed_caches
 
 
@@ -113,7 +111,8 @@ def test_task_1_allocation_is_all_or_nothing():
     with pytest.raises(OutOfPagesError):
         batch.update_and_fetch_paged(row, row)
     check_integrity(pool, list(shadowed_caches.values()))
-    shadowed_caches[0].cache.release()  # a scheduler would preempt the request
+    # Releases the pages, as a scheduler does when it preempts the request.
+    shadowed_caches[0].cache.release()
     batch.update_and_fetch_paged(row, row)
     assert batch.lengths == [1, 4, 5]
 
@@ -300,12 +299,12 @@ def test_task_3_batch_is_bitwise_equal_to_single_requests(instruction_set, lengt
     for slot, prompt in enumerate(prompts):
         if prompt is not None:
             request, half = model.create_kv_cache(), len(prompt) // 2
-            if half:  # in two chunks; the reference uses one
+            if half:  # prefills in two chunks; the reference prefills in one
                 mx.eval(model(mx.array([prompt[:half]]), 0, request))
             mx.eval(model(mx.array([prompt[half:]]), half, request))
             mx.eval(week2(mx.array([prompt]), 0, alone[slot]))
             for layer, cache in zip(batch, request, strict=True):
-                layer._slots[slot] = cache  # instead of add_request, which is task 4
+                layer._slots[slot] = cache  # not add_request, which is task 4
     for step in range(4):
         offsets = [0 if prompt is None else len(prompt) + step for prompt in prompts]
         ids = next_ids[:, step : step + 1].tolist()
@@ -374,7 +373,7 @@ def test_task_4_add_request_does_not_copy():
     assert batch.lengths == [None, 9]
     in_use = pool.num_pages - pool.num_free_pages
     batch.remove_request(1)
-    assert pool.num_free_pages == in_use, "expected the slot's pages to be freed"
+    assert pool.num_free_pages == in_use, "expected the slot's pages in the free list"
     assert batch.lengths == [None, None]
     other = ShadowedCache(pool)
     other.append(5)
@@ -464,7 +463,7 @@ def chat(tokenizer, prompt: str) -> list[int]:
     )
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
 def test_task_4_demo_output(demo):
     mlx_model, tokenizer = demo
     week2 = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)

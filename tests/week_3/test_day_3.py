@@ -78,7 +78,7 @@ class Sequence:
 
 
 def ragged(sequences: list[Sequence], counts: list[int]) -> tuple[list[int], RaggedBatch]:
-    """The next `counts` tokens of each sequence, skipping zero counts."""
+    """The next `counts[i]` tokens of each sequence i; a sequence with count 0 is skipped."""
     ids, positions, slots, ends, lengths, table = [], [], [], [0], [], []
     for sequence, new in zip(sequences, counts, strict=True):
         if not new:
@@ -148,7 +148,7 @@ def test_task_1_logits_of_selected_rows_only():
     sequence = Sequence(list(range(3, 23)), [2, 0, 3], 8)
     ids, batch = ragged([sequence], [20])
     everything = model.ragged_logits(ids, batch, range(20), storage)
-    mx.eval(everything)  # before the next step overwrites the slots
+    mx.eval(everything)  # evaluated before the next step overwrites the slots
     some = model.ragged_logits(mx.array(ids), batch, mx.array([19, 4]), storage)
     assert_same_bits(some, everything[mx.array([19, 4])], "rows in the requested order")
     assert model.ragged_logits(ids, batch, [], storage).shape == (0, 131)
@@ -169,7 +169,7 @@ def test_task_1_chunk_without_logits_is_still_written():
 
 def test_task_1_storage_is_written_in_place():
     model = Qwen3ModelWeek3(quantized(), 16)
-    gc.collect()  # frees garbage of earlier tests
+    gc.collect()  # frees arrays of earlier tests
     before = mx.get_active_memory()
     storage = model.create_paged_storage(2048)
     storage.ensure_capacity(2048)
@@ -313,11 +313,11 @@ def test_task_2_admission_shares_pages_and_allocates_the_rest():
     shared = [node.page for node in cache.path]
     expected = [*shared, 2, 3]
     assert list(request.page_ids) == expected, "expected the shared pages, then new ones"
-    assert request.num_shared == 2, "expected the path's 2 pages"
-    assert request.num_computed == 8, "expected the 8 tokens of the 2 shared pages"
+    assert request.num_shared == 2, "expected the path's 2 pages to be shared"
+    assert request.num_computed == 8, "expected 8 computed tokens, those of the 2 shared pages"
     assert request.last_node is cache.path[-1], "expected the path's last node as last_node"
     readers = list(cache.readers.values())
-    assert readers == [1, 1], "expected one acquire(path): a reader per shared page"
+    assert readers == [1, 1], "expected one acquire(path), so one reader per shared page"
     assert pages.allocator.num_free == 2
 
 
@@ -329,12 +329,14 @@ def test_task_2_admission_without_a_hit_starts_at_the_root():
     assert (request.num_shared, request.num_computed) == (0, 0), (
         "expected no shared or computed tokens"
     )
-    assert request.last_node is cache.root, "expected root_of(adapter): the next page's parent"
+    assert request.last_node is cache.root, (
+        "expected root_of(adapter), the parent of the first page"
+    )
 
 
 def test_task_2_new_pages_do_not_evict_the_shared_ones():
     pages, cache = pages_with_cached_prompt(4)
-    request = request_of(17)  # 5 pages; the pool has 4
+    request = request_of(17)  # needs 5 pages, but the pool has 4
     assert not pages.admit(request, cache.path, reserve=0), (
         "expected False: needs 3 new pages, 2 are free; the path's pages, evictable until "
         "acquired, are not available"
@@ -360,7 +362,9 @@ def test_task_2_refused_admission_changes_nothing(length, reserve):
 
 def test_task_2_admission_keeps_the_reserve():
     pages, cache = pages_with_cached_prompt(4)
-    assert pages.admit(request_of(11), cache.path, reserve=1), "expected True: 1 + 1 <= 2 free"
+    assert pages.admit(request_of(11), cache.path, reserve=1), (
+        "expected True: 1 new page + 1 in reserve <= 2 free pages"
+    )
     assert pages.allocator.num_free == 1, "expected the reserve to stay free"
 
 
@@ -388,7 +392,7 @@ def test_task_3_fcfs_admission_within_memory():
     add(sched, "larger", 20, max_tokens=2)
     add(sched, "small", 1, max_tokens=2, first=99)
     assert [chunk[0] for chunk in step(sched)] == ["large"], (
-        "small would fit, but must wait its turn"
+        "'small' would fit, but must wait for 'large'"
     )
     assert [chunk[0] for chunk in step(sched)] == ["large"]
     assert [chunk[0] for chunk in step(sched)] == ["larger"]
@@ -396,7 +400,8 @@ def test_task_3_fcfs_admission_within_memory():
 
 def test_task_3_oversized_request_is_rejected_with_reason():
     sched = without_sharing(num_pages=2, page_size=4)
-    with pytest.raises(UserError, match=r"\b4\b"):  # remaining capacity for output tokens
+    # The error names the remaining capacity, 4 output tokens.
+    with pytest.raises(UserError, match=r"\b4\b"):
         add(sched, "a", 5, max_tokens=5)
     with pytest.raises(UserError, match="the prompt is empty"):
         add(sched, "b", 0)
@@ -410,7 +415,7 @@ def test_task_3_prompt_counts_toward_the_context():
         add(sched, "too long", 6, max_tokens=5)
     add(sched, "fits", 6, max_tokens=4)
     assert add(sched, "open", 7, max_tokens=None).max_tokens == 3, (
-        "expected the rest of the 10 tokens"
+        "expected the default max_tokens to be the remaining 3 of 10 tokens"
     )
 
 
@@ -449,5 +454,5 @@ def test_task_3_one_page_per_running_request_is_reserved():
 
 
 def test_task_3_random_workloads():
-    # Enough pages for all requests: preemption comes on day 3.4.
+    # Enough pages for all requests: preemption is implemented on day 3.4.
     assert run_random_workloads(300, num_pages=500, enable_prefix_caching=False) == 0

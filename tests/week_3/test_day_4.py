@@ -46,8 +46,8 @@ def test_task_1_inserted_page_is_owned_by_the_tree_too():
     [page] = allocator.allocate()
     node = cache.insert(cache.root, (1, 2), page)
     assert (node.page, node.tokens) == (page, (1, 2)), "expected a node of the inserted page"
-    assert node.parent is cache.root, "expected the given parent"
-    assert allocator.ref_count(page) == 2, "expected two owners: the request and the tree"
+    assert node.parent is cache.root, "expected the parent passed to insert"
+    assert allocator.ref_count(page) == 2, "expected two owners: the request and the prefix tree"
     assert cache.num_pages == 1
 
 
@@ -61,7 +61,7 @@ def test_task_1_duplicate_page_is_freed_and_existing_one_acquired():
     assert again is node, "expected the existing node: one node per page of tokens"
     assert allocator.ref_count(second) == 0, "the duplicate page must be freed"
     assert cache.acquired == [first], "expected acquire([existing node])"
-    assert cache.num_pages == 1, "expected no new page in the tree"
+    assert cache.num_pages == 1, "expected no new page in the prefix tree"
 
 
 # --- task 2: references and eviction --------------------------------------------------------------
@@ -78,7 +78,9 @@ def test_task_2_least_recently_used_page_is_evicted():
     cache.acquire(cache.match((1, 2, 9)))
     cache.release(nodes[0])
     assert cache.evict(1) == 1
-    assert pages_of(cache.match((1, 2, 9))) == [nodes[0].page], "(1, 2) was used most recently"
+    assert pages_of(cache.match((1, 2, 9))) == [nodes[0].page], (
+        "expected (1, 2) to be kept: it was used most recently"
+    )
     assert cache.match((3, 4, 9)) == [], "an evicted page must not match"
     assert allocator.num_free == 3, "the evicted page must be free"
 
@@ -107,10 +109,10 @@ def test_task_2_referenced_page_is_not_evicted():
     assert cache.evict(2) == 0, "both pages are referenced: by `node` and by the match of (3, 4)"
     cache.release(node)
     cache.check_integrity()
-    assert cache.evict(2) == 1, "page `first` is no longer referenced"
+    assert cache.evict(2) == 1, "expected the eviction of page `first`, which has no reference"
     assert allocator.num_free == 2
     assert cache.match((1, 2, 3)) == [], "an evicted page must not match"
-    assert pages_of(cache.match((3, 4, 5))) == [second], "a referenced page must stay"
+    assert pages_of(cache.match((3, 4, 5))) == [second], "a referenced page must not be evicted"
 
 
 def test_task_2_duplicate_pages_are_merged():
@@ -122,9 +124,11 @@ def test_task_2_duplicate_pages_are_merged():
     assert again.page == node.page, "the second request must use the first one's page"
     assert again is node
     assert allocator.num_free == 3, "the duplicate page must be freed"
-    assert allocator.ref_count(first) == 3, "expected three owners: the tree and two requests"
+    assert allocator.ref_count(first) == 3, (
+        "expected three owners: the prefix tree and two requests"
+    )
     cache.release(node)
-    assert cache.num_evictable == 0, "one request still references it"
+    assert cache.num_evictable == 0, "expected no evictable page: one request references the node"
     cache.release(again)
     assert cache.num_evictable == 1
     cache.check_integrity()
@@ -157,8 +161,8 @@ def test_task_2_cache_hit_is_bitwise_equal(on_cpu, demo):
     hits = same.num_cached_tokens, part.num_cached_tokens
     assert hits[0] > hits[1] > 24, f"expected a longer hit for the same prompt, got {hits}"
     for what, cached, computed in (("a full hit", same, cold), ("a partial hit", part, alone)):
-        assert cached.token_ids == computed.token_ids, f"{what} changes the output"
-        assert cached.logprobs == computed.logprobs, f"{what} changes the logprobs"
+        assert cached.token_ids == computed.token_ids, f"{what} must not change the output"
+        assert cached.logprobs == computed.logprobs, f"{what} must not change the logprobs"
 
 
 # --- task 3: preemption ---------------------------------------------------------------------------
@@ -177,7 +181,9 @@ def test_task_3_youngest_request_is_preempted_and_resumed():
     token_ids = list(young.token_ids)
     while not old.is_done:
         step(sched)
-    assert step(sched) == [("young", 0, len(token_ids), 0)], "prompt and output are recomputed"
+    assert step(sched) == [("young", 0, len(token_ids), 0)], (
+        "expected prompt and output to be recomputed"
+    )
     while sched.has_requests:
         step(sched)
     assert young.token_ids[young.num_prompt_tokens :] == [77] * 8, (

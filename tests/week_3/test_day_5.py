@@ -73,7 +73,7 @@ class TableModel:
 
 
 def random_table(V: int, seed: int, scale: float = 1.5, width: int | None = None):
-    """Logits of each token pair, padded or truncated to `width`."""
+    """Logits for each pair of tokens, padded or truncated to `width`."""
     table = np.random.default_rng(seed).normal(size=(64, 64, V)) * scale
     padding = np.full(max(0, (width or V) - V), 0.5)
     return lambda before, token: np.append(table[before, token], padding)[:width]
@@ -114,7 +114,7 @@ def test_task_1_accepted_drafts_save_steps_and_rejected_cost_none(device):
         assert decode.statistics.num_accepted_tokens == accepted
         assert decode.statistics.num_draft_tokens == 4 * (steps - 1)
         assert model.calls == [3] + [5] * (steps - 1), (
-            "expected n draft tokens and the token before them"
+            "expected inputs of 4 draft tokens and the token before them"
         )
 
 
@@ -150,7 +150,7 @@ def demo_pair(demo):
     return Qwen3ModelWeek2(load("demo-draft")[0]), Qwen3ModelWeek2(mlx_model), tokenizer
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
 @pytest.mark.parametrize("index", range(len(BATCH_PROMPTS)))
 def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index):
     draft, model, tokenizer = demo_pair
@@ -164,11 +164,11 @@ def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index)
         responses = stream_generate(decode, model, tokenizer, prompt, max_tokens=40)
         return [response.token for response in responses]
 
-    # Two prompts for each number of draft tokens from 1 to 8.
+    # Each number of draft tokens from 1 to 8 is tested with two prompts.
     assert answer(SpeculativeDecoding(draft, 1 + index % 8)) == answer(decode_with_cache)
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
 def test_task_1_full_output_with_flash_attention_and_drafts(demo):
     mlx_model, tokenizer = demo
     plain = Qwen3ModelWeek2(mlx_model)
@@ -198,12 +198,12 @@ def test_task_1_paged_cache_same_text_and_no_leak():
                 actual = speculative_generate(
                     draft_model, model, tokenizer, tokenizer, prompt, None, num_drafts, 30
                 )
-                assert actual == expected, f"{num_drafts} drafts"
+                assert actual == expected, f"different output with {num_drafts} drafts"
                 for pool in (model.page_pool, draft.page_pool):
                     assert pool.num_free_pages == pool.num_pages, "a page leaked"
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
 def test_task_1_demo_draft_saves_target_steps(demo_pair):
     draft, model, tokenizer = demo_pair
     decode = SpeculativeDecoding(draft, num_drafts=4)
@@ -221,7 +221,7 @@ def test_task_1_demo_draft_saves_target_steps(demo_pair):
 
 @pytest.mark.parametrize("end", range(1, 12))
 def test_task_1_accepted_eos_draft_ends_generation(device, end):
-    # The model counts 2, 3, 4, …; EOS is token 1, after `end` other tokens.
+    # The model generates 2, 3, 4, …, and after `end` tokens EOS, which is token 1.
     def logits_of(before, token):
         return 10.0 * np.eye(256)[1 if token == 64 + end else token + 1]
 

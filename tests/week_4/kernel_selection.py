@@ -6,7 +6,7 @@ import pytest
 
 from tiny_llm import kernels
 
-R = 32  # weight rows per prepacked block (day 4.3)
+R = 32  # weight rows per prepacked block, see day 4.3
 
 SIMD_ISAS = [
     name
@@ -30,8 +30,8 @@ def use_kernel(
     Args:
         variable: environment variable, TINY_LLM_MATMUL or TINY_LLM_ATTENTION.
         name: name of the kernel, the variable's value.
-        instruction_set: one of `SIMD_ISAS`; None, on machines without SIMD kernels, skips the
-            test, unless the extension is not built: then it fails.
+        instruction_set: one of `SIMD_ISAS`; None, on machines without SIMD kernels, skips the test,
+            or fails it if the extension is not built.
         monkeypatch: restores the environment.
     """
     monkeypatch.setenv(variable, name)

@@ -69,7 +69,7 @@ def machine(monkeypatch) -> Machine:
 
 def test_task_1_lazy_arrays_are_evaluated_while_timed(machine):
     times = time_runs(machine.kernel("a", 2.0), repeats=3, clock=machine.clock)
-    assert times == Timings(2.0, 2.0), "expected 2 s per run, including evaluation"
+    assert times == Timings(2.0, 2.0), "expected 2 s per run: evaluation must be timed"
     assert machine.ran == ["a"] * 4, "expected one warm-up run and three measured runs"
 
 
@@ -99,7 +99,7 @@ def test_task_2_warmup_run_is_excluded(machine):
 
 
 def test_task_2_slowdown_affects_both_equally(machine):
-    """Every run is slower than the previous one, regardless of the kernel."""
+    """Every run is slower than the previous run, regardless of the kernel."""
 
     def run():
         return _Lazy(machine, "x", 1 + 0.01 * len(machine.ran))
@@ -110,7 +110,7 @@ def test_task_2_slowdown_affects_both_equally(machine):
 
 
 def test_task_3_matmul_bytes_and_flops():
-    # 151,936×1,024 4-bit weights, and 2+2 bytes per group of 128.
+    # 151,936×1,024 4-bit weights, and a 2-byte scale and bias per group of 128.
     head = matmul_cost(1, 151_936, 1024, 4, 128)
     assert head.num_bytes == 151_936 * 1024 * 4.25 / 8 + 2 * (1024 + 151_936)
     assert head.flops == 2 * 151_936 * 1024
@@ -128,9 +128,11 @@ def test_task_3_attention_reads_kv_once_per_group():
 def test_task_3_memory_and_arithmetic_overlap():
     limits = HardwareLimits(read_bytes_per_s=10e9, flops_per_s=100e9)
     assert roofline_seconds(KernelCost(10e9, 1e9), limits) == 1.0
-    assert roofline_seconds(KernelCost(1e9, 300e9), limits) == 3.0, "expected the slower of the two"
+    assert roofline_seconds(KernelCost(1e9, 300e9), limits) == 3.0, (
+        "expected the slower of memory and arithmetic"
+    )
     assert roofline_seconds(KernelCost(10e9, 100e9), limits) == 1.0, (
-        "expected the maximum, not the sum"
+        "expected the maximum of both times, not the sum"
     )
 
 
@@ -143,9 +145,9 @@ def test_task_4_share_uses_best_time():
 def test_task_4_worst_kernel_has_lowest_share():
     limits = HardwareLimits(10e9, 100e9)
     measured = {
-        "head": Timings(2.2, 2.0),  # 20e9 bytes: at the limit
+        "head": Timings(2.2, 2.0),  # 20e9 bytes in 2 s: at the limit
         "down": Timings(0.5, 0.4),  # 1e9 bytes: a quarter
-        "gate": Timings(0.3, 0.1),  # 0.6e9 bytes: 60% at best, median 20%
+        "gate": Timings(0.3, 0.1),  # 0.6e9 bytes: 60 % of the limit at best, 20 % in the median
     }
     costs = {
         "head": KernelCost(20e9, 1e9),

@@ -35,7 +35,7 @@ def factored(monkeypatch, on_cpu) -> str:
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def vectors(request, monkeypatch, on_cpu) -> str:
-    """Selects task 2's kernel on each supported instruction set."""
+    """Selects the kernel of task 2 on each supported instruction set."""
     use_matmul_kernel("vectors", request.param, monkeypatch)
     return "portable"
 

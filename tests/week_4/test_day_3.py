@@ -94,7 +94,7 @@ def test_task_2_scale_term_is_added_before_bias(prepacked):
         (mx.random.normal((O, half)) * 2.0 ** mx.random.randint(0, 12, (O, half))).astype(
             mx.bfloat16
         )
-        for _ in range(2)  # magnitudes far enough apart that sums round
+        for _ in range(2)  # magnitudes differ so much that sums are rounded
     ]
     scales, biases = (mx.concatenate([x, -x], axis=1) for x in added)
     a, b = mx.concatenate([row, row], axis=1), mx.concatenate([words, words], axis=1)
@@ -102,7 +102,8 @@ def test_task_2_scale_term_is_added_before_bias(prepacked):
     activations = np.array(a.astype(mx.float32)).reshape(2 * half, size)
     products = (integers.reshape(O, 2 * half, size) * activations).sum(axis=-1)
     total = np.zeros(O)
-    for g in range(2 * half):  # as fma: exact product in float64, one rounding to float32
+    # Emulates a fused multiply-add: exact product in float64, one rounding to float32.
+    for g in range(2 * half):
         for factor, part in ((scales, products[:, g]), (biases, activations[g].sum())):
             of_group = np.array(factor[:, g].astype(mx.float32), dtype=np.float64)
             total = (total + of_group * part).astype(np.float32).astype(np.float64)
@@ -161,7 +162,7 @@ def test_task_3_lines_in_flight():
     # 100 ns at 31 GB/s: about 50 cache lines.
     assert bytes_in_flight(100e-9, 31e9) == pytest.approx(3100)
     assert bytes_in_flight(200e-9, 31e9) == pytest.approx(6200), (
-        "expected twice the bytes at twice the latency"
+        "expected twice the bytes in flight at twice the latency"
     )
 
 

@@ -19,7 +19,7 @@ SIZES = [
     64,
     130,
     1023,
-]  # row sizes: less than a vector, whole vectors, whole vectors and a remainder
+]  # row sizes: less than a vector, a multiple of it, a multiple and a remainder
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])

@@ -119,12 +119,12 @@ def test_task_2_is_exact_up_to_rounding(online, dtype, shape, mask):
 
 
 def weights_next_to_zero_score(x: np.ndarray) -> np.ndarray:
-    """2ˣ / (1 + 2ˣ) of each x: the softmax weight of a key of score x · ln 2 next to one of 0."""
+    """2ˣ / (1 + 2ˣ) for each x: the softmax weight of score x · ln 2 beside a score of 0."""
     key = mx.zeros((len(x), 1, 2, 1))
     key[:, 0, 1, 0] = mx.array(x)
     value = mx.broadcast_to(mx.array([[0.0], [1.0]]), key.shape)
     one = mx.ones((len(x), 1, 1, 1))
-    ln_2 = 0.693147182  # its product with log₂ e is 1 in float32
+    ln_2 = 0.693147182  # times log₂ e, this is exactly 1 in float32
     assert np.float32(ln_2) * np.float32(1.44269504) == 1
     return as_numpy(evaluated(one, key, value, ln_2)).reshape(-1)
 
@@ -149,7 +149,7 @@ def test_task_2_weight_underflows_to_zero(online):
 
 
 def test_task_2_increasing_scores_rescale_the_accumulator(online, dtype):
-    """Each tile raises the maximum, so each rescales the accumulator."""
+    """Every tile raises the maximum score, so every tile rescales the accumulator."""
     query, key, value = problem(1, 1, 1, 1, 300, 24, dtype=dtype)
     key[0, 0] = key[0, 0] * 0.1 + query[0, 0] * (mx.arange(300) / 100)[:, None].astype(dtype)
     assert_exact(evaluated(query, key, value), *exact(query, key, value, 24**-0.5, None))
@@ -167,7 +167,9 @@ def test_task_2_nan_score_is_not_masked(online, dtype):
     query, key, value = problem(1, 1, 2, 2, 90, 24, dtype=dtype)
     query[0, 1, 1, 3] = mx.nan
     finite = np.isfinite(as_numpy(evaluated(query, key, value))).all(axis=-1)
-    assert finite.tolist() == [[[True, True], [True, False]]], "expected one NaN row"
+    assert finite.tolist() == [[[True, True], [True, False]]], (
+        "expected NaN only for query 1 of head 1"
+    )
 
 
 def test_task_2_rows_are_batch_invariant(online):
@@ -209,7 +211,7 @@ def test_task_3_rows_are_batch_invariant(split):
 
 
 def test_task_3_thread_count_changes_no_bits(split):
-    evaluated(*problem(1, 1, 1, 1, 3, 8))  # an unwritten task raises its error here
+    evaluated(*problem(1, 1, 1, 1, 3, 8))  # raises here if the task is not implemented
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"

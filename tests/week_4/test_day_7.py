@@ -18,7 +18,7 @@ from tiny_llm import Qwen3ModelWeek2, kernels
 from tiny_llm.kernels.graph_capture import CAPTURE_VARIABLE, CapturedFunction
 from tiny_llm.kernels.roofline import Timings, captured_time_fraction, seconds_per_node
 
-pytestmark = pytest.mark.usefixtures("on_cpu")  # captured nodes are CPU-only
+pytestmark = pytest.mark.usefixtures("on_cpu")  # graph capture supports only the CPU
 
 
 def test_task_1_per_node_cost_is_the_slope():
@@ -35,7 +35,9 @@ def test_task_1_fit_uses_all_measurements():
         4: Timings(1, 13e-6),
     }
     # By hand: Σ(n − 2.5)(t − 11.5) / Σ(n − 2.5)² = 7 / 5.
-    assert seconds_per_node(measured) == pytest.approx(1.4e-6), "expected a least-squares fit"
+    assert seconds_per_node(measured) == pytest.approx(1.4e-6), (
+        "expected the slope of a least-squares fit"
+    )
 
 
 def test_task_1_remaining_step_time():
@@ -43,7 +45,7 @@ def test_task_1_remaining_step_time():
         "expected the time of 20 nodes to remain"
     )
     assert captured_time_fraction(20, 20, 4e-6, 2e-3) == 1
-    assert captured_time_fraction(1000, 10, 5e-6, 1e-3) == 0, "expected at least 0"
+    assert captured_time_fraction(1000, 10, 5e-6, 1e-3) == 0, "expected 0, not a negative fraction"
 
 
 def steps_of(function, *given):
@@ -134,7 +136,7 @@ def test_task_2_outputs_are_kept_and_dead_nodes_dropped():
 
 @pytest.fixture
 def capture_enabled(monkeypatch) -> None:
-    """Enables graph capture explicitly, so that an unwritten task raises its error."""
+    """Enables graph capture explicitly, so that a task that is not implemented raises its error."""
     monkeypatch.setenv(CAPTURE_VARIABLE, "on")
 
 

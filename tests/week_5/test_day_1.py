@@ -34,7 +34,7 @@ from tiny_llm.server.protocol.streaming import (
 )
 from tiny_llm.server.settings import Settings
 
-LONG = 1000.0  # seconds, longer than any test
+LONG = 1000.0  # seconds; longer than any test
 TEXTS = ["Paris", "", 'She said "no" \\o/', "two\nlines", "\r\n\r\n", "\n\ndata: forged", "né 🦆 "]
 
 
@@ -94,7 +94,7 @@ class ScriptedHandle:
             await asyncio.Event().wait()
 
     def close(self) -> None:
-        """Counts calls of `close`."""
+        """Counts the calls of `close`."""
         self.num_closed += 1
 
 
@@ -118,7 +118,7 @@ class SendRecorder:
     """ASGI `send` callable that records messages.
 
     Args:
-        pause: event that `send` awaits, like a full socket; None to return at once.
+        pause: event that `send` awaits, to simulate a full socket; None to return immediately.
     """
 
     def __init__(self, pause: asyncio.Event | None = None):
@@ -132,7 +132,7 @@ class SendRecorder:
 
     @property
     def bodies(self) -> list[bytes]:
-        """Body of each write."""
+        """Body of each `http.response.body` message."""
         return [one["body"] for one in self.messages if one["type"] == "http.response.body"]
 
     @property
@@ -142,7 +142,7 @@ class SendRecorder:
 
 
 def response_of(handle: ScriptedHandle) -> EventSourceResponse:
-    """A response without keep-alives."""
+    """A response that sends no keep-alive comments."""
     return EventSourceResponse(PlainSerializer(), handle, keep_alive=LONG)  # type: ignore[arg-type]
 
 
@@ -185,7 +185,7 @@ def test_task_1_template_equals_the_event(text):
     template = EventTemplate(event(TEXT_PLACEHOLDER))
     assert template(text) == event(text), f"expected {event(text)!r}, got {template(text)!r}"
     again = template("again")
-    assert again == event("again"), f"expected a reusable template, got {again!r}"
+    assert again == event("again"), f"expected the template to be reusable, got {again!r}"
 
 
 # --- task 2: a streamed response -----------------------------------------------------------------
@@ -211,7 +211,9 @@ def test_task_2_headers_come_first_and_once():
         recorder = SendRecorder()
         await response_of(ScriptedHandle(["a"], ["b"], ["c"]))._send_outputs(recorder)
         kinds = [one["type"].rpartition(".")[2] for one in recorder.messages]
-        assert kinds == ["start", "body", "body", "body"], f"expected one start, got {kinds}"
+        assert kinds == ["start", "body", "body", "body"], (
+            f"expected one start message, then bodies, got {kinds}"
+        )
         head = recorder.messages[0]
         content_type = dict(head["headers"])[b"content-type"]
         assert head["status"] == 200
@@ -242,7 +244,7 @@ def test_task_2_headers_are_sent_once_despite_keep_alive():
 
 
 def test_task_2_start_events_wait_for_the_first_output():
-    """Start events may contain the number of cached tokens, which is unknown before."""
+    """Start events may contain the number of cached tokens, unknown before the first output."""
 
     async def main() -> None:
         handle, made_at = ScriptedHandle(["a"], ["b"]), []
@@ -312,7 +314,7 @@ def test_task_3_api_error_becomes_the_last_event():
     recorder, bodies = send_all(["a"], ApiError(504, "Too slow."))
     expected = [b"<a", b"(504: Too slow.)"]
     assert bodies == expected, f"expected {expected}, got {bodies}"
-    assert recorder.num_heads == 1, f"expected the headers once, got {recorder.num_heads}"
+    assert recorder.num_heads == 1, f"expected one message with headers, got {recorder.num_heads}"
     assert recorder.messages[-1]["more_body"] is False, "expected the body to end, got more_body"
 
 
@@ -343,7 +345,9 @@ def test_task_3_cancellation_sends_nothing():
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled(), "expected CancelledError to propagate, got a normal return"
-        assert recorder.bodies == [b"<a"], f"expected no further writes, got {recorder.bodies}"
+        assert recorder.bodies == [b"<a"], (
+            f"expected no writes after the cancellation, got {recorder.bodies}"
+        )
 
     run(main())
 
@@ -382,7 +386,7 @@ class Connection:
 
 
 def watch(connection: Connection, handle: Any) -> CancelOnDisconnect:
-    """The context manager that `EventSourceResponse` uses."""
+    """The context manager that `EventSourceResponse` uses to detect disconnects."""
     return CancelOnDisconnect(connection, handle)
 
 
@@ -419,7 +423,7 @@ def test_task_4_disconnect_cancels_the_block_and_closes_the_request():
             await asyncio.sleep(LONG)
             reached.append("the end of the block")
         assert reached == [], f"expected the block to be cancelled, got {reached}"
-        assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
+        assert handle.num_closed == 1, f"expected one call of close, got {handle.num_closed}"
         task = asyncio.current_task()
         assert task is not None
         assert task.cancelling() == 0, "expected no pending cancellation, got one"
@@ -433,7 +437,7 @@ def test_task_4_normal_exit_closes_the_request_and_stops_watching():
         with watch(connection, handle) as cancel_scope:
             pass
         await run_ready_tasks()
-        assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
+        assert handle.num_closed == 1, f"expected one call of close, got {handle.num_closed}"
         assert handle.on_slow_reader is None, "expected no callback after the block, got one"
         assert cancel_scope._disconnect_task.done(), (
             "expected the disconnect task to be cancelled, got a pending task"
@@ -460,7 +464,7 @@ def test_task_4_exceptions_propagate():
         handle = ScriptedHandle()
         with pytest.raises(KeyError, match="internal error"), watch(Connection(), handle):
             raise KeyError("internal error")
-        assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
+        assert handle.num_closed == 1, f"expected one call of close, got {handle.num_closed}"
 
     run(main())
 
@@ -483,7 +487,7 @@ def test_task_4_exceptions_propagate_after_a_disconnect():
             "expected the block's ValueError to propagate after a disconnect, but `__exit__` "
             "suppressed it"
         )
-        assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
+        assert handle.num_closed == 1, f"expected one call of close, got {handle.num_closed}"
 
     run(main())
 
@@ -503,12 +507,13 @@ def test_task_4_external_cancellation_propagates(client_leaves):
             reached.append("the code after the block")
 
         task = asyncio.create_task(respond())
-        asyncio.get_running_loop().call_soon(task.cancel)  # after the task has entered its block
+        # Cancels the task after it has entered the block.
+        asyncio.get_running_loop().call_soon(task.cancel)
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is not None:
             task.result()
         assert reached == [], f"expected the task to be cancelled, but it reached {reached[0]}"
-        assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
+        assert handle.num_closed == 1, f"expected one call of close, got {handle.num_closed}"
 
     run(main())
 
@@ -530,13 +535,13 @@ def test_task_4_closed_stream_closes_its_request():
         assert recorder.bodies == [b"<a"], (
             f"expected nothing after the disconnect, got {recorder.bodies}"
         )
-        assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
+        assert handle.num_closed == 1, f"expected one call of close, got {handle.num_closed}"
 
     run(main())
 
 
 def client_with_requests(num_prompts: int) -> tuple[EngineClient, Any]:
-    """A client with a request but no engine thread, so its commands stay queued."""
+    """A client with a request, but without an engine thread, so its commands stay queued."""
     client = EngineClient(
         Settings(),
         queue.SimpleQueue(),
@@ -562,7 +567,8 @@ def test_task_4_every_unfinished_prompt_is_aborted():
     async def main() -> None:
         client, handle = client_with_requests(3)
         first, second, third = handle.request_ids
-        del client._handles[second], client._unfinished[second]  # finished by the engine
+        # As if the engine had finished the request.
+        del client._handles[second], client._unfinished[second]
         handle.close()
         expected = [AbortRequest(first), AbortRequest(third)]
         actual = commands(client)
@@ -573,7 +579,7 @@ def test_task_4_every_unfinished_prompt_is_aborted():
 
 
 def test_task_4_aborted_request_counts_until_the_engine_finishes_it():
-    """Until then, the request holds its pages and counts toward the request limit."""
+    """Until the engine finishes it, the request holds pages and counts toward the limit."""
 
     async def main() -> None:
         client, handle = client_with_requests(1)

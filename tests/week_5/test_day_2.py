@@ -32,7 +32,7 @@ PARAMS = SamplingParams(max_tokens=9)
 
 
 def output(text: str, index: int = 0, request_id: str = "0", **fields: Any) -> StreamOutput:
-    """An output with one token per character."""
+    """An output whose token ids are the code points of its text."""
     tokens = tuple(map(ord, text))
     return StreamOutput(request_id, index, text, tokens, None, None, **fields)  # type: ignore[arg-type]
 
@@ -45,7 +45,7 @@ def output_queue(
 
 
 def queued(outputs: OutputQueue) -> list[Any]:
-    """The queued items, without removing them."""
+    """The queued items, which remain in the queue."""
     return list(outputs._items)
 
 
@@ -70,7 +70,7 @@ def test_task_1_outputs_below_the_limit_stay_separate():
     for text in "abc":
         outputs.put(output(text))
     texts = [item.text for item in queued(outputs)]
-    assert texts == ["a", "b", "c"], f"expected three outputs, got {texts}"
+    assert texts == ["a", "b", "c"], f"expected three separate outputs, got {texts}"
 
 
 @pytest.mark.parametrize("num_completions", [1, 3])
@@ -80,7 +80,7 @@ def test_task_1_length_is_bounded_and_nothing_is_lost(num_completions):
         for index in range(num_completions):
             outputs.put(output(chr(ord("a") + (step + index) % 26), index))
     length = len(queued(outputs))
-    assert length == limit, f"expected {limit} items, got {length}"
+    assert length == limit, f"expected {limit} queued items, got {length}"
     for index in range(num_completions):
         own = [item for item in queued(outputs) if item.index == index]
         text = "".join(item.text for item in own)
@@ -94,7 +94,7 @@ def test_task_1_length_is_bounded_and_nothing_is_lost(num_completions):
 
 
 def test_task_1_completions_are_not_mixed():
-    """Completions in a shared queue differ in request id or index."""
+    """Completions that share a queue differ in request id or index."""
     outputs = output_queue(limit=3)
     for request_id, index in (("0", 0), ("0", 1), ("1", 0)):
         outputs.put(output("x", index, request_id))
@@ -106,7 +106,7 @@ def test_task_1_completions_are_not_mixed():
 
 
 def test_task_1_completion_without_queued_output_is_added():
-    """The limit may be exceeded by one output per completion."""
+    """The queue may exceed its limit by one output per completion."""
     outputs = output_queue(limit=1)
     outputs.put(output("a", 0))
     outputs.put(output("b", 1))
@@ -122,7 +122,7 @@ def test_task_1_errors_are_never_merged():
     outputs.put(output("b"))
     actual = queued(outputs)
     assert actual[-1] is error, f"expected the error in the full queue, got {actual}"
-    assert actual[0].text == "ab", f"expected 'ab' before it, got {actual[0].text!r}"
+    assert actual[0].text == "ab", f"expected 'ab' before the error, got {actual[0].text!r}"
 
 
 def test_task_1_merged_fields():
@@ -224,7 +224,7 @@ def test_task_2_reading_ends_a_stall():
 
 
 def test_task_2_slow_reader_does_not_delay_others():
-    """While one client reads nothing, the other receives every output separately."""
+    """While one client does not read, the other client receives every output separately."""
 
     async def main() -> None:
         slow, quick = output_queue(limit=4), output_queue(limit=4)
@@ -287,7 +287,7 @@ class Engine:
         self.history: list[str] = []
         self.running: dict[str, int] = {}
         self.memory_is_short = False
-        self.num_pages_left = 3  # pages of a prefix that `precompute` has yet to compute
+        self.num_pages_left = 3  # pages of a prefix that `precompute` still has to compute
         self._commands, self._arrivals, self._steps = commands, arrivals, 0
 
     @property
@@ -303,7 +303,7 @@ class Engine:
         self.running.pop(request_id, None)
 
     def step(self) -> list[StreamOutput]:
-        assert self.running, "expected no step without requests, got one"
+        assert self.running, "expected no engine step without running requests, got one"
         self._steps += 1
         self.history.append("step of " + ", ".join(self.running))
         for command in self._arrivals.pop(self._steps, ()):
@@ -349,12 +349,12 @@ class LoopHarness:
             pytest.fail("expected the loop to end, got 50 rounds")
 
     def run(self) -> bool:
-        """Runs the loop until it returns."""
+        """Runs the loop; returns the loop's result."""
         return self.thread._run_loop(self.engine)  # type: ignore[arg-type]
 
     @property
     def updates(self) -> list[list[str]]:
-        """Updates of each report after the initial `EngineReady`."""
+        """Updates in each report after the initial `EngineReady`."""
         return [
             [f"{type(one).__name__} {one.request_id}" for one in report.updates]
             for report in self.reports[1:]
@@ -368,7 +368,7 @@ def no_statistics(monkeypatch):
 
 
 def test_task_3_commands_are_processed_between_steps():
-    """An abort that arrives during a step takes effect before the next step."""
+    """An abort that arrives during a step takes effect before the following step."""
     harness = LoopHarness(
         add("a", 9), add("b", 2), arrivals={1: [AbortRequest("a")], 2: [Shutdown()]}
     )
@@ -378,7 +378,7 @@ def test_task_3_commands_are_processed_between_steps():
 
 
 def test_task_3_all_queued_commands_are_handled_before_a_step():
-    """Requests that arrive together are batched together."""
+    """Requests that are queued before a step are batched in this step."""
     names = [f"r{number}" for number in range(8)]
     harness = LoopHarness(*map(add, names), arrivals={1: [Shutdown()]})
     harness.run()
@@ -469,7 +469,7 @@ def test_task_3_prefixes_are_precomputed_while_idle():
     harness = LoopHarness(Precompute((1, 2)), add("a"), arrivals={1: [Shutdown()]})
     harness.run()
     assert harness.engine.history == ["add a", "step of a"], (
-        f"expected requests first, got {harness.engine.history}"
+        f"expected requests before precomputation, got {harness.engine.history}"
     )
     harness = LoopHarness(Precompute((1, 2)))
     with pytest.raises(EndlessWaitError):
@@ -601,7 +601,7 @@ def test_task_4_closed_loop_does_not_end_the_engine():
 
 
 def test_task_4_thread_and_event_loop():
-    """A real event loop receives all messages of a real thread in order."""
+    """A real event loop receives all messages of a real thread, in order."""
 
     async def main() -> None:
         arrived: list[Any] = []

@@ -39,7 +39,7 @@ class VirtualEngine:
         self._step_seconds = step_seconds
         self._max_num_seqs = max_num_seqs
         self._clock_tick = clock_tick
-        self._remaining: dict[str, int] = {}  # remaining output tokens
+        self._remaining: dict[str, int] = {}  # remaining output tokens by request id
 
     def clock(self) -> float:
         self.now += self._clock_tick
@@ -62,7 +62,7 @@ class VirtualEngine:
         return request_id
 
     def step(self) -> list[Any]:
-        assert self._remaining, "expected no step without requests, got one"
+        assert self._remaining, "expected no engine step without running requests, got one"
         self.now += self._step_seconds
         running = list(itertools.islice(self._remaining, self._max_num_seqs))
         for request_id in running:
@@ -84,7 +84,7 @@ def test_task_1_arrivals_start_at_zero_and_ascend():
     arrivals = poisson_arrivals(500, 5.0, seed=0)
     assert len(arrivals) == 500, f"expected 500 arrivals, got {len(arrivals)}"
     assert arrivals[0] == 0, f"expected the first arrival at 0, got {arrivals[0]}"
-    assert arrivals == sorted(arrivals), "expected ascending times, the cumulative gaps"
+    assert arrivals == sorted(arrivals), "expected ascending arrival times"
 
 
 @pytest.mark.parametrize("rate", [0.5, 8.0])
@@ -111,7 +111,7 @@ def test_task_1_arrivals_are_reproducible_and_scale_with_the_rate():
     )
     four_times = poisson_arrivals(50, 8.0, seed=1)
     assert four_times == pytest.approx([each / 4 for each in arrivals]), (
-        "expected the same arrivals at four times the rate"
+        "expected a quarter of each arrival time at four times the rate"
     )
 
 
@@ -139,7 +139,7 @@ def test_task_2_a_single_token_has_no_time_per_output_token():
     request = RequestTimes(arrival=4.0)
     request.record(6.5, 1)
     assert request.ttft == 2.5
-    assert request.tpot is None, f"expected None, got {request.tpot}"
+    assert request.tpot is None, f"expected None for a request without gaps, got {request.tpot}"
 
 
 def test_task_3_requests_are_added_when_due():
@@ -174,7 +174,9 @@ def test_task_3_queue_grows_under_overload():
         f"expected a request every second, although each takes two, got {engine.added}"
     )
     ttft = [one.ttft for one in requests]
-    assert ttft == [1, 2, 3, 4, 5], f"expected one second more for every request, got {ttft}"
+    assert ttft == [1, 2, 3, 4, 5], (
+        f"expected a TTFT one second longer for every request, got {ttft}"
+    )
 
 
 def test_task_3_all_due_requests_are_added():
@@ -226,7 +228,7 @@ def test_task_4_both_bounds_must_hold():
     actual = {case: slo.is_met(times(8.0, *case)) for case in cases}
     assert actual == cases, f"expected {cases} by (ttft, tpot), got {actual}"
     assert slo.is_met(times(8.0, 0.5, 0.0, num_tokens=1)) is True, (
-        "expected True for a single token in time"
+        "expected True: a single token has no TPOT to bound"
     )
     assert SLO().is_met(times(0.0, 1e6, 1e6)) is True, "expected True without bounds"
 
@@ -247,7 +249,7 @@ def test_task_4_goodput_counts_good_requests_per_second():
 
 
 def test_task_4_goodput_falls_under_overload():
-    """Eight concurrent requests of 0.8 s: at most ten requests per second."""
+    """Eight concurrent requests of 0.8 s each: the engine completes at most ten per second."""
     found = {}
     for rate in (4, 8, 40):
         engine = VirtualEngine(step_seconds=0.1, max_num_seqs=8)

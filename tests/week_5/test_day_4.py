@@ -90,11 +90,11 @@ def random_value(rng: random.Random, depth: int = 0) -> Any:
 
 
 def test_task_1_random_documents_and_edits():
-    """A complete text is valid if and only if `json` parses it."""
+    """A complete text is valid if and only if Python's `json` parses it."""
     rng, num_broken = random.Random(5), 0
     for _ in range(1500):
         text = json.dumps([random_value(rng)])
-        if rng.random() < 0.7:  # insert, delete or replace a character
+        if rng.random() < 0.7:  # inserts, deletes or replaces a character
             place = rng.randrange(len(text))
             text = text[:place] + rng.choice(["", *'{}[]:,"1 ']) + text[place + rng.randrange(2) :]
         try:
@@ -115,7 +115,9 @@ def test_task_1_text_cut_anywhere():
         assert scanner.feed(text[:cut]) == (cut, False), f"expected {text[:cut]!r} to be a prefix"
         number, is_complete = scanner.feed(text[cut:])
         expected = (len(text) - cut, True)
-        assert (number, is_complete) == expected, f"after {text[:cut]!r}: expected {expected}"
+        assert (number, is_complete) == expected, (
+            f"after {text[:cut]!r}: expected (characters, is_complete) {expected}"
+        )
 
 
 def test_task_1_token_mask_by_definition():
@@ -150,7 +152,7 @@ def test_task_2_example():
 def test_task_2_bits_equal_numpy(width):
     expected = np.random.default_rng(width).random((3, width)) < 0.5
     words = -(-width // 32)
-    padded = np.ones((3, 32 * words), bool)  # padding bits are arbitrary
+    padded = np.ones((3, 32 * words), bool)  # padding bits may have any value
     padded[:, :width] = expected
     packed = np.packbits(padded, axis=-1, bitorder="little").view(np.int32)
     actual = unpack_bitmask(mx.array(packed), width)
@@ -204,7 +206,7 @@ def rows_of(*drafts_of_requests: list[tuple[int, ...]]) -> tuple[list[Any], list
         ([[()], [()]], [(), ()], [0, 1]),
         ([[(), (5,), (5, 6)]], [(5, 6)], [0, 1, 2]),
         ([[()], [(), (5,)], [()]], [(), (5,), ()], [0, 1, 2, 3]),
-        ([[(5, 6)]], [(5, 6)], [2]),  # one row: after both draft tokens
+        ([[(5, 6)]], [(5, 6)], [2]),  # one row, masked after both draft tokens
         ([[(7,)], [(5, 6)], [(), (1,)]], [(7,), (5, 6), (1,)], [1, 4, 5, 6]),
     ],
     ids=["one row", "two requests", "two drafts", "a batch", "the last of three", "some rows"],
@@ -248,7 +250,7 @@ def allowed_tokens(text: str) -> list[int]:
 
 
 def test_task_3_masks_equal_brute_force(compiler):
-    """One step with two requests with draft tokens and a row without a grammar."""
+    """One step: two requests with a grammar and draft tokens, and a row without a grammar."""
     grammars = [compiler.compile(StructuredOutputs(regex=LANGUAGE)) for _ in range(2)]
     first, second = map(plain_request, grammars)
     drafts = {id(first): (3, 0, 2), id(second): (4,)}
@@ -256,7 +258,7 @@ def test_task_3_masks_equal_brute_force(compiler):
     for request in (first, second):
         tokens = drafts[id(request)]
         rows += [SamplingRow(request, n, tokens[:n]) for n in range(len(tokens) + 1)]
-    for _ in range(2):  # a draft token does not advance the matcher
+    for _ in range(2):  # repeated, because a draft token must not advance the matcher
         masked = as_numpy(apply_grammar_bitmask(mx.zeros((len(rows), V)), rows))
         assert np.isfinite(masked[0]).all(), "expected no mask for a row without a grammar"
         for row, logits in zip(rows[1:], masked[1:], strict=True):
@@ -270,7 +272,7 @@ def test_task_3_masks_equal_brute_force(compiler):
 
 
 class FakeMatcher:
-    """Forces the given tokens; the grammar accepts the first `num_valid`."""
+    """Matcher that forces the given tokens; the grammar accepts the first `num_valid` tokens."""
 
     def __init__(self, tokens: list[int], num_valid: int):
         self.tokens, self.num_valid = tokens, num_valid
@@ -318,7 +320,7 @@ def test_task_4_forced_tokens_are_the_only_allowed_tokens(compiler, regex):
 
 
 def test_task_4_forced_tokens_save_steps(demo):
-    """Forced tokens are all accepted: same output, fewer steps."""
+    """All forced tokens are accepted as drafts: same output, fewer steps."""
     from tiny_llm import LLM
 
     llm = LLM(demo, kv_cache_bytes=2**23)

@@ -80,8 +80,8 @@ def assert_parsed(text: str, expected: list[tuple[str, str]], **options: Any) ->
         ("", ("<tool>",), 0),
         ("5 ]", ("[CALL]",), 0),
         ("see [C", ("<tool>", "[CALL]"), 2),
-        ("x aab", ("aabaac",), 3),  # not 1, although "a" is also a prefix of "aa"
-        ("x aabaa", ("aabaac",), 5),  # "aabaa", not its end "aa"
+        ("x aab", ("aabaac",), 3),  # "aab" is the longest prefix that ends the text
+        ("x aabaa", ("aabaac",), 5),  # "aabaa", not "aa", is the longest prefix that ends the text
         ("<a", ("<", "<a>"), 2),
     ],
 )
@@ -119,13 +119,13 @@ def test_task_1_text_is_emitted_as_early_as_possible():
     actual = feed_all(parser, "Hello", " wor<", "b>", " 1 <tool_box>", " ")
     expected = [
         [TextDelta("Hello")],
-        [TextDelta(" wor")],  # `<` may start a tag
+        [TextDelta(" wor")],  # `<` is held back, because it may start a tag
         [TextDelta("<b>")],
         [TextDelta(" 1 <tool_box>")],
         [],  # held back, since whitespace before a tag is dropped
     ]
     assert actual == expected, f"expected {expected}, got {actual}"
-    assert parser.feed("x") == [TextDelta(" x")], "expected the held-back space before the text"
+    assert parser.feed("x") == [TextDelta(" x")], "expected the held-back space to precede the text"
 
 
 def test_task_1_held_back_text_is_emitted_at_the_end():
@@ -166,7 +166,7 @@ def test_task_2_start_waits_while_the_text_may_be_a_tag():
     expected: list[list[ParsedDelta]] = [
         [],
         [ReasoningDelta("Hm")],
-        [ReasoningDelta(" then.")],  # the newline may precede the end tag
+        [ReasoningDelta(" then.")],  # the newline is held back, because it may precede the end tag
         [],
         [TextDelta("Y")],
         [TextDelta("es")],
@@ -218,7 +218,7 @@ def test_task_3_peek(chunks, expected):
     source = TextSource(chunks[0])
     actual = drive(source.peek("<a>", "[b]"), source, *chunks[1:])
     assert actual == expected, f"expected {expected} (None: wait for more text), got {actual}"
-    assert source.buffer == "".join(chunks), "expected the text to stay in the buffer"
+    assert source.buffer == "".join(chunks), "expected peeking not to remove text from the buffer"
 
 
 def events(*chunks: str, tool_format: ToolCallFormat | None = None) -> list[Any]:
@@ -326,15 +326,16 @@ START, END = 8, 9
         ([START, 1], [], False, None),
         ([START, 1, 2], [], False, END),
         ([START], [1, 2], False, END),
-        ([START, 1], [2, END], False, None),  # a draft token ends the reasoning
+        ([START, 1], [2, END], False, None),  # a draft token, END, ends the reasoning
         ([START, 1, 2, END, 3, 4], [], False, None),
-        ([START, 1, END, 5, 5, START], [2], False, END),  # both reasoning blocks count
+        # The tokens of both reasoning blocks count.
+        ([START, 1, END, 5, 5, START], [2], False, END),
         ([1, 2], [], True, END),
         ([1], [], True, None),
     ],
 )
 def test_task_4_forced_token(output, draft_tokens, in_thinking, expected):
-    prompt = [START, 1, 1, 1]  # `in_thinking`: whether this <think> is still open
+    prompt = [START, 1, 1, 1]  # `in_thinking`: whether the prompt's <think> is still open
     budget = ThinkingBudget(len(prompt), 2, START, END, in_thinking)
     actual = budget.forced_token([*prompt, *output], draft_tokens)
     assert actual == expected, (
@@ -358,7 +359,7 @@ def test_task_4_rejected_draft_tokens_do_not_count():
         actual = budget.forced_token(tokens, [])
         assert actual is None, f"after {count} tokens of 3: expected None, got {actual}"
         tokens.append(7)
-    for _ in range(2):  # queries are idempotent
+    for _ in range(2):  # repeated, because queries must be idempotent
         actual = budget.forced_token(tokens, [])
         assert actual == END, f"after 3 tokens of 3: expected {END}, got {actual}"
 

@@ -55,7 +55,7 @@ def decode(target: Target, prompt: list[int], max_tokens: int, draft: Target) ->
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
 def test_task_1_output_equals_the_target(period):
-    """The draft is wrong at every multiple of `period`, which must not change the output."""
+    """The draft model is wrong at multiples of `period`, which must not change the output."""
 
     def target(text: Sequence[int]) -> int:
         return (3 * text[-1] + text[-2] + 1) % 11
@@ -73,7 +73,8 @@ def test_task_1_output_equals_the_target(period):
 @pytest.mark.parametrize("num_running", [1, 3, 8, 24, 200])
 def test_task_2_break_even(num_running):
     probability = break_even_probability(num_running)
-    seconds = FREE_TOKENS_PER_STEP + num_running  # step time, in units of the time per token
+    # Step time, in units of the time that a token adds.
+    seconds = FREE_TOKENS_PER_STEP + num_running
     plain, drafted = num_running / seconds, (num_running + probability) / (seconds + 1)
     assert drafted == pytest.approx(plain), (
         f"{num_running} running: expected a draft token of probability {probability:.3f} to leave "
@@ -110,12 +111,12 @@ def test_task_2_long_matches_share_a_rate():
         )
     low = rates.rate(MAX_MATCH_LENGTH - 1)
     assert low == pytest.approx(1 - 1 / (MAX_MATCH_LENGTH - 1)), (
-        "expected shorter lengths to be unchanged"
+        "expected the rates of shorter match lengths to be unchanged"
     )
 
 
 def match_of(text: Sequence[int]) -> tuple[int, int]:
-    """Position of the predicted token and length of the match."""
+    """Position of the predicted token, and length of the match."""
     index = NgramIndex(text)
     index.update()
     return index.next_position, index.match_length
@@ -152,7 +153,7 @@ def test_task_3_examples(text, expected):
 
 
 def test_task_3_longer_match_takes_precedence():
-    """The last pair `3 4` is followed by 8, the last `1 2 3 4` by 5."""
+    """The last pair `3 4` is followed by 8; the last `1 2 3 4`, a longer match, by 5."""
     text = [1, 2, 3, 4, 5, 3, 4, 8, 6, 1, 2, 7, 1, 2, 3, 4]
     index = NgramIndex(text)
     index.update()
@@ -162,7 +163,7 @@ def test_task_3_longer_match_takes_precedence():
 
 
 def naive_match(text: Sequence[int]) -> tuple[int, int]:
-    """Reference without an index: extends each match or searches the text for a new one."""
+    """Reference without an index: extends the match or searches the text for a new match."""
     expected, matched = -1, 0
     for end in range(1, len(text) + 1):
         if expected >= 0:
@@ -228,7 +229,7 @@ def test_task_4_draft_follows_the_match(text, max_tokens, expected):
     ("min_probability", "expected"), [(0.34, 0), (0.33, 1), (0.26, 1), (0.2, 2), (0.16, 3)]
 )
 def test_task_4_probabilities_are_multiplied(min_probability, expected):
-    """Matches of length 2 failed three times; longer ones have rates 2/3, 3/4 and 4/5."""
+    """Matches of length 2 failed three times; longer matches have rates 2/3, 3/4 and 4/5."""
     index = NgramIndex([1, 2, 3, 4, 5, 6, 7, 1, 2])
     index.acceptance.update(2, False)  # 1/2 → 7/16
     index.acceptance.update(2, False)  # 7/16 → 0.383
@@ -247,7 +248,7 @@ def test_task_4_fewer_drafts_under_load():
 
 
 def test_task_4_edited_text_takes_few_steps():
-    """The target repeats the prompt's text with three changed tokens."""
+    """The target model repeats the prompt's text with three changed tokens."""
     draw = random.Random(0)
     original = [draw.randrange(1000) for _ in range(120)]
     edited = [*original[:40], 2001, *original[41:80], 2002, 2003, *original[82:]]
@@ -261,5 +262,5 @@ def test_task_4_edited_text_takes_few_steps():
         steps += 1
         assert len(text) - len(prompt) >= steps, "expected at least one token per step"
     actual = text[len(prompt) :][: len(edited)]
-    assert actual == edited, "expected the target's own output"
+    assert actual == edited, "expected the target model's output"
     assert steps <= 30, f"expected at most 30 steps for 120 tokens, got {steps}"

@@ -15,7 +15,7 @@ from tiny_llm.server.replicas.prefix_index import CHUNK_LENGTH, PrefixIndex, chu
 from tiny_llm.server.replicas.router import PrefixAwareRouter
 from tiny_llm.server.replicas.routing import routing_key
 
-A, B, C, D = (letter * CHUNK_LENGTH for letter in "abcd")  # one chunk each
+A, B, C, D = (letter * CHUNK_LENGTH for letter in "abcd")  # texts of one chunk each
 TURN = [{"role": "user", "content": "What is two?"}]
 
 
@@ -42,7 +42,7 @@ def test_task_1_key_of_each_protocol(body, expected):
 
 
 def test_task_1_fields_are_in_prompt_order():
-    """The Messages API has a separate system field, which clients may send last."""
+    """The Messages API has a separate system field, which may be last in the body."""
     first = key_of(system="S", messages=TURN)
     last = key_of(messages=TURN, system="S")
     assert first == last == "S\nWhat is two?", f"expected the system message first, got {last!r}"
@@ -59,7 +59,7 @@ def test_task_1_next_turn_extends_the_key():
 
 def test_task_1_different_tokens_have_different_keys():
     one, other = key_of(prompt=[1, 22]), key_of(prompt=[12, 2])
-    assert one != other, f"expected two keys, got {one!r} for both"
+    assert one != other, f"expected different keys, got {one!r} for both"
 
 
 def test_task_1_deeply_nested_body():
@@ -79,7 +79,9 @@ def test_task_2_whole_pieces_have_hashes(length):
 
 
 def test_task_2_hash_depends_on_preceding_pieces():
-    assert chunk_hashes(A + B) == chunk_hashes(A + B + "rest"), "expected equal hashes"
+    assert chunk_hashes(A + B) == chunk_hashes(A + B + "rest"), (
+        "expected equal hashes: a partial chunk is not hashed"
+    )
     both = set(chunk_hashes(A + C)) & set(chunk_hashes(B + C))
     assert not both, f"expected no common hashes of AC and BC, got {len(both)}"
     repeated = set(chunk_hashes(A * 3))
@@ -277,7 +279,7 @@ class RecordingRouter:
 
 
 def pool_of(*replicas: ScriptedReplica) -> tuple[RoutedReplicaPool, RecordingRouter]:
-    """A pool and its router."""
+    """A pool of the replicas, and the pool's router."""
     router = RecordingRouter()
     return RoutedReplicaPool(replicas, router), router
 
@@ -288,7 +290,7 @@ def stream(pool: RoutedReplicaPool, prompt: str = "Once") -> Any:
 
 
 async def bodies(batches: Any) -> list[bytes]:
-    """Bodies of all ASGI messages of a response."""
+    """Bodies of all ASGI messages in the batches of a response."""
     return [message["body"] async for batch in batches for message in batch]
 
 
@@ -298,12 +300,12 @@ def test_task_4_response_is_streamed_and_counted():
         pool, router = pool_of(replica, ScriptedReplica())
         batches = stream(pool)
         first = await anext(batches)
-        assert first[0]["body"] == b"1", f"expected the first body at once, got {first}"
+        assert first[0]["body"] == b"1", f"expected the first body immediately, got {first}"
         assert pool.loads == {0: 1, 1: 0}, f"expected one request in flight, got {pool.loads}"
         replica.resume.set()
         rest = await bodies(batches)
         assert rest == [b"2"], f"expected [b'2'], got {rest}"
-        assert pool.loads == {0: 0, 1: 0}, f"expected none in flight, got {pool.loads}"
+        assert pool.loads == {0: 0, 1: 0}, f"expected no request in flight, got {pool.loads}"
         assert router.choices == [("Once", {0: 0, 1: 0})], (
             f"expected the request's key, got {router.choices}"
         )
@@ -312,7 +314,7 @@ def test_task_4_response_is_streamed_and_counted():
 
 
 def test_task_4_closed_stream_is_no_longer_counted():
-    """The client disconnects: the gateway closes the generator."""
+    """If the client disconnects, the gateway closes the response generator."""
 
     async def run() -> None:
         replica = ScriptedReplica(b"1", None, b"2")
@@ -320,8 +322,8 @@ def test_task_4_closed_stream_is_no_longer_counted():
         batches = stream(pool)
         await anext(batches)
         await batches.aclose()
-        assert pool.loads == {0: 0}, f"expected none in flight, got {pool.loads}"
-        assert replica.num_closed == 1, "expected the replica's generator to be closed"
+        assert pool.loads == {0: 0}, f"expected no request in flight, got {pool.loads}"
+        assert replica.num_closed == 1, "expected the replica's generator to be closed once"
         assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
 
     asyncio.run(run())
@@ -334,7 +336,7 @@ def test_task_4_failed_request_is_no_longer_counted():
         pool, router = pool_of(ScriptedReplica(RuntimeError("internal error")))
         with pytest.raises(RuntimeError, match="internal error"):
             await bodies(stream(pool))
-        assert pool.loads == {0: 0}, f"expected none in flight, got {pool.loads}"
+        assert pool.loads == {0: 0}, f"expected no request in flight, got {pool.loads}"
         assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
 
     asyncio.run(run())
@@ -346,14 +348,16 @@ def test_task_4_lost_replica_gets_no_further_requests():
         pool, router = pool_of(lost, other)
         with pytest.raises(ReplicaLostError):
             await bodies(stream(pool))
-        assert pool.loads == {1: 0}, f"expected only replica 1, got {pool.loads}"
+        assert pool.loads == {1: 0}, f"expected only replica 1 in the pool, got {pool.loads}"
         assert router.forgotten == [0], (
             f"expected replica 0 to be forgotten, got {router.forgotten}"
         )
         retried = await bodies(stream(pool))
         assert retried == [b"2"], f"expected the other replica's response, got {retried}"
         number = pool.add(ScriptedReplica(b"3"))
-        assert (number, pool.loads) == (2, {1: 0, 2: 0}), f"got {number}, {pool.loads}"
+        assert (number, pool.loads) == (2, {1: 0, 2: 0}), (
+            f"expected replica 2 and no load, got {number}, {pool.loads}"
+        )
 
     asyncio.run(run())
 
@@ -365,14 +369,14 @@ def test_task_4_lost_replica_fails_all_its_requests():
         both = [stream(pool), stream(pool)]
         for batches in both:
             await anext(batches)
-        assert pool.loads == {0: 2}, f"expected two in flight, got {pool.loads}"
+        assert pool.loads == {0: 2}, f"expected two requests in flight, got {pool.loads}"
         lost.resume.set()
         results = await asyncio.gather(*map(bodies, both), return_exceptions=True)
         kinds = [type(result).__name__ for result in results]
         assert kinds == ["ReplicaLostError"] * 2, (
-            f"expected ReplicaLostError for both, got {results}"
+            f"expected ReplicaLostError for both requests, got {results}"
         )
-        assert pool.loads == {}, f"expected no replica, got {pool.loads}"
+        assert pool.loads == {}, f"expected an empty pool, got {pool.loads}"
 
     asyncio.run(run())
 
@@ -389,6 +393,6 @@ def test_task_4_new_requests_see_requests_in_flight():
             replica.resume.set()
         await asyncio.gather(*responses)
         counts = [replica.num_requests for replica in replicas]
-        assert counts == [2, 1], f"expected 2 and 1 requests, got {counts}"
+        assert counts == [2, 1], f"expected 2 and 1 requests on the replicas, got {counts}"
 
     asyncio.run(run())

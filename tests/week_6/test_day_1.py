@@ -82,7 +82,9 @@ def test_task_2_sort_round_trip(num_products):
     order, inverse = sort_by_expert(experts)
     in_order = experts[order]
     assert in_order.tolist() == sorted(experts.tolist())
-    assert in_order[inverse].tolist() == experts.tolist(), "expected the original order"
+    assert in_order[inverse].tolist() == experts.tolist(), (
+        "expected `inverse` to restore the original order"
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_task_3_equals_per_token_experts(tokens):
 
 
 def test_task_3_only_selected_experts_run_once_each():
-    """Two tokens share expert 4, two share expert 2; experts 0 and 3 are idle."""
+    """Two tokens share expert 4, two share expert 2; experts 0 and 3 have no tokens."""
     calls: dict[int, list[int]] = {}
 
     def expert(number: int) -> Any:

@@ -28,7 +28,7 @@ from tiny_llm.models.parallel.layers import (
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 LLAMA = read_config({**FAMILIES["llama"], "intermediate_size": 256})
-TIMEOUT = 60  # seconds for two ranks to start, generate and exit
+TIMEOUT = 60  # seconds within which two ranks must start, generate and exit
 
 
 def parts_of(size: int, config: Any = LLAMA, **changes: Any) -> list[RankShard]:
@@ -77,7 +77,8 @@ def test_task_1_rank_owns_kv_heads_of_its_query_heads(H_q, H, size):
 )
 def test_task_2_concatenated_shards_equal_the_matrix(layer, axis, size):
     whole = mx.arange(128 * 64).reshape(128, 64)
-    for kind in ("weight", "scales", "biases"):  # quantized matrices are sharded like plain ones
+    # Quantized matrices are sharded like unquantized ones.
+    for kind in ("weight", "scales", "biases"):
         cut = [
             part.slice_tensor(f"model.layers.0.x.{layer}.{kind}", whole) for part in parts_of(size)
         ]
@@ -88,11 +89,14 @@ def test_task_2_concatenated_shards_equal_the_matrix(layer, axis, size):
 
 
 def test_task_2_kv_shards_by_head_and_embedding_by_token():
-    heads = mx.repeat(mx.arange(2), 32)[:, None] * mx.ones((1, 8), mx.int32)  # 2 heads of 32 rows
+    # 2 heads of 32 rows each.
+    heads = mx.repeat(mx.arange(2), 32)[:, None] * mx.ones((1, 8), mx.int32)
     cut = [
         part.slice_tensor("model.layers.0.self_attn.k_proj.weight", heads) for part in parts_of(4)
     ]
-    assert [each.shape for each in cut] == [(32, 8)] * 4, "expected one whole head per rank"
+    assert [each.shape for each in cut] == [(32, 8)] * 4, (
+        "expected all 32 rows of one head per rank"
+    )
     assert [each[0, 0].item() for each in cut] == [0, 0, 1, 1], (
         "expected adjacent ranks to share a head"
     )

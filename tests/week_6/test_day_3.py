@@ -50,7 +50,9 @@ def test_task_1_one_scale_per_token_and_head():
 def test_task_1_non_finite_element_makes_the_scale_nan(bad):
     scales = row_scales(mx.array([[1.0, bad], [1.27, 0.5]])).flatten().tolist()
     assert np.isnan(scales[0]), f"expected NaN for a row with {bad}, got {scales[0]}"
-    assert np.isfinite(scales[1]), f"expected 0.01 for the finite row, got {scales[1]}"
+    assert np.isfinite(scales[1]), (
+        f"expected a finite scale, 0.01, for the finite row, got {scales[1]}"
+    )
 
 
 def test_task_1_zeros_and_tiny_rows_have_scale_0():
@@ -87,7 +89,7 @@ def test_task_2_error_is_at_most_half_a_step(dtype):
 
 
 def near_ties(num_rows: int) -> mx.array:
-    """Rows of (n + 1/2) · s for n from 0 to 126, and 127 · s: quotients at or next to ties."""
+    """Rows of (n + 1/2) · s for n in 0 … 126, and 127 · s: x / s is at or near a rounding tie."""
     steps = np.linspace(0.01, 1, num_rows, dtype=np.float32)[:, None]
     quotients = np.append(np.arange(127) + 0.5, 127).astype(np.float32)
     return mx.array(steps * quotients)
@@ -125,13 +127,13 @@ def test_task_2_rows_are_batch_invariant():
 
 
 def some_pages(num_pages: int, H: int, page_size: int, D: int) -> mx.array:
-    """Pages of arbitrary contents."""
+    """Pages with arbitrary contents."""
     count = num_pages * H * page_size * (D + 4)
     return (mx.arange(count) % 101 - 50).astype(mx.int8).reshape(num_pages, H, page_size, D + 4)
 
 
 def test_task_3_token_is_written_to_its_slot():
-    """With pages of 4 tokens, slot 6 is row 2 of page 1 in each head."""
+    """With pages of 4 tokens, slot 6 is row 2 of page 1 for each head."""
     pages, token = some_pages(3, 2, 4, 8), random(1, 2, 1, 8)
     before = pages + 0
     written = write_int8_rows(pages, token, mx.array([[6]], mx.int32))

@@ -34,7 +34,7 @@ def exact(x: mx.array) -> np.ndarray:
 
 
 def test_task_1_example():
-    """The sums are so large that SiLU returns its argument unchanged."""
+    """The convolution's sums are so large that SiLU returns them unchanged."""
     x, weight = mx.array([[1.0], [2], [3]]), mx.array([[1.0, 10, 100]])
     y, _ = causal_conv1d_sequence(x, weight, mx.zeros((2, 1)))
     actual = y.flatten().tolist()
@@ -74,7 +74,9 @@ def test_task_1_chunks_are_bitwise_equal(dtype, chunk):
         y, tails = causal_conv1d_sequence(x[start : start + chunk], weight, tail)
         rows.append(y)
         tail = tails[-1]
-        assert tail.shape == (3, 6), f"expected a tail of 3 inputs, got shape {tail.shape}"
+        assert tail.shape == (3, 6), (
+            f"expected a convolution tail of 3 inputs, got shape {tail.shape}"
+        )
     assert_same_bits(mx.concatenate(rows), whole, f"outputs in chunks of {chunk}")
 
 
@@ -96,7 +98,7 @@ def test_task_2_gates_equal_numpy(dtype):
 
 
 def test_task_2_large_decay_logits():
-    """exp(100) overflows float32, but softplus(100) is 100."""
+    """exp(100) overflows float32, but softplus(100) is 100 and must be finite."""
     _, gamma = delta_gates(mx.array([[100.0]]), mx.zeros((1, 1)), mx.array([-5.0]), mx.zeros(1))
     expected = np.exp(-100 * np.exp(-5.0))
     assert abs(gamma.item() - expected) < 1e-4, f"γ: expected {expected:.4f}, got {gamma.item()}"
@@ -140,7 +142,7 @@ def test_task_2_small_keys():
 
 
 def write(state: mx.array, k: Any, v: Any, beta: float = 1, gamma: float = 1) -> mx.array:
-    """Writes a key's value into the state of one head."""
+    """Writes a value for a key into the state of one head."""
     key, value = mx.array([k], mx.float32), mx.array([v], mx.float32)
     return delta_rule_step(state, key, key, value, mx.array([beta]), mx.array([gamma]))[0]
 
@@ -173,7 +175,7 @@ def test_task_3_beta_scales_the_correction():
 
 
 def test_task_3_decay_comes_first():
-    """Decay applies to the old values, before the correction is computed."""
+    """Decay applies to the stored values before the correction is computed."""
     state = write(mx.zeros((1, 2, 3)), ANNA, [8, 0, 0])
     state = write(state, BEN, [0, 0, 5], gamma=0.5)
     for key, expected in ((ANNA, [4.0, 0.0, 0.0]), (BEN, [0.0, 0.0, 5.0])):
@@ -228,7 +230,7 @@ def test_task_4_logits_equal_mlx_lm():
 
 
 def test_task_4_chunked_logits_equal_whole_prompt():
-    """Each chunk continues from the state written by the previous one."""
+    """Each chunk continues from the state that the previous chunk wrote."""
     model = serving_model("hybrid", random_checkpoint(FLOAT32), 16, "reference")
     whole = sequence_logits(model, IDS)
     for ends in ([1, 2, 7, 12], list(range(1, 13))):

@@ -43,7 +43,7 @@ def tree_of(num_pages: int, num_slots: int = 4) -> tuple[list[PrefixNode], Check
 def put_checkpoint(
     checkpoints: Checkpoints, node: PrefixNode, pages: int = 1, priority: int = 0
 ) -> Checkpoint:
-    """Stores a checkpoint with the given number of pages and priority."""
+    """Stores a checkpoint that covers the given number of pages and has the given priority."""
     root = node
     while root.parent is not None:
         root = root.parent
@@ -158,7 +158,7 @@ def test_task_2_new_sequence_starts_from_zeros():
 
 
 def test_task_2_states_after_draft_tokens():
-    """The states after all draft tokens are written: acceptance is known only after the step."""
+    """States after all draft tokens are written, as acceptance is known only after the step."""
     states = StateSlots(6, 4, enable_prefix_caching=False)
     request = running_request(states, 9, num_computed=8)
     slots = request.state_slots
@@ -181,17 +181,17 @@ def test_task_2_checkpoints_inside_a_chunk():
         f"of the chunk, got {indices}"
     )
     slots = [slot for _, slot in chunk.state_writes]
-    assert len(set(slots)) == 3, f"expected three slots, got {slots}"
+    assert len(set(slots)) == 3, f"expected three different slots, got {slots}"
 
 
 @pytest.mark.parametrize(
     ("num_tokens", "page_size", "expected"),
     [
-        (100, 32, {64, 96}),  # the template may render the last 4 tokens differently
+        (100, 32, {64, 96}),  # the next turn may render the last 4 tokens differently
         (125, 32, {96}),
         (129, 32, {96, 128}),
-        (128, 32, {96}),  # the last token is recomputed
-        (112, 32, {96}),  # the template may render the last 16 tokens differently
+        (128, 32, {96}),  # the last token is always computed, so no state at 128
+        (112, 32, {96}),  # the next turn may render the last 16 tokens differently
         (111, 32, {64, 96}),
         (40, 16, {16, 32}),
     ],
@@ -209,7 +209,7 @@ def test_task_3_positions_at_the_prompt_end(num_tokens, page_size, expected):
     [
         ([0, 1, 2, 3, 4, 9], 0, 5),
         ([0, 1, 2, 3, 4, 9], 2, 5),
-        ([0, 1, 2, 3, 4], 0, 4),  # one token must be computed
+        ([0, 1, 2, 3, 4], 0, 4),  # at least one token must be computed
         ([0, 1, 8, 8, 8], 1, 2),
         ([8, 1, 2], 0, 0),
         ([0, 1, 50, 51, 9], 0, 4),
@@ -239,7 +239,7 @@ def test_task_4_value_is_the_number_of_pages_to_recompute():
 
 
 def full_table(*values: int) -> tuple[list[PrefixNode], Checkpoints, Any]:
-    """Checkpoints of branches of the given lengths, with no free slot."""
+    """Checkpoints of branches with the given numbers of pages; no slot is free."""
     _, checkpoints, allocator = tree_of(0, len(values))
     root = PrefixNode(None, (), -1)
     nodes = [extend(root, value, first=100 * i)[-1] for i, value in enumerate(values)]
@@ -268,7 +268,7 @@ def test_task_4_eviction_requires_a_lower_priority(below, can_evict):
 
 
 def test_task_4_unused_checkpoints_age():
-    """An unused long prompt is eventually evicted; a used one stays."""
+    """An unused checkpoint of a long prompt is eventually evicted; a used one is kept."""
     nodes, checkpoints, _ = full_table(20, 20, 1)
     root = nodes[0]
     while root.parent is not None:
@@ -293,7 +293,9 @@ def test_task_4_clock_never_goes_back():
     assert checkpoints._clock == 30, (
         f"eviction at priority 2, below the clock: expected clock 30, got {checkpoints._clock}"
     )
-    assert nodes[1] not in checkpoints.by_node, "expected the lowest priority to be evicted"
+    assert nodes[1] not in checkpoints.by_node, (
+        "expected the checkpoint with the lowest priority to be evicted"
+    )
 
 
 def test_task_4_next_checkpoint_inherits_the_pages():
@@ -336,7 +338,7 @@ def test_task_4_every_turn_continues_from_the_previous_one():
 
 
 def test_task_4_shared_system_prompt_is_computed_at_most_twice():
-    """The second request checkpoints the point where prompts diverge; the third one hits it."""
+    """The second request checkpoints the position where prompts diverge; the third hits it."""
     sched = scheduler(num_state_slots=9, page_size=4, num_pages=100, max_num_batched_tokens=64)
     system = list(range(17))
     cached = [
@@ -346,7 +348,7 @@ def test_task_4_shared_system_prompt_is_computed_at_most_twice():
 
 
 def test_task_4_second_turn_equals_a_cold_run():
-    """A hybrid model in the engine, with and without the first turn's checkpoints."""
+    """A hybrid model in the engine: turn 2 with and without the checkpoints of turn 1."""
     model: Any = random_checkpoint(CONFIG), load("demo")[1]
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     first = list(range(100, 170))

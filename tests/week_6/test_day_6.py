@@ -53,7 +53,7 @@ def test_task_1_different_tokens_have_different_keys(one, other):
 
 
 def test_task_1_key_depends_on_the_whole_prefix():
-    """The same tokens after another prefix have different keys and values."""
+    """Equal tokens after different prefixes have different keys and values."""
     first, second = key_of_prefix([1, 2], [7, 8]), key_of_prefix([3, 4], [7, 8])
     assert first != second, (
         "expected different keys for [7, 8] after [1, 2] and [3, 4], got the same"
@@ -86,7 +86,7 @@ def test_task_2_header():
     header = page_header(KEY, PAYLOAD)
     assert len(header) == HEADER_BYTES, f"expected {HEADER_BYTES} bytes, got {len(header)}"
     assert header[:16] == MAGIC, f"expected {MAGIC!r}, got {header[:16]!r}"
-    assert header[16:36] == KEY, f"expected the key, got {header[16:36]!r}"
+    assert header[16:36] == KEY, f"expected the page key, got {header[16:36]!r}"
     length = int.from_bytes(header[36:44], "little")
     assert length == len(PAYLOAD), f"expected a length of {len(PAYLOAD)}, got {length}"
     checksum, expected = int.from_bytes(header[44:], "little"), zlib.crc32(header[:44] + PAYLOAD)
@@ -197,7 +197,7 @@ class KilledError(BaseException):
 
 
 class CrashingDisk:
-    """Kills the process before its nth disk operation, then loses power.
+    """Simulates a kill before the nth disk operation, followed by a power loss.
 
     Operations are `os.fsync`, `os.replace`, `os.rename` and additions to the index. Files that were
     not synced lose their contents.
@@ -267,7 +267,7 @@ def test_task_4_pages_are_stored(tmp_path):
 
 
 def test_task_4_crash_at_any_operation(tmp_path, monkeypatch):
-    """Indexed pages are intact, and the next process can write the missing ones."""
+    """Indexed pages are intact after a crash, and the next process can write the missing pages."""
     for survives in range(100):
         directory = tmp_path / str(survives)
         with monkeypatch.context() as patch:
@@ -330,7 +330,7 @@ def test_task_4_full_disk_leaves_no_files_behind(tmp_path, monkeypatch):
 
 
 def test_task_4_cache_survives_a_restart(tmp_path, demo):
-    """The second engine's first request hits pages of the first engine."""
+    """The first request to the second engine hits pages that the first engine wrote."""
     open_store(tmp_path / "one page").write(PAGES[:1])
     with engine(tmp_path, demo) as llm:
         first = generate_one(llm)

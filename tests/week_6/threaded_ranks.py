@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-SECONDS = 20  # timeout of a rank's wait
+SECONDS = 20  # timeout of a rank's wait for the other ranks
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Ranks:
     def __post_init__(self) -> None:
         self._sent: list[Any] = [None] * self.size
         self._barrier = Barrier(self.size, timeout=SECONDS)
-        self._turn = Lock()  # held by the rank that computes
+        self._turn = Lock()  # held by the rank that is computing
 
     def exchange(self, rank: int, array: mx.array) -> list[mx.array]:
         """Sends a rank's array and returns the arrays of all ranks."""
@@ -38,7 +38,7 @@ class Ranks:
         self._sent[rank] = array
         self._wait()
         received = list(self._sent)
-        self._wait()  # wait until all ranks have read
+        self._wait()  # wait until all ranks have read the arrays
         shapes = {each.shape for each in received}
         assert len(shapes) == 1, f"expected equal shapes on all ranks, got {sorted(shapes)}"
         return received
@@ -67,7 +67,7 @@ class Ranks:
         for thread in threads:
             thread.join()
         if errors:
-            raise errors[0]  # the first exception; later ones are BrokenBarrierError
+            raise errors[0]  # the first exception; the other ranks raise BrokenBarrierError
         return results
 
     def _wait(self) -> None:

@@ -14,7 +14,7 @@ def error_of(function: Callable[..., Any], *arguments: Any) -> str:
         value = function(*arguments)
     except ToolError as error:
         return str(error)
-    except NotImplementedError:  # an unwritten task
+    except NotImplementedError:  # the task is not implemented
         raise
     except Exception as error:
         pytest.fail(f"expected a ToolError, got {type(error).__name__}: {error}")
@@ -22,7 +22,7 @@ def error_of(function: Callable[..., Any], *arguments: Any) -> str:
 
 
 def assert_messages(actual: Sequence[Message], expected: Sequence[Message], what: str) -> None:
-    """Asserts equal conversations; reports the first different message."""
+    """Asserts that two conversations are equal; reports the first message that differs."""
     for index, (one, other) in enumerate(zip(actual, expected, strict=False)):
         assert one == other, f"{what}: expected messages[{index}] to be {other}, got {one}"
     count = f"{what}: expected {len(expected)} messages, got {len(actual)}"
@@ -30,7 +30,7 @@ def assert_messages(actual: Sequence[Message], expected: Sequence[Message], what
 
 
 def assert_complete(messages: Sequence[Message]) -> None:
-    """Asserts that calls and their results are paired and in order."""
+    """Asserts that tool calls are followed by their results, in the order of the calls."""
     ids: list[str] = []
     for index, message in enumerate(messages):
         if message["role"] == "tool":

@@ -90,7 +90,7 @@ def test_task_1_violations_have_path_and_reason(text, expected):
 
 
 def test_task_1_nesting_near_the_recursion_limit():
-    """Depending on the Python version, some of these can be parsed but not validated."""
+    """Depending on the Python version, some depths can be parsed but not validated."""
     limit = sys.getrecursionlimit()
     for depth in range(limit - 200, limit):
         message = error_of(parse_arguments, READ, f'{{"path": {"[" * depth}{"]" * depth}}}')
@@ -124,7 +124,7 @@ def test_task_2_result():
 def test_task_2_model_errors_are_results(name, arguments, expected):
     try:
         actual = run_call(call(name, arguments), BY_NAME)
-    except NotImplementedError:  # an unwritten task
+    except NotImplementedError:  # the task is not implemented
         raise
     except Exception as error:
         pytest.fail(f"expected a message for the model, got {type(error).__name__}: {error}")
@@ -219,7 +219,9 @@ ANSWER = assistant("In b.txt.")
 def test_task_4_runs_to_the_answer():
     agent, model = scripted_agent([READ_A, READ_B, ANSWER])
     transcript = agent.run("Read a.txt and b.txt.")
-    assert transcript.answer == "In b.txt.", f"expected the answer, got {transcript.answer!r}"
+    assert transcript.answer == "In b.txt.", (
+        f"expected the answer 'In b.txt.', got {transcript.answer!r}"
+    )
     assert transcript.steps == 3, f"expected 3 steps, got {transcript.steps}"
     assert_complete(transcript.messages)
     lengths = [len(prompt) for prompt in model.prompts]
@@ -231,9 +233,13 @@ def test_task_4_model_corrects_itself():
     agent, _ = scripted_agent([mistaken, READ_B, ANSWER])
     transcript = agent.run("Read a.txt and b.txt.")
     contents = [message["content"] for message in transcript.messages if message["role"] == "tool"]
-    assert contents[0].startswith("error: "), f"expected an error first, got {contents}"
+    assert contents[0].startswith("error: "), (
+        f"expected an error as the first result, got {contents}"
+    )
     assert contents[1:] == ["b.txt []"], f"expected a result after the correction, got {contents}"
-    assert transcript.stop_reason == "answer", f"expected an answer, got {transcript.stop_reason}"
+    assert transcript.stop_reason == "answer", (
+        f"expected the stop reason 'answer', got {transcript.stop_reason}"
+    )
 
 
 @pytest.mark.parametrize(("limit", "reason"), [(2, "max_steps"), (3, "answer"), (9, "answer")])
@@ -264,7 +270,7 @@ def test_task_4_no_request_at_the_limit():
     count = len(model.prompts)
     assert count == 2, f"expected no request after 2 of 2 steps, got {count - 2}"
     reason = transcript.stop_reason
-    assert reason == "max_steps", f"expected max_steps, got {reason}"
+    assert reason == "max_steps", f"expected the stop reason max_steps, got {reason}"
 
 
 def test_task_4_higher_limit_continues_the_run():

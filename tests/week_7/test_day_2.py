@@ -14,7 +14,7 @@ from tiny_llm.agent.workspace import MIN_OUTPUT, cut_note, replace_once, truncat
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """Folder `files` next to a secret, with symlinks inside, outside and in a cycle."""
+    """Folder `files` next to a secret, with symlinks inside it, to the outside and in a cycle."""
     root = tmp_path / "files"
     (root / "src").mkdir(parents=True)
     (root / "src" / "a.txt").write_text("one\ntwo\n")
@@ -154,7 +154,9 @@ def test_task_3_file_is_replaced_atomically(tmp_path, events, old):
     write_atomically(path, b"new content\r\n")
     actual = path.read_bytes()
     assert actual == b"new content\r\n", f"expected the new content, got {actual!r}"
-    assert [path] == list(tmp_path.iterdir()), f"expected one file, got {list(tmp_path.iterdir())}"
+    assert [path] == list(tmp_path.iterdir()), (
+        f"expected the written file only, got {list(tmp_path.iterdir())}"
+    )
     kinds = [kind for kind, _ in events]
     assert kinds == ["fsync", "replace"], f"expected fsync, then replace, got {kinds}"
     assert events[0][1] == 13, (
@@ -211,7 +213,9 @@ def test_task_4_head_note_and_tail(more, limit):
     text = "".join(chr(0x4E00 + index % 5000) for index in range(length))
     actual = truncate(text, limit)
     assert len(actual) <= limit, f"expected at most {limit} characters, got {len(actual)}"
-    assert len(actual) >= limit - 10, f"expected about {limit} characters, got {len(actual)}"
+    assert len(actual) >= limit - 10, (
+        f"expected all but at most 10 of {limit} characters, got {len(actual)}"
+    )
     head, _, rest = actual.partition("\n[… ")
     note, _, tail = rest.partition(" …]\n")
     cut = length - len(head) - len(tail)

@@ -13,7 +13,7 @@ NO_ARGUMENTS: dict[str, Any] = {"properties": {}, "required": []}
 
 
 def start_run(folder: Path) -> tuple[Transcript, Path]:
-    """A run after its first step, and its workspace with two files."""
+    """A run after its first step, and a workspace with two files."""
     workspace = folder / "run"
     (workspace / "notes").mkdir(parents=True)
     (workspace / "total.txt").write_text("7")
@@ -32,7 +32,7 @@ def look_tool() -> Tool:
 def branch_with(
     folder: Path, text: str | None = None, steps: int = 2, answer: str | None = "Done."
 ) -> Branch:
-    """A finished branch with `text` in total.txt; without an answer, it hit the step limit."""
+    """A finished branch with `text` in total.txt; a branch without an answer hit the step limit."""
     workspace = folder / f"workspace_{len(list(folder.iterdir()))}"
     workspace.mkdir()
     if text is not None:
@@ -82,7 +82,9 @@ def test_task_1_branches_have_separate_files(tmp_path):
     (first.workspace / "notes" / "a.txt").write_text("new")
     folders = (workspace, first.workspace, second.workspace)
     texts = [(folder / "notes" / "a.txt").read_text() for folder in folders]
-    assert texts == ["old", "new", "old"], f"run, branch 0, branch 1: expected old, got {texts}"
+    assert texts == ["old", "new", "old"], (
+        f"run, branch 0, branch 1: expected old, new, old, got {texts}"
+    )
 
 
 def test_task_1_seeds(tmp_path):
@@ -98,7 +100,7 @@ def test_task_1_seeds(tmp_path):
 
 
 def test_task_1_branches_run_independently(tmp_path):
-    """The model's message depends on the seed; each branch writes to its workspace."""
+    """The model's message depends on the branch's seed; each branch writes to its own workspace."""
     transcript, workspace = start_run(tmp_path)
 
     def make_agent(folder: Path) -> Agent:
@@ -162,7 +164,7 @@ def test_task_2_selection(tmp_path, texts, steps, expected):
 def test_task_2_files_decide_not_answers(tmp_path):
     branches = [
         branch_with(tmp_path, "7", 1, "The total is now 12."),
-        branch_with(tmp_path, "12", 9, None),  # hit the step limit
+        branch_with(tmp_path, "12", 9, None),  # hit the step limit, so has no answer
     ]
     assert_chosen(branches, select(branches, total_is_12), 1)
 

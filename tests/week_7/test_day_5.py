@@ -63,7 +63,7 @@ def write_then_answer(text: str, answer: str) -> Callable[[Any, int], Any]:
     ids=["add 0", "add 1", "not ASCII"],
 )
 def test_task_1_known_seeds(task, number, expected):
-    """Compares seeds with those of another process, since they must be reproducible."""
+    """Seeds must be reproducible in any process, so the expected values are constants."""
     seed = case_seed(task, number)
     assert seed == expected, f"seed of {task}/{number}: expected {expected}, got {seed}"
 
@@ -112,7 +112,7 @@ def test_task_2_workspace_has_the_files_of_the_task():
     files = {"total.txt": "7", "notes/öl/a.txt": "größer"}
     for number in (0, 1):
         run_case(replace(TASK, files=files), number, make_agent)
-    assert found[0] == files, f"expected {files}, got {found[0]}"
+    assert found[0] == files, f"expected the files {files}, got {found[0]}"
     assert found[1] == files, f"second run: expected {files} again, got {found[1]}"
 
 
@@ -200,7 +200,9 @@ def test_task_4_lines():
     expected = ["add", "copy", "all", "digest"]
     assert names == expected, f"expected the lines {expected}, got {names}"
     counts = [re.findall(r"(\d+) of (\d+)", line) for line in lines[:3]]
-    assert counts == [[("1", "3")], [("2", "2")], [("3", "5")]], f"expected 1 of 3, …, got {counts}"
+    assert counts == [[("1", "3")], [("2", "2")], [("3", "5")]], (
+        f"expected 1 of 3, 2 of 2 and 3 of 5, got {counts}"
+    )
 
 
 def test_task_4_report_does_not_depend_on_the_order():
@@ -208,7 +210,9 @@ def test_task_4_report_does_not_depend_on_the_order():
     for seed in range(5):
         shuffled = random.Random(seed).sample(RESULTS, len(RESULTS))
         actual = report(shuffled)
-        assert actual == expected, f"expected the same report:\n{expected}\ngot\n{actual}"
+        assert actual == expected, (
+            f"expected a report independent of the order:\n{expected}\ngot\n{actual}"
+        )
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,11 @@ def build() -> Path:
 def _with_fault(text: str, number: int, fault: Fault) -> str:
     if text.count(fault.right) != 1:
         raise RuntimeError(
-            f"{fault.file}: expected {fault.right!r} once, found it {text.count(fault.right)} times"
+            f"{fault.file}: expected {fault.right!r} once, found {text.count(fault.right)} times"
         )
     if fault.right.endswith(";"):
         selected = f"if (is_active({number})) {{ {fault.wrong} }} else {{ {fault.right} }}"
-    elif fault.right.startswith("."):  # a field of a struct
+    elif fault.right.startswith("."):  # an assignment to a struct's field
         field, right = fault.right.split(" = ", 1)
         wrong = fault.wrong.split(" = ", 1)[1]
         selected = f"{field} = (is_active({number}) ? ({wrong}) : ({right}))"

@@ -25,7 +25,7 @@ def random(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
 
 
 def calls(operation: str, ext: Any) -> Iterator[Call]:
-    """Yields functions that call the operation on a given stream."""
+    """Yields functions of a stream, each of which calls the operation."""
     e = ext
     x = random(3, 7, 48)
     if operation == "axpby":
@@ -125,7 +125,7 @@ def fault_report(operation: str, ext: Any, gpu: Any) -> str:
         try:
             actual = call(gpu.stream())
             mx.eval(actual)
-        except Exception as error:  # any exception counts as a detection
+        except Exception as error:  # any exception counts as a detected fault
             gpu.take_faults()
             notes = " ".join(getattr(error, "__notes__", []))
             return f"{error} {notes}".replace("\n", " ")

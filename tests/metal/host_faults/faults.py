@@ -1,4 +1,4 @@
-"""List of faults in expressions, statements (with ;) or fields (with a dot)."""
+"""Seeded faults in expressions, statements (`…;`) and struct fields (`.…`)."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Fault:
     says: str
 
 
-DIFFERS = "differs"  # the fault changes the result, compared with the CPU's
+DIFFERS = "differs"  # the result differs from the CPU's
 BEYOND = "out-of-bounds"
 
 
@@ -41,7 +41,7 @@ def shared_fault(name: str, operation: str, right: str, wrong: str, says: str = 
 PARTS = "src/matmul/matmul_encoder_metal.cpp"
 
 FAULTS = [
-    # Wrong array bound at a buffer index.
+    # Faults: a wrong array is bound at a buffer index.
     fault(
         "gate and up are swapped",
         "swiglu",
@@ -90,7 +90,7 @@ FAULTS = [
         "encoder.set_bytes(launch.params.data(), int(launch.params.size()), index + 1);",
         "is not bound",
     ),
-    # Wrong sizes and flags.
+    # Faults: wrong sizes and flags in kernel parameters.
     fault(
         "one row too many",
         "quantized_matmul",
@@ -148,7 +148,7 @@ FAULTS = [
         "0L",
     ),
     fault("rows are half as long", "quantized_embedding", "out.shape(-1)", "out.shape(-1) / 2"),
-    # Wrong strides and offsets.
+    # Faults: wrong strides and offsets.
     fault(
         "row strides are ignored",
         "swiglu",
@@ -216,7 +216,7 @@ FAULTS = [
         "x.flags().row_contiguous || x.size() == 0",
         "true",
     ),
-    # Wrong grid sizes.
+    # Faults: wrong grid sizes.
     shared_fault(
         "grid and threadgroup are swapped",
         "matmul",
@@ -255,7 +255,7 @@ FAULTS = [
         "false",
         "expected at most 64 threads",
     ),
-    # Missing dependencies between commands, and wrong memory ownership.
+    # Faults: missing dependencies between commands, and wrong memory ownership.
     fault(
         "the splits are not merged",
         "flash_attention",

@@ -44,7 +44,7 @@ def layer_of(form: Quantization, weight: mx.array) -> Any:
 
 
 def exact(layer: Any) -> mx.array:
-    """Unrounded weights, as MLX defines the format."""
+    """Weights in float32, unrounded, as MLX defines the format."""
     wide = copy.copy(row_major_layer(layer))
     if wide.mode == "affine":
         for name in PARTS:
@@ -69,7 +69,7 @@ def test_repacking_preserves_values(form):
 def test_unpacked_integers_match_the_packed_words(bits):
     generator = np.random.default_rng(bits)
     expected = generator.integers(0, 2**bits, (3, 128), dtype=np.uint32)
-    stream = np.zeros((3, 128 * bits), dtype=np.uint8)  # bit stream, lowest bits first
+    stream = np.zeros((3, 128 * bits), dtype=np.uint8)  # packed bits, lowest first
     for bit in range(bits):
         stream[:, bit::bits] = expected >> bit & 1
     words = np.packbits(stream, axis=1, bitorder="little").view(np.uint32)

@@ -43,7 +43,7 @@ class Editor:
         return str(self.folder)
 
     def requantize(self, path: str, bits: int | None, group_size: int = 64) -> None:
-        """Requantizes one layer; bits=None dequantizes it."""
+        """Requantizes one layer, or dequantizes it if `bits` is None."""
         parts = [self.weights.pop(f"{path}.{part}") for part in ("weight", "scales", "biases")]
         weight = mx.dequantize(*parts, group_size=64, bits=4)
         if bits is None:
@@ -185,7 +185,7 @@ COMMAND = """if True:
     ids=["LLM", "main"],
 )
 def test_serving_does_not_import_heavy_libraries(program, unwanted):
-    """Importing these libraries would take seconds and memory."""
+    """Importing these libraries would take seconds and much memory."""
     program += f"\nimport sys\nprint(sorted({{*{unwanted}}} & set(sys.modules)))"
     result = subprocess.run(
         [sys.executable, "-c", program],

@@ -71,7 +71,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
         (
             MISTRAL,
             {"sliding_window": None, "max_window": 0},
-        ),  # a window of 4096 masks nothing in a context of 256 tokens
+        ),  # a window of 4096 masks nothing in a context of at most 256 tokens
         ({**MISTRAL, "sliding_window": 256}, {"sliding_window": None}),
         (
             {**MISTRAL, "sliding_window": 64},
@@ -99,7 +99,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
             {"sliding_window": LAST},
         ),
         ({**MIXTURE, **SWITCHED_ON, "max_window_layers": 28}, {"sliding_window": BOTH}),
-        # transformers ignores the field, too
+        # transformers also ignores Llama's sliding_window
         ({**LLAMA, "sliding_window": 64}, {"sliding_window": None}),
         (
             {**MISTRAL, "sliding_window": 64, "layer_types": ["full_attention"] * 2},
@@ -246,7 +246,7 @@ def test_captured_steps_are_bitwise_equal_to_eager_steps(config, run, monkeypatc
     [
         *FAMILIES.values(),
         MIXTURE,
-        # Six of six experts, so rounding cannot change their selection.
+        # All six experts are selected, so rounding cannot change the selection.
         {**HYBRID_MIXTURE, "num_experts_per_tok": 6},
         pytest.param(HYBRID, marks=pytest.mark.slow),
     ],
@@ -363,7 +363,7 @@ def test_hugging_face_experts_are_stacked(tmp_path):
     folder = write_family(tmp_path, MIXTURE)
     expected = read_checkpoint(folder, MIXTURE).layers[1].mlp.switch_mlp
     weights = dict(mx.load(str(folder / "model.safetensors")))
-    mx.eval(expected.parameters(), weights)  # evaluated before the file is overwritten
+    mx.eval(expected.parameters(), weights)  # evaluated here, because the file is overwritten below
     for name in [name for name in weights if ".switch_mlp." in name]:
         for index, own in enumerate(weights.pop(name)):
             weights[name.replace("switch_mlp", f"experts.{index}")] = own

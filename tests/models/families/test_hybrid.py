@@ -237,7 +237,7 @@ def test_decoding_continues_from_the_state_of_any_token():
     whole = run_span(paged, IDS[:20], 0, -1, [(19, 0)])
     mx.eval(whole)
     run_span(paged, IDS[:10], 0, -1, [(9, 0)])
-    # In place: reads slot 0 and stores the state after each of 10 tokens.
+    # In-place update: reads slot 0 and writes slots 0 to 9, one per token.
     tail = run_span(paged, IDS[10:20], 10, 0, [(i, i) for i in range(10)])
     assert_same_bits(tail, whole[10:], "tail")
     for accepted in (9, 4, 0):
@@ -249,7 +249,7 @@ def test_decoding_continues_from_the_state_of_any_token():
 
 @pytest.mark.usefixtures("on_cpu")
 def test_read_slot_is_unchanged_unless_written():
-    """Several requests may continue from one checkpoint."""
+    """The read slot may be a checkpoint from which several requests continue."""
     paged = PagedModel(model_of(HYBRID), 8, 3)
     run_span(paged, IDS[:10], 0, -1, [(9, 2)])
     first = run_span(paged, IDS[10:20], 10, 2, [(9, 0)])
@@ -295,11 +295,11 @@ def test_quantized_model_matches_mlx_lm_in_float32(tmp_path, name):
     from mlx_lm.utils import load_model
 
     config = {**HYBRID, "model_type": "qwen3_5", "torch_dtype": "float32"}
-    # an unquantized embedding keeps activations in float32
+    # with an unquantized embedding, activations stay in float32
     forms = {**QUANTIZATIONS[name], "model.embed_tokens": False}
     folder = write_family(tmp_path, {**config, "quantization": forms})
     written = json.loads((folder / "config.json").read_text())
-    prefixed = {  # parameter paths of mlx_lm
+    prefixed = {  # with mlx_lm's parameter paths
         path.replace("model.", "language_model.model.", 1): form for path, form in forms.items()
     }
     (folder / "config.json").write_text(json.dumps({**config, "quantization": prefixed}))
@@ -516,7 +516,8 @@ def test_ranks_own_value_heads_with_their_key_heads():
     q, k, v = mx.split(channels, [net.key_dim, 2 * net.key_dim])
     for rank in range(4):
         part = RankShard(config, rank, 4)
-        own = slice(rank * 24, (rank + 1) * 24)  # query or key features of the rank's key head
+        # Rows of the rank's key head in the query or key projection.
+        own = slice(rank * 24, (rank + 1) * 24)
         expected = mx.concatenate([q[own], k[own], v[rank * 32 : (rank + 1) * 32]])
         name = "model.layers.0.linear_attn.in_proj_qkv.weight"
         assert mx.array_equal(part.slice_tensor(name, channels), expected)

@@ -14,7 +14,7 @@ from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.lora.adapter import read_adapter
 
 CONFIG = FAMILIES["qwen3"]
-LAYER = "model.layers.1.self_attn.q_proj"  # its weight is 128×128
+LAYER = "model.layers.1.self_attn.q_proj"  # a 128×128 weight
 
 
 def read(folder, config=CONFIG, dtype=mx.bfloat16):

@@ -37,7 +37,7 @@ def write_tokenizer(tmp_path):
 
 @pytest.fixture
 def library_reads_parts_only(monkeypatch):
-    """Fails the test if the library loads a complete file."""
+    """Makes the `tokenizers` library unable to load a complete file."""
     parts_only = SimpleNamespace(from_str=tokenizers.Tokenizer.from_str)
     library = SimpleNamespace(Tokenizer=parts_only, models=tokenizers.models)
     monkeypatch.setattr(low_memory_load, "tokenizers", library)
@@ -52,7 +52,7 @@ def merges_as_strings(content):
 
 
 def non_contiguous_ids(content):
-    """Leaves gaps in the ids of added tokens (a padded vocabulary); the library reassigns them."""
+    """Leaves gaps in added tokens' ids (padded vocabulary); `tokenizers` reassigns the ids."""
     vocab = content["model"]["vocab"]
     vocab.update({f"<unused_{i}>": i for i in range(len(vocab) + 5, len(vocab) + 50)})
 

@@ -31,7 +31,7 @@ NUL = OURS.get_vocab()["Ā"]  # byte 0, which mlx_lm decodes to its byte-level s
 
 
 def load_tokenizer(folder: Path, **options: Any) -> Any:
-    """Loads a folder's tokenizer with mlx_lm."""
+    """Loads the tokenizer of a folder with mlx_lm."""
     from mlx_lm.utils import load_tokenizer
 
     return load_tokenizer(folder, **options)
@@ -196,7 +196,7 @@ def test_template_variables_match_transformers(folder, arguments):
     chat = [*CHAT[:2], {"role": "assistant", "content": "x", "tool_calls": None, "name": "me"}]
     expected = theirs.apply_chat_template(chat, tokenize=False, **arguments)
     assert ours.apply_chat_template(chat, tokenize=False, **arguments) == expected
-    assert "_mlx_lm" not in vars(ours), "expected tiny-llm's renderer"
+    assert "_mlx_lm" not in vars(ours), "expected tiny-llm's template renderer, not mlx_lm's"
     with pytest.raises(ValueError, match="no more"):
         ours.apply_chat_template([{"role": "user", "content": "stop"}])
 
@@ -205,8 +205,9 @@ def test_template_precedence(folder):
     listed = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
     edit(folder, "tokenizer_config.json", chat_template=listed)
     for change in (
-        lambda: None,  # chat_template.jinja takes precedence
-        lambda: (folder / "chat_template.jinja").unlink(),  # over the list in tokenizer_config.json
+        lambda: None,  # chat_template.jinja takes precedence over tokenizer_config.json
+        # Without this file, the list in tokenizer_config.json applies.
+        lambda: (folder / "chat_template.jinja").unlink(),
         lambda: edit(folder, "tokenizer_config.json", chat_template="three"),
         lambda: edit(folder, "tokenizer_config.json", chat_template=...),  # no template
         lambda: (folder / "additional_chat_templates").mkdir(),
@@ -242,7 +243,7 @@ def test_end_tokens(folder, of_generation, of_config, named):
     edit(folder, "tokenizer_config.json", eos_token=named)
     config = {} if of_config is ... else {"eos_token_id": of_config}
     listed = of_config if of_generation is ... else of_generation
-    if isinstance(named, dict):  # written as in published files
+    if isinstance(named, dict):  # with `__type`, as in published files
         edit(folder, "tokenizer_config.json", eos_token={"__type": "AddedToken", **named})
     theirs = load_tokenizer(folder, eos_token_ids=None if listed is ... else listed)
     ours = open_tokenizer(folder, config)
