@@ -39,7 +39,7 @@ struct PlanesLayout {
           groups(job.I / job.group_size),
           group_bytes(job.group_size * job.bits / 8),
           parts(8 / job.bits),
-          rows(job.M * rows_of_integers(job.format)),
+          rows(job.M * rows_of_integers(job)),
           block_rows(block_rows),
           blocks((rows + block_rows - 1) / block_rows),
           factors(tile(vectors, 0, 0, 0)),
@@ -142,7 +142,7 @@ inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout
 // Prepares rows first_row … last_row − 1 of a; the last row also zero-fills the rest of its block.
 inline void prepare_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, char* scratch,
                          int64_t first_row, int64_t last_row) {
-    const int integer_rows = rows_of_integers(job.format);
+    const int integer_rows = rows_of_integers(job);
     for (int64_t g = 0; g < layout.groups; g++) {
         for (int64_t m = first_row; m < last_row; m++) {
             RoundedGroup rounded[MAX_ROWS_OF_INTEGERS];

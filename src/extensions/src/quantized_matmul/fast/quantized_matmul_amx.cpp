@@ -125,7 +125,7 @@ __attribute__((always_inline)) inline void multiply(const char* activations, int
 void store_totals(const AmxPanel& panel, int64_t first_block, int64_t blocks) {
     const QuantizedMatmulJob& job = *panel.job;
     const PlanesLayout& layout = panel.layout;
-    const int integer_rows = rows_of_integers(job.format);
+    const int integer_rows = rows_of_integers(job);
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t first = (first_block + block) * layout.block_rows;
         for (int64_t r = 0; r < layout.block_rows && first + r < layout.rows; r += integer_rows) {
@@ -194,14 +194,12 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
     store_totals(panel, first_block, blocks);
 }
 
-bool are_few(const QuantizedMatmulJob& job) {
-    return job.M * rows_of_integers(job.format) <= FEW_ROWS;
-}
+bool are_few(const QuantizedMatmulJob& job) { return job.M * rows_of_integers(job) <= FEW_ROWS; }
 
 // Layout with few rows per tile if they suffice, because the cost of multiplying tiles is
 // proportional to their rows of activations.
 PlanesLayout layout_of(const QuantizedMatmulJob& job) {
-    const int64_t rows = job.M * rows_of_integers(job.format);
+    const int64_t rows = job.M * rows_of_integers(job);
     return PlanesLayout(job, rows <= 4 ? 4 : rows <= 8 ? 8 : SIDE);
 }
 
