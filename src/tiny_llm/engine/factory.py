@@ -11,6 +11,7 @@ from ..errors import UserError, check_int, short_repr, validate_number
 from ..generate import check_same_vocabulary
 from ..kv_cache.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
 from ..models import (
+    ACTIVATION_BITS,
     ATTENTION_BACKENDS,
     LOAD_FORMATS,
     ServingModel,
@@ -77,6 +78,7 @@ def load_models(
     load_format: str,
     attention_backend: str,
     kv_cache_dtype: KvCacheDtype,
+    activation_bits: int,
     task: Task,
     mtp: bool,
 ) -> LoadedModels:
@@ -97,7 +99,8 @@ def load_models(
     if tensor_parallel_size > 1:
         name = _checkpoint_name(model)
         model = load_sharded(name, tensor_parallel_size, load_format, mtp=mtp)
-    options = (page_size, load_format, attention_backend, kv_cache_dtype, task)
+    formats = kv_cache_dtype, activation_bits
+    options = (page_size, load_format, attention_backend, *formats, task)
     target, tokenizer, mtp_layer = _load_model(model, *options, mtp)
     tp_checkpoint = _shards(model)
     draft: ServingModel | None = mtp_layer
@@ -275,7 +278,11 @@ def make_scheduler(
 
 
 def check_options(
-    load_format: Any, attention_backend: Any, kv_cache_dtype: Any, listener: Any
+    load_format: Any,
+    attention_backend: Any,
+    kv_cache_dtype: Any,
+    activation_bits: Any,
+    listener: Any,
 ) -> None:
     """Validates the enumerated options and the listener.
 
@@ -293,6 +300,8 @@ def check_options(
         raise UserError(
             f"kv_cache_dtype must be 'auto' or 'int8', got {short_repr(kv_cache_dtype)}."
         )
+    if activation_bits not in ACTIVATION_BITS:
+        raise UserError(f"activation_bits must be 16 or 8, got {short_repr(activation_bits)}.")
     if kv_cache_dtype == "int8" and attention_backend == "flash":
         raise UserError(
             "attention_backend='flash' does not support kv_cache_dtype='int8'; use 'paged' or "
@@ -350,6 +359,7 @@ def _load_model(
     load_format: str,
     attention_backend: str,
     kv_cache_dtype: KvCacheDtype,
+    activation_bits: int,
     task: Task,
     mtp: bool = False,
 ) -> tuple[ServingModel, Any, MtpDecoder | None]:
@@ -368,9 +378,9 @@ def _load_model(
     if isinstance(mlx_model, ShardedCheckpoint):
         if mtp:
             check_has_mtp(name, mlx_model)
-        shard_options = (mlx_model, page_size, attention_backend, kv_cache_dtype)
+        shard_options = (mlx_model, page_size, attention_backend, kv_cache_dtype, activation_bits)
         sharded_layer: Any = make_decoder(*shard_options, mtp=True) if mtp else None
         return make_decoder(*shard_options), with_detokenizer(tokenizer), sharded_layer
-    options = (name, mlx_model, page_size, attention_backend, kv_cache_dtype)
+    options = (name, mlx_model, page_size, attention_backend, kv_cache_dtype, activation_bits)
     layer = mtp_model(*options) if mtp else None
     return serving_model(*options, task), with_detokenizer(tokenizer), layer

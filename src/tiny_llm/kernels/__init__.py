@@ -164,11 +164,19 @@ def multi_quantized_matmul(
     bits: int,
     a: mx.array,
     b: list[mx.array],
+    activation_bits: int = 16,
     stream: StreamOrDevice = None,
 ) -> list[mx.array]:
     """Multiplies one input by several matrices; see `help(tiny_llm_ext.multi_quantized_matmul)`."""
     return extension().multi_quantized_matmul(
-        scales, biases, group_size, bits, a, b, stream=_stream_or_default(stream)
+        scales,
+        biases,
+        group_size,
+        bits,
+        a,
+        b,
+        activation_bits=activation_bits,
+        stream=_stream_or_default(stream),
     )
 
 
@@ -180,11 +188,20 @@ def grouped_quantized_matmul(
     a: mx.array,
     b: mx.array,
     experts: mx.array,
+    activation_bits: int = 16,
     stream: StreamOrDevice = None,
 ) -> mx.array:
     """Multiplies rows by their experts: see `help(tiny_llm_ext.grouped_quantized_matmul)`."""
     return extension().grouped_quantized_matmul(
-        scales, biases, group_size, bits, a, b, experts, stream=_stream_or_default(stream)
+        scales,
+        biases,
+        group_size,
+        bits,
+        a,
+        b,
+        experts,
+        activation_bits=activation_bits,
+        stream=_stream_or_default(stream),
     )
 
 
