@@ -149,11 +149,20 @@ def quantized_matmul(
     a: mx.array,
     b: mx.array,
     transpose_b: bool = True,
+    activation_bits: int = 16,
     stream: StreamOrDevice = None,
 ) -> mx.array:
     """Computes a · bᵀ with a quantized b; see `help(tiny_llm_ext.quantized_matmul)`."""
     return extension().quantized_matmul(
-        scales, biases, group_size, bits, a, b, transpose_b, stream=_stream_or_default(stream)
+        scales,
+        biases,
+        group_size,
+        bits,
+        a,
+        b,
+        transpose_b,
+        activation_bits=activation_bits,
+        stream=_stream_or_default(stream),
     )
 
 

@@ -77,6 +77,7 @@ struct QuadSums {
 #endif
 };
 
+#if defined(__AVX2__)
 /// Adds Σ weights[4l + k] · a[4l + k], k = 0 … 3, of unsigned and signed bytes, to 32-bit lane l.
 /// Without VNNI, at most 32767 / (2 · 127 · largest weight) products before end_step().
 inline void multiply_add(QuadSums& sums, Ints a, Quads weights) {
@@ -84,7 +85,7 @@ inline void multiply_add(QuadSums& sums, Ints a, Quads weights) {
     sums.all = (Ints)_mm512_dpbusd_epi32((__m512i)sums.all, (__m512i)weights, (__m512i)a);
 #elif defined(__AVXVNNI__)
     sums.all = (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums.all, (__m256i)weights, (__m256i)a);
-#elif defined(TINY_LLM_SUMS_IN_SHORTS)
+#else
     sums.step += (Shorts)_mm256_maddubs_epi16((__m256i)weights, (__m256i)a);
     keep_in_register(sums.step);
 #endif
@@ -97,6 +98,7 @@ inline void end_step([[maybe_unused]] QuadSums& sums) {
     sums.step = Shorts{};
 #endif
 }
+#endif
 inline void end_step(PairSums&) {}
 
 inline Ints total_of(const QuadSums& sums) { return sums.all; }

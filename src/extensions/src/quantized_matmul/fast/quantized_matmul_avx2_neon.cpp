@@ -24,6 +24,12 @@
 // cancel in it. float16 (11 bits) uses a second row of integers for the remainder, with steps 2¹⁵
 // times smaller: |error| ≤ 1.004 · 2⁻³⁰ · max |a|.
 //
+// 8-bit activations (QuantizedMatmulJob::activation_bits) are integers |A[i]| ≤ 127 with the step
+// max |a| / 127, so |error| ≤ 1.01 · 2⁻⁸ · max |a|; float16 has no second row. Instructions that
+// multiply bytes then compute four products per 32-bit lane instead of two: vpdpbusd, or vpmaddubsw
+// with sums in 16 bits. AVX-512 uses this kernel for 8-bit activations only. NEON, and 8-bit
+// weights without VNNI, multiply the same integers in 16-bit lanes.
+//
 // NaN or infinity in a group makes the row's outputs NaN. Steps are at least 2⁻¹¹¹, so that neither
 // they nor those of the remainder are subnormal.
 #include "common/scratch.h"
@@ -170,15 +176,18 @@ struct ByteFloatingPoint : ByteIntegers<4> {
     }
 };
 
-// Calls f.operator()<WeightFormat>() for the formats of b and of the activations. AVX-512
-// multiplies 16-bit activations in another kernel.
+// Calls f.operator()<WeightFormat>() for the formats of b and of the activations. NEON multiplies
+// only shorts, and AVX-512 only bytes: its 16-bit activations have another kernel.
 template <typename Function>
 inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f) {
-    const auto call = [&]<typename Shorts, typename Bytes>() {
-        if (LANES == 16 || multiplies_bytes(job)) {
-            f.template operator()<Bytes>();
-        } else if constexpr (LANES < 16) {
-            f.template operator()<Shorts>();
+    const auto call = [&]<typename OfShorts, typename OfBytes>() {
+        if constexpr (LANES == 4) {
+            f.template operator()<OfShorts>();
+        } else if constexpr (LANES == 16) {
+            f.template operator()<OfBytes>();
+        } else {
+            multiplies_bytes(job) ? f.template operator()<OfBytes>()
+                                  : f.template operator()<OfShorts>();
         }
     };
     if (job.biases == nullptr) {
