@@ -57,15 +57,15 @@ NB_MODULE(_ext, m) {
 
     m.def("quantized_matmul", &tiny_llm_ext::quantized_matmul, "scales"_a, "biases"_a.none(),
           "group_size"_a, "bits"_a, "a"_a, "b"_a, "transpose_b"_a = true, nb::kw_only(),
-          "stream"_a = nb::none(), docs::quantized_matmul);
+          "activation_bits"_a = 16, "stream"_a = nb::none(), docs::quantized_matmul);
 
     m.def("multi_quantized_matmul", &tiny_llm_ext::multi_quantized_matmul, "scales"_a, "biases"_a,
-          "group_size"_a, "bits"_a, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
-          docs::multi_quantized_matmul);
+          "group_size"_a, "bits"_a, "a"_a, "b"_a, nb::kw_only(), "activation_bits"_a = 16,
+          "stream"_a = nb::none(), docs::multi_quantized_matmul);
 
     m.def("grouped_quantized_matmul", &tiny_llm_ext::grouped_quantized_matmul, "scales"_a,
           "biases"_a.none(), "group_size"_a, "bits"_a, "a"_a, "b"_a, "experts"_a, nb::kw_only(),
-          "stream"_a = nb::none(), docs::grouped_quantized_matmul);
+          "activation_bits"_a = 16, "stream"_a = nb::none(), docs::grouped_quantized_matmul);
 
     m.def("rms_norm", &tiny_llm_ext::rms_norm, "x"_a, "weight"_a, "eps"_a, nb::kw_only(),
           "stream"_a = nb::none(), docs::rms_norm);

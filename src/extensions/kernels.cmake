@@ -20,7 +20,7 @@ set(KERNEL_SOURCES ${PORTABLE_KERNELS} ${SIMD_KERNELS} ${AVX2_NEON_KERNELS} ${AV
                    ${AMX_KERNELS})
 list(APPEND AVX2_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
 list(APPEND NEON_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
-list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
+list(APPEND AVX512_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
 set(AVXVNNI_KERNELS ${AVX2_NEON_KERNELS}) # AVX2 plus integer dot products
 
 # Parsing headers takes longer than compiling most files, so each target is one translation unit: ON
@@ -66,8 +66,9 @@ set(SIMD_FLAGS ${KERNEL_OPTIMIZATION} -ffp-contract=off
                $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 set(AVX2_FLAGS ${SIMD_FLAGS} -mavx2 -mfma -mf16c)
 set(AVXVNNI_FLAGS ${AVX2_FLAGS} -mavxvnni)
-set(AVX512_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16)
-set(AMX_FLAGS ${AVX512_FLAGS} -mavx512vnni -mamx-tile -mamx-int8)
+set(AVX512_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16
+                 -mavx512vnni)
+set(AMX_FLAGS ${AVX512_FLAGS} -mamx-tile -mamx-int8)
 set(NEON_FLAGS ${SIMD_FLAGS})
 set(PORTABLE_FLAGS ${KERNEL_OPTIMIZATION})
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")

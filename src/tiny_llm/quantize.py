@@ -55,6 +55,7 @@ class QuantizedWeights:
         bits: bits per stored integer.
         weight: O×(I·bits/32), uint32. `weight`, `scales` and `biases` may be prepacked (see
             `tiny_llm.kernels.prepack`).
+        activation_bits: 16; 8 rounds inputs of `project` and `project_each` to 8-bit integers.
     """
 
     scales: mx.array
@@ -62,6 +63,7 @@ class QuantizedWeights:
     group_size: int
     bits: int
     weight: mx.array
+    activation_bits: int = 16
 
     @property
     def nbytes(self) -> int:
@@ -157,7 +159,7 @@ def quantized_linear(x: mx.array, w: QuantizedWeights, bias: mx.array | None = N
 def project(x: mx.array, w: QuantizedWeights | mx.array) -> mx.array:
     """Applies a linear layer with a quantized or plain weight O×I: N..×I -> N..×O."""
     if isinstance(w, QuantizedWeights):
-        return quantized_linear(x, w)
+        return quantized_linear(x, w) if w.activation_bits == 16 else project_each(x, [w])[0]
     return kernels.matmul(x, w) if _extension_multiplies(x, w) else linear(x, w)
 
 
@@ -167,10 +169,10 @@ def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) ->
     If all weights have the same quantization, one `kernels.multi_quantized_matmul` computes them.
     """
     quantized = [w for w in weights if isinstance(w, QuantizedWeights)]
-    formats = {(w.group_size, w.bits, w.biases is None) for w in quantized}
+    formats = {(w.group_size, w.bits, w.biases is None, w.activation_bits) for w in quantized}
     if len(quantized) < len(weights) or len(formats) > 1:
         return [project(x, w) for w in weights]
-    group_size, bits, _ = formats.pop()
+    group_size, bits, _, activation_bits = formats.pop()
     return kernels.multi_quantized_matmul(
         [w.scales for w in quantized],
         [w.biases for w in quantized],  # None for all matrices or for none
@@ -178,6 +180,7 @@ def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) ->
         bits,
         x,
         [w.weight for w in quantized],
+        activation_bits,
     )
 
 

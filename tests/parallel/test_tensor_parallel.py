@@ -153,15 +153,17 @@ def test_logits_are_close_to_those_of_one_rank(folder, family, weight_format):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-def test_bitwise_equal_for_any_batch_and_preemption(kv_cache_dtype):
-    few_pages = {"kv_cache_bytes": 2**20 * (2 if kv_cache_dtype == "auto" else 1), "block_size": 16}
-    dtype = {"kv_cache_dtype": kv_cache_dtype}
+@pytest.mark.parametrize(
+    "formats", [{}, {"kv_cache_dtype": "int8"}, {"activation_bits": 8}], ids=str
+)
+def test_bitwise_equal_for_any_batch_and_preemption(formats):
+    few_pages = {"kv_cache_bytes": 2**20 * (1 if "kv_cache_dtype" in formats else 2)}
+    few_pages["block_size"] = 16
     runs = [
-        run_cases(engine("demo", **dtype), [0, 1, 2, 3, 4]),
-        run_cases(engine("demo", max_num_seqs=1, **dtype), [4, 2, 0, 1, 3]),
+        run_cases(engine("demo", **formats), [0, 1, 2, 3, 4]),
+        run_cases(engine("demo", max_num_seqs=1, **formats), [4, 2, 0, 1, 3]),
         # Requests are preempted and resume with prefix cache hits.
-        run_cases(engine("demo", **few_pages, **dtype), [0, 1, 2, 3, 4], 2),
+        run_cases(engine("demo", **few_pages, **formats), [0, 1, 2, 3, 4], 2),
     ]
     outputs, logits = runs[0]
     for other_outputs, other_logits in runs[1:]:

@@ -24,8 +24,8 @@ bool machine_has_amx() {
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
         return false;
     }
-    constexpr unsigned AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25, AVX512_VNNI = 1u << 11;
-    if ((edx & AMX_TILE) == 0 || (edx & AMX_INT8) == 0 || (ecx & AVX512_VNNI) == 0) {
+    constexpr unsigned AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25;
+    if ((edx & AMX_TILE) == 0 || (edx & AMX_INT8) == 0) {
         return false;
     }
     constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
@@ -47,7 +47,7 @@ std::vector<InstructionSet> find_sets() {
         sets.push_back(InstructionSet::avx2);
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-            __builtin_cpu_supports("avx512bf16")) {
+            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16")) {
             sets.push_back(InstructionSet::avx512);
             if (machine_has_amx()) {
                 sets.push_back(InstructionSet::amx);

@@ -13,8 +13,8 @@ enum class InstructionSet {
     portable,  // plain C++ on any machine: the reference kernels
     neon,      // every 64-bit ARM processor
     avx2,      // AVX2, FMA and F16C: x86 since 2013
-    avx512,    // AVX-512 F, BW, VL, DQ and BF16: Zen 4 and later, Sapphire Rapids and later
-    amx,       // AVX-512 with VNNI, and AMX int8 tiles: Sapphire Rapids and later
+    avx512,    // AVX-512 F, BW, VL, DQ, VNNI and BF16: Zen 4 and later, Sapphire Rapids and later
+    amx,       // AVX-512, and AMX int8 tiles: Sapphire Rapids and later
 };
 
 /// The instruction sets supported by this machine, in ascending order.

@@ -20,6 +20,7 @@ struct Problem {
     std::vector<uint16_t> scales, biases, a;
     bool prepacked = false;
     bool floating_point = false;  // 4-bit floating-point weights (E2M1), without biases
+    int activation_bits = 16;
 
     Problem(int64_t M, int64_t O, int64_t I, int group_size, int bits, Format format,
             Format scale_format)
@@ -51,7 +52,8 @@ struct Problem {
                 out,
                 scale_format,
                 format,
-                prepacked};
+                prepacked,
+                activation_bits};
     }
 
     // A copy of this problem with prepacked weights, `rows` rows per pack.
@@ -85,20 +87,29 @@ struct Problem {
         return other;
     }
 
+    // The same problem with 8-bit activations.
+    Problem with_8_bit_activations() const {
+        Problem other = *this;
+        other.activation_bits = 8;
+        return other;
+    }
+
     std::string name() const {
         return "M " + std::to_string(M) + ", O " + std::to_string(O) + ", I " + std::to_string(I) +
                ", group " + std::to_string(group_size) + ", bits " + std::to_string(bits) +
                (floating_point ? " in floating point" : "") +
+               (activation_bits == 8 ? ", activations in 8 bits" : "") +
                (format == Format::float16 ? ", float16" : ", bfloat16") +
                (scale_format == Format::float16 ? ", scales float16" : ", scales bfloat16");
     }
 };
 
-const QuantizedMatmulKernel& kernel_of(InstructionSet set) {
+const QuantizedMatmulKernel& kernel_of(InstructionSet set, [[maybe_unused]] int activation_bits) {
 #if defined(__x86_64__)
-    return set == InstructionSet::avx2     ? avx2::quantized_matmul_avx2_neon
-           : set == InstructionSet::avx512 ? quantized_matmul_avx512
-                                           : amx::quantized_matmul_tiles;
+    return set == InstructionSet::avx2  ? avx2::quantized_matmul_avx2_neon
+           : set == InstructionSet::amx ? amx::quantized_matmul_tiles
+           : activation_bits == 8       ? avx512::quantized_matmul_avx2_neon
+                                        : quantized_matmul_avx512;
 #else
     (void)set;
     return neon::quantized_matmul_avx2_neon;
@@ -128,7 +139,7 @@ Guarded<uint16_t> multiply(const Problem& problem, const QuantizedMatmulKernel& 
 
 Guarded<uint16_t> multiply(const Problem& problem, InstructionSet set, int64_t first_row,
                            int64_t rows) {
-    return multiply(problem, kernel_of(set), first_row, rows);
+    return multiply(problem, kernel_of(set, problem.activation_bits), first_row, rows);
 }
 
 // Tolerance: both kernels sum I products in float32 and round the result to the format. Fixed-point
@@ -190,7 +201,57 @@ Guarded<uint16_t> multiply(const Problem& problem, Week4Matmul step) {
     return out;
 }
 
+// Weight i of output o.
+double weight(const Problem& problem, int64_t o, int64_t i) {
+    const int64_t at = o * problem.I + i, g = at / problem.group_size;
+    const int per_word = 32 / problem.bits;
+    const uint32_t q =
+        problem.b[at / per_word] >> (at % per_word * problem.bits) & ((1u << problem.bits) - 1);
+    const double scale = load_element(problem.scales.data(), g, problem.scale_format);
+    return problem.floating_point
+               ? 0.5 * TWICE_E2M1[q] * scale
+               : q * scale + load_element(problem.biases.data(), g, problem.scale_format);
+}
+
+// Reference for 8-bit activations: rounds them group by group and multiplies in double precision.
+void compare_with_rounded(const Problem& problem, const Guarded<uint16_t>& actual) {
+    expect(actual.intact(), [&] { return problem.name() + ": wrote beyond its output"; });
+    for (int64_t m = 0; m < problem.M; m++) {
+        std::vector<double> rounded(problem.I);
+        for (int64_t first = 0; first < problem.I; first += problem.group_size) {
+            const auto x = [&](int64_t i) {
+                return load_element(problem.a.data(), m * problem.I + i, problem.format);
+            };
+            float largest = 0;
+            for (int64_t i = first; i < first + problem.group_size; i++) {
+                largest = std::max(largest, std::abs(x(i)));
+            }
+            for (int64_t i = first; i < first + problem.group_size; i++) {
+                rounded[i] = std::nearbyint(x(i) * (127.0f / largest)) * (largest / 127.0f);
+            }
+        }
+        for (int64_t o = 0; o < problem.O; o++) {
+            double expected = 0, magnitude = 0;
+            for (int64_t i = 0; i < problem.I; i++) {
+                expected += rounded[i] * weight(problem, o, i);
+                magnitude += std::abs(rounded[i] * weight(problem, o, i));
+            }
+            const double x = load_element(actual.data(), m * problem.O + o, problem.format);
+            const double ulp = problem.format == Format::float16 ? 0x1p-11 : 0x1p-8;
+            expect(std::abs(x - expected) <= ulp * std::abs(expected) + 0x1p-18 * magnitude, [&] {
+                return problem.name() + ": row " + std::to_string(m) + ", output " +
+                       std::to_string(o) + " is " + std::to_string(x) + ", expected " +
+                       std::to_string(expected);
+            });
+        }
+    }
+}
+
 void compare_with_reference(const Problem& problem, const Guarded<uint16_t>& actual) {
+    if (problem.activation_bits == 8) {
+        compare_with_rounded(problem, actual);
+        return;
+    }
     Guarded<uint16_t> expected(problem.M * problem.O);
     const auto reference =
         problem.floating_point ? quantized_matmul_e2m1_reference : quantized_matmul_reference;
@@ -230,13 +291,22 @@ std::vector<Problem> problems(int64_t M, int64_t O, int64_t I) {
     return all;
 }
 
+// The same problems with 16-bit and with 8-bit activations.
+std::vector<Problem> problems_of_all_activations(int64_t M, int64_t O, int64_t I) {
+    std::vector<Problem> all = problems(M, O, I);
+    for (const Problem& problem : problems(M, O, I)) {
+        all.push_back(problem.with_8_bit_activations());
+    }
+    return all;
+}
+
 }  // namespace
 
 KERNEL_TEST(quantized_matmul_matches_reference) {
     const int64_t shapes[][3] = {{1, 64, 128}, {1, 67, 1280}, {2, 1, 128},
                                  {3, 33, 384}, {5, 70, 640},  {20, 129, 256}};
     for (const auto& [M, O, I] : shapes) {
-        for (const Problem& problem : problems(M, O, I)) {
+        for (const Problem& problem : problems_of_all_activations(M, O, I)) {
             compare_with_reference(problem, multiply(problem, set, 0, M));
         }
     }
@@ -269,14 +339,14 @@ KERNEL_TEST(week4_prepacked_kernels_match_reference) {
 }
 
 KERNEL_TEST(quantized_matmul_with_prepacked_weights_has_the_same_bits) {
-    const int rows = kernel_of(set).prepack_rows;
+    const int rows = kernel_of(set, 16).prepack_rows;  // for 8-bit activations, too
     if (rows == 0) {
         return;
     }
     const int64_t shapes[][3] = {{1, 4, 128}, {1, 5, 1280}, {1, 1, 640}, {2, 7, 384},
                                  {3, 9, 256}, {5, 6, 640},  {20, 8, 384}};
     for (const auto& [M, blocks, I] : shapes) {
-        for (const Problem& problem : problems(M, blocks * rows, I)) {
+        for (const Problem& problem : problems_of_all_activations(M, blocks * rows, I)) {
             Guarded<uint16_t> expected = multiply(problem, set, 0, M);
             Guarded<uint16_t> actual = multiply(problem.with_prepacked_weights(rows), set, 0, M);
             const size_t bytes = M * problem.O * sizeof(uint16_t);
@@ -292,7 +362,7 @@ KERNEL_TEST(quantized_matmul_with_avx_vnni_has_the_same_bits) {
         return;
     }
     for (int64_t M : {1, 4, 17}) {
-        for (const Problem& problem : problems(M, 70, 256)) {
+        for (const Problem& problem : problems_of_all_activations(M, 70, 256)) {
             Guarded<uint16_t> expected = multiply(problem, set, 0, M);
             Guarded<uint16_t> actual = multiply(problem, avxvnni::quantized_matmul_avx2_neon, 0, M);
             const size_t bytes = M * problem.O * sizeof(uint16_t);
@@ -306,15 +376,17 @@ KERNEL_TEST(quantized_matmul_with_avx_vnni_has_the_same_bits) {
 KERNEL_TEST(quantized_matmul_is_batch_invariant) {
     for (int64_t M : {2, 3, 6, 7, 33}) {
         for (Format format : HALVES) {
-            const Problem problem(M, 70, 256, 64, 4, format, format);
-            Guarded<uint16_t> together = multiply(problem, set, 0, M);
-            for (int64_t m : {int64_t{0}, M / 2, M - 1}) {
-                Guarded<uint16_t> alone = multiply(problem, set, m, 1);
-                const bool equal = std::memcmp(alone.data(), together.data() + m * problem.O,
-                                               problem.O * sizeof(uint16_t)) == 0;
-                expect(equal, [&] {
-                    return problem.name() + ": row " + std::to_string(m) + " alone differs";
-                });
+            const Problem exact(M, 70, 256, 64, 4, format, format);
+            for (const Problem& problem : {exact, exact.with_8_bit_activations()}) {
+                Guarded<uint16_t> together = multiply(problem, set, 0, M);
+                for (int64_t m : {int64_t{0}, M / 2, M - 1}) {
+                    Guarded<uint16_t> alone = multiply(problem, set, m, 1);
+                    const bool equal = std::memcmp(alone.data(), together.data() + m * problem.O,
+                                                   problem.O * sizeof(uint16_t)) == 0;
+                    expect(equal, [&] {
+                        return problem.name() + ": row " + std::to_string(m) + " alone differs";
+                    });
+                }
             }
         }
     }
@@ -322,17 +394,50 @@ KERNEL_TEST(quantized_matmul_is_batch_invariant) {
 
 KERNEL_TEST(quantized_matmul_confines_nan_and_infinity_to_their_row) {
     for (Format format : HALVES) {
-        Problem problem(3, 67, 256, 128, 4, format, format);
-        Guarded<uint16_t> clean = multiply(problem, set, 0, 3);
-        for (float value : {NAN, INFINITY, -INFINITY}) {
-            store_element(problem.a.data(), problem.I + 5, format, value);
-            Guarded<uint16_t> dirty = multiply(problem, set, 0, 3);
-            for (int64_t i = 0; i < 3 * problem.O; i++) {
-                const bool same = dirty[i] == clean[i];
-                const bool finite = std::isfinite(load_element(dirty.data(), i, format));
-                expect(i / problem.O == 1 ? !finite : same,
-                       [&] { return problem.name() + ": a row with a non-finite number"; });
+        const Problem exact(3, 67, 256, 128, 4, format, format);
+        for (Problem problem : {exact, exact.with_8_bit_activations()}) {
+            Guarded<uint16_t> clean = multiply(problem, set, 0, 3);
+            for (float value : {NAN, INFINITY, -INFINITY}) {
+                store_element(problem.a.data(), problem.I + 5, format, value);
+                Guarded<uint16_t> dirty = multiply(problem, set, 0, 3);
+                for (int64_t i = 0; i < 3 * problem.O; i++) {
+                    const bool same = dirty[i] == clean[i];
+                    const bool finite = std::isfinite(load_element(dirty.data(), i, format));
+                    expect(i / problem.O == 1 ? !finite : same,
+                           [&] { return problem.name() + ": a row with a non-finite number"; });
+                }
             }
         }
+    }
+}
+
+KERNEL_TEST(quantized_matmul_with_8_bit_activations_of_any_magnitude) {
+    for (float magnitude : {0.0f, 0x1p-133f, 0x1p-100f, 0x1p-20f, 0x1p120f}) {
+        Problem problem(2, 64, 128, 64, 4, Format::bfloat16, Format::bfloat16);
+        for (int64_t i = 0; i < 2 * problem.I; i++) {  // ±magnitude: no rounding
+            store_element(problem.a.data(), i, problem.format, i % 3 == 0 ? magnitude : -magnitude);
+        }
+        const Problem rounded = problem.with_8_bit_activations();
+        Guarded<uint16_t> expected = multiply(problem, set, 0, 2);
+        Guarded<uint16_t> actual = multiply(rounded, set, 0, 2);
+        for (int64_t i = 0; i < 2 * problem.O; i++) {
+            const float e = load_element(expected.data(), i, problem.format);
+            const float x = load_element(actual.data(), i, problem.format);
+            // Below the smallest step, 2⁻⁹⁷ / 127, activations become 0.
+            expect(std::abs(x - e) <= 0x1p-6f * std::abs(e) + 0x1p-90f,
+                   [&] { return problem.name() + ": magnitude " + std::to_string(magnitude); });
+        }
+    }
+}
+
+KERNEL_TEST(quantized_matmul_with_8_bit_activations_does_not_overflow) {
+    for (Problem problem : problems(2, 64, 128)) {
+        const uint32_t largest = problem.floating_point ? 0x77777777 : 0xffffffff;
+        std::fill(problem.b.begin(), problem.b.end(), largest);
+        for (int64_t i = 0; i < 2 * problem.I; i++) {
+            store_element(problem.a.data(), i, problem.format, i < problem.I ? 1.0f : -1.0f);
+        }
+        const Problem rounded = problem.with_8_bit_activations();
+        compare_with_reference(rounded, multiply(rounded, set, 0, 2));
     }
 }

@@ -11,6 +11,7 @@ from ..errors import UserError, check_int, short_repr, validate_number
 from ..generate import check_same_vocabulary
 from ..kv_cache.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
 from ..models import (
+    ACTIVATION_BITS,
     ATTENTION_BACKENDS,
     LOAD_FORMATS,
     ServingModel,
@@ -77,6 +78,7 @@ def load_models(
     load_format: str,
     attention_backend: str,
     kv_cache_dtype: KvCacheDtype,
+    activation_bits: int,
     task: Task,
     mtp: bool,
 ) -> LoadedModels:
@@ -103,7 +105,8 @@ def load_models(
         model = load_sharded(os.fspath(model), tensor_parallel_size, load_format, mtp=mtp)
     loaded = model[0] if isinstance(model, tuple) else None
     tp_checkpoint = loaded if isinstance(loaded, ShardedCheckpoint) else None
-    options = (page_size, load_format, attention_backend, kv_cache_dtype, task)
+    formats = kv_cache_dtype, activation_bits
+    options = (page_size, load_format, attention_backend, *formats, task)
     target, tokenizer, mtp_layer = _load_model(model, *options, mtp)
     draft: ServingModel | None = mtp_layer
     if draft_model is not None:
@@ -267,7 +270,11 @@ def make_scheduler(
 
 
 def check_options(
-    load_format: Any, attention_backend: Any, kv_cache_dtype: Any, listener: Any
+    load_format: Any,
+    attention_backend: Any,
+    kv_cache_dtype: Any,
+    activation_bits: Any,
+    listener: Any,
 ) -> None:
     """Validates the enumerated options and the listener.
 
@@ -277,6 +284,7 @@ def check_options(
     _check_choice("load_format", load_format, LOAD_FORMATS)
     _check_choice("attention_backend", attention_backend, ATTENTION_BACKENDS)
     _check_choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
+    _check_choice("activation_bits", activation_bits, ACTIVATION_BITS)
     if kv_cache_dtype == "int8" and attention_backend == "flash":
         raise UserError(
             "attention_backend='flash' does not support kv_cache_dtype='int8'; use 'paged' or "
@@ -321,6 +329,7 @@ def _load_model(
     load_format: str,
     attention_backend: str,
     kv_cache_dtype: KvCacheDtype,
+    activation_bits: int,
     task: Task,
     mtp: bool = False,
 ) -> tuple[ServingModel, Any, MtpDecoder | None]:
@@ -339,9 +348,9 @@ def _load_model(
     if isinstance(mlx_model, ShardedCheckpoint):
         if mtp:
             check_has_mtp(name, mlx_model)
-        shard_options = (mlx_model, page_size, attention_backend, kv_cache_dtype)
+        shard_options = (mlx_model, page_size, attention_backend, kv_cache_dtype, activation_bits)
         sharded_layer: Any = make_decoder(*shard_options, mtp=True) if mtp else None
         return make_decoder(*shard_options), with_detokenizer(tokenizer), sharded_layer
-    options = (name, mlx_model, page_size, attention_backend, kv_cache_dtype)
+    options = (name, mlx_model, page_size, attention_backend, kv_cache_dtype, activation_bits)
     layer = mtp_model(*options) if mtp else None
     return serving_model(*options, task), with_detokenizer(tokenizer), layer

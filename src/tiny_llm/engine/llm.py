@@ -106,6 +106,9 @@ class LLM:
         kv_cache_dtype: "auto" stores keys and values in the activations' dtype. "int8" stores
             8-bit integers with a scale per token and head: about twice as many tokens in the same
             memory, with a small error. The recurrent state of hybrid models is not affected.
+        activation_bits: 16 multiplies quantized weights by exact activations. 8 rounds these to
+            integers with a scale per token and group of weights: faster prompts on a CPU, with an
+            error of about that of 8-bit weights.
         chat_template: Jinja source that replaces the model's chat template, or None.
         load_format: "auto" loads weights of models given by name; "dummy" generates random weights
             with the same shapes and formats, for benchmarks.
@@ -158,6 +161,7 @@ class LLM:
         speculative: Literal["ngram", "mtp"] | None = None,
         attention_backend: str = "paged",
         kv_cache_dtype: KvCacheDtype = "auto",
+        activation_bits: Literal[16, 8] = 16,
         chat_template: str | None = None,
         load_format: str = "auto",
         tensor_parallel_size: int = 1,
@@ -174,13 +178,14 @@ class LLM:
         check_int("block_size", block_size, 1)
         validate_bool("enable_prefix_caching", enable_prefix_caching)
         proposer = make_proposer(speculative, draft_model, num_drafts)
-        check_options(load_format, attention_backend, kv_cache_dtype, listener)
+        formats = kv_cache_dtype, activation_bits
+        check_options(load_format, attention_backend, *formats, listener)
         disk_options = prefix_cache_dir, prefix_cache_disk_bytes
         check_disk_cache_options(*disk_options, enable_prefix_caching)
         self.seed = int.from_bytes(os.urandom(8), "big") if seed is None else validate_seed(seed)
         self.task = resolve_task(task, model)
         folders = adapter_folders(adapter_path, lora_modules)
-        options = (block_size, load_format, attention_backend, kv_cache_dtype, self.task)
+        options = (block_size, load_format, attention_backend, *formats, self.task)
         mtp = speculative == "mtp"
         models = load_models(model, draft_model, tensor_parallel_size, *options, mtp)
         adapters = attach_to_target(models, folders)

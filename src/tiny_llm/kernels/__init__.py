@@ -149,11 +149,20 @@ def quantized_matmul(
     a: mx.array,
     b: mx.array,
     transpose_b: bool = True,
+    activation_bits: int = 16,
     stream: StreamOrDevice = None,
 ) -> mx.array:
     """Computes a · bᵀ with a quantized b; see `help(tiny_llm_ext.quantized_matmul)`."""
     return extension().quantized_matmul(
-        scales, biases, group_size, bits, a, b, transpose_b, stream=_stream_or_default(stream)
+        scales,
+        biases,
+        group_size,
+        bits,
+        a,
+        b,
+        transpose_b,
+        activation_bits=activation_bits,
+        stream=_stream_or_default(stream),
     )
 
 
@@ -164,11 +173,19 @@ def multi_quantized_matmul(
     bits: int,
     a: mx.array,
     b: list[mx.array],
+    activation_bits: int = 16,
     stream: StreamOrDevice = None,
 ) -> list[mx.array]:
     """Multiplies one input by several matrices; see `help(tiny_llm_ext.multi_quantized_matmul)`."""
     return extension().multi_quantized_matmul(
-        scales, biases, group_size, bits, a, b, stream=_stream_or_default(stream)
+        scales,
+        biases,
+        group_size,
+        bits,
+        a,
+        b,
+        activation_bits=activation_bits,
+        stream=_stream_or_default(stream),
     )
 
 
@@ -180,11 +197,20 @@ def grouped_quantized_matmul(
     a: mx.array,
     b: mx.array,
     experts: mx.array,
+    activation_bits: int = 16,
     stream: StreamOrDevice = None,
 ) -> mx.array:
     """Multiplies by experts' matrices; see `help(tiny_llm_ext.grouped_quantized_matmul)`."""
     return extension().grouped_quantized_matmul(
-        scales, biases, group_size, bits, a, b, experts, stream=_stream_or_default(stream)
+        scales,
+        biases,
+        group_size,
+        bits,
+        a,
+        b,
+        experts,
+        activation_bits=activation_bits,
+        stream=_stream_or_default(stream),
     )
 
 

@@ -9,6 +9,7 @@ tokenizer, families, lora, parallel.
 from .checkpoint.safe_io import ModelError
 from .dispatch import WEEK_MODELS, check_has_mtp, dispatch_model, mtp_model, serving_model
 from .families.attention_backends import ATTENTION_BACKENDS
+from .families.linear import ACTIVATION_BITS
 from .hub import (
     BUNDLED_MODELS,
     SHORT_NAMES,
@@ -21,6 +22,7 @@ from .loading import LOAD_FORMATS, load, load_weights
 from .protocol import ServingModel
 
 __all__ = [
+    "ACTIVATION_BITS",
     "ATTENTION_BACKENDS",
     "BUNDLED_MODELS",
     "LOAD_FORMATS",

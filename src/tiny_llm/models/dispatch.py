@@ -54,12 +54,13 @@ def serving_model(
     page_size: int,
     attention_backend: str = "paged",
     kv_cache_dtype: KvCacheDtype = "auto",
+    activation_bits: int = 16,
     task: Task = "generate",
 ) -> ServingModel:
     """Builds the engine's model, for any family.
 
     Args:
-        attention_backend, kv_cache_dtype: see `Decoder`.
+        attention_backend, kv_cache_dtype, activation_bits: see `Decoder`.
         task: "embed" builds an `EmbeddingDecoder`, any other task a `Decoder`.
 
     Raises:
@@ -74,7 +75,7 @@ def serving_model(
         )
     decoder = EmbeddingDecoder if task == "embed" else Decoder
     mlx_model = repacked(prepack_model(mlx_model))
-    options = page_size, attention_backend, kv_cache_dtype
+    options = page_size, attention_backend, kv_cache_dtype, activation_bits
     model: ServingModel = _build(name, decoder, mlx_model, *options)
     return model
 
@@ -85,19 +86,20 @@ def mtp_model(
     page_size: int,
     attention_backend: str = "paged",
     kv_cache_dtype: KvCacheDtype = "auto",
+    activation_bits: int = 16,
 ) -> MtpDecoder:
     """Builds a model's multi-token prediction (MTP) layer.
 
     Args:
         name: the model's name, for error messages.
         mlx_model: from `load_weights(…, mtp=True)`.
-        page_size, attention_backend, kv_cache_dtype: see `serving_model`.
+        page_size, attention_backend, kv_cache_dtype, activation_bits: see `serving_model`.
 
     Raises:
         ModelError: the MTP layer was not loaded; see also `serving_model`.
     """
     check_has_mtp(name, mlx_model)
-    options = page_size, attention_backend, kv_cache_dtype
+    options = page_size, attention_backend, kv_cache_dtype, activation_bits
     layer: MtpDecoder = _build(name, MtpDecoder, mlx_model, *options)
     return layer
 

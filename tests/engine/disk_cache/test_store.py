@@ -198,12 +198,13 @@ def test_fingerprint_covers_weights_and_options(tmp_path, demo, monkeypatch):
         fingerprint_of("demo-draft"),
         fingerprint_of(demo, block_size=16),
         fingerprint_of(demo, kv_cache_dtype="int8"),
+        fingerprint_of(demo, activation_bits=8),
         fingerprint_of(demo, attention_backend="reference"),
         fingerprint([LLM(demo).runner.target.model, LLM("demo-draft").runner.target.model]),
     ]
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
     others.append(fingerprint_of(demo))
-    assert len({base, *others}) == 7
+    assert len({base, *others}) == 8
 
 
 def test_fingerprint_covers_every_bit_of_the_weights(tmp_path):

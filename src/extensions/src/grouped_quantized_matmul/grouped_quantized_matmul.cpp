@@ -61,7 +61,8 @@ mx::array gathered(const mx::array& scales, const mx::array& biases, int group_s
 
 mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
                                    int group_size, int bits, const mx::array& a, const mx::array& b,
-                                   const mx::array& experts, mx::StreamOrDevice s) {
+                                   const mx::array& experts, int activation_bits,
+                                   mx::StreamOrDevice s) {
     const mx::array matrix = first_of("b", b);
     check(b.shape(0) > 0, NAME, "expected b for at least one expert, got shape ", b.shape());
     std::optional<mx::array> first_biases;
@@ -84,6 +85,7 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
           NAME, "expected a N..×I or N..×K×I for experts N..×K of shape ", experts.shape(),
           ", got shape ", a.shape());
     const mx::Stream stream = mx::to_stream(s);
+    check_activation_bits(stream, NAME, activation_bits);
     if (is_gpu(stream)) {
         check(!is_prepacked(matrix), NAME, "expected b with 3 dimensions, got shape ", b.shape(),
               "; GPU kernels read row-major weights");
@@ -93,10 +95,10 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
         return is_empty ? mx::zeros(shape, a.dtype(), stream)  // gather_qmm would divide by zero
                         : gathered(scales, *biases, group_size, bits, a, b, experts, stream);
     }
-    return mx::array(
-        output_shape(experts, matrix), a.dtype(),
-        std::make_shared<GroupedQuantizedMatmul>(stream, group_size, bits, biases.has_value()),
-        {scales, biases.value_or(scales), a, b, experts});
+    return mx::array(output_shape(experts, matrix), a.dtype(),
+                     std::make_shared<GroupedQuantizedMatmul>(stream, group_size, bits,
+                                                              activation_bits, biases.has_value()),
+                     {scales, biases.value_or(scales), a, b, experts});
 }
 
 void GroupedQuantizedMatmul::eval_gpu(const std::vector<mx::array>&, mx::array&) {
@@ -106,7 +108,7 @@ void GroupedQuantizedMatmul::eval_gpu(const std::vector<mx::array>&, mx::array&)
 bool GroupedQuantizedMatmul::is_equivalent(const mx::Primitive& other) const {
     const auto& matmul = static_cast<const GroupedQuantizedMatmul&>(other);
     return group_size_ == matmul.group_size_ && bits_ == matmul.bits_ &&
-           has_biases_ == matmul.has_biases_;
+           activation_bits_ == matmul.activation_bits_ && has_biases_ == matmul.has_biases_;
 }
 
 std::vector<mx::Shape> GroupedQuantizedMatmul::output_shapes(const std::vector<mx::array>& inputs) {

@@ -35,20 +35,24 @@ namespace mx = mlx::core;
 /// makes the output row NaN.
 /// On the CPU, b, scales and biases may be prepacked (common/prepacked.h): X×(O/R)×W×R instead of
 /// X×O×W, with R = prepack_rows(), unless that is 0.
+/// activation_bits: 16, or on the CPU 8, as for quantized_matmul.
 /// Falls back to mx.gather_qmm on a GPU.
 /// Returns N..×K×O in the dtype of a. Throws std::invalid_argument for anything else.
 mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
                                    int group_size, int bits, const mx::array& a, const mx::array& b,
-                                   const mx::array& experts, mx::StreamOrDevice s = {});
+                                   const mx::array& experts, int activation_bits = 16,
+                                   mx::StreamOrDevice s = {});
 
 /// Graph node of grouped_quantized_matmul. Validated inputs, any strides: scales, biases (scales
 /// again if None), a, b, experts.
 class GroupedQuantizedMatmul : public mx::UnaryPrimitive, public Capturable {
    public:
-    GroupedQuantizedMatmul(mx::Stream stream, int group_size, int bits, bool has_biases)
+    GroupedQuantizedMatmul(mx::Stream stream, int group_size, int bits, int activation_bits,
+                           bool has_biases)
         : mx::UnaryPrimitive(stream),
           group_size_(group_size),
           bits_(bits),
+          activation_bits_(activation_bits),
           has_biases_(has_biases) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
@@ -61,6 +65,7 @@ class GroupedQuantizedMatmul : public mx::UnaryPrimitive, public Capturable {
    private:
     int group_size_;
     int bits_;
+    int activation_bits_;
     bool has_biases_;
 };
 

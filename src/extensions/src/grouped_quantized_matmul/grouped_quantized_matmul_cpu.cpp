@@ -152,6 +152,7 @@ void GroupedQuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::
                 .scale_format = format_of(scales.dtype()),
                 .format = format_of(a.dtype()),
                 .prepacked = b.ndim() == 4,
+                .activation_bits = activation_bits_,
                 .step = week4_matmul(),
                 .prefetch_distance = prefetch_distance()},
         .num_experts = b.shape(0),

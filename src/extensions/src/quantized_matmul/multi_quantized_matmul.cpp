@@ -13,7 +13,7 @@ namespace tiny_llm_ext {
 std::vector<mx::array> multi_quantized_matmul(const std::vector<mx::array>& scales,
                                               const std::vector<std::optional<mx::array>>& biases,
                                               int group_size, int bits, const mx::array& a,
-                                              const std::vector<mx::array>& b,
+                                              const std::vector<mx::array>& b, int activation_bits,
                                               mx::StreamOrDevice s) {
     constexpr const char* NAME = "multi_quantized_matmul";
     check(!b.empty(), NAME, "expected at least one matrix, got none");
@@ -29,11 +29,12 @@ std::vector<mx::array> multi_quantized_matmul(const std::vector<mx::array>& scal
     if (is_gpu(stream) || b.size() == 1) {
         std::vector<mx::array> products;
         for (size_t n = 0; n < b.size(); n++) {
-            products.push_back(
-                quantized_matmul(scales[n], biases[n], group_size, bits, a, b[n], true, stream));
+            products.push_back(quantized_matmul(scales[n], biases[n], group_size, bits, a, b[n],
+                                                true, activation_bits, stream));
         }
         return products;
     }
+    check_activation_bits(stream, NAME, activation_bits);
     std::vector<mx::array> inputs = {a};
     std::vector<mx::Shape> shapes;
     for (size_t n = 0; n < b.size(); n++) {
@@ -41,9 +42,10 @@ std::vector<mx::array> multi_quantized_matmul(const std::vector<mx::array>& scal
         shapes.push_back(
             quantized_matmul_shape(NAME, scales[n], biases[n], group_size, bits, a, b[n]));
     }
-    return mx::array::make_arrays(
-        std::move(shapes), std::vector<mx::Dtype>(b.size(), a.dtype()),
-        std::make_shared<MultiQuantizedMatmul>(stream, group_size, bits, has_biases), inputs);
+    return mx::array::make_arrays(std::move(shapes), std::vector<mx::Dtype>(b.size(), a.dtype()),
+                                  std::make_shared<MultiQuantizedMatmul>(
+                                      stream, group_size, bits, activation_bits, has_biases),
+                                  inputs);
 }
 
 void MultiQuantizedMatmul::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
@@ -53,7 +55,7 @@ void MultiQuantizedMatmul::eval_gpu(const std::vector<mx::array>&, std::vector<m
 bool MultiQuantizedMatmul::is_equivalent(const mx::Primitive& other) const {
     const auto& matmul = static_cast<const MultiQuantizedMatmul&>(other);
     return group_size_ == matmul.group_size_ && bits_ == matmul.bits_ &&
-           has_biases_ == matmul.has_biases_;
+           activation_bits_ == matmul.activation_bits_ && has_biases_ == matmul.has_biases_;
 }
 
 std::vector<mx::Shape> MultiQuantizedMatmul::output_shapes(const std::vector<mx::array>& inputs) {

@@ -21,22 +21,27 @@ namespace mx = mlx::core;
 
 /// a · bᵀ for several quantized matrices b; each result has the bits of quantized_matmul.
 ///
-/// scales, biases, b: one per matrix, at least one matrix; shapes, dtypes, group_size, bits and a
-/// as for quantized_matmul. Matrices may differ in O. Either all have biases or none.
-/// Returns one N..×O per matrix, in the dtype of a.
-/// Throws std::invalid_argument for anything else.
+/// scales, biases, b: one per matrix, at least one matrix; shapes, dtypes, group_size, bits, a and
+/// activation_bits as for quantized_matmul. Matrices may differ in O. Either all have biases or
+/// none. Returns one N..×O per matrix, in the dtype of a. Throws std::invalid_argument for anything
+/// else.
 std::vector<mx::array> multi_quantized_matmul(const std::vector<mx::array>& scales,
                                               const std::vector<std::optional<mx::array>>& biases,
                                               int group_size, int bits, const mx::array& a,
                                               const std::vector<mx::array>& b,
-                                              mx::StreamOrDevice s = {});
+                                              int activation_bits = 16, mx::StreamOrDevice s = {});
 
 /// Graph node of multi_quantized_matmul on the CPU. Inputs: a, then scales, biases (scales again if
 /// None) and b of each matrix.
 class MultiQuantizedMatmul : public mx::Primitive, public Capturable {
    public:
-    MultiQuantizedMatmul(mx::Stream stream, int group_size, int bits, bool has_biases)
-        : mx::Primitive(stream), group_size_(group_size), bits_(bits), has_biases_(has_biases) {}
+    MultiQuantizedMatmul(mx::Stream stream, int group_size, int bits, int activation_bits,
+                         bool has_biases)
+        : mx::Primitive(stream),
+          group_size_(group_size),
+          bits_(bits),
+          activation_bits_(activation_bits),
+          has_biases_(has_biases) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
     void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
@@ -48,6 +53,7 @@ class MultiQuantizedMatmul : public mx::Primitive, public Capturable {
    private:
     int group_size_;
     int bits_;
+    int activation_bits_;
     bool has_biases_;
 };
 

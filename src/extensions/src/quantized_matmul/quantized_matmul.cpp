@@ -63,24 +63,34 @@ void check_biases_on(mx::Stream stream, const char* operation, bool has_biases) 
           "expected biases, got None; GPU kernels do not support floating-point weights");
 }
 
+void check_activation_bits(mx::Stream stream, const char* operation, int activation_bits) {
+    check(activation_bits == 16 || activation_bits == 8, operation,
+          "expected activation_bits 16 or 8, got ", activation_bits);
+    check(activation_bits == 16 || !is_gpu(stream), operation,
+          "expected activation_bits 16, got 8; GPU kernels do not round activations");
+    check(activation_bits == 16 || (prepack_rows() > 0 && week4_matmul() == nullptr), operation,
+          "expected activation_bits 16, got 8; the selected kernels do not round activations");
+}
+
 mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
                            int group_size, int bits, const mx::array& a, const mx::array& b,
-                           bool transpose_b, mx::StreamOrDevice s) {
+                           bool transpose_b, int activation_bits, mx::StreamOrDevice s) {
     constexpr const char* NAME = "quantized_matmul";
     check(transpose_b, NAME, "expected transpose_b=True (b is stored O×I), got False");
     const mx::Shape shape = quantized_matmul_shape(NAME, scales, biases, group_size, bits, a, b);
     const mx::Stream stream = stream_for(NAME, a.dtype(), s);
     check_biases_on(stream, NAME, biases.has_value());
+    check_activation_bits(stream, NAME, activation_bits);
     return mx::array(shape, a.dtype(),
-                     wrap_if_emulated(std::make_shared<QuantizedMatmul>(stream, group_size, bits,
-                                                                        biases.has_value())),
+                     wrap_if_emulated(std::make_shared<QuantizedMatmul>(
+                         stream, group_size, bits, activation_bits, biases.has_value())),
                      {scales, biases.value_or(scales), a, b});
 }
 
 bool QuantizedMatmul::is_equivalent(const mx::Primitive& other) const {
     const auto& matmul = static_cast<const QuantizedMatmul&>(other);
     return group_size_ == matmul.group_size_ && bits_ == matmul.bits_ &&
-           has_biases_ == matmul.has_biases_;
+           activation_bits_ == matmul.activation_bits_ && has_biases_ == matmul.has_biases_;
 }
 
 std::vector<mx::Shape> QuantizedMatmul::output_shapes(const std::vector<mx::array>& inputs) {

@@ -37,12 +37,14 @@ namespace mx = mlx::core;
 /// a: N..×I, float16 or bfloat16.
 /// b: O×(I·bits/32), uint32, packed from the lowest bits up.
 /// transpose_b: must be true, because b has a row per output.
+/// activation_bits: 16 for exact activations. 8 rounds each group of a row of a, on the CPU only,
+/// to integers from −127 to 127 with a common float32 step, which is the largest magnitude / 127.
 /// On the CPU, b, scales and biases may be prepacked (common/prepacked.h): (O/R)×W×R instead of
 /// O×W, with R = prepack_rows(), unless that is 0.
 /// Returns N..×O in the dtype of a. Throws std::invalid_argument for anything else.
 mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
                            int group_size, int bits, const mx::array& a, const mx::array& b,
-                           bool transpose_b, mx::StreamOrDevice s = {});
+                           bool transpose_b, int activation_bits = 16, mx::StreamOrDevice s = {});
 
 /// Rows per pack (common/prepacked.h) of the selected CPU kernels; 0 if they read row-major weights
 /// only.
@@ -58,13 +60,19 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
 /// a GPU, whose kernels require them.
 void check_biases_on(mx::Stream stream, const char* operation, bool has_biases);
 
+/// Throws std::invalid_argument, with `operation` as the message's prefix, for activation_bits
+/// other than 16, or 8 where the kernels support them.
+void check_activation_bits(mx::Stream stream, const char* operation, int activation_bits);
+
 /// The graph node. Validated inputs, any strides: scales, biases (scales again if None), a, b.
 class QuantizedMatmul : public mx::UnaryPrimitive, public Capturable {
    public:
-    QuantizedMatmul(mx::Stream stream, int group_size, int bits, bool has_biases)
+    QuantizedMatmul(mx::Stream stream, int group_size, int bits, int activation_bits,
+                    bool has_biases)
         : mx::UnaryPrimitive(stream),
           group_size_(group_size),
           bits_(bits),
+          activation_bits_(activation_bits),
           has_biases_(has_biases) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
@@ -77,6 +85,7 @@ class QuantizedMatmul : public mx::UnaryPrimitive, public Capturable {
    private:
     int group_size_;
     int bits_;
+    int activation_bits_;
     bool has_biases_;
 };
 

@@ -18,8 +18,8 @@ namespace {
 
 // Job for one of a node's matrices, with contiguous inputs. Allocates `out`.
 QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, bool has_biases,
-                          int group_size, int bits, const mx::array& a, const mx::array& b,
-                          mx::array& out, mx::Stream stream) {
+                          int group_size, int bits, int activation_bits, const mx::array& a,
+                          const mx::array& b, mx::array& out, mx::Stream stream) {
     auto& encoder = mx::cpu::get_command_encoder(stream);
     const auto contiguous = [&](const mx::array& x) {
         const mx::array rows = row_contiguous(x, stream);
@@ -42,6 +42,7 @@ QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, bool
         .scale_format = format_of(scales.dtype()),
         .format = format_of(a.dtype()),
         .prepacked = is_prepacked(b),
+        .activation_bits = activation_bits,
         .step = week4_matmul(),
         .prefetch_distance = prefetch_distance(),
     };
@@ -56,8 +57,8 @@ void dispatch(QuantizedMatmulJobs jobs, mx::Stream stream) {
 }  // namespace
 
 void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
-    const auto job = job_of(inputs[0], inputs[1], has_biases_, group_size_, bits_, inputs[2],
-                            inputs[3], out, stream());
+    const auto job = job_of(inputs[0], inputs[1], has_biases_, group_size_, bits_, activation_bits_,
+                            inputs[2], inputs[3], out, stream());
     if (out.size() > 0) {
         dispatch({job}, stream());
     }
@@ -69,8 +70,8 @@ void MultiQuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs,
     QuantizedMatmulJobs jobs;
     for (size_t n = 0; n < outputs.size(); n++) {
         const mx::array* matrix = &inputs[1 + 3 * n];  // scales, biases, b
-        jobs.push_back(job_of(matrix[0], matrix[1], has_biases_, group_size_, bits_, a, matrix[2],
-                              outputs[n], stream()));
+        jobs.push_back(job_of(matrix[0], matrix[1], has_biases_, group_size_, bits_,
+                              activation_bits_, a, matrix[2], outputs[n], stream()));
     }
     if (a.size() > 0) {
         dispatch(std::move(jobs), stream());

@@ -100,13 +100,15 @@ void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
 }
 
 // The kernel of an instruction set; nullptr for the reference.
-const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
+const QuantizedMatmulKernel* kernel_of(InstructionSet set,
+                                       [[maybe_unused]] int activation_bits = 16) {
 #if defined(__x86_64__)
     if (set == InstructionSet::amx) {
         return &amx::quantized_matmul_tiles;
     }
     if (set == InstructionSet::avx512) {
-        return &quantized_matmul_avx512;
+        return activation_bits == 8 ? &avx512::quantized_matmul_avx2_neon
+                                    : &quantized_matmul_avx512;
     }
     if (set == InstructionSet::avx2) {
         static const bool vnni = has_avx_vnni();
@@ -131,7 +133,7 @@ void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
         return;
     }
     // [solution only]
-    if (const QuantizedMatmulKernel* kernel = kernel_of(set)) {
+    if (const QuantizedMatmulKernel* kernel = kernel_of(set, jobs.front().activation_bits)) {
         run_kernel(jobs, *kernel);
         return;
     }

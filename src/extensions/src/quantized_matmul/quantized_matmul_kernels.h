@@ -28,6 +28,7 @@ struct QuantizedMatmulJob {
     Format scale_format;            // of scales and biases
     Format format;                  // of a and out
     bool prepacked;                 // b, scales and biases: see common/prepacked.h
+    int activation_bits = 16;       // 16, or 8: a is rounded to 8-bit integers
     Week4Matmul step = nullptr;     // the kernel selected by TINY_LLM_MATMUL
     int64_t prefetch_distance = 0;  // in bytes, for quantized_matmul_prefetched
 };
@@ -88,6 +89,9 @@ namespace avxvnni {  // the same kernel, compiled for AVX-VNNI
 extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
 }
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
+namespace avx512 {  // for 8-bit activations
+extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
+}
 namespace amx {
 extern const QuantizedMatmulKernel quantized_matmul_tiles;     // any M; delegates M ≤ 2
 extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // for M ≤ 2, in float16 M = 1

@@ -71,6 +71,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         "block_size": args.block_size or DEFAULT_BLOCK_SIZE,
         "attention_backend": args.attention_backend or "paged",
         "kv_cache_dtype": args.kv_cache_dtype or "auto",
+        "activation_bits": args.activation_bits or 16,
     }
 
 

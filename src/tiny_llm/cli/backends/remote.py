@@ -19,8 +19,8 @@ Messages = Sequence[dict[str, str]]
 # Flags that only affect inference in this process.
 LOCAL_FLAGS = (
     *("draft_model", "speculative", "num_drafts", "loader", "device", "enable_flash_attn"),
-    *("attention_backend", "kv_cache_dtype", "block_size", "prefix_cache_dir"),
-    *("prefix_cache_disk_bytes", "adapter_path", "sampler_top_k"),
+    *("attention_backend", "kv_cache_dtype", "activation_bits", "block_size"),
+    *("prefix_cache_dir", "prefix_cache_disk_bytes", "adapter_path", "sampler_top_k"),
 )
 CONNECT_TIMEOUT_SECONDS = 10.0
 READ_TIMEOUT_SECONDS = 600.0  # a large model may prefill a long prompt for minutes

@@ -11,7 +11,14 @@ from typing import Any
 from ... import kernels
 from ...errors import UserError
 from ...kv_cache.int8_rows import KV_CACHE_DTYPES
-from ...models import ATTENTION_BACKENDS, BUNDLED_MODELS, LOAD_FORMATS, SHORT_NAMES, WEEK_MODELS
+from ...models import (
+    ACTIVATION_BITS,
+    ATTENTION_BACKENDS,
+    BUNDLED_MODELS,
+    LOAD_FORMATS,
+    SHORT_NAMES,
+    WEEK_MODELS,
+)
 from ...models.parallel.default_group import num_launched_ranks
 from ...sampler import Sampler, make_sampler
 from .input_text import validate_utf8
@@ -26,6 +33,7 @@ ENGINE_FLAGS = {
     "num_drafts": "only the engine has a configurable number of draft tokens",
     "attention_backend": "only the engine has selectable attention backends",
     "kv_cache_dtype": "only the engine has an 8-bit KV cache",
+    "activation_bits": "only the engine rounds activations to 8 bits",
     "block_size": "only the engine has a configurable page size",
     "tensor_parallel_size": "only the engine shards a model across processes",
     "kv_cache_bytes": "only the engine has a memory budget for the KV cache",
@@ -162,6 +170,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "dtype of the engine's KV cache: auto (default) matches the activations; int8 halves the "
         "memory",
         KV_CACHE_DTYPES,
+    )
+    flag(
+        "--activation-bits",
+        "8 rounds the inputs of quantized layers to 8-bit integers, for faster prompts on a CPU at "
+        "a small error (engine only; default: 16, exact)",
+        int,
+        choices=ACTIVATION_BITS,
     )
     flag("--adapter-path DIR", "LoRA adapter: a folder written by mlx_lm.lora (engine only)")
     flag(

@@ -151,6 +151,7 @@ class TensorParallelModel(PagedModel):
                 "page_size": model.page_size,
                 "attention_backend": model.attention_backend,
                 "kv_cache_dtype": model.kv_cache_dtype,
+                "activation_bits": model.activation_bits,
                 "mtp": isinstance(model, MtpDecoder),
                 "adapters": [os.path.abspath(os.path.expanduser(path)) for path in adapters],
             }
@@ -294,6 +295,7 @@ def make_decoder(
     page_size: int,
     attention_backend: str,
     kv_cache_dtype: KvCacheDtype,
+    activation_bits: int,
     mtp: bool = False,
 ) -> TensorParallelDecoder:
     """Builds rank 0's decoder, or its MTP layer."""
@@ -304,4 +306,5 @@ def make_decoder(
         page_size=page_size,
         attention_backend=attention_backend,
         kv_cache_dtype=kv_cache_dtype,
+        activation_bits=activation_bits,
     )

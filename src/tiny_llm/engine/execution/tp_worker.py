@@ -67,6 +67,7 @@ class TPWorker:
         page_size: int,
         attention_backend: str,
         kv_cache_dtype: KvCacheDtype,
+        activation_bits: int,
         mtp: bool,
         adapters: Sequence[str],
     ) -> None:
@@ -82,6 +83,7 @@ class TPWorker:
             page_size=page_size,
             attention_backend=attention_backend,
             kv_cache_dtype=kv_cache_dtype,
+            activation_bits=activation_bits,
         )
         self._models[key] = PagedModel(model, num_pages, num_state_slots)
         if not adapters:

@@ -23,7 +23,15 @@ from .attention_backends import attention_function
 from .config import DecoderConfig
 from .experts import SparseMoE
 from .gated_delta_net import GatedDeltaNet, state_shape
-from .linear import AdapterBatch, Mlp, activation_dtype, embedding_from, linear_each, linear_from
+from .linear import (
+    AdapterBatch,
+    Mlp,
+    activation_dtype,
+    embedding_from,
+    linear_each,
+    linear_from,
+    with_8_bit_activations,
+)
 from .registry import config_of
 from .rope import ScaledRoPE
 
@@ -144,6 +152,7 @@ class Decoder:
         page_size: tokens per page.
         attention_backend: one of `ATTENTION_BACKENDS`.
         kv_cache_dtype: "auto" for the activation dtype, or "int8" for 8-bit keys and values.
+        activation_bits: 16, or 8 to round the inputs of quantized layers to 8-bit integers.
 
     Attributes:
         adapters: LoRA adapters used in the current step (`models/lora`).
@@ -151,7 +160,8 @@ class Decoder:
             extension and never sync with the host.
 
     Raises:
-        ValueError: the page size, or the model's sizes or weights, are invalid.
+        ValueError: the page size, or the model's sizes or weights, are invalid; see also
+            `with_8_bit_activations`.
     """
 
     embedding: Any
@@ -164,11 +174,14 @@ class Decoder:
         page_size: int = 128,
         attention_backend: str = "paged",
         kv_cache_dtype: KvCacheDtype = "auto",
+        activation_bits: int = 16,
     ):
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
         self.config = config = config_of(mlx_model.args)
         mlx_model = prepack_model(mlx_model)
+        if activation_bits == 8:
+            mlx_model = with_8_bit_activations(mlx_model)
         parts = mlx_model.model
         self.dtype = activation_dtype(parts.embed_tokens, parts.norm)
         self.hidden_size = config.hidden_size
@@ -191,6 +204,7 @@ class Decoder:
         self.page_size = page_size
         self.adapters = AdapterBatch()
         self.attention_backend, self.kv_cache_dtype = attention_backend, kv_cache_dtype
+        self.activation_bits = activation_bits
         self.kv_dtype = mx.int8 if kv_cache_dtype == "int8" else self.dtype
         self.supports_graph_capture = attention_backend == "paged" and not self._needs_host_sync()
         run_planned = PlannedLayers if self.supports_graph_capture else EagerLayers

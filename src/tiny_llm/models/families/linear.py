@@ -8,11 +8,13 @@ On a CPU, `repack.py` converts most other formats to one of the first two during
 scales or activations are float32.
 """
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from ... import kernels
 from ...embedding import Embedding
@@ -77,6 +79,9 @@ class MlxQuantizedWeights:
 
 Weight = QuantizedWeights | MlxQuantizedWeights | mx.array
 Table = QuantizedEmbedding | Embedding | MlxQuantizedWeights
+
+ACTIVATION_BITS = (16, 8)  # 16: exact
+GATES = ("gate", "shared_expert_gate")  # layers of mixture-of-experts blocks
 
 
 @dataclass
@@ -149,7 +154,8 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
     if "scales" not in layer:
         return layer.weight.astype(dtype)
     if is_kernel_supported(layer) and dtype != mx.float32:
-        return QuantizedWeights.from_mlx_layer(layer)
+        weights = QuantizedWeights.from_mlx_layer(layer)
+        return replace(weights, activation_bits=getattr(layer, "activation_bits", 16))
     if "global_scale" in layer:
         raise ValueError("a layer has a global_scale, which tiny-llm does not support")
     layer = row_major_layer(layer)
@@ -163,6 +169,37 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
         mode,
         dtype,
     )
+
+
+def with_8_bit_activations(mlx_model: Any) -> Any:
+    """Returns a copy of a model, sharing its arrays, whose layers round their inputs to 8 bits.
+
+    Layers that the kernels do not multiply, and gates, whose outputs select or weight experts,
+    remain exact.
+
+    Raises:
+        ValueError: the kernels do not round activations on this machine, or multiply no layer.
+    """
+    if kernels.prepack_rows() == 0:
+        raise ValueError(
+            "activation_bits=8 requires a CPU and the kernels of its vector instructions; use 16"
+        )
+    arrays: Any = tree_flatten(mlx_model)
+    model = copy.deepcopy(mlx_model, {id(array): array for _, array in arrays})
+    layers = [
+        layer
+        for path, layer in model.named_modules()
+        if "scales" in layer and is_kernel_supported(layer) and path.split(".")[-1] not in GATES
+    ]
+    dtype = activation_dtype(model.model.embed_tokens, model.model.norm)
+    if not layers or dtype == mx.float32:
+        raise ValueError(
+            "activation_bits=8 requires 4- or 8-bit weights and 16-bit activations; use 16, or a "
+            "quantized checkpoint"
+        )
+    for layer in layers:
+        layer.activation_bits = 8
+    return model
 
 
 def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table:

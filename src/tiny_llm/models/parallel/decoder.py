@@ -26,7 +26,8 @@ class TensorParallelDecoder(Decoder):
         mlx_model: this rank's shard of a checkpoint.
         rank_shard: description of the shard.
         group: MLX communicator of all ranks.
-        page_size, attention_backend, kv_cache_dtype: see `Decoder`, including for errors.
+        page_size, attention_backend, kv_cache_dtype, activation_bits: see `Decoder`, including for
+            errors.
     """
 
     def __init__(
@@ -37,8 +38,9 @@ class TensorParallelDecoder(Decoder):
         page_size: int = 128,
         attention_backend: str = "paged",
         kv_cache_dtype: KvCacheDtype = "auto",
+        activation_bits: int = 16,
     ):
-        super().__init__(mlx_model, page_size, attention_backend, kv_cache_dtype)
+        super().__init__(mlx_model, page_size, attention_backend, kv_cache_dtype, activation_bits)
         self.vocab_size = rank_shard.full_config.vocab_size
         self._num_ranks = rank_shard.size
         self.embedding = VocabParallelEmbedding(self.embedding, rank_shard.vocab_range, group)

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int VECTOR = 64;  // bytes
 constexpr int MAX_PARTS = 2;
-constexpr int PLANES = 2;
+constexpr int PLANES = 2;  // AMX tiles multiply 8-bit activations in one
 
 // Layout of one call's activations in scratch memory.
 struct PlanesLayout {
@@ -26,6 +26,7 @@ struct PlanesLayout {
     int64_t groups;     // per row of b
     int group_bytes;    // bytes of b per group: 16, 32, 64 or 128
     int parts;          // per vector: 2 for 4-bit weights, 1 for 8-bit weights
+    int planes;         // the high and low bytes, or only the low bytes
     int64_t rows;       // rows of integers, one or two per row of a
     int block_rows;
     int64_t blocks;  // blocks of rows; the last may be partial
@@ -35,13 +36,14 @@ struct PlanesLayout {
     int64_t sums_offset;
     int64_t bytes;  // scratch size
 
-    PlanesLayout(const QuantizedMatmulJob& job, int block_rows)
+    PlanesLayout(const QuantizedMatmulJob& job, int block_rows, int planes = PLANES)
         : row_bytes(job.I * job.bits / 8),
           vectors((row_bytes + VECTOR - 1) / VECTOR),
           groups(job.I / job.group_size),
           group_bytes(job.group_size * job.bits / 8),
           parts(8 / job.bits),
-          rows(job.M * rows_of_integers(job.format)),
+          planes(planes),
+          rows(job.M * rows_of_integers(job)),
           block_rows(block_rows),
           blocks((rows + block_rows - 1) / block_rows),
           steps_offset(tile_offset(vectors, 0, 0, 0)),
@@ -50,7 +52,7 @@ struct PlanesLayout {
 
     // Byte offset in scratch of a tile: VECTOR bytes for each row of a block.
     int64_t tile_offset(int64_t vector, int64_t block, int part, int plane) const {
-        return (((vector * blocks + block) * parts + part) * PLANES + plane) * tile_bytes();
+        return (((vector * blocks + block) * parts + part) * planes + plane) * tile_bytes();
     }
     int64_t tile_bytes() const { return block_rows * VECTOR; }
 
@@ -97,14 +99,13 @@ inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f)
     }
 }
 
-// High (plane 0) or low bytes of a group's integers, in the order of its weights' bytes: part ×
-// byte.
-inline void plane_bytes(const RoundedGroup& rounded, int group_size, int plane, int parts,
+// High or low bytes of a group's integers, in the order of its weights' bytes: part × byte.
+inline void plane_bytes(const RoundedGroup& rounded, int group_size, bool high, int parts,
                         uint8_t (*out)[MAX_GROUP]) {
     alignas(64) uint8_t bytes[MAX_GROUP] = {};
     for (int v = 0; v < group_size / LANES; v++) {
         const Ints integers = rounded.integers[v];
-        const Ints shifted = plane == 0 ? (integers + 128) >> 8 : integers;
+        const Ints shifted = high ? (integers + 128) >> 8 : integers;
         _mm_storeu_si128((__m128i*)(bytes + v * LANES), _mm512_cvtepi32_epi8((__m512i)shifted));
     }
     for (int i = 0; i < group_size; i += VECTOR) {
@@ -125,9 +126,10 @@ inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout
     const int64_t at = g * layout.blocks * layout.block_rows + row;
     ((float*)(scratch + layout.steps_offset))[at] = rounded.factors.step;
     ((float*)(scratch + layout.sums_offset))[at] = rounded.factors.sum;
-    for (int plane = 0; plane < PLANES; plane++) {
+    for (int plane = 0; plane < layout.planes; plane++) {
+        const bool high = plane + 1 < layout.planes;
         uint8_t bytes[MAX_PARTS][MAX_GROUP];
-        plane_bytes(rounded, job.group_size, plane, layout.parts, bytes);
+        plane_bytes(rounded, job.group_size, high, layout.parts, bytes);
         for (int part = 0; part < layout.parts; part++) {
             for (int b = 0; b < layout.group_bytes; b += VECTOR) {
                 char* to = scratch + layout.offset(g * layout.group_bytes + b, row, part, plane);
@@ -144,7 +146,7 @@ inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout
 // Prepares rows first_row … last_row − 1 of a; the last row also zero-fills the rest of its block.
 inline void prepare_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, char* scratch,
                          int64_t first_row, int64_t last_row) {
-    const int integer_rows = rows_of_integers(job.format);
+    const int integer_rows = rows_of_integers(job);
     for (int64_t g = 0; g < layout.groups; g++) {
         for (int64_t m = first_row; m < last_row; m++) {
             RoundedGroup rounded[MAX_ROWS_OF_INTEGERS];

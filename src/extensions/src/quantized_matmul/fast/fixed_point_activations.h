@@ -1,5 +1,5 @@
-// Activations as 16-bit integers, in the order in which quantized_matmul_avx2_neon.cpp unpacks
-// weights.
+// Activations as 16-bit or 8-bit integers, in the order in which quantized_matmul_avx2_neon.cpp
+// unpacks weights.
 #pragma once
 
 #include "src/quantized_matmul/fast/fixed_point_rounding.h"
@@ -9,24 +9,35 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-typedef int32_t PairOfShorts __attribute__((may_alias));
+typedef int32_t Word __attribute__((may_alias));  // two 16-bit or four 8-bit integers
+
+// Whether activations are multiplied as bytes. NEON multiplies bytes only in extensions, and
+// without VNNI, two products with 8-bit weights can exceed 16 bits: both multiply 16-bit integers.
+inline bool multiplies_bytes(const QuantizedMatmulJob& job) {
+#if defined(TINY_LLM_SUMS_IN_SHORTS)
+    return job.activation_bits == 8 && job.bits == 4;
+#elif defined(__AVX2__)
+    return job.activation_bits == 8;
+#else
+    return false;
+#endif
+}
 
 // Activations as R = M · rows_of_integers rows of integers, by group.
 struct Activations {
     int64_t R, group_size;
-    int16_t* integers;  // groups × R × group_size, paired as in store_pairs
+    int64_t row_words;  // words per group of a row
+    Word* integers;     // groups × R × row_words, in the order of store_shorts or store_bytes
     Factors* factors;   // groups × R
 
     Activations(const QuantizedMatmulJob& job, void* scratch)
-        : R(job.M * rows_of_integers(job.format)),
+        : R(job.M * rows_of_integers(job)),
           group_size(job.group_size),
-          integers(static_cast<int16_t*>(scratch)),
-          factors(reinterpret_cast<Factors*>(integers + R * job.I)) {}
+          row_words(group_size / (multiplies_bytes(job) ? 4 : 2)),
+          integers(static_cast<Word*>(scratch)),
+          factors(reinterpret_cast<Factors*>(integers + job.I / group_size * R * row_words)) {}
 
-    int64_t row_pairs() const { return group_size / 2; }
-    const PairOfShorts* pairs(int64_t g, int64_t row) const {
-        return reinterpret_cast<const PairOfShorts*>(integers + (g * R + row) * group_size);
-    }
+    Word* words(int64_t g, int64_t row) const { return integers + (g * R + row) * row_words; }
 };
 
 typedef int32_t FourInts __attribute__((vector_size(16)));
@@ -46,16 +57,47 @@ inline void store_pairs(const int32_t* integers, int bits, int16_t* out) {
     memcpy(out, &pairs, sizeof pairs);
 }
 
+// Stores a group's integers as bytes. A uint32 of 4-bit weights is unpacked to its even elements,
+// then its odd ones, so every eight bytes are put in that order.
+inline void store_bytes(const RoundedGroup& rounded, int group_size, int bits, void* out) {
+    alignas(64) uint64_t words[MAX_GROUP / 8];
+    for (int v = 0; v < group_size / LANES; v++) {
+        const Bytes bytes = __builtin_convertvector(rounded.integers[v], Bytes);
+        memcpy(reinterpret_cast<char*>(words) + v * LANES, &bytes, LANES);
+    }
+    if (bits == 4) {
+        const auto compress = [](uint64_t x) {  // bytes 0, 2, 4, 6 of x
+            x &= 0x00ff00ff00ff00ff;
+            x = (x | x >> 8) & 0x0000ffff0000ffff;
+            return (x | x >> 16) & 0xffffffff;
+        };
+        for (int i = 0; i < group_size / 8; i++) {
+            words[i] = compress(words[i]) | compress(words[i] >> 8) << 32;
+        }
+    }
+    memcpy(out, words, group_size);
+}
+
+// Stores a group's integers as 16-bit pairs.
+inline void store_shorts(const RoundedGroup& rounded, int group_size, int bits, int16_t* out) {
+    const auto integers = reinterpret_cast<const int32_t*>(rounded.integers);
+    for (int i = 0; i < group_size; i += 8) {
+        store_pairs(integers + i, bits, out + i);
+    }
+}
+
 void prepare_group(const QuantizedMatmulJob& job, const Activations& to, int64_t m, int64_t g) {
     RoundedGroup rounded[MAX_ROWS_OF_INTEGERS];
     round_group(job, m, g, rounded);
-    const int rows = rows_of_integers(job.format);
+    const int rows = rows_of_integers(job);
     for (int row = 0; row < rows; row++) {
         const int64_t at = g * to.R + m * rows + row;
         to.factors[at] = rounded[row].factors;
-        const auto integers = reinterpret_cast<const int32_t*>(rounded[row].integers);
-        for (int i = 0; i < job.group_size; i += 8) {
-            store_pairs(integers + i, job.bits, to.integers + at * job.group_size + i);
+        Word* out = to.words(g, m * rows + row);
+        if (multiplies_bytes(job)) {
+            store_bytes(rounded[row], job.group_size, job.bits, out);
+        } else {
+            store_shorts(rounded[row], job.group_size, job.bits, reinterpret_cast<int16_t*>(out));
         }
     }
 }

@@ -19,7 +19,9 @@ constexpr int MAX_GROUP = 128;
 constexpr int MAX_ROWS_OF_INTEGERS = 2;
 
 // Rows of integers per row of a: a float16 row is the sum of two.
-inline int rows_of_integers(Format format) { return format == Format::float16 ? 2 : 1; }
+inline int rows_of_integers(const QuantizedMatmulJob& job) {
+    return job.format == Format::float16 && job.activation_bits == 16 ? 2 : 1;
+}
 
 // Factors of a group of a row of integers.
 struct Factors {
@@ -57,7 +59,25 @@ inline void round_once(Floats* a, int count, float step, RoundedGroup& rounded) 
     rounded.factors = {step, step * static_cast<float>(sum(sums))};
 }
 
-// Rounds group g of row m to rows_of_integers(format) rows of integers.
+// Step of 16-bit integers, and its inverse: powers of two, so that only the division by the step
+// rounds.
+inline void step_of_16_bits(int largest, float* step, float* inverse) {
+    int exponent = (largest + 0x10000) >> 23;  // a mantissa ≥ 255/128 rounds up to 2
+    exponent = exponent < 30 ? 30 : exponent;  // keeps the steps of both rows normal
+    *inverse = bits_to_float(static_cast<uint32_t>(254 + 14 - exponent) << 23);
+    *step = bits_to_float(static_cast<uint32_t>(exponent - 14) << 23);
+}
+
+// Step of 8-bit integers, the largest magnitude / 127, and its inverse.
+inline void step_of_8_bits(int largest, float* step, float* inverse) {
+    constexpr int SMALLEST = 30 << 23;  // 2⁻⁹⁷: keeps the inverse finite
+    const float magnitude =
+        bits_to_float(static_cast<uint32_t>(largest < SMALLEST ? SMALLEST : largest));
+    *step = magnitude / 127.0f;
+    *inverse = 127.0f / magnitude;
+}
+
+// Rounds group g of row m to rows_of_integers(job) rows of integers.
 inline void round_group(const QuantizedMatmulJob& job, int64_t m, int64_t g,
                         RoundedGroup* rounded) {
     Floats a[MAX_GROUP / LANES];
@@ -67,14 +87,12 @@ inline void round_group(const QuantizedMatmulJob& job, int64_t m, int64_t g,
     }
     const int largest = largest_magnitude(a, count);
     const bool finite = largest < 0x7f800000;
-    int exponent = (largest + 0x10000) >> 23;  // a mantissa ≥ 255/128 rounds up to 2
-    exponent = exponent < 30 ? 30 : exponent;  // keeps the steps of both rows normal
-    const float inverse = bits_to_float(static_cast<uint32_t>(254 + 14 - exponent) << 23);
-    float step = bits_to_float(static_cast<uint32_t>(exponent - 14) << 23);
+    float step, inverse;
+    (job.activation_bits == 8 ? step_of_8_bits : step_of_16_bits)(largest, &step, &inverse);
     for (int v = 0; v < count; v++) {
         a[v] = finite ? a[v] * inverse : Floats{};
     }
-    for (int row = 0; row < rows_of_integers(job.format); row++) {
+    for (int row = 0; row < rows_of_integers(job); row++) {
         round_once(a, count, step, rounded[row]);
         if (!finite) {
             rounded[row].factors = {__builtin_nanf(""), __builtin_nanf("")};

@@ -3,28 +3,41 @@
 
 #include "common/simd.h"
 
+#if defined(__AVX2__) && !defined(__AVXVNNI__) && !defined(__AVX512VNNI__)
+#define TINY_LLM_SUMS_IN_SHORTS  // products of bytes are added in 16 bits
+#endif
+
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
 constexpr int SHORTS = 2 * LANES;  // 16-bit lanes per vector
 typedef int16_t Shorts __attribute__((vector_size(SHORTS * 2), may_alias));
 typedef uint16_t UnsignedShorts __attribute__((vector_size(SHORTS * 2), may_alias));
+typedef uint8_t Quads __attribute__((vector_size(4 * LANES), may_alias));  // four bytes per output
 
 namespace {
 
+/// Looks up each byte, a value of 0 … 15, in a table of 16 bytes.
+inline Quads look_up(const uint8_t (&table)[16], Quads x) {
+#if defined(__AVX512F__)
+    const __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
+    return (Quads)_mm512_shuffle_epi8(bytes, (__m512i)x);
+#elif defined(__AVX2__)
+    const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+    return (Quads)_mm256_shuffle_epi8(bytes, (__m256i)x);
+#elif defined(__aarch64__)
+    return (Quads)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)x);
+#endif
+}
+
 /// Looks up each 16-bit lane, a value of 0 … 15, in a table of 16 bytes.
 inline Shorts look_up(const uint8_t (&table)[16], UnsignedShorts x) {
-    x |= 0x8000;  // makes the upper byte's result 0
-#if defined(__AVX2__)
-    const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
-    return (Shorts)_mm256_shuffle_epi8(bytes, (__m256i)x);
-#elif defined(__aarch64__)
-    return (Shorts)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)x);
-#endif
+    return (Shorts)look_up(table, (Quads)(x | 0x8000));  // makes the upper byte's result 0
 }
 
 /// Sums of pairs of products in LANES 32-bit lanes. NEON multiplies to 32-bit lanes without adding
 /// neighbors, so it needs two registers, one per half of the 16-bit lanes.
 struct PairSums {
+    static constexpr bool CAN_SPLIT = true;  // into several sums that are added at the end
 #if defined(__AVX2__)
     Ints all;
 #elif defined(__aarch64__)
@@ -34,7 +47,9 @@ struct PairSums {
 
 /// Adds weights[2l] · a[2l] + weights[2l + 1] · a[2l + 1], of 16-bit lanes, to 32-bit lane l.
 inline void multiply_add(PairSums& sums, Ints a, Shorts weights) {
-#if defined(__AVXVNNI__)
+#if defined(__AVX512VNNI__)
+    sums.all = (Ints)_mm512_dpwssd_epi32((__m512i)sums.all, (__m512i)a, (__m512i)weights);
+#elif defined(__AVXVNNI__)
     sums.all = (Ints)_mm256_dpwssd_avx_epi32((__m256i)sums.all, (__m256i)a, (__m256i)weights);
 #elif defined(__AVX2__)
     sums.all += (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)weights);
@@ -64,9 +79,54 @@ inline Ints total_of(const PairSums& sums) {
 #endif
 }
 
+/// Sums of four products of bytes in LANES 32-bit lanes.
+struct QuadSums {
+    Ints all;
+#if defined(TINY_LLM_SUMS_IN_SHORTS)
+    static constexpr bool CAN_SPLIT = false;  // each would need an end_step
+    Shorts step;                              // products of the current step, two per lane
+#else
+    static constexpr bool CAN_SPLIT = true;
+#endif
+};
+
+inline void add(QuadSums& sums, const QuadSums& others) { sums.all += others.all; }
+
+#if defined(__AVX2__)
+/// Adds Σ weights[4l + k] · a[4l + k], k = 0 … 3, of unsigned and signed bytes, to 32-bit lane l.
+/// Without VNNI, at most 32767 / (2 · 127 · largest weight) products before end_step().
+inline void multiply_add(QuadSums& sums, Ints a, Quads weights) {
+#if defined(__AVX512VNNI__)
+    sums.all = (Ints)_mm512_dpbusd_epi32((__m512i)sums.all, (__m512i)weights, (__m512i)a);
+#elif defined(__AVXVNNI__)
+    sums.all = (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums.all, (__m256i)weights, (__m256i)a);
+#else
+    sums.step += (Shorts)_mm256_maddubs_epi16((__m256i)weights, (__m256i)a);
+    keep_in_register(sums.step);
+#endif
+}
+
+/// Moves a step's sums from 16 to 32 bits, where multiply_add uses 16.
+inline void end_step([[maybe_unused]] QuadSums& sums) {
+#if defined(TINY_LLM_SUMS_IN_SHORTS)
+    sums.all += (Ints)_mm256_madd_epi16((__m256i)sums.step, _mm256_set1_epi16(1));
+    sums.step = Shorts{};
+#endif
+}
+#endif
+inline void end_step(PairSums&) {}
+
+inline Ints total_of(const QuadSums& sums) { return sums.all; }
+
 /// Interleaves to a₀ b₀ a₁ b₁ …: `first` receives LANES elements, `second` the rest.
 inline void zip_lanes(Halves a, Halves b, Halves& first, Halves& second) {
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+    const Ints indices = lane_indices();
+    const __m256i low = _mm512_cvtepi32_epi16((__m512i)(indices / 2 + indices % 2 * LANES));
+    const __m256i high = _mm256_add_epi16(low, _mm256_set1_epi16(LANES / 2));
+    first = (Halves)_mm256_permutex2var_epi16((__m256i)a, low, (__m256i)b);
+    second = (Halves)_mm256_permutex2var_epi16((__m256i)a, high, (__m256i)b);
+#elif defined(__AVX2__)
     first = (Halves)_mm_unpacklo_epi16((__m128i)a, (__m128i)b);
     second = (Halves)_mm_unpackhi_epi16((__m128i)a, (__m128i)b);
 #elif defined(__aarch64__)
@@ -77,14 +137,14 @@ inline void zip_lanes(Halves a, Halves b, Halves& first, Halves& second) {
 
 /// Transposes LANES×LANES elements: interleaves the upper with the lower half, log₂ LANES times.
 inline void transpose(Halves (&x)[LANES]) {
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int size = 1; size < LANES; size *= 2) {
         Halves y[LANES];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int i = 0; i < LANES / 2; i++) {
             zip_lanes(x[i], x[i + LANES / 2], y[2 * i], y[2 * i + 1]);
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) {
             x[i] = y[i];
         }

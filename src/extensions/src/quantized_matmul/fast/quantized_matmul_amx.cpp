@@ -8,6 +8,8 @@
 // integer into two:
 //
 //     Σ q·A = 256 · Σ q·high + Σ q·low        |Σ q·A| ≤ 255 · 32640 · 128 < 2³¹
+//
+// 8-bit activations have no high bytes: one multiplication instead of two.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 #if defined(__AMX_INT8__)
@@ -67,15 +69,17 @@ struct Accumulators {
 
 // total += (scale · step) · Σ q·A + bias · (step · Σ A), for vectors first … first + count − 1,
 // numbered by tile of outputs, then row.
-template <int ROWS>
+template <int ROWS, int PLANES>
 __attribute__((always_inline)) inline void add_to_totals(const Accumulators& from, int first,
                                                          int count) {
 #pragma GCC unroll 8
     for (int i = first; i < first + count; i++) {
         const int tile = i / ROWS, row = i % ROWS;
-        const auto high = load_bits<Ints>(from.sums[tile][0][row]);
-        const auto low = load_bits<Ints>(from.sums[tile][1][row]);
-        const Floats dot = __builtin_convertvector((high << 8) + low, Floats);
+        auto integers = load_bits<Ints>(from.sums[tile][0][row]);
+        if constexpr (PLANES == 2) {
+            integers = (integers << 8) + load_bits<Ints>(from.sums[tile][1][row]);
+        }
+        const Floats dot = __builtin_convertvector(integers, Floats);
         const Floats total = fma(from.scales[tile] * splat(from.step[row]), dot, from.totals[i]);
         from.totals[i] = fma(from.biases[tile], splat(from.sum[row]), total);
     }
@@ -87,16 +91,16 @@ __attribute__((always_inline)) inline void add_to_totals(const Accumulators& fro
 // Meanwhile the previous call's sums (`pending`) are added to totals, a few rows between two
 // multiplications: tile and vector units can run in parallel, but the out-of-order window is too
 // small to overlap them otherwise. This also hides the latency of the tile stores.
-template <int STEPS, int ROWS>
+template <int STEPS, int ROWS, int PLANES>
 __attribute__((always_inline)) inline void multiply(const char* activations, int64_t step,
                                                     const char* weights,
                                                     const Accumulators* pending,
                                                     Accumulators& out) {
-    constexpr int FEW = 2 * ROWS / (4 * STEPS);
+    constexpr int FEW = ROWS / (PLANES * STEPS);
     int added = 0;
     const auto add_few = [&]() __attribute__((always_inline)) {
         if (pending) {
-            add_to_totals<ROWS>(*pending, added, FEW);
+            add_to_totals<ROWS, PLANES>(*pending, added, FEW);
         }
         added += FEW;
     };
@@ -110,19 +114,25 @@ __attribute__((always_inline)) inline void multiply(const char* activations, int
         _tile_loadd(6, activations, VECTOR);
         _tile_dpbsud(0, 6, 4);
         add_few();
-        _tile_loadd(7, activations + ROWS * VECTOR, VECTOR);
-        _tile_dpbsud(1, 7, 4);
-        add_few();
+        if constexpr (PLANES == 2) {
+            _tile_loadd(7, activations + ROWS * VECTOR, VECTOR);
+            _tile_dpbsud(1, 7, 4);
+            add_few();
+        }
         _tile_loadd(5, weights + MAX_STEPS * TILE_BYTES, VECTOR);
         _tile_dpbsud(2, 6, 5);
         add_few();
-        _tile_dpbsud(3, 7, 5);
-        add_few();
+        if constexpr (PLANES == 2) {
+            _tile_dpbsud(3, 7, 5);
+            add_few();
+        }
     }
     _tile_stored(0, out.sums[0][0], VECTOR);
-    _tile_stored(1, out.sums[0][1], VECTOR);
     _tile_stored(2, out.sums[1][0], VECTOR);
-    _tile_stored(3, out.sums[1][1], VECTOR);
+    if constexpr (PLANES == 2) {
+        _tile_stored(1, out.sums[0][1], VECTOR);
+        _tile_stored(3, out.sums[1][1], VECTOR);
+    }
 }
 
 // Rounds and stores the totals of blocks of rows, starting at first_block. A float16 row is the sum
@@ -130,7 +140,7 @@ __attribute__((always_inline)) inline void multiply(const char* activations, int
 void store_totals(const AmxPanel& panel, int64_t first_block, int64_t blocks) {
     const QuantizedMatmulJob& job = *panel.job;
     const PlanesLayout& layout = panel.layout;
-    const int integer_rows = rows_of_integers(job.format);
+    const int integer_rows = rows_of_integers(job);
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t first = (first_block + block) * layout.block_rows;
         for (int64_t r = 0; r < layout.block_rows && first + r < layout.rows; r += integer_rows) {
@@ -152,7 +162,7 @@ void store_totals(const AmxPanel& panel, int64_t first_block, int64_t blocks) {
 }
 
 // Computes the panel's outputs for `blocks` blocks of rows.
-template <int STEPS, int ROWS>
+template <int STEPS, int ROWS, int PLANES>
 void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weights& weights) {
     const PlanesLayout& layout = panel.layout;
     const Units& units = panel.units;
@@ -187,27 +197,26 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
                     current.scales = panel.scales + group * PANEL_TILES + tile;
                     current.biases = panel.biases + group * PANEL_TILES + tile;
                     current.totals = panel.totals + (block * PANEL_TILES + tile) * ROWS;
-                    multiply<STEPS, ROWS>(activations, step,
-                                          group_weights + tile * MAX_STEPS * TILE_BYTES, pending,
-                                          current);
+                    multiply<STEPS, ROWS, PLANES>(activations, step,
+                                                  group_weights + tile * MAX_STEPS * TILE_BYTES,
+                                                  pending, current);
                     pending = &current;
                 }
             }
         }
     }
-    add_to_totals<ROWS>(*pending, 0, 2 * ROWS);
+    add_to_totals<ROWS, PLANES>(*pending, 0, 2 * ROWS);
     store_totals(panel, first_block, blocks);
 }
 
-bool are_few(const QuantizedMatmulJob& job) {
-    return job.M * rows_of_integers(job.format) <= FEW_ROWS;
-}
+bool are_few(const QuantizedMatmulJob& job) { return job.M * rows_of_integers(job) <= FEW_ROWS; }
 
 // Layout with few rows per tile if they suffice, because the cost of multiplying tiles is
 // proportional to their rows of activations.
 PlanesLayout layout_of(const QuantizedMatmulJob& job) {
-    const int64_t rows = job.M * rows_of_integers(job.format);
-    return PlanesLayout(job, rows <= 4 ? 4 : rows <= 8 ? 8 : TILE_SIDE);
+    const int64_t rows = job.M * rows_of_integers(job);
+    const int block_rows = rows <= 4 ? 4 : rows <= 8 ? 8 : TILE_SIDE;
+    return PlanesLayout(job, block_rows, job.activation_bits == 8 ? 1 : PLANES);
 }
 
 int64_t scratch_bytes(const QuantizedMatmulJob& job) {
@@ -242,10 +251,15 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     Floats* biases = scales + layout.groups * PANEL_TILES;
     Weights* weights = (Weights*)(biases + layout.groups * PANEL_TILES);
     const bool two_steps = layout.parts * units.vectors == 2;
-    const auto run_rows = layout.block_rows == 4 ? (two_steps ? run_panel<2, 4> : run_panel<1, 4>)
-                          : layout.block_rows == 8
-                              ? (two_steps ? run_panel<2, 8> : run_panel<1, 8>)
-                              : (two_steps ? run_panel<2, 16> : run_panel<1, 16>);
+    const auto choose = [&]<int PLANES>() {
+        return layout.block_rows == 4
+                   ? (two_steps ? run_panel<2, 4, PLANES> : run_panel<1, 4, PLANES>)
+               : layout.block_rows == 8
+                   ? (two_steps ? run_panel<2, 8, PLANES> : run_panel<1, 8, PLANES>)
+                   : (two_steps ? run_panel<2, 16, PLANES> : run_panel<1, 16, PLANES>);
+    };
+    const auto run_rows =
+        layout.planes == 1 ? choose.template operator()<1>() : choose.template operator()<2>();
     configure_tiles(layout.block_rows, units.segment_bytes);
     for (int64_t o = first_output; o < last_output; o += PANEL_OUTPUTS) {
         const int outputs =

@@ -24,6 +24,12 @@
 // cancel in it. float16 (11 bits) uses a second row of integers for the remainder, with steps 2¹⁵
 // times smaller: |error| ≤ 1.004 · 2⁻³⁰ · max |a|.
 //
+// 8-bit activations (QuantizedMatmulJob::activation_bits) are integers |A[i]| ≤ 127 with the step
+// max |a| / 127, so |error| ≤ 1.01 · 2⁻⁸ · max |a|; float16 has no second row. Instructions that
+// multiply bytes then compute four products per 32-bit lane instead of two: vpdpbusd, or vpmaddubsw
+// with sums in 16 bits. AVX-512 uses this kernel for 8-bit activations only. NEON, and 8-bit
+// weights without VNNI, multiply the same integers in 16-bit lanes.
+//
 // NaN or infinity in a group makes the row's outputs NaN. Steps are at least 2⁻¹¹¹, so that neither
 // they nor those of the remainder are subnormal.
 #include "common/scratch.h"
@@ -39,11 +45,10 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int PACK_VECTORS = 2;                     // vectors of outputs per pack
+constexpr int PACK_VECTORS = LANES == 16 ? 4 : 2;   // vectors of outputs per pack
 constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
 constexpr int ROW_TILE = 6;                         // their sums fill the AVX2 registers
 constexpr int DIRECT_ROWS = 2 * ROW_TILE;    // maximum for multiply_few_rows: unpacks per tile
-constexpr int STEP_PAIRS = 4;                // pairs of weights per step: one or two words
 constexpr int64_t CACHE_BYTES = 256 * 1024;  // activations per block, reused by every pack
 constexpr int64_t PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, for weights
 
@@ -133,32 +138,78 @@ Pack interleaved(const QuantizedMatmulJob& job, int64_t first, int outputs, void
     return {&job, first, outputs, words, scales, biases};
 }
 
-// Step 2: unpacks pair p of one word of each of LANES outputs.
+// Step 2: unpacks part p of one word of each of LANES outputs: a pair of weights.
 template <int BITS>
 struct Integers {
-    static constexpr int PAIRS = 16 / BITS;  // per word
+    using Part = Shorts;
+    using Sums = PairSums;
+    static constexpr int PARTS = 16 / BITS;  // per word
+    static constexpr int STEP = 4;           // parts per step: one or two words
     static UnsignedShorts unpack(const uint32_t* words, int p) {
         const UnsignedShorts x = load_bits<UnsignedShorts>(words) >> (BITS * p);
-        return p == PAIRS - 1 ? x : x & static_cast<uint16_t>((1 << BITS) - 1);
+        return p == PARTS - 1 ? x : x & static_cast<uint16_t>((1 << BITS) - 1);
     }
-    static Shorts pair(const uint32_t* words, int p) { return (Shorts)unpack(words, p); }
+    static Part part(const uint32_t* words, int p) { return (Part)unpack(words, p); }
 };
 struct FloatingPoint : Integers<4> {
-    static Shorts pair(const uint32_t* words, int p) {
+    static Part part(const uint32_t* words, int p) {
         return look_up(E2M1_INTEGERS, unpack(words, p));
     }
 };
 
+// For 8-bit activations: a part is four weights.
+template <int BITS>
+struct ByteIntegers {
+    using Part = Quads;
+    using Sums = QuadSums;
+    static constexpr int PARTS = 8 / BITS;
+    static constexpr int STEP = 8;  // 16-bit sums: 8 · 2 · 127 · 15 < 2¹⁵
+    static Part part(const uint32_t* words, int p) {
+        const Ints x = load_bits<Ints>(words) >> (BITS * p);
+        return (Part)(BITS == 8 ? x : x & 0x0f0f0f0f);
+    }
+};
+struct ByteFloatingPoint : ByteIntegers<4> {
+    static constexpr int STEP = 4;  // 4 · 2 · 127 · 24 < 2¹⁵
+    static Part part(const uint32_t* words, int p) {
+        return look_up(E2M1_INTEGERS, ByteIntegers<4>::part(words, p));
+    }
+};
+
+// Calls f.operator()<WeightFormat>() for the formats of b and of the activations. NEON multiplies
+// only shorts, and AVX-512 only bytes: its 16-bit activations have another kernel.
+template <typename Function>
+inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f) {
+    const auto call = [&]<typename OfShorts, typename OfBytes>() {
+        if constexpr (LANES == 4) {
+            f.template operator()<OfShorts>();
+        } else if constexpr (LANES == 16) {
+            f.template operator()<OfBytes>();
+        } else {
+            multiplies_bytes(job) ? f.template operator()<OfBytes>()
+                                  : f.template operator()<OfShorts>();
+        }
+    };
+    if (job.biases == nullptr) {
+        call.template operator()<FloatingPoint, ByteFloatingPoint>();
+    } else if (job.bits == 4) {
+        call.template operator()<Integers<4>, ByteIntegers<4>>();
+    } else {
+        call.template operator()<Integers<8>, ByteIntegers<8>>();
+    }
+}
+
 // A group's weights, unpacked on each use.
 template <typename WeightFormat>
 struct PackedGroup {
-    static constexpr int WORDS = STEP_PAIRS / WeightFormat::PAIRS;  // per step
+    using Format = WeightFormat;
+    static constexpr int WORDS = Format::STEP / Format::PARTS;  // per step
     const uint32_t* words;
 
-    // Pair i of a step, for vector v of outputs.
-    Shorts pair(int64_t step, int i, int v) const {
-        const int64_t word = step * WORDS + i / WeightFormat::PAIRS;
-        return WeightFormat::pair(words + word * PACK_OUTPUTS + v * LANES, i % WeightFormat::PAIRS);
+    // Part i of a step, for vector v of outputs.
+    typename Format::Part part(int64_t step, int i, int v) const {
+        const int64_t word = step * WORDS + i / Format::PARTS;
+        return Format::part(words + word * PACK_OUTPUTS + v * LANES, i % Format::PARTS);
     }
     // Prefetches a later step. Access is sequential, but the hardware prefetcher stops at the end
     // of a page.
@@ -171,23 +222,28 @@ struct PackedGroup {
 };
 
 // A group's weights, unpacked in advance.
+template <typename WeightFormat>
 struct UnpackedGroup {
-    const Shorts (*pairs)[PACK_VECTORS];
+    using Format = WeightFormat;
+    const typename Format::Part (*parts)[PACK_VECTORS];
 
-    Shorts pair(int64_t step, int i, int v) const { return pairs[step * STEP_PAIRS + i][v]; }
+    typename Format::Part part(int64_t step, int i, int v) const {
+        return parts[step * Format::STEP + i][v];
+    }
     void prefetch(int64_t) const {}
 };
 
 template <typename WeightFormat>
-void unpack_group(const PackedGroup<WeightFormat>& group, int64_t pairs,
-                  Shorts (*out)[PACK_VECTORS]) {
-    for (int64_t step = 0; step < pairs / STEP_PAIRS; step++) {
+void unpack_group(const PackedGroup<WeightFormat>& group, int64_t parts,
+                  typename WeightFormat::Part (*out)[PACK_VECTORS]) {
+    constexpr int STEP = WeightFormat::STEP;
+    for (int64_t step = 0; step < parts / STEP; step++) {
         group.prefetch(step);
+#pragma GCC unroll 8
+        for (int i = 0; i < STEP; i++) {
 #pragma GCC unroll 4
-        for (int i = 0; i < STEP_PAIRS; i++) {
-#pragma GCC unroll 2
             for (int v = 0; v < PACK_VECTORS; v++) {
-                out[step * STEP_PAIRS + i][v] = group.pair(step, i, v);
+                out[step * STEP + i][v] = group.part(step, i, v);
             }
         }
     }
@@ -196,10 +252,10 @@ void unpack_group(const PackedGroup<WeightFormat>& group, int64_t pairs,
 // --- matmul -------------------------------------------------------------------------------------
 
 // Step 4 for ROWS rows: `totals` is rows × PACK_VECTORS.
-template <int ROWS>
+template <int ROWS, typename Sums>
 inline void add_group(const Pack& pack, int64_t g, const Factors* factors,
-                      const PairSums (&sums)[ROWS][PACK_VECTORS], Floats* totals) {
-#pragma GCC unroll 2
+                      const Sums (&sums)[ROWS][PACK_VECTORS], Floats* totals) {
+#pragma GCC unroll 4
     for (int v = 0; v < PACK_VECTORS; v++) {
         Floats scale = pack.factor(pack.scales, g, v), bias;
         if (pack.biases != nullptr) {
@@ -217,40 +273,48 @@ inline void add_group(const Pack& pack, int64_t g, const Factors* factors,
     }
 }
 
-// Independent sums per output and row: with one or two rows, a single chain of additions would wait
-// for the latency of the instruction that multiplies and adds.
-template <int ROWS>
-constexpr int CHAINS = ROWS > 2 ? 1 : STEP_PAIRS / ROWS;
-
 // Steps 3 and 4 for one group and ROWS rows.
 template <int ROWS, typename Weights>
 __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& weights,
                                               const Activations& a, int64_t g, int64_t row,
                                               Floats* totals) {
-    const int64_t row_pairs = a.row_pairs();
-    const PairOfShorts* pairs = a.pairs(g, row);
-    PairSums chains[CHAINS<ROWS>][ROWS][PACK_VECTORS] = {};
-    for (int64_t step = 0; step < row_pairs / STEP_PAIRS; step++) {
+    using Format = typename Weights::Format;
+    using Sums = typename Format::Sums;
+    constexpr int STEP = Format::STEP;
+    // With one or two rows, a single chain of additions per output would wait for the latency of
+    // the instruction that multiplies and adds.
+    constexpr int CHAINS = ROWS > 2 || !Sums::CAN_SPLIT ? 1 : 4 / ROWS;
+    const int64_t row_words = a.row_words;
+    const Word* words = a.words(g, row);
+    Sums chains[CHAINS][ROWS][PACK_VECTORS] = {};
+    for (int64_t step = 0; step < row_words / STEP; step++) {
         weights.prefetch(step);
+#pragma GCC unroll 8
+        for (int i = 0; i < STEP; i++) {
+            typename Format::Part w[PACK_VECTORS];
 #pragma GCC unroll 4
-        for (int i = 0; i < STEP_PAIRS; i++) {
-            Shorts w[PACK_VECTORS];
-#pragma GCC unroll 2
             for (int v = 0; v < PACK_VECTORS; v++) {
-                w[v] = weights.pair(step, i, v);
+                w[v] = weights.part(step, i, v);
             }
 #pragma GCC unroll 6
             for (int r = 0; r < ROWS; r++) {
-                const Ints x = splat(pairs[r * row_pairs + step * STEP_PAIRS + i]);
-#pragma GCC unroll 2
+                const Ints x = splat(words[r * row_words + step * STEP + i]);
+#pragma GCC unroll 4
                 for (int v = 0; v < PACK_VECTORS; v++) {
-                    multiply_add(chains[i % CHAINS<ROWS>][r][v], x, w[v]);
+                    multiply_add(chains[i % CHAINS][r][v], x, w[v]);
                 }
+            }
+        }
+#pragma GCC unroll 6
+        for (int r = 0; r < ROWS; r++) {
+#pragma GCC unroll 4
+            for (int v = 0; v < PACK_VECTORS; v++) {
+                end_step(chains[0][r][v]);
             }
         }
     }
 #pragma GCC unroll 4
-    for (int chain = 1; chain < CHAINS<ROWS>; chain++) {
+    for (int chain = 1; chain < CHAINS; chain++) {
 #pragma GCC unroll 2
         for (int r = 0; r < ROWS; r++) {
 #pragma GCC unroll 2
@@ -280,11 +344,11 @@ template <typename WeightFormat>
 void multiply_many_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
                         Floats* totals) {
     const int64_t groups = pack.job->I / a.group_size;
-    Shorts pairs[MAX_GROUP / 2][PACK_VECTORS];
+    typename WeightFormat::Part parts[MAX_GROUP / 2][PACK_VECTORS];
     for (int64_t g = 0; g < groups; g++) {
-        unpack_group(PackedGroup<WeightFormat>{pack.group(g)}, a.row_pairs(), pairs);
+        unpack_group(PackedGroup<WeightFormat>{pack.group(g)}, a.row_words, parts);
         for_tiles<ROW_TILE>(rows, [&]<int ROWS>(int64_t row) {
-            multiply_group<ROWS>(pack, UnpackedGroup{pairs}, a, g, first_row + row,
+            multiply_group<ROWS>(pack, UnpackedGroup<WeightFormat>{parts}, a, g, first_row + row,
                                  totals + row * PACK_VECTORS);
         });
     }
@@ -293,7 +357,7 @@ void multiply_many_rows(const Pack& pack, const Activations& a, int64_t first_ro
 // Rounds and stores output rows, after adding the two rows of integers of a float16 row.
 void store_rows(const Pack& pack, int64_t first_row, int64_t rows, const Floats* totals) {
     const QuantizedMatmulJob& job = *pack.job;
-    const int integer_rows = rows_of_integers(job.format);
+    const int integer_rows = rows_of_integers(job);
     for (int64_t r = 0; r < rows; r += integer_rows) {
         for (int v = 0; v < PACK_VECTORS && v * LANES < pack.outputs; v++) {
             const Floats* total = totals + r * PACK_VECTORS + v;
@@ -315,13 +379,7 @@ void run_pack(const Pack& pack, const Activations& a, int64_t first_row, int64_t
                                              : multiply_many_rows<WeightFormat>;
         run(pack, a, first_row, rows, totals);
     };
-    if (pack.biases == nullptr) {
-        multiply.template operator()<FloatingPoint>();
-    } else if (pack.job->bits == 4) {
-        multiply.template operator()<Integers<4>>();
-    } else {
-        multiply.template operator()<Integers<8>>();
-    }
+    with_weight_format(*pack.job, multiply);
     store_rows(pack, first_row, rows, totals);
 }
 
@@ -329,7 +387,8 @@ void run_pack(const Pack& pack, const Activations& a, int64_t first_row, int64_t
 
 int64_t scratch_bytes(const QuantizedMatmulJob& job) {
     const int64_t factors = job.I / job.group_size * static_cast<int64_t>(sizeof(Factors));
-    return job.M * rows_of_integers(job.format) * (job.I * 2 + factors);
+    const int bytes = multiplies_bytes(job) ? 1 : 2;
+    return job.M * rows_of_integers(job) * (job.I * bytes + factors);
 }
 
 void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, int64_t last_row) {

@@ -156,7 +156,7 @@ Floats add_groups(const PlanesLayout& layout, const Floats* scales, const Floats
 // --- the kernel ---------------------------------------------------------------------------------
 
 PlanesLayout few_rows_layout(const QuantizedMatmulJob& job) {
-    return PlanesLayout(job, static_cast<int>(job.M) * rows_of_integers(job.format));
+    return PlanesLayout(job, static_cast<int>(job.M) * rows_of_integers(job));
 }
 
 int64_t few_rows_scratch_bytes(const QuantizedMatmulJob& job) { return few_rows_layout(job).bytes; }
@@ -189,7 +189,7 @@ void run_few_rows(const QuantizedMatmulJob& job, const void* scratch, int64_t fi
             run(layout, b, activations, quads);
         });
     };
-    const int integer_rows = rows_of_integers(job.format);
+    const int integer_rows = rows_of_integers(job);
     for (int64_t o = first_output; o < last_output; o += OUTPUTS) {
         const char* b = (const char*)job.b + o * layout.row_bytes;
         int outputs = OUTPUTS;

@@ -124,7 +124,7 @@ void run_columns(const Columns& columns) {
     const QuantizedMatmulJob& job = columns.job;
     Floats totals[ROWS][COLUMNS];
     multiply_columns<WeightFormat, ROWS, COLUMNS>(columns, totals);
-    const int integer_rows = rows_of_integers(job.format);
+    const int integer_rows = rows_of_integers(job);
     for (int row = 0; row < ROWS; row += integer_rows) {
         for (int column = 0; column < COLUMNS; column++) {
             const Floats total = integer_rows == 2 ? totals[row][column] + totals[ROWS - 1][column]
@@ -152,7 +152,7 @@ void run_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, const c
 
 void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,
                                          int64_t first_output, int64_t last_output) {
-    const int rows = static_cast<int>(job.M) * rows_of_integers(job.format);
+    const int rows = static_cast<int>(job.M) * rows_of_integers(job);
     const PlanesLayout layout(job, rows);
     with_weight_format(job, [&]<typename WeightFormat>() {
         const auto run = rows == 1 ? run_rows<WeightFormat, 1> : run_rows<WeightFormat, 2>;

@@ -1,0 +1,138 @@
+"""8-bit activations compared with exact ones: speed and error.
+
+    python -m benchmark.activation_bits --model FOLDER [--text FILE …] [--rounds N]
+
+Two engines share the weights and run the same work in turns, after an uncounted round. The error is
+that of predicting each token of a text, or of random tokens: how often both have the same most
+likely token, and the ratio of the perplexities.
+"""
+
+import argparse
+import json
+import math
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from tiny_llm import LLM, SamplingParams, UserError, load_weights
+from tiny_llm.models.families.linear import ACTIVATION_BITS
+
+WINDOW = 512  # tokens per prompt
+CONTEXT = 32  # tokens before decoding
+STEPS = 12  # decoding steps per measurement
+BATCH_SIZES = (1, 4, 16)
+
+
+def main() -> int:
+    """Prints both tables; the last line of output is JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", default="demo", help="name or folder of a quantized model")
+    parser.add_argument("--text", nargs="+", type=Path, default=[], help="text files, in UTF-8")
+    parser.add_argument("--windows", type=int, default=8, help="prompts for the error")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    try:
+        weights = load_weights(args.model)
+        llms = [
+            LLM(
+                weights,
+                kv_cache_bytes=2**30,
+                max_num_batched_tokens=WINDOW,
+                max_num_seqs=max(BATCH_SIZES),
+                enable_prefix_caching=False,
+                activation_bits=bits,  # type: ignore[arg-type]
+            )
+            for bits in ACTIVATION_BITS
+        ]
+    except UserError as error:
+        print(f"activation_bits: {error}", file=sys.stderr)
+        return 1
+    speeds = {"prefill": compare(llms, 0, args.rounds)}
+    speeds |= {f"decode {size}": compare(llms, size, args.rounds) for size in BATCH_SIZES}
+    for name, (exact, rounded) in speeds.items():
+        print(
+            f"{name:10} tokens/s, median and best: {median(exact):7.1f} {max(exact):7.1f} exact, "
+            f"{median(rounded):7.1f} {max(rounded):7.1f} in 8 bits: "
+            f"{median(rounded) / median(exact):.2f} ×"
+        )
+    result = compare_predictions(llms, prompts(llms[0], args.text, args.windows))
+    print(
+        f"{result['tokens']} tokens: {100 * result['agreement']:.2f} % the same most likely token, "
+        f"perplexity × {result['perplexity_ratio']:.5f}"
+    )
+    print(json.dumps({"speeds": speeds, "error": result}))
+    return 0
+
+
+def prompts(llm: LLM, files: Sequence[Path], windows: int) -> list[list[int]]:
+    """Splits the files' text into prompts of `WINDOW` tokens; random tokens without files."""
+    rng = random.Random(3)
+    ids = [rng.randrange(llm.vocab_size) for _ in range(WINDOW * windows)]
+    if files:
+        ids = list(llm.tokenizer.encode("".join(file.read_text("utf-8") for file in files)))
+    return [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)][:windows]
+
+
+def compare(llms: Sequence[LLM], batch_size: int, rounds: int) -> list[list[float]]:
+    """Tokens/s of each engine per round: of a prompt if batch_size is 0, else of decoding."""
+    speeds: list[list[float]] = [[] for _ in llms]
+    for turn in range(-1, rounds):  # turn −1 warms up
+        for index in sorted(range(len(llms)), reverse=turn % 2 == 1):
+            speed = tokens_per_second(llms[index], batch_size)
+            if turn >= 0:
+                speeds[index].append(speed)
+    return speeds
+
+
+def tokens_per_second(llm: LLM, batch_size: int) -> float:
+    """Runs a prompt of `WINDOW` tokens, or `STEPS` decoding steps of `batch_size` requests."""
+    tokens = CONTEXT if batch_size else WINDOW
+    params = SamplingParams(temperature=0, max_tokens=2 * STEPS, ignore_eos=True)
+    started = time.perf_counter()
+    prompt = [i % 997 + 1 for i in range(tokens)]
+    requests = [llm.add_request(prompt, params) for _ in range(max(1, batch_size))]
+    pending = set(requests)
+    while pending:
+        pending -= {output.request_id for output in llm.step()}
+    if batch_size:
+        started, tokens = time.perf_counter(), batch_size * STEPS
+        for _ in range(STEPS):
+            llm.step()
+    seconds = time.perf_counter() - started
+    for request in requests:
+        llm.abort(request)
+    return tokens / seconds
+
+
+def compare_predictions(llms: Sequence[LLM], ids: list[list[int]]) -> dict[str, float]:
+    """Agreement of the most likely tokens, and the ratio of the perplexities, 8 bits to exact."""
+    params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    best: list[list[int]] = []
+    losses = []
+    for llm in llms:
+        outputs = llm.generate(ids, params, show_progress=False)
+        entries = [
+            (token, logprobs)
+            for output in outputs
+            for token, logprobs in zip(
+                output.prompt_token_ids, output.prompt_logprobs or [], strict=True
+            )
+            if logprobs is not None  # the first token has none
+        ]
+        best.append([max(logprobs, key=logprobs.__getitem__) for _, logprobs in entries])
+        losses.append(-sum(logprobs[token] for token, logprobs in entries) / len(entries))
+    equal = sum(one == other for one, other in zip(*best, strict=True))
+    return {
+        "tokens": len(best[0]),
+        "agreement": equal / len(best[0]),
+        "perplexity_ratio": math.exp(losses[1] - losses[0]),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""`activation_bits=8`: batch invariance, accuracy, exact gates, and invalid combinations."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.engine.support import MORE_CASES, run_cases
+from tests.engine.test_batch_invariance import AMPLE_TOKENS, TIGHT_TOKENS, build
+from tests.models.support import FAMILIES, MIXTURE
+from tiny_llm import LLM, SamplingParams, UserError, kernels, load_weights
+from tiny_llm.models.families.linear import with_8_bit_activations
+
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.skipif(
+    kernels.prepack_rows() == 0, reason="needs CPU kernels with vector instructions"
+)
+
+
+def prompt_logprobs(activation_bits: int, text: str) -> list[float]:
+    llm = LLM("demo", activation_bits=activation_bits)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    [output] = llm.generate([text], params, show_progress=False)
+    entries = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    return [entry[token] for token, entry in entries]
+
+
+def test_batch_invariant_with_chunks_preemption_and_drafts(demo):
+    cases = range(len(MORE_CASES))
+    alone = {"max_num_seqs": 1, "enable_prefix_caching": False}
+    expected: tuple[dict, dict] = {}, {}
+    for case in cases:
+        llm = build(demo, AMPLE_TOKENS, activation_bits=8, **alone)
+        for all_cases, own in zip(expected, run_cases(llm, [case], cases=MORE_CASES), strict=True):
+            all_cases.update(own)
+    options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 35}
+    llm = build(demo, TIGHT_TOKENS, activation_bits=8, speculative="ngram", **options)
+    outputs, logits = run_cases(llm, cases, 0, MORE_CASES)
+    assert llm.scheduler.num_preemptions > 0
+    assert llm.runner.statistics.num_accepted_tokens > 0
+    for case in cases:
+        assert outputs[case].token_ids == expected[0][case].token_ids, f"request {case}"
+        assert outputs[case].logprobs == expected[0][case].logprobs, f"request {case}"
+    for key, row in expected[1].items():
+        np.testing.assert_array_equal(logits[key], row, err_msg=str(key))
+
+
+def test_perplexity_is_within_one_percent():
+    text = (ROOT / "README.md").read_text()[:4000]
+    exact, rounded = (prompt_logprobs(bits, text) for bits in (16, 8))
+    assert exact != rounded
+    perplexity = [math.exp(-sum(each) / len(each)) for each in (exact, rounded)]
+    assert perplexity[1] == pytest.approx(perplexity[0], rel=0.01)
+
+
+def test_gates_remain_exact_and_the_model_is_not_changed(tmp_path):
+    config = {**MIXTURE, "quantization": {"group_size": 64, "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model, _ = load_weights(str(tmp_path), load_format="dummy", with_tokenizer=False)
+    rounded = with_8_bit_activations(model)
+    bits = {
+        path.split(".")[-1]: getattr(layer, "activation_bits", 16)
+        for path, layer in rounded.named_modules()
+        if "scales" in layer
+    }
+    assert bits.pop("gate") == 16
+    assert set(bits.values()) == {8}
+    assert {"q_proj", "up_proj", "embed_tokens"} <= set(bits)
+    assert not any(hasattr(layer, "activation_bits") for layer in model.modules())
+
+
+@pytest.mark.parametrize("bits", [4, None, "8"])
+def test_invalid_bits_are_rejected(bits):
+    with pytest.raises(UserError, match=r"^activation_bits must be 16 or 8, got "):
+        LLM("demo", activation_bits=bits)
+
+
+def test_unsupported_models_and_kernels_are_rejected(tmp_path, monkeypatch):
+    config = {**FAMILIES["qwen3"], "vocab_size": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="requires 4- or 8-bit weights and 16-bit activations"):
+        LLM(str(tmp_path), load_format="dummy", activation_bits=8)
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
+    with pytest.raises(UserError, match="requires a CPU and the kernels of its vector"):
+        LLM("demo", activation_bits=8)

@@ -1,0 +1,102 @@
+"""8-bit activations: matmuls against plain MLX, the same bits on every instruction set."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.ops.quantized_matmul_problems import HALVES, exact, problem, problem_in_floating_point
+from tests.support import EPSILON, as_numpy, assert_same_bits, random
+from tiny_llm import kernels
+from tiny_llm.kernels.prepack import prepack_weight
+
+SHAPES = [(1, 256, 70), (2, 128, 1), (5, 640, 64), (7, 128, 65), (13, 384, 130), (40, 256, 67)]
+
+
+def rounded(a, group_size):
+    """Readable reference: activations after rounding, in float32."""
+    groups = a.astype(mx.float32).reshape(*a.shape[:-1], -1, group_size)
+    largest = mx.maximum(mx.abs(groups).max(-1, keepdims=True), 2.0**-97)
+    return (mx.round(groups * (127 / largest)) * (largest / 127)).reshape(a.shape)
+
+
+def multiply(scales, biases, group_size, bits, a, b):
+    [product] = kernels.multi_quantized_matmul(
+        [scales], [biases], group_size, bits, a, [b], activation_bits=8
+    )
+    mx.eval(product)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+    return product
+
+
+@pytest.fixture
+def vector_set(instruction_set):
+    if kernels.prepack_rows() == 0:
+        pytest.skip(f"the {instruction_set} kernels do not round activations")
+    return instruction_set
+
+
+@pytest.mark.parametrize("bits", [4, 8, "e2m1"])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+def test_matches_rounded_activations(vector_set, half, group_size, bits):
+    for M, I, O in SHAPES:
+        arguments = (
+            problem_in_floating_point(M, I, O, group_size, half)
+            if bits == "e2m1"
+            else problem(M, I, O, bits, group_size, half)
+        )
+        scales, biases, _, b_bits, a, b = arguments
+        expected, magnitude = exact(scales, biases, group_size, b_bits, rounded(a, group_size), b)
+        error = np.abs(as_numpy(multiply(*arguments)) - expected)
+        # One rounding to the output dtype, and a few float32 operations per group.
+        bound = EPSILON[half] / 2 * np.abs(expected) + 2.0**-18 * magnitude
+        assert (error <= bound).all(), f"{M}×{I}×{O}: {(error - bound).max()}"
+
+
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_same_bits_on_every_instruction_set_batched_and_prepacked(monkeypatch, bits, half):
+    scales, biases, group_size, _, a, b = problem(33, 256, 128, bits, 64, half)
+    expected = None
+    for name in kernels.extension().instruction_sets():
+        monkeypatch.setenv("TINY_LLM_CPU_ISA", name)
+        rows = kernels.prepack_rows()
+        if rows == 0:
+            continue
+        product = multiply(scales, biases, group_size, bits, a, b)
+        expected = product if expected is None else expected
+        assert_same_bits(product, expected, name)
+        packed = (prepack_weight(array, rows) for array in (scales, biases, b))
+        scales_packed, biases_packed, b_packed = packed
+        arguments = scales_packed, biases_packed, group_size, bits
+        assert_same_bits(multiply(*arguments, a, b_packed), expected, f"{name}, prepacked")
+        for row in (0, 17, 32):
+            alone = multiply(*arguments, a[row : row + 1], b_packed)
+            assert_same_bits(alone, expected[row : row + 1], f"{name}, row {row} alone")
+
+
+def test_each_matrix_and_expert_has_the_bits_of_a_single_product(vector_set):
+    b, scales, biases = mx.quantize(random(3, 70, 256, dtype=mx.bfloat16), 64, 4)
+    a, experts = random(9, 256, dtype=mx.bfloat16), mx.random.randint(0, 3, (9, 1))
+    single = [multiply(scales[x], biases[x], 64, 4, a, b[x]) for x in range(3)]
+    options = {"activation_bits": 8}
+    products = kernels.multi_quantized_matmul(
+        list(scales), list(biases), 64, 4, a, list(b), **options
+    )
+    grouped = kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts, **options)
+    mx.eval(products, grouped)
+    for product, expected in zip(products, single, strict=True):
+        assert_same_bits(product, expected, "several matrices")
+    for row, [expert] in enumerate(experts.tolist()):
+        assert_same_bits(grouped[row, 0], single[expert][row], f"row {row}")
+
+
+def test_unsupported_bits_are_rejected(monkeypatch):
+    arguments = problem(1, 128, 64, 4, 64, mx.bfloat16)
+    scales, biases, group_size, bits, a, b = arguments
+    with pytest.raises(ValueError, match="expected activation_bits 16 or 8, got 4"):
+        kernels.multi_quantized_matmul(
+            [scales], [biases], group_size, bits, a, [b], activation_bits=4
+        )
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
+    with pytest.raises(ValueError, match="the selected kernels do not round activations"):
+        multiply(*arguments)
