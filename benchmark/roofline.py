@@ -254,7 +254,7 @@ class Limits:
         return cell
 
     def exit_status(self) -> int:
-        """Prints the limits; returns 1, with a message, if a share exceeded 100 %."""
+        """Prints the machine's limits; returns 1, after an error message, if one was exceeded."""
         print(self.machine or "", file=sys.stderr)
         return above_limits(self._exceeded)
 

@@ -218,7 +218,7 @@ Returns:
     m.def("prepack_weight", &tiny_llm_ext::prepack_weight, "matrix"_a, "rows"_a, "memory"_a,
           "offset"_a, nb::call_guard<nb::gil_scoped_release>(), docs::prepack_weight);
     m.def("prepack_weight_from_file", &tiny_llm_ext::prepack_weight_from_file, "matrix"_a, "file"_a,
-          "begin"_a, "rows"_a, "memory"_a, "offset"_a, "alone"_a = false,
+          "begin"_a, "rows"_a, "memory"_a, "offset"_a, "limit_readahead"_a = false,
           nb::call_guard<nb::gil_scoped_release>(), docs::prepack_weight_from_file);
     m.def("rethrow_task_error", &tiny_llm_ext::rethrow_task_error,
           "Raises the pending exception of a kernel that failed in its stream's thread, if any.");

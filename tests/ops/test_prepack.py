@@ -263,7 +263,7 @@ def test_errors_name_the_argument(prepacked_isa):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:
-    """Untied head and odd vocabulary size, so some layers stay row-major."""
+    """Path of a checkpoint with an untied LM head that stays row-major: its row count is odd."""
     folder = tmp_path_factory.mktemp("untied")
     config = qwen3_config(128, 2, 256, 4, 2, False, head_dim=64, vocab_size=4605)
     write_checkpoint(folder, config, bits=4, group_size=64)

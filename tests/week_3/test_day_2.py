@@ -215,7 +215,7 @@ def test_task_2_idle_slot_is_zero_without_side_effects():
 @pytest.mark.parametrize("page_size", [3, 16])
 @pytest.mark.parametrize("mask", ["causal", None])
 def test_task_2_reference_gathers_and_attends(dtype, page_size, mask):
-    lengths = [9, 0, 33, 2]  # the last sequence has fewer keys than queries
+    lengths = [9, 0, 33, 2]  # 0: an idle slot; 2: fewer keys than queries
     pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
     keys, values, table = cut_into_pages(pairs, page_size)
     query = random(4, 4, 3, 16, dtype=dtype)

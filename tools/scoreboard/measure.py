@@ -261,7 +261,11 @@ def _workers(
 
 
 def serves_load(outcomes: Mapping[str, Sequence[Outcome]]) -> bool:
-    """Whether the days that goodput requires are done."""
+    """Whether all course tasks that the goodput benchmark needs have passed.
+
+    Args:
+        outcomes: test outcomes by task id.
+    """
     tasks = (task.id for day in GOODPUT_DAYS for task in day.tasks)
     return all(is_done(outcomes.get(task, [])) for task in tasks)
 

@@ -360,7 +360,8 @@ class LLM:
 
         Args:
             prompts: see `generate`. Texts are encoded with the tokenizer's special tokens, such as
-                Qwen3-Embedding's EOS token; instructions are part of the text.
+                Qwen3-Embedding's EOS token. No instruction is added; include one if the model
+                expects it.
 
         Raises:
             UserError: not an embedding model, or a prompt is rejected.

@@ -128,17 +128,17 @@ class WeightLocations:
         self._locations: WeakIdMap[tuple[Path, int, bool]] = {}
         self._readers: WeakIdMap[Callable[[], mx.array]] = {}
 
-    def add(self, array: mx.array, file: Path, begin: int, exclusive: bool = False) -> None:
+    def add(self, array: mx.array, file: Path, begin: int, limit_readahead: bool = False) -> None:
         """Registers a lazy array that is stored row-major in a file.
 
         Args:
             array: lazy array.
             file: file path.
             begin: byte offset in the file.
-            exclusive: disables readahead past the array, for shards: other ranks, not this
+            limit_readahead: disables readahead past the array, for shards: other ranks, not this
                 process, read the following bytes.
         """
-        self._locations[id(array)] = weakref.ref(array), (file, begin, exclusive)
+        self._locations[id(array)] = weakref.ref(array), (file, begin, limit_readahead)
 
     def add_reader(self, array: mx.array, read: Callable[[], mx.array]) -> None:
         """Registers a function that reads a lazy array with less I/O than evaluating it."""
@@ -157,7 +157,7 @@ class WeightLocations:
                     setattr(part, name, self.read(array))
 
     def location_of(self, array: mx.array) -> tuple[Path, int, bool] | None:
-        """Returns (file, begin, exclusive) from `add`; None if the array is not registered."""
+        """Returns (file, begin, limit_readahead) from `add`; None if the array is not registered."""
         return _lookup(self._locations, array)
 
 
@@ -200,9 +200,9 @@ class PrepackedWeights:
             rows = self._locations.read(matrix).reshape(-1, W)
             packed = extension().prepack_weight(rows, *target)
         else:
-            file, begin, exclusive = location
+            file, begin, limit_readahead = location
             packed = extension().prepack_weight_from_file(
-                tall, str(file), begin, *target, exclusive
+                tall, str(file), begin, *target, limit_readahead
             )
         self._used += _aligned_nbytes(matrix)
         return packed.reshape(*N, O // self._rows, W, self._rows)

@@ -13,8 +13,8 @@ from .. import kernels
 from ..attention import Mask
 
 # Buffers grow by half of their capacity and at least GROWTH_TOKENS, so appending one token at a
-# time copies each token O(1) times on average. The initial capacity is smaller:
-# 256 tokens of Qwen3-0.6B take 29 MB, and many outputs are short.
+# time copies each token O(1) times on average. The initial capacity is smaller than GROWTH_TOKENS
+# because many outputs are short, and 256 tokens of Qwen3-0.6B take 29 MB.
 INITIAL_TOKENS = 64
 GROWTH_TOKENS = 256
 

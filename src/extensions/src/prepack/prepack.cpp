@@ -219,12 +219,13 @@ mx::array prepack_weight(const mx::array& matrix, int rows, const mx::array& mem
 }
 
 mx::array prepack_weight_from_file(const mx::array& matrix, const std::string& path, int64_t begin,
-                                   int rows, const mx::array& memory, int64_t offset, bool alone) {
+                                   int rows, const mx::array& memory, int64_t offset,
+                                   bool limit_readahead) {
     check_arguments(matrix, rows, memory, offset);
     check(begin >= 0, "prepack_weight_from_file", "expected begin to be at least 0, got ", begin);
     const int O = matrix.shape(0), W = matrix.shape(1);
     const File file(path);
-    if (alone) {
+    if (limit_readahead) {
         file.request_readahead(begin, static_cast<int64_t>(matrix.nbytes()));
     }
     mx::array out = slice_of(memory, offset, {O / rows, W, rows}, matrix.dtype());

@@ -22,9 +22,9 @@ constant constexpr int VALUES = 16;  // elements per row, lane and step
 
 constant constexpr int STEP = LANES * VALUES;
 
-// Loads this lane's next elements of a to x, and returns their sum. For 4-bit weights, elements are
-// divided by 1, 16, 256 or 4,096 to match load_weights; these divisions are exact. A vec<T, 4>
-// loads four elements with one access.
+// Loads this lane's next elements of `a` into `x`, and returns the sum of the elements. For 4-bit
+// weights, those in `x` are then divided by 1, 16, 256 or 4,096, because load_weights does not
+// shift the weights; these divisions are exact. Four elements are read with one access.
 template <typename T, int BITS>
 float load_activations(device const T* a, thread float* x) {
     float sum = 0;

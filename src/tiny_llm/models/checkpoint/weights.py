@@ -136,7 +136,7 @@ def _register_source(
     """Registers the file location of a rank's slice, so that only the slice is read."""
     ranges = shard.byte_ranges(name, tensor)
     if len(ranges) == 1:
-        locations.add(array, tensor.file, ranges[0].start, exclusive=True)
+        locations.add(array, tensor.file, ranges[0].start, limit_readahead=True)
     if len(ranges) == 1 or len(ranges[0]) >= MIN_READ_BYTES:
         locations.add_reader(array, partial(shard.read_tensor, name, tensor))
 

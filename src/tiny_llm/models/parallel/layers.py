@@ -147,7 +147,7 @@ class ParallelLMHead:
         self._group = group
 
     def __call__(self, x: mx.array) -> Any:
-        """Computes logits: R hidden states -> R×V; without communication if R = 0."""
+        """Computes the logits of R hidden states, R×vocab_size; R = 0 needs no communication."""
         if x.shape[0] == 0:
             return mx.zeros((0, self._vocab_size), x.dtype)
         # [task 6.2.4 head]

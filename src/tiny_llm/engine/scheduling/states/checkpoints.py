@@ -101,12 +101,19 @@ class Checkpoints:
         return self._allocator.allocate()[0]
 
     def allocate_other(self, node: PrefixNode, num_reserved: int) -> int:
-        """Allocates a slot for a request whose current slot is the checkpoint of `node`.
+        """Allocates a slot for a request whose current slot holds the checkpoint of `node`.
+
+        Uses a free slot, or evicts a checkpoint of lower priority than that of `node`. For the sake
+        of a rolling checkpoint, only checkpoints with a priority of at most the eviction clock are
+        evicted.
+
+        Args:
+            node: node whose checkpoint is in the request's current slot.
+            num_reserved: see `allocate`.
 
         Returns:
-            The slot; −1, after discarding the checkpoint of `node`, if all others have a higher
-            priority. For a rolling checkpoint, evicts only those whose priority is at most the
-            eviction clock.
+            The slot, or −1 if there is none: the checkpoint of `node` is then discarded, and the
+            request keeps its slot.
         """
         checkpoint = self.by_node[node]
         below = self._clock + 1 if checkpoint.is_rolling else checkpoint.priority
