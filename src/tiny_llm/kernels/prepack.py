@@ -157,7 +157,7 @@ class WeightLocations:
                     setattr(part, name, self.read(array))
 
     def location_of(self, array: mx.array) -> tuple[Path, int, bool] | None:
-        """Returns (file, begin, limit_readahead) from `add`; None if the array is not registered."""
+        """Returns the array's (file, begin, limit_readahead); None if it is not registered."""
         return _lookup(self._locations, array)
 
 

@@ -46,8 +46,9 @@ mx::array prepack_weight(const mx::array& matrix, int rows, const mx::array& mem
 /// begin: byte offset of the matrix in the file.
 /// rows, memory, offset: as for prepack_weight.
 /// limit_readahead: whether to read ahead only within the matrix, because other processes
-/// (tensor-parallel ranks) read the rest of the file. Throws std::invalid_argument as
-/// prepack_weight does, and std::runtime_error if the file cannot be read or is truncated.
+///   (tensor-parallel ranks) read the rest of the file.
+/// Throws std::invalid_argument as prepack_weight does, and std::runtime_error if the file cannot
+/// be read or is truncated.
 mx::array prepack_weight_from_file(const mx::array& matrix, const std::string& file, int64_t begin,
                                    int rows, const mx::array& memory, int64_t offset,
                                    bool limit_readahead = false);
