@@ -72,6 +72,19 @@ def test_gates_remain_exact_and_the_model_is_not_changed(tmp_path):
     assert not any(hasattr(layer, "activation_bits") for layer in model.modules())
 
 
+def test_mixture_of_experts_is_batch_invariant(tmp_path):
+    config = {**MIXTURE, "vocab_size": 4097, "quantization": {"group_size": 64, "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    llm = LLM(str(tmp_path), load_format="dummy", activation_bits=8, enable_prefix_caching=False)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
+    prompts = [[17, 5, 99], list(range(100, 140)), [4, 8]]
+    together = llm.generate(prompts, params, show_progress=False)
+    for prompt, output in zip(prompts, together, strict=True):
+        [alone] = llm.generate([prompt], params, show_progress=False)
+        assert alone.token_ids == output.token_ids
+        assert alone.logprobs == output.logprobs
+
+
 @pytest.mark.parametrize("bits", [4, None, "8"])
 def test_invalid_bits_are_rejected(bits):
     with pytest.raises(UserError, match=r"^activation_bits must be 16 or 8, got "):
