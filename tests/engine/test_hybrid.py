@@ -17,6 +17,7 @@ from tests.engine.hybrid import (
 )
 from tests.engine.support import MORE_CASES, PARAGRAPH, chat, run_cases
 from tiny_llm import LLM, SamplingParams, UserError, load
+from tiny_llm.engine.inputs.prompts import ChatOptions, encode_prompt
 from tiny_llm.engine.scheduling.snapshot import snapshot
 from tiny_llm.models import load_weights
 
@@ -140,6 +141,45 @@ def test_every_turn_hits_as_many_tokens_as_an_attention_model(model, turns):
         for (previous, _), (_, cached) in itertools.pairwise(hybrid):
             # The next turn may change up to 16 tokens, the generation prompt.
             assert cached >= previous - 16 - page_size
+
+
+QUESTIONS = {  # of three turns, with a text that the answer must contain
+    f"{PARAGRAPH}\n\nWho is the mayor of Lenmora?": "Mira Holton",
+    "What colour are the trams of Lenmora?": "yellow",
+    "What is the capital of France?": "Paris",
+}
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_turns_of_the_demo_have_the_same_text_with_hits_and_drafts(thinking):
+    weights, page_size = load_weights("demo-hybrid"), 8
+
+    def run_chat(**options) -> tuple[list[tuple[int, int, str]], LLM]:
+        """Returns (prompt tokens, cached tokens, text) of each turn."""
+        llm = build(weights, block_size=page_size, **options)
+        messages, turns = [], []
+        for question in QUESTIONS:
+            messages += chat(question)
+            prompt = encode_prompt(llm.tokenizer, messages, ChatOptions(thinking, None, None), 2048)
+            params = SamplingParams(temperature=0, max_tokens=80)
+            [output] = llm.generate([messages], params, enable_thinking=thinking)
+            turns.append((len(prompt), output.num_cached_tokens, output.text))
+            answer = output.text.rpartition("</think>")[2].strip()
+            messages.append({"role": "assistant", "content": answer})
+        return turns, llm
+
+    cold, _ = run_chat(enable_prefix_caching=False)
+    for (_, cached, text), expected in zip(cold, QUESTIONS.values(), strict=True):
+        assert cached == 0
+        assert ("</think>" in text) == thinking
+        assert expected in text.rpartition("</think>")[2]
+    warm, _ = run_chat()
+    assert [text for *_, text in warm] == [text for *_, text in cold]
+    for (previous, *_), (_, cached, _) in itertools.pairwise(warm):
+        assert cached >= previous - 16 - page_size  # the generation prompt has up to 16 tokens
+    drafted, llm = run_chat(speculative="ngram")
+    assert drafted == warm
+    assert llm.runner.statistics.num_accepted_tokens >= 4
 
 
 def test_completions_share_the_state_of_their_prompt(model):

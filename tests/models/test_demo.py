@@ -2,8 +2,14 @@
 
 import pytest
 
-from tiny_llm import Qwen3ModelWeek2, load, simple_generate_with_kv_cache
-from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
+from tiny_llm import (
+    LLM,
+    Qwen3ModelWeek2,
+    SamplingParams,
+    load,
+    simple_generate_with_kv_cache,
+)
+from tiny_llm.demo import DRAFT_PATH, HYBRID_PATH, TARGET_PATH
 from tiny_llm.demo.prompts import BATCH_PROMPTS, INTRODUCTION_PROMPT, SHARED_PARAGRAPH
 
 # Text that each output must contain, in the order of BATCH_PROMPTS.
@@ -39,7 +45,9 @@ def generate(demo, question: str, enable_thinking: bool) -> str:
 
 
 @pytest.mark.parametrize(
-    ("folder", "limit"), [(TARGET_PATH, 12e6), (DRAFT_PATH, 3e6)], ids=["target", "draft"]
+    ("folder", "limit"),
+    [(TARGET_PATH, 12e6), (DRAFT_PATH, 3e6), (HYBRID_PATH, 5.1e6)],
+    ids=["target", "draft", "hybrid"],
 )
 def test_folder_size_is_limited(folder, limit):
     assert sum(file.stat().st_size for file in folder.iterdir()) <= limit
@@ -84,3 +92,16 @@ def test_batch_prompts(demo, question, expected, enable_thinking):
 def test_introduction(demo, enable_thinking):
     text = generate(demo, INTRODUCTION_PROMPT, enable_thinking).rpartition("</think>")[2]
     assert "predict the next token" in text
+
+
+@pytest.mark.parametrize("enable_thinking", [False, True])
+def test_hybrid_answers_the_same_prompts(enable_thinking):
+    prompts = [
+        [{"role": "user", "content": text}] for text in (*BATCH_PROMPTS, INTRODUCTION_PROMPT)
+    ]
+    params = SamplingParams(temperature=0, max_tokens=120)
+    outputs = LLM("demo-hybrid", kv_cache_bytes=2**26).generate(
+        prompts, params, enable_thinking=enable_thinking
+    )
+    for output, expected in zip(outputs, [*EXPECTED, "predict the next token"], strict=True):
+        assert expected in output.text.rpartition("</think>")[2]

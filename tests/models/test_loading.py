@@ -17,7 +17,7 @@ from tiny_llm import (
     load_weights,
     shortcut_name_to_full_name,
 )
-from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
+from tiny_llm.demo import DRAFT_PATH, HYBRID_PATH, TARGET_PATH
 from tiny_llm.models.checkpoint.layout import check_checkpoint
 
 IDS = mx.array([[1, 2, 3, 500, 7]])
@@ -112,6 +112,7 @@ def test_demo_model(demo):
         ("Qwen3-8B", "Qwen/Qwen3-8B-MLX-4bit"),
         ("demo", str(TARGET_PATH)),
         ("demo-draft", str(DRAFT_PATH)),
+        ("demo-hybrid", str(HYBRID_PATH)),
         ("mlx-community/Qwen3-0.6B-8bit", "mlx-community/Qwen3-0.6B-8bit"),
         ("some/folder/here", "some/folder/here"),
     ],

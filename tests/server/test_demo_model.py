@@ -6,7 +6,10 @@ trained to call the right tool with the user's arguments.
 
 import json
 
+import openai
 import pytest
+
+from tests.server.running_server import RunningServer
 
 WEATHER = {
     "type": "function",
@@ -34,13 +37,17 @@ ADD = {
 }
 
 
+def complete(client, question, model="demo", **body):
+    """Sends a question or a list of messages; returns the completion."""
+    messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
+    return client.chat.completions.create(
+        model=model, messages=messages, reasoning_effort="none", temperature=0, **body
+    )
+
+
 def ask(client, question, **body):
     """Sends a question or a list of messages; returns the assistant's message."""
-    messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
-    response = client.chat.completions.create(
-        model="demo", messages=messages, reasoning_effort="none", temperature=0, **body
-    )
-    return response.choices[0].message
+    return complete(client, question, **body).choices[0].message
 
 
 def tool_call(message):
@@ -78,6 +85,22 @@ def test_second_turn_uses_the_tool_result(client):
     ]
     message = ask(client, messages, tools=[WEATHER])
     assert message.content == "The weather in Paris is sunny, 21 degrees."
+
+
+def test_hybrid_model_calls_a_tool_and_hits_the_first_turn():
+    running = RunningServer("--model", "demo-hybrid", "--block-size", "8", "--no-prefix-warmup")
+    client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
+    body = {"model": "demo-hybrid", "tools": [WEATHER, ADD]}
+    question = {"role": "user", "content": "What is the weather in Nairobi?"}
+    first = complete(client, [question], **body)
+    message = first.choices[0].message
+    assert tool_call(message) == ("get_weather", {"city": "Nairobi"})
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
+    second = complete(client, [question, message.model_dump(exclude_none=True), result], **body)
+    assert second.choices[0].message.content == "The weather in Nairobi is sunny."
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert cached >= first.usage.prompt_tokens - 16 - 8  # without generation prompt and last page
+    assert running.stop() == 0
 
 
 @pytest.mark.parametrize(

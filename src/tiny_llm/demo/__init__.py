@@ -1,6 +1,6 @@
-"""Demo target and draft models bundled with the package, for offline use.
+"""Demo models bundled for offline use: target, draft and hybrid.
 
-`TARGET_PATH` and `DRAFT_PATH` are folders in MLX format, readable by `mlx_lm.load`.
+The paths are folders in MLX format. `mlx_lm.load` reads those of the target and the draft model.
 `scripts/demo_model/README.md` describes their abilities, limits and training.
 """
 
@@ -8,3 +8,4 @@ from pathlib import Path
 
 TARGET_PATH = Path(__file__).parent / "target"
 DRAFT_PATH = Path(__file__).parent / "draft"
+HYBRID_PATH = Path(__file__).parent / "hybrid"

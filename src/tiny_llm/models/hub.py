@@ -18,7 +18,11 @@ SHORT_NAMES = {
     "qwen3-4b": "Qwen/Qwen3-4B-MLX-4bit",
     "qwen3-8b": "Qwen/Qwen3-8B-MLX-4bit",
 }
-BUNDLED_MODELS = {"demo": demo.TARGET_PATH, "demo-draft": demo.DRAFT_PATH}
+BUNDLED_MODELS = {
+    "demo": demo.TARGET_PATH,
+    "demo-draft": demo.DRAFT_PATH,
+    "demo-hybrid": demo.HYBRID_PATH,
+}
 PREFERRED_MODEL = "qwen3-0.6b"
 
 # Files required for loading; other formats in a hub repository can double the download.
@@ -30,8 +34,8 @@ def shortcut_name_to_full_name(name: str) -> str:
     """Expands a short name to the hub id, or the folder of a bundled model.
 
     Args:
-        name: `qwen3-0.6b`, `qwen3-1.7b`, `qwen3-4b`, `qwen3-8b`, `demo` or `demo-draft`, in any
-            case; any other name is returned unchanged.
+        name: a key of `SHORT_NAMES` or `BUNDLED_MODELS`, in any case; any other name is returned
+            unchanged.
     """
     if name.lower() in BUNDLED_MODELS:
         return str(BUNDLED_MODELS[name.lower()])

@@ -1,6 +1,6 @@
 """The demo's chat template: tools in Qwen3's format, unchanged chats without tools."""
 
-from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
+from tiny_llm.demo import DRAFT_PATH, HYBRID_PATH, TARGET_PATH
 from tiny_llm.models.tokenizer.chat_template_handler import render_chat
 
 TEMPLATE = (TARGET_PATH / "chat_template.jinja").read_text()
@@ -81,5 +81,7 @@ def test_chat_without_tools():
     assert closed == f"{opened}<think>\n\n</think>\n\n"
 
 
-def test_draft_has_the_same_template():
-    assert (DRAFT_PATH / "chat_template.jinja").read_text() == TEMPLATE
+def test_bundled_models_share_the_tokenizer_and_template():
+    for folder in (DRAFT_PATH, HYBRID_PATH):
+        for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
+            assert (folder / name).read_bytes() == (TARGET_PATH / name).read_bytes()
