@@ -100,7 +100,7 @@ class PageManager:
         if self._window:
             return self._admit_in_window(request, path, reserve)
         # [task 3.3.2 admit]
-        self.cache.acquire(path)  # first, because `_allocate` could evict these pages
+        self.cache.acquire(path)  # first: `_allocate` could evict these pages
         request.last_node = path[-1] if path else self.cache.root_of(request.adapter)
         needed = self.pages_for(request.num_tokens) - len(path)
         if needed + reserve > self.num_available:
