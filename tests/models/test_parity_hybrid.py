@@ -305,7 +305,7 @@ def test_quantized_qwen3_next_of_mlx_lm(tmp_path):
 
 
 def test_training_model_of_the_demo(tmp_path):
-    """Packed into one row, two documents have the engine's logits of each alone."""
+    """The training model computes the engine's logits for two documents packed into one row."""
     from scripts.demo_model.export import config_json
     from scripts.demo_model.hybrid import HybridConfig, Qwen3_5
 

@@ -22,7 +22,7 @@ def assert_same_rows(actual: mx.array, expected: mx.array) -> None:
 
 
 def write(tokens: mx.array, page_size: int) -> mx.array:
-    """Quantizes S×H×D tokens to consecutive pages P×H×page_size×(D + 4)."""
+    """Quantizes S×H×D tokens to pages P×H×page_size×(D + 4): D int8 values, 4 bytes of scale."""
     S, H, D = tokens.shape
     pages = mx.zeros((-(-S // page_size), H, page_size, D + 4), dtype=mx.int8)
     return kernels.paged_cache_write(pages, tokens, mx.arange(S, dtype=mx.int32))

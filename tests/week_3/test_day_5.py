@@ -114,7 +114,7 @@ def test_task_1_accepted_drafts_save_steps_and_rejected_cost_none(device):
         assert decode.statistics.num_accepted_tokens == accepted
         assert decode.statistics.num_draft_tokens == 4 * (steps - 1)
         assert model.calls == [3] + [5] * (steps - 1), (
-            "expected inputs of 4 draft tokens and the token before them"
+            "expected the prompt's 3 tokens, then 5 per step: the last token and 4 drafts"
         )
 
 

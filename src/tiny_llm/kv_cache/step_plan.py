@@ -58,7 +58,7 @@ class AttentionMetadata:
     @classmethod
     def from_arrays(cls, arrays: Sequence[mx.array]) -> "AttentionMetadata":
         """Builds the metadata from the result of `arrays`."""
-        # The additional array is `adapter_ids`: the model has no recurrent state.
+        # A single additional array is `adapter_ids`; recurrent state would add more.
         if len(arrays) == NUM_RAGGED_ARRAYS + 1:
             return replace(cls(*arrays[:-1]), adapter_ids=arrays[-1])
         return cls(*arrays)

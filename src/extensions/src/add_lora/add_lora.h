@@ -24,7 +24,8 @@ namespace mx = mlx::core;
 ///
 /// y: N..×O, float32, float16 or bfloat16; N.. stands for any leading dimensions.
 /// x: N..×I, lora_a: R×I, lora_b: R×O, dtype of y; R is the sum of all adapters' ranks.
-/// rank_offsets: one more than adapters, int32, ascending from 0 to R.
+/// rank_offsets: int32, ascending from 0 to R; adapter i has ranks rank_offsets[i] …
+///   rank_offsets[i + 1] − 1.
 /// adapter_ids: one per row of y, int32; a row whose id is not an adapter's index is unchanged.
 /// Returns N..×O in the dtype of y. Throws std::invalid_argument for anything else.
 mx::array add_lora(const mx::array& y, const mx::array& x, const mx::array& lora_a,

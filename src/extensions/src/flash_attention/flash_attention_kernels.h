@@ -74,8 +74,8 @@ struct FlashAttentionJob {
 // Query heads that share a key/value head read the same keys, so a kernel batches them. With
 // G = H_q / H heads in a group, row r of key/value head h is token r / G of query head h·G + r % G.
 
-/// Reference kernel: computes rows first_row … first_row + rows − 1 of key/value head h of sequence
-/// b. Unlike other kernels, needs no scratch memory.
+/// Reference kernel: computes query rows first_row … first_row + rows − 1 that share key/value head
+/// h of sequence b. Unlike other kernels, needs no scratch memory.
 void flash_attention_reference(const FlashAttentionJob& job, int64_t b, int64_t h,
                                int64_t first_row, int rows, float* scratch);
 

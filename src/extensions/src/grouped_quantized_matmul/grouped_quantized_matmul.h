@@ -34,9 +34,9 @@ namespace mx = mlx::core;
 /// experts: N..×K, int32 or uint32. A negative index counts from the end; an out-of-range index
 /// makes the output row NaN.
 /// On the CPU, b, scales and biases may be prepacked (common/prepacked.h): X×(O/R)×W×R instead of
-/// X×O×W, with R = prepack_rows(), unless that is 0.
+/// X×O×W, for W columns and R = prepack_rows(), unless that is 0.
 /// activation_bits: 16, or on the CPU 8, as for quantized_matmul.
-/// Falls back to mx.gather_qmm on a GPU.
+/// On a GPU, calls mx.gather_qmm.
 /// Returns N..×K×O in the dtype of a. Throws std::invalid_argument for anything else.
 mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
                                    int group_size, int bits, const mx::array& a, const mx::array& b,

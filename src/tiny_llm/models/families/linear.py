@@ -28,7 +28,7 @@ class MlxQuantizedWeights:
 
     Attributes:
         weight, scales, biases: arrays from `mx.quantize`; biases only in mode "affine".
-        dtype: dtype of the embeddings from `__call__`.
+        dtype: dtype of the rows that `__call__` looks up in an embedding matrix.
     """
 
     weight: mx.array

@@ -121,7 +121,7 @@ constexpr int ELEMENTS_PER_LANE = FORMAT == Format::bfloat16 ? 2
                                   : FORMAT == Format::int8   ? 4
                                                              : 1;
 
-// Columns of keys transposed together.
+// Number of columns (elements of a head) that one transposition of keys covers.
 template <Format FORMAT>
 constexpr int KEY_COLUMNS = ELEMENTS_PER_LANE<FORMAT> * LANES;
 

@@ -4,10 +4,11 @@
 // row. Here the first words of PACK_ROWS rows are adjacent, followed by their second words, and so
 // on (common/prepacked.h). A vector of words is one word of LANES outputs:
 //
-//     lane l of vector v has weight (w · per_word + k) of output  first + v · LANES + l
+//     for weight k of word w, lane l of vector v has weight (w · per_word + k) of output
+//     first + v · LANES + l; `first` is the pack's first output
 //
-// All lanes multiply the same activation, scales and biases are loaded as vectors, and nothing is
-// reduced across lanes. After each group,
+// All lanes multiply by the same activation. Scales and biases are loaded as vectors, one per lane,
+// and nothing is reduced across lanes. After each group,
 //
 //     total = fma(scale, Σ_i q[i] · a[i], total), and then total = fma(bias, Σ_i a[i], total)
 //

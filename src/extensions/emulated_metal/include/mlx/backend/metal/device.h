@@ -51,10 +51,11 @@ struct Command {
     struct Bound {
         int index;
         Dtype dtype;
-        const array::Data* data;  // owner of the memory; non-owning pointer
-        const char* memory;       // lowest element address
-        size_t bytes;             // from `memory` to the end of the highest element
-        size_t lead;              // bytes from `memory` to the element at index 0
+        const array::Data*
+            data;            // array data that owns the memory; this struct does not keep it alive
+        const char* memory;  // lowest element address
+        size_t bytes;        // from `memory` to the end of the highest element
+        size_t lead;         // bytes from `memory` to the element at index 0
         bool is_output;
     };
     struct Bytes {
