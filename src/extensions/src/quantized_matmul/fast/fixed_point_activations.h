@@ -13,7 +13,7 @@ typedef int32_t Word __attribute__((may_alias));  // two 16-bit or four 8-bit in
 
 // Whether activations are multiplied as bytes. NEON multiplies bytes only in extensions, and
 // without VNNI, two products with 8-bit weights can exceed 16 bits: both multiply 16-bit integers.
-inline bool multiplies_bytes(const QuantizedMatmulJob& job) {
+inline bool multiplies_bytes([[maybe_unused]] const QuantizedMatmulJob& job) {
 #if defined(TINY_LLM_SUMS_IN_SHORTS)
     return job.activation_bits == 8 && job.bits == 4;
 #elif defined(__AVX2__)
