@@ -13,8 +13,8 @@ import statistics
 import sys
 from pathlib import Path
 
+from .command import benchmark_parser, print_json, run_command
 from .metrics import METRICS, Metric, names
-from .model_driver import benchmark_parser, print_json, run_command
 from .systems.client import ROOT, WorkerError, WorkerProcess
 from .timing import Times
 

@@ -8,7 +8,6 @@ likely token, and the ratio of the perplexities.
 """
 
 import argparse
-import json
 import math
 import random
 import sys
@@ -17,8 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from tiny_llm import LLM, SamplingParams, UserError, load_weights
+from tiny_llm import LLM, SamplingParams, load_weights
 from tiny_llm.models.families.linear import ACTIVATION_BITS
+
+from .command import benchmark_parser, print_json, run_command
 
 WINDOW = 512  # tokens per prompt
 CONTEXT = 32  # tokens before decoding
@@ -27,31 +28,29 @@ BATCH_SIZES = (1, 4, 16)
 
 
 def main() -> int:
-    """Prints both tables; the last line of output is JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    """Runs the command."""
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--model", default="demo", help="name or folder of a quantized model")
     parser.add_argument("--text", nargs="+", type=Path, default=[], help="text files, in UTF-8")
     parser.add_argument("--windows", type=int, default=8, help="prompts for the error")
     parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    try:
-        weights = load_weights(args.model)
-        llms = [
-            LLM(
-                weights,
-                kv_cache_bytes=2**30,
-                max_num_batched_tokens=WINDOW,
-                max_num_seqs=max(BATCH_SIZES),
-                enable_prefix_caching=False,
-                activation_bits=bits,  # type: ignore[arg-type]
-            )
-            for bits in ACTIVATION_BITS
-        ]
-    except UserError as error:
-        print(f"activation_bits: {error}", file=sys.stderr)
-        return 1
+    return run_command("activation_bits", parser.parse_args(), run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints both tables; the last line of output is JSON."""
+    weights = load_weights(args.model)
+    llms = [
+        LLM(
+            weights,
+            kv_cache_bytes=2**30,
+            max_num_batched_tokens=WINDOW,
+            max_num_seqs=max(BATCH_SIZES),
+            enable_prefix_caching=False,
+            activation_bits=bits,  # type: ignore[arg-type]
+        )
+        for bits in ACTIVATION_BITS
+    ]
     speeds = {"prefill": compare(llms, 0, args.rounds)}
     speeds |= {f"decode {size}": compare(llms, size, args.rounds) for size in BATCH_SIZES}
     for name, (exact, rounded) in speeds.items():
@@ -65,8 +64,7 @@ def main() -> int:
         f"{result['tokens']} tokens: {100 * result['agreement']:.2f} % the same most likely token, "
         f"perplexity × {result['perplexity_ratio']:.5f}"
     )
-    print(json.dumps({"speeds": speeds, "error": result}))
-    return 0
+    return print_json({"speeds": speeds, "error": result})
 
 
 def prompts(llm: LLM, files: Sequence[Path], windows: int) -> list[list[int]]:

@@ -15,8 +15,9 @@ from typing import Any
 from benchmark.model_costs import ModelCosts
 from tiny_llm.batch import BatchGeneration
 
+from .command import benchmark_parser
 from .metrics import Metric, throughput
-from .model_driver import Week2, benchmark_parser, run_benchmark
+from .model_driver import Week2, run_benchmark
 from .roofline import Limits
 from .systems.worker import token_ids
 from .timing import Times, step_seconds

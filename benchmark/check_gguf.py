@@ -26,9 +26,9 @@ from tiny_llm.demo import TARGET_PATH
 from tiny_llm.generate import decode_with_cache, read_tokens
 
 from .agreement import Agreement, agreement
+from .command import benchmark_parser, print_json, run_command
 from .gguf_file import TYPES, write_gguf
 from .make_checkpoint import shape_config, write_checkpoint
-from .model_driver import benchmark_parser, print_json, run_command
 from .roofline import usable_threads
 from .systems.client import WorkerProcess
 

@@ -28,8 +28,8 @@ import numpy as np
 from tiny_llm import Qwen3ModelWeek2, UserError, load_weights
 
 from .agreement import Agreement, agreement
+from .command import benchmark_parser, print_json, run_command
 from .make_checkpoint import qwen3_config, write_checkpoint
-from .model_driver import benchmark_parser, print_json, run_command
 from .systems.client import WorkerError, WorkerProcess, export_once
 
 WORKERS = {"openvino": "openvino_worker", "onnxruntime": "onnxruntime_worker"}

@@ -21,8 +21,8 @@ from typing import Any
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.kv_cache.disk.page_file import drop_from_page_cache
 
+from .command import benchmark_parser
 from .make_checkpoint import shape_config
-from .model_driver import benchmark_parser
 from .timing import Times
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)

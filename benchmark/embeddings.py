@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from .command import benchmark_parser, print_json, run_command
 from .gguf_file import write_gguf
 from .make_checkpoint import shape_config, write_checkpoint
-from .model_driver import benchmark_parser, print_json, run_command
 from .peers import show
 from .roofline import usable_threads
 from .systems.client import WorkerError, WorkerProcess

@@ -26,8 +26,8 @@ from collections.abc import Callable, Sequence
 
 from tiny_llm.cli.batching.open_loop import RequestTimes, percentile
 
+from .command import benchmark_parser, print_json, run_command
 from .http_clients import Client
-from .model_driver import benchmark_parser, print_json, run_command
 from .server_processes import our_server
 
 POLICIES = ("fcfs", "fair")

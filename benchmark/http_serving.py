@@ -35,9 +35,9 @@ from tiny_llm.cli.batching.open_loop import (
 from tiny_llm.cli.batching.workload import LengthRange, Workload, synthetic_workload
 from tiny_llm.models import find_model
 
+from .command import benchmark_parser, print_json, run_command
 from .gguf_file import write_gguf
 from .http_clients import LoadResult, health_under_load, run_arrivals, run_clients
-from .model_driver import benchmark_parser, print_json, run_command
 from .roofline import usable_threads
 from .server_processes import ServerProcess, llama_server, our_server
 

@@ -22,11 +22,11 @@ from typing import Any
 
 from tools.metal_emulator import ToolMissingError
 
+from .command import benchmark_parser
 from .metal_attention import attention_jobs
 from .metal_jobs import Job, Totals, run
 from .metal_matmuls import matmul_jobs
 from .metal_paged import paged_jobs
-from .model_driver import benchmark_parser
 
 JOBS: list[Callable[[], list[Job]]] = [matmul_jobs, attention_jobs, paged_jobs]
 COLUMNS = {

@@ -6,9 +6,7 @@ Contexts of thousands of tokens are random keys and values, written by the cache
 
 import argparse
 import contextlib
-import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +17,6 @@ from benchmark.model_costs import ModelCosts
 from tiny_llm import (
     BatchingKvCache,
     Qwen3ModelWeek2,
-    UserError,
     decode_with_cache,
     load_weights,
     make_sampler,
@@ -27,8 +24,8 @@ from tiny_llm import (
 from tiny_llm.models import dispatch_model, find_model
 from tiny_llm.sampler import sample
 
+from .command import print_json, run_command
 from .roofline import Limits, measured_limits
-from .systems.client import WorkerError, exit_on_sigterm
 from .systems.worker import token_ids
 
 
@@ -136,38 +133,6 @@ class Week2(CachedModel):
     def attention(self) -> str:
         """Name of the attention implementation, for the report."""
         return "flash attention" if self.flash else "grouped attention"
-
-
-def benchmark_parser(doc: str | None) -> argparse.ArgumentParser:
-    """Parser of a benchmark's command line; `doc` is the docstring of its module."""
-    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
-
-
-def run_command(
-    name: str, args: argparse.Namespace, run: Callable[[argparse.Namespace], int]
-) -> int:
-    """Runs a benchmark; SIGTERM exits through its `finally` blocks.
-
-    Args:
-        name: name of the benchmark, for errors.
-        args: its command line.
-        run: measures, and returns the exit status; see `print_json`.
-
-    Returns:
-        The exit status; 2 if the user's input is invalid or another system failed.
-    """
-    exit_on_sigterm()
-    try:
-        return run(args)
-    except (UserError, WorkerError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-
-
-def print_json(result: Mapping[str, Any], status: int = 0) -> int:
-    """Prints a benchmark's last line of output; returns the exit status."""
-    print(json.dumps(result))
-    return status
 
 
 def run_benchmark(

@@ -28,8 +28,8 @@ from unittest.mock import patch
 import mlx.core as mx
 from rich.console import Console
 
+from benchmark.command import benchmark_parser, print_json, run_command
 from benchmark.model_costs import ModelCosts
-from benchmark.model_driver import benchmark_parser, print_json, run_command
 from tiny_llm import LLM, SamplingParams, UserError, load_weights
 from tiny_llm.cli.batching.workload import TimestampTokenizer
 from tiny_llm.engine import model_runner

@@ -19,8 +19,8 @@ import mlx.core as mx
 from tiny_llm import kernels
 
 from . import op_cases, recurrent_cases
+from .command import benchmark_parser, print_json, run_command
 from .metrics import names
-from .model_driver import benchmark_parser, print_json, run_command
 from .op_cases import Case
 from .roofline import Limits, Machine, Peaks, measured_limits
 from .timing import measure

@@ -17,11 +17,13 @@ import time
 from pathlib import Path
 
 from benchmark.model_costs import ModelCosts
+from tiny_llm import UserError
+from tiny_llm.models.families.linear import ACTIVATION_BITS
 
+from .command import benchmark_parser, print_json, run_command
 from .gguf_file import write_gguf
 from .make_checkpoint import HYBRID_SHAPES, SHAPES, shape_config, write_checkpoint
 from .metrics import METRICS, Metric, names
-from .model_driver import benchmark_parser, print_json, run_command
 from .peers_plot import write_plot
 from .peers_results import Results
 from .peers_table import write_table
@@ -161,6 +163,7 @@ class WorkerPool:
         arguments = [str(self._checkpoint(system))]
         if system == "tiny-llm":
             arguments += {None: [], True: ["--flash"], False: ["--no-flash"]}[self._args.flash]
+            arguments += ["--activation-bits", str(self._args.activation_bits)]
         elif system == "llama.cpp":
             arguments += ["--threads", str(usable_threads()), "--weight-bits", str(Q4_0_BITS)]
         elif system in EXPORTED and self._args.exact:
@@ -229,6 +232,13 @@ def main() -> int:
         action=argparse.BooleanOptionalAction,
         help="use tiny-llm's flash attention (default)",
     )
+    add(
+        "--activation-bits",
+        type=int,
+        choices=ACTIVATION_BITS,
+        default=16,
+        help="tiny-llm: 8 runs the engine with activations rounded to 8 bits, as llama.cpp does",
+    )
     add("--exact", action="store_true", help="OpenVINO, ONNX Runtime: float32 activations")
     add("--isa", choices=ISA_FLAGS, default="native", help="instruction set of the measured peaks")
     return run_command("peers", parser.parse_args(), run)
@@ -236,10 +246,14 @@ def main() -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Measures all systems; writes table, data and figure."""
+    if args.activation_bits == 8 and args.flash is not None:
+        raise UserError("--flash and --no-flash require Week 2's model, --activation-bits 16.")
     checkpoints = Checkpoints(args.work, args.shape)
     costs = ModelCosts.from_folder(checkpoints.mlx())
     metrics = [METRICS[name] for name in args.metrics]
-    results = Results(args.shape, costs, args.systems, metrics, isa_of_kernels())
+    results = Results(
+        args.shape, costs, args.systems, metrics, isa_of_kernels(), args.activation_bits
+    )
     run_rounds(args, results, checkpoints)
     output = args.output or args.work
     output.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ class Results:
         systems: systems in the order of the tables.
         metrics: metrics in the order of the tables.
         isa: instruction set of tiny-llm's kernels; see `Machine.kernel_peaks`.
+        activation_bits: tiny-llm's activations: 16 for exact ones, 8 for rounded ones.
         machines: the machine's limits before each round and after the last.
     """
 
@@ -32,6 +33,7 @@ class Results:
     systems: list[str]
     metrics: list[Metric]
     isa: str = "native"
+    activation_bits: int = 16
     machines: list[Machine] = field(default_factory=list)
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     loads: dict[str, list[Ready]] = field(default_factory=dict)
@@ -134,8 +136,9 @@ class Results:
         )
 
     def _peaks(self, system: str, machine: Machine) -> Peaks:
-        """Arithmetic peaks: of the kernels' instructions for tiny-llm, the highest for peers."""
-        return machine.kernel_peaks(self.isa) if system == OURS else machine.highest_peaks
+        """Peaks of our kernels' instructions; the highest for 8-bit activations and for peers."""
+        is_exact = system == OURS and self.activation_bits == 16
+        return machine.kernel_peaks(self.isa) if is_exact else machine.highest_peaks
 
     def above_limits(self) -> list[str]:
         """Measurements above their round's limits, which are benchmark errors."""
@@ -153,6 +156,7 @@ class Results:
         peers = [system for system in self.systems if system != OURS]
         return {
             "shape": self.shape,
+            "activation_bits": self.activation_bits,
             "tokens_per_s": {
                 system: _rounded({m.name: (self.throughput(system, m) or [None])[0] for m in timed})
                 for system in self.systems

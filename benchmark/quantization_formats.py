@@ -29,8 +29,8 @@ from tiny_llm.models.checkpoint.quantization import MODES
 from tiny_llm.models.checkpoint.safe_io import read_json
 from tiny_llm.models.loading import evaluate
 
+from .command import benchmark_parser, print_json, run_command
 from .make_checkpoint import SHAPES, qwen3_config
-from .model_driver import benchmark_parser, print_json, run_command
 from .roofline import Limits, Machine, measured_limits
 from .systems.worker import peak_bytes, token_ids
 from .timing import Times, step_seconds

@@ -18,7 +18,7 @@ from typing import Any
 from tiny_llm import UserError, load_weights
 from tiny_llm.cli.batching.workload import Workload
 
-from .model_driver import benchmark_parser, print_json, run_command
+from .command import benchmark_parser, print_json, run_command
 from .roofline import usable_threads
 from .serving_runs import (
     ServingOptions,

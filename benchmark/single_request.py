@@ -16,8 +16,9 @@ from typing import Any
 from benchmark.model_costs import ModelCosts
 from tiny_llm.generate.loops import PREFILL_STEP
 
+from .command import benchmark_parser
 from .metrics import Metric, throughput
-from .model_driver import Week2, benchmark_parser, run_benchmark
+from .model_driver import Week2, run_benchmark
 from .roofline import Limits
 from .timing import Times, measure, step_seconds
 

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from tiny_llm.models import find_model
 
-from .model_driver import benchmark_parser, print_json, run_command
+from .command import benchmark_parser, print_json, run_command
 from .systems.client import WorkerError, WorkerProcess, checkpoint_bytes
 
 

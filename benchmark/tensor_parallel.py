@@ -32,7 +32,7 @@ from tiny_llm.engine.execution.tp_worker import serve_launched
 from tiny_llm.models.parallel import layers
 from tiny_llm.models.parallel.launcher import is_launched, is_rank_0
 
-from .model_driver import benchmark_parser
+from .command import benchmark_parser
 from .roofline import usable_threads
 from .systems.worker import token_ids
 from .timing import Times

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .ab_compare import parse_ab_args
+from .command import benchmark_parser, print_json, run_command
 from .metrics import METRICS, Metric
-from .model_driver import benchmark_parser, print_json, run_command
 from .systems.client import WorkerError, WorkerProcess
 from .timing import Times
 

@@ -1,12 +1,12 @@
 """tiny-llm as a worker: `python -m benchmark.systems.tiny_llm_worker FOLDER`.
 
-Measures Week 2's model, or the engine for families that Week 2 lacks.
+Measures Week 2's model; the engine for families that Week 2 lacks, and for 8-bit activations.
 """
 
 import argparse
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmark.model_costs import ModelCosts
 from tiny_llm.models.heads.pooling import Task
@@ -56,9 +56,16 @@ class TinyLlmEngine:
         folder: the checkpoint.
         kv_cache_bytes: size of the KV cache.
         task: "generate" or "embed".
+        activation_bits: 8 rounds activations to 8 bits.
     """
 
-    def __init__(self, folder: Path, kv_cache_bytes: int = 3 << 30, task: Task = "generate"):
+    def __init__(
+        self,
+        folder: Path,
+        kv_cache_bytes: int = 3 << 30,
+        task: Task = "generate",
+        activation_bits: Literal[16, 8] = 16,
+    ):
         from tiny_llm import LLM, SamplingParams, kernels
 
         self._llm = LLM(
@@ -67,13 +74,17 @@ class TinyLlmEngine:
             kv_cache_bytes=kv_cache_bytes,
             max_num_seqs=MAX_SEQS,
             enable_prefix_caching=False,
+            activation_bits=activation_bits,
         )
         self._params = SamplingParams
         costs = ModelCosts.from_folder(folder)
         self._vocab_size = costs.args.vocab_size
         self.weight_bits = costs.weight_bits
         extension = kernels.extension()
-        self.about = f"engine, {extension.instruction_set()}, {extension.num_threads()} threads"
+        rounded = ", 8-bit activations" if activation_bits == 8 else ""
+        self.about = (
+            f"engine, {extension.instruction_set()}, {extension.num_threads()} threads{rounded}"
+        )
         self._prompts = 0
         if task == "generate":
             self._run(1, 16, 1)
@@ -110,19 +121,24 @@ class TinyLlmEngine:
         return requests
 
 
-def load(folder: Path, flash: bool | None) -> TinyLlm | TinyLlmEngine:
-    """Loads a checkpoint into Week 2's model, or a hybrid checkpoint into the engine."""
+def load(
+    folder: Path, flash: bool | None, activation_bits: Literal[16, 8]
+) -> TinyLlm | TinyLlmEngine:
+    """Loads a checkpoint into Week 2's model, or into the engine if Week 2 cannot run it."""
     is_hybrid = ModelCosts.from_folder(folder).args.delta_net is not None
-    return TinyLlmEngine(folder) if is_hybrid else TinyLlm(folder, flash)
+    if is_hybrid or activation_bits == 8:
+        return TinyLlmEngine(folder, activation_bits=activation_bits)
+    return TinyLlm(folder, flash)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--flash", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--activation-bits", type=int, choices=(16, 8), default=16)
     parser.add_argument("--embed", action="store_true", help="measure embeddings")
     arguments = parser.parse_args()
     if arguments.embed:
         serve(lambda: TinyLlmEngine(arguments.folder, task="embed"))
     else:
-        serve(lambda: load(arguments.folder, arguments.flash))
+        serve(lambda: load(arguments.folder, arguments.flash, arguments.activation_bits))

@@ -28,5 +28,5 @@ def test_reports_speed_and_error(monkeypatch, capsys, tmp_path):
 def test_unsupported_kernels_are_reported(monkeypatch, capsys):
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
     monkeypatch.setattr(sys, "argv", [""])
-    assert activation_bits.main() == 1
+    assert activation_bits.main() == 2
     assert "requires a CPU and the kernels" in capsys.readouterr().err

@@ -9,11 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmark import ab_compare, model_driver, ops, single_request
+from benchmark import ab_compare, command, model_driver, ops, peers, single_request
 from benchmark.gguf_file import gguf_name, pack_q4_0, plain_weights
 from benchmark.gguf_hybrid import convert_weight
 from benchmark.make_checkpoint import (
@@ -27,7 +28,16 @@ from benchmark.metrics import METRICS, Metric, throughput
 from benchmark.model_costs import ModelCosts
 from benchmark.peers_results import Results
 from benchmark.peers_table import write_table
-from benchmark.roofline import ISA_FLAGS, PROBE, Limits, Machine, Peaks, best, isa_of_kernels
+from benchmark.roofline import (
+    ISA_FLAGS,
+    PROBE,
+    Limits,
+    Machine,
+    Peaks,
+    ProbeError,
+    best,
+    isa_of_kernels,
+)
 from benchmark.single_request import sampled_offsets
 from benchmark.systems import llama_cpp_worker
 from benchmark.systems.client import Ready, WorkerError
@@ -316,7 +326,7 @@ def test_peaks_of_operations(name, isa, peak):
     assert ops.kernel_peak(name, EVERY_PEAK, isa) == pytest.approx(peak)
 
 
-def test_other_systems_may_use_8_bit_products():
+def test_other_systems_may_use_8_bit_dot_products():
     prefill = METRICS["prefill-512"]
     results = Results("a shape", COSTS, ["tiny-llm", "llama.cpp"], [prefill], "avx512")
     results.machines = [EVERY_PEAK] * 2
@@ -326,6 +336,50 @@ def test_other_systems_may_use_8_bit_products():
         results.add(system, prefill, {"seconds": 512 / (2 * bound)})
     assert results.share("llama.cpp", prefill) < 0.2
     assert results.above_limits() == ["tiny-llm, prefill 512 200 %"]
+
+
+def test_report_with_8_bit_activations(tmp_path):
+    prefill = METRICS["prefill-512"]
+    results = Results("a shape", COSTS, ["tiny-llm"], [prefill], "avx512", activation_bits=8)
+    results.machines = [EVERY_PEAK] * 2
+    bound = prefill.bound(COSTS, EVERY_PEAK, peaks=EVERY_PEAK.kernel_peaks("avx512"))
+    results.add("tiny-llm", prefill, {"seconds": 512 / (2 * bound)})
+    results.describe("tiny-llm", Ready(1.0, 10**9, "tiny-llm", 4.25))
+    assert results.above_limits() == [], "expected the limit of 8-bit dot products"
+    assert results.summary()["activation_bits"] == 8
+    heading, _ = write_table(results, tmp_path / "peers.md").split("\n", 1)
+    assert heading == "# a shape, random weights, tiny-llm with 8-bit activations"
+
+
+def peers_arguments(monkeypatch, work: Path, *flags: str) -> None:
+    """Sets a command line of `peers` that measures tiny-llm alone."""
+    systems = ["--systems", "tiny-llm", "--metrics", "decode-128", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["peers", "--work", str(work), *systems, *flags])
+
+
+@pytest.mark.skipif(kernels.prepack_rows() == 0, reason="needs kernels that round activations")
+def test_peers_runs_the_engine_with_8_bit_activations(monkeypatch, capsys, tmp_path):
+    def build_probe(folder, isa):
+        raise ProbeError("no probe")
+
+    monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
+    monkeypatch.setattr(peers, "build_probe", build_probe)
+    monkeypatch.setattr(peers.Checkpoints, "mlx", lambda self: TARGET_PATH)
+    peers_arguments(monkeypatch, tmp_path, "--activation-bits", "8")
+    assert peers.main() == 0
+    output = capsys.readouterr().out.splitlines()
+    assert output[0].endswith("tiny-llm with 8-bit activations")
+    assert any("tiny-llm: engine," in line and "8-bit activations" in line for line in output)
+    summary = json.loads(output[-1])
+    assert summary["activation_bits"] == 8
+    assert summary["tokens_per_s"]["tiny-llm"]["decode-128"] > 0
+
+
+def test_peers_rejects_attention_flags_with_8_bit_activations(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
+    peers_arguments(monkeypatch, tmp_path, "--activation-bits", "8", "--no-flash")
+    assert peers.main() == 2
+    assert "--flash and --no-flash require" in capsys.readouterr().err
 
 
 def test_limits_are_those_of_the_forced_instruction_set(monkeypatch):
@@ -440,12 +494,12 @@ def test_benchmarks_of_a_model_fail_above_its_limits(monkeypatch, capsys, on_cpu
 
 @pytest.mark.parametrize("error", [UserError("no model."), WorkerError("openvino exited: 1")])
 def test_errors_of_the_user_and_of_workers_are_one_line(monkeypatch, capsys, error):
-    monkeypatch.setattr(model_driver, "exit_on_sigterm", lambda: None)
+    monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
 
     def run(args: argparse.Namespace) -> int:
         raise error
 
-    assert model_driver.run_command("fairness", argparse.Namespace(), run) == 2
+    assert command.run_command("fairness", argparse.Namespace(), run) == 2
     assert capsys.readouterr() == ("", f"fairness: {error}\n")
 
 
