@@ -34,15 +34,21 @@ inline const void* element(const void* row, int64_t d, Format format) {
 
 /// Tile of the keys first … end − 1; empty if first ≥ end.
 ///
-/// source: locates a head's keys and values. find_keys(first, count, rows) writes the addresses of
-///   `count` keys starting at `first`; find_values those of their values.
+/// source: locates a head's keys and values. find_rows(first, tile) writes the addresses of
+///   tile.count keys, starting at `first`, and of their values.
 template <typename Source>
 __attribute__((noinline)) void find_tile(const Source& source, int64_t first, int64_t end,
                                          Tile& tile) {
     const int64_t left = end - first;
     tile.count = static_cast<int>(left < 0 ? 0 : left < KEYS ? left : KEYS);
-    source.find_keys(first, tile.count, tile.keys);
-    source.find_values(first, tile.count, tile.values);
+    source.find_rows(first, tile);
+}
+
+/// Writes `count` addresses, the first `row`, each `step` bytes after the previous one.
+inline void write_addresses(const void* row, int64_t step, int count, const void** out) {
+    for (int i = 0; i < count; i++) {
+        out[i] = static_cast<const char*>(row) + i * step;
+    }
 }
 
 /// Prefetches rows of later tiles a little at a time while a tile is computed: a core tracks a few

@@ -10,21 +10,16 @@ struct HeadInBuffer {
     const FlashAttentionJob& job;
     int64_t b, h;
 
-    void find_keys(int64_t first, int count, const void** rows) const {
-        find_rows(job.key, job.key_strides, first, count, rows);
-    }
-    void find_values(int64_t first, int count, const void** rows) const {
-        find_rows(job.value, job.value_strides, first, count, rows);
+    void find_rows(int64_t first, Tile& tile) const {
+        find_rows(job.key, job.key_strides, first, tile.count, tile.keys);
+        find_rows(job.value, job.value_strides, first, tile.count, tile.values);
     }
 
    private:
     void find_rows(const void* array, const Strides& strides, int64_t first, int count,
                    const void** rows) const {
-        const void* row = element(array, row_offset(strides, b, h, first), job.format);
-        const int64_t step = strides.token * item_bytes(job.format);
-        for (int i = 0; i < count; i++) {
-            rows[i] = static_cast<const char*>(row) + i * step;
-        }
+        write_addresses(element(array, row_offset(strides, b, h, first), job.format),
+                        strides.token * item_bytes(job.format), count, rows);
     }
 };
 

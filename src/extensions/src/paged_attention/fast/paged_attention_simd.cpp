@@ -14,30 +14,20 @@ struct HeadInPages {
     const PagedSequence& sequence;
     int64_t h, begin;
 
-    void find_keys(int64_t first, int count, const void** rows) const {
-        find_rows(job.key_pages, first, count, rows);
-    }
-    void find_values(int64_t first, int count, const void** rows) const {
-        find_rows(job.value_pages, first, count, rows);
-    }
-
-   private:
-    void find_rows(const void* pages, int64_t first, int count, const void** rows) const {
+    void find_rows(int64_t first, Tile& tile) const {
         const int64_t step = row_bytes(job.D, job.kv_format);
-        int i = 0;
-        if (first < begin && count > 0) {
-            const int64_t index = key_offset(job, sequence, h, begin) / job.D;
-            for (; i < begin - first && i < count; i++) {
-                rows[i] = static_cast<const char*>(pages) + index * step;
-            }
-        }
-        while (i < count) {  // page by page
-            const int64_t index = key_offset(job, sequence, h, first + i) / job.D;
-            const char* row = static_cast<const char*>(pages) + index * step;
-            const int64_t in_page = job.page_size - (first + i) % job.page_size;
-            for (int64_t k = 0; k < in_page && i < count; k++, i++) {
-                rows[i] = row + k * step;
-            }
+        for (int i = 0, count; i < tile.count; i += count) {  // page by page
+            const int64_t key = first + i < begin ? begin : first + i;
+            const bool is_hidden = first + i < begin;
+            const int64_t last =
+                is_hidden ? begin - first : i + job.page_size - key % job.page_size;
+            count = static_cast<int>(last < tile.count ? last : tile.count) - i;
+            const int64_t row = key_offset(job, sequence, h, key) / job.D * step;
+            const int64_t row_step = is_hidden ? 0 : step;
+            write_addresses(static_cast<const char*>(job.key_pages) + row, row_step, count,
+                            tile.keys + i);
+            write_addresses(static_cast<const char*>(job.value_pages) + row, row_step, count,
+                            tile.values + i);
         }
     }
 };
