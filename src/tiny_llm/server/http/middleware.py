@@ -26,15 +26,8 @@ Count = Callable[[str, str, int], None]
 
 # Paths that do not require the API key: probes, metrics, the model list and the web UI's pages.
 PUBLIC_PATHS = {
-    "/",
-    "/health",
-    "/ping",
-    "/ready",
-    "/version",
-    "/v1/models",
-    "/metrics",
-    "/openapi.json",
-    "/docs",
+    *("/", "/health", "/ping", "/ready", "/version", "/v1/models", "/metrics"),
+    *("/openapi.json", "/docs"),
 }
 RAISE_LIMIT = "send a smaller body, or raise the server's --max-body-bytes"
 SHUTTING_DOWN = "The server is shutting down; the body did not arrive in time."
@@ -47,7 +40,6 @@ class AccessLogMiddleware:
     Rejected and failed requests are always logged, with the reason; others if `log_requests`.
 
     Args:
-        app: the wrapped application.
         count: callback that counts a request.
         paths: known paths; requests that match neither a route nor a path are counted as `OTHER`.
         log_requests: whether to log successful requests as well.
@@ -136,7 +128,6 @@ class HostMiddleware:
     resolve, are always allowed.
 
     Args:
-        app: the wrapped application.
         names: additional allowed names; "*" allows any name.
     """
 
@@ -179,7 +170,6 @@ class ApiKeyMiddleware:
     """Rejects requests without the API key.
 
     Args:
-        app: the wrapped application.
         key: the key, sent as `Authorization: Bearer KEY` or as `x-api-key: KEY`.
     """
 
@@ -223,7 +213,6 @@ class BodyMiddleware:
     the response.
 
     Args:
-        app: the wrapped application.
         max_bytes: returns the maximum size in bytes.
         timeout: maximum seconds between two chunks of a body.
     """

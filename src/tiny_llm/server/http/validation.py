@@ -110,15 +110,8 @@ def _non_text_error(error: Mapping[str, Any], field: str) -> ApiError:
 
 # Union alternatives that pydantic inserts into error locations: part types and Python types.
 PART_TYPES = (
-    "text",
-    "input_text",
-    "search_result",
-    "thinking",
-    "redacted_thinking",
-    "document",
-    "tool_use",
-    "tool_result",
-    "refusal",
+    *("text", "input_text", "search_result", "thinking", "redacted_thinking", "document"),
+    *("tool_use", "tool_result", "refusal"),
 )
 PRIMITIVE_TYPES = ("str", "int", "bool")
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,7 +13,7 @@ from ..engine_client.client import EngineClient
 from ..engine_client.messages import StepReport
 from ..http.errors import to_json
 from ..http.openapi import ERROR_RESPONSES
-from ..protocol.streaming import KEEP_ALIVE_COMMENT, Events, sse_event
+from ..protocol.streaming import KEEP_ALIVE_COMMENT, sse_event, stream_headers
 
 MAX_QUEUED_REPORTS = 1000  # per subscriber; further reports are dropped
 SNAPSHOT_TIMEOUT = 0.5  # maximum wait in seconds for the current step
@@ -34,11 +34,8 @@ async def events(request: Request, model: str | None = None) -> Response:
     """Streams the engine's state and each step's events; never triggers a load of the model."""
     server = get_app_state(request, model)
     subscriber = EventSubscriber(server.engine_client)
-    return StreamingResponse(
-        subscriber.events(server.settings.keep_alive),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-    )
+    stream = subscriber.events(server.settings.keep_alive)
+    return StreamingResponse(stream, headers=stream_headers())
 
 
 def engine_state(engine_client: EngineClient) -> dict[str, Any]:
@@ -69,7 +66,7 @@ class EventSubscriber:
         self._engine_client = engine_client
         self._reports: asyncio.Queue[StepReport] = asyncio.Queue(MAX_QUEUED_REPORTS)
 
-    async def events(self, keep_alive: float) -> Events:
+    async def events(self, keep_alive: float) -> AsyncIterator[bytes]:
         """Streams state and events until shutdown."""
         engine_client = self._engine_client
         engine_client.subscribe(self._on_report)
