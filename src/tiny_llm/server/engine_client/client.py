@@ -52,7 +52,7 @@ class EngineClient:
         snapshot: latest scheduler snapshot (`engine/scheduling/snapshot.py`); None until one
             arrives.
         in_flight: requests with output still to be computed or delivered.
-        shutting_down: set when the process shuts down, to end the event streams of engine views.
+        is_shutting_down: set by `shut_down` to end the event streams of engine views.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EngineClient:
         self.engine_info: EngineReady | None = None
         self.snapshot: Mapping[str, Any] | None = None
         self.in_flight: set[RequestHandle] = set()
-        self.shutting_down = asyncio.Event()
+        self.is_shutting_down = False
         self.load_error: str | None = None
         self._on_dead = on_dead
         self._stats = EngineStats()  # as of the last step
@@ -86,7 +86,7 @@ class EngineClient:
         self._unfinished: dict[str, int] = {}  # number of unfinished completions
         self._request_counter = itertools.count()
         self._subscribers: list[Callable[[StepReport], None]] = []
-        self._snapshot_waiters: list[asyncio.Future[None]] = []
+        self._snapshot_arrived = asyncio.Event()
 
     # ---------------------------------------------------------------- requests
 
@@ -180,19 +180,23 @@ class EngineClient:
             self.command_queue.put(EnableEvents(False))
 
     def report_phase(self) -> None:
-        """Sends subscribers an empty report after a phase change."""
+        """Sends subscribers an empty report, after a phase change or at shutdown."""
         for callback in list(self._subscribers):
             callback(StepReport((), self.stats))
+
+    def shut_down(self) -> None:
+        """Ends the event streams of engine views, because the process shuts down."""
+        self.is_shutting_down = True
+        self.report_phase()
 
     async def refresh_snapshot(self, seconds: float) -> None:
         """Requests a new `snapshot`, which replaces the old one if it arrives within `seconds`."""
         if self.engine_info is None or self.lifecycle.phase is Phase.FAILED:
             return
-        updated: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._snapshot_waiters.append(updated)
+        self._snapshot_arrived.clear()
         self.command_queue.put(SnapshotRequest())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(updated, seconds)
+            await asyncio.wait_for(self._snapshot_arrived.wait(), seconds)
 
     # ---------------------------------------------------------------- load
 
@@ -264,7 +268,8 @@ class EngineClient:
                 for update in message.updates:
                     self._dispatch(update)
                 if message.snapshot is not None:
-                    self._on_snapshot(message.snapshot)
+                    self.snapshot = message.snapshot
+                    self._snapshot_arrived.set()
                 for callback in list(self._subscribers):
                     callback(message)
             case EngineDead(reason):
@@ -284,13 +289,6 @@ class EngineClient:
         """Fails all in-flight requests; their handlers then close them."""
         for handle in list(self.in_flight):
             handle.fail(error)
-
-    def _on_snapshot(self, snapshot: Mapping[str, Any]) -> None:
-        self.snapshot = snapshot
-        waiters, self._snapshot_waiters = self._snapshot_waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
     def _dispatch(self, update: RequestUpdate) -> None:
         request_id = update.request_id

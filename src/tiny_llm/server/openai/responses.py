@@ -22,7 +22,7 @@ from ..protocol.streaming import EventSourceResponse, full_response, sse_event
 from .response_store import Conversation, ResponseStore
 from .responses_input import to_chat_messages
 from .responses_items import Event, OutputItems
-from .responses_schema import ResponsesRequest
+from .responses_schema import ResponsesRequest, TextFormat, TextOptions
 
 router = APIRouter()
 
@@ -190,7 +190,7 @@ class ResponseSerializer:
             "service_tier": "default",
             "store": self._is_stored,
             **self._params,
-            "text": {"format": self._format(), "verbosity": self._verbosity},
+            "text": self._text_options(),
             "tool_choice": body.tool_choice or "auto",
             "tools": [
                 {
@@ -211,19 +211,14 @@ class ResponseSerializer:
             "metadata": body.metadata or {},
         }
 
-    @property
-    def _verbosity(self) -> str:
-        text = self._body.text
-        return (None if text is None else text.verbosity) or "medium"
-
-    def _format(self) -> dict[str, Any]:
-        text = self._body.text
-        if text is None or text.format is None:
-            return {"type": "text"}
-        given = text.format.model_dump(by_alias=True)
-        if text.format.type != "json_schema":
-            return {"type": text.format.type}
-        return {**given, "name": text.format.name or "", "strict": bool(text.format.strict)}
+    def _text_options(self) -> dict[str, Any]:
+        given = self._body.text or TextOptions()
+        chosen = given.format or TextFormat(type="text")
+        fields: dict[str, Any] = {"type": chosen.type}
+        if chosen.type == "json_schema":
+            fields = chosen.model_dump(by_alias=True)
+            fields |= {"name": chosen.name or "", "strict": bool(chosen.strict)}
+        return {"format": fields, "verbosity": given.verbosity or "medium"}
 
     def _usage(self) -> dict[str, Any]:
         prompt_tokens, output = self._handle.prompt_tokens, self._output
