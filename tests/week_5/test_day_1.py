@@ -75,12 +75,13 @@ class ScriptedHandle:
     Attributes:
         num_requested: number of requested batches.
         num_closed: number of `close` calls.
-        on_slow_reader: see `RequestHandle`.
+        on_slow_reader, slow_reader_timeout: see `RequestHandle`.
     """
 
     def __init__(self, *script: list[str] | BaseException, waits: bool = False):
         self.num_requested = self.num_closed = 0
         self.on_slow_reader: Any = None
+        self.slow_reader_timeout = 30.0
         self._script, self._waits = script, waits
 
     async def stream_outputs(self) -> AsyncIterator[list[StreamOutput]]:

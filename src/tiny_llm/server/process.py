@@ -256,7 +256,7 @@ class ServerProcess:
 
     def _request_exit(self) -> None:
         for engine in self._engines:
-            engine.client.shutting_down.set()
+            engine.client.shut_down()
         if self._uvicorn is None:  # a replica: its supervisor detects the exit
             os._exit(self._status)
         self._uvicorn.should_exit = True

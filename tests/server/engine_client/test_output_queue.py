@@ -1,7 +1,9 @@
 """Output queue: a slow reader never blocks others and is dropped after a timeout."""
 
+import asyncio
 import json
 import socket
+from types import SimpleNamespace
 
 import anthropic
 import pytest
@@ -10,6 +12,7 @@ from tests.server.protocol.test_disconnect import LONG
 from tests.server.running_server import RunningServer, eventually
 from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.server.engine_client.output_queue import OutputQueue
+from tiny_llm.server.protocol.streaming import EventSourceResponse
 
 
 def output(text, index=0):
@@ -40,6 +43,31 @@ def test_queue_that_stays_full_is_reported_as_stalled():
     assert not queue.is_stalled
     now = 11.0
     assert queue.is_stalled
+
+
+def test_reader_that_blocks_a_write_is_dropped_without_further_output(caplog):
+    closed = []
+
+    async def main():
+        async def stream_outputs():
+            yield [output("a")]
+
+        async def wait_forever(*_):
+            await asyncio.Event().wait()
+
+        handle = SimpleNamespace(
+            slow_reader_timeout=0.05,
+            on_slow_reader=None,
+            stream_outputs=stream_outputs,
+            close=lambda: closed.append(True),
+        )
+        serializer = SimpleNamespace(start_events=lambda: b"", delta_events=lambda _: b"a")
+        response = EventSourceResponse(serializer, handle, keep_alive=15)
+        await asyncio.wait_for(response({}, wait_forever, wait_forever), 60)
+
+    asyncio.run(main())
+    assert closed
+    assert "read its stream too slowly" in caplog.text
 
 
 @pytest.fixture(scope="module")

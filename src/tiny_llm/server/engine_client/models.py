@@ -29,14 +29,11 @@ class ModelEngine:
     """A served model: its engine thread, the thread's client, and the requests using the model.
 
     Args:
-        spec: the model's specification.
         settings: server settings, with the model's names.
-        metrics: the server's metrics.
         open_renderer: creates the prompt renderer; called in a worker thread during each load.
         on_dead: called when the engine thread has failed.
 
     Attributes:
-        spec: as given.
         client, thread: the engine thread's client, and the thread itself.
         renderer: the prompt renderer; None while the model is not loaded.
         num_users: number of requests using the model, which is unloaded only at 0.
@@ -184,7 +181,6 @@ class ModelRegistry:
     """Loads and unloads a server's models.
 
     Args:
-        engines: the models.
         max_memory: upper bound on the total memory requirement of loaded models; None for no limit.
         idle_unload: idle seconds after which a model is unloaded; None disables idle unloading.
         on_load_failed: called with the model and the reason when a pinned model fails to load.

@@ -89,7 +89,6 @@ def warn_ignored(field: str, items: Sequence[Mapping[str, Any]]) -> None:
 
     Args:
         field: name of the list.
-        items: the dropped items.
     """
     if items:
         types = list(islice(dict.fromkeys(repr(item.get("type"))[:40] for item in items), 5))

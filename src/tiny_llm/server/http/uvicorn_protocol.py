@@ -89,11 +89,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class _UnchunkedTransport:
-    """Transport that strips uvicorn's chunked encoding.
-
-    Args:
-        transport: the connection's transport.
-    """
+    """Transport that strips uvicorn's chunked encoding."""
 
     def __init__(self, transport: Any):
         self._transport = transport
