@@ -215,7 +215,7 @@ class ServerProcess:
         reason = next(each.reason for each in lifecycles if each.phase is Phase.FAILED)
         for engine in self._engines:
             engine.client.on_engine_dead(reason)
-            engine.settle_waiters(ApiError(503, reason))
+            engine.wake_waiters(ApiError(503, reason))
         log.error("exiting after a failure: %s", reason)
         faulthandler.dump_traceback(all_threads=True)
         self._status = 1
@@ -241,7 +241,7 @@ class ServerProcess:
         )
         for engine in self._engines:
             engine.client.lifecycle.transition(Phase.DRAINING)
-            engine.settle_waiters(ApiError(503, PHASE_MESSAGES[Phase.DRAINING]))
+            engine.wake_waiters(ApiError(503, PHASE_MESSAGES[Phase.DRAINING]))
         self._spawn(self._drain())
 
     async def _drain(self) -> None:

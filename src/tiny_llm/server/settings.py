@@ -66,8 +66,6 @@ class Settings:
     prefix_warmup: bool = True
     keep_alive: float = 15.0  # seconds of silence after which a stream sends a keep-alive
     max_queued_outputs: int = 256  # maximum number of queued outputs per completion
-    # Maximum seconds that a client may leave its output queue full, or that a write may block.
-    slow_reader_timeout: float = 30.0
 
     @property
     def model_name(self) -> str:

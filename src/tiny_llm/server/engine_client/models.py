@@ -134,8 +134,8 @@ class ModelEngine:
         self._unused.clear()
         acquired.set_result(None)
 
-    def settle_waiters(self, error: ApiError | None = None) -> None:
-        """Admits waiting requests as users of the loaded model, or fails them with `error`."""
+    def wake_waiters(self, error: ApiError | None = None) -> None:
+        """Ends all waits: admits the requests as users of the model, or fails them with `error`."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if waiter.done():  # the client has disconnected
@@ -237,13 +237,13 @@ class ModelRegistry:
         if error is None:
             seconds = time.monotonic() - started
             log.info("ready: the model is %s (loaded in %.2f s)", engine.name, seconds)
-            engine.settle_waiters()
+            engine.wake_waiters()
             return
         if engine.spec.is_pinned:
             self._on_load_failed(engine, error)
             return
         log.error("the model '%s' cannot be loaded: %s", engine.name, error)
-        engine.settle_waiters(
+        engine.wake_waiters(
             ApiError(
                 503,
                 f"The model '{engine.name}' could not be loaded; see the server's log.",

@@ -35,9 +35,6 @@ class RequestHandle:
         lora: name of the LoRA adapter, or None.
         output_tokens: number of generated tokens so far.
         first_output_at: `time.monotonic()` at the first output; None until then.
-        on_slow_reader: callback for a client that reads too slowly, or None.
-        slow_reader_timeout: maximum seconds for which a client may leave its queue full, or for
-            which one write to it may block.
         queue: outputs awaiting delivery.
     """
 
@@ -56,15 +53,13 @@ class RequestHandle:
         self.prompt_tokens = sum(map(len, prompts))
         self.output_tokens = 0
         self.first_output_at: float | None = None
-        self.on_slow_reader: Callable[[], None] | None = None
         self.model_name = lora or settings.model_name
         self.constraint = params.structured_outputs
         self.lora = lora
         self._num_completions = len(self.request_ids) * params.n
         self._timeout = settings.request_timeout
         limit = settings.max_queued_outputs * self._num_completions
-        self.slow_reader_timeout = settings.slow_reader_timeout
-        self.queue = OutputQueue(limit, self.slow_reader_timeout, schedule_wake)
+        self.queue = OutputQueue(limit, schedule_wake)
         self._cached = dict.fromkeys(self.request_ids, 0)
         self._abort = abort
         self._unaccepted = set(self.request_ids)  # not yet in the engine's queue
@@ -123,8 +118,6 @@ class RequestHandle:
                 self.output_tokens += len(update.token_ids)
                 self.first_output_at = self.first_output_at or time.monotonic()
                 self.queue.put(update)
-                if self.on_slow_reader is not None and self.queue.is_stalled:
-                    self.on_slow_reader()
 
     def fail(self, error: ApiError) -> None:
         """Ends the request with an error, before or during generation."""

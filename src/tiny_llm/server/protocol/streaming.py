@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ...engine.scheduling.outputs import StreamOutput
 from ..engine_client.request_handle import RequestHandle
@@ -34,19 +34,15 @@ TEXT_PLACEHOLDER = "\0"  # placeholder text in an `EventTemplate`
 
 
 class CancelOnDisconnect:
-    """Context manager that cancels its block when the client disconnects or reads too slowly.
+    """Context manager that cancels its block when the client disconnects.
 
     The cancellation does not propagate out of the block.
 
     Args:
         handle: the request; closed on exit.
-
-    Attributes:
-        is_slow: whether the block was cancelled because of a slow client.
     """
 
     def __init__(self, receive: Receive, handle: RequestHandle):
-        self.is_slow = False
         self._receive = receive
         self._handle = handle
         self._is_done = False  # whether the block has exited or been cancelled
@@ -59,7 +55,6 @@ class CancelOnDisconnect:
         self._task = task
         self._disconnect_task = asyncio.create_task(wait_for_disconnect(self._receive))
         self._disconnect_task.add_done_callback(lambda _: self._cancel_task())
-        self._handle.on_slow_reader = self.drop_slow_reader
         return self
 
     def __exit__(
@@ -69,17 +64,11 @@ class CancelOnDisconnect:
         # [task 5.1.4 leave]
         self._is_done = True
         self._disconnect_task.cancel()
-        self._handle.on_slow_reader = None
         self._handle.close()
         # A concurrent cancellation by another task must still propagate.
         is_ours = self._was_cancelled and kind is asyncio.CancelledError
         return is_ours and self._task.uncancel() == 0
         # [/task 5.1.4 leave]
-
-    def drop_slow_reader(self) -> None:
-        """Cancels the block, because the client reads too slowly."""
-        self.is_slow = self.is_slow or not self._is_done
-        self._cancel_task()
 
     def _cancel_task(self) -> None:
         """Cancels the block, at most once and only while it runs."""
@@ -212,26 +201,12 @@ class EventSourceResponse(Response):
         self._keep_alive_task: asyncio.Task[None] | None = None  # sends a keep-alive event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends events until the output ends, the client disconnects, or it reads too slowly.
-
-        The queue is checked for a slow reader only when output arrives; a blocked write, by time.
-        """
-        loop, timeout = asyncio.get_running_loop(), self._handle.slow_reader_timeout
-
-        async def send_in_time(message: Message) -> None:
-            timer = loop.call_later(timeout, connection.drop_slow_reader)
-            try:
-                await send(message)
-            finally:
-                timer.cancel()
-
+        """Sends events until the output ends or the client disconnects."""
         try:
-            with CancelOnDisconnect(receive, self._handle) as connection:
-                await self._send_all(send_in_time)
+            with CancelOnDisconnect(receive, self._handle):
+                await self._send_all(send)
         finally:
             self._cancel_keep_alive()
-        if connection.is_slow:
-            log.warning("disconnected a client that read its stream too slowly")
 
     async def _send_all(self, send: Send) -> None:
         """Sends the whole stream; a failure ends it with error events."""
