@@ -130,7 +130,7 @@ class ServerProcess:
         self.start()
         host, port = self._socket.getsockname()[:2]
         log.info("listening: http://%s:%d", host, port)
-        await self._uvicorn.serve(sockets=[self._socket])
+        await self._spawn(self._uvicorn.serve(sockets=[self._socket]))
         for task in self._tasks:
             task.cancel()
         faulthandler.cancel_dump_traceback_later()

@@ -12,7 +12,6 @@ from ..http.errors import bad_request
 from ..http.unsupported import (
     CONTEXT_NOT_EDITED,
     STATELESS,
-    drop_nulls,
     replace_media,
     unsupported_field_message,
     warn_once,
@@ -27,6 +26,7 @@ from ..protocol.request_fields import (
     ShortList,
     StrictModel,
     auto_tool_calls,
+    drop_nulls,
     make_constraint,
     required_tool_calls,
     thinking_budget,

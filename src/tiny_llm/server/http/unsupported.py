@@ -117,17 +117,6 @@ def unsupported_field_message(field: str) -> str | None:
     return None if reason is None else f"{field} is not supported: {reason}."
 
 
-def drop_nulls(body: Any) -> Any:
-    """Removes unsupported fields that are null: some clients send null for unset fields."""
-    if not isinstance(body, dict):
-        return body
-    return {
-        name: value
-        for name, value in body.items()
-        if value is not None or name not in FIELD_REASONS
-    }
-
-
 def replace_media(content: Any) -> Any:
     """Replaces images, audio and documents in a tool result with text; keeps other content.
 

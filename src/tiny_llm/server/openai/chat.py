@@ -86,7 +86,9 @@ class ChatSerializer(ChoicesSerializer):
         self._prompts = prompts
         self._prompt = prompt
         as_token_ids = bool(body.return_tokens_as_token_ids)
-        self._token_decoders = [TokenTextDecoder(prompts, as_token_ids) for _ in range(n)]
+        self._token_decoders = [  # empty without logprobs
+            TokenTextDecoder(prompts, as_token_ids) for _ in range(n) if body.logprobs
+        ]
         # Non-streaming only.
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
         self._prompt_logprobs: list[Any] | None = None

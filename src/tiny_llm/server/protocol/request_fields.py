@@ -19,7 +19,7 @@ from ...errors import UserError
 from ...models.checkpoint.safe_io import ModelError
 from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG, read_optional_json
 from ..http.errors import bad_request
-from ..http.unsupported import drop_nulls
+from ..http.unsupported import FIELD_REASONS
 
 MAX_ITEMS = 10_000  # maximum number of messages, input items, content parts or tool calls
 MAX_SHORT_ITEMS = 512  # maximum number of tools or stop strings
@@ -49,6 +49,17 @@ TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=Tr
 
 
 PromptIds = Annotated[TokenIds, Field(min_length=1)]
+
+
+def drop_nulls(body: Any) -> Any:
+    """Removes unsupported fields that are null: some clients send null for unset fields."""
+    if not isinstance(body, dict):
+        return body
+    return {
+        name: value
+        for name, value in body.items()
+        if value is not None or name not in FIELD_REASONS
+    }
 
 
 class StrictModel(BaseModel):
