@@ -1,4 +1,4 @@
-"""uvicorn HTTP protocol: limits on connections, headers and unread data, HTTP/1.0 streaming."""
+"""uvicorn HTTP protocol: connection limits, header limits, timeouts, HTTP/1.0."""
 
 import asyncio
 import logging
