@@ -83,7 +83,7 @@ def response_buffers() -> str:
         ("a", "reports", "emptied by the event loop at each flush"),
         ("c", "output queue", "256 outputs per completion, then merged"),
         ("d", "sender", "one write; await send(…) waits here"),
-        ("e", "socket of the server", "the kernel's limit, some megabytes"),
+        ("e", "socket of the server", "16 KiB unsent, and what the client's kernel takes"),
         ("n", "client", "does not read"),
     )
     for number, (kind, label, bound) in enumerate(rows):

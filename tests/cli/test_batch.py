@@ -22,7 +22,7 @@ from tiny_llm.cli import batch
 from tiny_llm.cli.backends import backend
 from tiny_llm.cli.backends.checkpoint import Checkpoint
 from tiny_llm.cli.batching.engine_run import EngineBatchRun
-from tiny_llm.cli.batching.progress import EngineState, RequestProgress
+from tiny_llm.cli.batching.progress import BatchProgress, EngineState, RequestProgress
 from tiny_llm.cli.batching.runs import CourseBatchRun, MlxBatchRun
 from tiny_llm.cli.batching.view import PlainLines, batch_table, speed_line
 from tiny_llm.demo.prompts import BATCH_PROMPTS
@@ -232,15 +232,13 @@ class FakeRun:
 
     def __init__(self):
         self.outputs = {3: "done"}
-        self.waiting = [7, 8]
-        self.slots = [RequestProgress(0, 12, 12, 5, "naïve 数学" * 20), None]
         self.prefilling = [RequestProgress(5, 300, 128)]
+        self.engine = None
 
-    def state(self):
-        return None
-
-    def all_progress(self):
-        return iter([self.slots[0], *self.prefilling, RequestProgress(3, 10, 10, 5, "done")])
+    def progress(self):
+        slots = [RequestProgress(0, 12, 12, 5, "naïve 数学" * 20), None]
+        started = [slots[0], *self.prefilling, RequestProgress(3, 10, 10, 5, "done")]
+        return BatchProgress([7, 8], started, slots, self.prefilling, self.engine)
 
 
 @pytest.mark.parametrize("width", [90, 100, 160])
@@ -312,23 +310,24 @@ def test_runs_return_one_output_per_prompt(solution):
 @pytest.mark.parametrize("solution", ["tiny_llm", "mlx"])
 def test_runs_report_progress_per_prompt(solution):
     batch_run = open_runs(ignore_eos=True)[1][solution]
-    assert batch_run.waiting == list(range(5))
-    assert list(batch_run.all_progress()) == []
+    assert batch_run.progress().waiting == list(range(5))
+    assert batch_run.progress().started == []
     partly_prefilled = False
     while not batch_run.is_done:
         batch_run.step()
-        started = {progress.index for progress in batch_run.all_progress()}
-        assert started | set(batch_run.waiting) == set(range(5))
-        active = [progress.index for progress in batch_run.slots if progress is not None]
-        active += [progress.index for progress in batch_run.prefilling]
+        progress = batch_run.progress()
+        started = {each.index for each in progress.started}
+        assert started | set(progress.waiting) == set(range(5))
+        active = [each.index for each in progress.slots if each is not None]
+        active += [each.index for each in progress.prefilling]
         assert sorted([*active, *batch_run.outputs]) == sorted(started), (
             "each prompt is in exactly one state"
         )
-        partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in batch_run.prefilling)
+        partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in progress.prefilling)
     assert partly_prefilled
-    for progress in batch_run.all_progress():
-        assert progress.new_tokens == LIMITS[progress.index]
-        assert progress.prompt_tokens == progress.prefilled == len(PROMPTS[progress.index])
+    for each in batch_run.progress().started:
+        assert each.new_tokens == LIMITS[each.index]
+        assert each.prompt_tokens == each.prefilled == len(PROMPTS[each.index])
 
 
 def open_engine(**flags) -> EngineBatchRun:
@@ -354,23 +353,24 @@ def open_engine(**flags) -> EngineBatchRun:
 
 def test_engine_run_reports_progress_per_prompt():
     batch_run = open_engine()
-    assert batch_run.waiting == list(range(5))
-    assert not list(batch_run.all_progress())
+    assert batch_run.progress().waiting == list(range(5))
+    assert batch_run.progress().started == []
     partly_prefilled = False
     while not batch_run.is_done:
         batch_run.step()
-        started = {progress.index for progress in batch_run.all_progress()}
-        assert started | set(batch_run.waiting) == set(range(5))
-        active = [progress for progress in batch_run.slots if progress is not None]
-        assert len(batch_run.slots) == 2
-        active_indices = [progress.index for progress in active]
-        assert sorted([*active_indices, *batch_run.outputs, *batch_run.waiting]) == list(range(5))
+        progress = batch_run.progress()
+        started = {each.index for each in progress.started}
+        assert started | set(progress.waiting) == set(range(5))
+        active = [each for each in progress.slots if each is not None]
+        assert len(progress.slots) == 2
+        indices = [*(each.index for each in active), *batch_run.outputs, *progress.waiting]
+        assert sorted(indices) == list(range(5))
         partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in active)
-        assert f"{batch_run.state().pages.free} free of" in render(batch_run, 120)
+        assert f"{progress.engine.pages.free} free of" in render(batch_run, 120)
     assert partly_prefilled
-    for progress in batch_run.all_progress():
-        assert progress.new_tokens == LIMITS[progress.index]
-        assert progress.prompt_tokens == progress.prefilled == len(PROMPTS[progress.index])
+    for each in batch_run.progress().started:
+        assert each.new_tokens == LIMITS[each.index]
+        assert each.prompt_tokens == each.prefilled == len(PROMPTS[each.index])
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
@@ -386,8 +386,8 @@ def test_kv_memory_fits_the_longest_requests(dtype):
 
 def test_live_view_of_kv_cache_pages():
     fake_run = FakeRun()
-    state = EngineState(PageCounts(free=8, cached=4, used=4, shared=2), 200, 50, 32, 3, 10, 7)
-    fake_run.state, fake_run.prefilling = lambda: state, []
+    pages = PageCounts(free=8, cached=4, used=4, shared=2)
+    fake_run.engine, fake_run.prefilling = EngineState(pages, 200, 50, 32, 3, 10, 7), []
     lines = render(fake_run, 130).splitlines()
     assert lines[3].strip() == "", "the engine has no separate prefill rows"
     bar = lines[5].split()[1]

@@ -1,7 +1,7 @@
 """`python -m tests.server.fault_injection FAULT …`: a server with a faulty engine.
 
 `raises`, `hangs` and `dies` affect steps with a request whose prompt starts with `FAULTY_PROMPT`.
-`slow` delays every step. `impatient` also delays every step, and drops slow clients after 0.5 s.
+`slow` delays every step. `impatient` also delays every step, and times clients out after 0.5 s.
 `slow_load` delays loading by `LOAD_SECONDS` and sends frequent keep-alive comments.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 from tiny_llm.cli import serve
 from tiny_llm.engine.model_runner import ModelRunner
 from tiny_llm.server import settings
+from tiny_llm.server.http import uvicorn_protocol
 
 FAULTY_PROMPT = [7, 7, 7]
 LOAD_SECONDS = 0.5
@@ -62,11 +63,11 @@ def main() -> int:
     if sys.argv[1] == "impatient":
         short_timeouts = {
             "max_queued_outputs": 8,
-            "slow_reader_timeout": 0.5,
             "keep_alive": 0.02,
             "body_timeout": 0.5,
         }
         settings.Settings = functools.partial(settings.Settings, **short_timeouts)  # type: ignore
+        uvicorn_protocol.SEND_TIMEOUT = 0.5
     return serve.main(sys.argv[2:])
 
 

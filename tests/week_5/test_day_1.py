@@ -75,12 +75,10 @@ class ScriptedHandle:
     Attributes:
         num_requested: number of requested batches.
         num_closed: number of `close` calls.
-        on_slow_reader: see `RequestHandle`.
     """
 
     def __init__(self, *script: list[str] | BaseException, waits: bool = False):
         self.num_requested = self.num_closed = 0
-        self.on_slow_reader: Any = None
         self._script, self._waits = script, waits
 
     async def stream_outputs(self) -> AsyncIterator[list[StreamOutput]]:
@@ -438,7 +436,6 @@ def test_task_4_normal_exit_closes_the_request_and_stops_watching():
             pass
         await run_ready_tasks()
         assert handle.num_closed == 1, f"expected one call of close, got {handle.num_closed}"
-        assert handle.on_slow_reader is None, "expected no callback after the block, got one"
         assert cancel_scope._disconnect_task.done(), (
             "expected the disconnect task to be cancelled, got a pending task"
         )

@@ -7,7 +7,6 @@ request is unaffected.
 """
 
 import argparse
-import contextlib
 import http.client
 import itertools
 import json
@@ -26,6 +25,14 @@ COMMON = {"prompt": "The KV cache is", "ignore_eos": True, "temperature": 1.0, "
 SMALL = {**COMMON, "max_tokens": 300}
 LARGE = {**COMMON, "max_tokens": NUM_TOKENS, "n": NUM_COMPLETIONS, "logprobs": 20}
 RECEIVE_BUFFER = 2**16  # bytes; small, so that the kernel buffers little for a slow client
+# `serve`, which does not disconnect the client that reads nothing for minutes.
+SERVE = """
+import sys
+from tiny_llm.cli import serve
+from tiny_llm.server.http import uvicorn_protocol
+uvicorn_protocol.SEND_TIMEOUT = 3600
+sys.exit(serve.main(sys.argv[1:]))
+"""
 
 
 @dataclass
@@ -50,8 +57,8 @@ class Server:
     """Context manager that runs `serve` on a free port."""
 
     def __init__(self, solution: str):
-        command = [sys.executable, "-m", "tiny_llm.cli.serve", "--model", "demo", "--port", "0"]
-        command += ["--solution", solution]
+        flags = ["--model", "demo", "--port", "0", "--solution", solution]
+        command = [sys.executable, "-c", SERVE, *flags]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
         lines = []
@@ -106,12 +113,10 @@ def measure(solution: str, reads_immediately: bool) -> Result:
     counts = [0, 0]  # events, tokens
 
     def read(response: Any) -> None:
-        # raised if the server drops the slow client
-        with contextlib.suppress(http.client.HTTPException, OSError):
-            for choice in choices(response):
-                tokens = len((choice["logprobs"] or {}).get("tokens", ()))
-                counts[0] += tokens > 0
-                counts[1] += tokens
+        for choice in choices(response):
+            tokens = len((choice["logprobs"] or {}).get("tokens", ()))
+            counts[0] += tokens > 0
+            counts[1] += tokens
 
     with Server(solution) as server:
         list(choices(send(server, SMALL)))  # warm-up request
@@ -160,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{title:38} {one:12,.{digits}f}   {other:15,.{digits}f}")
     if slow.tokens == NUM_TOKENS * NUM_COMPLETIONS:
         return 0
-    print("tokens are missing: a mistake, or a machine so slow that the server dropped the client")
+    print("tokens are missing, although the client has read the complete response")
     return 1
 
 

@@ -7,7 +7,7 @@ answer; a call's arguments are the model's unparsed JSON text.
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -207,7 +207,7 @@ class OpenAIModel:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._options = options
-        self.model: str = model or next(self._models())
+        self.model: str = model or self._first_model()
 
     def complete(self, messages: Sequence[Message], tools: Sequence[Message], seed: int) -> Message:
         """See `ChatModel.complete`."""
@@ -223,11 +223,11 @@ class OpenAIModel:
             raise UserError(f"{self._url} did not return a chat completion.") from error
         return {"role": "assistant", "content": None, **fields}
 
-    def _models(self) -> Iterator[str]:
+    def _first_model(self) -> str:
         listed = self._request("/models", None).get("data")
         if not listed:
             raise UserError(f"{self._url}/models lists no models; set the model name.")
-        yield from (str(entry["id"]) for entry in listed)
+        return str(listed[0]["id"])
 
     def _request(self, path: str, body: Any) -> Message:
         data = None if body is None else json.dumps(body).encode()

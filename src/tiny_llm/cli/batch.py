@@ -118,11 +118,11 @@ def _batch(args: argparse.Namespace) -> int:
         console.print(f"recorded: {args.record}", soft_wrap=True)
     for index, output in sorted(run.outputs.items()):
         print(f"[{index}] {questions[index]}\n{output.strip()}\n")
-    state = run.state()
-    if state is not None:
-        print(state)
+    progress = run.progress()
+    if progress.engine is not None:
+        print(progress.engine)
     print(
-        f"{len(prompts)} requests | {speed_line(list(run.all_progress()), seconds)} | "
+        f"{len(prompts)} requests | {speed_line(progress.started, seconds)} | "
         f"peak memory: {mx.get_peak_memory() / 1e9:.3f} GB"
     )
     return 0

@@ -34,7 +34,6 @@ from .parsing.arguments import (
 from .parsing.command import CommandParser, console, run_command
 from .served_models import (
     ModelArgument,
-    api_name,
     check_flags,
     choose_kv_cache_bytes,
     memory_budget,
@@ -256,7 +255,8 @@ def _serve(args: argparse.Namespace) -> int:
     find = find_config if args.load_format == "dummy" else find_model
     folders = [find(model.name, console) for model in models]
     draft = None if args.draft_model is None else find(args.draft_model, console)
-    names = [tuple(args.served_model_name or [api_name(model)]) for model in models]
+    api_names = [Path(model.name).name or model.name for model in models]
+    names = [tuple(args.served_model_name or [name]) for name in api_names]
     choose_kv_cache_bytes(args, folders, draft)
     needs = memory_needs(args, models, names, folders, draft)
     max_memory = memory_budget(args.max_memory, needs)

@@ -92,11 +92,6 @@ def check_flags(args: argparse.Namespace, models: Sequence[ModelArgument]) -> No
                 )
 
 
-def api_name(model: ModelArgument) -> str:
-    """A model's default API name: the last component of its path."""
-    return Path(model.name).name or model.name
-
-
 def choose_kv_cache_bytes(
     args: argparse.Namespace, folders: Sequence[Path], draft: Path | None
 ) -> None:

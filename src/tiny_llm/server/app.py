@@ -1,5 +1,6 @@
 """ASGI application: middleware, routers, error handlers."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
@@ -14,13 +15,15 @@ from starlette.types import ASGIApp
 
 from .anthropic import messages
 from .context import AppState, max_body_bytes
-from .http.errors import ApiError, internal_error
+from .http.errors import INTERNAL_ERROR, ApiError
 from .http.middleware import AccessLogMiddleware, ApiKeyMiddleware, BodyMiddleware, HostMiddleware
 from .http.validation import validation_error
 from .loading import LeaseMiddleware
 from .openai import chat, completions, embeddings, responses
 from .openai.response_store import ResponseStore
 from .ops import engine_view, health, tokenize, web_ui
+
+log = logging.getLogger("tiny_llm.server")
 
 
 def build_app(models: Sequence[AppState]) -> ASGIApp:
@@ -120,4 +123,6 @@ def _not_found_message(request: Request) -> str:
 
 
 async def _handle_unexpected_error(request: Request, error: Exception) -> Response:
-    return internal_error(request.method, request.url.path, error)
+    """Handles unexpected exceptions: logs the traceback, which the client does not get."""
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return ApiError(500, INTERNAL_ERROR).response(request.url.path)

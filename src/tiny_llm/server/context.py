@@ -12,17 +12,24 @@ from fastapi import Request
 from ..engine.inputs.sampling_params import SamplingParams
 from ..engine.structured_output.validator import OutputValidator
 from ..models.heads.pooling import Task
-from .engine_client.client import EngineClient, RequestHandle
+from .engine_client.client import EngineClient
 from .engine_client.lifecycle import Phase
 from .engine_client.models import ModelEngine, ModelRegistry
+from .engine_client.request_handle import RequestHandle
 from .http.errors import ApiError, bad_request, current_record
-from .loading import lease_of
+from .loading import LEASE, ModelLease
 from .protocol.output_parser import ParsedOutput
-from .protocol.prompts import ChatPrompt, PromptRenderer
+from .protocol.prompts import ChatPrompt, ChatTemplateInput, PromptRenderer
 from .settings import BODY_BYTES_PER_TOKEN, MAX_BODY_BYTES, MIN_BODY_BYTES, Settings
 
 log = logging.getLogger("tiny_llm.server")
 
+# What a model does, in error messages.
+CAPABILITIES: Mapping[Task, str] = {
+    "generate": "generates text",
+    "embed": "computes embeddings",
+    "score": "scores documents",
+}
 WARMUP_DELAY = 0.05  # seconds before a next turn is precomputed, if the engine is still idle
 
 
@@ -32,7 +39,6 @@ class AppState:
 
     Attributes:
         settings: server settings, with the model's names.
-        engine: the model's engine.
         registry: loads and unloads the models.
         defaults: default sampling parameters.
         created: Unix time at server startup.
@@ -59,12 +65,6 @@ class AppState:
         return self.engine.spec.is_pinned or phase in (Phase.DRAINING, Phase.FAILED)
 
     @property
-    def capability(self) -> str:
-        """Verb phrase for what the model does, used in error messages."""
-        uses = {"generate": "generates text", "embed": "computes embeddings"}
-        return uses.get(self.engine.spec.task, "scores documents")
-
-    @property
     def prompts(self) -> PromptRenderer:
         """The prompt renderer.
 
@@ -76,18 +76,12 @@ class AppState:
         assert renderer is not None
         return renderer
 
-    @property
-    def max_model_len(self) -> int:
-        """Maximum number of tokens in a prompt plus its completion."""
-        return self.engine_client.max_seq_len
-
     async def wait_until_loaded(self, request: Request, is_stream: bool = False) -> None:
         """Loads the model if necessary and keeps it loaded until the response has ended.
 
         Without on-demand loading, only checks that the model is ready: it is never unloaded.
 
         Args:
-            request: the request.
             is_stream: whether the response is an event stream, which gets keep-alive comments.
 
         Raises:
@@ -96,9 +90,8 @@ class AppState:
         if not self.registry.is_on_demand:
             self.engine_client.check_ready()
             return
-        await lease_of(request).wait(
-            self.engine, self.registry.request_load, request.receive, is_stream
-        )
+        lease: ModelLease = request.scope[LEASE]
+        await lease.wait(self.engine, self.registry.request_load, request.receive, is_stream)
 
     async def submit(
         self,
@@ -121,7 +114,16 @@ class AppState:
             raise
         return handle
 
-    def schedule_validation(self, handle: RequestHandle, output: ParsedOutput) -> None:
+    def on_finished(
+        self, handle: RequestHandle, prompt: ChatPrompt, outputs: Sequence[ParsedOutput]
+    ) -> None:
+        """Schedules the validation of complete outputs and, for a single one, the warm-up."""
+        for output in outputs:
+            self._schedule_validation(handle, output)
+        if len(outputs) == 1:
+            self._schedule_warmup(prompt, outputs[0], handle.lora)
+
+    def _schedule_validation(self, handle: RequestHandle, output: ParsedOutput) -> None:
         """Validates a complete output in the background and logs violations."""
         constraint = handle.constraint
         if constraint is None or output.finish_reason == "length":
@@ -133,13 +135,7 @@ class AppState:
         )
         validation.add_done_callback(_log_violations)
 
-    def schedule_warmup(
-        self,
-        prompts: PromptRenderer,
-        prompt: ChatPrompt,
-        output: ParsedOutput,
-        lora: str | None = None,
-    ) -> None:
+    def _schedule_warmup(self, prompt: ChatPrompt, output: ParsedOutput, lora: str | None) -> None:
         """Precomputes the known prefix of a conversation's next turn while the engine is idle.
 
         A thinking model's chat template drops earlier reasoning, so the next prompt diverges from
@@ -148,20 +144,18 @@ class AppState:
         Tool calls are skipped: how much reasoning is sent back with them depends on the client.
         """
         is_complete = output.finish_reason == "stop" and bool(output.text) and not output.calls
-        if self.settings.prefix_warmup and is_complete and prompt.template_input is not None:
-            task = asyncio.ensure_future(self._warm_up(prompts, prompt, output.text, lora))
+        template_input = prompt.template_input
+        if self.settings.prefix_warmup and is_complete and template_input is not None:
+            task = asyncio.ensure_future(self._warm_up(template_input, output.text, lora))
             self._warmups.add(task)  # asyncio itself holds only a weak reference
             task.add_done_callback(self._warmups.discard)
 
-    async def _warm_up(
-        self, prompts: PromptRenderer, prompt: ChatPrompt, text: str, lora: str | None
-    ) -> None:
+    async def _warm_up(self, before: ChatTemplateInput, text: str, lora: str | None) -> None:
         await asyncio.sleep(WARMUP_DELAY)
         if not self.engine_client.is_idle:
             return
-        assert prompt.template_input is not None
         try:
-            prefix = await prompts.run(prompts.next_turn_prefix, prompt.template_input, text)
+            prefix = await self.prompts.run(self.prompts.next_turn_prefix, before, text)
         except ApiError:  # the template rejects another turn
             return
         if self.engine_client.is_idle:
@@ -204,7 +198,6 @@ def get_app_state(request: Request, model: str | None = None, task: Task | None 
     """Returns the state of a served model.
 
     Args:
-        request: the request.
         model: the model's name; None selects the first model.
         task: required task; None for any.
 
@@ -225,7 +218,6 @@ def get_app_state(request: Request, model: str | None = None, task: Task | None 
             )
         state = named[model]
     if task not in (None, state.engine.spec.task):
-        raise bad_request(
-            f"The model '{state.settings.model_name}' only {state.capability}.", "model"
-        )
+        use = CAPABILITIES[state.engine.spec.task]
+        raise bad_request(f"The model '{state.settings.model_name}' only {use}.", "model")
     return state

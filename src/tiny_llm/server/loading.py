@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Callable
 
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .engine_client.models import ModelEngine
@@ -22,7 +21,6 @@ class ModelLease:
 
     Args:
         path: the request's path, which determines the format of error events.
-        send: the request's ASGI `send`.
     """
 
     def __init__(self, path: str, send: Send):
@@ -110,17 +108,8 @@ class LeaseMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forwards a request with a new lease."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         lease = scope[LEASE] = ModelLease(scope["path"], send)
         try:
             await self._app(scope, receive, lease.send)
         finally:
             lease.release()
-
-
-def lease_of(request: Request) -> ModelLease:
-    """Returns the request's lease."""
-    lease: ModelLease = request.scope[LEASE]
-    return lease

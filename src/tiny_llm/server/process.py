@@ -130,7 +130,7 @@ class ServerProcess:
         self.start()
         host, port = self._socket.getsockname()[:2]
         log.info("listening: http://%s:%d", host, port)
-        await self._uvicorn.serve(sockets=[self._socket])
+        await self._spawn(self._uvicorn.serve(sockets=[self._socket]))
         for task in self._tasks:
             task.cancel()
         faulthandler.cancel_dump_traceback_later()
@@ -215,7 +215,7 @@ class ServerProcess:
         reason = next(each.reason for each in lifecycles if each.phase is Phase.FAILED)
         for engine in self._engines:
             engine.client.on_engine_dead(reason)
-            engine.settle_waiters(ApiError(503, reason))
+            engine.wake_waiters(ApiError(503, reason))
         log.error("exiting after a failure: %s", reason)
         faulthandler.dump_traceback(all_threads=True)
         self._status = 1
@@ -241,7 +241,7 @@ class ServerProcess:
         )
         for engine in self._engines:
             engine.client.lifecycle.transition(Phase.DRAINING)
-            engine.settle_waiters(ApiError(503, PHASE_MESSAGES[Phase.DRAINING]))
+            engine.wake_waiters(ApiError(503, PHASE_MESSAGES[Phase.DRAINING]))
         self._spawn(self._drain())
 
     async def _drain(self) -> None:
@@ -256,7 +256,7 @@ class ServerProcess:
 
     def _request_exit(self) -> None:
         for engine in self._engines:
-            engine.client.shutting_down.set()
+            engine.client.shut_down()
         if self._uvicorn is None:  # a replica: its supervisor detects the exit
             os._exit(self._status)
         self._uvicorn.should_exit = True

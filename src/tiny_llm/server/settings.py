@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -66,10 +67,8 @@ class Settings:
     prefix_warmup: bool = True
     keep_alive: float = 15.0  # seconds of silence after which a stream sends a keep-alive
     max_queued_outputs: int = 256  # maximum number of queued outputs per completion
-    # Maximum seconds that a client may leave its output queue full.
-    slow_reader_timeout: float = 30.0
 
-    @property
+    @cached_property
     def model_name(self) -> str:
         """The model's name in responses."""
         return self.model_names[0]

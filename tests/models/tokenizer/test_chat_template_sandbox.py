@@ -1,15 +1,15 @@
 """Sandboxed chat templates: equal output; hostile templates are stopped."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from tests.engine.support import chat
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.models import load_weights
-from tiny_llm.models.tokenizer.chat_template import RENDERER, renderer
+from tiny_llm.models.tokenizer.chat_template import RENDERER
 from tiny_llm.models.tokenizer.chat_template_handler import render_chat
-from tiny_llm.models.tokenizer.sandbox import SandboxedProcess
 
 MESSAGES = [{"role": "user", "content": "Why? é\n😀"}, {"role": "assistant", "content": None}]
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }} {{ tools | tojson }}.{% endfor %}"
@@ -17,7 +17,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }} {{ tools | tojs
 
 @pytest.fixture
 def process():
-    process = SandboxedProcess(RENDERER, [], seconds=30.0, max_bytes=10_000, max_memory=2**28)
+    process = replace(RENDERER, seconds=30.0, max_bytes=10_000, max_memory=2**28)
     yield process
     process.close()
 
@@ -96,9 +96,8 @@ def test_every_chat_is_sandboxed(monkeypatch):
     weights, tokenizer = load_weights("demo")
     llm = LLM((weights, tokenizer), kv_cache_bytes=2**22)
     ask = SamplingParams(temperature=0, max_tokens=2)
-    process = renderer()
     with monkeypatch.context() as patch:
-        patch.setattr(process, "seconds", 1.0)
+        patch.setattr(RENDERER, "seconds", 1.0)
         patch.setattr(tokenizer, "chat_template", HOSTILE["time"])
         [output] = llm.generate(chat("Why?"), ask)
     assert output.error == "the chat template failed: it took longer than 1 seconds."

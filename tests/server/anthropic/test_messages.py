@@ -309,9 +309,8 @@ def serializer(is_stream):
     body["tools"] = [{"name": "f", "input_schema": {"type": "object"}}]
     server = SimpleNamespace(
         prompts=PromptRenderer(SimpleNamespace(chat_template="<tool_call>")),
-        schedule_warmup=lambda *_: None,
+        on_finished=lambda *_: None,
         settings=SimpleNamespace(model_name="demo"),
-        schedule_validation=lambda *_: None,
     )
     handle = SimpleNamespace(prompt_tokens=1, cached_tokens=0, model_name="demo", lora=None)
     params = SimpleNamespace(structured_outputs=None)

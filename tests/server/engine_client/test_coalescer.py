@@ -20,7 +20,7 @@ class Harness:
     def __init__(self, delay):
         self.coalescer = Coalescer(self._distribute, lambda: delay)
         self.coalescer.start()
-        self.queues = [OutputQueue(10, 10, self.coalescer.schedule_wake) for _ in range(2)]
+        self.queues = [OutputQueue(10, self.coalescer.schedule_wake) for _ in range(2)]
         self.seen = [[], []]
         self.tasks = [asyncio.ensure_future(self._read(number)) for number in range(2)]
 

@@ -1,12 +1,12 @@
-"""Output queue: a slow reader never blocks others and is dropped after a timeout."""
+"""Output queue: a slow reader never blocks others, and one that stops reading is disconnected."""
 
+import contextlib
 import json
 import socket
 
 import anthropic
 import pytest
 
-from tests.server.protocol.test_disconnect import LONG
 from tests.server.running_server import RunningServer, eventually
 from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.server.engine_client.output_queue import OutputQueue
@@ -17,7 +17,7 @@ def output(text, index=0):
 
 
 def test_full_queue_merges_outputs_without_loss():
-    queue = OutputQueue(limit=2, stall_timeout=10, schedule_wake=lambda wake: None)
+    queue = OutputQueue(limit=2, schedule_wake=lambda wake: None)
     for number in range(6):
         queue.put(output(str(number), index=number % 2))
     items = []
@@ -29,49 +29,48 @@ def test_full_queue_merges_outputs_without_loss():
     ]
 
 
-def test_queue_that_stays_full_is_reported_as_stalled():
-    now = 0.0
-    queue = OutputQueue(
-        limit=1, stall_timeout=10, schedule_wake=lambda wake: None, clock=lambda: now
-    )
-    queue.put(output("a"))
-    queue.put(output("b"))
-    now = 9.0
-    assert not queue.is_stalled
-    now = 11.0
-    assert queue.is_stalled
-
-
 @pytest.fixture(scope="module")
 def slow_server():
-    """Server with slow steps that drops slow readers after 0.5 s."""
+    """Server with slow steps that disconnects clients that read nothing for 0.5 s."""
     running = RunningServer(fault="impatient")
     yield running
     assert running.stop() == 0
 
 
-@pytest.mark.slow  # waits for full buffers, then for the timeout
-def test_stalled_reader_is_dropped(slow_server):
+@pytest.mark.parametrize(
+    ("is_stream", "max_tokens"),
+    [(True, 1500), (True, 12), (False, 12)],
+    ids=["output continues", "output has ended", "full response"],
+)
+def test_client_that_stops_reading_is_disconnected(slow_server, is_stream, max_tokens):
     body = {
-        **LONG,
-        "stream": True,
-        "logprobs": True,
-        "top_logprobs": 20,
-        "max_tokens": 1500,
+        "prompt": "Once",
+        "stream": is_stream,
+        "logprobs": 20,
+        "max_tokens": max_tokens,
         "n": 8,
+        "temperature": 1.0,
+        "ignore_eos": True,
     }
+    num_lines = len(slow_server.lines)
     content = json.dumps(body).encode()
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     host, port = slow_server.url.removeprefix("http://").split(":")
     connection.connect((host, int(port)))
     connection.sendall(
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
     )
-    slow_server.wait_for("read its stream too slowly")
+    assert eventually(lambda: "read nothing for 0.5 s" in "".join(slow_server.lines[num_lines:]))
     assert eventually(lambda: slow_server.is_empty)
-    connection.close()
+    response = b""
+    with connection, contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(2**16):
+            response += data
+    assert response.startswith(b"HTTP/1.1 200 ")
+    assert b"[DONE]" not in response
+    assert b'"usage":{' not in response
 
 
 def test_keepalive_comments(slow_server):

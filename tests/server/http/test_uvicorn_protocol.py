@@ -1,4 +1,4 @@
-"""HTTP connections: HTTP/1.0, hostile requests, socket options."""
+"""HTTP connections: HTTP/1.0, hostile requests, slow readers, socket options."""
 
 import asyncio
 import contextlib
@@ -145,3 +145,53 @@ def test_bytes_after_the_body_do_not_end_a_response(monkeypatch):
             assert b"complete" in await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 60)
 
     asyncio.run(run())
+
+
+UNREAD_BYTES = 2**23
+
+
+async def send_large_body(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"x" * UNREAD_BYTES})
+
+
+@contextlib.asynccontextmanager
+async def unread_response():
+    """Requests a large response; yields its protocol, and a reader that has not read the body."""
+    async with connected(send_large_body) as (protocol, reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        assert protocol.transport.get_write_buffer_size() > 0
+        yield protocol, reader
+
+
+def test_slow_but_steady_reader_is_not_disconnected():
+    async def run():
+        async with unread_response() as (protocol, reader):
+            num_read = num_timeouts = 0
+            while num_unsent := protocol.transport.get_write_buffer_size():
+                while protocol.transport.get_write_buffer_size() == num_unsent:
+                    num_read += len(await reader.read(2**10))
+                protocol._on_send_timeout(num_unsent)
+                num_timeouts += 1
+            assert num_timeouts > 10
+            while num_read < UNREAD_BYTES:
+                data = await reader.read(2**16)
+                assert data
+                num_read += len(data)
+
+    asyncio.run(run())
+
+
+def test_client_that_reads_nothing_is_disconnected(monkeypatch, caplog):
+    monkeypatch.setattr(uvicorn_protocol, "SEND_TIMEOUT", 0.05)
+
+    async def run():
+        async with unread_response() as (protocol, reader):
+            while not protocol.transport.is_closing():
+                await asyncio.sleep(0.01)
+            with contextlib.suppress(ConnectionResetError):
+                assert len(await reader.read()) < UNREAD_BYTES
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert "disconnected a client that read nothing for 0.05 s" in caplog.text

@@ -4,11 +4,11 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
-from ...engine.llm import LLM
 from ...errors import TaskNotImplemented, UserError
 from ...generate import (
     DecodingLoop,
@@ -82,19 +82,11 @@ class EngineBackend:
 
     def __init__(self, args: argparse.Namespace, checkpoint: Checkpoint):
         self._args = args
-        self._checkpoint = checkpoint
         self._context: int = checkpoint.mlx_model.args.max_position_embeddings
+        # KV capacity for a full context; pages are allocated on demand.
+        limits = {"max_num_seqs": 1, "kv_tokens": self._context, "prefill_step": PREFILL_STEP}
+        self._open = partial(open_llm, args, checkpoint, **limits)
         self._llm = self._open()
-
-    def _open(self) -> LLM:
-        """Opens an engine with KV capacity for a full context; pages are allocated on demand."""
-        return open_llm(
-            self._args,
-            self._checkpoint,
-            max_num_seqs=1,
-            kv_tokens=self._context,
-            prefill_step=PREFILL_STEP,
-        )
 
     def stream(self, prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
         """Yields one response per token.

@@ -1,7 +1,7 @@
 """Batch run on the engine."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from ...engine.scheduling.snapshot import SNAPSHOT_INTERVAL, snapshot
 from ...errors import UserError
 from ..backends.checkpoint import Checkpoint
 from ..backends.engine import open_llm, sampling_params_from_args
-from .progress import EngineState, RequestProgress
+from .progress import BatchProgress, EngineState, RequestProgress
 
 
 class EngineBatchRun:
@@ -62,25 +62,6 @@ class EngineBatchRun:
         """See `BatchRun.is_done`."""
         return not self._llm.has_unfinished_requests
 
-    @property
-    def waiting(self) -> list[int]:
-        """See `BatchRun.waiting`; preempted requests are first."""
-        return [int(request.request_id) for request in self._llm.scheduler.waiting]
-
-    @property
-    def slots(self) -> list[RequestProgress | None]:
-        """See `BatchRun.slots`; slots are assigned here, since the engine does not number them."""
-        return [None if slot is None else self._started[slot] for slot in self._slots]
-
-    @property
-    def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun.prefilling`; empty, since a request gets a slot when its prefill starts."""
-        return []
-
-    def all_progress(self) -> Iterator[RequestProgress]:
-        """See `BatchRun.all_progress`."""
-        return iter(self._started.values())
-
     def step(self) -> None:
         """Runs one engine step; see `BatchRun`."""
         for output in self._llm.step():
@@ -99,11 +80,14 @@ class EngineBatchRun:
             self._recorder(snapshot(self._llm.scheduler))
             self._next_snapshot = self._recorder.seconds + SNAPSHOT_INTERVAL
 
-    def state(self) -> EngineState:
-        """Engine counters as of the last step."""
+    def progress(self) -> BatchProgress:
+        """See `BatchRun.progress`; preempted requests are first in `waiting`.
+
+        Slots are assigned here, since the engine does not number them.
+        """
         scheduler, statistics = self._llm.scheduler, self._llm.runner.statistics
         disk_cache = self._llm.core.disk_cache
-        return EngineState(
+        engine = EngineState(
             scheduler.pages.counts(scheduler.running),
             scheduler.num_prompt_tokens,
             scheduler.num_cached_tokens,
@@ -111,6 +95,12 @@ class EngineBatchRun:
             scheduler.num_preemptions,
             statistics.num_draft_tokens,
             statistics.num_accepted_tokens,
+        )
+        return BatchProgress(
+            waiting=[int(request.request_id) for request in scheduler.waiting],
+            started=list(self._started.values()),
+            slots=[None if slot is None else self._started[slot] for slot in self._slots],
+            engine=engine,
         )
 
     def write_recording(self, file: Path) -> None:

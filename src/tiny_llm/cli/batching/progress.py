@@ -1,5 +1,6 @@
 """Progress of a batch run, independent of the implementation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...engine.scheduling.events import PageCounts
@@ -47,3 +48,23 @@ class EngineState:
                 f" | draft tokens: {self.num_accepted_tokens} of {self.num_draft_tokens} accepted"
             )
         return text
+
+
+@dataclass(frozen=True)
+class BatchProgress:
+    """Progress of a batch run between two steps.
+
+    Attributes:
+        waiting: indices of the prompts not yet started.
+        started: progress of all started prompts.
+        slots: progress of the prompt in each slot of the batch; None for an idle slot.
+        prefilling: progress of prompts in prefill, and of prefilled prompts waiting for a slot;
+            empty for the engine, where a request gets a slot when its prefill starts.
+        engine: counters; None for other runs.
+    """
+
+    waiting: list[int]
+    started: list[RequestProgress]
+    slots: list[RequestProgress | None]
+    prefilling: Sequence[RequestProgress] = ()
+    engine: EngineState | None = None

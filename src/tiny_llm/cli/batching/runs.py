@@ -5,8 +5,8 @@ displays a run, `bench` measures it.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...batch import BatchGeneration, Request
@@ -15,7 +15,7 @@ from ..backends.backend import build_model
 from ..backends.checkpoint import Checkpoint
 from ..parsing.arguments import ENGINE
 from .engine_run import EngineBatchRun
-from .progress import EngineState, RequestProgress
+from .progress import BatchProgress, RequestProgress
 
 
 class BatchRun(Protocol):
@@ -27,26 +27,11 @@ class BatchRun(Protocol):
     def is_done(self) -> bool:
         """Whether all prompts are finished."""
 
-    @property
-    def waiting(self) -> list[int]:
-        """Indices of the prompts not yet started."""
-
-    @property
-    def slots(self) -> list[RequestProgress | None]:
-        """Progress of the prompt in each slot of the batch; None for an idle slot."""
-
-    @property
-    def prefilling(self) -> list[RequestProgress]:
-        """Progress of prompts in prefill, and of prefilled prompts waiting for a slot."""
-
-    def all_progress(self) -> Iterator[RequestProgress]:
-        """Progress of all started prompts."""
-
     def step(self) -> None:
         """Runs one step."""
 
-    def state(self) -> EngineState | None:
-        """State of the engine; None for other runs."""
+    def progress(self) -> BatchProgress:
+        """The run's progress as of the last step."""
 
 
 def open_batch_run(
@@ -98,32 +83,19 @@ class CourseBatchRun:
         """See `BatchRun.is_done`."""
         return self._batch.is_done
 
-    @property
-    def waiting(self) -> list[int]:
-        """See `BatchRun.waiting`."""
-        return [index for index, _ in self._batch.waiting]
-
-    @property
-    def slots(self) -> list[RequestProgress | None]:
-        """See `BatchRun.slots`."""
-        return [None if request is None else _progress(request) for request in self._batch.slots]
-
-    @property
-    def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun.prefilling`; at most one request."""
-        request = self._batch.prefilling
-        return [] if request is None else [_progress(request)]
-
-    def all_progress(self) -> Iterator[RequestProgress]:
-        """See `BatchRun.all_progress`."""
-        return map(_progress, self._batch.requests.values())
-
     def step(self) -> None:
         """Runs one step; see `BatchGeneration.step`."""
         self._batch.step()
 
-    def state(self) -> None:
-        """See `BatchRun.state`."""
+    def progress(self) -> BatchProgress:
+        """See `BatchRun.progress`."""
+        batch = self._batch
+        return BatchProgress(
+            waiting=[index for index, _ in batch.waiting],
+            started=list(map(_progress, batch.requests.values())),
+            slots=[None if request is None else _progress(request) for request in batch.slots],
+            prefilling=[] if batch.prefilling is None else [_progress(batch.prefilling)],
+        )
 
 
 def _progress(request: Request) -> RequestProgress:
@@ -139,7 +111,7 @@ class _MlxRequest:
     """Progress and detokenizer of one prompt."""
 
     progress: RequestProgress
-    detokenizer: Any = field(repr=False)
+    detokenizer: Any
 
 
 class MlxBatchRun:
@@ -182,27 +154,6 @@ class MlxBatchRun:
         """See `BatchRun.is_done`."""
         return len(self.outputs) == len(self._requests)
 
-    @property
-    def waiting(self) -> list[int]:
-        """See `BatchRun.waiting`."""
-        progress = (request.progress for request in self._requests.values())
-        return [each.index for each in progress if each.prefilled == 0]
-
-    @property
-    def slots(self) -> list[RequestProgress | None]:
-        """See `BatchRun.slots`; slots are assigned here, since mlx_lm does not number them."""
-        return list(self._slots)
-
-    @property
-    def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun.prefilling`."""
-        return [each for each in self.all_progress() if not each.is_decoding]
-
-    def all_progress(self) -> Iterator[RequestProgress]:
-        """See `BatchRun.all_progress`."""
-        progress = (request.progress for request in self._requests.values())
-        return (each for each in progress if each.prefilled > 0)
-
     def step(self) -> None:
         """Decodes one token per active request and prefills a chunk of each pending prompt."""
         prefills, tokens = self._generator.next()
@@ -211,8 +162,16 @@ class MlxBatchRun:
         for response in tokens:
             self._add_token(self._requests[response.uid], response.token, response.finish_reason)
 
-    def state(self) -> None:
-        """See `BatchRun.state`."""
+    def progress(self) -> BatchProgress:
+        """See `BatchRun.progress`; slots are assigned here, since mlx_lm does not number them."""
+        listed = [request.progress for request in self._requests.values()]
+        started = [each for each in listed if each.prefilled > 0]
+        return BatchProgress(
+            waiting=[each.index for each in listed if each.prefilled == 0],
+            started=started,
+            slots=self._slots,
+            prefilling=[each for each in started if not each.is_decoding],
+        )
 
     def _add_token(self, request: _MlxRequest, token: int, finish_reason: str | None) -> None:
         progress = request.progress

@@ -16,31 +16,30 @@ PAGES_WIDTH = 30  # width of the page usage bar in characters
 
 def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
     """Renders a run's slots, prompts in prefill, waiting prompts, page usage and throughput."""
+    batch = run.progress()
     table = Table(expand=True, box=None, header_style="bold", padding=(0, 1))
     for name, width, justify in (("slot", 6, "right"), ("prompt", 6, "right")):
         table.add_column(name, width=width, justify=justify)  # type: ignore[arg-type]
     table.add_column("state", width=17)
     table.add_column("tokens", width=6, justify="right")
     table.add_column("output so far", ratio=1)
-    for slot, progress in enumerate(run.slots):
+    for slot, progress in enumerate(batch.slots):
         table.add_row(str(slot), *_cells(progress, "decoding"))
     # An idle row keeps the table's height constant. An engine run has no prompts in prefill without
     # a slot, so it needs no idle row.
-    idle: Sequence[None] = [None] if run.state() is None else []
-    upcoming: Sequence[RequestProgress | None] = run.prefilling or idle
+    idle: Sequence[None] = [None] if batch.engine is None else []
+    upcoming: Sequence[RequestProgress | None] = batch.prefilling or idle
     for progress in upcoming:
         table.add_row("next", *_cells(progress, "waiting for slot"), style="cyan")
-    state = run.state()
-    engine: list[RenderableType] = (
-        [] if state is None else [_pages(state), Text(f" {state}", style="dim")]
-    )
-    lines: list[RenderableType] = [
-        _queue(run),
-        *engine,
-        _finished(run, num_prompts),
-        _speed(run, seconds),
-    ]
-    return Group(table, Text(), *lines)
+    names = " ".join(map(str, batch.waiting)) or "–"
+    lines: list[RenderableType] = [Text(f" waiting  {names}", overflow="ellipsis", no_wrap=True)]
+    if batch.engine is not None:
+        lines += [_pages(batch.engine), Text(f" {batch.engine}", style="dim")]
+    finished = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=num_prompts, completed=len(run.outputs), width=30)
+    finished.add_row(" finished", bar, f"{len(run.outputs)} of {num_prompts}")
+    speed = Text(f" {speed_line(batch.started, seconds)}", style="dim")
+    return Group(table, Text(), *lines, finished, speed)
 
 
 def _cells(progress: RequestProgress | None, prefilled_state: str) -> list[RenderableType]:
@@ -52,12 +51,6 @@ def _cells(progress: RequestProgress | None, prefilled_state: str) -> list[Rende
     else:
         state = Text(prefilled_state, style="green")
     return [str(progress.index), state, str(progress.new_tokens), _Tail(progress.text)]
-
-
-def _queue(run: BatchRun) -> Text:
-    waiting = run.waiting
-    names = " ".join(map(str, waiting)) if waiting else "–"
-    return Text(f" waiting  {names}", overflow="ellipsis", no_wrap=True)
 
 
 def _pages(state: EngineState) -> Text:
@@ -78,17 +71,6 @@ def _pages(state: EngineState) -> Text:
         drawn = end
     names = ", ".join(f"{count} {name}" for name, count, _, _ in kinds)
     return line.append(f" {names} of {total}")
-
-
-def _finished(run: BatchRun, num_prompts: int) -> Table:
-    line = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=num_prompts, completed=len(run.outputs), width=30)
-    line.add_row(" finished", bar, f"{len(run.outputs)} of {num_prompts}")
-    return line
-
-
-def _speed(run: BatchRun, seconds: float) -> Text:
-    return Text(f" {speed_line(list(run.all_progress()), seconds)}", style="dim")
 
 
 def speed_line(started: Sequence[RequestProgress], seconds: float) -> str:
@@ -113,7 +95,7 @@ class PlainLines:
 
     def update(self, run: BatchRun) -> None:
         """Prints the events of the last step."""
-        waiting = set(run.waiting)
+        waiting = set(run.progress().waiting)
         for index, question in enumerate(self._questions):
             if index not in waiting | self._started:
                 self._started.add(index)

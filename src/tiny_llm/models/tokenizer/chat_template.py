@@ -5,8 +5,7 @@ internals, but prevents neither endless loops nor memory exhaustion: nested
 `{% for i in range(99999) %}` suffice. Templates are therefore rendered by a sandboxed process.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,15 @@ TEMPLATE_FILE = "chat_template.jinja"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"  # a folder
 MAX_TEMPLATES = 100
 
-RENDERER = Path(__file__).with_name("chat_template_handler.py")
-TIMEOUT_SECONDS = 2.0  # per conversation
-MAX_RENDERED_BYTES = 2**25  # as JSON
-MAX_MEMORY_BYTES = 2**29
+# Sandboxed process that renders chat templates, shared by all tokenizers. A request contains the
+# arguments of `chat_template_handler.render_chat`, and the response the `text`.
+RENDERER = SandboxedProcess(
+    Path(__file__).with_name("chat_template_handler.py"),
+    arguments=[],
+    seconds=2.0,  # per conversation
+    max_bytes=2**25,  # as JSON
+    max_memory=2**29,
+)
 
 
 def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Templates | None:
@@ -94,24 +98,6 @@ def choose_template(templates: Templates, has_tools: bool) -> str:
             f"expected a chat template named 'default', got {summarize(sorted(templates))}."
         )
     return templates["default"]
-
-
-def render_sandboxed(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-    """Same as `chat_template_handler.render_chat`, in a sandboxed process shared by all tokenizers.
-
-    Raises:
-        ValueError: the template rejects the conversation or exceeds the limits.
-        TypeError: the conversation is not JSON-serializable.
-    """
-    payload = {"template": template, "messages": list(messages), "variables": variables}
-    text: str = renderer().request(payload)["text"]
-    return text
-
-
-@cache
-def renderer() -> SandboxedProcess:
-    """Sandboxed process that renders chat templates."""
-    return SandboxedProcess(RENDERER, [], TIMEOUT_SECONDS, MAX_RENDERED_BYTES, MAX_MEMORY_BYTES)
 
 
 def _parse_entry(entry: Any, folder: Path) -> tuple[str, str]:

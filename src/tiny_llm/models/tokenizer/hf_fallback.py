@@ -12,7 +12,7 @@ from typing import Any
 from ..checkpoint.config_checks import check_sizes
 from ..checkpoint.safe_io import ModelError, check_file
 from ..checkpoint.tokenizer_config import read_optional_json
-from .chat_template import choose_template, render_sandboxed
+from .chat_template import RENDERER, choose_template
 from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
 from .tokenizer_json import TOKENIZER_FILE, raise_library_error, read_tokenizer_json
 
@@ -91,4 +91,7 @@ def _render(
     messages = plain["chat"][0] if isinstance(plain["chat"][0], list) else plain["chat"]
     named = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     template = choose_template(templates, has_tools=variables["tools"] is not None)
-    return render_sandboxed(template, messages, **{**named, **plain["variables"]})
+    variables = {**named, **plain["variables"]}
+    request = {"template": template, "messages": messages, "variables": variables}
+    text: str = RENDERER.request(request)["text"]
+    return text

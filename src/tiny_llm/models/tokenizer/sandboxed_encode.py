@@ -13,7 +13,7 @@ from ..checkpoint.safe_io import ModelError
 from .sandbox import SandboxedProcess
 from .tokenizer_json import TOKENIZER_FILE, unsafe_component
 
-ENCODER = Path(__file__).with_name("sandboxed_encode_handler.py")
+ENCODER = Path(__file__).with_name("encode_handler.py")
 LOAD_TIMEOUT_SECONDS = 10.0  # the largest real tokenizer takes one second
 BASE_TIMEOUT_SECONDS = 3.0  # time limit for a short text
 MIN_CHARACTERS_PER_SECOND = 200_000  # encoding speed on a slow machine

@@ -24,7 +24,7 @@ from ..checkpoint.tokenizer_config import (
     special_tokens,
     token_text,
 )
-from .chat_template import choose_template, find_chat_template, render_sandboxed
+from .chat_template import RENDERER, choose_template, find_chat_template
 from .hf_fallback import load_mlx_lm_tokenizer
 from .low_memory_load import load_tokenizer_json
 from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
@@ -291,7 +291,8 @@ class Tokenizer:
         template = self.chat_template
         if not isinstance(template, str):
             template = choose_template(template, has_tools=tools is not None)
-        text = render_sandboxed(template, conversation, **variables)
+        request = {"template": template, "messages": list(conversation), "variables": variables}
+        text = RENDERER.request(request)["text"]
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def __len__(self) -> int:

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 from ..context import AppState, get_app_state
-from ..engine_client.client import RequestHandle
-from ..http.errors import ApiError, JsonResponse
-from ..http.openapi import ANTHROPIC_ERROR_RESPONSES, streaming_responses
+from ..engine_client.request_handle import RequestHandle
+from ..http.errors import ApiError
+from ..http.openapi import ANTHROPIC_ERROR_RESPONSES, streaming_route
 from ..protocol.output_parser import ParsedDelta, ParsedOutput, ReasoningDelta, TextDelta
 from ..protocol.prompts import ChatPrompt
 from ..protocol.request_fields import make_sampling_params
@@ -30,12 +30,7 @@ PING = sse_event({"type": "ping"}, "ping")
 router = APIRouter()
 
 
-@router.post(
-    PATH,
-    tags=["Anthropic"],
-    response_class=JsonResponse,
-    responses=streaming_responses(ANTHROPIC_ERROR_RESPONSES),
-)
+@streaming_route(router, PATH, "Anthropic", ANTHROPIC_ERROR_RESPONSES)
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Creates a message. With `stream`, sends server-sent events."""
     server = get_app_state(request, body.model, "generate")
@@ -56,7 +51,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled, lora)
     serializer = MessageSerializer(server, body, handle, prompt, params)
     if not body.stream:
-        return await full_response(request.receive, handle, serializer.full_response())
+        return await full_response(request.receive, handle, serializer)
     return EventSourceResponse(serializer, handle, server.settings.keep_alive, PING)
 
 
@@ -71,12 +66,10 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, 
 
 
 def _render_prompt(server: AppState, body: CountTokensRequest) -> ChatPrompt:
-    tools = body.openai_tools() if body.uses_tools else None
-    variables = {"enable_thinking": body.wants_thinking}
     return server.prompts.render_chat(
         body.to_template_messages(),
-        tools,
-        variables,
+        body.usable_tools,
+        {"enable_thinking": body.wants_thinking},
         continue_final_message=body.continue_final_message,
     )
 
@@ -94,13 +87,11 @@ class MessageSerializer:
     ):
         self._handle = handle
         self._server = server
-        self._prompts = server.prompts
         self._prompt = prompt
         choice = body.tool_choice
         first_tool_call_only = choice is not None and bool(choice.disable_parallel_tool_use)
-        tools = body.openai_tools() if body.uses_tools else []
-        parser = self._prompts.output_parser(
-            prompt, tools, params.structured_outputs, bool(body.stream)
+        parser = server.prompts.output_parser(
+            prompt, body.usable_tools, params.structured_outputs, bool(body.stream)
         )
         self._output = ParsedOutput(parser, first_tool_call_only)
         self._envelope: dict[str, Any] = {
@@ -116,21 +107,16 @@ class MessageSerializer:
         self._blocks: list[dict[str, Any]] = []
         self._is_first_delta = False  # whether the next delta starts a tool call's arguments
 
-    async def full_response(self) -> Response:
-        """Waits for generation to finish, then returns the response."""
-        async for outputs in self._handle.stream_outputs():
-            for output in outputs:
-                for part in self._output.add(output):
-                    self._add(part)
+    def add(self, output: StreamOutput) -> None:
+        """See `OutputSerializer`."""
+        for part in self._output.add(output):
+            self._add(part)
+
+    def full_response(self) -> dict[str, Any]:
+        """See `OutputSerializer`."""
         self._finish()
-        return JsonResponse(
-            {
-                **self._envelope,
-                "content": self._blocks,
-                **self._stop_fields(),
-                "usage": self._usage(),
-            }
-        )
+        stop = self._stop_fields()
+        return {**self._envelope, "content": self._blocks, **stop, "usage": self._usage()}
 
     def start_events(self) -> bytes:
         """The `message_start` event; see `OutputSerializer`."""
@@ -167,15 +153,14 @@ class MessageSerializer:
         return error_event(PATH, error)
 
     def _finish(self) -> bytes:
-        """Schedules prefix warm-up and validation; adds an empty block to an empty message.
+        """Ends the output; adds an empty block if the message has no blocks.
 
         Many clients read the first block without checking whether it exists.
 
         Returns:
             The empty block's events; empty if no block was added.
         """
-        self._server.schedule_warmup(self._prompts, self._prompt, self._output, self._handle.lora)
-        self._server.schedule_validation(self._handle, self._output)
+        self._server.on_finished(self._handle, self._prompt, [self._output])
         if self._blocks:
             return b""
         empty = TextDelta("")

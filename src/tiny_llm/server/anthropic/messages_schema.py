@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
+from ...engine.inputs.structured_outputs import StructuredOutputs
 from ..http.errors import bad_request
 from ..http.unsupported import (
     CONTEXT_NOT_EDITED,
     STATELESS,
-    drop_nulls,
     replace_media,
     unsupported_field_message,
     warn_once,
@@ -26,7 +26,9 @@ from ..protocol.request_fields import (
     ShortList,
     StrictModel,
     auto_tool_calls,
+    drop_nulls,
     make_constraint,
+    required_tool_calls,
     thinking_budget,
 )
 from .tools_schema import CacheableModel, MessagesTool, ToolChoice
@@ -254,30 +256,25 @@ class CountTokensRequest(CacheableModel):
             response_constraint = make_constraint(
                 StructuredOutputs, "output_config.format", json=schema, strict=False
             )
+        parallel = choice is None or not choice.disable_parallel_tool_use
         if choice is None or choice.type not in ("any", "tool"):
-            parallel = choice is None or not choice.disable_parallel_tool_use
-            tools = self.openai_tools() if self.uses_tools else []
-            return auto_tool_calls(tools, parallel, response_constraint)
+            return auto_tool_calls(self.usable_tools, parallel, response_constraint)
         if choice.type == "tool" and choice.name is None:
             raise bad_request("tool_choice.name is required for type 'tool'.")
-        return make_constraint(
-            ToolCalls,
-            "tool_choice",
-            self.openai_tools(),
-            choice="required",
-            name=choice.name if choice.type == "tool" else None,
-            parallel=choice.type == "any" and not choice.disable_parallel_tool_use,
-        )
+        name = choice.name if choice.type == "tool" else None
+        return required_tool_calls(self.usable_tools, name, parallel)
 
     @property
     def output_config_format(self) -> OutputFormat | None:
         """The format in `output_config`; None if not given."""
         return None if self.output_config is None else self.output_config.format
 
-    @property
-    def uses_tools(self) -> bool:
-        """Whether the model may call tools."""
-        return bool(self.tools) and (self.tool_choice is None or self.tool_choice.type != "none")
+    @cached_property
+    def usable_tools(self) -> list[dict[str, Any]]:
+        """Tools the model may call, in the format of chat completions."""
+        if self.tool_choice is not None and self.tool_choice.type == "none":
+            return []
+        return [tool.openai_tool() for tool in self.tools or ()]
 
     @property
     def continue_final_message(self) -> bool:
@@ -296,10 +293,6 @@ class CountTokensRequest(CacheableModel):
     def omit_reasoning(self) -> bool:
         """Whether thinking blocks are returned without their text."""
         return self.thinking is not None and self.thinking.display == "omitted"
-
-    def openai_tools(self) -> list[dict[str, Any]]:
-        """Tools in OpenAI's format, for the chat template."""
-        return [tool.openai_tool() for tool in self.tools or ()]
 
     def to_template_messages(self) -> list[dict[str, Any]]:
         """Converts the conversation to chat template messages."""

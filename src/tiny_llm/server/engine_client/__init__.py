@@ -2,5 +2,6 @@
 
 Must not know about HTTP.
 
-Reading order: messages, engine_thread, client, output_queue, lifecycle, metrics, models.
+Reading order: messages, engine_thread, client, request_handle, output_queue, lifecycle, metrics,
+models.
 """

@@ -1,19 +1,16 @@
 """Event-loop client of the engine: admission, output dispatch, abort.
 
-A client's request is a `RequestHandle`: one or more prompts with `n` completions each. All methods
-run on the event loop.
+All methods run on the event loop.
 """
 
 import asyncio
 import contextlib
 import itertools
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
-from ...engine.structured_output.grammar import GRAMMAR_FAILED
 from ..http.errors import ApiError, bad_request, current_record
 from ..settings import Settings
 from .engine_thread import CommandQueue
@@ -30,7 +27,6 @@ from .messages import (
     LoadModel,
     ModelUnloaded,
     Precompute,
-    RequestAccepted,
     RequestRejected,
     RequestUpdate,
     SnapshotRequest,
@@ -38,146 +34,17 @@ from .messages import (
     UnloadModel,
 )
 from .metrics import Metrics, add_totals
-from .output_queue import Coalescer, OutputQueue, coalescing_delay
-
-ENGINE_FAILED = "The engine failed during generation; see the server's log."
-
-
-class RequestHandle:
-    """A client's request to the engine. `close` must always be called, even after a failure.
-
-    Attributes:
-        request_ids: ids of the engine requests, one per prompt.
-        prompt_index: index of the prompt, by request id.
-        prompt_tokens: total number of prompt tokens.
-        constraint: constraint on the output, or None.
-        lora: name of the LoRA adapter, or None.
-        output_tokens: number of generated tokens so far.
-        first_output_at: `time.monotonic()` at the first output; None until then.
-        on_slow_reader: callback for a client that reads too slowly, or None.
-        queue: outputs awaiting delivery.
-    """
-
-    def __init__(
-        self,
-        engine_client: "EngineClient",
-        request_ids: Sequence[str],
-        prompt_lengths: Sequence[int],
-        params: SamplingParams,
-        lora: str | None = None,
-    ):
-        self.request_ids = list(request_ids)
-        self.prompt_index = {request_id: index for index, request_id in enumerate(request_ids)}
-        self.prompt_tokens = sum(prompt_lengths)
-        self.output_tokens = 0
-        self.first_output_at: float | None = None
-        self.on_slow_reader: Callable[[], None] | None = None
-        settings = engine_client.settings
-        self.constraint = params.structured_outputs
-        self.lora = lora
-        self._num_completions = len(self.request_ids) * params.n
-        self._timeout = settings.request_timeout
-        limit = settings.max_queued_outputs * self._num_completions
-        schedule_wake = engine_client.coalescer.schedule_wake
-        self.queue = OutputQueue(limit, settings.slow_reader_timeout, schedule_wake)
-        self._cached = dict.fromkeys(self.request_ids, 0)
-        self._engine_client = engine_client
-        self._unaccepted = set(self.request_ids)  # not yet in the engine's queue
-        self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def model_name(self) -> str:
-        """Name of the model or adapter in responses."""
-        return self.lora or self._engine_client.model_name
-
-    @property
-    def cached_tokens(self) -> int:
-        """Number of prompt tokens found in the prefix cache."""
-        return sum(self._cached.values())
-
-    async def accepted(self) -> None:
-        """Waits until every prompt is in the engine's queue.
-
-        Raises:
-            ApiError: the engine rejected a prompt.
-        """
-        await self._accepted
-
-    async def stream_outputs(self) -> AsyncIterator[list[StreamOutput]]:
-        """Yields outputs in batches, until every completion has ended.
-
-        Raises:
-            ApiError: a completion failed or timed out; earlier outputs have been yielded.
-        """
-        num_unfinished = self._num_completions
-        while num_unfinished:
-            outputs: list[StreamOutput] = []
-            error = None
-            for item in await self.queue.get():
-                error = item if isinstance(item, ApiError) else self._failure(item)
-                if error is not None:
-                    break
-                assert isinstance(item, StreamOutput)
-                self._cached[item.request_id] = item.num_cached_tokens
-                num_unfinished -= item.finish_reason is not None
-                outputs.append(item)
-            if outputs:
-                yield outputs
-            if error is not None:
-                raise error
-
-    def close(self) -> None:
-        """Aborts unfinished completions."""
-        self._engine_client.abort(self)
-
-    def handle_update(self, update: RequestUpdate) -> None:
-        """Processes an update from the engine."""
-        match update:
-            case RequestAccepted(request_id):
-                self._unaccepted.discard(request_id)
-                if not self._unaccepted and not self._accepted.done():
-                    self._accepted.set_result(None)
-            case RequestRejected(_, reason):
-                self.fail(bad_request(reason))
-            case StreamOutput():
-                self.output_tokens += len(update.token_ids)
-                self.first_output_at = self.first_output_at or time.monotonic()
-                self.queue.put(update)
-                if self.on_slow_reader is not None and self.queue.is_stalled:
-                    self.on_slow_reader()
-
-    def fail(self, error: ApiError) -> None:
-        """Ends the request with an error, before or during generation."""
-        if not self._accepted.done():
-            self._accepted.set_exception(error)
-            self._accepted.exception()  # marks it as retrieved: `accepted` may never be awaited
-        self.queue.put(error)
-
-    def _failure(self, output: StreamOutput) -> ApiError | None:
-        match output.finish_reason:
-            case "error":
-                reason = output.request_output.error or ""
-                if reason.startswith(GRAMMAR_FAILED):  # caused by the request's grammar
-                    return bad_request(reason[0].upper() + reason[1:])
-                return ApiError(500, ENGINE_FAILED)
-            case "timeout":
-                message = f"The request did not finish within {self._timeout:g} s."
-                return ApiError(504, message, code="timeout")
-        return None
+from .output_queue import Coalescer, coalescing_delay
+from .request_handle import ENGINE_FAILED, RequestHandle
 
 
 class EngineClient:
     """Sends requests to the engine thread and dispatches its messages.
 
     Args:
-        settings: server settings.
-        command_queue: the engine thread's input queue.
-        lifecycle: the model's lifecycle.
-        metrics: counters and histograms.
         on_dead: called when the engine thread has failed.
 
     Attributes:
-        settings, command_queue, lifecycle, metrics: as given.
         model_name: the model's name in responses.
         coalescer: delivers the engine thread's messages to `handle_message`.
         engine_info: the engine's limits and configuration; None while the model is not loaded.
@@ -185,8 +52,7 @@ class EngineClient:
         snapshot: latest scheduler snapshot (`engine/scheduling/snapshot.py`); None until one
             arrives.
         in_flight: requests with output still to be computed or delivered.
-        shutting_down: set when the process shuts down, to end the event streams of
-            `/engine/events`.
+        is_shutting_down: set by `shut_down` to end the event streams of `/engine/events`.
     """
 
     def __init__(
@@ -205,7 +71,7 @@ class EngineClient:
         self.engine_info: EngineReady | None = None
         self.snapshot: Mapping[str, Any] | None = None
         self.in_flight: set[RequestHandle] = set()
-        self.shutting_down = asyncio.Event()
+        self.is_shutting_down = False
         self.load_error: str | None = None
         self._on_dead = on_dead
         self._stats = EngineStats()  # as of the last step
@@ -220,7 +86,7 @@ class EngineClient:
         self._unfinished: dict[str, int] = {}  # number of unfinished completions, by request id
         self._request_counter = itertools.count()
         self._subscribers: list[Callable[[StepReport], None]] = []
-        self._snapshot_waiters: list[asyncio.Future[None]] = []
+        self._snapshot_arrived = asyncio.Event()
 
     # ---------------------------------------------------------------- requests
 
@@ -260,7 +126,9 @@ class EngineClient:
         timeout = self.settings.request_timeout
         deadline = None if timeout is None else current_record().started_at + timeout
         ids = [f"{next(self._request_counter)}" for _ in prompts]
-        handle = RequestHandle(self, ids, [len(prompt) for prompt in prompts], params, lora)
+        handle = RequestHandle(
+            ids, prompts, params, lora, self.settings, self.coalescer.schedule_wake, self.abort
+        )
         self.in_flight.add(handle)
         self._idle.clear()
         for request_id, prompt in zip(ids, prompts, strict=True):
@@ -312,19 +180,23 @@ class EngineClient:
             self.command_queue.put(EnableEvents(False))
 
     def report_phase(self) -> None:
-        """Sends subscribers an empty report after a phase change."""
+        """Sends subscribers an empty report, after a phase change or at shutdown."""
         for callback in list(self._subscribers):
             callback(StepReport((), self.stats))
+
+    def shut_down(self) -> None:
+        """Ends the event streams of engine views, because the process shuts down."""
+        self.is_shutting_down = True
+        self.report_phase()
 
     async def refresh_snapshot(self, seconds: float) -> None:
         """Requests a new `snapshot`, which replaces the old one if it arrives within `seconds`."""
         if self.engine_info is None or self.lifecycle.phase is Phase.FAILED:
             return
-        updated: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._snapshot_waiters.append(updated)
+        self._snapshot_arrived.clear()
         self.command_queue.put(SnapshotRequest())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(updated, seconds)
+            await asyncio.wait_for(self._snapshot_arrived.wait(), seconds)
 
     # ---------------------------------------------------------------- load
 
@@ -396,7 +268,8 @@ class EngineClient:
                 for update in message.updates:
                     self._dispatch(update)
                 if message.snapshot is not None:
-                    self._on_snapshot(message.snapshot)
+                    self.snapshot = message.snapshot
+                    self._snapshot_arrived.set()
                 for callback in list(self._subscribers):
                     callback(message)
             case EngineDead(reason):
@@ -416,13 +289,6 @@ class EngineClient:
         """Fails all in-flight requests; their handlers then close them."""
         for handle in list(self.in_flight):
             handle.fail(error)
-
-    def _on_snapshot(self, snapshot: Mapping[str, Any]) -> None:
-        self.snapshot = snapshot
-        waiters, self._snapshot_waiters = self._snapshot_waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
     def _dispatch(self, update: RequestUpdate) -> None:
         request_id = update.request_id

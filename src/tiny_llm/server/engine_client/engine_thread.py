@@ -207,7 +207,9 @@ class EngineThread(threading.Thread):
         self.step_started_at = time.monotonic()
         if llm.has_unfinished_requests:
             outputs = llm.step()
-            _log_errors(outputs)
+            for output in outputs:
+                if output.finish_reason == "error":
+                    log.error("request %s: %s", output.request_id, output.request_output.error)
         elif self._warmup_prefixes:
             prefix = self._warmup_prefixes[-1]
             if not llm.precompute(prefix.token_ids, prefix.lora):
@@ -305,23 +307,12 @@ def _add_request(
     return messages.RequestAccepted(message.request_id)
 
 
-def _log_errors(outputs: Sequence[StreamOutput]) -> None:
-    for output in outputs:
-        if output.finish_reason == "error" and output.request_output.error is not None:
-            log.error("request %s: %s", output.request_id, output.request_output.error)
-
-
-def _max_seq_len(llm: LLM) -> int:
-    """Maximum sequence length; the keys and values of the last token are never stored."""
-    config = llm.scheduler.config
-    return min(config.max_seq_len, config.num_pages * config.page_size + 1)
-
-
 def _engine_ready(llm: LLM) -> messages.EngineReady:
     config = llm.scheduler.config
-    return messages.EngineReady(
-        llm.vocab_size, _max_seq_len(llm), config.max_num_seqs, llm.describe()
-    )
+    # The keys and values of the last token are never stored.
+    capacity = config.num_pages * config.page_size + 1
+    max_seq_len = min(config.max_seq_len, capacity)
+    return messages.EngineReady(llm.vocab_size, max_seq_len, config.max_num_seqs, llm.describe())
 
 
 def _engine_stats(llm: LLM) -> messages.EngineStats:

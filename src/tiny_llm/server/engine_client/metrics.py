@@ -29,8 +29,7 @@ LATENCY_BUCKETS = (
     40,
     80,
 )
-
-
+# `EngineStats` fields that restart at 0 with each load.
 TOTALS = (
     "prompt_tokens",
     "cached_tokens",
@@ -39,7 +38,30 @@ TOTALS = (
     "steps",
     "draft_tokens",
     "accepted_draft_tokens",
-)  # `EngineStats` fields that restart at 0 with each load
+)
+# Metrics that are fields of `EngineStats`: name, description, field.
+GAUGES = (
+    ("num_requests_running", "Requests running.", "running"),
+    ("num_requests_waiting", "Requests waiting in the queue.", "waiting"),
+    ("kv_cache_pages", "KV cache pages.", "pages"),
+    ("state_slots", "Recurrent state slots.", "state_slots"),
+    ("state_slots_used", "Recurrent state slots used by requests.", "used_state_slots"),
+    ("state_checkpoints", "Prefix cache checkpoints of recurrent states.", "checkpoints"),
+)
+COUNTERS = (
+    ("prompt_tokens", "Prompt tokens.", "prompt_tokens"),
+    ("prefix_cache_queries", "Prefix cache queries, in tokens.", "prompt_tokens"),
+    ("prefix_cache_hits", "Prefix cache hits, in tokens.", "cached_tokens"),
+    ("num_preemptions", "Preemptions.", "preemptions"),
+    (
+        "memory_evictions",
+        "Cached pages evicted because system memory was low.",
+        "memory_evictions",
+    ),
+    ("spec_decode_num_draft_tokens", "Draft tokens proposed.", "draft_tokens"),
+    ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", "accepted_draft_tokens"),
+    ("engine_steps", "Engine steps.", "steps"),
+)
 
 
 class Metrics:
@@ -112,15 +134,10 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         """Yields the engine stats as metrics; called by the registry."""
-        for name, description, field in (
-            ("num_requests_running", "Requests running.", "running"),
-            ("num_requests_waiting", "Requests waiting in the queue.", "waiting"),
-            ("kv_cache_pages", "KV cache pages.", "pages"),
-            ("state_slots", "Recurrent state slots.", "state_slots"),
-            ("state_slots_used", "Recurrent state slots used by requests.", "used_state_slots"),
-            ("state_checkpoints", "Prefix cache checkpoints of recurrent states.", "checkpoints"),
-        ):
-            yield self._family(GaugeMetricFamily, name, description, self._values(field))
+        for kind, fields in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+            for name, description, field in fields:
+                values = {model: getattr(stats, field) for model, stats in self._stats.items()}
+                yield self._family(kind, name, description, values)
         used = {
             model: 1 - stats.free_pages / stats.pages if stats.pages else 0.0
             for model, stats in self._stats.items()
@@ -134,24 +151,8 @@ class Metrics:
             "Memory required by a model (weights and KV cache); 0 while it is not loaded.",
             {model: self._memory_bytes.get(model, 0) for model in self._models},
         )
-        for name, description, field in (
-            ("prompt_tokens", "Prompt tokens.", "prompt_tokens"),
-            ("prefix_cache_queries", "Prefix cache queries, in tokens.", "prompt_tokens"),
-            ("prefix_cache_hits", "Prefix cache hits, in tokens.", "cached_tokens"),
-            ("num_preemptions", "Preemptions.", "preemptions"),
-            (
-                "memory_evictions",
-                "Cached pages evicted because system memory was low.",
-                "memory_evictions",
-            ),
-            ("spec_decode_num_draft_tokens", "Draft tokens proposed.", "draft_tokens"),
-            ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", "accepted_draft_tokens"),
-            ("engine_steps", "Engine steps.", "steps"),
-        ):
-            yield self._family(CounterMetricFamily, name, description, self._values(field))
         generated = {model: self._num_generated[model] for model in self._models}
         yield self._family(CounterMetricFamily, "generation_tokens", "Generated tokens.", generated)
-
         yield from self._disk_cache_families()
 
     def _disk_cache_families(self) -> Iterable[Metric]:
@@ -170,10 +171,6 @@ class Metrics:
             }
             if values:
                 yield self._family(kind, f"prefix_cache_disk_{name}", text, values)
-
-    def _values(self, field: str) -> dict[str, float]:
-        """Returns a field of `EngineStats` for each model, by model name."""
-        return {model: getattr(stats, field) for model, stats in self._stats.items()}
 
     def _family(self, kind: Any, name: str, text: str, values: Mapping[str, float]) -> Metric:
         family = kind(f"tiny_llm:{name}", text, labels=["model_name"])

@@ -29,14 +29,11 @@ class ModelEngine:
     """A served model: its engine thread, the thread's client, and the requests using the model.
 
     Args:
-        spec: the model's specification.
         settings: server settings, with the model's names.
-        metrics: the server's metrics.
         open_renderer: creates the prompt renderer; called in a worker thread during each load.
         on_dead: called when the engine thread has failed.
 
     Attributes:
-        spec: as given.
         client, thread: the engine thread's client, and the thread itself.
         renderer: the prompt renderer; None while the model is not loaded.
         num_users: number of requests using the model, which is unloaded only at 0.
@@ -137,8 +134,8 @@ class ModelEngine:
         self._unused.clear()
         acquired.set_result(None)
 
-    def settle_waiters(self, error: ApiError | None = None) -> None:
-        """Admits waiting requests as users of the loaded model, or fails them with `error`."""
+    def wake_waiters(self, error: ApiError | None = None) -> None:
+        """Ends all waits: admits the requests as users of the model, or fails them with `error`."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if waiter.done():  # the client has disconnected
@@ -184,7 +181,6 @@ class ModelRegistry:
     """Loads and unloads a server's models.
 
     Args:
-        engines: the models.
         max_memory: upper bound on the total memory requirement of loaded models; None for no limit.
         idle_unload: idle seconds after which a model is unloaded; None disables idle unloading.
         on_load_failed: called with the model and the reason when a pinned model fails to load.
@@ -241,13 +237,13 @@ class ModelRegistry:
         if error is None:
             seconds = time.monotonic() - started
             log.info("ready: the model is %s (loaded in %.2f s)", engine.name, seconds)
-            engine.settle_waiters()
+            engine.wake_waiters()
             return
         if engine.spec.is_pinned:
             self._on_load_failed(engine, error)
             return
         log.error("the model '%s' cannot be loaded: %s", engine.name, error)
-        engine.settle_waiters(
+        engine.wake_waiters(
             ApiError(
                 503,
                 f"The model '{engine.name}' could not be loaded; see the server's log.",

@@ -8,8 +8,7 @@ streams together to 500 writes per second, but at most `MAX_DELAY`: with a longe
 would not look smooth.
 
 The engine never blocks on a reader. When a queue is full, new output is merged into the last
-queued output of the same completion: nothing is lost and the length stays bounded. A reader that
-leaves the queue full for too long is dropped.
+queued output of the same completion: nothing is lost and the length stays bounded.
 """
 
 import asyncio
@@ -102,25 +101,14 @@ class OutputQueue:
 
     Args:
         limit: maximum number of queued outputs; beyond it, outputs are merged.
-        stall_timeout: maximum seconds that the queue may stay full.
         schedule_wake: `Coalescer.schedule_wake`, for outputs that are not urgent.
-        clock: returns the time in seconds.
     """
 
-    def __init__(
-        self,
-        limit: int,
-        stall_timeout: float,
-        schedule_wake: Callable[[WakeCallback], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, limit: int, schedule_wake: Callable[[WakeCallback], None]) -> None:
         self._limit = limit
-        self._stall_timeout = stall_timeout
         self._wake_later = schedule_wake
-        self._clock = clock
         self._items: deque[QueueItem] = deque()
         self._waiter: asyncio.Future[None] | None = None  # set while the reader waits
-        self._full_since: float | None = None
         self._wake_scheduled = False  # whether a delayed wake is pending
 
     def put(self, item: QueueItem) -> None:
@@ -129,10 +117,8 @@ class OutputQueue:
         If the queue is full, the output is merged into its completion's last queued output, if any.
         """
         # [task 5.2.1 put]
-        if isinstance(item, StreamOutput) and len(self._items) >= self._limit:
-            self._full_since = self._full_since or self._clock()
-            if self._merge(item):
-                return
+        if isinstance(item, StreamOutput) and len(self._items) >= self._limit and self._merge(item):
+            return
         self._items.append(item)
         # [/task 5.2.1 put]
         if self._waiter is not None:
@@ -156,20 +142,10 @@ class OutputQueue:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
             self._waiter = None
-        self._full_since = None
         items = list(self._items)
         self._items.clear()
         return items
         # [/task 5.2.2 get]
-
-    @property
-    def is_stalled(self) -> bool:
-        """Whether the queue has been full for longer than `stall_timeout`."""
-        # [task 5.2.2 stalled]
-        if self._full_since is None:
-            return False
-        return self._clock() - self._full_since > self._stall_timeout
-        # [/task 5.2.2 stalled]
 
     def _wake_for(self, item: QueueItem) -> None:
         """Wakes the reader: immediately for an urgent item, else at the next flush."""

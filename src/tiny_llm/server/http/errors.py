@@ -4,7 +4,6 @@ Client errors get a one-sentence explanation; details of internal errors are onl
 """
 
 import json
-import logging
 import re
 import time
 import uuid
@@ -14,8 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.responses import Response
-
-log = logging.getLogger("tiny_llm.server")
 
 # Value of an error's `type` field in OpenAI's and in Anthropic's protocol, by HTTP status.
 ERROR_TYPES = {
@@ -176,12 +173,6 @@ def request_id_headers() -> dict[str, str]:
 def to_json(content: Any) -> bytes:
     """Encodes as compact UTF-8 JSON."""
     return ENCODER.encode(content).encode("utf-8", "replace")
-
-
-def internal_error(method: str, path: str, error: Exception) -> Response:
-    """A 500 response for an unexpected exception, whose traceback is logged."""
-    log.error("%s %s failed", method, path, exc_info=error)
-    return ApiError(500, INTERNAL_ERROR).response(path)
 
 
 def single_line(text: str) -> str:

@@ -47,7 +47,6 @@ class AccessLogMiddleware:
     Rejected and failed requests are always logged, with the reason; others if `log_requests`.
 
     Args:
-        app: the wrapped application.
         count: callback that counts a request.
         paths: known paths; requests that match neither a route nor a path are counted as `OTHER`.
         log_requests: whether to log successful requests as well.
@@ -136,7 +135,6 @@ class HostMiddleware:
     resolve, are always allowed.
 
     Args:
-        app: the wrapped application.
         names: additional allowed names; "*" allows any name.
     """
 
@@ -179,7 +177,6 @@ class ApiKeyMiddleware:
     """Rejects requests without the API key.
 
     Args:
-        app: the wrapped application.
         key: the key, sent as `Authorization: Bearer KEY` or as `x-api-key: KEY`.
     """
 
@@ -223,7 +220,6 @@ class BodyMiddleware:
     before reading the response.
 
     Args:
-        app: the wrapped application.
         max_bytes: returns the maximum size in bytes.
         timeout: maximum seconds between two chunks of a body.
     """

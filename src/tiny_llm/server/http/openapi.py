@@ -2,6 +2,10 @@
 
 from typing import Any
 
+from fastapi import APIRouter
+
+from .errors import JsonResponse
+
 _OPENAI_ERROR = {
     "type": "object",
     "required": ["error"],
@@ -58,7 +62,8 @@ ERROR_RESPONSES = _errors(_OPENAI_ERROR)
 ANTHROPIC_ERROR_RESPONSES = _errors(_ANTHROPIC_ERROR)
 
 
-def streaming_responses(errors: Responses) -> Responses:
-    """Responses of an endpoint that returns JSON or server-sent events."""
+def streaming_route(router: APIRouter, path: str, tag: str, errors: Responses) -> Any:
+    """Decorator for a POST endpoint that returns JSON or server-sent events."""
     content = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
-    return {200: {"description": "The response.", "content": content}, **errors}
+    responses: Responses = {200: {"description": "The response.", "content": content}, **errors}
+    return router.post(path, tags=[tag], response_class=JsonResponse, responses=responses)

@@ -89,7 +89,6 @@ def warn_ignored(field: str, items: Sequence[Mapping[str, Any]]) -> None:
 
     Args:
         field: name of the list.
-        items: the dropped items.
     """
     if items:
         types = list(islice(dict.fromkeys(repr(item.get("type"))[:40] for item in items), 5))
@@ -116,17 +115,6 @@ def unsupported_field_message(field: str) -> str | None:
     """Explains why a field is unsupported; None for an unknown field."""
     reason = FIELD_REASONS.get(field)
     return None if reason is None else f"{field} is not supported: {reason}."
-
-
-def drop_nulls(body: Any) -> Any:
-    """Removes unsupported fields that are null: some clients send null for unset fields."""
-    if not isinstance(body, dict):
-        return body
-    return {
-        name: value
-        for name, value in body.items()
-        if value is not None or name not in FIELD_REASONS
-    }
 
 
 def replace_media(content: Any) -> Any:

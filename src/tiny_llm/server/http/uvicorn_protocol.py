@@ -1,4 +1,4 @@
-"""uvicorn HTTP protocol: connection and header limits, HTTP/1.0 streaming."""
+"""uvicorn HTTP protocol: connection limits, header limits, timeouts, HTTP/1.0."""
 
 import asyncio
 import logging
@@ -15,6 +15,8 @@ log = logging.getLogger("tiny_llm.server")
 
 MAX_HEADER_BYTES = 65536  # maximum size of request line and headers
 HEADER_TIMEOUT = 30.0  # seconds from the connection, or the first byte, to the end of the headers
+SEND_TIMEOUT = 30.0  # seconds for which a client may accept none of the data awaiting it
+MAX_UNSENT_BYTES = 16384  # bytes per connection that the kernel holds back from the network
 RESERVED_FILES = 48  # file descriptors that connections may not use; the server needs about 12
 
 
@@ -26,10 +28,16 @@ class HttpProtocol(HttpToolsProtocol):
 
         asyncio sets TCP_NODELAY only on sockets created with an explicit protocol number. Without
         it, a second small write waits for the client's delayed ACK, 40 ms on Linux.
+
+        `MAX_UNSENT_BYTES` shows within kilobytes how fast the client reads: by default, the kernel
+        buffers megabytes and accepts more only when a third of them has been sent.
         """
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
+        transport.set_write_buffer_limits(high=0)  # `pause_writing` at the first unsent byte
         super().connection_made(transport)
+        self._send_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0  # bytes received of the current request head
         self._head_timer: asyncio.TimerHandle | None = None
         self._start_head_timer()
@@ -51,7 +59,38 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Handles a closed connection."""
         self._stop_head_timer()
+        self._stop_send_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Handles data that the socket does not accept at once."""
+        super().pause_writing()
+        self._start_send_timer()
+
+    def resume_writing(self) -> None:
+        """Handles the acceptance of all data by the socket."""
+        self._stop_send_timer()
+        super().resume_writing()
+
+    def _start_send_timer(self) -> None:
+        num_unsent = self.transport.get_write_buffer_size()
+        self._send_timer = self.loop.call_later(SEND_TIMEOUT, self._on_send_timeout, num_unsent)
+
+    def _on_send_timeout(self, num_unsent: int) -> None:
+        """Disconnects a client that has read nothing since `num_unsent` bytes were unsent.
+
+        The request, if unfinished, is aborted as after any disconnect.
+        """
+        if self.transport.get_write_buffer_size() < num_unsent:
+            self._start_send_timer()
+            return
+        log.warning("disconnected a client that read nothing for %g s", SEND_TIMEOUT)
+        self.transport.abort()  # `close` would wait for the client to read the rest
+
+    def _stop_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
 
     def _start_head_timer(self) -> None:
         if self._head_timer is None:
@@ -89,11 +128,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class _UnchunkedTransport:
-    """Transport that strips uvicorn's chunked encoding.
-
-    Args:
-        transport: the connection's transport.
-    """
+    """Transport that strips uvicorn's chunked encoding."""
 
     def __init__(self, transport: Any):
         self._transport = transport

@@ -1,7 +1,5 @@
 """`POST /v1/chat/completions`: handler and response serialization."""
 
-import time
-import uuid
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,35 +8,22 @@ from starlette.responses import Response
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 from ..context import AppState, get_app_state
-from ..engine_client.client import RequestHandle
-from ..http.errors import ApiError, JsonResponse
-from ..http.openapi import ERROR_RESPONSES, streaming_responses
+from ..engine_client.request_handle import RequestHandle
+from ..http.openapi import ERROR_RESPONSES, streaming_route
 from ..protocol.logprobs import TokenTextDecoder, prompt_logprobs_field
 from ..protocol.output_parser import ParsedDelta, ParsedOutput, ReasoningDelta, TextDelta
 from ..protocol.prompts import ChatPrompt
-from ..protocol.streaming import (
-    TEXT_PLACEHOLDER,
-    EventSourceResponse,
-    EventTemplate,
-    error_event,
-    full_response,
-    sse_event,
-)
+from ..protocol.streaming import EventSourceResponse, full_response
 from ..protocol.tool_calls import ToolCallDelta
-from ..protocol.usage import SYSTEM_FINGERPRINT, openai_usage
 from .chat_schema import ChatCompletionRequest
+from .choices import ChoicesSerializer
 
 PATH = "/v1/chat/completions"
 
 router = APIRouter()
 
 
-@router.post(
-    PATH,
-    tags=["OpenAI"],
-    response_class=JsonResponse,
-    responses=streaming_responses(ERROR_RESPONSES),
-)
+@streaming_route(router, PATH, "OpenAI", ERROR_RESPONSES)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
     """Creates a chat completion. With `stream`, sends server-sent events."""
     server = get_app_state(request, body.model, "generate")
@@ -55,7 +40,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled, lora)
     serializer = ChatSerializer(server, body, handle, prompt, params)
     if not body.stream:
-        return await full_response(request.receive, handle, serializer.full_response())
+        return await full_response(request.receive, handle, serializer)
     return EventSourceResponse(serializer, handle, server.settings.keep_alive)
 
 
@@ -64,7 +49,7 @@ def _render_prompt(server: AppState, body: ChatCompletionRequest) -> ChatPrompt:
     messages = [message.to_template(number) for number, message in enumerate(body.messages)]
     return server.prompts.render_chat(
         messages,
-        body.usable_tools or None,
+        body.usable_tools,
         body.template_variables(),
         body.add_generation_prompt is not False,
         bool(body.continue_final_message),
@@ -72,7 +57,7 @@ def _render_prompt(server: AppState, body: ChatCompletionRequest) -> ChatPrompt:
     )
 
 
-class ChatSerializer:
+class ChatSerializer(ChoicesSerializer):
     """Serializes the choices of one chat completion."""
 
     def __init__(
@@ -83,75 +68,55 @@ class ChatSerializer:
         prompt: ChatPrompt,
         params: SamplingParams,
     ):
-        self._body = body
-        self._handle = handle
-        self._server = server
-        self._prompts = server.prompts
-        self._prompt = prompt
-        self._prompt_ids = prompt.token_ids
-        self._envelope = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": "chat.completion.chunk" if body.stream else "chat.completion",
-            "created": int(time.time()),
-            "model": handle.model_name,
-            "system_fingerprint": SYSTEM_FINGERPRINT,
-        }
-        tools = body.usable_tools
-        first_tool_call_only = body.parallel_tool_calls is False
-        self._outputs = [
+        prompts, n, is_stream = server.prompts, params.n, bool(body.stream)
+        outputs = [
             ParsedOutput(
-                self._prompts.output_parser(
-                    prompt, tools, params.structured_outputs, bool(body.stream)
+                prompts.output_parser(
+                    prompt, body.usable_tools, params.structured_outputs, is_stream
                 ),
-                first_tool_call_only,
+                first_tool_call_only=body.parallel_tool_calls is False,
                 include_reasoning=body.include_reasoning is not False,
             )
-            for _ in range(params.n)
+            for _ in range(n)
         ]
-        n = params.n
+        object_type = "chat.completion.chunk" if is_stream else "chat.completion"
+        super().__init__(PATH, "chatcmpl", object_type, body, handle, outputs, bool(body.logprobs))
+        self._body = body
+        self._server = server
+        self._prompts = prompts
+        self._prompt = prompt
         as_token_ids = bool(body.return_tokens_as_token_ids)
         self._token_decoders = [  # empty without logprobs
-            TokenTextDecoder(server.prompts, as_token_ids) for _ in range(n) if body.logprobs
+            TokenTextDecoder(prompts, as_token_ids) for _ in range(n) if body.logprobs
         ]
-        # Fields of non-streaming responses that the parsers do not accumulate, by choice.
+        # Non-streaming only.
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
-        self._token_ids: list[list[int]] = [[] for _ in range(n)]
         self._prompt_logprobs: list[Any] | None = None
-        options = body.stream_options
-        self._include_usage = options is not None and bool(options.include_usage)
-        self._continuous_usage = options is not None and options.is_continuous
-        # Whether text chunks have no logprobs, token ids or usage, so that `_text_event` can encode
-        # them.
-        self._is_text_only = not (body.logprobs or body.return_token_ids or self._continuous_usage)
-        self._event_templates: dict[
-            tuple[int, type[TextDelta] | type[ReasoningDelta]], EventTemplate
-        ] = {}
 
     # ---------------------------------------------------------------- non-streaming
 
-    async def full_response(self) -> Response:
-        """Waits for generation to finish, then returns the response."""
-        async for outputs in self._handle.stream_outputs():
-            for output in outputs:
-                self._outputs[output.index].add(output)
-                self._logprobs[output.index] += self._token_logprobs(output)
-                self._token_ids[output.index] += output.token_ids
-                self._prompt_logprobs = self._prompt_logprobs or prompt_logprobs_field(
-                    self._prompts,
-                    self._prompt_ids,
-                    output.prompt_logprobs,
-                    self._body.prompt_logprobs,
-                )
-        self._on_finished()
-        return JsonResponse(
-            {
-                **self._envelope,
-                "choices": [self._choice(index) for index in range(len(self._outputs))],
-                "usage": openai_usage(self._handle, self._outputs),
-                "prompt_logprobs": self._prompt_logprobs,
-                "prompt_token_ids": self._prompt_ids if self._body.return_token_ids else None,
-            }
+    def add(self, output: StreamOutput) -> None:
+        """See `OutputSerializer`."""
+        self._outputs[output.index].add(output)
+        self._logprobs[output.index] += self._token_logprobs(output)
+        self._token_ids[output.index] += output.token_ids
+        self._prompt_logprobs = self._prompt_logprobs or prompt_logprobs_field(
+            self._prompts,
+            self._prompt.token_ids,
+            output.prompt_logprobs,
+            self._body.prompt_logprobs,
         )
+
+    def full_response(self) -> dict[str, Any]:
+        """See `OutputSerializer`."""
+        self._server.on_finished(self._handle, self._prompt, self._outputs)
+        return {
+            **self._envelope,
+            "choices": [self._choice(index) for index in range(len(self._outputs))],
+            "usage": self._usage(),
+            "prompt_logprobs": self._prompt_logprobs,
+            "prompt_token_ids": self._prompt.token_ids if self._return_token_ids else None,
+        }
 
     def _choice(self, index: int) -> dict[str, Any]:
         parsed = self._outputs[index]
@@ -171,7 +136,7 @@ class ChatSerializer:
             "logprobs": self._logprobs_field(self._logprobs[index]),
             "finish_reason": parsed.finish_reason,
             "stop_reason": parsed.stop_reason,
-            "token_ids": self._token_ids[index] if self._body.return_token_ids else None,
+            "token_ids": self._token_ids[index] if self._return_token_ids else None,
         }
 
     # ---------------------------------------------------------------- streaming
@@ -179,10 +144,14 @@ class ChatSerializer:
     def start_events(self) -> bytes:
         """Events with the role of each choice; see `OutputSerializer`."""
         role = {"role": "assistant", "content": ""}
-        chunks = [self._chunk([self._delta(index, role)]) for index in range(len(self._outputs))]
-        if self._body.return_token_ids:
-            chunks[0]["prompt_token_ids"] = self._prompt_ids
-        return b"".join(map(sse_event, chunks))
+        chunks = []
+        for index in range(len(self._outputs)):
+            is_first = index == 0 and self._return_token_ids
+            fields: dict[str, Any] = (
+                {"prompt_token_ids": self._prompt.token_ids} if is_first else {}
+            )
+            chunks.append(self._chunk([self._delta(index, role)], **fields))
+        return b"".join(chunks)
 
     def delta_events(self, output: StreamOutput) -> bytes:
         """Chunks for an engine output; see `OutputSerializer`."""
@@ -194,7 +163,7 @@ class ChatSerializer:
             if not parts:
                 return b""
             if not isinstance(parts[0], ToolCallDelta):
-                return self._text_event(output.index, parts[0])
+                return self._text_delta_event(output.index, parts[0])
         deltas: list[dict[str, Any]] = []
         for part in parts:
             num_calls += isinstance(part, ToolCallDelta) and part.is_new
@@ -202,54 +171,32 @@ class ChatSerializer:
         logprobs = self._token_logprobs(output)
         if logprobs and not deltas:
             deltas = [{"content": ""}]
-        if not deltas and (has_ended or self._body.return_token_ids):
+        if not deltas and (has_ended or self._return_token_ids):
             deltas = [{}]
         choices: list[dict[str, Any]] = [self._delta(output.index, delta) for delta in deltas]
         if choices and logprobs:
             choices[0]["logprobs"] = self._logprobs_field(logprobs)
-        if choices and self._body.return_token_ids:
+        if choices and self._return_token_ids:
             choices[0]["token_ids"] = output.token_ids
         if has_ended:
             choices[-1]["finish_reason"] = parsed.finish_reason
             choices[-1]["stop_reason"] = parsed.stop_reason
-        return b"".join(sse_event(self._chunk([choice])) for choice in choices)
+        return b"".join(self._chunk([choice]) for choice in choices)
 
     def end_events(self) -> bytes:
-        """The usage chunk, if requested, and `[DONE]`; see `OutputSerializer`."""
-        self._on_finished()
-        usage = sse_event(self._chunk([], with_usage=True)) if self._include_usage else b""
-        return usage + b"data: [DONE]\n\n"
+        """See `ChoicesSerializer.end_events`."""
+        self._server.on_finished(self._handle, self._prompt, self._outputs)
+        return super().end_events()
 
-    def error_events(self, error: ApiError) -> bytes:
-        """The error object and `[DONE]`; see `OutputSerializer`."""
-        return error_event(PATH, error)
-
-    def _on_finished(self) -> None:
-        for output in self._outputs:
-            self._server.schedule_validation(self._handle, output)
-        if len(self._outputs) == 1:
-            self._server.schedule_warmup(
-                self._prompts, self._prompt, self._outputs[0], self._handle.lora
-            )
-
-    def _text_event(self, index: int, part: TextDelta | ReasoningDelta) -> bytes:
+    def _text_delta_event(self, index: int, part: TextDelta | ReasoningDelta) -> bytes:
         """Encodes a chunk that contains only text or reasoning."""
         kind = type(part)
-        template = self._event_templates.get((index, kind))
-        if template is None:
-            (delta,) = _deltas(kind(TEXT_PLACEHOLDER), 0)
-            template = EventTemplate(sse_event(self._chunk([self._delta(index, delta)])))
-            self._event_templates[index, kind] = template
-        return template(part.text)
+        return self._text_event(
+            (index, kind), part.text, lambda text: self._delta(index, *_deltas(kind(text), 0))
+        )
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-    def _chunk(self, choices: list[Any], with_usage: bool = False) -> dict[str, Any]:
-        chunk: dict[str, Any] = {**self._envelope, "choices": choices}
-        if with_usage or self._continuous_usage:
-            chunk["usage"] = openai_usage(self._handle, self._outputs)
-        return chunk
 
     def _token_logprobs(self, output: StreamOutput) -> list[dict[str, Any]]:
         if not (self._body.logprobs and self._outputs[output.index].in_content):
@@ -264,7 +211,6 @@ def _deltas(part: ParsedDelta, index: int) -> list[dict[str, Any]]:
     """Converts a parsed delta to OpenAI's format; a call's name precedes its arguments.
 
     Args:
-        part: the parsed delta.
         index: index of the tool call, if `part` is one.
     """
     match part:

@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ..http.errors import bad_request
 from ..http.unsupported import replace_media
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     BoundedList,
+    CommonFields,
     JsonObject,
     OutputConstraint,
     PositiveInt,
@@ -19,7 +19,7 @@ from ..protocol.request_fields import (
     ShortList,
     StrictModel,
     auto_tool_calls,
-    make_constraint,
+    required_tool_calls,
 )
 
 
@@ -139,19 +139,6 @@ class ChatMessage(StrictModel):
         return message
 
 
-class StreamOptions(StrictModel):
-    """Options for streaming responses."""
-
-    include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
-    continuous_usage_stats: bool | None = None
-
-    @property
-    def is_continuous(self) -> bool:
-        """Whether each chunk contains usage; requires `include_usage`, as in vLLM."""
-        return bool(self.include_usage and self.continuous_usage_stats)
-
-
 class NamedFunction(StrictModel):
     """A function name."""
 
@@ -188,32 +175,36 @@ def check_continuation(continue_final: bool | None, add_generation: bool | None)
         )
 
 
-class ChatCompletionRequest(SamplingFields):
+class ConversationFields(CommonFields):
+    """Fields shared by chat completions and responses."""
+
+    parallel_tool_calls: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: JsonObject | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+
+
+class ChatCompletionRequest(ConversationFields, SamplingFields):
     """Body of a chat completion request."""
 
     messages: Annotated[BoundedList[ChatMessage], Field(min_length=1)]
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
-    stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: ShortList[Tool] | None = None
     tool_choice: (
         Literal["auto", "none", "required"] | NamedToolChoice | AllowedToolsChoice | None
     ) = None
-    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: JsonObject | None = None
-    store: bool | None = None
-    service_tier: Literal["auto", "default"] | None = None
     modalities: ShortList[Literal["text"]] | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: JsonObject | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
     verbosity: Literal["low", "medium"] | None = None
 
     @property
@@ -223,7 +214,7 @@ class ChatCompletionRequest(SamplingFields):
 
     def check_supported(self) -> None:
         """Rejects conflicting fields."""
-        self.check_stream(bool(self.stream), self.stream_options is not None)
+        super().check_supported()
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs requires logprobs: true.", "top_logprobs")
         if self.tool_choice not in (None, "auto", "none") and not self.tools:
@@ -244,38 +235,18 @@ class ChatCompletionRequest(SamplingFields):
         Raises:
             ApiError: a schema is missing or invalid, or the required tool is unknown.
         """
-        response_constraint = (
-            None if self.response_format is None else self.response_format.constraint()
-        )
-        return self._required_tool_calls() or self._auto_tool_calls(response_constraint)
-
-    def _required_tool_calls(self) -> ToolCalls | None:
-        """The constraint for a required tool call; None if calls are optional."""
-        choice = self.tool_choice
+        response_constraint = self.response_constraint()
+        choice, parallel = self.tool_choice, self.parallel_tool_calls
         if isinstance(choice, AllowedToolsChoice):
             choice = choice.allowed_tools.mode
-        if choice in (None, "auto", "none"):
-            return None
-        name = choice.function.name if isinstance(choice, NamedToolChoice) else None
-        return make_constraint(
-            ToolCalls,
-            "tool_choice",
-            self.usable_tools,
-            choice="required",
-            name=name,
-            parallel=self.parallel_tool_calls is not False and name is None,
-        )
-
-    def _auto_tool_calls(
-        self, response_constraint: StructuredOutputs | None
-    ) -> OutputConstraint | None:
-        """The constraint for optional calls and `response_constraint`.
-
-        Tool calls are not constrained if another field constrains the output or its length.
-        """
+        if isinstance(choice, NamedToolChoice):
+            return required_tool_calls(self.usable_tools, choice.function.name, parallel)
+        if choice == "required":
+            return required_tool_calls(self.usable_tools, None, parallel)
+        # Tool calls are not constrained if another field constrains the output or its length.
         if self.structured_outputs or self.ignore_eos or self.min_tokens:
             return response_constraint
-        return auto_tool_calls(self.usable_tools, self.parallel_tool_calls, response_constraint)
+        return auto_tool_calls(self.usable_tools, parallel, response_constraint)
 
     @property
     def _allowed_names(self) -> set[str] | None:
@@ -295,11 +266,6 @@ class ChatCompletionRequest(SamplingFields):
             for tool in self.tools or ()
             if names is None or tool.function.name in names
         ]
-
-    @property
-    def uses_tools(self) -> bool:
-        """Whether the model may call tools."""
-        return bool(self.usable_tools)
 
     def template_variables(self) -> dict[str, Any]:
         """Chat template variables; `chat_template_kwargs` take precedence."""

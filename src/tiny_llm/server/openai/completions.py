@@ -1,8 +1,7 @@
 """`POST /v1/completions`: request schema, handler and serialization."""
 
-import time
-import uuid
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -11,30 +10,20 @@ from starlette.responses import Response
 
 from ...engine.scheduling.outputs import StreamOutput
 from ..context import AppState, get_app_state
-from ..engine_client.client import RequestHandle
-from ..http.errors import ApiError, JsonResponse, bad_request
-from ..http.openapi import ERROR_RESPONSES, streaming_responses
+from ..engine_client.request_handle import RequestHandle
+from ..http.errors import bad_request
+from ..http.openapi import ERROR_RESPONSES, streaming_route
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
 from ..protocol.output_parser import OutputParser, ParsedOutput
 from ..protocol.prompts import check_token_ids
-from ..protocol.request_fields import INT64_MAX, OutputConstraint, SamplingFields, TokenIds
-from ..protocol.streaming import (
-    TEXT_PLACEHOLDER,
-    EventSourceResponse,
-    EventTemplate,
-    error_event,
-    full_response,
-    sse_event,
-)
-from ..protocol.usage import SYSTEM_FINGERPRINT, openai_usage
-from .chat_schema import StreamOptions
+from ..protocol.request_fields import INT64_MAX, PromptIds, SamplingFields
+from ..protocol.streaming import EventSourceResponse, full_response
+from .choices import ChoicesSerializer
 
 PATH = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 
 router = APIRouter()
-
-PromptIds = Annotated[TokenIds, Field(min_length=1)]
 
 
 class CompletionRequest(SamplingFields):
@@ -47,7 +36,6 @@ class CompletionRequest(SamplingFields):
         | Annotated[list[PromptIds], Field(min_length=1, max_length=256, fail_fast=True)]
     )
     max_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
-    stream_options: StreamOptions | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: str | None = None
@@ -55,7 +43,7 @@ class CompletionRequest(SamplingFields):
 
     def check_supported(self) -> None:
         """Rejects unsupported and conflicting fields."""
-        self.check_stream(bool(self.stream), self.stream_options is not None)
+        super().check_supported()
         if self.suffix is not None:
             raise bad_request(
                 "suffix is not supported: fill-in-the-middle is not implemented.", "suffix"
@@ -71,10 +59,6 @@ class CompletionRequest(SamplingFields):
         requested = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((number for number in requested if number is not None), default=None)
 
-    def constraint(self) -> OutputConstraint | None:
-        """The constraint from `response_format`, or None."""
-        return None if self.response_format is None else self.response_format.constraint()
-
     @property
     def is_tokenized(self) -> bool:
         """Whether all prompts are token ids whose text is not needed."""
@@ -88,12 +72,7 @@ class CompletionRequest(SamplingFields):
         return list(given)
 
 
-@router.post(
-    PATH,
-    tags=["OpenAI"],
-    response_class=JsonResponse,
-    responses=streaming_responses(ERROR_RESPONSES),
-)
+@streaming_route(router, PATH, "OpenAI", ERROR_RESPONSES)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Creates completions. With `stream`, sends server-sent events."""
     server = get_app_state(request, body.model, "generate")
@@ -102,7 +81,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     await server.wait_until_loaded(request, bool(body.stream))
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     params = body.sampling_params(
-        server.defaults, limit, body.logprobs, body.constraint(), body.num_prompt_logprobs
+        server.defaults, limit, body.logprobs, body.response_constraint(), body.num_prompt_logprobs
     )
     if body.is_tokenized:
         encoded = _encode(server, body)
@@ -111,7 +90,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     handle = await server.submit([ids for ids, _ in encoded], params, lora=lora)
     serializer = CompletionSerializer(server, body, handle, encoded, params.n)
     if not body.stream:
-        return await full_response(request.receive, handle, serializer.full_response())
+        return await full_response(request.receive, handle, serializer)
     return EventSourceResponse(serializer, handle, server.settings.keep_alive)
 
 
@@ -131,7 +110,7 @@ def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], 
     return encoded
 
 
-class CompletionSerializer:
+class CompletionSerializer(ChoicesSerializer):
     """Serializes completions.
 
     With `n` completions per prompt, completion `i` of prompt `p` is choice `p · n + i`.
@@ -148,61 +127,47 @@ class CompletionSerializer:
         encoded: list[tuple[list[int], str]],
         n: int,
     ):
+        self._echoed = [text if body.echo else "" for _, text in encoded for _ in range(n)]
+        outputs = [
+            ParsedOutput(OutputParser(thinking_enabled=False, reasoning_open=False))
+            for _ in self._echoed
+        ]
+        has_logprobs = body.logprobs is not None
+        super().__init__(PATH, "cmpl", "text_completion", body, handle, outputs, has_logprobs)
         self._body = body
-        self._handle = handle
         self._prompts = server.prompts
         self._n = n
-        self._envelope = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": handle.model_name,
-            "system_fingerprint": SYSTEM_FINGERPRINT,
-        }
         self._prompt_ids = [ids for ids, _ in encoded]
         self._wants_prompt_logprobs = body.num_prompt_logprobs is not None
         self._prompt_logprobs: list[list[Any] | None] = [None] * len(encoded)  # by prompt
         # By prompt: outputs held back until the prompt's logprobs arrive.
         self._pending: dict[int, list[StreamOutput]] = {}
-        self._echoed = [text if body.echo else "" for _, text in encoded for _ in range(n)]
-        self._outputs = [
-            ParsedOutput(OutputParser(thinking_enabled=False, reasoning_open=False))
-            for _ in self._echoed
-        ]
         as_token_ids = bool(body.return_tokens_as_token_ids)
         self._logprobs = [
             CompletionLogprobs(server.prompts, body.logprobs or 0, as_token_ids)
             for _ in self._echoed
         ]
-        # Output token ids by choice; non-streaming only.
-        self._token_ids: list[list[int]] = [[] for _ in self._echoed]
-        options = body.stream_options
-        self._include_usage = options is not None and bool(options.include_usage)
-        self._continuous_usage = options is not None and options.is_continuous
-        has_more = body.logprobs is not None or body.return_token_ids or self._continuous_usage
-        self._is_text_only = not has_more  # chunks before the last contain only text
         # Whether each output is sent as received, without buffering or filtering.
         self._is_passthrough = (
             self._is_text_only and not self._wants_prompt_logprobs and body.max_tokens != 0
         )
-        self._event_templates: dict[int, EventTemplate] = {}
 
     # ---------------------------------------------------------------- non-streaming
 
-    async def full_response(self) -> Response:
-        """Waits for generation to finish, then returns the response."""
-        async for outputs in self._handle.stream_outputs():
-            for output in outputs:
-                for index, ready in self._ready_outputs(output):
-                    self._outputs[index].add(ready)
-                    self._logprobs[index].add(ready)
-                    self._token_ids[index] += ready.token_ids
+    def add(self, output: StreamOutput) -> None:
+        """See `OutputSerializer`."""
+        for index, ready in self._ready_outputs(output):
+            self._outputs[index].add(ready)
+            self._logprobs[index].add(ready)
+            self._token_ids[index] += ready.token_ids
+
+    def full_response(self) -> dict[str, Any]:
+        """See `OutputSerializer`."""
         choices = [
             self._full_choice(index, self._echoed[index] + parsed.text)
             for index, parsed in enumerate(self._outputs)
         ]
-        usage = openai_usage(self._handle, self._outputs)
-        return JsonResponse({**self._envelope, "choices": choices, "usage": usage})
+        return {**self._envelope, "choices": choices, "usage": self._usage()}
 
     def _full_choice(self, index: int, text: str) -> dict[str, Any]:
         number, body = index // self._n, self._body
@@ -213,8 +178,8 @@ class CompletionSerializer:
         return {
             **self._choice(index, text, self._outputs[index]),
             "prompt_logprobs": prompt_logprobs,
-            "token_ids": self._token_ids[index] if body.return_token_ids else None,
-            "prompt_token_ids": prompt_ids if body.return_token_ids else None,
+            "token_ids": self._token_ids[index] if self._return_token_ids else None,
+            "prompt_token_ids": prompt_ids if self._return_token_ids else None,
         }
 
     # ---------------------------------------------------------------- streaming
@@ -224,7 +189,7 @@ class CompletionSerializer:
         if self._wants_prompt_logprobs:
             return b""
         echoed = [(index, text) for index, text in enumerate(self._echoed) if text]
-        return b"".join(self._chunk([self._choice(index, text, None)]) for index, text in echoed)
+        return b"".join(self._chunk([self._choice(index, text)]) for index, text in echoed)
 
     def delta_events(self, output: StreamOutput) -> bytes:
         """Chunks for an engine output; see `OutputSerializer`."""
@@ -233,40 +198,26 @@ class CompletionSerializer:
             number = self._handle.prompt_index[output.request_id]
             index = number * self._n + output.index
             self._outputs[index].add(output)
-            return self._text_event(index, output.text) if output.text else b""
+            return self._text_chunk(index, output.text)
         return b"".join(
             self._output_events(index, ready) for index, ready in self._ready_outputs(output)
         )
-
-    def end_events(self) -> bytes:
-        """The usage chunk, if requested, and `[DONE]`; see `OutputSerializer`."""
-        usage = self._chunk([], with_usage=True) if self._include_usage else b""
-        return usage + b"data: [DONE]\n\n"
-
-    def error_events(self, error: ApiError) -> bytes:
-        """The error object and `[DONE]`; see `OutputSerializer`."""
-        return error_event(PATH, error)
 
     def _output_events(self, index: int, output: StreamOutput) -> bytes:
         """Encodes an output as chunks."""
         parsed, logprobs = self._outputs[index], self._logprobs[index]
         chunks = b""
         if logprobs:  # those of the echoed prompt have not been sent
-            chunks = self._chunk([self._choice(index, self._echoed[index], None)])
+            chunks = self._chunk([self._choice(index, self._echoed[index])])
             logprobs.clear()
         parsed.add(output)
         has_ended = parsed.finish_reason is not None
         if self._is_text_only and not has_ended:
-            return chunks + self._text_event(index, output.text) if output.text else chunks
+            return chunks + self._text_chunk(index, output.text)
         logprobs.add(output)
-        if (
-            output.text
-            or has_ended
-            or logprobs
-            or (self._body.return_token_ids and output.token_ids)
-        ):
+        if output.text or has_ended or logprobs or (self._return_token_ids and output.token_ids):
             choice = self._choice(index, output.text, parsed if has_ended else None)
-            if self._body.return_token_ids:
+            if self._return_token_ids:
                 choice["token_ids"] = output.token_ids
                 is_first = parsed.tokens == len(output.token_ids)
                 choice["prompt_token_ids"] = (
@@ -276,12 +227,8 @@ class CompletionSerializer:
             logprobs.clear()
         return chunks
 
-    def _text_event(self, index: int, text: str) -> bytes:
-        template = self._event_templates.get(index)
-        if template is None:
-            template = EventTemplate(self._chunk([self._choice(index, TEXT_PLACEHOLDER, None)]))
-            self._event_templates[index] = template
-        return template(text)
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        return self._text_event(index, text, partial(self._choice, index)) if text else b""
 
     def _ready_outputs(self, output: StreamOutput) -> list[tuple[int, StreamOutput]]:
         """Returns the outputs ready to be sent, each with its choice index.
@@ -305,20 +252,14 @@ class CompletionSerializer:
             return [(first + ready.index, ready) for ready in self._pending.pop(number)]
         return [(first + output.index, output)]
 
-    def _choice(self, index: int, text: str, ended: ParsedOutput | None) -> dict[str, Any]:
+    def _choice(self, index: int, text: str, ended: ParsedOutput | None = None) -> dict[str, Any]:
         has_logprobs = self._body.logprobs is not None
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
-            "logprobs": self._logprobs[index].field() if has_logprobs else None,
+            "logprobs": self._logprobs[index].field if has_logprobs else None,
             "finish_reason": None if ended is None else ended.finish_reason,
         }
         if ended is not None:
             choice["stop_reason"] = ended.stop_reason
         return choice
-
-    def _chunk(self, choices: list[Any], with_usage: bool = False) -> bytes:
-        chunk: dict[str, Any] = {**self._envelope, "choices": choices}
-        if with_usage or self._continuous_usage:
-            chunk["usage"] = openai_usage(self._handle, self._outputs)
-        return sse_event(chunk)

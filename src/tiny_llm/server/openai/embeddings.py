@@ -15,16 +15,13 @@ from ...models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..context import AppState, get_app_state
 from ..http.errors import ApiError, JsonResponse, bad_request
 from ..http.openapi import ERROR_RESPONSES
-from ..protocol.request_fields import PositiveInt, StrictModel, TokenIds
+from ..protocol.request_fields import PositiveInt, PromptIds, StrictModel
 from ..protocol.streaming import CancelOnDisconnect
 
 MAX_INPUTS = 2048  # OpenAI's limit
 GROUP_SIZE = 64  # maximum number of a request's prompts in the engine's queue
 
 router = APIRouter()
-
-
-PromptIds = Annotated[TokenIds, Field(min_length=1)]
 
 
 class EmbeddingRequest(StrictModel):

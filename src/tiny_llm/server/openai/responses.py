@@ -10,9 +10,9 @@ from starlette.responses import Response
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 from ..context import AppState, get_app_state
-from ..engine_client.client import RequestHandle
-from ..http.errors import ApiError, JsonResponse
-from ..http.openapi import ERROR_RESPONSES, streaming_responses
+from ..engine_client.request_handle import RequestHandle
+from ..http.errors import ApiError
+from ..http.openapi import ERROR_RESPONSES, streaming_route
 from ..protocol.logprobs import TokenTextDecoder
 from ..protocol.output_parser import ParsedOutput, ReasoningDelta
 from ..protocol.prompts import ChatPrompt
@@ -22,17 +22,12 @@ from ..protocol.streaming import EventSourceResponse, full_response, sse_event
 from .response_store import Conversation, ResponseStore
 from .responses_input import to_chat_messages
 from .responses_items import Event, OutputItems
-from .responses_schema import ResponsesRequest
+from .responses_schema import ResponsesRequest, TextFormat, TextOptions
 
 router = APIRouter()
 
 
-@router.post(
-    PATH,
-    tags=["OpenAI"],
-    response_class=JsonResponse,
-    responses=streaming_responses(ERROR_RESPONSES),
-)
+@streaming_route(router, PATH, "OpenAI", ERROR_RESPONSES)
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Creates a response. With `stream`, sends server-sent events."""
     server = get_app_state(request, body.model, "generate")
@@ -51,7 +46,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled, lora)
     serializer = ResponseSerializer(server, body, handle, prompt, params, store, conversation)
     if not body.stream:
-        return await full_response(request.receive, handle, serializer.full_response())
+        return await full_response(request.receive, handle, serializer)
     return EventSourceResponse(serializer, handle, server.settings.keep_alive)
 
 
@@ -93,32 +88,22 @@ class ResponseSerializer:
         self._conversation = conversation
         self._handle = handle
         self._server = server
-        self._prompts = server.prompts
         self._prompt = prompt
-        self._model = handle.model_name
-        self._params = {"temperature": body.temperature, "top_p": body.top_p}
+        given = {"temperature": body.temperature, "top_p": body.top_p}
         self._params = {
             name: server.defaults.get(name, 1.0) if value is None else value
-            for name, value in self._params.items()
+            for name, value in given.items()
         }
-        parser = self._prompts.output_parser(
+        parser = server.prompts.output_parser(
             prompt, body.usable_tools, params.structured_outputs, bool(body.stream)
         )
         self._output = ParsedOutput(parser, body.parallel_tool_calls is False)
-        self._texts = TokenTextDecoder(self._prompts)
+        self._texts = TokenTextDecoder(server.prompts)
         self._logprobs: list[dict[str, Any]] = []  # for tokens whose text has not been sent
         self._items = OutputItems(body.include_encrypted_reasoning)
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = time.time()
         self._sequence_number = -1
-
-    async def full_response(self) -> Response:
-        """Waits for generation to finish, then returns the response."""
-        async for outputs in self._handle.stream_outputs():
-            for output in outputs:
-                self._take(output)
-        self._finish()
-        return JsonResponse(self._response(self._status))
 
     def start_events(self) -> bytes:
         """The `response.created` and `response.in_progress` events; see `OutputSerializer`."""
@@ -127,14 +112,19 @@ class ResponseSerializer:
 
     def delta_events(self, output: StreamOutput) -> bytes:
         """Output item events for an engine output; see `OutputSerializer`."""
-        return b"".join(map(self._event, self._take(output)))
+        return b"".join(map(self._event, self.add(output)))
 
     def end_events(self) -> bytes:
         """Events that end the last item and the response; see `OutputSerializer`."""
         last = b"".join(map(self._event, self._finish()))
         return last + self._lifecycle_event(f"response.{self._status}", self._status)
 
-    def _take(self, output: StreamOutput) -> list[Event]:
+    def full_response(self) -> dict[str, Any]:
+        """See `OutputSerializer`."""
+        self._finish()
+        return self._response(self._status)
+
+    def add(self, output: StreamOutput) -> list[Event]:
         """Appends an output to the items; its logprobs are sent with the next text delta."""
         parts = self._output.add(output)
         if self._output.in_content:
@@ -148,8 +138,7 @@ class ResponseSerializer:
         return events
 
     def _finish(self) -> list[Event]:
-        self._server.schedule_warmup(self._prompts, self._prompt, self._output, self._handle.lora)
-        self._server.schedule_validation(self._handle, self._output)
+        self._server.on_finished(self._handle, self._prompt, [self._output])
         is_cut_call = self._output.parser.has_incomplete_call and self._items.ends_with_call
         events = self._items.finish(self._is_incomplete or is_cut_call)
         if self._is_stored:
@@ -191,7 +180,7 @@ class ResponseSerializer:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": body.max_tool_calls,
-            "model": self._model,
+            "model": self._handle.model_name,
             "output": self._items.items if is_done else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
@@ -201,7 +190,7 @@ class ResponseSerializer:
             "service_tier": "default",
             "store": self._is_stored,
             **self._params,
-            "text": {"format": self._format(), "verbosity": self._verbosity},
+            "text": self._text_options(),
             "tool_choice": body.tool_choice or "auto",
             "tools": [
                 {
@@ -222,19 +211,14 @@ class ResponseSerializer:
             "metadata": body.metadata or {},
         }
 
-    @property
-    def _verbosity(self) -> str:
-        text = self._body.text
-        return (None if text is None else text.verbosity) or "medium"
-
-    def _format(self) -> dict[str, Any]:
-        text = self._body.text
-        if text is None or text.format is None:
-            return {"type": "text"}
-        given = text.format.model_dump(by_alias=True)
-        if text.format.type != "json_schema":
-            return {"type": text.format.type}
-        return {**given, "name": text.format.name or "", "strict": bool(text.format.strict)}
+    def _text_options(self) -> dict[str, Any]:
+        given = self._body.text or TextOptions()
+        chosen = given.format or TextFormat(type="text")
+        fields: dict[str, Any] = {"type": chosen.type}
+        if chosen.type == "json_schema":
+            fields = chosen.model_dump(by_alias=True)
+            fields |= {"name": chosen.name or "", "strict": bool(chosen.strict)}
+        return {"format": fields, "verbosity": given.verbosity or "medium"}
 
     def _usage(self) -> dict[str, Any]:
         prompt_tokens, output = self._handle.prompt_tokens, self._output

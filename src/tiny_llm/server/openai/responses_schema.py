@@ -5,13 +5,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
+from ...engine.inputs.structured_outputs import StructuredOutputs
 from ..http.errors import bad_request
 from ..http.unsupported import CONTEXT_NOT_EDITED, warn_ignored, warn_once
 from ..http.validation import validation_error
 from ..protocol.request_fields import (
     BoundedList,
-    CommonFields,
     JsonObject,
     OutputConstraint,
     PositiveInt,
@@ -20,8 +19,9 @@ from ..protocol.request_fields import (
     StrictModel,
     auto_tool_calls,
     make_constraint,
+    required_tool_calls,
 )
-from .chat_schema import FunctionDefinition
+from .chat_schema import ConversationFields, FunctionDefinition
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -72,7 +72,7 @@ class ResponseStreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesRequest(CommonFields):
+class ResponsesRequest(ConversationFields):
     """Body of a response request. Tools and items of unknown types are dropped with a warning."""
 
     input: str | BoundedList[JsonObject]
@@ -81,22 +81,14 @@ class ResponsesRequest(CommonFields):
     max_tool_calls: PositiveInt | None = None  # limits server-side tools only: no-op
     tools: ShortList[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
-    parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     previous_response_id: str | None = None
     background: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    store: bool | None = None
     include: ShortList[Included] | None = None
     client_metadata: JsonObject | None = None
     context_management: ShortList[JsonObject] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: JsonObject | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
     stream_options: ResponseStreamOptions | None = None
 
     @property
@@ -177,9 +169,7 @@ class ResponsesRequest(CommonFields):
             tools = [] if self.ignore_eos else self.usable_tools
             return auto_tool_calls(tools, self.parallel_tool_calls, response_constraint)
         name = choice["name"] if isinstance(choice, dict) and not is_subset else None
-        parallel = name is None and self.parallel_tool_calls is not False
-        fields: dict[str, Any] = {"choice": "required", "name": name, "parallel": parallel}
-        return make_constraint(ToolCalls, "tool_choice", self.usable_tools, **fields)
+        return required_tool_calls(self.usable_tools, name, self.parallel_tool_calls)
 
     @property
     def logprobs(self) -> int | None:
@@ -209,11 +199,6 @@ class ResponsesRequest(CommonFields):
                 raise validation_error(located) from error
             functions.append({"type": "function", "function": given.model_dump(exclude_none=True)})
         return functions
-
-    @property
-    def uses_tools(self) -> bool:
-        """Whether the model may call tools."""
-        return bool(self.usable_tools)
 
     def template_variables(self) -> dict[str, Any]:
         """Chat template variables."""

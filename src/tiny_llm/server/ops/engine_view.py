@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,9 +11,8 @@ from starlette.responses import Response, StreamingResponse
 from ..context import get_app_state
 from ..engine_client.client import EngineClient
 from ..engine_client.messages import StepReport
-from ..http.errors import to_json
 from ..http.openapi import ERROR_RESPONSES
-from ..protocol.streaming import KEEP_ALIVE_COMMENT, Events, sse_event
+from ..protocol.streaming import KEEP_ALIVE_COMMENT, sse_event, stream_headers
 
 MAX_QUEUED_REPORTS = 1000  # per subscriber; further reports are dropped
 SNAPSHOT_TIMEOUT = 0.5  # maximum seconds to wait for a new snapshot
@@ -33,12 +32,8 @@ async def state(request: Request, model: str | None = None) -> dict[str, Any]:
 async def events(request: Request, model: str | None = None) -> Response:
     """Streams the engine's state and each step's events; never triggers a load of the model."""
     server = get_app_state(request, model)
-    subscriber = EventSubscriber(server.engine_client)
-    return StreamingResponse(
-        subscriber.events(server.settings.keep_alive),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-    )
+    stream = _stream_events(server.engine_client, server.settings.keep_alive)
+    return StreamingResponse(stream, headers=stream_headers())
 
 
 def engine_state(engine_client: EngineClient) -> dict[str, Any]:
@@ -62,44 +57,24 @@ def report_events(report: StepReport) -> Iterator[Mapping[str, Any]]:
         yield report.snapshot
 
 
-class EventSubscriber:
-    """Subscriber to engine events, which are reported only while there are subscribers."""
+async def _stream_events(engine_client: EngineClient, keep_alive: float) -> AsyncIterator[bytes]:
+    """Streams state and events until shutdown; the engine reports events only to subscribers."""
+    reports: asyncio.Queue[StepReport] = asyncio.Queue(MAX_QUEUED_REPORTS)
 
-    def __init__(self, engine_client: EngineClient):
-        self._engine_client = engine_client
-        self._reports: asyncio.Queue[StepReport] = asyncio.Queue(MAX_QUEUED_REPORTS)
-
-    async def events(self, keep_alive: float) -> Events:
-        """Streams state and events until shutdown."""
-        engine_client = self._engine_client
-        engine_client.subscribe(self._on_report)
-        try:
-            yield sse_event(engine_state(engine_client), "state")
-            while not engine_client.shutting_down.is_set():
-                report = await self._next(keep_alive)
-                if report is None:
-                    yield KEEP_ALIVE_COMMENT
-                    continue
-                data = b"".join(
-                    b"data: " + to_json(event) + b"\n\n" for event in report_events(report)
-                )
-                yield data + sse_event(engine_state(engine_client), "state")
-        finally:
-            engine_client.unsubscribe(self._on_report)
-
-    async def _next(self, seconds: float) -> StepReport | None:
-        """Waits for the next report; None on timeout or shutdown."""
-        next_report = asyncio.ensure_future(self._reports.get())
-        shutting_down = asyncio.ensure_future(self._engine_client.shutting_down.wait())
-        try:
-            await asyncio.wait(
-                (next_report, shutting_down), timeout=seconds, return_when="FIRST_COMPLETED"
-            )
-            return next_report.result() if next_report.done() else None
-        finally:
-            next_report.cancel()
-            shutting_down.cancel()
-
-    def _on_report(self, report: StepReport) -> None:
+    def on_report(report: StepReport) -> None:
         with contextlib.suppress(asyncio.QueueFull):
-            self._reports.put_nowait(report)
+            reports.put_nowait(report)
+
+    engine_client.subscribe(on_report)
+    try:
+        yield sse_event(engine_state(engine_client), "state")
+        while not engine_client.is_shutting_down:
+            try:
+                report = await asyncio.wait_for(reports.get(), keep_alive)
+            except TimeoutError:
+                yield KEEP_ALIVE_COMMENT
+                continue
+            events = b"".join(map(sse_event, report_events(report)))
+            yield events + sse_event(engine_state(engine_client), "state")
+    finally:
+        engine_client.unsubscribe(on_report)

@@ -107,7 +107,7 @@ def _describe(name: str, server: AppState) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(server.created, UTC).isoformat(),
     }
     if server.engine_client.engine_info is not None:
-        model["max_model_len"] = server.max_model_len
+        model["max_model_len"] = server.engine_client.max_seq_len
     return model
 
 

@@ -68,7 +68,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
         "tokens": ids,
         "token_strs": prompts.token_strings(ids) if body.return_token_strs else None,
         "count": len(ids),
-        "max_model_len": server.max_model_len,
+        "max_model_len": server.engine_client.max_seq_len,
     }
 
 

@@ -2,5 +2,5 @@
 
 Must not know any single protocol's schema.
 
-Reading order: prompts, request_fields, tool_calls, output_parser, logprobs, usage, streaming.
+Reading order: prompts, request_fields, tool_calls, output_parser, logprobs, streaming.
 """

@@ -14,7 +14,6 @@ def content_logprobs(
     """Returns an output's tokens with their log-probabilities.
 
     Args:
-        output: an engine output.
         with_end: whether to include an EOS or stop token at the end, which has no text.
     """
     if output.logprobs is None:
@@ -34,9 +33,6 @@ class TokenTextDecoder:
     Args:
         prompts: prompt renderer, which maps tokens to bytes.
         as_token_ids: whether to return ids instead of text, as vLLM does: `token_id:17`.
-
-    Attributes:
-        as_token_ids: as given.
     """
 
     def __init__(self, prompts: PromptRenderer, as_token_ids: bool = False):
@@ -91,6 +87,9 @@ class CompletionLogprobs:
         prompts: prompt renderer, which maps tokens to text.
         top: number of most likely tokens per position.
         as_token_ids: whether to return ids instead of text.
+
+    Attributes:
+        field: the choice's `logprobs`; `top_logprobs` include the sampled token, as in vLLM.
     """
 
     def __init__(self, prompts: PromptRenderer, top: int, as_token_ids: bool):
@@ -102,14 +101,12 @@ class CompletionLogprobs:
 
     def clear(self) -> None:
         """Removes the accumulated tokens after they have been sent."""
-        self._tokens: list[str] = []
-        self._token_logprobs: list[float | None] = []
-        self._top: list[dict[str, float] | None] = []
-        self._offsets: list[int] = []
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        self.field: dict[str, list[Any]] = {name: [] for name in names}
 
     def __bool__(self) -> bool:
         """Whether there are unsent tokens."""
-        return bool(self._tokens)
+        return bool(self.field["tokens"])
 
     def add_prompt(
         self, token_ids: Sequence[int], logprobs: Sequence[Mapping[int, float] | None]
@@ -129,12 +126,11 @@ class CompletionLogprobs:
             if rank < self._top_count or other == token:
                 top[self._name(other, token, top)] = clamp_logprob(logprob)
         text = self._texts.decode(token)
-        self._tokens.append(text)
-        self._token_logprobs.append(
-            None if logprobs_by_id is None else clamp_logprob(logprobs_by_id[token])
-        )
-        self._top.append(None if logprobs_by_id is None else top)
-        self._offsets.append(self._offset)
+        sampled = None if logprobs_by_id is None else clamp_logprob(logprobs_by_id[token])
+        self.field["tokens"].append(text)
+        self.field["token_logprobs"].append(sampled)
+        self.field["top_logprobs"].append(None if logprobs_by_id is None else top)
+        self.field["text_offset"].append(self._offset)
         self._offset += len(text)
 
     def _name(self, other: int, token: int, taken: Mapping[str, float]) -> str:
@@ -150,15 +146,6 @@ class CompletionLogprobs:
             return text
         escaped = "".join(f"\\x{byte:02x}" for byte in self._prompts.token_bytes(other))
         return f"bytes:{escaped}"
-
-    def field(self) -> dict[str, Any]:
-        """The choice's `logprobs`; `top_logprobs` include the sampled token, as in vLLM."""
-        return {
-            "tokens": self._tokens,
-            "token_logprobs": self._token_logprobs,
-            "top_logprobs": self._top,
-            "text_offset": self._offsets,
-        }
 
 
 def prompt_logprobs_field(

@@ -60,7 +60,6 @@ class PromptRenderer:
         tool_call_parser: name of the tool-call format, see `find_format`.
 
     Attributes:
-        tokenizer: as given.
         max_tokens: the model's context length; set once the engine has loaded.
     """
 
@@ -75,11 +74,6 @@ class PromptRenderer:
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """Calls a function in a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *args)
-
-    @property
-    def thinking_enabled(self) -> bool:
-        """Whether the model has a thinking mode."""
-        return bool(getattr(self.tokenizer, "has_thinking", False))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes text.
@@ -170,7 +164,8 @@ class PromptRenderer:
             return ChatPrompt(self.encode(text, add_special_tokens), False, False)
         token_ids = self.encode(text, add_special_tokens)
         reasoning_open = text.rstrip().endswith(THINK_TAG)
-        return ChatPrompt(token_ids, reasoning_open, self.thinking_enabled, template_input)
+        has_thinking = bool(getattr(self.tokenizer, "has_thinking", False))
+        return ChatPrompt(token_ids, reasoning_open, has_thinking, template_input)
 
     def output_parser(
         self,
@@ -182,9 +177,7 @@ class PromptRenderer:
         """Returns an output parser for a prompt's completion.
 
         Args:
-            prompt: the prompt.
             tools: the tools that the model may call.
-            constraint: the completion's constraint.
             is_stream: whether to emit tool calls incrementally.
         """
         has_structured_content = isinstance(constraint, StructuredOutputs) or (

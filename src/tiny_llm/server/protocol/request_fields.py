@@ -19,7 +19,7 @@ from ...errors import UserError
 from ...models.checkpoint.safe_io import ModelError
 from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG, read_optional_json
 from ..http.errors import bad_request
-from ..http.unsupported import drop_nulls
+from ..http.unsupported import FIELD_REASONS
 
 MAX_ITEMS = 10_000  # maximum number of messages, input items, content parts or tool calls
 MAX_SHORT_ITEMS = 512  # maximum number of tools or stop strings
@@ -46,6 +46,20 @@ JsonObject = BoundedDict[Any]
 GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
+
+
+PromptIds = Annotated[TokenIds, Field(min_length=1)]
+
+
+def drop_nulls(body: Any) -> Any:
+    """Removes unsupported fields that are null: some clients send null for unset fields."""
+    if not isinstance(body, dict):
+        return body
+    return {
+        name: value
+        for name, value in body.items()
+        if value is not None or name not in FIELD_REASONS
+    }
 
 
 class StrictModel(BaseModel):
@@ -173,6 +187,19 @@ class CommonFields(StrictModel):
         }
 
 
+class StreamOptions(StrictModel):
+    """Options for streaming responses."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether each chunk contains usage; requires `include_usage`, as in vLLM."""
+        return bool(self.include_usage and self.continuous_usage_stats)
+
+
 class SamplingFields(CommonFields):
     """Fields shared by chat completions and completions."""
 
@@ -187,7 +214,12 @@ class SamplingFields(CommonFields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
+    stream_options: StreamOptions | None = None
     skip_special_tokens: bool | None = None  # no-op: end tokens are never part of the text
+
+    def response_constraint(self) -> StructuredOutputs | None:
+        """The constraint from `response_format`, or None."""
+        return None if self.response_format is None else self.response_format.constraint()
 
     def sampling_params(
         self,
@@ -218,11 +250,11 @@ class SamplingFields(CommonFields):
             include_stop_str_in_output=self.include_stop_str_in_output,
         )
 
-    def check_stream(self, is_stream: bool, has_options: bool) -> None:
-        """Validates the fields that depend on `stream`."""
-        if has_options and not is_stream:
+    def check_supported(self) -> None:
+        """Rejects conflicting fields."""
+        if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
-        if is_stream and self.prompt_logprobs is not None:
+        if self.stream and self.prompt_logprobs is not None:
             raise bad_request(
                 "prompt_logprobs cannot be combined with stream: true; remove one of them.",
                 "prompt_logprobs",
@@ -262,6 +294,15 @@ def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: An
         return kind(*args, **fields)
     except UserError as error:
         raise bad_request(str(error), param) from error
+
+
+def required_tool_calls(
+    tools: list[dict[str, Any]], name: str | None, parallel: bool | None
+) -> OutputConstraint:
+    """Constraint for a required call of the tool `name`, or of any tools if it is None."""
+    allows_several = name is None and parallel is not False
+    fields: dict[str, Any] = {"choice": "required", "name": name, "parallel": allows_several}
+    return make_constraint(ToolCalls, "tool_choice", tools, **fields)
 
 
 def auto_tool_calls(

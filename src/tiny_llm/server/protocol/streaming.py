@@ -7,7 +7,6 @@ exit, the request is always closed, which releases its engine resources.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -15,11 +14,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...engine.scheduling.outputs import StreamOutput
-from ..engine_client.client import RequestHandle
+from ..engine_client.request_handle import RequestHandle
 from ..http.errors import (
     ANTHROPIC_PATHS,
     INTERNAL_ERROR,
     ApiError,
+    JsonResponse,
     current_record,
     request_id_headers,
     to_json,
@@ -29,28 +29,20 @@ log = logging.getLogger("tiny_llm.server")
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 HEADER_DELAY = 0.1  # maximum seconds that headers wait for the first token, to share one write
-# Stream of encoded events, for the engine view.
-Events = AsyncIterator[bytes]
 RESPONSES_PATH = "/v1/responses"
-NO_BUFFERING_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 TEXT_PLACEHOLDER = "\0"  # placeholder text in an `EventTemplate`
 
 
 class CancelOnDisconnect:
-    """Context manager that cancels its block when the client disconnects or reads too slowly.
+    """Context manager that cancels its block when the client disconnects.
 
     The cancellation does not propagate out of the block.
 
     Args:
-        receive: ASGI's `receive`.
         handle: the request; closed on exit.
-
-    Attributes:
-        is_slow: whether the block was cancelled because of a slow client.
     """
 
     def __init__(self, receive: Receive, handle: RequestHandle):
-        self.is_slow = False
         self._receive = receive
         self._handle = handle
         self._is_done = False  # whether the block has exited or been cancelled
@@ -63,7 +55,6 @@ class CancelOnDisconnect:
         self._task = task
         self._disconnect_task = asyncio.create_task(wait_for_disconnect(self._receive))
         self._disconnect_task.add_done_callback(lambda _: self._cancel_task())
-        self._handle.on_slow_reader = self._on_slow_reader
         return self
 
     def __exit__(
@@ -73,16 +64,11 @@ class CancelOnDisconnect:
         # [task 5.1.4 leave]
         self._is_done = True
         self._disconnect_task.cancel()
-        self._handle.on_slow_reader = None
         self._handle.close()
         # A concurrent cancellation by another task must still propagate.
         is_ours = self._was_cancelled and kind is asyncio.CancelledError
         return is_ours and self._task.uncancel() == 0
         # [/task 5.1.4 leave]
-
-    def _on_slow_reader(self) -> None:
-        self.is_slow = self.is_slow or not self._is_done
-        self._cancel_task()
 
     def _cancel_task(self) -> None:
         """Cancels the block, at most once and only while it runs."""
@@ -102,7 +88,13 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 class OutputSerializer(Protocol):
-    """Serializes a request's outputs in a protocol's format. Methods return encoded events."""
+    """Serializes a request's outputs in a protocol's format, as events or as a full response."""
+
+    def add(self, output: StreamOutput) -> Any:
+        """Adds an output to the full response."""
+
+    def full_response(self) -> dict[str, Any]:
+        """Returns the full response, after all outputs have been added."""
 
     def start_events(self) -> bytes:
         """Events before the first output."""
@@ -135,7 +127,6 @@ def error_event(path: str, error: ApiError, num_events: int = 0) -> bytes:
 
     Args:
         path: the request's path, which selects the protocol.
-        error: the error.
         num_events: number of events sent so far: the error event's sequence number in the Responses
             API.
     """
@@ -149,8 +140,12 @@ def error_event(path: str, error: ApiError, num_events: int = 0) -> bytes:
 
 def stream_headers() -> dict[str, str]:
     """Returns an event stream's response headers."""
-    content_type = {"Content-Type": "text/event-stream; charset=utf-8"}
-    return {**content_type, **NO_BUFFERING_HEADERS, **request_id_headers()}
+    return {
+        "Content-Type": "text/event-stream; charset=utf-8",
+        "Cache-Control": "no-cache",
+        "X-Accel-Buffering": "no",
+        **request_id_headers(),
+    }
 
 
 class EventTemplate:
@@ -206,14 +201,12 @@ class EventSourceResponse(Response):
         self._keep_alive_task: asyncio.Task[None] | None = None  # sends a keep-alive event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends events until the output ends, the client disconnects, or it reads too slowly."""
+        """Sends events until the output ends or the client disconnects."""
         try:
-            with CancelOnDisconnect(receive, self._handle) as connection:
+            with CancelOnDisconnect(receive, self._handle):
                 await self._send_all(send)
         finally:
             self._cancel_keep_alive()
-        if connection.is_slow:
-            log.warning("disconnected a client that read its stream too slowly")
 
     async def _send_all(self, send: Send) -> None:
         """Sends the whole stream; a failure ends it with error events."""
@@ -256,7 +249,6 @@ class EventSourceResponse(Response):
         """Sends a chunk of the body, preceded by headers and start events if it is the first.
 
         Args:
-            send: ASGI's `send`.
             data: encoded events.
             is_last: whether this chunk ends the body.
         """
@@ -302,9 +294,12 @@ class EventSourceResponse(Response):
 
 
 async def full_response(
-    receive: Receive, handle: RequestHandle, response: Awaitable[Response]
+    receive: Receive, handle: RequestHandle, serializer: OutputSerializer
 ) -> Response:
-    """Awaits a full response; cancels it if the client disconnects."""
+    """Waits for all outputs and returns the response; aborts if the client disconnects."""
     with CancelOnDisconnect(receive, handle):
-        return await response
+        async for outputs in handle.stream_outputs():
+            for output in outputs:
+                serializer.add(output)
+        return JsonResponse(serializer.full_response())
     return Response(status_code=499)  # the client has disconnected
