@@ -1,6 +1,6 @@
 """Measures 4-bit matmuls with this process's `tiny_llm`: see __main__.py.
 
-    python -m tools.speed.matmuls planted --read 40e9 --peak 500e9 --name down --rounds 5
+    python -m tools.speed.matmuls slowed --read 40e9 --peak 500e9 --name down --rounds 5
     python -m tools.speed.matmuls kernels --read 40e9 --peak 500e9 --day 4.3 --rounds 5
 
 Clock, comparison and roofline are functions of day 4.1: the learner's if this process imports the
@@ -46,7 +46,7 @@ DAY_KERNELS = {
 AHEAD = (256, 1024, 4096, 16384)  # prefetch distances in bytes, all of which day 4.3 measures
 # Matmuls of a decoding step of Qwen3-0.6B: outputs, inputs, and number of weight matrices that a
 # measurement multiplies in turn, so that weights are read from memory, not from a CPU cache.
-PRODUCTS = {
+MATMULS = {
     "qkv": (4096, 1024, 8),
     "o": (1024, 2048, 16),
     "gate_up": (6144, 1024, 6),
@@ -55,7 +55,7 @@ PRODUCTS = {
 }
 KERNELS_ON = ("gate_up", 14)  # matmul for comparing kernels, number of weight matrices
 MANY_ROWS = {"4.4": (64, 2)}  # days with several rows of activations: (rows, weight matrices)
-PLANTED_REPETITIONS = 4  # number of times that day 4.1's slow matmul is computed
+SLOWED_REPETITIONS = 4  # number of times that day 4.1's slow matmul is computed
 PROGRESS_PREFIX = "… "  # distinguishes progress lines from the results
 
 
@@ -92,7 +92,7 @@ class Matmuls:
 
     def with_repeated_work(self) -> list[mx.array]:
         """Lazy results of all matmuls, each computed several times: day 4.1's slow matmul."""
-        return [result for _ in range(PLANTED_REPETITIONS) for result in self()]
+        return [result for _ in range(SLOWED_REPETITIONS) for result in self()]
 
     def with_kernel(self, kernel: str | None, ahead: int | None = None) -> Callable[[], None]:
         """Returns a function that runs all matmuls with a kernel and its weight layout.
@@ -193,9 +193,9 @@ def row(times: Timings, cost: KernelCost, limits: HardwareLimits) -> dict[str, f
     }
 
 
-def measure_planted(name: str, limits: HardwareLimits, rounds: int) -> dict[str, Any]:
+def measure_slowed(name: str, limits: HardwareLimits, rounds: int) -> dict[str, Any]:
     """Measures all matmuls of a step; the one called `name` repeats its work."""
-    matmuls = {label: Matmuls(*shape) for label, shape in PRODUCTS.items()}
+    matmuls = {label: Matmuls(*shape) for label, shape in MATMULS.items()}
     runs: dict[str, Callable[[], Any]] = dict(matmuls)
     runs[name] = matmuls[name].with_repeated_work
     times = run_interleaved(runs, rounds)
@@ -218,7 +218,7 @@ def measure_kernels(
     """
     name_of_matmul, num_matrices = KERNELS_ON
     M, num_matrices = MANY_ROWS.get(day or "", (1, num_matrices))
-    matmuls = Matmuls(*PRODUCTS[name_of_matmul][:2], num_matrices, M)
+    matmuls = Matmuls(*MATMULS[name_of_matmul][:2], num_matrices, M)
     runs: dict[str, Callable[[], Any]] = {}
     unwritten = {}
     for name in names:
@@ -270,7 +270,7 @@ def run_measurement(measure: Callable[[argparse.Namespace, HardwareLimits], dict
         Exit status: 0, or 2 if something of day 4.1 must be implemented first.
     """
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    parser.add_argument("what", choices=("planted", "kernels", "best"))
+    parser.add_argument("what", choices=("slowed", "kernels", "best"))
     parser.add_argument("--read", type=float, required=True)
     parser.add_argument("--peak", type=float, required=True)
     parser.add_argument("--rounds", type=int, required=True)
@@ -290,8 +290,8 @@ def run_measurement(measure: Callable[[argparse.Namespace, HardwareLimits], dict
 
 def measure_matmuls(args: argparse.Namespace, limits: HardwareLimits) -> dict[str, Any]:
     """Runs the measurement selected on the command line."""
-    if args.what == "planted":
-        return measure_planted(args.name, limits, args.rounds)
+    if args.what == "slowed":
+        return measure_slowed(args.name, limits, args.rounds)
     names = DAY_KERNELS[args.day] if args.what == "kernels" else (None,)
     return measure_kernels(names, limits, args.rounds, args.day)
 

@@ -311,7 +311,7 @@ class EngineCore:
         if num_unused > target.num_allocated_pages // MIN_RELEASED_SHARE:
             kept = pages.compact(self.scheduler.running)
             if kept is not None:
-                self.runner.keep(*kept)
+                self.runner.compact(*kept)
         memory.release_free_memory()
         if num_evicted or self.runner.nbytes < before:
             log.warning(

@@ -169,11 +169,11 @@ class TensorParallelModel(PagedModel):
         self.group.broadcast({"op": "reserve", "key": self._key})
         super().reserve()
 
-    def keep(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+    def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
         """See `PagedModel`; on all ranks."""
-        message = {"op": "keep", "key": self._key, "pages": list(pages), "slots": list(slots)}
+        message = {"op": "compact", "key": self._key, "pages": list(pages), "slots": list(slots)}
         self.group.broadcast(message)
-        super().keep(pages, slots)
+        super().compact(pages, slots)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
         """See `PagedModel`."""

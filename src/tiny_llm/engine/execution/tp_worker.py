@@ -99,9 +99,9 @@ class TPWorker:
         """Allocates memory for all pages and state slots of a model."""
         self._models[key].reserve()
 
-    def keep(self, key: int, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Renumbers a model's pages and state slots; see `PagedStorage.keep`."""
-        self._models[key].keep(pages, slots)
+    def compact(self, key: int, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Renumbers a model's pages and state slots; see `PagedStorage.compact`."""
+        self._models[key].compact(pages, slots)
         memory.release_free_memory()
 
     def step(self, key: int, spans: Sequence[Any], rows: Sequence[int]) -> None:

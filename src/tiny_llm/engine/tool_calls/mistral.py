@@ -11,7 +11,7 @@ import secrets
 import string
 from dataclasses import replace
 
-from .format import CallGrammar, CallRules, Functions, ToolCallFormat, tagged_grammar
+from .format import CallGrammar, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
 from .json_calls import argument_schemas, json_call_rule, parse_arguments, parse_json_call
 from .lark import literal, tag
 from .text_source import CallStart, Events, MalformedCallError, TextSource
@@ -60,7 +60,7 @@ class MistralFormat(ToolCallFormat):
         yield CallStart(name.strip())
         yield from parse_arguments(source)
 
-    def grammar(self, rules: CallRules) -> CallGrammar:
+    def grammar(self, rules: ToolCallRules) -> CallGrammar:
         """See `ToolCallFormat`."""
         schemas = argument_schemas(rules.functions)
         if self._has_list:

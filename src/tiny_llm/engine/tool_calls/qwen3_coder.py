@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .format import CallGrammar, CallRules, Function, Functions, ToolCallFormat, tagged_grammar
+from .format import CallGrammar, Function, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
 from .lark import literal, tag
 from .text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
 from .tool_schema import (
@@ -34,8 +34,8 @@ from .xml_values import (
     FUNCTION_END,
     PARAMETER,
     TEXT_KEYWORDS,
+    stream_value,
     text_rule,
-    value_pieces,
 )
 
 START, FUNCTION = "<tool_call>", "<function="
@@ -65,7 +65,7 @@ class Qwen3CoderFormat(ToolCallFormat):
         yield from source.skip_space()
         yield from source.accept_end(CALL_END)
 
-    def grammar(self, rules: CallRules) -> CallGrammar:
+    def grammar(self, rules: ToolCallRules) -> CallGrammar:
         """See `ToolCallFormat`. Parameters are in schema order."""
         lark = tagged_grammar(rules, START, "rest", "\n")
         lark += f'rest: "\\n" call {tag(CALL_END, rules.special_tokens)}\n'
@@ -104,7 +104,7 @@ def _parse_value(source: TextSource, types: frozenset[str], next_keys: Any) -> E
     is_text, text = types == STRING, ""
     if is_text:
         yield ArgumentsDelta('"')
-    for piece in value_pieces(source, next_keys):
+    for piece in stream_value(source, next_keys):
         if piece is None:
             yield None
         elif is_text:

@@ -29,7 +29,7 @@ TEXT_KEYWORDS = frozenset({"const", "enum", "pattern", "minLength", "maxLength"}
 UNSUPPORTED_REGEX = re.compile(r"\(\?[=!<]|\\[1-9bB]|(?<![\[\\])\^|(?<!\\)\$")
 
 
-def value_pieces(
+def stream_value(
     source: TextSource, next_keys: Collection[str]
 ) -> Generator[str | None, None, None]:
     """Reads a value and its end tag; yields its text as it arrives, and None to wait for more.
