@@ -43,7 +43,7 @@ def measured(monkeypatch):
             return {"rows": {"best": {**ROW, "minimum": 0.0005, "share": 1.0}}}
         vectors = {**ROW, "minimum": 0.001, "share": 0.5}
         rows = {"loops": ROW, "vectors": vectors}
-        return {"rows": rows, "unwritten": {"factored": "is yours"}, "nearest": 1024}
+        return {"rows": rows, "unwritten": {"factored": "is yours"}, "prefetch_distance": 1024}
 
     monkeypatch.setattr(speed, "run_matmuls", run_matmuls)
     monkeypatch.setattr(speed, "measure_best", lambda rounds: MACHINE)
@@ -121,7 +121,7 @@ def test_unwritten_clock_is_reported(tree, monkeypatch, capsys):
 def small(monkeypatch):
     """Replaces the measured matmuls with tiny ones; returns hardware limits."""
     monkeypatch.setattr(matmuls, "MATMULS", {"o": (64, 128, 2), "down": (32, 256, 1)})
-    monkeypatch.setattr(matmuls, "KERNELS_ON", ("o", 2))
+    monkeypatch.setattr(matmuls, "COMPARED_MATMUL", ("o", 2))
     with use_device("cpu"):
         yield HardwareLimits(1e9, 1e9)
 
@@ -157,14 +157,14 @@ def test_every_kernel_of_a_day_is_measured(small, day):
     assert not found["unwritten"]
     labels = {name.split()[0] for name in found["rows"]}
     assert labels == set(matmuls.DAY_KERNELS[day])
-    if day in matmuls.MANY_ROWS:
+    if day in matmuls.ROWS_BY_DAY:
         assert found["rows"]["prefetched"]["gigaflop"] == 64 * 2 * 2 * 64 * 128 / 1e9
     else:
-        assert found["nearest"] in matmuls.AHEAD
-        assert f"prefetched {matmuls.AHEAD[0]}" in found["rows"], (
+        assert found["prefetch_distance"] in matmuls.PREFETCH_DISTANCES
+        assert f"prefetched {matmuls.PREFETCH_DISTANCES[0]}" in found["rows"], (
             "expected one row per prefetch distance"
         )
-    assert matmuls.AHEAD_VARIABLE not in matmuls.os.environ
+    assert matmuls.PREFETCH_VARIABLE not in matmuls.os.environ
 
 
 def test_attention_is_measured_by_name(monkeypatch):
@@ -186,7 +186,12 @@ def test_attention_is_measured_by_name(monkeypatch):
 
 
 def test_single_head_table(tree, measured, monkeypatch, capsys):
-    both = {"rows": {"best": ROW}, "one_head": {"best": ROW}, "unwritten": {}, "nearest": None}
+    both = {
+        "rows": {"best": ROW},
+        "one_head": {"best": ROW},
+        "unwritten": {},
+        "prefetch_distance": None,
+    }
     monkeypatch.setattr(speed, "run_matmuls", lambda *args: both)
     assert speed.main(["--day", "4.6"]) == 0
     output = capsys.readouterr().out

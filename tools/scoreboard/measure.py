@@ -41,10 +41,10 @@ ATTENTION_KERNELS = {"4.6.3": "split", "4.6.2": "online", "4.6.1": "scores"}
 # Days whose code measuring goodput requires: the scheduler and the load generator.
 GOODPUT_DAYS = (day_of(3, 3), day_of(3, 4), day_of(5, 3))
 # Flags of `bench`. Goodput is the best over these request rates.
-LOAD = "--loader engine --batch-size 16 --num-seqs 32 --request-rate 8 16 32 64"
-OBJECTIVE = "ttft:200 tpot:50"
+BENCH_FLAGS = "--loader engine --batch-size 16 --num-seqs 32 --request-rate 8 16 32 64"
+SLO = "ttft:200 tpot:50"
 SECONDS = 90  # timeout per measurement
-IN_CACHE = 64e6  # bytes; smaller models may fit in a CPU cache
+MAX_CACHED_BYTES = 64e6  # bytes; smaller models may fit in a CPU cache
 
 
 def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
@@ -279,7 +279,7 @@ def measure_goodput(row: Row, folder: Path, tree: Path | None) -> None:
         tree: learner's source tree whose engine and load generator run; None for the solution's.
     """
     solution = "ref" if tree is None else "mine"
-    flags = f"--solution {solution} {LOAD} --goodput {OBJECTIVE}"
+    flags = f"--solution {solution} {BENCH_FLAGS} --goodput {SLO}"
     command = [sys.executable, "-m", "tiny_llm", "bench", "--model", str(folder), *flags.split()]
     try:
         completed = subprocess.run(
@@ -303,7 +303,7 @@ def roofline_row(machine: Machine, costs: ModelCosts) -> Row:
     """Row with the machine's limit for each metric: see `Metric.bound`."""
     speeds = {metric.name: metric.bound(costs, machine) for metric in METRICS}
     row = Row("this machine's limit", speeds)
-    if costs.weight_bytes() < IN_CACHE:
+    if costs.weight_bytes() < MAX_CACHED_BYTES:
         row.notes.append(
             f"the model's {costs.weight_bytes() / 1e6:.0f} MB may stay in the processor's cache, "
             "which is faster than memory, the limit of decoding in this table"

@@ -119,10 +119,9 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
         console.print(kernels_table(yours["one_head"], ours["one_head"]["best"]))
     for name, why in yours["unwritten"].items():
         console.print(f"{name}: {why}", style="dim", markup=False)
-    if yours["nearest"] is not None:
-        console.print(
-            f"best_prefetch_distance() of your roofline.py returns {yours['nearest']} bytes"
-        )
+    if yours["prefetch_distance"] is not None:
+        distance = yours["prefetch_distance"]
+        console.print(f"best_prefetch_distance() of your roofline.py returns {distance} bytes")
     for remark in yours.get("remarks", ()):
         console.print(remark)
     if not rows:

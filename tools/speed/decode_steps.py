@@ -129,7 +129,7 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
     remarks = [] if best else remarks_of(times, nodes, rounds, unwritten)
     if matmul is not None:
         remarks.append(f"matmuls by your kernel {matmul}")
-    return {"rows": rows, "unwritten": unwritten, "nearest": None, "remarks": remarks}
+    return {"rows": rows, "unwritten": unwritten, "prefetch_distance": None, "remarks": remarks}
 
 
 def remarks_of(

@@ -121,11 +121,11 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
     runs, unwritten = runnable(wanted)
     times = run_interleaved(runs, rounds)
     rows = {name: row(times[name], ops.cost, limits) for name in runs}
-    remarks = [claims_remark(rounds)] if {"vectors", "dynamic"} <= set(runs) else []
-    return {"rows": rows, "unwritten": unwritten, "nearest": None, "remarks": remarks}
+    remarks = [schedule_remark(rounds)] if {"vectors", "dynamic"} <= set(runs) else []
+    return {"rows": rows, "unwritten": unwritten, "prefetch_distance": None, "remarks": remarks}
 
 
-def claims_remark(rounds: int) -> str:
+def schedule_remark(rounds: int) -> str:
     """Compares static and dynamic schedules on a short prompt, where a late thread costs most."""
     ops = FusedOps(FEW_TOKENS)
     times = run_interleaved(

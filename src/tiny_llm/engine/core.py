@@ -21,7 +21,7 @@ from ..errors import (
     validate_number,
 )
 from ..models import memory
-from ..models.tokenizer.tokenizer import detokenizer_keeping_space
+from ..models.tokenizer.tokenizer import detokenizer_with_leading_space
 from .execution.disk_cache import DiskCache
 from .execution.sampler import TokenCounts, completion_seed
 from .inputs.prompts import ChatOptions, Prompt, encode_prompt, is_token_ids
@@ -155,7 +155,7 @@ class EngineCore:
                 request,
                 request_output,
                 output,
-                detokenizer_keeping_space(self.tokenizer),
+                detokenizer_with_leading_space(self.tokenizer),
                 self.tokenizer.eos_token_ids,
                 sink,
                 deadline,

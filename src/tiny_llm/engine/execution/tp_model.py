@@ -162,7 +162,7 @@ class TensorParallelModel(PagedModel):
     def __del__(self) -> None:
         """Frees the pages on the other ranks."""
         with suppress(UserError, AttributeError):  # the group was not created, or has ended
-            self.group.broadcast({"op": "drop", "key": self._key})
+            self.group.broadcast({"op": "unload", "key": self._key})
 
     def reserve(self) -> None:
         """See `PagedModel`; on all ranks."""

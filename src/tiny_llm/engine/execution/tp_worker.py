@@ -150,7 +150,7 @@ class TPWorker:
         """Frees this rank's scratch memory; the next step reallocates it."""
         memory.release_free_memory()
 
-    def drop(self, key: int) -> None:
+    def unload(self, key: int) -> None:
         """Frees a model and its pages."""
         self._models.pop(key, None)
 

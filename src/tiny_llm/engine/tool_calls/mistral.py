@@ -48,11 +48,11 @@ class MistralFormat(ToolCallFormat):
         if source.buffer.startswith("["):
             yield from _parse_list(source)
             return
-        name = yield from source.until((ID, ARGUMENTS, "{"), "\n")
+        name = yield from source.read_until((ID, ARGUMENTS, "{"), "\n")
         if not name.strip():
             raise MalformedCallError
         if (yield from source.accept(ID)):
-            yield from source.until((ARGUMENTS, "{"), "\n")
+            yield from source.read_until((ARGUMENTS, "{"), "\n")
         yield from source.accept(ARGUMENTS)
         yield from source.skip_space()
         if not source.buffer.startswith("{"):

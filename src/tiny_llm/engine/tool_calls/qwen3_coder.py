@@ -30,9 +30,9 @@ from .tool_schema import (
 )
 from .xml_values import (
     CALL_END,
-    END_LINE,
     FUNCTION_END,
     PARAMETER,
+    PARAMETER_END_LINE,
     TEXT_KEYWORDS,
     stream_value,
     text_rule,
@@ -55,7 +55,7 @@ class Qwen3CoderFormat(ToolCallFormat):
         yield from source.skip_space()
         if not (yield from source.accept(FUNCTION)):
             raise MalformedCallError
-        name = yield from source.until((">",), "\n<")
+        name = yield from source.read_until((">",), "\n<")
         source.take(1)
         if not name or (name not in functions and not has_start):
             raise MalformedCallError
@@ -91,7 +91,7 @@ def _parse_parameters(source: TextSource, function: Function) -> Events:
             yield ArgumentsDelta("{}" if separator == "{" else "}")
             return
         source.take(len(PARAMETER))
-        key = yield from source.until((">",), "\n<")
+        key = yield from source.read_until((">",), "\n<")
         source.take(1)
         schema = schemas.pop(key, {})
         yield ArgumentsDelta(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
@@ -128,7 +128,7 @@ def _call_rules(call: str, function: Function, schemas: dict[str, Any]) -> str:
         start, types = literal(f"{PARAMETER}{key}>\n"), value_types(schema, root)
         if types and "string" not in types:
             schemas[rule] = _with_definitions(schema, root)
-            lark += f"{rule}: {start} @{rule} {END_LINE}\n"
+            lark += f"{rule}: {start} @{rule} {PARAMETER_END_LINE}\n"
         elif TEXT_KEYWORDS.isdisjoint(text := _text_schema(schema, root)):
             lark += f"{rule}: {start} text\n"
         else:
