@@ -33,7 +33,7 @@ TIMEOUT_SECONDS = 300
 RANK_FLAG = "--as-rank"
 
 
-def fit(seconds: Mapping[int, float], ranks: int) -> Link:
+def fit_link(seconds: Mapping[int, float], ranks: int) -> Link:
     """Fits latency and bandwidth to measured times, minimizing the squared relative errors.
 
     Relative errors give the small arrays of decoding the same weight as the large ones of prefill.
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
     else:
         seconds = measure_ring(args.ranks, args.hidden, args.rounds)
-    link = fit({n_bytes: minimum for n_bytes, (minimum, _) in seconds.items()}, args.ranks)
+    link = fit_link({n_bytes: minimum for n_bytes, (minimum, _) in seconds.items()}, args.ranks)
     print(f"{args.ranks} ranks, hidden size {args.hidden}, bfloat16, {args.rounds} rounds")
     print("rows     bytes    min µs  median µs  fitted µs")
     for rows, (n_bytes, (minimum, median)) in zip(ROWS, seconds.items(), strict=True):

@@ -59,7 +59,7 @@ SMALL_HYBRID = {
 }
 # Largest gap to the highest logit that counts as a tie, relative to that logit: at most two
 # bfloat16 ulps.
-TIE = 2.0**-7
+TIE_TOLERANCE = 2.0**-7
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Text:
 
     def agreement(self, predicted: list[int]) -> Agreement:
         """Compares the token predicted after each of `ids` with tiny-llm's most likely token."""
-        tie = TIE * np.abs(self.logits.max(-1))
+        tie = TIE_TOLERANCE * np.abs(self.logits.max(-1))
         return agreement(self.logits, predicted, tie, slice(self.prompt_tokens - 1, -1))
 
 

@@ -35,7 +35,7 @@ from .systems.client import WorkerError, WorkerProcess, export_once
 WORKERS = {"openvino": "openvino_worker", "onnxruntime": "onnxruntime_worker"}
 GROUP_SIZE = 128
 # Tie threshold in standard deviations of the logits, by whether activations are float32 (--exact).
-TIES = {True: 2.0**-10, False: 2.0**-3}
+TIE_TOLERANCES = {True: 2.0**-10, False: 2.0**-3}
 PROMPT_LENGTHS = (1, 7, 33, 100)
 NEW_TOKENS = 48
 VOCAB_SIZE = 8192
@@ -80,7 +80,7 @@ class Reference:
             prompt: the system's input tokens.
             reply: the system's output as `tokens`, and the tokens that it cannot generate as
                 `excluded`.
-            tie: see `TIES`.
+            tie: see `TIE_TOLERANCES`.
         """
         tokens = reply["tokens"]
         assert len(tokens) == NEW_TOKENS, "the output has the wrong length"
@@ -121,7 +121,7 @@ def check(system: str, python: str, exact: bool, work: Path, checkpoint: Path) -
             reply = worker.ask({"kind": "generate", "ids": prompt, "tokens": NEW_TOKENS})
             if "failed" in reply:
                 raise WorkerError(f"{system} failed: {reply['failed']}")
-            total += reference.agreement(prompt, reply, TIES[exact])
+            total += reference.agreement(prompt, reply, TIE_TOLERANCES[exact])
     finally:
         worker.close()
     return total
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
         checkpoint = Path(work) / "checkpoint"
         write_exact_checkpoint(checkpoint)
         for system, python in pythons.items():
-            for exact in TIES if python else ():
+            for exact in TIE_TOLERANCES if python else ():
                 name = f"{system}, {'float32' if exact else '8-bit'} activations"
                 result[name] = check(system, python, exact, Path(work), checkpoint)
                 print(f"{name}: {result[name]}")

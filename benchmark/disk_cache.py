@@ -34,13 +34,13 @@ def main() -> int:
     parser.add_argument("--model", help="folder with a config.json (default: Qwen3-0.6B)")
     parser.add_argument("--tokens", type=int, default=8192, help="prompt length")
     parser.add_argument(
-        "--turns", type=int, default=5, help="prompts per engine in the alternating phase"
+        "--rounds", type=int, default=5, help="prompts per engine in the alternating phase"
     )
     parser.add_argument("--directory", type=Path, help="parent folder of the temporary cache")
     parser.add_argument("--phase", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.phase == "alternate":
-        print(json.dumps(alternate(args.model, args.directory, args.turns)))
+        print(json.dumps(alternate(args.model, args.directory, args.rounds)))
         return 0
     if args.phase is not None:
         print(json.dumps(run_phase(args.model, args.directory, args.tokens)))
@@ -58,7 +58,7 @@ def main() -> int:
         print(f"memory  {before['seconds'][1]:7.3f} s")
         print(f"disk    {after['seconds'][0]:7.3f} s, {after['hits']} tokens hit")
         print(f"stored  {before['bytes'] / 1e6:,.0f} MB; engine startup {after['startup']:.2f} s")
-        result = run_process([*command, "--turns", str(args.turns), "--phase", "alternate"])
+        result = run_process([*command, "--rounds", str(args.rounds), "--phase", "alternate"])
         memory_only, with_disk = (Times.of(seconds) for seconds in result["seconds"])
         print(
             f"512 tokens without / with disk writes: median {memory_only.median:.3f} / "
@@ -121,15 +121,15 @@ def run_phase(model: str, directory: Path, num_tokens: int) -> dict[str, Any]:
     }
 
 
-def alternate(model: str, directory: Path, turns: int) -> dict[str, Any]:
+def alternate(model: str, directory: Path, rounds: int) -> dict[str, Any]:
     """Times 512-token prompts in seconds, alternately without and with disk writes."""
     engines = [build(model, None, 1024), build(model, directory, 1024)]
     seconds: list[list[float]] = [[], []]
-    for turn in range(-1, turns):
+    for round_number in range(-1, rounds):
         for number, llm in enumerate(engines):
-            prompt = [(turn + 2) * 31 + i % 800 for i in range(512)]
+            prompt = [(round_number + 2) * 31 + i % 800 for i in range(512)]
             ttft, _ = first_token(llm, prompt)
-            if turn >= 0:  # turn −1 is the warm-up
+            if round_number >= 0:  # round −1 is the warm-up
                 seconds[number].append(ttft)
     return {"seconds": seconds}
 

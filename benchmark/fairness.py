@@ -32,7 +32,7 @@ from .server_processes import our_server
 
 POLICIES = ("fcfs", "fair")
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 100, 4000
-TOKENS_BEFORE = 16  # output tokens of the stream before the long prompt is sent
+TOKENS_BEFORE_PROMPT = 16  # output tokens of the stream before the long prompt is sent
 
 
 class Load:
@@ -92,7 +92,7 @@ class Load:
     def _record(self, now: float, count: int) -> None:
         """Records the arrival time of `count` tokens of the stream."""
         self._arrivals += [now] * count
-        if len(self._arrivals) >= TOKENS_BEFORE:
+        if len(self._arrivals) >= TOKENS_BEFORE_PROMPT:
             self._is_decoding.set()
 
     async def _complete(

@@ -77,7 +77,7 @@ class Totals:
     barriers: int
     matrix_multiply_adds: int
     multiply_adds: int
-    integers: int
+    integer_operations: int
     integer_divisions: int
     conversions: int
     accesses: int
@@ -85,7 +85,7 @@ class Totals:
     @property
     def instructions(self) -> int:
         """Integer operations plus memory accesses: the overhead besides arithmetic."""
-        return self.integers + self.accesses
+        return self.integer_operations + self.accesses
 
 
 def run(steps: Sequence[Step]) -> Totals:
@@ -104,7 +104,7 @@ def run(steps: Sequence[Step]) -> Totals:
         barriers=sum(count.barriers for count in counts),
         matrix_multiply_adds=sum(count.simdgroup_matrix_multiply_adds for count in counts),
         multiply_adds=sum(count.multiply_adds for count in counts),
-        integers=sum(count.all_integers for count in counts),
+        integer_operations=sum(count.all_integer_operations for count in counts),
         integer_divisions=sum(count.integer_divisions for count in counts),
         conversions=sum(count.conversions for count in counts),
         accesses=sum(count.accesses for count in counts),

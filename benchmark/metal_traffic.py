@@ -37,7 +37,7 @@ COLUMNS = {
     "barriers": "barriers",
     "matrix_multiply_adds": "matrix multiply-adds",
     "multiply_adds": "other multiply-adds",
-    "integers": "integer operations",
+    "integer_operations": "integer operations",
     "accesses": "accesses",
 }
 RATIOS = {"device_bytes": "device", "threadgroup_bytes": "threadgroup", "instructions": "instr."}

@@ -129,8 +129,8 @@ class ModelCosts:
 
     def prefill_flops(self, tokens: int) -> float:
         """Operations of a prompt, with logits of the last token only."""
-        products = 2.0 * tokens * self.layers_weights + 2.0 * self.head_weights
-        return products + self.prefill_mixing_flops(tokens)
+        matmuls = 2.0 * tokens * self.layers_weights + 2.0 * self.head_weights
+        return matmuls + self.prefill_mixing_flops(tokens)
 
     def prefill_mixing_flops(self, tokens: int) -> float:
         """Operations of a prompt's attention and delta rule.

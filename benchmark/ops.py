@@ -26,7 +26,7 @@ from .roofline import Limits, Machine, Peaks, measured_limits
 from .timing import measure
 
 CASES = op_cases.CASES | recurrent_cases.CASES
-PRODUCTS = {"quantized_matmul", "multi_quantized_matmul", "grouped_quantized_matmul", "matmul"}
+MATMULS = {"quantized_matmul", "multi_quantized_matmul", "grouped_quantized_matmul", "matmul"}
 REPEATS = 9
 # Calls per measurement where a single call is too short for the clock's resolution.
 BRIEF_CALLS = 32
@@ -76,8 +76,8 @@ def time_cases(cases: list[Case], limits: Limits) -> list[dict[str, Any]]:
 def kernel_peak(name: str, machine: Machine, isa: str) -> float:
     """Peak of the instruction that an operation's kernel executes, 10⁹ operations per second."""
     peaks = machine.kernel_peaks(isa, quantized=name != "matmul")
-    if name in PRODUCTS:
-        return peaks.products
+    if name in MATMULS:
+        return peaks.matmuls
     return peaks.attention if "attention" in name else machine.f32_gflop_per_s
 
 

@@ -54,9 +54,9 @@ WORKERS = {
 GROUP_SIZE, BITS = 128, 4
 Q4_0_BITS = 4.5
 # Systems that take seconds per token are measured in the first round only.
-ONCE = {"mlx-lm"}
+FIRST_ROUND_ONLY = {"mlx-lm"}
 # Systems with exporters, which quantize an unquantized checkpoint themselves.
-EXPORTED = {"openvino", "onnxruntime"}
+EXPORTING_SYSTEMS = {"openvino", "onnxruntime"}
 
 
 class Checkpoints:
@@ -145,7 +145,7 @@ class WorkerPool:
     def _checkpoint(self, system: str) -> Path:
         if system == "transformers":
             return self._checkpoints.bfloat16()
-        if system in EXPORTED:
+        if system in EXPORTING_SYSTEMS:
             return self._checkpoints.exported(system, self._python(system), self._args.exact)
         return self._checkpoints.gguf() if system == "llama.cpp" else self._checkpoints.mlx()
 
@@ -166,7 +166,7 @@ class WorkerPool:
             arguments += ["--activation-bits", str(self._args.activation_bits)]
         elif system == "llama.cpp":
             arguments += ["--threads", str(usable_threads()), "--weight-bits", str(Q4_0_BITS)]
-        elif system in EXPORTED and self._args.exact:
+        elif system in EXPORTING_SYSTEMS and self._args.exact:
             arguments.append("--exact")
         return WorkerProcess(self._python(system), WORKERS[system], arguments)
 
@@ -187,7 +187,7 @@ def run_rounds(args: argparse.Namespace, results: Results, checkpoints: Checkpoi
                 show(results.machines[-1])
             for metric in (METRICS[name] for name in args.metrics):
                 for system in args.systems:
-                    if round_number == 1 or system not in ONCE:
+                    if round_number == 1 or system not in FIRST_ROUND_ONLY:
                         workers.measure(system, metric)
                         latest = results.latest(system, metric)
                         minutes = (time.perf_counter() - started) / 60

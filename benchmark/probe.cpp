@@ -229,7 +229,7 @@ double int16_dot(int) {
 constexpr double (*int16_dot)(int) = nullptr;
 #endif
 
-// 8-bit integer dot products, used only by other systems, which round activations to 8 bits.
+// 8-bit integer dot products, for activations rounded to 8 bits.
 #if defined(__AVX512VNNI__)
 double int8_dot(int) {
     const __m512i a = _mm512_set1_epi8(static_cast<char>(sink));

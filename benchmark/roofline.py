@@ -61,8 +61,8 @@ class Machine:
         amx_gflop_per_s: tiles of 16-bit activations in two byte planes (two `tdpbsud` per product).
         int16_gflop_per_s: 16-bit integer dot products (`vpmaddwd` and an addition, or `vpdpwssd`;
             `smlal`).
-        int8_gflop_per_s: 8-bit integer dot products, vectors or tiles, which only other systems use
-            (`vpdpbusd`, or `vpmaddubsw` and two more; `smmla`, `sdot`; `tdpbsud`).
+        int8_gflop_per_s: 8-bit integer dot products, vectors or tiles, for activations rounded to 8
+            bits (`vpdpbusd`, or `vpmaddubsw` and two more; `smmla`, `sdot`; `tdpbsud`).
     """
 
     cpu: str
@@ -103,14 +103,14 @@ class Machine:
         f32, bf16 = self.f32_gflop_per_s, self.bf16_gflop_per_s
         attention = f32
         if isa in ("avx512", "amx"):
-            products = self.amx_gflop_per_s if isa == "amx" and quantized else bf16
+            matmuls = self.amx_gflop_per_s if isa == "amx" and quantized else bf16
             # Half of the operations (scores) in bfloat16, half (values) in float32.
             attention = 2 / (1 / bf16 + 1 / f32) if bf16 else 0
         elif isa == "native":
-            products = attention = 0
+            matmuls = attention = 0
         else:
-            products = self.int16_gflop_per_s if isa != "portable" and quantized else f32
-        return Peaks(products or self.peak_gflop_per_s, attention or self.peak_gflop_per_s)
+            matmuls = self.int16_gflop_per_s if isa != "portable" and quantized else f32
+        return Peaks(matmuls or self.peak_gflop_per_s, attention or self.peak_gflop_per_s)
 
     def seconds(
         self, n_bytes: float, flops: float, mixing: float = 0, peaks: "Peaks | None" = None
@@ -124,7 +124,7 @@ class Machine:
             peaks: peaks of the instructions in use; default: `peak_gflop_per_s` for all.
         """
         peaks = peaks or self.kernel_peaks("native")
-        arithmetic = flops / peaks.products + mixing / peaks.attention
+        arithmetic = flops / peaks.matmuls + mixing / peaks.attention
         return max(n_bytes / self.read_gb_per_s, arithmetic) / 1e9
 
     def __str__(self) -> str:
@@ -151,11 +151,11 @@ class Peaks:
     """Arithmetic peaks of a system's instructions, 10⁹ operations per second.
 
     Attributes:
-        products: matmuls of activations with weights.
+        matmuls: matmuls of activations with weights.
         attention: attention scores and weighted sums of values.
     """
 
-    products: float
+    matmuls: float
     attention: float
 
 

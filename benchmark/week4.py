@@ -28,20 +28,20 @@ class Day:
     Attributes:
         name: name in the table.
         matmul: value of TINY_LLM_MATMUL; if empty, the variable is not set.
-        others: environment variables that select the other kernels; without a variable, the
+        other_kernels: environment variables that select the other kernels; without a variable, the
             fastest kernel runs.
     """
 
     name: str
     matmul: str
-    others: dict[str, str] = field(default_factory=dict)
+    other_kernels: dict[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of a worker that uses the day's kernels."""
         matmul = {"TINY_LLM_MATMUL": self.matmul} if self.matmul else {}
         inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-        return {**inherited, **matmul, **self.others}
+        return {**inherited, **matmul, **self.other_kernels}
 
 
 LOOPS = {"TINY_LLM_FUSED": "loops", "TINY_LLM_ATTENTION": "loops", "TINY_LLM_GRAPH_CAPTURE": "off"}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from benchmark.make_checkpoint import HYBRID_SHAPES, SHAPES, shape_config
-from tiny_llm.cli.memory_table import Fit, format_bytes
+from tiny_llm.cli.memory_table import MemoryEstimate, format_bytes
 from tiny_llm.engine.llm import DEFAULT_MAX_NUM_SEQS
 from tiny_llm.kv_cache.int8_rows import KV_CACHE_DTYPES
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
@@ -46,7 +46,7 @@ def _tokens(sizes: Sequence[ModelSize], available: int) -> str:
     if sizes[0].weight_bytes > available:
         return "–"
     fits = [
-        Fit.compute([size], None, BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, None, available)
+        MemoryEstimate.compute([size], None, BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, None, available)
         for size in sizes
     ]
     return " / ".join(f"{fit.num_tokens // 1000:,}k" for fit in fits)

@@ -31,13 +31,13 @@ from tools.course.build import STALE, is_stale, num_cores
 from tools.course.runner import crash_message
 from tools.course.solution_flag import add_solution_argument, selected_tree
 from tools.course.tasks import DAYS, day_of, day_with_task
-from tools.course.tree import ROOT, environment, shown
+from tools.course.tree import ROOT, display_path, environment
 
 # Marker expression of `pdm run test` without --all.
 QUICK = "not (slow or thorough or other_isa)"
 REST = "slow or thorough or other_isa"
 # Short failure reports for learners: the failed comparison; one line for an unwritten task.
-BRIEF = ("-p", "tools.course.pytest_summary", "--tb=short", "--no-header", "-rN")
+BRIEF_REPORT = ("-p", "tools.course.pytest_summary", "--tb=short", "--no-header", "-rN")
 
 
 def main() -> int:
@@ -70,7 +70,7 @@ def main() -> int:
         except LookupError as error:
             parser.error(str(error))
         if tree is not None:
-            print(f"testing your code in {shown(tree)}", flush=True)
+            print(f"testing your code in {display_path(tree)}", flush=True)
             if is_stale(tree):
                 print(STALE, flush=True)
             # Slow tests would take minutes on a learner's kernels, which are plain loops.
@@ -80,9 +80,9 @@ def main() -> int:
         if not has_flag(rest, "-n", "--dist", "-p"):
             rest = ["--disable-plugin-autoload", *rest]
         if tree is not None:
-            rest = [*BRIEF, *rest]  # flags in `rest` take precedence
+            rest = [*BRIEF_REPORT, *rest]  # flags in `rest` take precedence
     os.chdir(ROOT)
-    if args.week is None and not any(names_tests(argument) for argument in rest):
+    if args.week is None and not any(is_test_path(argument) for argument in rest):
         if not args.all and not has_flag(rest, "-m", "-k"):
             rest = ["-m", REST if args.rest else QUICK, *rest]
         # Tests of a file may depend on one another, so each file stays on one worker. xdist must
@@ -144,7 +144,7 @@ def tasks_in(arguments: list[str]) -> list[int]:
     return [int(number) for number in re.findall(r"task_(\d+)", named)]
 
 
-def names_tests(argument: str) -> bool:
+def is_test_path(argument: str) -> bool:
     """Whether an argument is a file, folder or test.
 
     Selected tests run without xdist: a few tests take less time than starting workers.

@@ -41,7 +41,7 @@ def best_seconds(run: Callable[[], object], max_runs: int) -> float:
     return min(seconds)
 
 
-class Recomputing:
+class UncachedModel:
     """Week 1's model: no cache, each step recomputes the entire sequence."""
 
     def __init__(self, model: Any, args: Any):
@@ -53,7 +53,7 @@ class Recomputing:
         ids = token_ids(tokens, self._vocab_size)
         next(decode_by_recomputing(self._model, ids, make_sampler(0)))
 
-    def step_of(self, batch: int, context: int) -> Callable[[], object]:
+    def decoding_step(self, batch: int, context: int) -> Callable[[], object]:
         """Creates a decoding step.
 
         Raises:
@@ -64,10 +64,10 @@ class Recomputing:
         return lambda: self.prefill(context + 1)
 
 
-class Cached(CachedModel):
+class CourseCachedModel(CachedModel):
     """Week 2's or Week 3's model."""
 
-    def step_of(self, batch: int, context: int) -> Callable[[], object]:
+    def decoding_step(self, batch: int, context: int) -> Callable[[], object]:
         """Creates a decoding step for sequences with a context."""
         sequences = self.sequences(batch, context, max_new_tokens=DECODE_STEPS + 2)
         return lambda: self.step(sequences)
@@ -92,7 +92,9 @@ class CourseEngine:
             args = make_parser("main").parse_args([*flags, *attention])
             checkpoint = Checkpoint(str(folder), *load_for_solution(args, str(folder)))
             model, config = build_model(args, checkpoint), checkpoint.mlx_model.args
-            self._model = Recomputing(model, config) if week == 1 else Cached(model, config)
+            self._model = (
+                UncachedModel(model, config) if week == 1 else CourseCachedModel(model, config)
+            )
             try:
                 self._model.prefill(1)
                 return
@@ -111,7 +113,7 @@ class CourseEngine:
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
         """See `System`. Excludes the first step, unless it alone exceeds `LIMIT_SECONDS`."""
-        step = self._model.step_of(batch, context)
+        step = self._model.decoding_step(batch, context)
         try:
             start = time.perf_counter()
             step()

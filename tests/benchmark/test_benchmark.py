@@ -270,7 +270,7 @@ FAST = Machine("a processor faster than any", 2, 1e6, *[1e6] * 5)
 
 
 @pytest.mark.parametrize(
-    ("isa", "quantized", "products", "attention"),
+    ("isa", "quantized", "matmuls", "attention"),
     [
         ("portable", True, 100, 100),
         ("neon", True, 300, 100),
@@ -285,9 +285,9 @@ FAST = Machine("a processor faster than any", 2, 1e6, *[1e6] * 5)
         ("native", True, 1600, 1600),
     ],
 )
-def test_peaks_are_those_of_the_instructions_in_use(isa, quantized, products, attention):
+def test_peaks_are_those_of_the_instructions_in_use(isa, quantized, matmuls, attention):
     peaks = EVERY_PEAK.kernel_peaks(isa, quantized)
-    assert (peaks.products, peaks.attention) == pytest.approx((products, attention))
+    assert (peaks.matmuls, peaks.attention) == pytest.approx((matmuls, attention))
     assert EVERY_PEAK.highest_peaks == Peaks(3200.0, 3200.0)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmark import check_peers
 from benchmark.agreement import Agreement, agreement
-from benchmark.check_peers import NEW_TOKENS, TIES, WORKERS, Reference, exact_matrix
+from benchmark.check_peers import NEW_TOKENS, TIE_TOLERANCES, WORKERS, Reference, exact_matrix
 
 # Python interpreter with OpenVINO and ONNX Runtime; see benchmark/README.md.
 PYTHON = os.environ.get("TINY_LLM_PEERS_PYTHON", sys.executable)
@@ -65,14 +65,14 @@ class FakePeer:
         return {"tokens": tokens, "excluded": []}
 
 
-@pytest.mark.parametrize("exact", TIES)
+@pytest.mark.parametrize("exact", TIE_TOLERANCES)
 def test_peer_with_different_tokens_is_detected(checkpoint, exact):
     reference = Reference(checkpoint)
     prompt = check_peers.prompts()[1]
     request = {"kind": "generate", "ids": prompt, "tokens": NEW_TOKENS}
-    right = reference.agreement(prompt, FakePeer(reference, 0).ask(request), TIES[exact])
+    right = reference.agreement(prompt, FakePeer(reference, 0).ask(request), TIE_TOLERANCES[exact])
     assert right.equal == NEW_TOKENS
-    wrong = reference.agreement(prompt, FakePeer(reference, 9).ask(request), TIES[exact])
+    wrong = reference.agreement(prompt, FakePeer(reference, 9).ask(request), TIE_TOLERANCES[exact])
     assert wrong.equal == 0
     assert wrong.ties < NEW_TOKENS / 4, "expected few ties among the tokens at rank ten"
 
@@ -83,11 +83,11 @@ def test_tokens_a_peer_never_chooses_are_excluded(checkpoint):
     request = {"kind": "generate", "ids": prompt, "tokens": NEW_TOKENS}
     best = FakePeer(reference, 0).ask(request)
     reply = {"tokens": best["tokens"], "excluded": [best["tokens"][0]]}
-    assert not reference.agreement(prompt, reply, TIES[True]).all_agree
+    assert not reference.agreement(prompt, reply, TIE_TOLERANCES[True]).all_agree
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exact", TIES)
+@pytest.mark.parametrize("exact", TIE_TOLERANCES)
 @pytest.mark.parametrize("system", WORKERS)
 def test_peer_predicts_our_tokens(checkpoint, tmp_path, system, exact):
     probe = subprocess.run([PYTHON, "-c", f"import {MODULES[system]}"], capture_output=True)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmark.all_reduce import fit
+from benchmark.all_reduce import fit_link
 from benchmark.model_costs import ModelCosts
 from benchmark.parallel_cost import (
     LINKS,
@@ -83,7 +83,7 @@ def test_small_models_are_latency_bound():
 def test_link_parameters_are_fitted_from_timings():
     link = Link(30e-6, 2e9, "")
     seconds = {n: all_reduce_seconds(n, 4, link) for n in (2_048, 65_536, 4_194_304)}
-    actual = fit(seconds, 4)
+    actual = fit_link(seconds, 4)
     assert actual.latency == pytest.approx(link.latency)
     assert actual.bandwidth == pytest.approx(link.bandwidth)
 

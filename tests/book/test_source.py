@@ -3,7 +3,7 @@
 import pytest
 
 from tools.book import BookError
-from tools.book.source import piece
+from tools.book.source import extract_snippet
 
 PYTHON = '''"""What the file is for.
 
@@ -79,7 +79,7 @@ def cpp_file(tmp_path):
 
 
 def test_function_excerpt_has_no_markers(python_file):
-    excerpt = piece(python_file, "function", "double")
+    excerpt = extract_snippet(python_file, "function", "double")
     assert excerpt.text.splitlines()[0] == "def double("
     assert excerpt.text.endswith("    return y")
     assert "task" not in excerpt.text
@@ -88,13 +88,15 @@ def test_function_excerpt_has_no_markers(python_file):
 
 
 def test_method_is_dedented_and_keeps_its_decorator(python_file):
-    assert piece(python_file, "function", "Circle.area").text.startswith("@property\ndef area")
+    assert extract_snippet(python_file, "function", "Circle.area").text.startswith(
+        "@property\ndef area"
+    )
 
 
 def test_signature_hides_the_solution(python_file):
-    excerpt = piece(python_file, "signature", "double").text
+    excerpt = extract_snippet(python_file, "signature", "double").text
     assert excerpt == 'def double(\n    x,\n):\n    """Twice x."""\n    ...'
-    excerpt = piece(python_file, "signature", "Circle").text
+    excerpt = extract_snippet(python_file, "signature", "Circle").text
     assert '"""A circle."""' in excerpt
     assert "def area(self):" in excerpt
     assert "math.pi" not in excerpt
@@ -102,25 +104,30 @@ def test_signature_hides_the_solution(python_file):
 
 
 def test_solution_only_markers_are_not_shown(python_file):
-    assert "solution only" not in piece(python_file, "function", "Circle._hidden").text
+    assert "solution only" not in extract_snippet(python_file, "function", "Circle._hidden").text
 
 
 def test_task_excerpt(python_file):
-    assert piece(python_file, "task", "1.1.1 double").text == "y = x + x\nreturn y"
-    assert piece(python_file, "task", "1.1.1 area").text == "return math.pi * self.radius**2"
+    assert extract_snippet(python_file, "task", "1.1.1 double").text == "y = x + x\nreturn y"
+    assert (
+        extract_snippet(python_file, "task", "1.1.1 area").text == "return math.pi * self.radius**2"
+    )
 
 
 def test_headers(python_file, cpp_file):
-    assert piece(python_file, "header").text == "What the file is for.\n\nMore of it."
-    assert piece(cpp_file, "header").text == "What the file is for.\n\n    a formula"
+    assert extract_snippet(python_file, "header").text == "What the file is for.\n\nMore of it."
+    assert extract_snippet(cpp_file, "header").text == "What the file is for.\n\n    a formula"
 
 
 def test_cpp_function_includes_its_comment(cpp_file):
-    excerpt = piece(cpp_file, "function", "half").text
+    excerpt = extract_snippet(cpp_file, "function", "half").text
     assert excerpt.startswith("// Half of x.\ntemplate <typename T>\nT half(T x) {")
     assert excerpt.endswith("    return x / 2;\n}")
-    assert piece(cpp_file, "signature", "half").text.endswith("T half(T x) { … }")
-    assert piece(cpp_file, "function", "use").text == "float use(float x) { return half(x); }"
+    assert extract_snippet(cpp_file, "signature", "half").text.endswith("T half(T x) { … }")
+    assert (
+        extract_snippet(cpp_file, "function", "use").text
+        == "float use(float x) { return half(x); }"
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,16 +141,16 @@ def test_cpp_function_includes_its_comment(cpp_file):
 )
 def test_unknown_name_is_an_error(python_file, kind, name, message):
     with pytest.raises(BookError, match=message):
-        piece(python_file, kind, name)
+        extract_snippet(python_file, kind, name)
 
 
 def test_unclosed_task_is_an_error(tmp_path):
     file = tmp_path / "open.py"
     file.write_text("# [task 1.1.1]\nx = 1\n")
     with pytest.raises(BookError, match=r"has no \[/task 1.1.1\]"):
-        piece(file, "task", "1.1.1")
+        extract_snippet(file, "task", "1.1.1")
 
 
 def test_missing_file_is_an_error(tmp_path):
     with pytest.raises(BookError, match="does not exist"):
-        piece(tmp_path / "none.py", "file")
+        extract_snippet(tmp_path / "none.py", "file")

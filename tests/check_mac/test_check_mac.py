@@ -13,7 +13,7 @@ pytest.importorskip("ziglang", reason="`./pdmw run check-mac` installs what it n
 from tools.check_mac.__main__ import WORK
 from tools.check_mac.build import build
 from tools.check_mac.link import translate
-from tools.check_mac.module import RPATH, compare_with_objects, describe, examine
+from tools.check_mac.module import RPATH, compare_with_objects, describe, find_defects
 from tools.check_mac.wheel import macos_wheel
 
 CMAKE = """\
@@ -80,7 +80,7 @@ def build_module(tmp_path):
 def test_valid_module_has_no_problems(build_module):
     module, output, objects = build_module(CALL)
     assert module is not None, output
-    assert examine(module) == []
+    assert find_defects(module) == []
     assert compare_with_objects(module, objects) == []
     assert "1 NEON kernels, @rpath/libmlx.dylib in @loader_path/../mlx/lib" in describe(module)
 
@@ -105,7 +105,7 @@ def test_unresolved_symbol_is_an_error(build_module):
     statement = f"{CALL}; PyNoSuchFunction()"
     module, output, _ = build_module(statement, "LINKER:-undefined,dynamic_lookup")
     assert module is not None, output
-    assert examine(module) == ["_PyNoSuchFunction is undefined in all libraries"]
+    assert find_defects(module) == ["_PyNoSuchFunction is undefined in all libraries"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_macos_compile_error_is_reported(build_module, statement, words):
 def test_wrong_mlx_rpath_is_an_error(build_module):
     module, output, _ = build_module(CALL, run_path="$ORIGIN/../mlx/lib")
     assert module is not None, output
-    (problem,) = examine(module)
+    (problem,) = find_defects(module)
     assert "searches for MLX in" in problem
     assert "[@loader_path/../mlx/lib]" in problem
 

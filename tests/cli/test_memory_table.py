@@ -9,7 +9,7 @@ from tests.engine.hybrid import STATE_BYTES, write_hybrid
 from tests.models.support import FAMILIES, MIXTURE, write_family
 from tiny_llm import LLM, SamplingParams, UserError
 from tiny_llm.cli import check_installation, memory_table
-from tiny_llm.cli.memory_table import Fit, format_bytes, measure_bandwidth
+from tiny_llm.cli.memory_table import MemoryEstimate, format_bytes, measure_bandwidth
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
 from tiny_llm.engine.execution import kv_memory
 from tiny_llm.models.model_size import model_size
@@ -147,19 +147,21 @@ def test_flags_require_a_model(capsys):
 
 def test_table_matches_the_engine(memory):
     size = model_size(TARGET_PATH)
-    fit = Fit.compute([size], None, 32, 32, None, available=12 * GB)
-    llm = LLM("demo", kv_cache_bytes=fit.kv_cache_bytes)
+    estimate = MemoryEstimate.compute([size], None, 32, 32, None, available=12 * GB)
+    llm = LLM("demo", kv_cache_bytes=estimate.kv_cache_bytes)
     config = llm.scheduler.config
-    assert config.num_pages * config.page_size == fit.num_tokens
+    assert config.num_pages * config.page_size == estimate.num_tokens
     one_token = SamplingParams(max_tokens=1)
-    llm.add_request([5] * fit.longest_prompt, one_token)
+    llm.add_request([5] * estimate.longest_prompt, one_token)
     with pytest.raises(UserError):
-        llm.add_request([5] * (fit.longest_prompt + 1), one_token)
+        llm.add_request([5] * (estimate.longest_prompt + 1), one_token)
 
 
 def test_markup_in_a_model_name_is_printed_verbatim(capsys):
-    fit = Fit.compute([model_size(TARGET_PATH)], 10**8, 32, 32, None, available=12 * GB)
-    Console().print(memory_table.memory_table("[red]/x", {"auto": fit}))
+    estimate = MemoryEstimate.compute(
+        [model_size(TARGET_PATH)], 10**8, 32, 32, None, available=12 * GB
+    )
+    Console().print(memory_table.memory_table("[red]/x", {"auto": estimate}))
     assert "[red]/x" in capsys.readouterr().out
 
 

@@ -37,7 +37,7 @@ class Course:
     Attributes:
         tree: root folder of the source tree.
         done: tasks with the solution applied.
-        witnesses: two failing tests per task in the starter: a case of the task's first test
+        sample_tests: two failing tests per task in the starter: a case of the task's first test
             function and a case of its last one.
     """
 
@@ -45,7 +45,7 @@ class Course:
         self.tree = tree
         self.runner = runner
         self.done: set[str] = set()
-        self.witnesses: dict[str, list[str]] = {}
+        self.sample_tests: dict[str, list[str]] = {}
         write_tree(tree)
         self.build()
 
@@ -95,12 +95,12 @@ def test_starter_tasks_fail_with_their_error(course, exhaustive):
             assert outcome.is_unwritten, f"{outcome.test}: {outcome.message}"
         functions = {outcome.test.partition("[")[0]: outcome.test for outcome in failed}
         tests = list(functions.values())
-        course.witnesses[task] = list(dict.fromkeys([tests[0], tests[-1]]))
+        course.sample_tests[task] = list(dict.fromkeys([tests[0], tests[-1]]))
 
 
 @pytest.mark.parametrize("day", CHAPTERS, ids=lambda day: day.id)
 def test_exactly_the_finished_days_pass(course, day):
-    assert course.witnesses, "requires test_starter_tasks_fail_with_their_error"
+    assert course.sample_tests, "requires test_starter_tasks_fail_with_their_error"
     order = [chapter.id for chapter in DAYS]
     so_far = {
         task.id
@@ -112,7 +112,7 @@ def test_exactly_the_finished_days_pass(course, day):
     # Only the next day's unwritten tasks, so that a task that passes too early is reported once.
     following = CHAPTERS[CHAPTERS.index(day) + 1 :][:1]
     later = sorted({task.id for one in following for task in one.tasks} & HAVE_CODE - course.done)
-    tests = [test for task in later for test in course.witnesses[task]]
+    tests = [test for task in later for test in course.sample_tests[task]]
     found = by_task(course.runner.run(course.tree, [day.test_file, *tests], *QUICK))
     for task in course.done & found.keys():
         for outcome in found[task]:

@@ -35,15 +35,15 @@ def measured(monkeypatch):
 
     def run_matmuls(what, whose, machine, rounds, *options):
         requested.append((what, whose, *options))
-        if what == "planted":
+        if what == "slowed":
             slow = {**ROW, "minimum": 0.008, "share": 0.0625}
-            rows = {name: slow if name in options else ROW for name in matmuls.PRODUCTS}
+            rows = {name: slow if name in options else ROW for name in matmuls.MATMULS}
             return {"rows": rows, "slowest": "head"}
         if what == "best":
             return {"rows": {"best": {**ROW, "minimum": 0.0005, "share": 1.0}}}
         vectors = {**ROW, "minimum": 0.001, "share": 0.5}
         rows = {"loops": ROW, "vectors": vectors}
-        return {"rows": rows, "unwritten": {"factored": "is yours"}, "nearest": 1024}
+        return {"rows": rows, "unwritten": {"factored": "is yours"}, "prefetch_distance": 1024}
 
     monkeypatch.setattr(speed, "run_matmuls", run_matmuls)
     monkeypatch.setattr(speed, "measure_best", lambda rounds: MACHINE)
@@ -71,18 +71,18 @@ def test_kernel_grades_are_stored(tree, measured, capsys):
 
 
 def test_slowed_matmul_varies_between_runs(tree, measured, capsys):
-    planted = []
+    slowed = []
     for _ in range(6):
         speed.main(["--day", "4.1", "--answer", "head"])
-        planted.append(measured[-1][-1])
-    assert len(set(planted)) > 1
-    assert "head" not in planted, "slowing the longest matmul would be too obvious"
+        slowed.append(measured[-1][-1])
+    assert len(set(slowed)) > 1
+    assert "head" not in slowed, "slowing the longest matmul would be too obvious"
     entries = history.entries(tree, "speed")
     assert [entry["right"] for entry in entries] == [False] * 6
     capsys.readouterr()
-    speed.main(["--day", "4.1", "--seed", "3", "--answer", planted[3]])
+    speed.main(["--day", "4.1", "--seed", "3", "--answer", slowed[3]])
     told = capsys.readouterr().out
-    assert f"yes: {planted[3]} does its work 4 times" in told
+    assert f"yes: {slowed[3]} does its work 4 times" in told
     assert "furthest_from_roofline() of your roofline.py returns head" in told
     assert told.index("share") > told.index("minimum"), "shares must be shown after the answer"
     assert told[: told.index("least")].count("25.0 %") == 0
@@ -120,17 +120,17 @@ def test_unwritten_clock_is_reported(tree, monkeypatch, capsys):
 @pytest.fixture
 def small(monkeypatch):
     """Replaces the measured matmuls with tiny ones; returns hardware limits."""
-    monkeypatch.setattr(matmuls, "PRODUCTS", {"o": (64, 128, 2), "down": (32, 256, 1)})
-    monkeypatch.setattr(matmuls, "KERNELS_ON", ("o", 2))
+    monkeypatch.setattr(matmuls, "MATMULS", {"o": (64, 128, 2), "down": (32, 256, 1)})
+    monkeypatch.setattr(matmuls, "COMPARED_MATMUL", ("o", 2))
     with use_device("cpu"):
         yield HardwareLimits(1e9, 1e9)
 
 
 def test_slowed_matmul_repeats_its_work(small):
-    found = matmuls.measure_planted("down", small, rounds=1)
+    found = matmuls.measure_slowed("down", small, rounds=1)
     json.dumps(found)
     assert set(found["rows"]) == {"o", "down"}
-    assert len(matmuls.Matmuls(32, 256, 1).with_repeated_work()) == matmuls.PLANTED_REPETITIONS
+    assert len(matmuls.Matmuls(32, 256, 1).with_repeated_work()) == matmuls.SLOWED_REPETITIONS
     assert matmuls.Matmuls(64, 128, 2).cost.flops == 2 * matmul_cost(1, 64, 128, 4, 128).flops
 
 
@@ -157,14 +157,14 @@ def test_every_kernel_of_a_day_is_measured(small, day):
     assert not found["unwritten"]
     labels = {name.split()[0] for name in found["rows"]}
     assert labels == set(matmuls.DAY_KERNELS[day])
-    if day in matmuls.MANY_ROWS:
+    if day in matmuls.ROWS_BY_DAY:
         assert found["rows"]["prefetched"]["gigaflop"] == 64 * 2 * 2 * 64 * 128 / 1e9
     else:
-        assert found["nearest"] in matmuls.AHEAD
-        assert f"prefetched {matmuls.AHEAD[0]}" in found["rows"], (
+        assert found["prefetch_distance"] in matmuls.PREFETCH_DISTANCES
+        assert f"prefetched {matmuls.PREFETCH_DISTANCES[0]}" in found["rows"], (
             "expected one row per prefetch distance"
         )
-    assert matmuls.AHEAD_VARIABLE not in matmuls.os.environ
+    assert matmuls.PREFETCH_VARIABLE not in matmuls.os.environ
 
 
 def test_attention_is_measured_by_name(monkeypatch):
@@ -186,7 +186,12 @@ def test_attention_is_measured_by_name(monkeypatch):
 
 
 def test_single_head_table(tree, measured, monkeypatch, capsys):
-    both = {"rows": {"best": ROW}, "one_head": {"best": ROW}, "unwritten": {}, "nearest": None}
+    both = {
+        "rows": {"best": ROW},
+        "one_head": {"best": ROW},
+        "unwritten": {},
+        "prefetch_distance": None,
+    }
     monkeypatch.setattr(speed, "run_matmuls", lambda *args: both)
     assert speed.main(["--day", "4.6"]) == 0
     output = capsys.readouterr().out

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from tiny_llm import UserError
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.config import SchedulerConfig
-from tiny_llm.engine.scheduling.fair_scheduler import STEPS_BETWEEN, FairScheduler
+from tiny_llm.engine.scheduling.fair_scheduler import LONG_STEP_INTERVAL, FairScheduler
 from tiny_llm.engine.scheduling.outputs import Chunk, ChunkOutput, SchedulerOutput
 from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
 from tiny_llm.engine.scheduling.scheduler import Scheduler
@@ -298,7 +298,7 @@ class Simulation:
                 assert oldest.state is not RequestState.RUNNING, f"{oldest} makes no progress"
             elif oldest.state is RequestState.RUNNING:
                 self._num_deferred += 1
-                assert self._num_deferred <= STEPS_BETWEEN, f"{oldest} makes no progress"
+                assert self._num_deferred <= LONG_STEP_INTERVAL, f"{oldest} makes no progress"
             admitted = [request for request in computed if request not in self._running]
             assert not admitted, f"{admitted} are admitted before {oldest}"
 
@@ -330,7 +330,7 @@ class Simulation:
         if min(prompts[0].num_tokens, self.workload.min_chunk) * cost > target:
             between = step.index - self._long_step - 1
             is_over = self.now - self._long_step_end >= self._long_step_seconds
-            assert between >= STEPS_BETWEEN or is_over, "long steps are too frequent"
+            assert between >= LONG_STEP_INTERVAL or is_over, "long steps are too frequent"
             self._long_step, self._long_step_seconds = step.index, self.seconds(step)
             # `now` is still the start of the step.
             self._long_step_end = self.now + self._long_step_seconds

@@ -15,7 +15,7 @@ from tiny_llm import kernels
 from tiny_llm.errors import TaskNotImplemented
 from tools.course.starter import first_unwritten
 from tools.course.tree import EXTENSION as IN_PROJECT
-from tools.course.tree import ROOT, learners_file
+from tools.course.tree import ROOT, learner_file
 from tools.metal_emulator import Library, has_clang
 from tools.metal_emulator.library import MAX_THREADS
 
@@ -33,7 +33,7 @@ NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtyp
 @functools.cache
 def library(source: str | Path) -> Library:
     """Kernels of one of the extension's .metal files, e.g. `matmul/matmul_tile.metal`."""
-    file = learners_file(IN_PROJECT / "src" / source)
+    file = learner_file(IN_PROJECT / "src" / source)
     return Library(file, include_dirs=[file.parents[2], EXTENSION])
 
 
@@ -42,7 +42,7 @@ def check_is_written(source: str | Path) -> None:
 
     An unwritten kernel leaves its output unchanged, which would be reported as a wrong result.
     """
-    file = learners_file(IN_PROJECT / "src" / source)
+    file = learner_file(IN_PROJECT / "src" / source)
     unwritten = first_unwritten(file.read_text(encoding="utf-8"), file)
     if unwritten is not None:
         raise TaskNotImplemented(f"{unwritten} [{file.name}]")

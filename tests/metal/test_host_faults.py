@@ -52,4 +52,4 @@ def test_seeded_fault_is_detected(reports, number):
     fault = FAULTS[number - 1]
     (report,) = reports[number]
     assert report, f"expected a report of the fault: {fault.name}"
-    assert fault.says in report
+    assert fault.message in report

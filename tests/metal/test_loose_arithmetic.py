@@ -19,7 +19,7 @@ from . import (
     test_quantized_matmul,
     test_rms_norm,
 )
-from .matmuls import VARIANTS as PRODUCTS
+from .matmuls import VARIANTS as MATMUL_VARIANTS
 from .support import NO_CLANG, loose_arithmetic
 
 SEEDS = [1, 2, 3, 4]
@@ -61,7 +61,7 @@ CASES = {
         test_paged.test_paged_is_bitwise_equal_to_contiguous(mx.float32, 64, 2)
     ),
 }  # fmt: skip
-for _variant in PRODUCTS:
+for _variant in MATMUL_VARIANTS:
     CASES[f"matmul, {_variant}"] = lambda variant=_variant: [
         test_matmul.test_is_exact_up_to_rounding(variant, dtype, shape)
         for dtype, shape in ((mx.float32, (13, 34, 519)), (mx.bfloat16, (33, 65, 640)))

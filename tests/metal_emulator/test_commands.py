@@ -77,7 +77,7 @@ def test_run_reports_fault(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["row_sun", *ROW_SUM[1:], *BUFFERS], "has no kernel 'row_sun'; it has: row_sum"),
         ([*ROW_SUM, "--buffer", "float:7:sevens"], "expected TYPE:SIZE:FILL"),
@@ -85,10 +85,10 @@ def test_run_reports_fault(tmp_path):
     ],
 )
 @needs_clang
-def test_invalid_command_line_message(arguments, says):
+def test_invalid_command_line_message(arguments, message):
     result = run("run", *arguments)
     assert result.returncode == 2
-    assert says in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -20,11 +20,11 @@ def rounded(a, group_size):
 
 
 def multiply(scales, biases, group_size, bits, a, b):
-    [product] = kernels.multi_quantized_matmul(
+    [output] = kernels.multi_quantized_matmul(
         [scales], [biases], group_size, bits, a, [b], activation_bits=8
     )
-    mx.eval(product)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
-    return product
+    mx.eval(output)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+    return output
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def test_same_bits_on_every_instruction_set_batched_and_prepacked(monkeypatch, b
         rows = kernels.prepack_rows()
         if rows == 0:
             continue
-        product = multiply(scales, biases, group_size, bits, a, b)
-        expected = product if expected is None else expected
-        assert_same_bits(product, expected, name)
+        output = multiply(scales, biases, group_size, bits, a, b)
+        expected = output if expected is None else expected
+        assert_same_bits(output, expected, name)
         packed = (prepack_weight(array, rows) for array in (scales, biases, b))
         scales_packed, biases_packed, b_packed = packed
         arguments = scales_packed, biases_packed, group_size, bits
@@ -74,18 +74,38 @@ def test_same_bits_on_every_instruction_set_batched_and_prepacked(monkeypatch, b
             assert_same_bits(alone, expected[row : row + 1], f"{name}, row {row} alone")
 
 
-def test_each_matrix_and_expert_has_the_bits_of_a_single_product(vector_set):
-    b, scales, biases = mx.quantize(random(3, 70, 256, dtype=mx.bfloat16), 64, 4)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+def test_integers_have_the_bits_of_the_oracle(vector_set, half, group_size, bits):
+    """Integers up to 127 are exact in 8 bits, and so are sums below 2²⁴ in float32."""
+    for M, I, O in SHAPES:
+        a = mx.random.randint(-9, 10, (M, I))
+        a[:, ::group_size] = 127  # the scale of each group is 1
+        _, scales, biases = mx.quantize(mx.zeros((O, I), half), group_size, bits)
+        scales, biases = mx.ones_like(scales), mx.full_like(biases, -(2 ** (bits - 1)))
+        b = mx.random.randint(0, 2**31 - 1, (O, I * bits // 32)).astype(mx.uint32) * 2 + 1
+        weights = mx.dequantize(
+            b, scales.astype(mx.float32), biases.astype(mx.float32), group_size, bits
+        )
+        expected = (as_numpy(a).astype(np.int64) @ as_numpy(weights).astype(np.int64).T) / 64
+        output = multiply(scales / 64, biases / 64, group_size, bits, a.astype(half), b)
+        assert_same_bits(output, mx.array(expected.astype(np.float32)).astype(half), f"{M}×{I}×{O}")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_each_matrix_and_expert_has_the_bits_of_a_single_matmul(vector_set, bits):
+    b, scales, biases = mx.quantize(random(3, 70, 256, dtype=mx.bfloat16), 64, bits)
     a, experts = random(9, 256, dtype=mx.bfloat16), mx.random.randint(0, 3, (9, 1))
-    single = [multiply(scales[x], biases[x], 64, 4, a, b[x]) for x in range(3)]
+    single = [multiply(scales[x], biases[x], 64, bits, a, b[x]) for x in range(3)]
     options = {"activation_bits": 8}
-    products = kernels.multi_quantized_matmul(
-        list(scales), list(biases), 64, 4, a, list(b), **options
+    outputs = kernels.multi_quantized_matmul(
+        list(scales), list(biases), 64, bits, a, list(b), **options
     )
-    grouped = kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts, **options)
-    mx.eval(products, grouped)
-    for product, expected in zip(products, single, strict=True):
-        assert_same_bits(product, expected, "several matrices")
+    grouped = kernels.grouped_quantized_matmul(scales, biases, 64, bits, a, b, experts, **options)
+    mx.eval(outputs, grouped)
+    for output, expected in zip(outputs, single, strict=True):
+        assert_same_bits(output, expected, "several matrices")
     for row, [expert] in enumerate(experts.tolist()):
         assert_same_bits(grouped[row, 0], single[expert][row], f"row {row}")
 

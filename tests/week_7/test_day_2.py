@@ -9,7 +9,13 @@ import pytest
 from tests.week_7.support import error_of
 from tiny_llm.agent import Workspace
 from tiny_llm.agent.tools import run_call
-from tiny_llm.agent.workspace import MIN_OUTPUT, cut_note, replace_once, truncate, write_atomically
+from tiny_llm.agent.workspace import (
+    MIN_OUTPUT,
+    replace_once,
+    truncate,
+    truncation_note,
+    write_atomically,
+)
 
 
 @pytest.fixture
@@ -219,7 +225,7 @@ def test_task_4_head_note_and_tail(more, limit):
     head, _, rest = actual.partition("\n[… ")
     note, _, tail = rest.partition(" …]\n")
     cut = length - len(head) - len(tail)
-    expected = cut_note(cut, length).strip("\n")
+    expected = truncation_note(cut, length).strip("\n")
     assert f"[… {note} …]" == expected, f"expected the note {expected}, got [… {note} …]"
     assert text.startswith(head), f"expected the start of the text, got {head!r}"
     assert text.endswith(tail), f"expected the end of the text, got {tail!r}"

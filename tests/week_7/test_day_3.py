@@ -9,7 +9,7 @@ import pytest
 
 from tests.week_7.support import assert_complete, assert_messages, conversation
 from tiny_llm.agent import Compaction, Message
-from tiny_llm.agent.compaction import NOTE, drop_turns, old_results, size
+from tiny_llm.agent.compaction import DROPPED_NOTE, drop_turns, num_chars, old_results
 
 HEAD = 2  # messages before the first turn of `conversation`
 
@@ -45,7 +45,7 @@ def test_task_1_turn_without_calls_counts():
 @pytest.mark.parametrize("turns", [0, 1, 5])
 def test_task_2_nothing_to_drop(turns):
     messages = conversation([100] * turns)
-    assert_messages(drop_turns(messages, size(messages), 2), messages, "short conversation")
+    assert_messages(drop_turns(messages, num_chars(messages), 2), messages, "short conversation")
 
 
 @pytest.mark.parametrize("turns", [1, 2])
@@ -58,18 +58,18 @@ def test_task_2_last_turns_are_kept_at_any_length(turns):
 @pytest.mark.parametrize("dropped", [1, 2, 5])
 def test_task_2_as_few_turns_as_possible(calls, dropped):
     messages = conversation([200] * 8, calls)
-    note: Message = {"role": "user", "content": NOTE}
+    note: Message = {"role": "user", "content": DROPPED_NOTE}
     expected = [*messages[:HEAD], note, *messages[HEAD + dropped * (calls + 1) :]]
-    actual = drop_turns(messages, size(expected), 2)
+    actual = drop_turns(messages, num_chars(expected), 2)
     assert_messages(actual, expected, f"{dropped} of 8 turns dropped")
     assert_complete(actual)
 
 
 def test_task_2_note_counts_towards_the_target():
     messages = conversation([200] * 8)
-    note: Message = {"role": "user", "content": NOTE}
+    note: Message = {"role": "user", "content": DROPPED_NOTE}
     too_long = [*messages[:HEAD], note, *messages[HEAD + 2 :]]
-    actual = drop_turns(messages, size(too_long) - 1, 2)
+    actual = drop_turns(messages, num_chars(too_long) - 1, 2)
     expected = [*messages[:HEAD], note, *messages[HEAD + 4 :]]
     assert_messages(actual, expected, "one turn fits only without the note")
 
@@ -84,9 +84,9 @@ def test_task_2_kept_turns_above_the_target():
 
 def test_task_2_one_note_after_several_compactions():
     messages = conversation([200] * 8)
-    once = drop_turns(messages, size(messages) - 400, 2)
-    twice = drop_turns(once, size(once) - 400, 2)
-    notes = [message for message in twice if message["content"] == NOTE]
+    once = drop_turns(messages, num_chars(messages) - 400, 2)
+    twice = drop_turns(once, num_chars(once) - 400, 2)
+    notes = [message for message in twice if message["content"] == DROPPED_NOTE]
     assert len(notes) == 1, f"expected one note, got {len(notes)}"
     assert_messages(twice[: HEAD + 1], once[: HEAD + 1], "head after a second compaction")
     assert_complete(twice)
@@ -106,14 +106,14 @@ def contents(messages: Sequence[Message]) -> list[int]:
 
 def test_task_3_unchanged_up_to_the_limit():
     messages = conversation([500] * 6)
-    actual = Compaction(limit=size(messages), target=100)(messages)
+    actual = Compaction(limit=num_chars(messages), target=100)(messages)
     assert_messages(actual, messages, "conversation of exactly the limit")
 
 
 def test_task_3_oldest_results_are_shortened_to_the_target():
     messages = conversation([600] * 6)
     before = copy.deepcopy(messages)
-    limit = size(messages) - 1
+    limit = num_chars(messages) - 1
     actual = Compaction(limit, target=limit - 1400)(messages)
     lengths = contents(actual)
     assert lengths[3:] == [600] * 3, f"expected the last three results unchanged, got {lengths}"
@@ -136,7 +136,9 @@ def test_task_3_turns_are_dropped_if_shortening_is_not_enough():
     messages = conversation([300] * 20)
     target = 2500
     actual = Compaction(limit=4000, target=target)(messages)
-    assert size(actual) <= target, f"expected at most {target} characters, got {size(actual)}"
+    assert num_chars(actual) <= target, (
+        f"expected at most {target} characters, got {num_chars(actual)}"
+    )
     assert_messages(actual[:HEAD], messages[:HEAD], "head")
     assert_complete(actual)
 

@@ -24,7 +24,7 @@ from tools.course.tasks import day_of as course_day
 
 from . import BOOK, BUILD, PAGES, ROOT, BookError
 from .chapters import FENCE, TASK, chapters, day_of, where
-from .source import LANGUAGES, piece
+from .source import LANGUAGES, extract_snippet
 from .task_locations import task_locations_line
 from .tasks import PENDING
 
@@ -34,7 +34,7 @@ NO_MARKERS = (
     "bodies of the functions named here, in a branch of the repository.*"
 )
 
-NARROW = 480  # SVG units; drawings up to this width are legible on a phone
+NARROW_WIDTH = 480  # SVG units; drawings up to this width are legible on a phone
 DIRECTIVE = re.compile(r"^(\s*)\{\{\s*(\w+)\s+(.*?)\s*\}\}\s*$")
 SOURCE_LINK = re.compile(r"\]\(src:([^)#\s]+)\)")
 
@@ -122,7 +122,7 @@ class Expander:
 
     def _code(self, rest: str, chapter: Path, folded: bool) -> str:
         path, kind, name = (*rest.split(maxsplit=2), "", "")[:3]
-        cut = piece(ROOT / path, kind, name)
+        cut = extract_snippet(ROOT / path, kind, name)
         label = f"`{path}`, line {cut.first_line}"
         link = self._link(path, chapter).removeprefix("](").removesuffix(")")
         text = f"```{cut.language}\n{cut.text}\n```\n\n[{label}]({link}){{ .source }}"
@@ -140,7 +140,7 @@ class Expander:
         svg = self._figures[name]().replace("\n", "")
         label = html.escape(re.sub(r"[`*$]", "", caption), quote=True)
         width = re.search(r'viewBox="0 0 ([\d.]+)', svg)
-        narrow = " narrow" if width and float(width[1]) <= NARROW else ""
+        narrow = " narrow" if width and float(width[1]) <= NARROW_WIDTH else ""
         svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
         caption = re.sub(r"`([^`]+)`", r"<code>\1</code>", caption)
         caption = re.sub(r"\*([^*]+)\*", r"<em>\1</em>", caption)

@@ -34,7 +34,7 @@ MARKER = re.compile(r"^\s*(?:#|//)\s*\[(/?)(?:task ([^\]]+)|solution only)\]\s*$
 
 
 @dataclass(frozen=True)
-class Piece:
+class Snippet:
     """An excerpt of a source file.
 
     Attributes:
@@ -48,7 +48,7 @@ class Piece:
     first_line: int
 
 
-def piece(file: Path, kind: str, name: str = "") -> Piece:
+def extract_snippet(file: Path, kind: str, name: str = "") -> Snippet:
     """Extracts an excerpt.
 
     Raises:
@@ -71,14 +71,14 @@ def piece(file: Path, kind: str, name: str = "") -> Piece:
     raise BookError(f"unknown kind '{kind}'; use one of {', '.join(KINDS)}")
 
 
-def _clean(lines: list[str], first_line: int, language: str) -> Piece:
+def _clean(lines: list[str], first_line: int, language: str) -> Snippet:
     """Removes markers, common indentation, and leading and trailing blank lines."""
     kept = [line for line in lines if not MARKER.match(line)]
     text = textwrap.dedent("\n".join(kept)).strip("\n")
-    return Piece(text, language, first_line)
+    return Snippet(text, language, first_line)
 
 
-def _task(text: str, name: str, language: str, file: Path) -> Piece:
+def _task(text: str, name: str, language: str, file: Path) -> Snippet:
     """All blocks with a marker, joined by a line with `…` for the omitted code."""
     wanted = " ".join(name.split())
     blocks: list[list[str]] = []
@@ -103,13 +103,13 @@ def _task(text: str, name: str, language: str, file: Path) -> Piece:
     return _clean(lines, first_line, language)
 
 
-def _header(text: str, language: str, file: Path) -> Piece:
+def _header(text: str, language: str, file: Path) -> Snippet:
     lines = text.splitlines()
     if language == "python":
         docstring = ast.get_docstring(ast.parse(text))
         if docstring is None:
             raise BookError(f"{file.name} has no docstring")
-        return Piece(docstring, "text", 1)
+        return Snippet(docstring, "text", 1)
     comment, sign = [], "//" if language == "cpp" else "#"
     for line in lines:
         if not line.startswith(sign):
@@ -117,13 +117,13 @@ def _header(text: str, language: str, file: Path) -> Piece:
         comment.append(line.removeprefix(sign).removeprefix(" "))
     if not comment:
         raise BookError(f"{file.name} does not begin with a comment")
-    return Piece("\n".join(comment), "text", 1)
+    return Snippet("\n".join(comment), "text", 1)
 
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def _python(text: str, name: str, signature: bool, file: Path) -> Piece:
+def _python(text: str, name: str, signature: bool, file: Path) -> Snippet:
     lines = text.splitlines()
     found: ast.AST = ast.parse(text)
     for part in name.split("."):
@@ -159,7 +159,7 @@ def _signature(node: Definition, lines: list[str]) -> list[str]:
     return kept
 
 
-def _braces(text: str, name: str, signature: bool, language: str, file: Path) -> Piece:
+def _braces(text: str, name: str, signature: bool, language: str, file: Path) -> Snippet:
     """A C++ or Metal function: from the comment above it to its closing brace."""
     lines = text.splitlines()
     start = re.compile(rf"(?<![\w.>]){re.escape(name)}\s*\(")

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from .build import build
-from .module import compare_with_objects, describe, examine
+from .module import compare_with_objects, describe, find_defects
 from .wheel import macos_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def main() -> int:
         print(f"{output}\ncheck-mac: the extension does not build for macOS; see above.")
         return 1
     kernels = WORK / "objects" / "CMakeFiles" / "kernels_neon.dir"
-    problems = examine(module) + compare_with_objects(module, sorted(kernels.rglob("*.o")))
+    problems = find_defects(module) + compare_with_objects(module, sorted(kernels.rglob("*.o")))
     for problem in problems:
         print(f"check-mac: {problem}")
     if not problems:

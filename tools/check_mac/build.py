@@ -25,7 +25,7 @@ set(CMAKE_MODULE_LINKER_FLAGS_INIT
 set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
 """
 # ziglang prints this warning for each file, about a library folder of the machine that built MLX.
-NOISE = "warning: unable to open library directory"
+IGNORED_WARNING = "warning: unable to open library directory"
 
 
 def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
@@ -68,7 +68,7 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
             text=True,
         )
         lines = run.stdout.splitlines()
-        output = "\n".join(line for line in lines if not line.startswith(NOISE))
+        output = "\n".join(line for line in lines if not line.startswith(IGNORED_WARNING))
         if run.returncode != 0:
             return None, output
     return objects / f"_ext.{tag}.so", output

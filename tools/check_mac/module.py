@@ -11,19 +11,19 @@ from macholib.SymbolTable import SymbolTable
 from .system import INTERPRETER
 
 ARM64 = 0x0100000C
-MLX = "@rpath/libmlx.dylib"
+MLX_LIBRARY = "@rpath/libmlx.dylib"
 # Search path of MLX's library: its package is a sibling of the module's package.
 RPATH = "@loader_path/../mlx/lib"
-ENTRY = "_PyInit__ext"
+INIT_SYMBOL = "_PyInit__ext"
 # Label of symbols without a library, which any loaded library may define.
-OPEN = "anywhere"
+ANY_LIBRARY = "anywhere"
 # Flag in n_desc: a weak definition, such as an inline function.
-WEAK = 0x80
+N_WEAK_DEF = 0x80
 # Mangled namespace of the NEON kernels.
 NEON = "__ZN12tiny_llm_ext4neon"
 
 
-def examine(module: Path) -> list[str]:
+def find_defects(module: Path) -> list[str]:
     """Defects of the module: architecture, libraries, search path, entry point."""
     header = MachO(str(module)).headers[0]
     problems = []
@@ -34,15 +34,18 @@ def examine(module: Path) -> list[str]:
             f"the module searches for MLX in {strings(module, 'LC_RPATH')}, not [{RPATH}]"
         )
     libraries = strings(module, "LC_LOAD_DYLIB")
-    if MLX not in libraries:
-        problems.append(f"the module does not load {MLX}, but {libraries}")
+    if MLX_LIBRARY not in libraries:
+        problems.append(f"the module does not load {MLX_LIBRARY}, but {libraries}")
     for library in libraries:
-        if not library.startswith(("/usr/lib/", "/System/")) and library not in (MLX, INTERPRETER):
+        if not library.startswith(("/usr/lib/", "/System/")) and library not in (
+            MLX_LIBRARY,
+            INTERPRETER,
+        ):
             problems.append(f"the module loads {library}, which macOS does not have")
     undefined = imported(module)
-    problems += [f"{name} is undefined in all libraries" for name in undefined[OPEN]]
-    if ENTRY not in defined(module):
-        problems.append(f"the module has no {ENTRY}, which Python calls to load it")
+    problems += [f"{name} is undefined in all libraries" for name in undefined[ANY_LIBRARY]]
+    if INIT_SYMBOL not in defined(module):
+        problems.append(f"the module has no {INIT_SYMBOL}, which Python calls to load it")
     return problems
 
 
@@ -68,7 +71,7 @@ def describe(module: Path) -> str:
     sources = ", ".join(f"{len(names)} from {library}" for library, names in libraries if names)
     return (
         f"{module.name}: a module for arm64, {module.stat().st_size} bytes\n"
-        f"{kernels} NEON kernels, {MLX} in {RPATH}\n"
+        f"{kernels} NEON kernels, {MLX_LIBRARY} in {RPATH}\n"
         f"symbols: {sources}"
     )
 
@@ -85,16 +88,16 @@ def strings(module: Path, command: str) -> list[str]:
 def defined(file: Path) -> set[str]:
     """Exported names of a module or object file, without inline functions."""
     symbols = SymbolTable(MachO(str(file))).extdefsyms or []
-    return {name.decode() for entry, name in symbols if not entry.n_desc & WEAK}
+    return {name.decode() for entry, name in symbols if not entry.n_desc & N_WEAK_DEF}
 
 
 def imported(module: Path) -> dict[str, list[str]]:
-    """Imported symbols by library; those without a library are listed under `OPEN`."""
+    """Imported symbols by library; those without a library are listed under `ANY_LIBRARY`."""
     libraries = strings(module, "LC_LOAD_DYLIB")
-    names: dict[str, list[str]] = {library: [] for library in [*libraries, OPEN]}
+    names: dict[str, list[str]] = {library: [] for library in [*libraries, ANY_LIBRARY]}
     for entry, name in SymbolTable(MachO(str(module))).undefsyms or []:
         # The upper byte of n_desc is the library's index in load order, from 1.
         number = (entry.n_desc >> 8) & 0xFF
-        library = libraries[number - 1] if 1 <= number <= len(libraries) else OPEN
+        library = libraries[number - 1] if 1 <= number <= len(libraries) else ANY_LIBRARY
         names[library].append(name.decode())
     return names

@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from tiny_llm.demo import TARGET_PATH
 
-from .tree import ROOT, shown
+from .tree import ROOT, display_path
 
 NUM_EXPERTS, TOP_K = 8, 2
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"{args.folder} exists and is not a checkpoint; give another folder")
     write_moe_demo(args.folder)
     print(
-        f"wrote {shown(args.folder.resolve())}: the demo model, {NUM_EXPERTS} equal experts "
+        f"wrote {display_path(args.folder.resolve())}: the demo model, {NUM_EXPERTS} equal experts "
         f"per MLP, {TOP_K} per token"
     )
     return 0

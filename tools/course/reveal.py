@@ -21,7 +21,7 @@ from .results import is_done, outcomes_by_task
 from .solution_flag import selected_tree
 from .starter import has_code
 from .tasks import TASKS, Day, day_of, day_of_task
-from .tree import ROOT, shown
+from .tree import ROOT, display_path
 
 # The starter's placeholder, in Python and in C++.
 STARTER = re.compile(
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
         show(console, tree, difference, args.apply)
     if args.apply:
         for backup in apply(tree, found):
-            console.print(f"your previous code is in {shown(backup)}", soft_wrap=True)
+            console.print(f"your previous code is in {display_path(backup)}", soft_wrap=True)
     return 0
 
 
@@ -120,13 +120,13 @@ def differences(tree: Path, tasks: set[str]) -> Iterator[Difference]:
         file = path.relative_to(ROOT)
         mine = tree / file
         if not mine.is_file():
-            raise MarkerError(f"{shown(mine)} is missing; `pdm run start-course` writes it")
+            raise MarkerError(f"{display_path(mine)} is missing; `pdm run start-course` writes it")
         text = mine.read_text(encoding="utf-8")
-        blocks = {block.label: block for block in find_blocks(text, shown(mine))}
+        blocks = {block.label: block for block in find_blocks(text, display_path(mine))}
         if solution_block.label not in blocks:
             raise MarkerError(
-                f"{shown(mine)} has lost its marker [task {solution_block.label}]; restore it "
-                f"and [/task {solution_block.label}] around your code"
+                f"{display_path(mine)} has lost its marker [task {solution_block.label}]; restore "
+                f"it and [/task {solution_block.label}] around your code"
             )
         block = blocks[solution_block.label]
         lines = text.split("\n")[block.start : block.end]
@@ -158,7 +158,7 @@ def _is_begun(lines: list[str], file: Path) -> bool:
 
 def show(console: Console, tree: Path, difference: Difference, applied: bool) -> None:
     """Prints a block: the solution's code if the learner has not edited the block, else a diff."""
-    where = f"{shown(tree / difference.file)}:{difference.block.start}"
+    where = f"{display_path(tree / difference.file)}:{difference.block.start}"
     title = f"[bold]task {difference.block.label}[/] in {where}"
     if difference.mine == difference.solution:
         console.print(f"{title}: identical", soft_wrap=True)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .tree import default_folder, environment, find_tree, shown
+from .tree import default_folder, display_path, environment, find_tree
 
 SOLUTIONS = ("mine", "ref", "tiny_llm")  # tiny_llm is an alias of ref, as in `main`
 
@@ -30,7 +30,7 @@ def selected_tree(parser: argparse.ArgumentParser, solution: str | None) -> Path
     tree = find_tree()
     if solution == "mine" and tree is None:
         parser.error(
-            f"--solution mine: there is no learner's tree in {shown(default_folder())}; "
+            f"--solution mine: there is no learner's tree in {display_path(default_folder())}; "
             "`pdm run start-course` creates it"
         )
     return None if solution in ("ref", "tiny_llm") else tree

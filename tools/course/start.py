@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from .tree import ROOT, VARIABLE, default_folder, is_tree, shown, starter_files
+from .tree import ROOT, VARIABLE, default_folder, display_path, is_tree, starter_files
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
             return 2
     write_tree(folder)
     print(
-        f"wrote {shown(folder)}: begin with {shown(folder)}/README.md, then "
+        f"wrote {display_path(folder)}: begin with {display_path(folder)}/README.md, then "
         "`pdm run test --week 1 --day 1`"
     )
     if folder != default_folder():

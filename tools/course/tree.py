@@ -42,7 +42,7 @@ def default_folder() -> Path:
     return (ROOT / os.environ.get(VARIABLE, "mine")).resolve()
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """Path for display: relative if below the current folder, else absolute."""
     here = Path.cwd()
     return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)
@@ -117,7 +117,7 @@ def _is_solution_only(path: Path) -> bool:
     return any(path.match(pattern) for pattern in SOLUTION_ONLY)
 
 
-def learners_file(path: Path) -> Path:
+def learner_file(path: Path) -> Path:
     """A file of the solution, or the learner's version when testing a learner's source tree.
 
     Args:

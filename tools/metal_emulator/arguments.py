@@ -62,7 +62,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Memory:
+class BufferView:
     """A one-dimensional array, bound as a GPU buffer with an offset.
 
     The kernel's pointer is `lead` bytes past the array's start. In a launch, two bindings of the
@@ -73,7 +73,7 @@ class Memory:
     lead: int = 0
 
 
-Bindable = object  # an array, a NumPy scalar, a number, bytes or a Memory
+Bindable = object  # an array, a NumPy scalar, a number, bytes or a BufferView
 
 
 def bind(
@@ -100,8 +100,8 @@ def bind(
 
 def _bind_one(parameter: Parameter, value: Bindable) -> Argument:
     where = f"buffer({parameter.index}) '{parameter.name}'"
-    lead = value.lead if isinstance(value, Memory) else 0
-    value = value.array if isinstance(value, Memory) else value
+    lead = value.lead if isinstance(value, BufferView) else 0
+    value = value.array if isinstance(value, BufferView) else value
     if isinstance(value, (bytes, bytearray)):
         array: NDArray[np.generic] = np.frombuffer(value, np.uint8)
     elif isinstance(value, (bool, int, float)):
@@ -137,7 +137,7 @@ def _scalar(parameter: Parameter, where: str, value: float) -> NDArray[np.generi
     raise ValueError(f"{where} must be {parameter.metal_type}, got the number {value}")
 
 
-def fits(parameter: Parameter, dtype: np.dtype[Any]) -> bool:
+def accepts_dtype(parameter: Parameter, dtype: np.dtype[Any]) -> bool:
     """Whether a dtype matches the element type of the kernel's pointer."""
     element = parameter.element
     if element in FLOATS:
@@ -158,7 +158,7 @@ def _check_type(parameter: Parameter, where: str, array: NDArray[np.generic], ra
                 f"{where} must be {parameter.metal_type}, got elements of {dtype.itemsize} bytes"
             )
         return
-    if not fits(parameter, dtype):
+    if not accepts_dtype(parameter, dtype):
         hint = ""
         if element == "b" and dtype.itemsize == 2:
             hint = "; use the array's view(ml_dtypes.bfloat16)"

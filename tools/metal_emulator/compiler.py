@@ -16,7 +16,7 @@ from .count_instrumentation import instrument
 from .diagnostics import read_diagnostics
 from .errors import Diagnostic, MetalError
 from .kernel_table import KERNEL_TABLE, kernel_table
-from .member_address_spaces import misqualified_members
+from .member_address_spaces import members_missing_thread
 from .preprocess import preprocess
 from .rewrite import Rewritten, rewrite
 from .syntax_tree import nodes
@@ -79,7 +79,7 @@ MODE_FLAGS = {
     "loose": ["-O1", *CHECKED, "-DMSL_LOOSE", "-ffp-contract=on"],
 }
 RUNTIME = ["bfloat", "faults", "fibers", "memory", "scheduler", "server"]
-WATCHER = {
+MODE_RUNTIME = {
     "plain": ["watch_none", "ieee"],
     "asan": ["watch_none", "watch_asan", "ieee"],
     "race": ["access", "watch_races", "ieee"],
@@ -88,7 +88,7 @@ WATCHER = {
 }
 
 # Modes that rewrite clang's LLVM IR of the kernels before code generation.
-CHANGED_IR = {"count": instrument, "loose": choose_contraction}
+IR_PASSES = {"count": instrument, "loose": choose_contraction}
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _not_metal(dump: str) -> list[Diagnostic]:
         for finding in (implicit_conversion(node), variables.misplaced(node)):
             if finding is not None:
                 found[finding] = None
-    found |= dict.fromkeys(misqualified_members(tree))
+    found |= dict.fromkeys(members_missing_thread(tree))
     return [d for d in found if d.file != KERNEL_TABLE and not d.file.startswith(str(HERE))]
 
 
@@ -198,13 +198,16 @@ def _build(source: Source, mode: str, flags: list[str], folder: Path) -> None:
         check(source)
     text, object_file, ir = (folder / f"kernels{suffix}" for suffix in (".cpp", ".o", ".ll"))
     text.write_text(f'#include "{HERE / "msl" / "metal.h"}"\n{source.text}')
-    if mode in CHANGED_IR:
+    if mode in IR_PASSES:
         warnings = _run_clang([clang(), *flags, "-S", "-emit-llvm", str(text), "-o", str(ir)])
-        ir.write_text(CHANGED_IR[mode](ir.read_text()))
+        ir.write_text(IR_PASSES[mode](ir.read_text()))
         _run_clang([clang(), "-O1", "-Wno-everything", "-c", str(ir), "-o", str(object_file)])
     else:
         warnings = _run_clang([clang(), *flags, "-c", str(text), "-o", str(object_file)])
-    objects = [object_file, *(_runtime_objects() / f"{name}.o" for name in RUNTIME + WATCHER[mode])]
+    objects = [
+        object_file,
+        *(_runtime_objects() / f"{name}.o" for name in RUNTIME + MODE_RUNTIME[mode]),
+    ]
     link = [clang(), "-no-pie", *map(str, objects), "-o", str(folder / "program"), "-lm"]
     _run_clang(link + (["-fsanitize=address"] if mode == "asan" else []))
     (folder / "warnings.json").write_text(json.dumps([vars(d) for d in warnings]))

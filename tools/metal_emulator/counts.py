@@ -54,7 +54,7 @@ class Counts:
         return self.device_accesses + self.threadgroup_accesses
 
     @property
-    def all_integers(self) -> int:
+    def all_integer_operations(self) -> int:
         """Integer operations, including multiplications and divisions."""
         return self.integer_operations + self.integer_multiplies + self.integer_divisions
 

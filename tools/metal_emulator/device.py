@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import FLOATS, Memory, Parameter, fits
+from .arguments import FLOATS, BufferView, Parameter, accepts_dtype
 from .compiler import BUILD, MODES
 from .errors import MetalError, MetalFault, UnreportedFaultError
 from .library import MAX_THREADS, Library
@@ -169,7 +169,7 @@ class Device:
             array = memory.get(key)
             if array is None or array.dtype != _numpy_type(dtype):
                 array = memory[key] = _array_at(address, size, dtype)
-            arguments[index] = Memory(_as_pointed_at(parameters.get(index), array), lead)
+            arguments[index] = BufferView(_as_pointed_at(parameters.get(index), array), lead)
         self.launches[kernel] = self.launches.get(kernel, 0) + 1
         try:
             library.launch(
@@ -236,7 +236,7 @@ def _as_pointed_at(parameter: Parameter | None, array: NDArray[np.generic]) -> N
     same size, as in kernels that copy bits. For an array of any other type, which the kernel must
     not access, returns an empty array of the pointer's type.
     """
-    if parameter is None or parameter.element in "vs" or fits(parameter, array.dtype):
+    if parameter is None or parameter.element in "vs" or accepts_dtype(parameter, array.dtype):
         return array
     if parameter.element == "u" and parameter.element_size in (1, array.dtype.itemsize):
         return array.view(f"u{parameter.element_size}")

@@ -22,10 +22,10 @@ METHOD = re.compile(r"CXX(?:Method|Constructor|Conversion)Decl (0x\w+)")
 TEMPLATE = re.compile(r"(?:Class|Function)Template(?:PartialSpecialization)?Decl ")
 INSTANCE = re.compile(r"ClassTemplateSpecializationDecl ")
 # Syntax tree nodes that access a member or element of an object.
-PART = re.compile(r"(?:MemberExpr|ArraySubscriptExpr|ParenExpr|ExtVectorElementExpr) ")
-CALLED = re.compile(r"MemberExpr .*'<bound member function type>'.* (0x\w+)$")
+MEMBER_ACCESS = re.compile(r"(?:MemberExpr|ArraySubscriptExpr|ParenExpr|ExtVectorElementExpr) ")
+METHOD_CALL = re.compile(r"MemberExpr .*'<bound member function type>'.* (0x\w+)$")
 # Syntax tree nodes that bind a reference or take an address.
-BINDS = re.compile(
+REFERENCE_BINDING = re.compile(
     r"(?:CallExpr|CXXMemberCallExpr|CXXOperatorCallExpr|VarDecl|ReturnStmt|CXXStaticCastExpr|"
     r"CXXReinterpretCastExpr|CStyleCastExpr|UnaryOperator .* '&'|"
     r"CXXConstructExpr .*simdgroup_matrix) ?"
@@ -36,7 +36,7 @@ ADVICE = (
 )
 
 
-def misqualified_members(nodes: Sequence[Node]) -> list[Diagnostic]:
+def members_missing_thread(nodes: Sequence[Node]) -> list[Diagnostic]:
     """Reports uses of `this` that require `thread`, in member functions without this qualifier."""
     qualified = _qualified(nodes)
     found = []
@@ -92,7 +92,7 @@ def _wanted(path: Sequence[Node], qualified: set[str]) -> str | None:
     """Use of `this` that requires `thread`: "call", "pointer", "reference"; None: other uses."""
     decayed = False
     for node in reversed(path):
-        called = CALLED.match(node.text)
+        called = METHOD_CALL.match(node.text)
         if called:
             return "call" if called[1] in qualified else None
         if node.text.startswith("ImplicitCastExpr "):
@@ -101,10 +101,10 @@ def _wanted(path: Sequence[Node], qualified: set[str]) -> str | None:
             decayed = "<ArrayToPointerDecay>" in node.text
         elif decayed and not node.text.startswith("ArraySubscriptExpr "):
             return "pointer"
-        elif PART.match(node.text) or re.match(r"UnaryOperator .*'\*'", node.text):
+        elif MEMBER_ACCESS.match(node.text) or re.match(r"UnaryOperator .*'\*'", node.text):
             decayed = False
         elif node.text.startswith("CXXOperatorCallExpr ") and node.text.endswith("'='"):
             return None
         else:
-            return "reference" if BINDS.match(node.text) else None
+            return "reference" if REFERENCE_BINDING.match(node.text) else None
     return None

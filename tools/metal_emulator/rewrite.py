@@ -37,7 +37,7 @@ class Rewritten:
 
     def error(self, offset: int, message: str) -> None:
         """Adds an error at the source line of the character at `offset` in the current text."""
-        self.diagnostics.append(Diagnostic(*source.place(self.text, offset), message))
+        self.diagnostics.append(Diagnostic(*source.location(self.text, offset), message))
 
     def replace(
         self, pattern: str, replacement: Callable[[re.Match[str]], str], flags: int = 0
@@ -94,10 +94,12 @@ def _instantiate(code: Rewritten, signatures: Mapping[str, Signature]) -> None:
         declaration = re.sub(r"^kernel\s+", "", declaration)
         if declaration.startswith("decltype"):
             opening = declaration.index("(")
-            function = declaration[opening + 1 : source.closing(declaration, opening) - 1].strip()
+            function = declaration[
+                opening + 1 : source.closing_bracket(declaration, opening) - 1
+            ].strip()
         else:
             named = re.match(r"void\s+(\w+)\s*(?=<)", declaration)
-            end = source.closing(declaration, named.end()) if named else -1
+            end = source.closing_bracket(declaration, named.end()) if named else -1
             function = declaration[named.start(1) : end] if named and end > 0 else declaration
         name = re.match(r"\w*", function)
         signature = signatures.get(name[0] if name else "")
@@ -140,7 +142,7 @@ def _set_function_constants(code: Rewritten, constants: Mapping[int | str, objec
 
 def _drop_attributes(code: Rewritten) -> None:
     """Removes attributes, which earlier rewrites have evaluated."""
-    code.replace(r"\[\[(?:[^\[\]]|\[[^\[\]]*\])*\]\]", lambda m: source.blank(m[0]))
+    code.replace(r"\[\[(?:[^\[\]]|\[[^\[\]]*\])*\]\]", lambda m: source.blank_out(m[0]))
     code.replace(r"(^|[;{}>\s])kernel(?=\s+void\b)", lambda m: m[1] + "      ", re.MULTILINE)
 
 
@@ -194,7 +196,7 @@ def _vector_constructors(code: Rewritten) -> None:
     vectors = "|".join([rf"(?:{SCALARS})[234]", *sorted(names)])
 
     def declared(match: re.Match[str]) -> str:  # `float4 v(a, b);`
-        end = source.closing(code.text, match.end() - 1)
+        end = source.closing_bracket(code.text, match.end() - 1)
         arguments = code.text[match.end() : end - 1]
         is_function = re.fullmatch(r"\s*|(?:\s*[A-Za-z_][\w:]*[\s&*]+\w+\s*,?)+", arguments)
         if is_function or not re.match(r"\s*;", code.text[end:]):
@@ -208,7 +210,7 @@ def _vector_constructors(code: Rewritten) -> None:
 
     chunks, done = [], 0
     for match in re.finditer(r"\b(?:metal::)?vec\s*<", code.text):
-        end = source.closing(code.text, match.end() - 1) if match.start() >= done else -1
+        end = source.closing_bracket(code.text, match.end() - 1) if match.start() >= done else -1
         before = code.text[max(0, match.start() - 12) : match.start()]
         if end < 0 or "\n" in code.text[match.start() : end] or re.search(r"operator\s*$", before):
             continue
@@ -243,9 +245,9 @@ def _drop_qualified_members(code: Rewritten) -> None:
                 break
             start -= 1
         body = code.text.index("{", match.end())
-        end = source.closing(code.text, body)
+        end = source.closing_bracket(code.text, body)
         code.text = (
-            code.text[: start + 1] + source.blank(code.text[start + 1 : end]) + code.text[end:]
+            code.text[: start + 1] + source.blank_out(code.text[start + 1 : end]) + code.text[end:]
         )
 
 
@@ -254,7 +256,7 @@ def _copyable_structs(code: Rewritten) -> None:
 
     def struct(match: re.Match[str]) -> str:
         name = match[1]
-        body = code.text[match.end() : source.closing(code.text, match.end() - 1)]
+        body = code.text[match.end() : source.closing_bracket(code.text, match.end() - 1)]
         has_constructor = re.search(rf"(?<![\w~.>:]){name}\s*\(", body)
         return f"{match[0]} MSL_STRUCT({name})" + (
             f" MSL_CONSTRUCT({name})" if has_constructor else ""

@@ -68,7 +68,7 @@ class _Reader:
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def error(self, offset: int, message: str) -> None:
-        file, line = source.place(self.text, offset)
+        file, line = source.location(self.text, offset)
         self.diagnostics.append(Diagnostic(file, line, f"kernel {self.kernel}: {message}"))
 
     def parameter(self, offset: int, declaration: str) -> Parameter:
@@ -162,7 +162,7 @@ def read_signatures(text: str) -> tuple[list[tuple[int, Signature]], list[Diagno
     for match in KERNEL.finditer(text):
         if re.search(r"\btemplate\s*(?:\[\[[^\]]*\]\]\s*)?$", text[: match.start()][-400:]):
             continue  # an explicit instantiation, not a definition
-        end = source.closing(text, match.end() - 1)
+        end = source.closing_bracket(text, match.end() - 1)
         if end < 0:
             continue  # clang reports the unclosed parenthesis
         reader = _Reader(match[1], text)

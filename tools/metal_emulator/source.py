@@ -7,7 +7,7 @@ MARKER = re.compile(r'^# (\d+) "([^"]*)".*$', re.MULTILINE)
 CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 
-def place(text: str, offset: int) -> tuple[str, int]:
+def location(text: str, offset: int) -> tuple[str, int]:
     """File and line of the character at `offset`."""
     last = None
     for marker in MARKER.finditer(text, 0, offset):
@@ -17,7 +17,7 @@ def place(text: str, offset: int) -> tuple[str, int]:
     return last[2], int(last[1]) + text.count("\n", last.end() + 1, offset)
 
 
-def closing(text: str, opening: int) -> int:
+def closing_bracket(text: str, opening: int) -> int:
     """Offset past the bracket that closes the one at `opening`; -1 if unclosed."""
     open_, close = text[opening], CLOSING[text[opening]]
     depth = 0
@@ -46,7 +46,7 @@ def split(text: str, separator: str = ",") -> Iterator[tuple[int, str]]:
         yield start, text[start:]
 
 
-def blank(text: str) -> str:
+def blank_out(text: str) -> str:
     """Replaces all characters except newlines by spaces."""
     return re.sub(r"[^\n]", " ", text)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .errors import Diagnostic
 
 # A location in the dump; clang omits the file and the line if they have not changed.
-PLACE = re.compile(r"(<[a-z -]+>|[^\s<>:,]+):(\d+):\d+|col:\d+")
+LOCATION = re.compile(r"(<[a-z -]+>|[^\s<>:,]+):(\d+):\d+|col:\d+")
 TYPE = re.compile(r" '([^']*)'(?::'([^']*)')?")
 BRANCHES = re.compile(r"[| `-]*")
 
@@ -19,18 +19,18 @@ class Node:
     Attributes:
         text: the line without tree branches.
         depth: indentation.
-        place: file and line of the node's start.
+        location: file and line of the node's start.
         child: the next line of the dump, which is the first child if there is one.
     """
 
     text: str
     depth: int
-    place: tuple[str, int]
+    location: tuple[str, int]
     child: str
 
     def error(self, message: str) -> Diagnostic:
         """An error at this node's location."""
-        return Diagnostic(*self.place, message)
+        return Diagnostic(*self.location, message)
 
 
 def nodes(dump: str) -> Iterator[Node]:
@@ -39,11 +39,11 @@ def nodes(dump: str) -> Iterator[Node]:
     lines = dump.splitlines()
     for text, child in zip(lines, [*lines[1:], ""], strict=True):
         start = None
-        for place in PLACE.finditer(text.split(" '", 1)[0]):
-            if place[1] == "line":
-                line = int(place[2])
-            elif place[1]:
-                file, line = place[1], int(place[2])
+        for match in LOCATION.finditer(text.split(" '", 1)[0]):
+            if match[1] == "line":
+                line = int(match[2])
+            elif match[1]:
+                file, line = match[1], int(match[2])
             start = start or (file, line)
         branches = BRANCHES.match(text)
         depth = branches.end() if branches else 0

@@ -25,12 +25,12 @@ from tiny_llm.errors import UserError
 from tiny_llm.models import find_model
 from tools.course import history
 from tools.course.solution_flag import parse_with_tree
-from tools.course.tree import shown
+from tools.course.tree import display_path
 
 from .html_report import render_page
 from .measure import (
     LAST_MODEL,
-    OBJECTIVE,
+    SLO,
     count_tasks,
     count_tests,
     course_engine,
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(highlight=False, emoji=False)
     scores = [Score.from_json(entry) for entry in history.entries(tree, KIND)]
     if args.show and not scores:
-        parser.error(f"no runs in {shown(history.history_file(tree))} yet")
+        parser.error(f"no runs in {display_path(history.history_file(tree))} yet")
     if not args.show:
         exit_on_sigterm()
         try:
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     print_score(scores[-1], scores[:-1], console)
     page = history.history_file(tree).with_name("scoreboard.html")
     page.write_text(render_page(scores[-1], scores[:-1]), encoding="utf-8")
-    console.print(f"HTML report: {shown(page)}", soft_wrap=True)
+    console.print(f"HTML report: {display_path(page)}", soft_wrap=True)
     return 0
 
 
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
             if tree is not None:
                 measure_goodput(yours, folder, tree)
         remarks.append(
-            f"Goodput is the engine's highest number of requests per second within {OBJECTIVE} ms, "
+            f"Goodput is the engine's highest number of requests per second within {SLO} ms, "
             "at the rates of day 5.3."
         )
     try:

@@ -29,7 +29,7 @@ ENGINE_TASKS = {1: ("1.4.3",), 2: ("2.1.3", "2.1.4"), 3: ("3.1.3", "3.2.2", "3.2
 LAST_MODEL = max(ENGINE_TASKS)
 # Task of Week 4 -> value of TINY_LLM_MATMUL, best first. The kernels run in Week 3's model.
 # "pairs" is opt-in, as it beats "panels" on some machines only.
-PRODUCT_KERNELS = {
+MATMUL_KERNELS = {
     "4.4.1": "panels",
     "4.3.3": "prefetched",
     "4.3.2": "prepacked",
@@ -41,10 +41,10 @@ ATTENTION_KERNELS = {"4.6.3": "split", "4.6.2": "online", "4.6.1": "scores"}
 # Days whose code measuring goodput requires: the scheduler and the load generator.
 GOODPUT_DAYS = (day_of(3, 3), day_of(3, 4), day_of(5, 3))
 # Flags of `bench`. Goodput is the best over these request rates.
-LOAD = "--loader engine --batch-size 16 --num-seqs 32 --request-rate 8 16 32 64"
-OBJECTIVE = "ttft:200 tpot:50"
+BENCH_FLAGS = "--loader engine --batch-size 16 --num-seqs 32 --request-rate 8 16 32 64"
+SLO = "ttft:200 tpot:50"
 SECONDS = 90  # timeout per measurement
-IN_CACHE = 64e6  # bytes; smaller models may fit in a CPU cache
+MAX_CACHED_BYTES = 64e6  # bytes; smaller models may fit in a CPU cache
 
 
 def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
@@ -68,7 +68,7 @@ def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
     if tree is not None:
         week = next((week for week in reversed(ENGINE_TASKS) if passes(*ENGINE_TASKS[week])), 0)
         if week == LAST_MODEL:
-            any(map(passes, PRODUCT_KERNELS))
+            any(map(passes, MATMUL_KERNELS))
             any(map(passes, ATTENTION_KERNELS))
     return {task: found for task, found in outcomes.items() if task in begun}
 
@@ -121,7 +121,7 @@ def kernels_of_week_4(
     outcomes: Mapping[str, Sequence[Outcome]],
 ) -> tuple[str | None, str | None]:
     """Best completed (matmul, attention) kernels of Week 4; None for each that is missing."""
-    return _best_done(PRODUCT_KERNELS, outcomes), _best_done(ATTENTION_KERNELS, outcomes)
+    return _best_done(MATMUL_KERNELS, outcomes), _best_done(ATTENTION_KERNELS, outcomes)
 
 
 def _best_done(kernels: Mapping[str, str], outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
@@ -150,7 +150,7 @@ class Engine:
         module: the engine's worker in `benchmark.systems`.
         arguments: arguments of the worker.
         tree: learner's source tree with its `tiny_llm`; None for the solution's.
-        product: value of TINY_LLM_MATMUL; None for the default kernel.
+        matmul: value of TINY_LLM_MATMUL; None for the default kernel.
         attention: value of TINY_LLM_ATTENTION; None for the default kernel.
     """
 
@@ -159,13 +159,13 @@ class Engine:
     module: str
     arguments: tuple[str, ...]
     tree: Path | None = None
-    product: str | None = None
+    matmul: str | None = None
     attention: str | None = None
 
     @property
     def environment(self) -> dict[str, str]:
         """Environment of the worker."""
-        chosen = {"TINY_LLM_MATMUL": self.product, "TINY_LLM_ATTENTION": self.attention}
+        chosen = {"TINY_LLM_MATMUL": self.matmul, "TINY_LLM_ATTENTION": self.attention}
         named = {variable: kernel for variable, kernel in chosen.items() if kernel is not None}
         return {**environment(self.tree), **named}
 
@@ -175,13 +175,13 @@ def course_engine(
     folder: Path,
     week: int,
     tree: Path | None,
-    product: str | None = None,
+    matmul: str | None = None,
     attention: str | None = None,
 ) -> Engine:
     """An engine with a week's model; week 4 is Week 3's model with Week 4's kernels."""
     solution = "tiny_llm" if tree is None else "mine"
     arguments = (str(folder), "--week", str(min(week, LAST_MODEL)), "--solution", solution)
-    return Engine(name, sys.executable, "course_worker", arguments, tree, product, attention)
+    return Engine(name, sys.executable, "course_worker", arguments, tree, matmul, attention)
 
 
 def find_llama(given: str | None) -> str | None:
@@ -279,7 +279,7 @@ def measure_goodput(row: Row, folder: Path, tree: Path | None) -> None:
         tree: learner's source tree whose engine and load generator run; None for the solution's.
     """
     solution = "ref" if tree is None else "mine"
-    flags = f"--solution {solution} {LOAD} --goodput {OBJECTIVE}"
+    flags = f"--solution {solution} {BENCH_FLAGS} --goodput {SLO}"
     command = [sys.executable, "-m", "tiny_llm", "bench", "--model", str(folder), *flags.split()]
     try:
         completed = subprocess.run(
@@ -303,7 +303,7 @@ def roofline_row(machine: Machine, costs: ModelCosts) -> Row:
     """Row with the machine's limit for each metric: see `Metric.bound`."""
     speeds = {metric.name: metric.bound(costs, machine) for metric in METRICS}
     row = Row("this machine's limit", speeds)
-    if costs.weight_bytes() < IN_CACHE:
+    if costs.weight_bytes() < MAX_CACHED_BYTES:
         row.notes.append(
             f"the model's {costs.weight_bytes() / 1e6:.0f} MB may stay in the processor's cache, "
             "which is faster than memory, the limit of decoding in this table"

@@ -25,8 +25,8 @@ from tools.course import history
 from tools.course.solution_flag import parse_with_tree
 from tools.course.tree import ROOT, environment
 
-from .matmuls import DAY_KERNELS, PRODUCTS, PROGRESS_PREFIX
-from .report import kernels_table, percent, planted_table, print_answer
+from .matmuls import DAY_KERNELS, MATMULS, PROGRESS_PREFIX
+from .report import kernels_table, matmuls_table, percent, print_answer
 
 KIND = "speed"
 ROUNDS = 5
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, metavar="N", help="day 4.1: seed of the slow matmul")
     parser.add_argument(
         "--answer",
-        choices=PRODUCTS,
+        choices=MATMULS,
         metavar="NAME",
         help="day 4.1: answer, instead of a prompt",
     )
@@ -69,28 +69,28 @@ def main(argv: list[str] | None = None) -> int:
         machine = measure_best(ROOFLINE_ROUNDS)
         console.print(str(machine), soft_wrap=True)
         if args.day == "4.1":
-            return find_planted(args, tree, machine, console)
+            return find_slowed_matmul(args, tree, machine, console)
         return grade(args, tree, machine, console)
     except (FailedError, ProbeError) as error:
         print(f"speed: {error}", file=sys.stderr)
         return 2
 
 
-def find_planted(
+def find_slowed_matmul(
     args: argparse.Namespace, tree: Path | None, machine: Machine, console: Console
 ) -> int:
     """Day 4.1: shows the matmuls of a step, one of them slowed down, and asks for its name."""
     seed = args.seed
     if seed is None:
         seed = sum(entry["day"] == "4.1" for entry in history.entries(tree, KIND))
-    planted = random.Random(seed).choice([name for name in PRODUCTS if name != "head"])
+    slowed = random.Random(seed).choice([name for name in MATMULS if name != "head"])
     console.print("the matmuls of a step …", style="dim")
-    found = run_matmuls("planted", tree, machine, args.rounds, "--name", planted)
-    console.print(planted_table(found["rows"], with_shares=False))
+    found = run_matmuls("slowed", tree, machine, args.rounds, "--name", slowed)
+    console.print(matmuls_table(found["rows"], with_shares=False))
     answer = args.answer or ask(console)
     if answer is None:
         return 0
-    is_correct = print_answer(answer, planted, found, console)
+    is_correct = print_answer(answer, slowed, found, console)
     history.append(tree, KIND, {"day": "4.1", "seed": seed, "right": is_correct})
     return 0
 
@@ -99,10 +99,10 @@ def ask(console: Console) -> str | None:
     """Reads the name of a matmul; None at EOF."""
     while True:
         try:
-            text = console.input(f"which matmul repeats its work ({', '.join(PRODUCTS)})? ").strip()
+            text = console.input(f"which matmul repeats its work ({', '.join(MATMULS)})? ").strip()
         except EOFError:
             return None
-        if text in PRODUCTS:
+        if text in MATMULS:
             return text
 
 
@@ -119,10 +119,9 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
         console.print(kernels_table(yours["one_head"], ours["one_head"]["best"]))
     for name, why in yours["unwritten"].items():
         console.print(f"{name}: {why}", style="dim", markup=False)
-    if yours["nearest"] is not None:
-        console.print(
-            f"best_prefetch_distance() of your roofline.py returns {yours['nearest']} bytes"
-        )
+    if yours["prefetch_distance"] is not None:
+        distance = yours["prefetch_distance"]
+        console.print(f"best_prefetch_distance() of your roofline.py returns {distance} bytes")
     for remark in yours.get("remarks", ()):
         console.print(remark)
     if not rows:

@@ -76,7 +76,7 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
     """Measures both problems with the day's implemented kernels; if `best`, with the best only."""
     rows, unwritten = measure_on(HEADS, (None,) if best else KERNELS, limits, rounds)
     one_head, _ = measure_on(ONE_HEAD, (None,) if best else ON_ONE_HEAD, limits, rounds)
-    return {"rows": rows, "one_head": one_head, "unwritten": unwritten, "nearest": None}
+    return {"rows": rows, "one_head": one_head, "unwritten": unwritten, "prefetch_distance": None}
 
 
 if __name__ == "__main__":

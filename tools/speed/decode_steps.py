@@ -30,14 +30,14 @@ from tiny_llm.kernels.roofline import (
 from . import matmuls
 
 CONTEXT, STEPS = 64, 8  # context length in tokens, decoding steps per run
-WAYS = {"nodes": "off", "captured": "on"}
+CAPTURE_MODES = {"nodes": "off", "captured": "on"}
 # Matmul kernels of Week 4, best first.
-PRODUCTS = ("panels", "prefetched", "prepacked", "vectors", "factored")
+MATMULS = ("panels", "prefetched", "prepacked", "vectors", "factored")
 CHAIN = (1, 64, 128, 256)  # nodes per graph, to estimate the time per node
 CHAIN_ROUNDS = 3  # factor on the number of rounds, because these runs are short
 
 
-def best_product() -> str | None:
+def best_matmul_kernel() -> str | None:
     """Best implemented matmul kernel of Week 4, or the value of TINY_LLM_MATMUL if it is set.
 
     Returns:
@@ -46,7 +46,7 @@ def best_product() -> str | None:
     """
     if os.environ.get(matmuls.VARIABLE):
         return os.environ[matmuls.VARIABLE]
-    for name in PRODUCTS:
+    for name in MATMULS:
         with matmuls.selected_kernel(name):
             try:
                 kernels.prepack_rows()
@@ -61,11 +61,11 @@ class Decoding:
 
     Args:
         capture: value of `CAPTURE_VARIABLE`.
-        product: matmul kernel, as in `best_product`.
+        matmul: matmul kernel, as in `best_matmul_kernel`.
     """
 
-    def __init__(self, capture: str, product: str | None):
-        self._wanted = {CAPTURE_VARIABLE: capture, matmuls.VARIABLE: product}
+    def __init__(self, capture: str, matmul: str | None):
+        self._wanted = {CAPTURE_VARIABLE: capture, matmuls.VARIABLE: matmul}
         with matmuls.with_variables(self._wanted):
             self._model = Qwen3ModelWeek2(load("demo")[0], enable_flash_attn=True)
             self._caches = self._model.create_kv_cache()
@@ -111,10 +111,10 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
     """Measures separate and captured steps, interleaved; if `best`, only captured steps."""
     decoding: dict[str, Decoding] = {}
     unwritten: dict[str, str] = {}
-    product = None if best else best_product()
-    for name, capture in ({"best": "on"} if best else WAYS).items():
+    matmul = None if best else best_matmul_kernel()
+    for name, capture in ({"best": "on"} if best else CAPTURE_MODES).items():
         try:
-            decoding[name] = Decoding(capture, product)
+            decoding[name] = Decoding(capture, matmul)
             decoding[name].run()
         except (TaskNotImplemented, RuntimeError, ValueError) as error:
             decoding.pop(name, None)
@@ -127,9 +127,9 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
     rows = {name: matmuls.row(times[name], cost, limits) for name in decoding}
     nodes = {name: steps.num_nodes() for name, steps in decoding.items()}
     remarks = [] if best else remarks_of(times, nodes, rounds, unwritten)
-    if product is not None:
-        remarks.append(f"matmuls by your kernel {product}")
-    return {"rows": rows, "unwritten": unwritten, "nearest": None, "remarks": remarks}
+    if matmul is not None:
+        remarks.append(f"matmuls by your kernel {matmul}")
+    return {"rows": rows, "unwritten": unwritten, "prefetch_distance": None, "remarks": remarks}
 
 
 def remarks_of(
@@ -142,7 +142,7 @@ def remarks_of(
     try:
         node = seconds_per_node({n: chains[f"{n} nodes"] for n in CHAIN})
         remarks.append(f"seconds_per_node() of your roofline.py returns {1e6 * node:.1f} µs a node")
-        if set(times) == set(WAYS):
+        if set(times) == set(CAPTURE_MODES):
             seconds = times["nodes"].minimum / STEPS
             predicted = captured_time_fraction(nodes["nodes"], nodes["captured"], node, seconds)
             used = times["captured"].minimum / times["nodes"].minimum

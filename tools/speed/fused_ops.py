@@ -26,7 +26,7 @@ TOKENS, E, H_Q, H, D, I = 4096, 1024, 16, 8, 128, 3072
 FEW_TOKENS, FEW_ROUNDS = 512, 8  # short prompt in tokens, and factor on its number of rounds
 EPS = 1e-6
 # Compared settings: (value of TINY_LLM_FUSED, schedule of the thread pool).
-WAYS = {
+VARIANTS = {
     "loops": ("loops", "static"),
     "vectors": ("vectors", "static"),
     "dynamic": ("vectors", "dynamic"),
@@ -85,8 +85,8 @@ def fused_ops_cost(L: int) -> KernelCost:
 
 
 @contextmanager
-def way(fused: str, schedule: str) -> Iterator[None]:
-    """Selects kernels and schedule within a `with` block: an entry of `WAYS`.
+def use_variant(fused: str, schedule: str) -> Iterator[None]:
+    """Selects kernels and schedule within a `with` block: an entry of `VARIANTS`.
 
     Raises:
         RuntimeError: the schedule is not implemented.
@@ -101,31 +101,31 @@ def way(fused: str, schedule: str) -> Iterator[None]:
 
 
 def run_fused(ops: FusedOps, name: str) -> Callable[[], None]:
-    """Returns a function that runs the fused operations with the entry `name` of `WAYS`."""
+    """Returns a function that runs the fused operations with the entry `name` of `VARIANTS`."""
 
     def run() -> None:
-        with way(*WAYS[name]):
+        with use_variant(*VARIANTS[name]):
             mx.eval(ops.fused())
 
     return run
 
 
 def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
-    """Measures Week 1's layers and `WAYS`, interleaved; if `best`, only "dynamic"."""
+    """Measures Week 1's layers and `VARIANTS`, interleaved; if `best`, only "dynamic"."""
     ops = FusedOps(TOKENS)
     wanted: dict[str, Callable[[], Any]] = {}
     if best:
         wanted["best"] = run_fused(ops, "dynamic")
     else:
-        wanted = {LAYERS: ops.layers, **{name: run_fused(ops, name) for name in WAYS}}
+        wanted = {LAYERS: ops.layers, **{name: run_fused(ops, name) for name in VARIANTS}}
     runs, unwritten = runnable(wanted)
     times = run_interleaved(runs, rounds)
     rows = {name: row(times[name], ops.cost, limits) for name in runs}
-    remarks = [claims_remark(rounds)] if {"vectors", "dynamic"} <= set(runs) else []
-    return {"rows": rows, "unwritten": unwritten, "nearest": None, "remarks": remarks}
+    remarks = [schedule_remark(rounds)] if {"vectors", "dynamic"} <= set(runs) else []
+    return {"rows": rows, "unwritten": unwritten, "prefetch_distance": None, "remarks": remarks}
 
 
-def claims_remark(rounds: int) -> str:
+def schedule_remark(rounds: int) -> str:
     """Compares static and dynamic schedules on a short prompt, where a late thread costs most."""
     ops = FusedOps(FEW_TOKENS)
     times = run_interleaved(

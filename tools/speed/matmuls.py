@@ -1,6 +1,6 @@
 """Measures 4-bit matmuls with this process's `tiny_llm`: see __main__.py.
 
-    python -m tools.speed.matmuls planted --read 40e9 --peak 500e9 --name down --rounds 5
+    python -m tools.speed.matmuls slowed --read 40e9 --peak 500e9 --name down --rounds 5
     python -m tools.speed.matmuls kernels --read 40e9 --peak 500e9 --day 4.3 --rounds 5
 
 Clock, comparison and roofline are functions of day 4.1: the learner's if this process imports the
@@ -35,7 +35,7 @@ from tiny_llm.kernels.roofline import (
 
 BITS, GROUP_SIZE = 4, 128
 VARIABLE = "TINY_LLM_MATMUL"
-AHEAD_VARIABLE = "TINY_LLM_PREFETCH"
+PREFETCH_VARIABLE = "TINY_LLM_PREFETCH"
 # Kernels compared on each day: the previous day's and the day's.
 DAY_KERNELS = {
     "4.2": ("loops", "factored", "vectors"),
@@ -43,19 +43,24 @@ DAY_KERNELS = {
     "4.4": ("vectors", "prefetched", "panels", "pairs"),
     "all": ("loops", "factored", "vectors", "prepacked", "prefetched", "panels", "pairs"),
 }
-AHEAD = (256, 1024, 4096, 16384)  # prefetch distances in bytes, all of which day 4.3 measures
+PREFETCH_DISTANCES = (
+    256,
+    1024,
+    4096,
+    16384,
+)  # prefetch distances in bytes, all of which day 4.3 measures
 # Matmuls of a decoding step of Qwen3-0.6B: outputs, inputs, and number of weight matrices that a
 # measurement multiplies in turn, so that weights are read from memory, not from a CPU cache.
-PRODUCTS = {
+MATMULS = {
     "qkv": (4096, 1024, 8),
     "o": (1024, 2048, 16),
     "gate_up": (6144, 1024, 6),
     "down": (1024, 3072, 10),
     "head": (151_936, 1024, 1),
 }
-KERNELS_ON = ("gate_up", 14)  # matmul for comparing kernels, number of weight matrices
-MANY_ROWS = {"4.4": (64, 2)}  # days with several rows of activations: (rows, weight matrices)
-PLANTED_REPETITIONS = 4  # number of times that day 4.1's slow matmul is computed
+COMPARED_MATMUL = ("gate_up", 14)  # matmul for comparing kernels, number of weight matrices
+ROWS_BY_DAY = {"4.4": (64, 2)}  # days with several rows of activations: (rows, weight matrices)
+SLOWED_REPETITIONS = 4  # number of times that day 4.1's slow matmul is computed
 PROGRESS_PREFIX = "… "  # distinguishes progress lines from the results
 
 
@@ -92,24 +97,24 @@ class Matmuls:
 
     def with_repeated_work(self) -> list[mx.array]:
         """Lazy results of all matmuls, each computed several times: day 4.1's slow matmul."""
-        return [result for _ in range(PLANTED_REPETITIONS) for result in self()]
+        return [result for _ in range(SLOWED_REPETITIONS) for result in self()]
 
-    def with_kernel(self, kernel: str | None, ahead: int | None = None) -> Callable[[], None]:
+    def with_kernel(self, kernel: str | None, distance: int | None = None) -> Callable[[], None]:
         """Returns a function that runs all matmuls with a kernel and its weight layout.
 
         Args:
             kernel: value of TINY_LLM_MATMUL; None for this machine's best.
-            ahead: prefetch distance in bytes; None for the kernel's default.
+            distance: prefetch distance in bytes; None for the kernel's default.
 
         Raises:
             RuntimeError: the learner has not implemented the kernel.
             ValueError: this machine has no kernel of that name.
         """
-        with selected_kernel(kernel, ahead):
+        with selected_kernel(kernel, distance):
             matmuls = self.prepacked(kernels.prepack_rows())
 
         def run() -> None:
-            with selected_kernel(kernel, ahead):
+            with selected_kernel(kernel, distance):
                 mx.eval(matmuls())
 
         return run
@@ -161,9 +166,11 @@ def runnable(
 
 
 @contextmanager
-def selected_kernel(kernel: str | None, ahead: int | None = None) -> Iterator[None]:
+def selected_kernel(kernel: str | None, distance: int | None = None) -> Iterator[None]:
     """Selects the matmul kernel within a `with` block."""
-    with with_variables({VARIABLE: kernel, AHEAD_VARIABLE: None if ahead is None else str(ahead)}):
+    with with_variables(
+        {VARIABLE: kernel, PREFETCH_VARIABLE: None if distance is None else str(distance)}
+    ):
         yield
 
 
@@ -193,9 +200,9 @@ def row(times: Timings, cost: KernelCost, limits: HardwareLimits) -> dict[str, f
     }
 
 
-def measure_planted(name: str, limits: HardwareLimits, rounds: int) -> dict[str, Any]:
+def measure_slowed(name: str, limits: HardwareLimits, rounds: int) -> dict[str, Any]:
     """Measures all matmuls of a step; the one called `name` repeats its work."""
-    matmuls = {label: Matmuls(*shape) for label, shape in PRODUCTS.items()}
+    matmuls = {label: Matmuls(*shape) for label, shape in MATMULS.items()}
     runs: dict[str, Callable[[], Any]] = dict(matmuls)
     runs[name] = matmuls[name].with_repeated_work
     times = run_interleaved(runs, rounds)
@@ -211,21 +218,21 @@ def measure_kernels(
 
     Args:
         names: entries of `DAY_KERNELS`; None is this machine's best, labeled "best". "prefetched"
-            is measured at each distance of `AHEAD`, labeled "prefetched 256" and so on.
+            is measured at each of `PREFETCH_DISTANCES`, labeled "prefetched 256" and so on.
         limits: the machine's limits.
         rounds: rounds of the comparison.
-        day: day of the course; those in `MANY_ROWS` have several rows of activations.
+        day: day of the course; those in `ROWS_BY_DAY` have several rows of activations.
     """
-    name_of_matmul, num_matrices = KERNELS_ON
-    M, num_matrices = MANY_ROWS.get(day or "", (1, num_matrices))
-    matmuls = Matmuls(*PRODUCTS[name_of_matmul][:2], num_matrices, M)
+    name_of_matmul, num_matrices = COMPARED_MATMUL
+    M, num_matrices = ROWS_BY_DAY.get(day or "", (1, num_matrices))
+    matmuls = Matmuls(*MATMULS[name_of_matmul][:2], num_matrices, M)
     runs: dict[str, Callable[[], Any]] = {}
     unwritten = {}
     for name in names:
-        for ahead in AHEAD if name == "prefetched" and M == 1 else (None,):
-            label = " ".join(str(part) for part in (name or "best", ahead) if part is not None)
+        for distance in PREFETCH_DISTANCES if name == "prefetched" and M == 1 else (None,):
+            label = " ".join(str(part) for part in (name or "best", distance) if part is not None)
             try:
-                run = matmuls.with_kernel(name, ahead)
+                run = matmuls.with_kernel(name, distance)
                 run()
             except (
                 RuntimeError,
@@ -237,12 +244,14 @@ def measure_kernels(
     times = run_interleaved(runs, rounds)
     rows = {name: row(times[name], matmuls.cost, limits) for name in runs}
     fetched = {
-        ahead: times[f"prefetched {ahead}"] for ahead in AHEAD if f"prefetched {ahead}" in times
+        distance: times[f"prefetched {distance}"]
+        for distance in PREFETCH_DISTANCES
+        if f"prefetched {distance}" in times
     }
-    return {"rows": rows, "unwritten": unwritten, "nearest": nearest_of(fetched)}
+    return {"rows": rows, "unwritten": unwritten, "prefetch_distance": chosen_distance(fetched)}
 
 
-def nearest_of(fetched: dict[int, Timings]) -> int | None:
+def chosen_distance(fetched: dict[int, Timings]) -> int | None:
     """Result of the learner's `best_prefetch_distance` in bytes; None if not implemented."""
     try:
         return best_prefetch_distance(fetched) if fetched else None
@@ -270,7 +279,7 @@ def run_measurement(measure: Callable[[argparse.Namespace, HardwareLimits], dict
         Exit status: 0, or 2 if something of day 4.1 must be implemented first.
     """
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    parser.add_argument("what", choices=("planted", "kernels", "best"))
+    parser.add_argument("what", choices=("slowed", "kernels", "best"))
     parser.add_argument("--read", type=float, required=True)
     parser.add_argument("--peak", type=float, required=True)
     parser.add_argument("--rounds", type=int, required=True)
@@ -290,8 +299,8 @@ def run_measurement(measure: Callable[[argparse.Namespace, HardwareLimits], dict
 
 def measure_matmuls(args: argparse.Namespace, limits: HardwareLimits) -> dict[str, Any]:
     """Runs the measurement selected on the command line."""
-    if args.what == "planted":
-        return measure_planted(args.name, limits, args.rounds)
+    if args.what == "slowed":
+        return measure_slowed(args.name, limits, args.rounds)
     names = DAY_KERNELS[args.day] if args.what == "kernels" else (None,)
     return measure_kernels(names, limits, args.rounds, args.day)
 

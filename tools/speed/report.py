@@ -9,7 +9,7 @@ from rich.table import Table
 Row = Mapping[str, float]
 
 
-def planted_table(rows: Mapping[str, Row], with_shares: bool) -> Table:
+def matmuls_table(rows: Mapping[str, Row], with_shares: bool) -> Table:
     """A step's matmuls with bytes read and times; shares of the limit only after the answer."""
     table = Table("matmul", "MB", "median, ms", "minimum, ms")
     if with_shares:
@@ -46,15 +46,15 @@ def kernels_table(yours: Mapping[str, Row], ours: Row) -> Table:
     return table
 
 
-def print_answer(answer: str, planted: str, found: Mapping[str, Any], console: Console) -> bool:
+def print_answer(answer: str, slowed: str, found: Mapping[str, Any], console: Console) -> bool:
     """Prints whether the answer is correct, and the answer of `furthest_from_roofline`.
 
     Returns:
         Whether the answer names the slowed-down matmul.
     """
-    console.print(planted_table(found["rows"], with_shares=True))
-    right = answer == planted
-    console.print(f"{'[green]yes[/]' if right else '[red]no[/]'}: {planted} does its work 4 times")
+    console.print(matmuls_table(found["rows"], with_shares=True))
+    right = answer == slowed
+    console.print(f"{'[green]yes[/]' if right else '[red]no[/]'}: {slowed} does its work 4 times")
     console.print(f"furthest_from_roofline() of your roofline.py returns {found['slowest']}")
     return right
 

@@ -166,7 +166,7 @@ void check_window(InstructionSet set, int64_t L, int64_t S, int64_t D, int64_t w
                                        .out = out[variant].data(),
                                        .query_head_stride = D,
                                        .query_token_stride = H_q * D,
-                                       .step = {}};
+                                       .week4_kernel = {}};
         const PagedSequence sequence = {0, 0, L, S, table.data()};
         const int rows = static_cast<int>(L * H_q / H);
         const auto scratch_size = TINY_LLM_CHOOSE_SIMD(

@@ -192,11 +192,11 @@ std::vector<Week4Matmul> prepacked_kernels([[maybe_unused]] InstructionSet set) 
 }
 
 // Runs a kernel without a prepare step on all rows, in chunks.
-Guarded<uint16_t> multiply(const Problem& problem, Week4Matmul step) {
+Guarded<uint16_t> multiply(const Problem& problem, Week4Matmul kernel) {
     Guarded<uint16_t> out(problem.M * problem.O);
     const QuantizedMatmulJob job = problem.job(out.data(), 0, problem.M);
     for (int64_t o = 0; o < problem.O; o += QUANTIZED_MATMUL_PANEL) {
-        step(job, o, std::min(problem.O, o + QUANTIZED_MATMUL_PANEL));
+        kernel(job, o, std::min(problem.O, o + QUANTIZED_MATMUL_PANEL));
     }
     return out;
 }
@@ -330,8 +330,8 @@ KERNEL_TEST(week4_prepacked_kernels_match_reference) {
         for (const Problem& problem : problems(M, O, I)) {
             if (!problem.floating_point) {
                 const Problem prepacked = problem.with_prepacked_weights(PACK_ROWS);
-                for (Week4Matmul step : prepacked_kernels(set)) {
-                    compare_with_reference(problem, multiply(prepacked, step));
+                for (Week4Matmul kernel : prepacked_kernels(set)) {
+                    compare_with_reference(problem, multiply(prepacked, kernel));
                 }
             }
         }

@@ -12,7 +12,7 @@ from ..errors import UserError, check_int
 from .models import Message
 from .workspace import MIN_OUTPUT, truncate
 
-NOTE = "[Earlier messages were dropped to save space.]"
+DROPPED_NOTE = "[Earlier messages were dropped to save space.]"
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Compaction:
         place: a shortened message is a new dictionary.
         """
         # [task 7.3.3 compact]
-        if size(messages) <= self.limit:
+        if num_chars(messages) <= self.limit:
             return list(messages)
         compacted = list(messages)
         for index in old_results(messages, self.keep_turns):
-            if size(compacted) <= self.target:
+            if num_chars(compacted) <= self.target:
                 break
             short = truncate(messages[index]["content"], self.result_chars)
             compacted[index] = {**messages[index], "content": short}
@@ -61,7 +61,7 @@ class Compaction:
         # [/task 7.3.3 compact]
 
 
-def size(messages: Sequence[Message]) -> int:
+def num_chars(messages: Sequence[Message]) -> int:
     """Length of the messages as JSON in characters: a size estimate that needs no tokenizer."""
     return sum(len(json.dumps(message, ensure_ascii=False)) for message in messages)
 
@@ -85,19 +85,19 @@ def drop_turns(messages: Sequence[Message], target: int, keep_turns: int) -> lis
 
     A turn is dropped with its tool results: most servers reject a result without its call, or a
     call without its result. Messages before the first turn remain, followed by the user message
-    `NOTE`, which is added only once across compactions and counts towards `target`. Returns the
-    messages unchanged if no turn is dropped.
+    `DROPPED_NOTE`, which is added only once across compactions and counts towards `target`.
+    Returns the messages unchanged if no turn is dropped.
     """
     # [task 7.3.2 drop]
     starts = turn_starts(messages)
-    if size(messages) <= target or len(starts) <= keep_turns:
+    if num_chars(messages) <= target or len(starts) <= keep_turns:
         return list(messages)
     head = list(messages[: starts[0]])
-    if head[-1]["content"] != NOTE:
-        head.append({"role": "user", "content": NOTE})
+    if head[-1]["content"] != DROPPED_NOTE:
+        head.append({"role": "user", "content": DROPPED_NOTE})
     for start in starts[1 : len(starts) - keep_turns + 1]:
         shorter = [*head, *messages[start:]]
-        if size(shorter) <= target:
+        if num_chars(shorter) <= target:
             break
     return shorter
     # [/task 7.3.2 drop]

@@ -10,7 +10,7 @@ from ..errors import UserError
 from .tools import Tool, ToolError
 
 DEFAULT_MAX_OUTPUT = 4000  # maximum characters of a tool result
-MIN_OUTPUT = 100  # longer than any `cut_note`, which truncated results contain
+MIN_OUTPUT = 100  # longer than any `truncation_note`, which truncated results contain
 
 
 class Workspace:
@@ -166,19 +166,19 @@ def truncate(text: str, limit: int) -> str:
         limit: at least `MIN_OUTPUT`.
 
     Returns:
-        Head and tail, whose lengths differ by at most one, around `cut_note(cut, len(text))`,
-        where `cut` is the exact number of omitted characters.
+        Head and tail, whose lengths differ by at most one, around
+        `truncation_note(cut, len(text))`, where `cut` is the exact number of omitted characters.
     """
     # [task 7.2.4 truncate]
     if len(text) <= limit:
         return text
-    kept = limit - len(cut_note(len(text), len(text)))
+    kept = limit - len(truncation_note(len(text), len(text)))
     tail = kept // 2
     head = kept - tail
-    return text[:head] + cut_note(len(text) - kept, len(text)) + text[len(text) - tail :]
+    return text[:head] + truncation_note(len(text) - kept, len(text)) + text[len(text) - tail :]
     # [/task 7.2.4 truncate]
 
 
-def cut_note(cut: int, total: int) -> str:
+def truncation_note(cut: int, total: int) -> str:
     """Line that replaces the omitted characters."""
     return f"\n[… {cut} of {total} characters cut …]\n"

@@ -10,7 +10,7 @@ from .dense import (
     SimpleMultiHeadAttention,
     causal_mask,
     flash_attention,
-    is_none_or_causal,
+    is_custom_mask,
     scaled_dot_product_attention_grouped,
     scaled_dot_product_attention_simple,
 )
@@ -39,7 +39,7 @@ __all__ = [
     "gated_delta_rule_reference",
     "gated_rms_norm_reference",
     "gather_pages",
-    "is_none_or_causal",
+    "is_custom_mask",
     "paged_attention",
     "paged_attention_reference",
     "paged_attention_varlen",

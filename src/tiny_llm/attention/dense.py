@@ -18,9 +18,9 @@ from ..basics import linear, softmax
 Mask = mx.array | Literal["causal"] | None
 
 
-def is_none_or_causal(mask: Any) -> bool:
-    """Whether `mask` is None or "causal", the only masks that KV caches and paging support."""
-    return mask is None or (isinstance(mask, str) and mask == "causal")
+def is_custom_mask(mask: Any) -> bool:
+    """Whether `mask` is neither None nor "causal"; KV caches and paging support no others."""
+    return mask is not None and not (isinstance(mask, str) and mask == "causal")
 
 
 def scaled_dot_product_attention_simple(

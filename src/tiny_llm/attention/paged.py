@@ -14,7 +14,7 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from .. import kernels
-from .dense import is_none_or_causal, scaled_dot_product_attention_grouped
+from .dense import is_custom_mask, scaled_dot_product_attention_grouped
 
 Integers = Sequence[int] | mx.array
 BlockTable = Sequence[Sequence[int]] | mx.array
@@ -63,7 +63,7 @@ def paged_attention(
             extension, a length beyond the block table or an out-of-range page id gives NaN in
             all of the sequence's rows.
     """
-    if not is_none_or_causal(mask):
+    if is_custom_mask(mask):
         raise ValueError(f'[paged_attention] expected mask None or "causal", got {mask!r}.')
     name = "paged_attention"
     _check_window(name, window, mask)

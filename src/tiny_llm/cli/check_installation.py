@@ -26,7 +26,7 @@ from ..models.checkpoint.safe_io import ModelError
 from ..models.heads.pooling import TASKS
 from ..models.hub import find_config
 from .backends.checkpoint import set_device
-from .memory_table import fits_of_flags, measure_bandwidth, print_fits
+from .memory_table import estimate_memory, measure_bandwidth, print_memory_table
 from .parsing.arguments import add_flag, byte_count, flag_name, in_range, rank_count
 from .parsing.command import CommandParser, console, run_command
 
@@ -120,10 +120,10 @@ def _report_model(args: argparse.Namespace) -> int:
     folder = find_config(args.model, console)
     draft = None if args.draft_model is None else find_config(args.draft_model, console)
     task = resolve_task(args.task or "auto", str(folder))
-    fits = fits_of_flags(args, folder, draft)
-    bandwidth = measure_bandwidth(fits["auto"].sizes[0].step_bytes)
-    print_fits(Console(highlight=False), args.model, fits, task, bandwidth)
-    return 0 if fits["auto"].is_loadable else 1
+    estimates = estimate_memory(args, folder, draft)
+    bandwidth = measure_bandwidth(estimates["auto"].sizes[0].step_bytes)
+    print_memory_table(Console(highlight=False), args.model, estimates, task, bandwidth)
+    return 0 if estimates["auto"].is_loadable else 1
 
 
 def _python() -> CheckResult:

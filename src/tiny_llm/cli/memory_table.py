@@ -34,7 +34,7 @@ MEASURED_SECONDS = 0.2  # total duration of the measurements
 
 
 @dataclass(frozen=True)
-class Fit:
+class MemoryEstimate:
     """Memory requirement and token capacity for one KV cache dtype."""
 
     sizes: Sequence[ModelSize]  # size of the target model, then of the draft model, if any
@@ -53,7 +53,7 @@ class Fit:
         max_num_seqs: int,
         max_model_len: int | None,
         available: int,
-    ) -> "Fit":
+    ) -> "MemoryEstimate":
         """Splits the KV memory as `LLM` does; see `LLM` for arguments and errors.
 
         `available` is the free memory in bytes before the weights are loaded.
@@ -107,9 +107,9 @@ class Fit:
         return bandwidth / (target.step_bytes + states + context * target.kv_bytes_per_token)
 
 
-def fits_of_flags(
+def estimate_memory(
     args: argparse.Namespace, folder: Path, draft_folder: Path | None
-) -> dict[KvCacheDtype, Fit]:
+) -> dict[KvCacheDtype, MemoryEstimate]:
     """Capacity for each KV cache dtype, from the flags of `check` or `serve`.
 
     Raises:
@@ -127,15 +127,17 @@ def fits_of_flags(
         available_memory(),
     )
     return {
-        dtype: Fit.compute([replace(size, kv_cache_dtype=dtype) for size in sizes], *options)
+        dtype: MemoryEstimate.compute(
+            [replace(size, kv_cache_dtype=dtype) for size in sizes], *options
+        )
         for dtype in KV_CACHE_DTYPES
     }
 
 
-def print_fits(
+def print_memory_table(
     console: Console,
     name: str,
-    fits: Mapping[KvCacheDtype, Fit],
+    estimates: Mapping[KvCacheDtype, MemoryEstimate],
     task: Task,
     bandwidth: float | None = None,
 ) -> None:
@@ -146,51 +148,53 @@ def print_fits(
         bandwidth: memory bandwidth in bytes per second; None omits the speeds.
     """
     bandwidth = bandwidth if task == "generate" else None
-    console.print(memory_table(name, fits, bandwidth))
-    for line in _notes(fits, bandwidth):
+    console.print(memory_table(name, estimates, bandwidth))
+    for line in _notes(estimates, bandwidth):
         console.print(line, markup=False, soft_wrap=True)
 
 
 def memory_table(
-    name: str, fits: Mapping[KvCacheDtype, Fit], bandwidth: float | None = None
+    name: str, estimates: Mapping[KvCacheDtype, MemoryEstimate], bandwidth: float | None = None
 ) -> Table:
-    """Renders the table; arguments as in `print_fits`."""
-    first = next(iter(fits.values()))
+    """Renders the table; arguments as in `print_memory_table`."""
+    first = next(iter(estimates.values()))
     table = Table(title=escape(name), title_justify="left")
     table.add_column("--kv-cache-dtype")
-    for dtype in fits:
+    for dtype in estimates:
         activations = str(first.sizes[0].dtype).removeprefix("mlx.core.")
         table.add_column(f"auto ({activations})" if dtype == "auto" else dtype, justify="right")
 
-    def add(label: str, text: Callable[[Fit], str]) -> None:
-        table.add_row(label, *map(text, fits.values()))
+    def add(label: str, text: Callable[[MemoryEstimate], str]) -> None:
+        table.add_row(label, *map(text, estimates.values()))
 
     with_draft = " with the draft model" if len(first.sizes) > 1 else ""
-    add(f"weights{with_draft}", lambda fit: format_bytes(fit.weight_bytes))
-    add("KV cache per token", lambda fit: format_bytes(fit.kv_bytes_per_token))
+    add(f"weights{with_draft}", lambda estimate: format_bytes(estimate.weight_bytes))
+    add("KV cache per token", lambda estimate: format_bytes(estimate.kv_bytes_per_token))
     if first.state_bytes:
-        add("state per request", lambda fit: format_bytes(fit.state_bytes))
-    add("context in tokens", lambda fit: f"{fit.max_seq_len:,}")
+        add("state per request", lambda estimate: format_bytes(estimate.state_bytes))
+    add("context in tokens", lambda estimate: f"{estimate.max_seq_len:,}")
     if not first.is_loadable:
         return table
-    add("KV memory", lambda fit: format_bytes(fit.kv_cache_bytes))
+    add("KV memory", lambda estimate: format_bytes(estimate.kv_cache_bytes))
     if first.state_bytes:
-        add("states in KV memory", lambda fit: f"{fit.num_state_slots:,}")
-    add("tokens in KV memory", lambda fit: f"{fit.num_tokens:,}")
-    add("longest prompt in tokens", lambda fit: f"{fit.longest_prompt:,}")
+        add("states in KV memory", lambda estimate: f"{estimate.num_state_slots:,}")
+    add("tokens in KV memory", lambda estimate: f"{estimate.num_tokens:,}")
+    add("longest prompt in tokens", lambda estimate: f"{estimate.longest_prompt:,}")
     if bandwidth is not None:
-        longest = min(fit.longest_prompt for fit in fits.values())
+        longest = min(estimate.longest_prompt for estimate in estimates.values())
         for context in sorted({min(SHORT_CONTEXT, longest), longest}):
             add(
                 f"tokens/s after {context:,} tokens",
-                lambda fit, context=context: _format(fit.tokens_per_second(context, bandwidth)),  # type: ignore[misc]
+                lambda each, context=context: _format(each.tokens_per_second(context, bandwidth)),  # type: ignore[misc]
             )
     return table
 
 
-def _notes(fits: Mapping[KvCacheDtype, Fit], bandwidth: float | None) -> Iterator[str]:
+def _notes(
+    estimates: Mapping[KvCacheDtype, MemoryEstimate], bandwidth: float | None
+) -> Iterator[str]:
     """Notes printed below the table."""
-    first = next(iter(fits.values()))
+    first = next(iter(estimates.values()))
     total, available = total_memory(), available_memory()
     yield f"memory: {format_bytes(total)} total, {format_bytes(available)} available"
     if not first.is_loadable:

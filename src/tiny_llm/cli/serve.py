@@ -22,7 +22,7 @@ from ..models.hub import find_config, find_model
 from ..models.tokenizer.chat_template import read_template_file
 from .backends.checkpoint import set_device
 from .backends.engine import engine_options
-from .memory_table import fits_of_flags, print_fits
+from .memory_table import estimate_memory, print_memory_table
 from .parsing.arguments import (
     API_KEY_VARIABLE,
     add_engine_arguments,
@@ -310,11 +310,11 @@ def _load(
     draft_folder: Path | None,
 ) -> LLM:
     set_device(args.device)
-    fits = fits_of_flags(args, folder, draft_folder)
-    print_fits(console, model, fits, task)
+    estimates = estimate_memory(args, folder, draft_folder)
+    print_memory_table(console, model, estimates, task)
     return LLM(
         model,
-        kv_cache_bytes=fits[args.kv_cache_dtype or "auto"].kv_cache_bytes,
+        kv_cache_bytes=estimates[args.kv_cache_dtype or "auto"].kv_cache_bytes,
         chat_template=chat_template,
         task=task,
         step_time_target=_step_time_target(args),

@@ -9,7 +9,7 @@ from ..errors import UserError
 from ..models.heads.pooling import TASKS
 from ..models.memory import total_memory
 from ..models.model_size import model_size
-from .memory_table import fits_of_flags
+from .memory_table import estimate_memory
 from .parsing.arguments import flag_name
 
 PIN = "pin"
@@ -104,8 +104,10 @@ def choose_kv_cache_bytes(
     if len(folders) > 1:
         args.kv_cache_bytes = KV_CACHE_BYTES
     elif args.max_memory is not None:
-        fit = fits_of_flags(args, folders[0], draft)[args.kv_cache_dtype or "auto"]
-        args.kv_cache_bytes = max(1, min(fit.kv_cache_bytes, args.max_memory - fit.weight_bytes))
+        estimate = estimate_memory(args, folders[0], draft)[args.kv_cache_dtype or "auto"]
+        args.kv_cache_bytes = max(
+            1, min(estimate.kv_cache_bytes, args.max_memory - estimate.weight_bytes)
+        )
 
 
 def memory_needs(

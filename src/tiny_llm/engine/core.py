@@ -21,7 +21,7 @@ from ..errors import (
     validate_number,
 )
 from ..models import memory
-from ..models.tokenizer.tokenizer import detokenizer_keeping_space
+from ..models.tokenizer.tokenizer import detokenizer_with_leading_space
 from .execution.disk_cache import DiskCache
 from .execution.sampler import TokenCounts, completion_seed
 from .inputs.prompts import ChatOptions, Prompt, encode_prompt, is_token_ids
@@ -155,7 +155,7 @@ class EngineCore:
                 request,
                 request_output,
                 output,
-                detokenizer_keeping_space(self.tokenizer),
+                detokenizer_with_leading_space(self.tokenizer),
                 self.tokenizer.eos_token_ids,
                 sink,
                 deadline,
@@ -311,7 +311,7 @@ class EngineCore:
         if num_unused > target.num_allocated_pages // MIN_RELEASED_SHARE:
             kept = pages.compact(self.scheduler.running)
             if kept is not None:
-                self.runner.keep(*kept)
+                self.runner.compact(*kept)
         memory.release_free_memory()
         if num_evicted or self.runner.nbytes < before:
             log.warning(

@@ -92,10 +92,10 @@ class ModelRunner:
         self.statistics.steps += 1
         return results
 
-    def keep(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Renumbers the pages and state slots of both models; see `PagedStorage.keep`."""
+    def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Renumbers the pages and state slots of both models; see `PagedStorage.compact`."""
         for model in self.models:
-            model.keep(pages, slots)
+            model.compact(pages, slots)
 
     @property
     def models(self) -> list[PagedModel]:

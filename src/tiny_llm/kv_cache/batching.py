@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from .. import kernels
-from ..attention import Mask, causal_mask, is_none_or_causal
+from ..attention import Mask, causal_mask, is_custom_mask
 from .full import TinyKvCache, TinyKvFullCache, grow_buffer
 from .paged import (
     OutOfPagesError,
@@ -175,7 +175,7 @@ class BatchingKvCache(TinyKvCache):
         Raises:
             ValueError: an array mask, or all slots are idle; otherwise same as `append`.
         """
-        if not is_none_or_causal(mask):
+        if is_custom_mask(mask):
             raise ValueError(
                 "BatchingKvCache: mask must be None or 'causal'; the cache builds the mask array."
             )

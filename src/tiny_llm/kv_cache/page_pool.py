@@ -206,7 +206,7 @@ class TinyKvPagedPool:
             raise ValueError(f"TinyKvPagedPool: cannot {action} page {page_id}; it is free.")
 
 
-def keep_pages(pages: mx.array, page_ids: Sequence[int]) -> mx.array:
+def compact_pages(pages: mx.array, page_ids: Sequence[int]) -> mx.array:
     """Copies the pages with these ascending ids; skips ids ≥ len(pages), which have no memory."""
     existing = page_ids[: bisect.bisect_left(page_ids, len(pages))]
     if not existing:  # not `pages[:0]`, which would share the memory

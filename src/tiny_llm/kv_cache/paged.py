@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..attention import Mask, gather_pages, is_none_or_causal
+from ..attention import Mask, gather_pages, is_custom_mask
 from ..errors import OutOfPagesError
 from .full import TinyKvCache
 from .page_pool import TinyKvPagedPool
@@ -197,7 +197,7 @@ def paged_metadata(
 
 def check_paged_mask(mask: Any) -> None:
     """Rejects masks that paged attention does not support."""
-    if not is_none_or_causal(mask):
+    if is_custom_mask(mask):
         raise ValueError(
             "paged KV cache: mask must be None or 'causal'; paged attention does not support array "
             "masks."

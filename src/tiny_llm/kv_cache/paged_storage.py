@@ -14,7 +14,7 @@ import mlx.core as mx
 from ..attention import as_int32
 from ..kernels.heap import extend_rows, trim_heap
 from .full import GROWTH_TOKENS, INITIAL_TOKENS
-from .page_pool import keep_pages
+from .page_pool import compact_pages
 from .state_storage import StateStorage
 from .step_plan import AttentionMetadata, StepPlan
 
@@ -108,7 +108,7 @@ class PagedStorage:
     """Key and value pages of each layer, allocated on demand up to a limit.
 
     Writing to a page allocates it and all pages with lower ids. Memory grows in steps, as in
-    `TinyKvFullCache`; only `keep` releases memory, so a page allocator should prefer low ids.
+    `TinyKvFullCache`; only `compact` releases memory, so a page allocator should prefer low ids.
 
     Args:
         num_layers: number of layers with pages.
@@ -174,7 +174,7 @@ class PagedStorage:
         """Number of pages with allocated memory, per layer."""
         return len(self.value_pages[-1])
 
-    def keep(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+    def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
         """Renumbers pages and state slots to 0, 1, 2, …, and releases all others.
 
         Copies one array at a time, so only one is ever in memory twice.
@@ -184,11 +184,11 @@ class PagedStorage:
         """
         for arrays in (self.key_pages, self.value_pages):
             for layer in range(len(arrays)):
-                arrays[layer] = keep_pages(arrays[layer], pages)
+                arrays[layer] = compact_pages(arrays[layer], pages)
                 mx.eval(arrays[layer])
                 trim_heap()
         if self.states is not None:
-            self.states.keep(slots)
+            self.states.compact(slots)
 
     def ensure_capacity(self, num_pages: int) -> None:
         """Allocates memory for the first `num_pages` pages, up to the limit."""

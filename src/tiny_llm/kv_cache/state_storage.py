@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..kernels.heap import extend_rows
-from .page_pool import keep_pages
+from .page_pool import compact_pages
 
 GROWTH_SLOTS = 4  # minimum number of slots allocated at once
 
@@ -36,7 +36,7 @@ class StateShape:
 class StateStorage:
     """State slots for each linear-attention layer, allocated on demand up to a limit.
 
-    Writing to a slot allocates it and all slots with lower ids; only `keep` releases memory.
+    Writing to a slot allocates it and all slots with lower ids; only `compact` releases memory.
 
     Args:
         layers: indices of the model's linear-attention layers, in ascending order.
@@ -68,11 +68,11 @@ class StateStorage:
         """Allocated bytes of all layers' slots."""
         return sum(array.nbytes for array in self.arrays)
 
-    def keep(self, slots: Sequence[int]) -> None:
+    def compact(self, slots: Sequence[int]) -> None:
         """Renumbers these slots, in ascending order, to 0, 1, 2, …; releases all others."""
         for arrays in (self.conv_states, self.states):
             for i in range(len(arrays)):
-                arrays[i] = keep_pages(arrays[i], slots)
+                arrays[i] = compact_pages(arrays[i], slots)
                 mx.eval(arrays[i])
 
     def ensure_capacity(self, num_slots: int) -> None:

@@ -32,7 +32,9 @@ class ModelSize:
 
     weight_bytes: int
     step_bytes: int  # weight bytes read to decode one token; of the experts, only the selected ones
-    kv_rows: int  # key and value vectors per token, over all attention layers and KV heads
+    kv_vectors_per_token: (
+        int  # key and value vectors per token, over all attention layers and KV heads
+    )
     head_dim: int  # elements per key or value vector
     state_bytes: int  # bytes per recurrent-state slot, over all layers; 0 without recurrent state
     max_seq_len: int
@@ -43,7 +45,11 @@ class ModelSize:
     def kv_bytes_per_token(self) -> int:
         """KV cache bytes per token, over all layers."""
         item_bytes = 1 if self.kv_cache_dtype == "int8" else self.dtype.size
-        return self.kv_rows * kv_row_width(self.head_dim, self.kv_cache_dtype) * item_bytes
+        return (
+            self.kv_vectors_per_token
+            * kv_row_width(self.head_dim, self.kv_cache_dtype)
+            * item_bytes
+        )
 
 
 def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> ModelSize:
@@ -80,7 +86,7 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
     except ValueError as error:
         reason = str(error).rstrip(".")
         raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
-    summed = ("weight_bytes", "step_bytes", "kv_rows", "state_bytes")
+    summed = ("weight_bytes", "step_bytes", "kv_vectors_per_token", "state_bytes")
     totals: dict[str, Any] = {name: sum(getattr(each, name) for each in sizes) for name in summed}
     return replace(sizes[0], **totals)
 
@@ -113,6 +119,8 @@ def _model_size(total: int, step: int, config: DecoderConfig, dtype: mx.Dtype) -
     state_bytes = 0
     if config.delta_net is not None:
         state_bytes = len(config.delta_net.layers) * state_shape(config.delta_net, dtype).nbytes
-    kv_rows = 2 * config.num_kv_layers * config.num_key_value_heads
+    kv_vectors_per_token = 2 * config.num_kv_layers * config.num_key_value_heads
     context = config.max_position_embeddings
-    return ModelSize(total, step, kv_rows, config.head_dim, state_bytes, context, dtype)
+    return ModelSize(
+        total, step, kv_vectors_per_token, config.head_dim, state_bytes, context, dtype
+    )

@@ -178,7 +178,7 @@ WRONG = [
         "5.5.3 hermes",
         "requires the end tag",
         "yield from source.accept_end(END)",
-        "yield from source.until((END,), '')",
+        "yield from source.read_until((END,), '')",
     ),
     Wrong(
         "5.5.4 forced",

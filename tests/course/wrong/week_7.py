@@ -193,8 +193,8 @@ WRONG = [
     Wrong(
         "7.2.4 truncate",
         "the note gives the kept length, not the cut one",
-        "cut_note(len(text) - kept,",
-        "cut_note(kept,",
+        "truncation_note(len(text) - kept,",
+        "truncation_note(kept,",
     ),
     Wrong("7.2.4 truncate", "loses characters", "head = kept - tail", "head = kept // 2 - 1"),
     Wrong(
@@ -220,7 +220,10 @@ WRONG = [
         '[i for i, m in enumerate(messages) if m["role"] == "tool"][-keep_turns:]',
     ),
     Wrong(
-        "7.3.2 drop", "every drop adds another note", 'if head[-1]["content"] != NOTE', "if True"
+        "7.3.2 drop",
+        "every drop adds another note",
+        'if head[-1]["content"] != DROPPED_NOTE',
+        "if True",
     ),
     Wrong(
         "7.3.2 drop",
@@ -231,8 +234,8 @@ WRONG = [
     Wrong(
         "7.3.2 drop",
         "the note does not count towards the target",
-        "if size(shorter) <= target",
-        "if size([*messages[: starts[0]], *messages[start:]]) <= target",
+        "if num_chars(shorter) <= target",
+        "if num_chars([*messages[: starts[0]], *messages[start:]]) <= target",
     ),
     Wrong(
         "7.3.2 drop",
@@ -246,14 +249,14 @@ WRONG = [
     Wrong(
         "7.3.3 compact",
         "compacts to the limit, not to the target",
-        "if size(compacted) <= self.target",
-        "if size(compacted) <= self.limit",
+        "if num_chars(compacted) <= self.target",
+        "if num_chars(compacted) <= self.limit",
     ),
     Wrong(
         "7.3.3 compact",
         "compacts above the target, not the limit",
-        "if size(messages) <= self.limit",
-        "if size(messages) <= self.target",
+        "if num_chars(messages) <= self.limit",
+        "if num_chars(messages) <= self.target",
     ),
     Wrong(
         "7.3.3 compact",

@@ -38,7 +38,7 @@ def write_until_killed(directory: Path, seed: int) -> None:
         numbers = [rng.randrange(200) for _ in range(3)]
         pages = [StoredPage(key_of(n), n % 7, payload_of(n)) for n in numbers]
         if rng.random() < 0.1:
-            store.discard([pages[0].key])
+            store.delete([pages[0].key])
         store.write(pages)
         store.touch([page.key for page in pages])
 

@@ -91,7 +91,7 @@ def test_two_stores_share_a_directory(tmp_path):
     assert page_numbers_on_disk(tmp_path) == set(range(10, 16))
     with pytest.raises(FileNotFoundError):  # evicted by `second`
         first.read(key_of(1), SIZE)
-    first.discard([key_of(1)])
+    first.delete([key_of(1)])
     assert key_of(1) not in first
 
 

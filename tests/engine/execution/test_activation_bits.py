@@ -4,14 +4,21 @@ import json
 import math
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from tests.engine.support import MORE_CASES, run_cases
 from tests.engine.test_batch_invariance import AMPLE_TOKENS, TIGHT_TOKENS, build
+from tests.models.lora.support import random_adapter, write_adapter
 from tests.models.support import FAMILIES, MIXTURE
+from tests.support import assert_same_bits, random
 from tiny_llm import LLM, SamplingParams, UserError, kernels, load_weights
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.models.checkpoint.layout import read_model_config
+from tiny_llm.models.dispatch import serving_model
 from tiny_llm.models.families.linear import with_8_bit_activations
+from tiny_llm.models.lora import attach_adapters
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,6 +86,63 @@ def test_mixture_of_experts_is_batch_invariant(tmp_path):
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
     prompts = [[17, 5, 99], list(range(100, 140)), [4, 8]]
     together = llm.generate(prompts, params, show_progress=False)
+    for prompt, output in zip(prompts, together, strict=True):
+        [alone] = llm.generate([prompt], params, show_progress=False)
+        assert alone.token_ids == output.token_ids
+        assert alone.logprobs == output.logprobs
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    """Two adapters of odd ranks for all linear layers of the demo model."""
+    folder, config = tmp_path_factory.mktemp("adapters"), read_model_config(TARGET_PATH)
+    return {
+        name: write_adapter(folder / name, random_adapter(config, rank, seed=rank, size=0.2), rank)
+        for name, rank in (("a", 5), ("b", 3))
+    }
+
+
+def test_adapters_are_batch_invariant(demo, adapters):
+    loras = [None, "a", "b"]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
+    prompts = ["The KV cache keeps keys and values. " * 3] * len(loras)
+    options = {"activation_bits": 8, "enable_prefix_caching": False, "lora_modules": adapters}
+    llm = LLM(demo, max_num_batched_tokens=40, **options)
+    together = llm.generate(prompts, params, lora=loras, show_progress=False)
+    assert len({tuple(output.token_ids) for output in together}) == len(loras)
+    for prompt, lora, output in zip(prompts, loras, together, strict=True):
+        [alone] = llm.generate([prompt], params, lora=lora, show_progress=False)
+        assert alone.token_ids == output.token_ids, lora
+        assert alone.logprobs == output.logprobs, lora
+
+
+def test_adapters_use_exact_activations(adapters):
+    """An adapted layer adds `add_lora` of the input before rounding to its 8-bit output."""
+    weights, _ = load_weights("demo")
+    model = serving_model("demo", weights, page_size=16, activation_bits=8)
+    mlp, x = model.blocks[0].mlp, random(1, 7, 768, dtype=mx.bfloat16)
+    plain = mlp.w_down(x)
+    attach_adapters(model, [adapters["a"]])
+    model.adapters.ids = mx.zeros(7, mx.int32)
+    lora = mlp.w_down.lora
+    expected = kernels.add_lora(plain, x, lora.a, lora.b, lora.rank_offsets, model.adapters.ids)
+    assert_same_bits(mlp.w_down(x), expected, "adapted layer")
+    assert not mx.array_equal(expected, plain)
+
+
+def test_8_bit_weights_are_batch_invariant(tmp_path):
+    quantization = {"group_size": 64, "bits": 8}
+    config = {**FAMILIES["qwen3"], "vocab_size": 4096, "quantization": quantization}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = {"load_format": "dummy", "enable_prefix_caching": False}
+    llm = LLM(
+        str(tmp_path), activation_bits=8, max_num_seqs=3, max_num_batched_tokens=20, **options
+    )
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
+    prompts = [[17, 5, 99], list(range(100, 140)), [4, 8]]
+    together = llm.generate(prompts, params, show_progress=False)
+    exact = LLM(str(tmp_path), **options).generate(prompts, params, show_progress=False)
+    assert [output.logprobs for output in exact] != [output.logprobs for output in together]
     for prompt, output in zip(prompts, together, strict=True):
         [alone] = llm.generate([prompt], params, show_progress=False)
         assert alone.token_ids == output.token_ids

@@ -34,14 +34,14 @@ def shortage(monkeypatch):
 def assert_same_as_with_ample_memory(make_llm):
     """Asserts that outputs and logits under memory pressure equal those with ample memory."""
     llm, cases = make_llm(), range(len(CASES))
-    original, moves = llm.runner.keep, []
+    original, moves = llm.runner.compact, []
 
     def record_moves(pages, slots):
         moves.append(any(new != old for new, old in enumerate(pages)))
         original(pages, slots)
         llm.scheduler.check_integrity()
 
-    llm.runner.keep = record_moves
+    llm.runner.compact = record_moves
     actual, actual_logits = run_cases(llm, cases, 2)
     with mock.patch.object(memory, "is_memory_short", return_value=False):
         expected, expected_logits = run_cases(make_llm(), cases, 2)

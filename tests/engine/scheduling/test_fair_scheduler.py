@@ -12,8 +12,8 @@ from tiny_llm import LLM, UserError
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.fair_scheduler import (
+    LONG_STEP_INTERVAL,
     NUM_SAMPLES,
-    STEPS_BETWEEN,
     FairScheduler,
     PromptCosts,
 )
@@ -213,7 +213,7 @@ def test_inter_token_latency_during_a_long_prompt():
     _, unlimited_rate, _ = serve_long_prompt_and_chat(None)
     durations, rate, waited = serve_long_prompt_and_chat(0.1)
     assert sorted(durations)[len(durations) * 95 // 100] < 0.1
-    assert max(durations) < 1.2, "at most LONG_STEP times the target"
+    assert max(durations) < 1.2, "at most LONG_STEP_FACTOR times the target"
     assert rate > 0.85 * unlimited_rate
     assert waited < 0.4, "the chat's 60 tokens must not wait for the long prompt"
 
@@ -230,7 +230,7 @@ def test_long_steps_are_rare():
     )
     scheduler.update_from_output(step, {"decoding": ChunkOutput([1])})
     scheduler.record_step_time(step, seconds=0.6)
-    for _ in range(STEPS_BETWEEN):
+    for _ in range(LONG_STEP_INTERVAL):
         step = scheduler.schedule()
         assert [chunk.num_tokens for chunk in step.chunks] == [1]
         scheduler.update_from_output(step, {"decoding": ChunkOutput([1])})

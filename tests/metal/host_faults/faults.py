@@ -13,7 +13,7 @@ class Fault:
         file: path relative to src/extensions.
         right: original text, found exactly once.
         wrong: replacement.
-        says: text that the emulated GPU's report must contain.
+        message: text that the emulated GPU's report must contain.
     """
 
     name: str
@@ -21,21 +21,23 @@ class Fault:
     file: str
     right: str
     wrong: str
-    says: str
+    message: str
 
 
 DIFFERS = "differs"  # the result differs from the CPU's
 BEYOND = "out-of-bounds"
 
 
-def fault(name: str, operation: str, right: str, wrong: str, says: str = DIFFERS) -> Fault:
+def fault(name: str, operation: str, right: str, wrong: str, message: str = DIFFERS) -> Fault:
     """Creates a fault in the operation's encoder."""
-    return Fault(name, operation, f"src/{operation}/{operation}_metal.cpp", right, wrong, says)
+    return Fault(name, operation, f"src/{operation}/{operation}_metal.cpp", right, wrong, message)
 
 
-def shared_fault(name: str, operation: str, right: str, wrong: str, says: str = DIFFERS) -> Fault:
+def shared_fault(
+    name: str, operation: str, right: str, wrong: str, message: str = DIFFERS
+) -> Fault:
     """Creates a fault in code shared by all encoders."""
-    return Fault(name, operation, "common/metal_device.cpp", right, wrong, says)
+    return Fault(name, operation, "common/metal_device.cpp", right, wrong, message)
 
 
 PARTS = "src/matmul/matmul_encoder_metal.cpp"

@@ -115,13 +115,13 @@ void attend_with_scores(const AttentionRows& block, ScoresKernel scores_of) {
 }
 
 // Computes a block on one thread: all keys as one split.
-void attend_alone(const AttentionRows& block, const Week4Attention& step) {
-    if (step.part == nullptr) {
-        attend_with_scores(block, step.scores);
+void attend_alone(const AttentionRows& block, const Week4Attention& kernel) {
+    if (kernel.part == nullptr) {
+        attend_with_scores(block, kernel.scores);
         return;
     }
     SoftmaxState states[QUERY_ROWS];
-    step.part(block, 0, keys_of(block), states);
+    kernel.part(block, 0, keys_of(block), states);
     for (int row = 0; row < block.rows; row++) {
         finish(block, row, states[row]);
     }
@@ -129,16 +129,16 @@ void attend_alone(const AttentionRows& block, const Week4Attention& step) {
 
 }  // namespace
 
-void attend_week4(const std::vector<AttentionRows>& blocks, const Week4Attention& step) {
+void attend_week4(const std::vector<AttentionRows>& blocks, const Week4Attention& kernel) {
     const auto all = static_cast<int64_t>(blocks.size());
-    if (!step.splits) {
-        parallel_for(all, [&](int64_t b) { attend_alone(blocks[b], step); });
+    if (!kernel.splits) {
+        parallel_for(all, [&](int64_t b) { attend_alone(blocks[b], kernel); });
         return;
     }
     // Limits the memory of the blocks' states: 64 KiB for a block with 4,096 keys.
     constexpr int64_t MAX_BLOCKS = 64;
     for (int64_t first = 0; first < all; first += MAX_BLOCKS) {
-        attend_split_kv(&blocks[first], std::min(MAX_BLOCKS, all - first), step.part);
+        attend_split_kv(&blocks[first], std::min(MAX_BLOCKS, all - first), kernel.part);
     }
 }
 

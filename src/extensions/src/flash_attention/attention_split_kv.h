@@ -8,6 +8,6 @@
 namespace tiny_llm_ext {
 
 /// Computes all blocks on all threads. Blocks are independent of each other.
-void attend_week4(const std::vector<AttentionRows>& blocks, const Week4Attention& step);
+void attend_week4(const std::vector<AttentionRows>& blocks, const Week4Attention& kernel);
 
 }  // namespace tiny_llm_ext

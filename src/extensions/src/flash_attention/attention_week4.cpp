@@ -37,7 +37,7 @@ Week4Attention week4_attention() {
     const char* value = std::getenv("TINY_LLM_ATTENTION");
     const std::string name = value == nullptr ? "" : value;
     if (name.empty() || name == "loops") {
-        return {.chosen = name == "loops"};
+        return {.is_selected = name == "loops"};
     }
     if (name != "scores" && name != "online" && name != "split") {
         throw std::invalid_argument(
@@ -49,9 +49,9 @@ Week4Attention week4_attention() {
                                     " requires a vector instruction set, got portable; use loops.");
     }
     if (name == "scores") {
-        return {.chosen = true, .scores = scores(set)};
+        return {.is_selected = true, .scores = scores(set)};
     }
-    return {.chosen = true, .part = online(set), .splits = name == "split" && splits()};
+    return {.is_selected = true, .part = online(set), .splits = name == "split" && splits()};
 }
 
 }  // namespace tiny_llm_ext

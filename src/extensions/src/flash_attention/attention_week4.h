@@ -55,9 +55,9 @@ struct SoftmaxState {
     float out[MAX_HEAD_SIZE];  // o: weighted sum of the values, D elements
 };
 
-/// The kernel selected by TINY_LLM_ATTENTION; `chosen` is false if the variable is not set. Throws
-/// std::invalid_argument for an unknown name, and for a vector kernel with the portable instruction
-/// set.
+/// The kernel selected by TINY_LLM_ATTENTION; `is_selected` is false if the variable is not set.
+/// Throws std::invalid_argument for an unknown name, and for a vector kernel with the portable
+/// instruction set.
 Week4Attention week4_attention();
 
 TINY_LLM_DECLARE_SIMD(void attention_scores(const float* query, const void* keys,

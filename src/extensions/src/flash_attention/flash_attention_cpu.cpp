@@ -82,19 +82,19 @@ void run_week4(const FlashAttentionJob& job) {
             blocks.push_back(rows_of(job, head / job.H, head % job.H, row, &heads[head]));
         }
     }
-    attend_week4(blocks, job.step);
+    attend_week4(blocks, job.week4_kernel);
 }
 
 void run(const FlashAttentionJob& job, InstructionSet set) {
-    const bool uses_reference = job.step.loops() || job.mask_kind != MaskKind::none;
-    if (job.step.chosen && !uses_reference) {
+    const bool uses_reference = job.week4_kernel.is_reference() || job.mask_kind != MaskKind::none;
+    if (job.week4_kernel.is_selected && !uses_reference) {
         run_week4(job);
         return;
     }
     auto kernel = flash_attention_reference;
     auto scratch_size = no_flash_attention_scratch;
     // [solution only]
-    if (!job.step.chosen) {
+    if (!job.week4_kernel.is_selected) {
         kernel = TINY_LLM_CHOOSE_SIMD(set, flash_attention, flash_attention_reference);
         scratch_size =
             TINY_LLM_CHOOSE_SIMD(set, flash_attention_scratch, no_flash_attention_scratch);
@@ -163,7 +163,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .mask_strides = {},
         .mask_key_stride = 0,
         .context_lens = nullptr,
-        .step = week4_attention(),
+        .week4_kernel = week4_attention(),
     };
     if (has_context_lens_) {
         job.context_lens = row_contiguous(inputs.back(), stream()).data<int32_t>();

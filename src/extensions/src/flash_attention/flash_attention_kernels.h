@@ -36,17 +36,17 @@ using ScoresKernel = void (*)(const float* query, const void* keys, const KeyTil
 using SplitKernel = void (*)(const AttentionRows& block, int64_t first, int64_t end,
                              SoftmaxState* states);
 
-/// The Week 4 kernel selected by TINY_LLM_ATTENTION (attention_week4.h). If `chosen` is false, no
-/// kernel is selected and the default kernel runs. If `chosen` is true but both function pointers
-/// are null, the reference runs.
+/// The Week 4 kernel selected by TINY_LLM_ATTENTION (attention_week4.h). If `is_selected` is false,
+/// no kernel is selected and the default kernel runs. If `is_selected` is true but both function
+/// pointers are null, the reference runs.
 struct Week4Attention {
-    bool chosen = false;
+    bool is_selected = false;
     ScoresKernel scores = nullptr;
     SplitKernel part = nullptr;
     bool splits = false;  // threads share the keys of a sequence
 
     /// Whether the reference is selected.
-    bool loops() const { return chosen && scores == nullptr && part == nullptr; }
+    bool is_reference() const { return is_selected && scores == nullptr && part == nullptr; }
 };
 
 /// Arguments of a CPU kernel.
@@ -68,7 +68,7 @@ struct FlashAttentionJob {
     int64_t mask_key_stride;
 
     const int32_t* context_lens;  // B, or null
-    Week4Attention step;
+    Week4Attention week4_kernel;
 };
 
 // Query heads that share a key/value head read the same keys, so a kernel batches them. With

@@ -153,7 +153,7 @@ void GroupedQuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::
                 .format = format_of(a.dtype()),
                 .prepacked = b.ndim() == 4,
                 .activation_bits = activation_bits_,
-                .step = week4_matmul(),
+                .week4_kernel = week4_matmul(),
                 .prefetch_distance = prefetch_distance()},
         .num_experts = b.shape(0),
         .rows_per_input = num_inputs == 0 ? 1 : num_rows / num_inputs,

@@ -178,21 +178,21 @@ void run_week4(const PagedAttentionJob& job, const std::vector<Block>& blocks) {
             smaller.push_back(rows_of(job, heads[i], block.first_row + row, block.rows - row));
         }
     }
-    attend_week4(smaller, job.step);
+    attend_week4(smaller, job.week4_kernel);
 }
 
 void run(const PagedAttentionJob& job, const Batch& batch, InstructionSet set) {
     const std::vector<PagedSequence> sequences = sequences_of(job, batch);
     const std::vector<Block> blocks = blocks_of(job, sequences, batch);
     const bool has_week4_kernel = job.kv_format != Format::int8 && job.window == 0;
-    if (job.step.chosen && !job.step.loops() && has_week4_kernel) {
+    if (job.week4_kernel.is_selected && !job.week4_kernel.is_reference() && has_week4_kernel) {
         run_week4(job, blocks);
         return;
     }
     auto kernel = paged_attention_reference;
     auto scratch_size = no_paged_attention_scratch;
     // [solution only]
-    if (!job.step.chosen) {
+    if (!job.week4_kernel.is_selected) {
         kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, paged_attention_reference);
         scratch_size =
             TINY_LLM_CHOOSE_SIMD(set, paged_attention_scratch, no_paged_attention_scratch);
@@ -239,7 +239,7 @@ void PagedAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .out = out.data<void>(),
         .query_head_stride = query.strides(1),
         .query_token_stride = query.strides(token_axis),
-        .step = week4_attention(),
+        .week4_kernel = week4_attention(),
     };
     const Batch batch = {
         .B = block_table.shape(0),

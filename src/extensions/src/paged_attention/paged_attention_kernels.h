@@ -20,7 +20,7 @@ struct PagedAttentionJob {
     void* out;                // T×H_q×D
 
     int64_t query_head_stride, query_token_stride;  // in elements
-    Week4Attention step;
+    Week4Attention week4_kernel;
 };
 
 /// The queries and pages of one sequence.

@@ -43,7 +43,7 @@ QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, bool
         .format = format_of(a.dtype()),
         .prepacked = is_prepacked(b),
         .activation_bits = activation_bits,
-        .step = week4_matmul(),
+        .week4_kernel = week4_matmul(),
         .prefetch_distance = prefetch_distance(),
     };
 }

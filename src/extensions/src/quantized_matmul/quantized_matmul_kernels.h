@@ -20,17 +20,17 @@ using Week4Matmul = void (*)(const QuantizedMatmulJob& job, int64_t first_output
 struct QuantizedMatmulJob {
     int64_t M, O, I;
     int group_size, bits;
-    const uint32_t* b;              // O × (I·bits/32)
-    const uint16_t* scales;         // O × (I/group_size)
-    const uint16_t* biases;         // O × (I/group_size); nullptr for 4-bit floating-point weights
-    const uint16_t* a;              // M × I
-    uint16_t* out;                  // M × O
-    Format scale_format;            // of scales and biases
-    Format format;                  // of a and out
-    bool prepacked;                 // b, scales and biases: see common/prepacked.h
-    int activation_bits = 16;       // 16, or 8: a is rounded to 8-bit integers
-    Week4Matmul step = nullptr;     // the kernel selected by TINY_LLM_MATMUL
-    int64_t prefetch_distance = 0;  // in bytes, for quantized_matmul_prefetched
+    const uint32_t* b;         // O × (I·bits/32)
+    const uint16_t* scales;    // O × (I/group_size)
+    const uint16_t* biases;    // O × (I/group_size); nullptr for 4-bit floating-point weights
+    const uint16_t* a;         // M × I
+    uint16_t* out;             // M × O
+    Format scale_format;       // of scales and biases
+    Format format;             // of a and out
+    bool prepacked;            // b, scales and biases: see common/prepacked.h
+    int activation_bits = 16;  // 16, or 8: a is rounded to 8-bit integers
+    Week4Matmul week4_kernel = nullptr;  // the kernel selected by TINY_LLM_MATMUL
+    int64_t prefetch_distance = 0;       // in bytes, for quantized_matmul_prefetched
 };
 
 /// Reference kernel, three loops: computes outputs first_output … last_output − 1 of every row.

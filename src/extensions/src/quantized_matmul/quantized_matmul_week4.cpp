@@ -64,12 +64,12 @@ std::string environment_variable(const char* name) {
 }
 
 // A vector kernel. rows: rows per pack of the weights that it requires; 0 for row-major weights.
-struct Step {
+struct VectorKernel {
     const char* name;
     Week4Matmul (*kernel)(InstructionSet set);
     int rows;
 };
-constexpr Step STEPS[] = {
+constexpr VectorKernel VECTOR_KERNELS[] = {
     {"vectors", vectors, 0},
     {"prepacked", prepacked, PACK_ROWS},
     {"prefetched", prefetched, PACK_ROWS},
@@ -78,10 +78,10 @@ constexpr Step STEPS[] = {
 };
 
 // The vector kernel named `name`. Throws std::invalid_argument for an unknown name.
-const Step& named_step(const std::string& name) {
-    for (const Step& step : STEPS) {
-        if (step.name == name) {
-            return step;
+const VectorKernel& vector_kernel(const std::string& name) {
+    for (const VectorKernel& entry : VECTOR_KERNELS) {
+        if (entry.name == name) {
+            return entry;
         }
     }
     throw std::invalid_argument(
@@ -103,20 +103,20 @@ Week4Matmul week4_matmul() {
     if (name == "factored") {
         return factored();
     }
-    const Step& step = named_step(name);
+    const VectorKernel& entry = vector_kernel(name);
     if (instruction_set() == InstructionSet::portable) {
         throw std::invalid_argument(
             "TINY_LLM_MATMUL=" + name +
             " requires a vector instruction set, got portable; use factored.");
     }
-    return step.kernel(instruction_set());
+    return entry.kernel(instruction_set());
 }
 
 int week4_pack_rows() {
     const std::string name = environment_variable("TINY_LLM_MATMUL");
     return week4_matmul() == nullptr || name == "loops" || name == "factored"
                ? 0
-               : named_step(name).rows;
+               : vector_kernel(name).rows;
 }
 
 int64_t prefetch_distance() {

@@ -97,9 +97,9 @@ class PagedModel:
         """Number of pages with allocated memory."""
         return self._storage.num_allocated
 
-    def keep(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Keeps only these pages and state slots, renumbered from 0; see `PagedStorage.keep`."""
-        self._storage.keep(pages, slots)
+    def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Keeps only these pages and state slots, renumbered from 0; see `PagedStorage.compact`."""
+        self._storage.compact(pages, slots)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
         """Registers a callback for a lost worker; a no-op in a single process."""

@@ -162,18 +162,18 @@ class TensorParallelModel(PagedModel):
     def __del__(self) -> None:
         """Frees the pages on the other ranks."""
         with suppress(UserError, AttributeError):  # the group was not created, or has ended
-            self.group.broadcast({"op": "drop", "key": self._key})
+            self.group.broadcast({"op": "unload", "key": self._key})
 
     def reserve(self) -> None:
         """See `PagedModel`; on all ranks."""
         self.group.broadcast({"op": "reserve", "key": self._key})
         super().reserve()
 
-    def keep(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+    def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
         """See `PagedModel`; on all ranks."""
-        message = {"op": "keep", "key": self._key, "pages": list(pages), "slots": list(slots)}
+        message = {"op": "compact", "key": self._key, "pages": list(pages), "slots": list(slots)}
         self.group.broadcast(message)
-        super().keep(pages, slots)
+        super().compact(pages, slots)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
         """See `PagedModel`."""

@@ -99,9 +99,9 @@ class TPWorker:
         """Allocates memory for all pages and state slots of a model."""
         self._models[key].reserve()
 
-    def keep(self, key: int, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Renumbers a model's pages and state slots; see `PagedStorage.keep`."""
-        self._models[key].keep(pages, slots)
+    def compact(self, key: int, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Renumbers a model's pages and state slots; see `PagedStorage.compact`."""
+        self._models[key].compact(pages, slots)
         memory.release_free_memory()
 
     def step(self, key: int, spans: Sequence[Any], rows: Sequence[int]) -> None:
@@ -150,7 +150,7 @@ class TPWorker:
         """Frees this rank's scratch memory; the next step reallocates it."""
         memory.release_free_memory()
 
-    def drop(self, key: int) -> None:
+    def unload(self, key: int) -> None:
         """Frees a model and its pages."""
         self._models.pop(key, None)
 

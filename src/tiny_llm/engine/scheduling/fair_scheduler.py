@@ -14,14 +14,14 @@ Extends the first-come, first-served `Scheduler` in two ways:
 
 Small chunks are inefficient: each step rereads the weights, and all keys and values of the prompt
 so far. If fewer than `MIN_CHUNK` tokens fit the target, the prompt is computed in *long steps*,
-each `LONG_STEP` times the planned duration. After a long step, the next `STEPS_BETWEEN` steps stay
-within the target, so most of them only decode; the next long step may start sooner if they have
-taken as long as the last one. Thus 95 % of inter-token latencies meet the target if decoding is
-fast, and prompts get at least half of the compute time.
+each `LONG_STEP_FACTOR` times the planned duration. After a long step, the next `LONG_STEP_INTERVAL`
+steps stay within the target, so most of them only decode; the next long step may start sooner if
+they have taken as long as the last one. Thus 95 % of inter-token latencies meet the target if
+decoding is fast, and prompts get at least half of the compute time.
 
 No starvation: overtaking delays a request by at most its own prompt's length. The request is then
 protected and ordered as in `Scheduler`, so the argument in `scheduler.py` applies, except that up
-to `STEPS_BETWEEN` steps may pass between two of its chunks. Output tokens do not depend on the
+to `LONG_STEP_INTERVAL` steps may pass between two of its chunks. Output tokens do not depend on the
 schedule.
 """
 
@@ -39,13 +39,13 @@ from .scheduler import Scheduler
 
 MAX_CANDIDATES = 32  # queued requests considered in a step, oldest first
 MIN_CHUNK = 32  # minimum chunk in prompt tokens; smaller chunks reread weights and keys too often
-MARGIN = 0.9  # planned duration of a step, in multiples of the step time target
-LONG_STEP = 10  # duration of a long step, in multiples of the planned duration
+TARGET_MARGIN = 0.9  # planned duration of a step, in multiples of the step time target
+LONG_STEP_FACTOR = 10  # duration of a long step, in multiples of the planned duration
 # Steps before the next long step: 1 in 25 inter-token latencies is long if decoding is fast.
-STEPS_BETWEEN = 24
+LONG_STEP_INTERVAL = 24
 NUM_SAMPLES = 5  # measured costs kept per range of positions
 
-arrival = attrgetter("arrival_index")
+arrival_order = attrgetter("arrival_index")
 
 
 class PromptCosts:
@@ -94,7 +94,9 @@ class FairScheduler(Scheduler):
     ):
         super().__init__(config, listener)
         self.costs = PromptCosts()
-        self._planned_seconds = None if step_time_target is None else MARGIN * step_time_target
+        self._planned_seconds = (
+            None if step_time_target is None else TARGET_MARGIN * step_time_target
+        )
         self._min_chunk = min_chunk
         self._long_step = -1  # number of the last long step; −1 before the first
         # The next long step is allowed after this many steps or seconds, whichever ends first.
@@ -124,7 +126,7 @@ class FairScheduler(Scheduler):
         self._steps_between -= 1
         self._seconds_between -= seconds
         if step.index == self._long_step:
-            self._steps_between, self._seconds_between = STEPS_BETWEEN, seconds
+            self._steps_between, self._seconds_between = LONG_STEP_INTERVAL, seconds
 
     def _schedule_prompts(
         self, budget: int, may_admit: bool, seconds: float | None = None
@@ -187,7 +189,7 @@ class FairScheduler(Scheduler):
             if not may_be_long:
                 return 0
             self._long_step = self._num_steps
-            seconds *= LONG_STEP
+            seconds *= LONG_STEP_FACTOR
         return max(required, num_left if num_left * cost <= seconds else int(seconds / cost))
 
     def _admit(self, request: EngineRequest, in_flight: set[PageKey]) -> bool:
@@ -206,8 +208,8 @@ class FairScheduler(Scheduler):
 
     def _sort(self) -> None:
         """Sorts the queue and the running requests by arrival."""
-        self.running.sort(key=arrival)
-        self.waiting = deque(sorted(self.waiting, key=arrival))
+        self.running.sort(key=arrival_order)
+        self.waiting = deque(sorted(self.waiting, key=arrival_order))
 
     def _count_overtaking(self, request: EngineRequest, num_tokens: int) -> None:
         """Adds a chunk's tokens to `num_overtaken` of older requests with unfinished prompts."""

@@ -77,7 +77,7 @@ class PageManager:
         if not self._sharing:
             return []
         path = self.cache.match(token_ids, self.cache.root_of(adapter))
-        return path if self.states is None else self.states.usable(path)
+        return path if self.states is None else self.states.up_to_checkpoint(path)
 
     def next_key(self, request: EngineRequest, path: Sequence[PrefixNode]) -> PageKey | None:
         """Returns the key of the request's page after `path`; None if it is not shareable."""

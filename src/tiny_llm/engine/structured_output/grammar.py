@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..inputs.structured_outputs import StructuredOutputs, ToolCalls, schema_to_json
-from ..tool_calls.format import CallRules, ToolCallFormat
+from ..tool_calls.format import ToolCallFormat, ToolCallRules
 from ..tool_calls.lark import SpecialTokens, literal, tag, text_until
 from .json_schema import close_objects
 
@@ -80,8 +80,8 @@ def _tool_call_grammars(
     functions = [tool["function"] for tool in constraint.tools]
     if constraint.name is not None:
         functions = [function for function in functions if function["name"] == constraint.name]
-    choice = constraint.choice if constraint.response_constraint is None else "answer"
-    rules = CallRules(functions, choice, constraint.parallel, special_tokens)
+    choice = constraint.choice if constraint.response_constraint is None else "structured"
+    rules = ToolCallRules(functions, choice, constraint.parallel, special_tokens)
     grammar = tool_call_format.grammar(rules)
     is_lenient = constraint.choice == "auto"
     parts = [
@@ -89,7 +89,7 @@ def _tool_call_grammars(
         for name, schema in grammar.schemas.items()
     ]
     if constraint.response_constraint is not None:
-        parts.append({"name": "answer", **_body_grammar(constraint.response_constraint)})
+        parts.append({"name": "response", **_body_grammar(constraint.response_constraint)})
     return [{"lark_grammar": grammar.lark}, *parts]
 
 

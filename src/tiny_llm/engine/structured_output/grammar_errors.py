@@ -15,7 +15,7 @@ MAX_CHARS = 200  # maximum length of a clause in an error message
 MAX_SEARCHED_CHARS = 1_000
 
 # (pattern in the library's message, clause that replaces the message).
-CLAUSES = (
+MESSAGE_REWRITES = (
     (r"NoExtension", "it matches no text"),
     (r"^recursion limit exceeded", NESTED_TOO_DEEPLY),
     (
@@ -45,7 +45,7 @@ def grammar_error(message: str) -> str:
     """Converts an error from llguidance or `compile_handler.py` to one clause, without a period."""
     if len(message) > 2 * MAX_SEARCHED_CHARS:
         message = f"{message[:MAX_SEARCHED_CHARS]} … {message[-MAX_SEARCHED_CHARS:]}"
-    for pattern, clause in CLAUSES:
+    for pattern, clause in MESSAGE_REWRITES:
         found = re.search(pattern, message)
         if found is not None:
             message = found.expand(clause)

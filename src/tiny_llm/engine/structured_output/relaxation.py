@@ -17,13 +17,13 @@ from .grammar_errors import grammar_error
 
 # Returns the grammar library's error for a schema, or "" if the schema is valid.
 FindError = Callable[[Any], str]
-Visit = Callable[[str, Any], Any]
+SchemaVisitor = Callable[[str, Any], Any]
 
 MAX_SECONDS = 5.0  # time limit for all schema checks of one constraint
 MAX_LISTED = 5  # removed keywords listed in a warning or error
 
 # Keywords that llguidance does not implement.
-UNIMPLEMENTED = frozenset(
+UNIMPLEMENTED_KEYWORDS = frozenset(
     {
         *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems"),
         *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
@@ -31,15 +31,15 @@ UNIMPLEMENTED = frozenset(
     }
 )
 # Keywords that have no effect without another removed keyword, so their removal is not reported.
-SUBORDINATE = frozenset({"minContains", "maxContains", "then", "else"})
+DEPENDENT_KEYWORDS = frozenset({"minContains", "maxContains", "then", "else"})
 # Removed keywords that may require properties missing from `properties`.
-OPENING = frozenset(
+REQUIRING_KEYWORDS = frozenset(
     {"dependentSchemas", "dependencies", "if", "$dynamicRef", "$recursiveRef", "propertyNames"}
 )
 # Keywords whose value is an object of schemas, a list of schemas, or a schema.
 SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 SCHEMA_LISTS = ("prefixItems", "items", "allOf", "anyOf", "oneOf")
-SCHEMAS = ("items", "additionalItems", "additionalProperties")
+SINGLE_SCHEMAS = ("items", "additionalItems", "additionalProperties")
 
 
 def relax(
@@ -155,7 +155,7 @@ class _Relaxer:
         relaxed = _map_schemas(schema, pointer, self._relax)
         for keyword in [keyword for keyword in relaxed if self._is_unenforceable(keyword, relaxed)]:
             value = relaxed.pop(keyword)
-            if keyword in SUBORDINATE or (keyword == "uniqueItems" and value is False):
+            if keyword in DEPENDENT_KEYWORDS or (keyword == "uniqueItems" and value is False):
                 continue
             self.removed.append(f"{pointer}/{keyword}")
             if keyword == "oneOf" and "anyOf" in relaxed:
@@ -164,7 +164,7 @@ class _Relaxer:
                 relaxed["anyOf"] = value
             elif keyword == "patternProperties":
                 relaxed["additionalProperties"] = True
-            elif keyword in OPENING:
+            elif keyword in REQUIRING_KEYWORDS:
                 relaxed.setdefault("additionalProperties", True)
         return relaxed
 
@@ -186,7 +186,7 @@ class _Relaxer:
             case "oneOf":
                 part, faults = {keyword: value}, ["oneOf constraints"]
         if not faults:
-            return keyword in UNIMPLEMENTED
+            return keyword in UNIMPLEMENTED_KEYWORDS
         error = self._find_error({**part, **self._definitions})
         return any(fault in error for fault in faults)
 
@@ -220,7 +220,7 @@ def _definitions(schema: Any) -> dict[str, Any]:
     return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
 
-def _map_schemas(schema: Mapping[str, Any], pointer: str, visit: Visit) -> dict[str, Any]:
+def _map_schemas(schema: Mapping[str, Any], pointer: str, visit: SchemaVisitor) -> dict[str, Any]:
     """Replaces each direct subschema of a schema with `visit(JSON pointer, subschema)`."""
     result = dict(schema)
     for key, value in schema.items():
@@ -231,7 +231,7 @@ def _map_schemas(schema: Mapping[str, Any], pointer: str, visit: Visit) -> dict[
             }
         elif key in SCHEMA_LISTS and isinstance(value, list):
             result[key] = [visit(f"{pointer}/{key}/{i}", part) for i, part in enumerate(value)]
-        elif key in SCHEMAS:
+        elif key in SINGLE_SCHEMAS:
             result[key] = visit(f"{pointer}/{key}", value)
     return result
 

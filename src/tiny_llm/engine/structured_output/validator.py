@@ -12,7 +12,7 @@ from pathlib import Path
 from ...errors import short_repr
 from ...models.tokenizer.sandbox import SandboxedProcess
 from ..inputs.structured_outputs import StructuredOutputs, ToolCalls, schema_to_json
-from .relaxation import UNIMPLEMENTED
+from .relaxation import UNIMPLEMENTED_KEYWORDS
 
 HANDLER = Path(__file__).with_name("validator_handler.py")
 TIMEOUT_SECONDS = 2.0
@@ -20,7 +20,7 @@ MAX_MEMORY_BYTES = 2**30
 
 # Keywords that relaxation may have removed from a schema. `RELAXABLE` finds them, or look-around in
 # a pattern, in the schema's JSON text; other schemas need no validation.
-RELAXABLE_KEYWORDS = UNIMPLEMENTED | {
+RELAXABLE_KEYWORDS = UNIMPLEMENTED_KEYWORDS | {
     *("oneOf", "patternProperties", "minProperties", "maxProperties")
 }
 RELAXABLE = re.compile(

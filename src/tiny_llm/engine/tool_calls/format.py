@@ -22,13 +22,13 @@ class CallGrammar:
 
 
 @dataclass(frozen=True)
-class CallRules:
+class ToolCallRules:
     """Tool calls that an output may contain."""
 
     functions: Sequence[Function]
-    # "required" for calls only; "auto" for text, calls, or text followed by calls; "answer" for
-    # calls, or output that matches `@answer`.
-    choice: Literal["required", "auto", "answer"]
+    # "required" for calls only; "auto" for text, calls, or text followed by calls; "structured" for
+    # calls, or output that matches `@response`.
+    choice: Literal["required", "auto", "structured"]
     parallel: bool  # whether several calls are allowed
     special_tokens: SpecialTokens
 
@@ -56,7 +56,7 @@ class ToolCallFormat(ABC):
         """
 
     @abstractmethod
-    def grammar(self, rules: CallRules) -> CallGrammar:
+    def grammar(self, rules: ToolCallRules) -> CallGrammar:
         """Builds the grammar for output with calls."""
 
     def new_call_id(self) -> str:
@@ -68,7 +68,7 @@ class ToolCallFormat(ABC):
         return call_id
 
 
-def tagged_grammar(rules: CallRules, opening: str, rest: str, separator: str) -> str:
+def tagged_grammar(rules: ToolCallRules, opening: str, rest: str, separator: str) -> str:
     """Returns the `start` rule, with its helper rules, for calls that start with a tag.
 
     Args:
@@ -81,8 +81,8 @@ def tagged_grammar(rules: CallRules, opening: str, rest: str, separator: str) ->
     more = f" ({between}{first} {rest})*" if rules.parallel else ""
     if rules.choice == "required":
         return f"start: {first} {rest}{more}\n"
-    if rules.choice == "answer":
-        return f"start: {first} {rest}{more} | @answer\n"
+    if rules.choice == "structured":
+        return f"start: {first} {rest}{more} | @response\n"
     number = "*" if rules.parallel else "?"
     return (
         f"start: (opened {rest}){number} last\n"

@@ -7,7 +7,7 @@
 The end tag may be missing, as in vLLM.
 """
 
-from .format import CallGrammar, CallRules, Functions, ToolCallFormat, tagged_grammar
+from .format import CallGrammar, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
 from .json_calls import argument_schemas, json_call_rule, parse_json_call
 from .lark import tag
 from .text_source import Events, MalformedCallError, TextSource
@@ -34,7 +34,7 @@ class HermesFormat(ToolCallFormat):
         yield from source.accept_end(END)
         # [/task 5.5.3 hermes]
 
-    def grammar(self, rules: CallRules) -> CallGrammar:
+    def grammar(self, rules: ToolCallRules) -> CallGrammar:
         """See `ToolCallFormat`. Allows only the whitespace that chat templates write."""
         lark = tagged_grammar(rules, START, "rest", "\n")
         lark += f'rest: "\\n" call "\\n" {tag(END, rules.special_tokens)}\n'

@@ -12,9 +12,11 @@ from .lark import literal
 from .text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
 from .tool_schema import parameters_of
 
-NAME = r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")'
-NAME_FIRST = re.compile(NAME)
-OTHER_FIRST = re.compile(r'\{\s*"(?!name"|type"|id"|function"|arguments"|parameters")[^"]*"')
+NAME_REGEX = r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")'
+STARTS_WITH_NAME = re.compile(NAME_REGEX)
+STARTS_WITH_OTHER_KEY = re.compile(
+    r'\{\s*"(?!name"|type"|id"|function"|arguments"|parameters")[^"]*"'
+)
 
 
 def parse_json_call(
@@ -33,7 +35,7 @@ def parse_json_call(
     Raises:
         MalformedCallError: see `ToolCallFormat.parse`.
     """
-    head = re.compile(NAME + rf'\s*,\s*"(?:{"|".join(keys)})"\s*:\s*(?=\{{)')
+    head = re.compile(NAME_REGEX + rf'\s*,\s*"(?:{"|".join(keys)})"\s*:\s*(?=\{{)')
     scanner, num_scanned = JsonScanner(), 0
     while (match := head.match(source.buffer)) is None:
         if names is not None:
@@ -60,8 +62,8 @@ def parse_json_call(
 
 def _check_other_object(text: str, names: Collection[str]) -> None:
     """Rejects, as early as possible, a JSON object that is a response rather than a call."""
-    name = NAME_FIRST.match(text)
-    if OTHER_FIRST.match(text) or (name is not None and _loads(name[1]) not in names):
+    name = STARTS_WITH_NAME.match(text)
+    if STARTS_WITH_OTHER_KEY.match(text) or (name is not None and _loads(name[1]) not in names):
         raise MalformedCallError
 
 

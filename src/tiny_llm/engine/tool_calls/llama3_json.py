@@ -9,7 +9,7 @@ accepts several, separated by `; ` as in vLLM; the grammar allows only one.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .format import CallGrammar, CallRules, Function, Functions, ToolCallFormat
+from .format import CallGrammar, Function, Functions, ToolCallFormat, ToolCallRules
 from .json_calls import argument_schemas, json_call_rule, parse_json_call
 from .text_source import Events, MalformedCallError, TextSource
 from .tool_schema import DEFINITIONS, parameters_of
@@ -40,13 +40,13 @@ class Llama3JsonFormat(ToolCallFormat):
             if not separator and not source.buffer.startswith("{"):
                 return
 
-    def grammar(self, rules: CallRules) -> CallGrammar:
+    def grammar(self, rules: ToolCallRules) -> CallGrammar:
         """See `ToolCallFormat`."""
         schemas = argument_schemas(rules.functions)
-        # JSON schemas only: a Lark literal would take precedence over the schema of `answer`.
-        if rules.choice == "answer":
+        # JSON schemas only: a Lark literal would take precedence over the schema of `response`.
+        if rules.choice == "structured":
             calls = _call_schemas(rules.functions)
-            names = " | ".join(f"@{name}" for name in [*calls, "answer"])
+            names = " | ".join(f"@{name}" for name in [*calls, "response"])
             return CallGrammar(f"start: {names}\n", calls)
         lark = json_call_rule(rules.functions, "parameters")
         if rules.choice == "required":

@@ -11,7 +11,7 @@ import secrets
 import string
 from dataclasses import replace
 
-from .format import CallGrammar, CallRules, Functions, ToolCallFormat, tagged_grammar
+from .format import CallGrammar, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
 from .json_calls import argument_schemas, json_call_rule, parse_arguments, parse_json_call
 from .lark import literal, tag
 from .text_source import CallStart, Events, MalformedCallError, TextSource
@@ -48,11 +48,11 @@ class MistralFormat(ToolCallFormat):
         if source.buffer.startswith("["):
             yield from _parse_list(source)
             return
-        name = yield from source.until((ID, ARGUMENTS, "{"), "\n")
+        name = yield from source.read_until((ID, ARGUMENTS, "{"), "\n")
         if not name.strip():
             raise MalformedCallError
         if (yield from source.accept(ID)):
-            yield from source.until((ARGUMENTS, "{"), "\n")
+            yield from source.read_until((ARGUMENTS, "{"), "\n")
         yield from source.accept(ARGUMENTS)
         yield from source.skip_space()
         if not source.buffer.startswith("{"):
@@ -60,7 +60,7 @@ class MistralFormat(ToolCallFormat):
         yield CallStart(name.strip())
         yield from parse_arguments(source)
 
-    def grammar(self, rules: CallRules) -> CallGrammar:
+    def grammar(self, rules: ToolCallRules) -> CallGrammar:
         """See `ToolCallFormat`."""
         schemas = argument_schemas(rules.functions)
         if self._has_list:

@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .format import CallGrammar, CallRules, Function, Functions, ToolCallFormat, tagged_grammar
+from .format import CallGrammar, Function, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
 from .lark import literal, tag
 from .text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
 from .tool_schema import (
@@ -30,12 +30,12 @@ from .tool_schema import (
 )
 from .xml_values import (
     CALL_END,
-    END_LINE,
     FUNCTION_END,
     PARAMETER,
+    PARAMETER_END_LINE,
     TEXT_KEYWORDS,
+    stream_value,
     text_rule,
-    value_pieces,
 )
 
 START, FUNCTION = "<tool_call>", "<function="
@@ -55,7 +55,7 @@ class Qwen3CoderFormat(ToolCallFormat):
         yield from source.skip_space()
         if not (yield from source.accept(FUNCTION)):
             raise MalformedCallError
-        name = yield from source.until((">",), "\n<")
+        name = yield from source.read_until((">",), "\n<")
         source.take(1)
         if not name or (name not in functions and not has_start):
             raise MalformedCallError
@@ -65,7 +65,7 @@ class Qwen3CoderFormat(ToolCallFormat):
         yield from source.skip_space()
         yield from source.accept_end(CALL_END)
 
-    def grammar(self, rules: CallRules) -> CallGrammar:
+    def grammar(self, rules: ToolCallRules) -> CallGrammar:
         """See `ToolCallFormat`. Parameters are in schema order."""
         lark = tagged_grammar(rules, START, "rest", "\n")
         lark += f'rest: "\\n" call {tag(CALL_END, rules.special_tokens)}\n'
@@ -91,7 +91,7 @@ def _parse_parameters(source: TextSource, function: Function) -> Events:
             yield ArgumentsDelta("{}" if separator == "{" else "}")
             return
         source.take(len(PARAMETER))
-        key = yield from source.until((">",), "\n<")
+        key = yield from source.read_until((">",), "\n<")
         source.take(1)
         schema = schemas.pop(key, {})
         yield ArgumentsDelta(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
@@ -104,7 +104,7 @@ def _parse_value(source: TextSource, types: frozenset[str], next_keys: Any) -> E
     is_text, text = types == STRING, ""
     if is_text:
         yield ArgumentsDelta('"')
-    for piece in value_pieces(source, next_keys):
+    for piece in stream_value(source, next_keys):
         if piece is None:
             yield None
         elif is_text:
@@ -128,7 +128,7 @@ def _call_rules(call: str, function: Function, schemas: dict[str, Any]) -> str:
         start, types = literal(f"{PARAMETER}{key}>\n"), value_types(schema, root)
         if types and "string" not in types:
             schemas[rule] = _with_definitions(schema, root)
-            lark += f"{rule}: {start} @{rule} {END_LINE}\n"
+            lark += f"{rule}: {start} @{rule} {PARAMETER_END_LINE}\n"
         elif TEXT_KEYWORDS.isdisjoint(text := _text_schema(schema, root)):
             lark += f"{rule}: {start} text\n"
         else:

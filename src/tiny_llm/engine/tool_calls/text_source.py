@@ -109,7 +109,7 @@ class TextSource:
         if (yield from self.accept(tag)) == "" and tag.startswith(self.buffer):
             self.take(len(self.buffer))
 
-    def until(self, tags: tuple[str, ...], invalid: str) -> Read[str]:
+    def read_until(self, tags: tuple[str, ...], invalid: str) -> Read[str]:
         """Reads the text before one of several tags.
 
         Args:

@@ -13,14 +13,14 @@ from .text_source import MalformedCallError, TextSource
 
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 FUNCTION_END, CALL_END = "</function>", "</tool_call>"
-END_LINE = literal(f"\n{PARAMETER_END}\n")
+PARAMETER_END_LINE = literal(f"\n{PARAMETER_END}\n")
 # Ends of a value: (tag, tags that may follow it, whether the tag is consumed with the value).
-ENDS = (
+VALUE_END_TAGS = (
     (PARAMETER_END, (PARAMETER, FUNCTION_END, CALL_END), True),
     (FUNCTION_END, (CALL_END,), False),  # without </parameter>
     (CALL_END, (), False),  # only at the end of the output
 )
-LONGEST_TAG = max(len(tag) for _, followers, _ in ENDS for tag in followers)
+LONGEST_TAG = max(len(tag) for _, followers, _ in VALUE_END_TAGS for tag in followers)
 NON_SPACE = re.compile(r"\S")
 
 MAX_TEXT_LENGTH = 1000  # larger length bounds on bare text are not enforced
@@ -29,7 +29,7 @@ TEXT_KEYWORDS = frozenset({"const", "enum", "pattern", "minLength", "maxLength"}
 UNSUPPORTED_REGEX = re.compile(r"\(\?[=!<]|\\[1-9bB]|(?<![\[\\])\^|(?<!\\)\$")
 
 
-def value_pieces(
+def stream_value(
     source: TextSource, next_keys: Collection[str]
 ) -> Generator[str | None, None, None]:
     """Reads a value and its end tag; yields its text as it arrives, and None to wait for more.
@@ -68,7 +68,7 @@ def _find_end(
     for match in re.finditer("\n?<", text):
         start, has_newline = match.end() - 1, len(match[0]) == 2
         is_undecided = False
-        for tag, followers, is_read in [*ENDS, *(next_tags if has_newline else ())]:
+        for tag, followers, is_read in [*VALUE_END_TAGS, *(next_tags if has_newline else ())]:
             is_end = _is_end(text, start, tag, followers, has_ended)
             if is_end:
                 return match.start(), has_newline + len(tag) * is_read
@@ -107,10 +107,10 @@ def text_rule(name: str, schema: Mapping[str, Any], is_nullable: bool = False) -
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(choices, list):
         texts = [choice if isinstance(choice, str) else json.dumps(choice) for choice in choices]
-        return f"{name}: ({' | '.join(map(literal, texts))}{null}) {END_LINE}\n"
+        return f"{name}: ({' | '.join(map(literal, texts))}{null}) {PARAMETER_END_LINE}\n"
     terminal = name.upper()
     text = " & ".join([_any_text(schema), *_pattern(schema), f"~/(?s:.*){_end_regex()}(?s:.*)/"])
-    return f"{name}[lazy]: {terminal} {END_LINE}\n{terminal}: ({text}){null}\n"
+    return f"{name}[lazy]: {terminal} {PARAMETER_END_LINE}\n{terminal}: ({text}){null}\n"
 
 
 def _any_text(schema: Mapping[str, Any]) -> str:
@@ -140,7 +140,7 @@ def _pattern(schema: Mapping[str, Any]) -> list[str]:
 def _end_regex() -> str:
     """Returns a regular expression for an end tag with a tag that may follow it."""
     ends = []
-    for tag, followers, _ in ENDS:
+    for tag, followers, _ in VALUE_END_TAGS:
         if followers:
             after = "|".join(map(escape_regex, followers))
             ends.append(f"{escape_regex(tag)}\\s*({after})")

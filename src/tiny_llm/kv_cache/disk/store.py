@@ -56,7 +56,7 @@ def stored_bytes(num_bytes: int) -> int:
 class PageStore:
     """Key-value store of pages.
 
-    Any thread may use `in`, `read` and `forget`; only one thread may use the other methods.
+    Any thread may use `in`, `read` and `invalidate`; only one thread may use the other methods.
 
     Args:
         directory: created if missing.
@@ -101,7 +101,7 @@ class PageStore:
                 new[page.key] = page
                 total = sum(each.stored_bytes for each in new.values())
         if new:
-            self._discard_files(self._index.evict(self._max_bytes - total))
+            self._delete_files(self._index.evict(self._max_bytes - total))
             self._publish(list(new.values()))
         return total
 
@@ -135,10 +135,10 @@ class PageStore:
     def _add_to_index(self, pages: Sequence[StoredPage]) -> None:
         """Adds pages to the index; deletes the files of pages evicted to make room."""
         entries = [(page.key, page.stored_bytes, page.depth) for page in pages]
-        self._discard_files(self._index.add(entries, self._max_bytes))
+        self._delete_files(self._index.add(entries, self._max_bytes))
         self.refresh()
 
-    def forget(self, keys: Sequence[bytes]) -> None:
+    def invalidate(self, keys: Sequence[bytes]) -> None:
         """Makes `key in store` False for these pages, without deleting their files."""
         self._keys.difference_update(keys)
 
@@ -151,13 +151,13 @@ class PageStore:
         """Marks pages as the most recently used."""
         self._index.touch(keys)
 
-    def discard(self, keys: Sequence[bytes]) -> None:
+    def delete(self, keys: Sequence[bytes]) -> None:
         """Removes the index entries and files of unreadable pages."""
         self._index.remove(keys)
-        self._discard_files(keys)
+        self._delete_files(keys)
         self.num_bytes = self._index.num_bytes
 
-    def _discard_files(self, keys: Sequence[bytes]) -> None:
+    def _delete_files(self, keys: Sequence[bytes]) -> None:
         self._keys.difference_update(keys)
         for key in keys:
             with suppress(OSError):

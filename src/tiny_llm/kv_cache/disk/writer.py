@@ -63,7 +63,7 @@ class PageWriter(threading.Thread):
 
     def discard(self, keys: Sequence[bytes], problem: str | None) -> None:
         """Removes unusable pages from the store; counts and logs `problem` unless None."""
-        self._store.forget(keys)  # immediately, so that recomputed pages are written again
+        self._store.invalidate(keys)  # immediately, so that recomputed pages are written again
         with self._changed:
             self._unreadable += keys
             self._changed.notify_all()
@@ -116,7 +116,7 @@ class PageWriter(threading.Thread):
             if used:
                 self._store.touch(used)
             if unreadable:
-                self._store.discard(unreadable)
+                self._store.delete(unreadable)
             self._store.refresh()
         except STORE_ERRORS as error:
             self.warn(f"cannot update the index ({error})")

@@ -26,7 +26,7 @@ DTYPE_BYTES = {
 }
 FLOAT_DTYPES = ("F32", "F16", "BF16")  # for unquantized weights
 # Last components of the names of floating-point tensors.
-FLOAT_KINDS = ("weight", "bias", "scales", "biases", "A_log", "dt_bias", "gate_up_proj")
+FLOAT_TENSOR_SUFFIXES = ("weight", "bias", "scales", "biases", "A_log", "dt_bias", "gate_up_proj")
 MAX_NDIM = 8
 
 
@@ -100,16 +100,16 @@ def check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
         tensors: all tensors of a checkpoint.
     """
     for name, tensor in tensors.items():
-        path, _, kind = name.rpartition(".")
+        path, _, suffix = name.rpartition(".")
         scales = tensors.get(f"{path}.scales")
         allowed: tuple[str, ...] = FLOAT_DTYPES
-        if kind == "weight" and scales is not None:
+        if suffix == "weight" and scales is not None:
             allowed = ("U32",)
-        elif kind == "biases" and scales is not None and scales.dtype in FLOAT_DTYPES:
+        elif suffix == "biases" and scales is not None and scales.dtype in FLOAT_DTYPES:
             allowed = (scales.dtype,)
-        elif kind == "scales" and f"{path}.weight" in tensors and f"{path}.biases" not in tensors:
+        elif suffix == "scales" and f"{path}.weight" in tensors and f"{path}.biases" not in tensors:
             allowed = (*FLOAT_DTYPES, "U8")
-        elif kind not in FLOAT_KINDS:
+        elif suffix not in FLOAT_TENSOR_SUFFIXES:
             continue
         if tensor.dtype not in allowed:
             raise ValueError(

@@ -21,9 +21,9 @@ from .linear import Mlp, weight_from
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
-# On a GPU, (token, expert) products are sorted by expert if there are at least this many, so that
-# consecutive products read the same weights.
-MIN_SORTED_PRODUCTS = 64
+# On a GPU, (token, expert) pairs are sorted by expert if there are at least this many, so that
+# consecutive matmuls read the same weights.
+MIN_PAIRS_TO_SORT = 64
 
 
 def sort_by_expert(experts: mx.array) -> tuple[mx.array, mx.array]:
@@ -141,13 +141,13 @@ class GatheredExperts:
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
         K, E = experts.shape[-1], x.shape[-1]
-        products = experts.flatten()  # T·K
-        order = inverse = mx.arange(products.size)
-        is_sorted = products.size >= MIN_SORTED_PRODUCTS
+        pairs = experts.flatten()  # T·K
+        order = inverse = mx.arange(pairs.size)
+        is_sorted = pairs.size >= MIN_PAIRS_TO_SORT
         if is_sorted:
-            order, inverse = sort_by_expert(products)
+            order, inverse = sort_by_expert(pairs)
         rows = x.reshape(-1, E)[order // K][:, None]  # T·K×1×E
-        chosen = products[order]
+        chosen = pairs[order]
         gate, up = (_gathered(rows, layer, chosen, is_sorted) for layer in self.layers[:2])
         out = _gathered(kernels.swiglu(gate, up), self.layers[2], chosen, is_sorted)
         return out[inverse, 0].reshape(*experts.shape, E)

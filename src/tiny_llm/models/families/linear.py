@@ -78,7 +78,7 @@ class MlxQuantizedWeights:
 
 
 Weight = QuantizedWeights | MlxQuantizedWeights | mx.array
-Table = QuantizedEmbedding | Embedding | MlxQuantizedWeights
+EmbeddingTable = QuantizedEmbedding | Embedding | MlxQuantizedWeights
 
 ACTIVATION_BITS = (16, 8)  # 16: exact
 GATES = ("gate", "shared_expert_gate")  # layers of mixture-of-experts blocks
@@ -130,9 +130,9 @@ class Linear:
 
     def __call__(self, x: mx.array) -> mx.array:
         """Applies the layer to I input features: N..×I -> N..×O."""
-        return self.finish(_multiply(x, self.weight), x)
+        return self.add_bias_and_lora(_multiply(x, self.weight), x)
 
-    def finish(self, y: mx.array, x: mx.array) -> mx.array:
+    def add_bias_and_lora(self, y: mx.array, x: mx.array) -> mx.array:
         """Adds the bias and LoRA updates, if any, to y = x · wᵀ."""
         y = y if self.bias is None else kernels.add_bias(y, self.bias)
         return y if self.lora is None else self.lora.add_to(y, x)
@@ -202,7 +202,7 @@ def with_8_bit_activations(mlx_model: Any) -> Any:
     return model
 
 
-def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table:
+def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> EmbeddingTable:
     """Builds an embedding; `shape` is (vocab_size, hidden_size). See also `linear_from`."""
     weight = weight_from(layer, dtype)
     if isinstance(weight, QuantizedWeights):
@@ -222,7 +222,7 @@ def linear_each(x: mx.array, layers: Sequence[Linear]) -> list[mx.array]:
     if any(isinstance(weight, MlxQuantizedWeights) for weight in weights):
         return [layer(x) for layer in layers]
     outputs = project_each(x, weights)  # type: ignore[arg-type]
-    return [layer.finish(y, x) for layer, y in zip(layers, outputs, strict=True)]
+    return [layer.add_bias_and_lora(y, x) for layer, y in zip(layers, outputs, strict=True)]
 
 
 def _multiply(x: mx.array, weight: Weight) -> mx.array:

@@ -36,7 +36,7 @@ TEXT_PREFIXES = {
 VISION_PREFIXES = ("model.visual.", "vision_tower.")
 MTP_PREFIX = "mtp."  # multi-token prediction layer
 # Norms that Hugging Face stores as w and applies as 1 + w.
-SHIFTED_NORMS = (
+ZERO_CENTERED_NORMS = (
     *("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "model.norm", "mtp.norm"),
     *("pre_fc_norm_embedding", "pre_fc_norm_hidden"),
 )
@@ -118,7 +118,7 @@ def stack_experts(weights: dict[str, mx.array], config: DecoderConfig) -> None:
         weights: tensor name -> array; names like `mlp.experts.3.up_proj.weight` are replaced.
         config: config of the model, or of a shard.
     """
-    for mlp, number in _mixtures(config):
+    for mlp, number in _moe_layers(config):
         for name in PROJECTIONS:
             for part in QUANTIZED_ARRAYS:
                 all_names = (f"{mlp}.experts.{e}.{name}.{part}" for e in range(number))
@@ -128,7 +128,7 @@ def stack_experts(weights: dict[str, mx.array], config: DecoderConfig) -> None:
                     weights[f"{mlp}.switch_mlp.{name}.{part}"] = stacked
 
 
-def _mixtures(config: DecoderConfig) -> list[tuple[str, int]]:
+def _moe_layers(config: DecoderConfig) -> list[tuple[str, int]]:
     """(path, number of experts) of each mixture of experts."""
     if config.experts is None:
         return []
@@ -140,7 +140,7 @@ def _mixtures(config: DecoderConfig) -> list[tuple[str, int]]:
 
 def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
     """Moves stacked experts to `switch_mlp`: gate_up_proj X×2I×E, split, and down_proj X×E×I."""
-    for mlp, _ in _mixtures(config):
+    for mlp, _ in _moe_layers(config):
         experts, stacked = (f"{mlp}.{name}" for name in ("experts", "switch_mlp"))
         gate_up = weights.pop(f"{experts}.gate_up_proj", None)
         if gate_up is not None and gate_up.ndim == 3:
@@ -194,5 +194,5 @@ def _convert_hugging_face(weights: dict[str, mx.array], config: DeltaNetConfig) 
     if not convolutions:
         return
     for name, weight in weights.items():
-        if name.removesuffix(".weight").endswith(SHIFTED_NORMS):
+        if name.removesuffix(".weight").endswith(ZERO_CENTERED_NORMS):
             weights[name] = weight + 1

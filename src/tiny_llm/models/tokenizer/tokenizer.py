@@ -101,7 +101,7 @@ class StreamingDetokenizer:
         return segment
 
 
-def detokenizer_keeping_space(tokenizer: Any) -> Any:
+def detokenizer_with_leading_space(tokenizer: Any) -> Any:
     """Creates a detokenizer that keeps a leading space.
 
     The concatenated `last_segment`s are the tokens' text; `text` starts with an extra "a".

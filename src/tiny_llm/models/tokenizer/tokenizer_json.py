@@ -37,7 +37,7 @@ COMPONENTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 # characters grow by more under NFKC and NFKD, but normalizing their result adds nothing.
 MAX_GROWTH = 32
 MAX_SANDBOXED_GROWTH = 4096
-GROWTHS = {
+MAX_GROWTH_BY_COMPONENT = {
     "Sequence": 1,
     **dict.fromkeys(("Lowercase", "Nmt", "Strip", "StripAccents"), 1),
     **dict.fromkeys(("BertPreTokenizer", "CharDelimiterSplit", "Digits", "FixedLength"), 1),
@@ -166,7 +166,7 @@ def _own_growth(part: Mapping[str, Any]) -> float:
         return max(1, size) if isinstance(pattern, dict) and pattern.get("String") else 1 + size
     if kind == "Prepend":
         return 1 + _num_bytes(part.get("prepend"))
-    return GROWTHS.get(kind, math.inf) if isinstance(kind, str) else math.inf
+    return MAX_GROWTH_BY_COMPONENT.get(kind, math.inf) if isinstance(kind, str) else math.inf
 
 
 def _num_bytes(text: Any) -> int:

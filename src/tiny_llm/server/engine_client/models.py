@@ -36,8 +36,8 @@ class ModelEngine:
     Attributes:
         client, thread: the engine thread's client, and the thread itself.
         renderer: the prompt renderer; None while the model is not loaded.
-        num_users: number of requests using the model, which is unloaded only at 0.
-        last_used: `time.monotonic()` at the last load or change of `num_users`.
+        ref_count: number of requests using the model, which is unloaded only at 0.
+        last_used: `time.monotonic()` at the last load or change of `ref_count`.
         is_closing: whether the model is about to be unloaded and accepts no new users.
     """
 
@@ -51,7 +51,7 @@ class ModelEngine:
     ):
         self.spec = spec
         self.renderer: Any = None
-        self.num_users = 0
+        self.ref_count = 0
         self.last_used = time.monotonic()
         self.is_closing = False
         self._open_renderer = open_renderer
@@ -104,7 +104,7 @@ class ModelEngine:
             self.client.check_ready()
         acquired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if phase is Phase.READY and not self.is_closing:
-            self._add_user(acquired)
+            self._add_ref(acquired)
             return acquired
         self._waiters = [waiter for waiter in self._waiters if not waiter.done()]
         if len(self._waiters) > self.client.settings.max_queue:
@@ -123,13 +123,13 @@ class ModelEngine:
         if not acquired.done():
             acquired.cancel()
         elif acquired.exception() is None:
-            self.num_users -= 1
+            self.ref_count -= 1
             self.last_used = time.monotonic()
-            if not self.num_users:
+            if not self.ref_count:
                 self._unused.set()
 
-    def _add_user(self, acquired: asyncio.Future[None]) -> None:
-        self.num_users += 1
+    def _add_ref(self, acquired: asyncio.Future[None]) -> None:
+        self.ref_count += 1
         self.last_used = time.monotonic()
         self._unused.clear()
         acquired.set_result(None)
@@ -141,7 +141,7 @@ class ModelEngine:
             if waiter.done():  # the client has disconnected
                 continue
             if error is None:
-                self._add_user(waiter)
+                self._add_ref(waiter)
             else:
                 waiter.set_exception(error)
 
@@ -169,7 +169,7 @@ class ModelEngine:
     async def unload(self) -> None:
         """Waits until the model is unused, then releases its memory."""
         self.is_closing = True
-        if self.num_users:
+        if self.ref_count:
             await self._unused.wait()
         await self.client.wait_until_idle(None)  # aborted requests end at the next step
         self.renderer = None
@@ -261,14 +261,14 @@ class ModelRegistry:
                 return
             evictable = [other for other in loaded if other.is_evictable]
             await self._unload(
-                min(evictable, key=lambda other: (other.num_users > 0, other.last_used))
+                min(evictable, key=lambda other: (other.ref_count > 0, other.last_used))
             )
 
     async def _unload_idle(self) -> None:
         assert self._idle_unload is not None
         for engine in self._engines:
             idle = time.monotonic() - engine.last_used
-            if engine.is_evictable and not engine.num_users and idle >= self._idle_unload:
+            if engine.is_evictable and not engine.ref_count and idle >= self._idle_unload:
                 await self._unload(engine)
 
     async def _unload(self, engine: ModelEngine) -> None:

@@ -38,7 +38,7 @@ PUBLIC_PATHS = {
 }
 RAISE_LIMIT = "send a smaller body, or raise the server's --max-body-bytes"
 SHUTTING_DOWN = "The server is shutting down; the body did not arrive in time."
-STATIC_PREFIX = "/page/"  # files of the web UI, which prompts for the key
+PUBLIC_PREFIX = "/page/"  # files of the web UI, which prompts for the key
 
 
 class AccessLogMiddleware:
@@ -200,7 +200,7 @@ class ApiKeyMiddleware:
 
     def _is_authorized(self, scope: Scope) -> bool:
         path = scope["path"]
-        if path in PUBLIC_PATHS or path.startswith(STATIC_PREFIX) or scope["method"] == "OPTIONS":
+        if path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX) or scope["method"] == "OPTIONS":
             return True
         headers = Headers(scope=scope)
         authorization = headers.get("authorization", "")

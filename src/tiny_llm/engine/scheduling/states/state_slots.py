@@ -79,7 +79,7 @@ class StateSlots:
 
     # ---------------------------------------------------------------- prefix cache
 
-    def usable(self, path: list[PrefixNode]) -> list[PrefixNode]:
+    def up_to_checkpoint(self, path: list[PrefixNode]) -> list[PrefixNode]:
         """Returns a prefix cache hit up to its last checkpoint."""
         return path[: self.checkpoints.last(path)]
 
