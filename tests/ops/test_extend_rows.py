@@ -73,6 +73,16 @@ def test_lazy_array_and_result_are_evaluated(rows):
 
 
 @needs_page_moves
+def test_first_rows_start_at_a_memory_page():
+    for num_rows in (1, 300):
+        x = extend_rows(mx.zeros((0, 16, 64)), num_rows)
+        for _ in range(2):
+            address, _ = np.array(x, copy=False).__array_interface__["data"]
+            assert address % resource.getpagesize() == 0
+            x = extend_rows(x, 100)
+
+
+@needs_page_moves
 @pytest.mark.parametrize("heap_bytes", [0, 100 << 20], ids=["mapped", "heap"])
 def test_memory_pages_are_moved(heap_bytes):
     # glibc allocates even large arrays on the heap if a free block there suffices.

@@ -19,6 +19,7 @@ from tests.support import (
     assert_same_on_any_number_of_threads,
 )
 from tiny_llm import kernels
+from tiny_llm.kernels.heap import extend_rows
 
 SHAPES = [  # key heads, value heads, key head size, value head size
     (1, 1, 1, 1),
@@ -99,6 +100,22 @@ def test_every_state_of_a_chunk_can_be_stored(instruction_set):
         after = run({**arrays, **short, **batch.arrays}, 1)[1]
         assert_same_bits(states[i], after[8], f"state after token {i}")
     assert_same_bits(states[8], arrays["states"][8], "read slot")
+
+
+def test_bitwise_equal_for_any_alignment(instruction_set):
+    """A model's states start at a memory page, which allows streaming stores."""
+    batch = Batch((7, 3), (-1, -1), (0, -1, 1, -1, 2, -1, 3, 4, -1, 5))
+    arrays = delta_problem(1, 2, 16, 64, batch, mx.float32) | {"states": None}
+    results = []
+    for states in (mx.zeros((SLOTS, 2, 16, 64)), extend_rows(mx.zeros((0, 2, 16, 64)), SLOTS)):
+        for reads in ((-1, -1), (1, 4)):
+            given = {**arrays, "states": states, "read_slots": mx.array(reads)}
+            o, states = kernels.gated_delta_rule(**given, num_k_heads=1)
+            del given
+            mx.eval(o, states)
+            results += [o, mx.array(states)]
+    for actual, expected in zip(results[4:], results[:4], strict=True):
+        assert_same_bits(actual, expected, "o or states")
 
 
 def test_bitwise_equal_for_any_thread_count(on_cpu):

@@ -55,7 +55,8 @@ bool move_pages(const PageRange& source, const PageRange& target) {
                   MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, target.begin) != MAP_FAILED;
 }
 
-/// Allocates an array whose data has the same page alignment as `data`, so that pages can be moved.
+/// Allocates an array whose data has the same page alignment as `data`, so that pages can be moved;
+/// at the start of a page if `data` is null.
 mx::array allocate_aligned(const mx::Shape& shape, mx::Dtype dtype, const char* data) {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     size_t bytes = dtype.size();
@@ -65,7 +66,8 @@ mx::array allocate_aligned(const mx::Shape& shape, mx::Dtype dtype, const char* 
         throw std::runtime_error("Cannot allocate " + std::to_string(bytes) + " bytes.");
     }
     mx::array out(std::move(buffer), shape, dtype);
-    const size_t offset = static_cast<size_t>(data - out.data<char>()) % page;
+    const size_t offset =
+        (reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(out.data<char>())) % page;
     out.copy_shared_buffer(out, out.strides(), out.flags(), out.data_size(),
                            offset / out.itemsize());
     return out;
@@ -93,9 +95,12 @@ bool extend_rows(mx::array& x, int num_rows) {
     }
     mx::Shape shape = x.shape();
     shape[0] += num_rows;
-    mx::array extended = allocate_aligned(shape, x.dtype(), x.data<char>());
+    char* const from = x.size() == 0 ? nullptr : x.data<char>();
+    mx::array extended = allocate_aligned(shape, x.dtype(), from);
     char* to = extended.data<char>();
-    move(x.data<char>(), to, x.nbytes(), x.is_donatable());
+    if (from != nullptr) {
+        move(from, to, x.nbytes(), x.is_donatable());
+    }
     zero(to + x.nbytes(), to + extended.nbytes());
     x.overwrite_descriptor(extended);
     return true;

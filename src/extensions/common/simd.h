@@ -235,6 +235,29 @@ inline void store(void* array, int64_t i, Format format, Floats x, int count = L
     memcpy(static_cast<uint16_t*>(array) + i, &halves, static_cast<size_t>(count) * 2);
 }
 
+/// Whether rows of vectors at `to`, `row_size` floats apart, can be stored with `stream`.
+inline bool can_stream(const float* to, int64_t row_size) {
+    return reinterpret_cast<uintptr_t>(to) % sizeof(Floats) == 0 && row_size % LANES == 0;
+}
+
+/// Stores a vector that is not read soon, on x86 without first reading its cache line from memory.
+/// Visible to other threads after `end_streams`.
+inline void stream(float* to, Floats x) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps(to, (__m512)x);
+#elif defined(__AVX2__)
+    _mm256_stream_ps(to, (__m256)x);
+#else
+    store(to, 0, Format::float32, x);
+#endif
+}
+
+inline void end_streams() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
 /// Loads `count` ≤ LANES elements starting at element i of an array; the other lanes are zero.
 inline Floats load_up_to(const void* array, int64_t i, Format format, int count) {
     return count == LANES ? load(array, i, format) : load(array, i, format, count);

@@ -26,7 +26,7 @@ def extend_rows(x: mx.array, num_rows: int) -> mx.array:
     afterwards.
     """
     mx.eval(x)
-    if not (x.size and is_built() and extension().extend_rows(x, num_rows)):
+    if not (is_built() and extension().extend_rows(x, num_rows)):
         x = mx.concatenate([x, mx.zeros((num_rows, *x.shape[1:]), x.dtype)])
         mx.eval(x)
     return x

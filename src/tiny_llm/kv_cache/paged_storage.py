@@ -142,9 +142,9 @@ class PagedStorage:
             )
         self.num_pages = num_pages
         self.page_size = page_size
-        empty = mx.zeros((0, num_kv_heads, page_size, head_dim), dtype=dtype)
-        self.key_pages = [empty] * num_layers
-        self.value_pages = [empty] * num_layers
+        shape = 0, num_kv_heads, page_size, head_dim
+        self.key_pages = [mx.zeros(shape, dtype) for _ in range(num_layers)]
+        self.value_pages = [mx.zeros(shape, dtype) for _ in range(num_layers)]
         self.states = states
 
     @property

@@ -77,11 +77,11 @@ inline Columns read_tile(float* tile, const float* slot, int64_t stride, const f
     return predicted;
 }
 
-// Updates a tile with one token and copies it to `slot` unless that is null. Sets `predicted` to
-// Sᵀk for the next token's k. Returns Sᵀq.
-inline Columns update_tile(float* tile, float* slot, int64_t stride, const float* q, const float* k,
-                           const float* next_k, const Columns& delta, float decay, int64_t D_k,
-                           int64_t count, Columns& predicted) {
+// Updates a tile with one token and copies it to `slot` unless that is null; `streams` selects
+// streaming stores of complete rows. Sets `predicted` to Sᵀk for the next token's k. Returns Sᵀq.
+inline Columns update_tile(float* tile, float* slot, bool streams, int64_t stride, const float* q,
+                           const float* k, const float* next_k, const Columns& delta, float decay,
+                           int64_t D_k, int64_t count, Columns& predicted) {
     Columns o, next;
     for (int64_t i = 0; i < D_k; i++) {
         Columns row = load_columns(tile + i * DELTA_COLUMNS, DELTA_COLUMNS);
@@ -91,7 +91,11 @@ inline Columns update_tile(float* tile, float* slot, int64_t stride, const float
             next.vectors[v] = fma(splat(next_k[i]), row.vectors[v], next.vectors[v]);
         }
         store_columns(tile + i * DELTA_COLUMNS, row, DELTA_COLUMNS);
-        if (slot) {
+        if (slot && streams) {
+            for (int v = 0; v < TILE_VECTORS; v++) {
+                stream(slot + i * stride + v * LANES, row.vectors[v]);
+            }
+        } else if (slot) {
             store_columns(slot + i * stride, row, count);
         }
     }
@@ -113,9 +117,9 @@ void recurrence(const GatedDeltaRuleJob& job, int64_t sequence, int64_t head, in
         return slot < 0 ? nullptr
                         : job.states + (slot * job.H_v + head) * job.D_k * job.D_v + first;
     };
+    const float* const from = state(read_slot(job.slots, sequence));
     float* const tile = thread_scratch(job.D_k * DELTA_COLUMNS);
-    Columns predicted =
-        read_tile(tile, state(read_slot(job.slots, sequence)), job.D_v, key(begin), job.D_k, count);
+    Columns predicted = read_tile(tile, from, job.D_v, key(begin), job.D_k, count);
     for (int64_t t = begin; t < end; t++) {
         const DeltaFactors& factors = job.factors[t * job.H_v + head];
         const Columns value = load_columns(values + t * job.qkv_stride, count);
@@ -125,14 +129,18 @@ void recurrence(const GatedDeltaRuleJob& job, int64_t sequence, int64_t head, in
                 value.vectors[v] - predicted.vectors[v] * (factors.decay * factors.k);
             delta.vectors[v] = error * (factors.beta * factors.k);
         }
-        Columns o = update_tile(tile, state(write_slot(job.slots, t)), job.D_v,
-                                qkv + t * job.qkv_stride, key(t), key(t + 1 < end ? t + 1 : t),
-                                delta, factors.decay, job.D_k, count, predicted);
+        float* const to = state(write_slot(job.slots, t));
+        // `from` is in the cache already; the cache lines of other slots would be read from memory.
+        const bool streams = to != from && count == DELTA_COLUMNS && can_stream(to, job.D_v);
+        Columns o = update_tile(tile, to, streams, job.D_v, qkv + t * job.qkv_stride, key(t),
+                                key(t + 1 < end ? t + 1 : t), delta, factors.decay, job.D_k, count,
+                                predicted);
         for (int v = 0; v < TILE_VECTORS; v++) {
             o.vectors[v] = o.vectors[v] * factors.q;
         }
         store_columns(job.o + (t * job.H_v + head) * job.D_v + first, o, count);
     }
+    end_streams();
 }
 
 }  // namespace
