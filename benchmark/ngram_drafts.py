@@ -219,7 +219,7 @@ def run_cases(llm: LLM, cases: Sequence[Case], speculative: str | None) -> Run:
     Raises:
         UserError: a request failed.
     """
-    llm.core._proposer = make_proposer(speculative, None, None)
+    llm._proposer = make_proposer(speculative, None, None)
     ForcedOutput.answers = {case.name: case.answer for case in cases}
     for case in cases:
         params = SamplingParams(temperature=0, max_tokens=len(case.answer), ignore_eos=True)

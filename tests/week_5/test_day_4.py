@@ -329,7 +329,7 @@ def test_task_4_forced_tokens_save_steps(demo):
     params = SamplingParams(temperature=0, max_tokens=30, structured_outputs=constraint)
     outputs, steps = [], [0]
     for proposer in (GrammarProposer(), None):
-        llm.core._grammar_proposer = proposer
+        llm._grammar_proposer = proposer
         [output] = llm.generate("Where?", params)
         assert output.error is None, output.error
         outputs.append(output.token_ids)

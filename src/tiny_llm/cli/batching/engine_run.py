@@ -102,7 +102,7 @@ class EngineBatchRun:
     def state(self) -> EngineState:
         """Engine counters as of the last step."""
         scheduler, statistics = self._llm.scheduler, self._llm.runner.statistics
-        disk_cache = self._llm.core.disk_cache
+        disk_cache = self._llm.disk_cache
         return EngineState(
             scheduler.pages.counts(scheduler.running),
             scheduler.num_prompt_tokens,

@@ -326,7 +326,7 @@ def _engine_ready(llm: LLM) -> messages.EngineReady:
 
 def _engine_stats(llm: LLM) -> messages.EngineStats:
     scheduler, statistics = llm.scheduler, llm.runner.statistics
-    states, disk_cache = scheduler.pages.states, llm.core.disk_cache
+    states, disk_cache = scheduler.pages.states, llm.disk_cache
     counts = None if states is None else states.counts()
     return messages.EngineStats(
         running=len(scheduler.running),
@@ -343,5 +343,5 @@ def _engine_stats(llm: LLM) -> messages.EngineStats:
         draft_tokens=statistics.num_draft_tokens,
         accepted_draft_tokens=statistics.num_accepted_tokens,
         disk_cache=None if disk_cache is None else asdict(disk_cache.stats),
-        memory_evictions=llm.core.num_memory_evictions,
+        memory_evictions=llm.num_memory_evictions,
     )
