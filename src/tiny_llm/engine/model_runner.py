@@ -26,17 +26,15 @@ NAN_RESULT = "the model's output contains NaN."
 
 @dataclass
 class ModelRunnerStatistics:
-    """Running totals: sampling time, steps and draft tokens.
+    """Running totals: steps and draft tokens.
 
     Attributes:
-        sampling_seconds: time spent sampling the target's tokens.
         steps: forward passes of the target.
         num_decodes: chunks of decoding requests.
         num_draft_tokens: draft tokens verified.
         num_accepted_tokens: draft tokens accepted.
     """
 
-    sampling_seconds: float = 0.0
     steps: int = 0
     num_decodes: int = 0
     num_draft_tokens: int = 0
@@ -88,7 +86,7 @@ class ModelRunner:
         results = self._sample(chunks, draft_tokens, logits[: len(rows)] if scored else logits)
         if scored:
             add_prompt_logprobs(results, scored, logits[len(rows) :])
-        self.statistics.sampling_seconds += time.perf_counter() - started
+        self.target.seconds += time.perf_counter() - started
         self.statistics.steps += 1
         return results
 
@@ -110,10 +108,7 @@ class ModelRunner:
     @property
     def seconds(self) -> float:
         """Time spent in the models and in sampling; the rest of a step is overhead."""
-        total = self.target.seconds + self.statistics.sampling_seconds
-        if self.draft is not None:
-            total += self.draft.model.seconds + self.draft.sampling_seconds
-        return total
+        return sum(model.seconds for model in self.models)
 
     def _target_logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         return self.target.logits(spans, rows)
