@@ -246,7 +246,7 @@ def run_cases(llm: LLM, cases: Sequence[Case], speculative: str | None) -> Run:
 
 def _statistics(llm: LLM) -> tuple[int, int, int]:
     found = llm.runner.statistics
-    return found.num_decodes, found.num_draft_tokens, found.num_accepted_tokens
+    return llm.runner.num_decodes, found.num_draft_tokens, found.num_accepted_tokens
 
 
 def compare(llm: LLM, cases: Sequence[Case], rounds: int) -> dict[str, Any]:

@@ -333,7 +333,7 @@ def test_task_4_forced_tokens_save_steps(demo):
         [output] = llm.generate("Where?", params)
         assert output.error is None, output.error
         outputs.append(output.token_ids)
-        steps.append(statistics.steps)
+        steps.append(statistics.target_steps)
     accepted, drafted = statistics.num_accepted_tokens, statistics.num_draft_tokens
     assert accepted == drafted, f"expected all {drafted} drafts to be accepted, got {accepted}"
     assert outputs[0] == outputs[1], f"with and without draft tokens: expected equal, got {outputs}"

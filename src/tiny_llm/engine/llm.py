@@ -336,7 +336,7 @@ class LLM(EngineCore):
                 while sink:
                     yield sink.popleft()
             if not self.scheduler.has_requests:
-                self.release_scratch()
+                self.runner.target.release_scratch()
         finally:
             for output in outputs:
                 if not output.finished:
@@ -451,20 +451,6 @@ class LLM(EngineCore):
         """Allocates all of `kv_cache_bytes` now, so that later steps cannot stall or fail."""
         for model in self.runner.models:
             model.reserve()
-
-    def release_scratch(self) -> None:
-        """Frees the model's scratch memory on all ranks; the next step reallocates it.
-
-        For idle periods. A no-op in a single process.
-        """
-        self.runner.target.release_scratch()
-
-    def on_worker_lost(self, callback: Callable[[str], None]) -> None:
-        """Registers a callback for a lost rank, called with a message before this process exits.
-
-        The callback runs in another thread. A no-op in a single process.
-        """
-        self.runner.target.on_worker_lost(callback)
 
     def describe(self) -> dict[str, Any]:
         """Returns the scheduler's configuration as JSON-serializable data."""

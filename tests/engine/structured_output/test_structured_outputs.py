@@ -397,7 +397,7 @@ def test_forced_tokens_save_steps_without_changing_outputs(demo, reference):
     assert statistics.num_accepted_tokens > 20
     assert statistics.num_accepted_tokens > 0.9 * statistics.num_draft_tokens
     tokens = sum(len(output.token_ids) for output in reference.values())
-    assert statistics.steps < tokens - 15
+    assert statistics.target_steps < tokens - 15
 
 
 def test_batch_with_prefix_cache_hits(demo, reference):

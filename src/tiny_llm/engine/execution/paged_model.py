@@ -114,7 +114,10 @@ class PagedModel:
         self._storage.keep(pages, slots)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
-        """Registers a callback for a lost worker; a no-op in a single process."""
+        """Registers a callback for a lost rank, called with a message before this process exits.
+
+        The callback runs in another thread. A no-op in a single process.
+        """
 
     def release_scratch(self) -> None:
         """Frees scratch memory; a no-op in a single process, which keeps it for the next step."""
