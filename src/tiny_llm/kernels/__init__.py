@@ -22,6 +22,7 @@ from ..errors import UserError
 StreamOrDevice = mx.Stream | mx.Device | mx.DeviceType | None
 
 
+@functools.cache
 def extension() -> ModuleType:
     """Imports the module `tiny_llm_ext`.
 
