@@ -109,7 +109,7 @@ def run_phase(model: str, directory: Path, num_tokens: int) -> dict[str, Any]:
     prompt = [(7 * i) % 1000 + i // 1000 for i in range(num_tokens)]
     first_token(llm, [5] * 40)  # warm-up
     (cold, first), (warm, second) = first_token(llm, prompt), first_token(llm, prompt)
-    cache = llm.core.disk_cache
+    cache = llm.disk_cache
     assert cache is not None
     llm.close()
     return {

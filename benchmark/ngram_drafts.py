@@ -219,7 +219,7 @@ def run_cases(llm: LLM, cases: Sequence[Case], speculative: str | None) -> Run:
     Raises:
         UserError: a request failed.
     """
-    llm.core._proposer = make_proposer(speculative, None, None)
+    llm._proposer = make_proposer(speculative, None, None)
     ForcedOutput.answers = {case.name: case.answer for case in cases}
     for case in cases:
         params = SamplingParams(temperature=0, max_tokens=len(case.answer), ignore_eos=True)
@@ -246,7 +246,7 @@ def run_cases(llm: LLM, cases: Sequence[Case], speculative: str | None) -> Run:
 
 def _statistics(llm: LLM) -> tuple[int, int, int]:
     found = llm.runner.statistics
-    return found.num_decodes, found.num_draft_tokens, found.num_accepted_tokens
+    return llm.runner.num_decodes, found.num_draft_tokens, found.num_accepted_tokens
 
 
 def compare(llm: LLM, cases: Sequence[Case], rounds: int) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def speculation(max_tokens: int) -> dict:
         started = time.perf_counter()
         outputs = llm.generate(prompts, params, show_progress=False)
         figures[f"{name}_seconds"] = time.perf_counter() - started
-        figures[f"{name}_target_steps"] = llm.runner.statistics.steps
+        figures[f"{name}_target_steps"] = llm.runner.statistics.target_steps
         token_ids_by_run.append([output.token_ids for output in outputs])
     figures["proposed"] = llm.runner.statistics.num_draft_tokens
     figures["accepted"] = llm.runner.statistics.num_accepted_tokens

@@ -107,10 +107,14 @@ def profile(args: argparse.Namespace, threads: int) -> dict[str, dict[str, float
     for task in TASKS:
         milliseconds(llm, task, 0)
         layers.comm_timer = comm_timer = layers.CommTimer()
-        start, in_model, steps = llm.step_seconds, llm.runner.seconds, llm.runner.statistics.steps
+        start, in_model, steps = (
+            llm.step_seconds,
+            llm.runner.seconds,
+            llm.runner.statistics.target_steps,
+        )
         milliseconds(llm, task, 1)
         layers.comm_timer = None
-        steps = llm.runner.statistics.steps - steps
+        steps = llm.runner.statistics.target_steps - steps
         total, in_model = llm.step_seconds - start, llm.runner.seconds - in_model
         breakdown = {
             "step ms": total / steps * 1e3,

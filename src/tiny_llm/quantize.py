@@ -180,7 +180,7 @@ def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) ->
         bits,
         x,
         [w.weight for w in quantized],
-        activation_bits,
+        activation_bits=activation_bits,
     )
 
 

@@ -20,7 +20,6 @@ from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0)
-ENDED = {RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED}
 # Virtual duration of a step, plus each of its tokens, plus each key that a token attends to.
 STEP_SECONDS, TOKEN_SECONDS, KEY_SECONDS = 1.0, 0.1, 0.01
 
@@ -448,7 +447,7 @@ class Simulation:
             assert states.used == 0, "state slots leaked"
             assert self.config.enable_prefix_caching or states.checkpoints == 0
         for request_id, request in self.requests.items():
-            assert request.state in ENDED
+            assert request.state is RequestState.FINISHED
             outcome.reasons[request_id] = str(request.finish_reason)
             outcome.answers[request_id] = request.token_ids[request.num_prompt_tokens :]
             outcome.cached_tokens += request.num_cached_tokens

@@ -131,7 +131,8 @@ def test_nan_logits_fail_only_their_request(draft):
     def with_nan(ids, batch, rows, storage):
         logits = compute(ids, batch, rows, storage)
         for row, token in enumerate(rows):
-            owner = max(i for i, start in enumerate(batch.cu_seqlens_q[:-1]) if start <= token)
+            starts = batch.attention_metadata.cu_seqlens_q[:-1]
+            owner = max(i for i, start in enumerate(starts) if start <= token)
             position = batch.positions[token]
             if owner == 0 and position >= len(expected.prompt_token_ids) - 1 + num_valid_tokens:
                 logits[row] = mx.nan

@@ -27,8 +27,8 @@ def assert_idle(llm: LLM) -> None:
     """Asserts that no request is unfinished and only the prefix cache holds pages."""
     llm.scheduler.check_integrity()
     assert not llm.has_unfinished_requests
-    assert not llm.core._processors
-    assert not llm.core._processors_by_request
+    assert not llm._processors
+    assert not llm._processors_by_request
     assert llm.scheduler.pages.allocator.num_used == llm.scheduler.pages.cache.num_pages
 
 
@@ -225,15 +225,15 @@ def test_unused_stream_adds_no_requests(demo):
 
 def test_failed_add_aborts_earlier_prompts(demo, monkeypatch):
     llm = engine(demo)
-    add, calls = llm.core.add, []
+    queue_request, calls = llm._queue_request, []
 
     def fail_on_third_call(*args, **kwargs):
         calls.append(args)
         if len(calls) == 3:
             raise RuntimeError("the memory is on fire")
-        return add(*args, **kwargs)
+        return queue_request(*args, **kwargs)
 
-    monkeypatch.setattr(llm.core, "add", fail_on_third_call)
+    monkeypatch.setattr(llm, "_queue_request", fail_on_third_call)
     with pytest.raises(RuntimeError, match="the memory is on fire"):
         llm.generate(["a", "b", "c"], GREEDY)
     assert_idle(llm)

@@ -48,7 +48,7 @@ def test_page_file_has_all_ranks_shards(tmp_path):
             for _ in range(2):  # the second request hits the prefix cache in memory
                 output = generate_one(llm)
                 assert (output.token_ids, output.logprobs) == (cold.token_ids, cold.logprobs)
-            assert (llm.core.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
+            assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
             page_bytes = llm.runner.target.model.kv_bytes_per_token * 32
     files = page_files(tmp_path)
     assert {path.stat().st_size for path in files} == {stored_bytes(page_bytes) - 512}
@@ -67,7 +67,7 @@ def test_damaged_shard_of_either_rank_is_a_miss(tmp_path):
         with engine(tmp_path, "demo", **TWO) as llm:
             output = generate_one(llm)
             assert (output.token_ids, output.num_cached_tokens) == (cold.token_ids, 0)
-            assert llm.core.disk_cache.stats.num_errors > 0
+            assert llm.disk_cache.stats.num_errors > 0
 
 
 def test_recurrent_states_from_disk(tmp_path):
@@ -76,7 +76,7 @@ def test_recurrent_states_from_disk(tmp_path):
     for run_index in range(2):
         with engine(tmp_path, model, build=build, slots=20, **TWO) as llm:
             assert_same(*run_cases(llm, range(len(CASES))), expected)
-            assert (llm.core.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
+            assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ def test_all_features_together(tmp_path):
             for output, expected in zip(outputs, plain, strict=True):
                 assert output.token_ids == expected.token_ids
                 assert output.logprobs == expected.logprobs
-            assert (llm.core.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
+            assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
             assert llm.runner.statistics.num_accepted_tokens > 0
 
 

@@ -192,9 +192,11 @@ def test_task_1_storage_is_written_in_place():
 
 
 def test_task_1_misuse_is_rejected():
-    with pytest.raises(ValueError, match="require 3 slots, .* got 2, 2 and 1"):
+    with pytest.raises(
+        ValueError, match="3 tokens of 1 sequences require 3 entries of slot_mapping, got 2"
+    ):
         RaggedBatch([0, 1, 2], [0, 1], [0, 3], [3], [[0]])
-    with pytest.raises(ValueError, match="2 cu_seqlens_q and 1 rows .* got 2, 3 and 1"):
+    with pytest.raises(ValueError, match="require 2 entries of cu_seqlens_q, got 3"):
         RaggedBatch([0, 1], [0, 1], [0, 1, 2], [2], [[0]])
     with pytest.raises(ValueError, match="must be at least 1, got 0 and 8"):
         PagedStorage(1, 0, 2, 8, 16, mx.float32)
@@ -438,7 +440,7 @@ def test_task_3_abort_in_any_state():
     sched.finish(waiting, "abort")
     sched.update_from_output(plan, {"running": ChunkOutput([1])})
     sched.check_integrity()
-    assert running.state is waiting.state is RequestState.ABORTED
+    assert running.state is waiting.state is RequestState.FINISHED
     assert sched.pages.allocator.num_free == 16
 
 

@@ -329,11 +329,11 @@ def test_task_4_forced_tokens_save_steps(demo):
     params = SamplingParams(temperature=0, max_tokens=30, structured_outputs=constraint)
     outputs, steps = [], [0]
     for proposer in (GrammarProposer(), None):
-        llm.core._grammar_proposer = proposer
+        llm._grammar_proposer = proposer
         [output] = llm.generate("Where?", params)
         assert output.error is None, output.error
         outputs.append(output.token_ids)
-        steps.append(statistics.steps)
+        steps.append(statistics.target_steps)
     accepted, drafted = statistics.num_accepted_tokens, statistics.num_draft_tokens
     assert accepted == drafted, f"expected all {drafted} drafts to be accepted, got {accepted}"
     assert outputs[0] == outputs[1], f"with and without draft tokens: expected equal, got {outputs}"

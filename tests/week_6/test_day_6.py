@@ -337,7 +337,7 @@ def test_task_4_cache_survives_a_restart(tmp_path, demo):
         assert first.num_cached_tokens == 0
     with engine(tmp_path, demo) as llm:
         second = generate_one(llm)
-        read = llm.core.disk_cache.stats.hit_tokens
+        read = llm.disk_cache.stats.hit_tokens
     pages = (len(first.prompt_token_ids) - 1) // 32
     assert read == pages * 32, f"expected {pages} pages of 32 tokens from disk, got {read} tokens"
     assert second.num_cached_tokens == read, f"expected {read}, got {second.num_cached_tokens}"

@@ -102,7 +102,7 @@ class EngineCore:
         self._next_memory_check = 0.0
         self.num_memory_evictions = 0
 
-    def add(
+    def _queue_request(
         self,
         prompt: Prompt,
         params: SamplingParams,
@@ -127,13 +127,13 @@ class EngineCore:
         ids = encode_prompt(self.tokenizer, prompt, chat, self.scheduler.config.max_seq_len)
         check_token_ids("the prompt", ids, self.vocab_size)
         check_token_ids("logit_bias", params.logit_bias or (), self.vocab_size)
-        generated_id = self.new_id()
+        generated_id = self._new_id()
         name = generated_id if request_id is None else request_id
         completion_ids = [name if params.n == 1 else f"{name}#{index}" for index in range(params.n)]
         is_used = any(completion_id in self._processors for completion_id in completion_ids)
         if is_used or name in self._processors_by_request:
             raise UserError(f"request_id '{name}' is already used by an unfinished request.")
-        grammars = self.compile_grammars(ids, params, chat.thinking_enabled)
+        grammars = self.compile_grammar(ids, params, enable_thinking=chat.thinking_enabled)
         seed = params.seed
         if seed is None:
             seed = completion_seed(self.seed, int(generated_id))
@@ -208,16 +208,29 @@ class EngineCore:
             token_counts=TokenCounts(ids, self.vocab_size) if params.has_penalties else None,
         )
 
-    def compile_grammars(
-        self, ids: Sequence[int], params: SamplingParams, thinking_enabled: bool
+    def compile_grammar(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        enable_thinking: bool = False,
     ) -> list[StructuredOutputGrammar | None]:
-        """Compiles a grammar for each of the `n` completions; None if unconstrained."""
-        structured_outputs = params.structured_outputs
+        """Compiles and caches the grammar of `structured_outputs`, possibly ahead of the request.
+
+        Thread-safe, unlike the other methods.
+
+        Returns:
+            A grammar for each of the `n` completions; None without `structured_outputs`.
+
+        Raises:
+            UserError: the grammar is rejected, or `llguidance` is not installed.
+        """
+        structured_outputs, n = sampling_params.structured_outputs, sampling_params.n
         if structured_outputs is None:
-            return [None] * params.n
-        can_think = bool(getattr(self.tokenizer, "has_thinking", False))
-        thinking = initial_thinking_state(self._prompt_tail(ids), can_think and thinking_enabled)
-        return [self.grammars.compile(structured_outputs, thinking) for _ in range(params.n)]
+            return [None] * n
+        can_think = bool(getattr(self.tokenizer, "has_thinking", False)) and enable_thinking
+        thinking = initial_thinking_state(self._prompt_tail(prompt_token_ids), can_think)
+        return [self.grammars.compile(structured_outputs, thinking) for _ in range(n)]
 
     def _reasoning_tokens(self, ids: Sequence[int]) -> ReasoningTokens | None:
         """Returns the reasoning delimiters; None if the model has no thinking mode."""
@@ -235,7 +248,7 @@ class EngineCore:
         text: str = self.tokenizer.decode(list(ids[-8:]))
         return text
 
-    def new_id(self) -> str:
+    def _new_id(self) -> str:
         """Returns an unused request id: the next number."""
         # A caller has already used this number as an id.
         while str(self._num_added) in self._processors_by_request:
@@ -244,14 +257,30 @@ class EngineCore:
         return str(self._num_added - 1)
 
     def abort(self, request_id: str) -> bool:
-        """Aborts a request and releases its pages; see `LLM.abort`."""
+        """Ends a request in any state and releases its pages.
+
+        The next `step` returns its last output, with finish_reason "abort".
+
+        Returns:
+            False if the request is unknown or finished.
+        """
         processors = list(self._processors_by_request.get(request_id, []))
         for processor in processors:
             self._finish(processor, [], "abort")
         return bool(processors)
 
     def precompute(self, token_ids: Sequence[int], lora: str | None = None) -> bool:
-        """Prefills one page into the prefix cache; see `LLM.precompute`."""
+        """Prefills one page of an expected prompt into the prefix cache, in one step.
+
+        For idle periods: a no-op while requests are unfinished. Does not affect any output.
+
+        Args:
+            token_ids: prefix of the expected prompt; only its full pages are computed.
+            lora: see `LLM.add_request`.
+
+        Returns:
+            Whether pages remain to be computed by further calls.
+        """
         scheduler, adapter = self.scheduler, self._adapter_index(lora)
         size = scheduler.config.page_size
         num_cached = scheduler.pages.num_cached(token_ids, adapter)
@@ -284,7 +313,9 @@ class EngineCore:
         return has_grown and end + size <= len(token_ids)
 
     def check_memory(self) -> bool:
-        """Releases cached prefixes if memory is low; checks at most once per second.
+        """Releases cached prefixes if the system is low on memory, as every step does.
+
+        For idle periods; checks at most once per second.
 
         Returns:
             Whether the statistics have changed: memory was low, or the disk cache wrote pages.
@@ -320,7 +351,7 @@ class EngineCore:
                 (before - self.runner.nbytes) / 1e6,
             )
 
-    def step(self) -> None:
+    def _compute_step(self) -> None:
         """Expires overdue requests, computes one step and emits its outputs."""
         self._expire_requests()
         self.check_memory()
@@ -348,7 +379,10 @@ class EngineCore:
             self.disk_cache.store_new()
 
     def close(self) -> None:
-        """Writes pending pages to the disk cache and detaches it."""
+        """Writes pending pages to the disk cache and detaches it; a no-op without one.
+
+        Pages already queued are also written when the object is deleted or the process exits.
+        """
         if self.disk_cache is not None:
             self.disk_cache.close()
             self.disk_cache = None

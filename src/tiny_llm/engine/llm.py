@@ -4,7 +4,7 @@
     for output in llm.generate(["RoPE is", "Paged attention is"], SamplingParams(max_tokens=20)):
         print(output.text)
 
-Not thread-safe, except `compile_grammar`.
+Not thread-safe, except `compile_grammar`. `core.py` has the methods of a request's lifecycle.
 """
 
 import logging
@@ -61,7 +61,7 @@ DEFAULT_NUM_MTP_DRAFTS = 1  # with speculative="mtp"
 POOLING_PARAMS = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
-class LLM:
+class LLM(EngineCore):
     """Serves many requests concurrently with a fixed KV memory budget.
 
     A request's output depends only on the model, its prompt and its parameters, with `seed` as the
@@ -135,9 +135,7 @@ class LLM:
         listener: callback for every event (`events.py`), for example a `Recorder`.
 
     Attributes:
-        core: the `EngineCore`.
         task: "generate", "embed" or "score".
-        tokenizer, scheduler, runner, seed, vocab_size: see `EngineCore`.
 
     Raises:
         UserError: the model cannot be loaded, the arguments conflict, or the KV memory is too small
@@ -182,7 +180,7 @@ class LLM:
         check_options(load_format, attention_backend, *formats, listener)
         disk_options = prefix_cache_dir, prefix_cache_disk_bytes
         check_disk_cache_options(*disk_options, enable_prefix_caching)
-        self.seed = int.from_bytes(os.urandom(8), "big") if seed is None else validate_seed(seed)
+        seed = int.from_bytes(os.urandom(8), "big") if seed is None else validate_seed(seed)
         self.task = resolve_task(task, model)
         folders = adapter_folders(adapter_path, lora_modules)
         options = (block_size, load_format, attention_backend, *formats, self.task)
@@ -213,25 +211,22 @@ class LLM:
             num_state_slots=num_state_slots,
             window=common_window(models.all),
         )
-        self.tokenizer = models.tokenizer
         if chat_template is not None:
-            set_chat_template(self.tokenizer, chat_template)
-        self.runner = make_model_runner(
+            set_chat_template(models.tokenizer, chat_template)
+        runner = make_model_runner(
             models, list(folders.values()), num_pages, num_state_slots, self.task
         )
-        self.scheduler = make_scheduler(config, listener, scheduling_policy, step_time_target)
-        disk_cache = make_disk_cache(*disk_options, self.scheduler, self.runner.models)
-        self.core = EngineCore(
-            self.tokenizer,
-            self.scheduler,
-            self.runner,
-            self.seed,
+        scheduler = make_scheduler(config, listener, scheduling_policy, step_time_target)
+        super().__init__(
+            models.tokenizer,
+            scheduler,
+            runner,
+            seed,
             proposer,
             tool_call_parser,
             adapters,
-            disk_cache,
+            make_disk_cache(*disk_options, scheduler, runner.models),
         )
-        self.vocab_size = self.core.vocab_size
         self._outputs: deque[StreamOutput] = deque()
 
     # ---------------------------------------------------------------- batch interface
@@ -309,12 +304,12 @@ class LLM:
         sink: deque[StreamOutput],
     ) -> RequestOutput:
         try:
-            return self.core.add(prompt, params, None, chat, sink, lora=lora)
+            return self._queue_request(prompt, params, None, chat, sink, lora=lora)
         except UserError as error:
             output = CompletionOutput(0, finish_reason="error")
             now = time.perf_counter()
             metrics = RequestMetrics(now, finished_time=now)
-            request_id = self.core.new_id()
+            request_id = self._new_id()
             request_output = RequestOutput(
                 request_id, None, [], [output], metrics, error=str(error)
             )
@@ -337,11 +332,11 @@ class LLM:
                 outputs.append(self._add_or_reject(prompt, params, lora, chat, sink))
             while sink or not all(output.finished for output in outputs):
                 if not sink:
-                    self.core.step()
+                    self._compute_step()
                 while sink:
                     yield sink.popleft()
             if not self.scheduler.has_requests:
-                self.release_scratch()
+                self.runner.target.release_scratch()
         finally:
             for output in outputs:
                 if not output.finished:
@@ -430,36 +425,10 @@ class LLM:
         """
         params = _check_params(sampling_params or SamplingParams())
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
-        request_output = self.core.add(
+        request_output = self._queue_request(
             prompt, params, request_id, chat, self._outputs, timeout, lora
         )
         return request_output.request_id
-
-    def compile_grammar(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling_params: SamplingParams,
-        *,
-        enable_thinking: bool = False,
-    ) -> None:
-        """Compiles and caches the grammar of `structured_outputs` ahead of `add_request`.
-
-        Thread-safe, unlike the other methods. A no-op without `structured_outputs`.
-
-        Raises:
-            UserError: the grammar is rejected, or `llguidance` is not installed.
-        """
-        self.core.compile_grammars(prompt_token_ids, sampling_params, enable_thinking)
-
-    def abort(self, request_id: str) -> bool:
-        """Ends a request in any state and releases its pages.
-
-        The next `step` returns its last output, with finish_reason "abort".
-
-        Returns:
-            False if the request is unknown or finished.
-        """
-        return self.core.abort(request_id)
 
     def step(self) -> list[StreamOutput]:
         """Computes one step and returns its outputs for requests from `add_request`.
@@ -468,70 +437,20 @@ class LLM:
         the others continue.
         """
         if not self._outputs:
-            self.core.step()
+            self._compute_step()
         outputs = list(self._outputs)
         self._outputs.clear()
         return outputs
-
-    def precompute(self, token_ids: Sequence[int], lora: str | None = None) -> bool:
-        """Prefills one page of an expected prompt into the prefix cache, in one step.
-
-        For idle periods: a no-op while requests are unfinished. Does not affect any output.
-
-        Args:
-            token_ids: prefix of the expected prompt; only its full pages are computed.
-            lora: see `add_request`.
-
-        Returns:
-            Whether pages remain to be computed by further calls.
-        """
-        return self.core.precompute(token_ids, lora)
 
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has requests to compute or outputs to return."""
         return self.scheduler.has_requests or bool(self._outputs)
 
-    @property
-    def step_seconds(self) -> float:
-        """Time spent in steps; the time beyond `runner.seconds` is overhead."""
-        return self.core.step_seconds
-
     def reserve(self) -> None:
         """Allocates all of `kv_cache_bytes` now, so that later steps cannot stall or fail."""
         for model in self.runner.models:
             model.reserve()
-
-    def release_scratch(self) -> None:
-        """Frees the model's scratch memory on all ranks; the next step reallocates it.
-
-        For idle periods. A no-op in a single process.
-        """
-        self.runner.target.release_scratch()
-
-    def close(self) -> None:
-        """Writes pending pages to the disk cache and closes it; a no-op without one.
-
-        Pages already queued are also written when the object is deleted or the process exits.
-        """
-        self.core.close()
-
-    def check_memory(self) -> bool:
-        """Releases cached prefixes if the system is low on memory, as every step does.
-
-        For idle periods; checks at most once per second.
-
-        Returns:
-            Whether the statistics have changed: memory was low, or the disk cache wrote pages.
-        """
-        return self.core.check_memory()
-
-    def on_worker_lost(self, callback: Callable[[str], None]) -> None:
-        """Registers a callback for a lost rank, called with a message before this process exits.
-
-        The callback runs in another thread. A no-op in a single process.
-        """
-        self.runner.target.on_worker_lost(callback)
 
     def describe(self) -> dict[str, Any]:
         """Returns the scheduler's configuration as JSON-serializable data."""

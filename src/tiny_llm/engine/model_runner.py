@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from ..attention import as_int32
+from ..generate import SpeculationStatistics
 from .execution.async_scheduling import AsyncScheduling
 from .execution.logprobs import ScoredPrompt, add_prompt_logprobs, prompt_logprob_rows
 from .execution.paged_model import PagedModel, Span
@@ -25,25 +26,6 @@ NAN_RESULT = "the model's output contains NaN."
 
 
 @dataclass
-class ModelRunnerStatistics:
-    """Running totals: sampling time, steps and draft tokens.
-
-    Attributes:
-        sampling_seconds: time spent sampling the target's tokens.
-        steps: forward passes of the target.
-        num_decodes: chunks of decoding requests.
-        num_draft_tokens: draft tokens verified.
-        num_accepted_tokens: draft tokens accepted.
-    """
-
-    sampling_seconds: float = 0.0
-    steps: int = 0
-    num_decodes: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-
-
-@dataclass
 class ModelRunner:
     """Executes the steps planned by the scheduler.
 
@@ -53,12 +35,14 @@ class ModelRunner:
 
     Attributes:
         statistics: running totals.
+        num_decodes: total number of chunks of decoding requests.
         async_scheduling: launches the next decoding step before tokens are read; GPU only.
     """
 
     target: PagedModel
     draft: DraftModel | None = None
-    statistics: ModelRunnerStatistics = field(default_factory=ModelRunnerStatistics)
+    statistics: SpeculationStatistics = field(default_factory=SpeculationStatistics)
+    num_decodes: int = 0
     async_scheduling: AsyncScheduling = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,8 +72,8 @@ class ModelRunner:
         results = self._sample(chunks, draft_tokens, logits[: len(rows)] if scored else logits)
         if scored:
             add_prompt_logprobs(results, scored, logits[len(rows) :])
-        self.statistics.sampling_seconds += time.perf_counter() - started
-        self.statistics.steps += 1
+        self.target.seconds += time.perf_counter() - started
+        self.statistics.target_steps += 1
         return results
 
     def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
@@ -110,10 +94,7 @@ class ModelRunner:
     @property
     def seconds(self) -> float:
         """Time spent in the models and in sampling; the rest of a step is overhead."""
-        total = self.target.seconds + self.statistics.sampling_seconds
-        if self.draft is not None:
-            total += self.draft.model.seconds + self.draft.sampling_seconds
-        return total
+        return sum(model.seconds for model in self.models)
 
     def _target_logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         return self.target.logits(spans, rows)
@@ -154,7 +135,7 @@ class ModelRunner:
                 [logprobs[row] for row in range(first, end)] if has_logprobs else None,
                 error=None if end > first else NAN_LOGITS,
             )
-            self.statistics.num_decodes += chunk.request.num_output_tokens > 0
+            self.num_decodes += chunk.request.num_output_tokens > 0
             self.statistics.num_draft_tokens += len(drafts)
             self.statistics.num_accepted_tokens += max(0, num_accepted)
             first = last

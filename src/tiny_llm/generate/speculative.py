@@ -30,7 +30,7 @@ from ..sampler import DistributionSampler, Sampler, greedy_sample, log_softmax, 
 
 @dataclass
 class SpeculationStatistics:
-    """Acceptance statistics of one generation.
+    """Acceptance statistics of one generation, or of an engine since its start.
 
     Attributes:
         target_steps: target model calls, including prefill.

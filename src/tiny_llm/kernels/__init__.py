@@ -10,8 +10,10 @@ Reading order: prepack, mxfp4, graph_capture, roofline, heap.
 import functools
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import mlx.core as mx
 
@@ -20,6 +22,7 @@ from ..errors import UserError
 StreamOrDevice = mx.Stream | mx.Device | mx.DeviceType | None
 
 
+@functools.cache
 def extension() -> ModuleType:
     """Imports the module `tiny_llm_ext`.
 
@@ -103,10 +106,6 @@ def report_emulator_faults() -> bool:
 _stream = _default_stream()
 
 
-def _stream_or_default(stream: StreamOrDevice) -> StreamOrDevice:
-    return _stream if stream is None else stream
-
-
 def computes_on_cpu() -> bool:
     """Whether both MLX and the extension run on the CPU by default."""
     return mx.default_device() == mx.cpu and (_stream is None or _stream == mx.cpu)
@@ -124,310 +123,56 @@ def use_cpu() -> None:
     _stream = mx.cpu
 
 
-def axpby(
-    x: mx.array, y: mx.array, alpha: float, beta: float, stream: StreamOrDevice = None
-) -> mx.array:
-    """Computes alpha · x + beta · y; see `help(tiny_llm_ext.axpby)`."""
-    return extension().axpby(x, y, alpha, beta, stream=_stream_or_default(stream))
+def _operation(name: str) -> Callable[..., Any]:
+    """Returns the extension's operation `name`, with this module's default stream."""
+
+    def operation(*arguments: Any, stream: StreamOrDevice = None, **options: Any) -> Any:
+        chosen = _stream if stream is None else stream
+        return getattr(extension(), name)(*arguments, **options, stream=chosen)
+
+    operation.__name__ = operation.__qualname__ = name
+    operation.__doc__ = f"See `help(tiny_llm_ext.{name})`."
+    return operation
 
 
-def argmax(x: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """Index of the maximum in each row; see `help(tiny_llm_ext.argmax)`."""
-    return extension().argmax(x, stream=_stream_or_default(stream))
+Operation = Callable[..., mx.array]
+PairOperation = Callable[..., tuple[mx.array, mx.array]]
 
+# Basic layers.
+axpby: Operation = _operation("axpby")  # alpha · x + beta · y
+argmax: Operation = _operation("argmax")  # index of the maximum in each row
+add_bias: Operation = _operation("add_bias")
+rms_norm: Operation = _operation("rms_norm")
+add_rms_norm: PairOperation = _operation("add_rms_norm")  # x + y and its RMSNorm
+swiglu: Operation = _operation("swiglu")  # silu(gate) · up
+sigmoid_gate: Operation = _operation("sigmoid_gate")  # x · sigmoid(gate)
+# RMSNorm per head, then RoPE, into attention's memory layout, without a transpose. cos and sin are
+# from `RoPE.cos_sin`; without weight, skips the norm.
+qk_norm_rope: Operation = _operation("qk_norm_rope")
 
-def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """Computes a · bᵀ for plain matrices; see `help(tiny_llm_ext.matmul)`."""
-    return extension().matmul(a, b, stream=_stream_or_default(stream))
+# Matrix multiplication.
+matmul: Operation = _operation("matmul")  # a · bᵀ for plain matrices
+quantized_matmul: Operation = _operation("quantized_matmul")  # a · bᵀ with a quantized b
+# One input times several matrices.
+multi_quantized_matmul: Callable[..., list[mx.array]] = _operation("multi_quantized_matmul")
+# Each row times its expert's matrix.
+grouped_quantized_matmul: Operation = _operation("grouped_quantized_matmul")
+quantized_embedding: Operation = _operation("quantized_embedding")  # rows of a quantized table
+add_lora: Operation = _operation("add_lora")  # adds the low-rank update of each row's adapter
 
+# Mixture of experts.
+topk_softmax: PairOperation = _operation("topk_softmax")  # top-k experts and their weights
+weighted_sum: Operation = _operation("weighted_sum")  # sum of each token's expert outputs
 
-def quantized_matmul(
-    scales: mx.array,
-    biases: mx.array | None,
-    group_size: int,
-    bits: int,
-    a: mx.array,
-    b: mx.array,
-    transpose_b: bool = True,
-    activation_bits: int = 16,
-    stream: StreamOrDevice = None,
-) -> mx.array:
-    """Computes a · bᵀ with a quantized b; see `help(tiny_llm_ext.quantized_matmul)`."""
-    return extension().quantized_matmul(
-        scales,
-        biases,
-        group_size,
-        bits,
-        a,
-        b,
-        transpose_b,
-        activation_bits=activation_bits,
-        stream=_stream_or_default(stream),
-    )
+# Attention. Writes are in place if the caller drops its reference, as in
+# `buffer = cache_write(buffer, …)`.
+flash_attention: Operation = _operation("flash_attention")  # tiled, over dense buffers
+paged_attention: Operation = _operation("paged_attention")
+paged_attention_varlen: Operation = _operation("paged_attention_varlen")  # over a ragged batch
+cache_write: Operation = _operation("cache_write")  # new keys or values to a cache's buffer
+paged_cache_write: Operation = _operation("paged_cache_write")  # new keys or values to pages
 
-
-def multi_quantized_matmul(
-    scales: list[mx.array],
-    biases: list[mx.array] | list[None] | list[mx.array | None],
-    group_size: int,
-    bits: int,
-    a: mx.array,
-    b: list[mx.array],
-    activation_bits: int = 16,
-    stream: StreamOrDevice = None,
-) -> list[mx.array]:
-    """Multiplies one input by several matrices; see `help(tiny_llm_ext.multi_quantized_matmul)`."""
-    return extension().multi_quantized_matmul(
-        scales,
-        biases,
-        group_size,
-        bits,
-        a,
-        b,
-        activation_bits=activation_bits,
-        stream=_stream_or_default(stream),
-    )
-
-
-def grouped_quantized_matmul(
-    scales: mx.array,
-    biases: mx.array | None,
-    group_size: int,
-    bits: int,
-    a: mx.array,
-    b: mx.array,
-    experts: mx.array,
-    activation_bits: int = 16,
-    stream: StreamOrDevice = None,
-) -> mx.array:
-    """Multiplies by experts' matrices; see `help(tiny_llm_ext.grouped_quantized_matmul)`."""
-    return extension().grouped_quantized_matmul(
-        scales,
-        biases,
-        group_size,
-        bits,
-        a,
-        b,
-        experts,
-        activation_bits=activation_bits,
-        stream=_stream_or_default(stream),
-    )
-
-
-def quantized_embedding(
-    ids: mx.array,
-    scales: mx.array,
-    biases: mx.array | None,
-    group_size: int,
-    bits: int,
-    weight: mx.array,
-    stream: StreamOrDevice = None,
-) -> mx.array:
-    """Looks up rows of a quantized table; see `help(tiny_llm_ext.quantized_embedding)`."""
-    return extension().quantized_embedding(
-        ids, scales, biases, group_size, bits, weight, stream=_stream_or_default(stream)
-    )
-
-
-def rms_norm(x: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None) -> mx.array:
-    """`RMSNorm` in one pass; see `help(tiny_llm_ext.rms_norm)`."""
-    return extension().rms_norm(x, weight, eps, stream=_stream_or_default(stream))
-
-
-def add_rms_norm(
-    x: mx.array, y: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None
-) -> tuple[mx.array, mx.array]:
-    """Computes x + y and its RMSNorm; see `help(tiny_llm_ext.add_rms_norm)`."""
-    return extension().add_rms_norm(x, y, weight, eps, stream=_stream_or_default(stream))
-
-
-def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """Computes silu(gate) · up; see `help(tiny_llm_ext.swiglu)`."""
-    return extension().swiglu(gate, up, stream=_stream_or_default(stream))
-
-
-def add_bias(x: mx.array, bias: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """Computes x + bias; see `help(tiny_llm_ext.add_bias)`."""
-    return extension().add_bias(x, bias, stream=_stream_or_default(stream))
-
-
-def add_lora(
-    y: mx.array,
-    x: mx.array,
-    lora_a: mx.array,
-    lora_b: mx.array,
-    rank_offsets: mx.array,
-    adapter_ids: mx.array,
-    stream: StreamOrDevice = None,
-) -> mx.array:
-    """Adds the low-rank update of each row's LoRA adapter; see `help(tiny_llm_ext.add_lora)`."""
-    arrays = (y, x, lora_a, lora_b, rank_offsets, adapter_ids)
-    return extension().add_lora(*arrays, stream=_stream_or_default(stream))
-
-
-def topk_softmax(
-    logits: mx.array, k: int, normalize: bool, stream: StreamOrDevice = None
-) -> tuple[mx.array, mx.array]:
-    """Selects the top-k experts and their weights; see `help(tiny_llm_ext.topk_softmax)`."""
-    return extension().topk_softmax(logits, k, normalize, stream=_stream_or_default(stream))
-
-
-def weighted_sum(
-    x: mx.array, weights: mx.array, base: mx.array | None = None, stream: StreamOrDevice = None
-) -> mx.array:
-    """Weighted sum of each token's expert outputs; see `help(tiny_llm_ext.weighted_sum)`."""
-    return extension().weighted_sum(x, weights, base, stream=_stream_or_default(stream))
-
-
-def qk_norm_rope(
-    x: mx.array,
-    weight: mx.array | None,
-    eps: float,
-    cos: mx.array,
-    sin: mx.array,
-    stream: StreamOrDevice = None,
-) -> mx.array:
-    """RMSNorm per head, then RoPE, into attention's memory layout, without a transpose.
-
-    See `help(tiny_llm_ext.qk_norm_rope)`; cos and sin are from `RoPE.cos_sin`. If weight is None,
-    skips the norm.
-    """
-    return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=_stream_or_default(stream))
-
-
-def flash_attention(
-    query: mx.array,
-    key: mx.array,
-    value: mx.array,
-    scale: float | None = None,
-    causal: bool = False,
-    mask: mx.array | None = None,
-    context_lens: mx.array | None = None,
-    stream: StreamOrDevice = None,
-) -> mx.array:
-    """Tiled attention; see `help(tiny_llm_ext.flash_attention)`."""
-    return extension().flash_attention(
-        query, key, value, scale, causal, mask, context_lens, stream=_stream_or_default(stream)
-    )
-
-
-def paged_attention(
-    query: mx.array,
-    key_pages: mx.array,
-    value_pages: mx.array,
-    block_table: mx.array,
-    context_lens: mx.array,
-    scale: float | None = None,
-    causal: bool = True,
-    window: int = 0,
-    stream: StreamOrDevice = None,
-) -> mx.array:
-    """Paged attention; see `help(tiny_llm_ext.paged_attention)`."""
-    return extension().paged_attention(
-        query,
-        key_pages,
-        value_pages,
-        block_table,
-        context_lens,
-        scale,
-        causal,
-        window,
-        stream=_stream_or_default(stream),
-    )
-
-
-def paged_attention_varlen(
-    query: mx.array,
-    key_pages: mx.array,
-    value_pages: mx.array,
-    cu_seqlens_q: mx.array,
-    context_lens: mx.array,
-    block_table: mx.array,
-    scale: float | None = None,
-    window: int = 0,
-    stream: StreamOrDevice = None,
-) -> mx.array:
-    """Paged attention over a ragged batch; see `help(tiny_llm_ext.paged_attention_varlen)`."""
-    pages = (key_pages, value_pages, cu_seqlens_q, context_lens, block_table)
-    return extension().paged_attention_varlen(
-        query, *pages, scale, window, stream=_stream_or_default(stream)
-    )
-
-
-def cache_write(
-    buffer: mx.array,
-    tokens: mx.array,
-    offsets: list[int] | mx.array,
-    overwrite: bool = False,
-    stream: StreamOrDevice = None,
-) -> mx.array:
-    """Writes new keys or values to a cache's buffer; see `help(tiny_llm_ext.cache_write)`.
-
-    Writes in place if the caller drops its reference, as in `buffer = cache_write(buffer, …)`.
-    """
-    return extension().cache_write(
-        buffer, tokens, offsets, overwrite, stream=_stream_or_default(stream)
-    )
-
-
-def paged_cache_write(
-    pages: mx.array,
-    tokens: mx.array,
-    slots: mx.array,
-    overwrite: bool = False,
-    stream: StreamOrDevice = None,
-) -> mx.array:
-    """Writes new keys or values to pages; see `help(tiny_llm_ext.paged_cache_write)`."""
-    return extension().paged_cache_write(
-        pages, tokens, slots, overwrite, stream=_stream_or_default(stream)
-    )
-
-
-def causal_conv1d(
-    x: mx.array,
-    weight: mx.array,
-    conv_states: mx.array,
-    cu_seqlens: mx.array,
-    read_slots: mx.array,
-    write_slots: mx.array,
-    overwrite: bool = False,
-    stream: StreamOrDevice = None,
-) -> tuple[mx.array, mx.array]:
-    """Causal depthwise convolution with state; see `help(tiny_llm_ext.causal_conv1d)`."""
-    slots = (cu_seqlens, read_slots, write_slots)
-    return extension().causal_conv1d(
-        x, weight, conv_states, *slots, overwrite, stream=_stream_or_default(stream)
-    )
-
-
-def gated_delta_rule(
-    qkv: mx.array,
-    a: mx.array,
-    b: mx.array,
-    A_log: mx.array,
-    dt_bias: mx.array,
-    states: mx.array,
-    cu_seqlens: mx.array,
-    read_slots: mx.array,
-    write_slots: mx.array,
-    num_k_heads: int,
-    overwrite: bool = False,
-    stream: StreamOrDevice = None,
-) -> tuple[mx.array, mx.array]:
-    """Recurrence of Gated DeltaNet; see `help(tiny_llm_ext.gated_delta_rule)`."""
-    gates, slots = (a, b, A_log, dt_bias), (cu_seqlens, read_slots, write_slots)
-    return extension().gated_delta_rule(
-        qkv, *gates, states, *slots, num_k_heads, overwrite, stream=_stream_or_default(stream)
-    )
-
-
-def gated_rms_norm(
-    o: mx.array, z: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None
-) -> mx.array:
-    """RMSNorm per head, times silu(z); see `help(tiny_llm_ext.gated_rms_norm)`."""
-    return extension().gated_rms_norm(o, z, weight, eps, stream=_stream_or_default(stream))
-
-
-def sigmoid_gate(x: mx.array, gate: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """Computes x · sigmoid(gate); see `help(tiny_llm_ext.sigmoid_gate)`."""
-    return extension().sigmoid_gate(x, gate, stream=_stream_or_default(stream))
+# Gated DeltaNet.
+causal_conv1d: PairOperation = _operation("causal_conv1d")  # depthwise, with state
+gated_delta_rule: PairOperation = _operation("gated_delta_rule")  # the recurrence
+gated_rms_norm: Operation = _operation("gated_rms_norm")  # RMSNorm per head, times silu(z)

@@ -3,7 +3,7 @@
 Caches manage arrays and token positions; they do not depend on models, prompts or text.
 
 Reading order: full, batching, page_pool, paged, state_storage, paged_storage, int8_rows, step_plan,
-planning, rows, disk.
+planning, disk.
 """
 
 from ..errors import OutOfPagesError

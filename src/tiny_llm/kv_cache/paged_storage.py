@@ -39,8 +39,8 @@ class RaggedBatch:
         adapter_ids: T, index of each token's LoRA adapter; −1 for none. None if no token uses one.
 
     Attributes:
-        positions, slot_mapping, cu_seqlens_q, context_lens, block_table, state_read_slots,
-            state_write_slots, adapter_ids: as int32 arrays.
+        positions: as an int32 array.
+        attention_metadata: the other arguments, as int32 arrays.
         max_slot, max_state_slot: maximum slot and maximum state slot, read or written; −1 if none.
 
     Raises:
@@ -64,34 +64,34 @@ class RaggedBatch:
             block_table = mx.array(padded, dtype=mx.int32).reshape(-1, width)
         slots: Any = slot_mapping.tolist() if isinstance(slot_mapping, mx.array) else slot_mapping
         self.max_slot: int = max(slots, default=-1)
-        self.positions = as_int32(positions)
-        self.slot_mapping = as_int32(slot_mapping)
-        self.cu_seqlens_q = as_int32(cu_seqlens_q)
-        self.context_lens = as_int32(context_lens)
-        self.block_table = block_table
         self.max_state_slot = max(
             [*(state_read_slots or ()), *(state_write_slots or ())], default=-1
         )
-        self.state_read_slots = None if state_read_slots is None else as_int32(state_read_slots)
-        self.state_write_slots = None if state_write_slots is None else as_int32(state_write_slots)
-        self.adapter_ids = None if adapter_ids is None else as_int32(adapter_ids)
+        self.positions = as_int32(positions)
+        optional = (state_read_slots, state_write_slots, adapter_ids)
+        self.attention_metadata = metadata = AttentionMetadata(
+            as_int32(slot_mapping),
+            as_int32(context_lens),
+            block_table,
+            as_int32(cu_seqlens_q),
+            *(None if x is None else as_int32(x) for x in optional),
+        )
         T, B = self.num_tokens, self.num_seqs
-        if (self.slot_mapping.size, self.cu_seqlens_q.size, block_table.shape[0]) != (T, B + 1, B):
-            raise ValueError(
-                f"RaggedBatch: {T} tokens of {B} sequences require {T} slots, {B + 1} cu_seqlens_q "
-                f"and {B} rows of the block table, got {self.slot_mapping.size}, "
-                f"{self.cu_seqlens_q.size} and {block_table.shape[0]}."
-            )
-        states = [x.size for x in (self.state_read_slots, self.state_write_slots) if x is not None]
-        if states and states != [B, T]:
-            raise ValueError(
-                f"RaggedBatch: {T} tokens of {B} sequences require {B} state_read_slots and {T} "
-                f"state_write_slots, got {states}."
-            )
-        if self.adapter_ids is not None and self.adapter_ids.size != T:
-            raise ValueError(
-                f"RaggedBatch: {T} tokens require {T} adapter_ids, got {self.adapter_ids.size}."
-            )
+        expected = {
+            "slot_mapping": T,
+            "block_table": B,
+            "cu_seqlens_q": B + 1,
+            "state_read_slots": B,
+            "state_write_slots": T,
+            "adapter_ids": T,
+        }
+        for name in metadata.names:
+            size = len(getattr(metadata, name))
+            if size != expected.get(name, size):
+                raise ValueError(
+                    f"RaggedBatch: {T} tokens of {B} sequences require {expected[name]} entries of "
+                    f"{name}, got {size}."
+                )
 
     @property
     def num_tokens(self) -> int:
@@ -101,7 +101,7 @@ class RaggedBatch:
     @property
     def num_seqs(self) -> int:
         """Number of sequences B."""
-        return self.context_lens.size
+        return self.attention_metadata.context_lens.size
 
 
 class PagedStorage:
@@ -205,19 +205,10 @@ class PagedStorage:
     def plan(self, batch: RaggedBatch) -> StepPlan:
         """Plans a step over a ragged batch; page and state slots are the same in every layer."""
         self.ensure_capacity(batch.max_slot // self.page_size + 1)
-        attention_metadata = AttentionMetadata(
-            batch.slot_mapping,
-            batch.context_lens,
-            batch.block_table,
-            batch.cu_seqlens_q,
-            batch.state_read_slots,
-            batch.state_write_slots,
-            batch.adapter_ids,
-        )
         pairs = list(zip(self.key_pages, self.value_pages, strict=True))
         states = self.states
         if states is not None:
-            assert batch.state_read_slots is not None
+            assert batch.attention_metadata.state_read_slots is not None
             assert batch.max_state_slot < states.num_slots
             states.ensure_capacity(max(batch.max_state_slot + 1, 1))
             for layer, conv, state in zip(
@@ -232,4 +223,5 @@ class PagedStorage:
                     states.conv_states[i], states.states[i] = pairs.pop(layer)
             self.key_pages, self.value_pages = map(list, zip(*pairs, strict=True))
 
-        return StepPlan(attention_metadata, [array for pair in pairs for array in pair], commit)
+        arrays = [array for pair in pairs for array in pair]
+        return StepPlan(batch.attention_metadata, arrays, commit)

@@ -55,19 +55,15 @@ class AttentionMetadata:
     state_write_slots: mx.array | None = None
     adapter_ids: mx.array | None = None
 
-    @classmethod
-    def from_arrays(cls, arrays: Sequence[mx.array]) -> "AttentionMetadata":
-        """Builds the metadata from the result of `arrays`."""
-        # A single additional array is `adapter_ids`; recurrent state would add more.
-        if len(arrays) == NUM_RAGGED_ARRAYS + 1:
-            return replace(cls(*arrays[:-1]), adapter_ids=arrays[-1])
-        return cls(*arrays)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the fields other than None, in order."""
+        return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
     @property
     def arrays(self) -> list[mx.array]:
         """Fields other than None, in order."""
-        values = (getattr(self, field.name) for field in fields(self))
-        return [value for value in values if value is not None]
+        return [getattr(self, name) for name in self.names]
 
     def for_layer(self, layer: int) -> "AttentionMetadata":
         """Returns one layer's metadata."""
@@ -81,9 +77,6 @@ class AttentionMetadata:
             slot_mapping=self.slot_mapping[row].squeeze(0),
             block_table=self.block_table[row].squeeze(0),
         )
-
-
-NUM_RAGGED_ARRAYS = 4  # fields up to `cu_seqlens_q`: only ragged batches set this many
 
 
 @dataclass(frozen=True)
@@ -174,40 +167,39 @@ class PlannedLayers:
     def __init__(self, layers: Layers, num_layers: int):
         self._layers = layers
         self._num_layers = num_layers
-        self._functions: dict[int, Callable[..., Any]] = {}  # by number of metadata arrays
+        self._functions: dict[tuple[str, ...], Callable[..., Any]] = {}  # by metadata arrays
 
     def __call__(
         self, x: mx.array, cos_sin: CosSin, step_plan: StepPlan
     ) -> tuple[mx.array, mx.array]:
         """Runs the layers and commits the plan; rolls it back on an error."""
-        metadata_arrays = step_plan.attention_metadata.arrays
+        metadata = step_plan.attention_metadata
         try:
-            function = self._function_for(len(metadata_arrays))
-            x, update, *buffers = function(x, *cos_sin, *metadata_arrays, *step_plan.buffers)
+            function = self._function_for(metadata.names)
+            x, update, *buffers = function(x, *cos_sin, *metadata.arrays, *step_plan.buffers)
         except BaseException:
             step_plan.rollback()
             raise
         step_plan.commit(buffers)
         return x, update
 
-    def _function_for(self, num_metadata_arrays: int) -> Callable[..., Any]:
-        """Returns the layers as a capturable function with this many metadata arrays."""
-        if num_metadata_arrays not in self._functions:
+    def _function_for(self, names: tuple[str, ...]) -> Callable[..., Any]:
+        """Returns the layers as a capturable function with these metadata arrays."""
+        if names not in self._functions:
             # A ragged batch may be a single short prompt, so it is captured on the second call. All
             # other plans are decode steps. If layers share pages, they must be captured on the
             # first call: uncaptured, each layer would copy the pages, because the previous layer's
             # attention has yet to read them.
-            self._functions[num_metadata_arrays] = CapturedFunction(
-                partial(self._run, num_metadata_arrays),
-                on_first_call=num_metadata_arrays < NUM_RAGGED_ARRAYS,
+            self._functions[names] = CapturedFunction(
+                partial(self._run, names), on_first_call="cu_seqlens_q" not in names
             )
-        return self._functions[num_metadata_arrays]
+        return self._functions[names]
 
     def _run(
-        self, num_metadata_arrays: int, x: mx.array, cos: mx.array, sin: mx.array, *rest: mx.array
+        self, names: tuple[str, ...], x: mx.array, cos: mx.array, sin: mx.array, *rest: mx.array
     ) -> tuple[mx.array, ...]:
-        attention_metadata = AttentionMetadata.from_arrays(rest[:num_metadata_arrays])
-        buffers = list(rest[num_metadata_arrays:])
+        attention_metadata = AttentionMetadata(**dict(zip(names, rest, strict=False)))
+        buffers = list(rest[len(names) :])
         views = layer_cache_views(attention_metadata, buffers, self._num_layers)
         return *self._layers(x, (cos, sin), views), *buffers
 

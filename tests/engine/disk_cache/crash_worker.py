@@ -45,7 +45,7 @@ def main(directory: str, seed: str, ranks: str) -> None:
         outputs = llm.generate([prompts()[number] for number in chosen], GREEDY)
         llm.scheduler.check_integrity()
         answers = [[n, o.token_ids] for n, o in zip(chosen, outputs, strict=True)]
-        hits = llm.core.disk_cache.stats.hit_tokens
+        hits = llm.disk_cache.stats.hit_tokens
         print(json.dumps({"count": count, "answers": answers, "hits": hits}), flush=True)
 
 

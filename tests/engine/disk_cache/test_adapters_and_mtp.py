@@ -24,12 +24,12 @@ def test_pages_are_keyed_by_adapter(tmp_path, demo):
     for run in range(2):
         with engine(tmp_path, "demo", lora_modules=modules) as llm:
             outputs = llm.generate(prompts, GREEDY, lora=LORAS)
-            hits = llm.core.disk_cache.stats.hit_tokens
+            hits = llm.disk_cache.stats.hit_tokens
         assert [output.token_ids for output in outputs] == [e.token_ids for e in expected]
         assert (hits > 0) == (run == 1)
     with engine(tmp_path, "demo", lora_modules={"a": modules["b"]}) as llm:
         assert llm.generate(PROMPT, GREEDY, lora="a")[0].token_ids == expected[2].token_ids
-        assert llm.core.disk_cache.stats.hit_tokens == 0
+        assert llm.disk_cache.stats.hit_tokens == 0
 
 
 def test_mtp_drafts_from_disk(tmp_path):
@@ -39,5 +39,5 @@ def test_mtp_drafts_from_disk(tmp_path):
         with engine(tmp_path, model, speculative="mtp", num_drafts=2) as llm:
             [output] = llm.generate(PROMPT, GREEDY)
             assert output.token_ids == expected.token_ids
-            assert (llm.core.disk_cache.stats.hit_tokens > 0) == (run == 1)
+            assert (llm.disk_cache.stats.hit_tokens > 0) == (run == 1)
             assert llm.runner.statistics.num_accepted_tokens > 0

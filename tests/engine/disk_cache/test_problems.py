@@ -101,7 +101,7 @@ def test_corrupt_files_never_cause_wrong_tokens(tmp_path, demo, exhaustive):
     rng, num_corrupted, hits = random.Random(3), 0, 0
     with engine(tmp_path, demo, block_size=8) as llm:
         generate_one(llm)
-        cache = llm.core.disk_cache
+        cache = llm.disk_cache
         while num_corrupted < (1000 if exhaustive else 60):
             cache.store_new()
             assert cache._writer.flush(30)
@@ -130,7 +130,7 @@ def test_corrupt_pages_are_rewritten_with_one_warning(tmp_path, demo, caplog):
     assert "cannot read" in record.message
     with engine(tmp_path, demo) as llm:
         assert generate_one(llm).num_cached_tokens > 0
-        assert llm.core.disk_cache.stats.num_errors == 0
+        assert llm.disk_cache.stats.num_errors == 0
 
 
 def test_full_disk(tmp_path, demo, caplog):
@@ -152,9 +152,9 @@ def test_full_disk(tmp_path, demo, caplog):
         with mock.patch.object(page_file.os, "fsync", fail):
             limit[0] = 3
             expected = generate_one(llm)
-            assert llm.core.disk_cache._writer.flush(30)
+            assert llm.disk_cache._writer.flush(30)
         other = generate_one(llm, f"Other. {PROMPT}")
-        assert llm.core.disk_cache._writer.flush(30)
+        assert llm.disk_cache._writer.flush(30)
     [record] = caplog.records
     assert "No space left" in record.message
     assert list((tmp_path / "writing").iterdir()) == []
@@ -188,7 +188,7 @@ def test_read_only_directory(tmp_path, demo, caplog):
         mock.patch.object(store.Path, "mkdir", side_effect=PermissionError(13, "read-only")),
         engine(tmp_path / "new", demo) as llm,
     ):
-        assert llm.core.disk_cache is None
+        assert llm.disk_cache is None
         generate_one(llm)
     [record] = caplog.records
     assert "cannot use" in record.message
@@ -221,11 +221,11 @@ def test_foreign_or_corrupt_index(tmp_path, demo, caplog, contents):
 def test_index_corrupted_while_open(tmp_path, demo, caplog):
     with caplog.at_level(logging.WARNING, LOGGER), engine(tmp_path, demo) as llm:
         generate_one(llm)
-        assert llm.core.disk_cache._writer.flush(30)
+        assert llm.disk_cache._writer.flush(30)
         error = store.sqlite3.DatabaseError("malformed")
         with mock.patch.object(store.PageIndex, "contains", side_effect=error):
             generate_one(llm, f"Other. {PROMPT}")
-            assert llm.core.disk_cache._writer.flush(30)
+            assert llm.disk_cache._writer.flush(30)
         assert generate_one(llm).num_cached_tokens > 0
     assert len(caplog.records) == 1
 
@@ -234,7 +234,7 @@ def test_directory_is_deleted_while_open(tmp_path, demo, caplog):
     directory = tmp_path / "cache"
     with caplog.at_level(logging.WARNING, LOGGER), engine(directory, demo) as llm:
         expected = generate_one(llm)
-        assert llm.core.disk_cache._writer.flush(30)
+        assert llm.disk_cache._writer.flush(30)
         shutil.rmtree(directory)
         llm.scheduler.pages.cache.evict(10**9)
         assert generate_one(llm).token_ids == expected.token_ids
@@ -246,7 +246,7 @@ def test_unresponsive_disk(tmp_path, demo):
     with engine(tmp_path, demo) as llm:
         expected = generate_one(llm)
     with engine(tmp_path, demo) as llm, mock.patch.object(reader, "STALL_SECONDS", 0.05):
-        cache = llm.core.disk_cache
+        cache = llm.disk_cache
         release, read = reader.threading.Event(), cache._store.read
         cache._store.read = lambda *args: (release.wait(30), read(*args))[1]
         assert generate_one(llm).token_ids == expected.token_ids
@@ -266,14 +266,14 @@ def test_pages_wait_in_memory_for_a_slow_writer(tmp_path, demo):
 def test_pages_are_written_while_idle(tmp_path, demo):
     """The memory checks of an idle server retry pages that a full write queue has rejected."""
     with engine(tmp_path, demo) as llm:
-        cache, reports = llm.core.disk_cache, []
+        cache, reports = llm.disk_cache, []
         with mock.patch.object(cache._writer, "can_queue", return_value=False):
             generate_one(llm)
         num_pages = len(cache._new_pages)
         assert num_pages > 0
 
         def check() -> bool:
-            llm.core._next_memory_check = 0
+            llm._next_memory_check = 0
             reports.append(llm.check_memory())
             return reports[-2:] == [True, False] and len(page_files(tmp_path)) == num_pages
 

@@ -61,14 +61,14 @@ def test_cold_memory_and_disk_are_bitwise_equal(tmp_path, demo, configuration):
     with engine(tmp_path, demo, **options) as llm:
         assert_same(cold, run_in_order(llm, order), "first run")
         assert_same(cold, run_in_order(llm, order), "from memory")
-        assert llm.core.disk_cache.stats.hit_tokens == 0
+        assert llm.disk_cache.stats.hit_tokens == 0
     for steps_between in (0, 2):
         with engine(tmp_path, demo, **options) as llm:
             assert_same(
                 cold, run_in_order(llm, order, steps_between), f"{steps_between} steps apart"
             )
-            assert llm.core.disk_cache.stats.hit_tokens > 0
-            assert llm.core.disk_cache.stats.num_errors == 0
+            assert llm.disk_cache.stats.hit_tokens > 0
+            assert llm.disk_cache.stats.num_errors == 0
 
 
 @pytest.mark.parametrize("slots", [3, 20])
@@ -80,7 +80,7 @@ def test_hybrid_model(tmp_path, hybrid, slots):
         with engine(tmp_path, hybrid, **options) as llm:
             assert_same(cold, run_in_order(llm, order, run_index), f"run {run_index}")
             # With few slots, even the first run reads states that were evicted from memory.
-            assert llm.core.disk_cache.stats.hit_tokens > 0 or (run_index, slots) == (0, 20)
+            assert llm.disk_cache.stats.hit_tokens > 0 or (run_index, slots) == (0, 20)
 
 
 def test_hybrid_draft_model(tmp_path, hybrid):
@@ -89,7 +89,7 @@ def test_hybrid_draft_model(tmp_path, hybrid):
     for run_index in range(2):
         with engine(tmp_path, hybrid, build=build, slots=20, draft_model=hybrid, seed=1) as llm:
             assert_same(cold, run_in_order(llm, order), f"run {run_index}")
-            assert (llm.core.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
+            assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
 
 
 @pytest.mark.parametrize("thinking", [False, True])
@@ -131,7 +131,7 @@ def test_preemption_with_pages_on_disk(tmp_path, demo):
         with engine(tmp_path, demo, **options) as llm:
             assert_same(cold, run_in_order(llm, order, run_index, cases), f"run {run_index}")
             preemptions += llm.scheduler.num_preemptions
-            hits += llm.core.disk_cache.stats.hit_tokens
+            hits += llm.disk_cache.stats.hit_tokens
     assert preemptions > 0
     assert hits > 0
 
@@ -142,10 +142,10 @@ def test_pages_evicted_from_memory_are_read(tmp_path, demo):
         first = generate_one(llm)
         for number in range(6):
             generate_one(llm, f"Number {number}. {PROMPT}")
-        assert llm.core.disk_cache._writer.flush(30)
+        assert llm.disk_cache._writer.flush(30)
         again = generate_one(llm)
         assert again.num_cached_tokens > 0
-        assert llm.core.disk_cache.stats.hit_tokens >= again.num_cached_tokens
+        assert llm.disk_cache.stats.hit_tokens >= again.num_cached_tokens
     assert (again.token_ids, again.logprobs) == (first.token_ids, first.logprobs)
 
 
@@ -154,7 +154,7 @@ def test_shared_prefix_is_read_once(tmp_path, demo):
         generate_one(llm)
     with engine(tmp_path, demo) as llm:
         outputs = llm.generate([PROMPT] * 5, GREEDY)
-        stats = llm.core.disk_cache.stats
+        stats = llm.disk_cache.stats
         assert stats.hit_tokens == outputs[0].num_cached_tokens > 0
         assert {output.num_cached_tokens for output in outputs} == {stats.hit_tokens}
         assert llm.scheduler.num_cached_tokens == 5 * stats.hit_tokens
@@ -164,7 +164,7 @@ def test_other_requests_proceed_while_pages_are_read(tmp_path, demo, monkeypatch
     with engine(tmp_path, demo) as llm:
         expected = generate_one(llm)
     with engine(tmp_path, demo) as llm:
-        may_read, store = threading.Event(), llm.core.disk_cache._store
+        may_read, store = threading.Event(), llm.disk_cache._store
         read = store.read
 
         def read_later(*args):
@@ -183,14 +183,14 @@ def test_other_requests_proceed_while_pages_are_read(tmp_path, demo, monkeypatch
         while llm.has_unfinished_requests:
             outputs += llm.step()
         assert outputs[-1].request_output.token_ids == expected.token_ids
-        assert llm.core.disk_cache.stats.hit_tokens > 0
+        assert llm.disk_cache.stats.hit_tokens > 0
 
 
 def test_abort_and_timeout_while_pages_are_read(tmp_path, demo):
     with engine(tmp_path, demo) as llm:
         expected = generate_one(llm)
     with engine(tmp_path, demo) as llm:
-        with llm.core.disk_cache._reader._changed:
+        with llm.disk_cache._reader._changed:
             llm.add_request(PROMPT, GREEDY, request_id="aborted")
             llm.add_request(PROMPT + PROMPT, GREEDY, request_id="late", timeout=1e-6)
             llm.step()
@@ -205,7 +205,7 @@ def test_pages_are_recomputed_if_that_is_faster(tmp_path, demo):
     with engine(tmp_path, demo) as llm:
         generate_one(llm)
     with engine(tmp_path, demo) as llm:
-        llm.core.disk_cache.reads_are_faster = False
+        llm.disk_cache.reads_are_faster = False
         assert generate_one(llm).num_cached_tokens == 0
         assert generate_one(llm).num_cached_tokens > 0  # from memory
 
@@ -251,7 +251,7 @@ def test_embeddings_are_supported(tmp_path):
     for run_index in range(2):
         llm = open_llm(tmp_path, "demo", task="embed")
         assert llm.embed([PROMPT]) == expected
-        assert (llm.core.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
+        assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
         llm.close()
 
 

@@ -135,17 +135,17 @@ def test_engine_stays_within_the_limit(tmp_path, demo):
     with engine(tmp_path, demo, prefix_cache_disk_bytes=10 * page_bytes) as llm:
         for number in range(8):
             generate_one(llm, f"{number} is a number. " * 12)
-            assert llm.core.disk_cache._writer.flush(30)
+            assert llm.disk_cache._writer.flush(30)
             assert sum(path.stat().st_size for path in page_files(tmp_path)) <= 10 * page_bytes
-        assert llm.core.disk_cache.stats.num_bytes <= 10 * page_bytes
+        assert llm.disk_cache.stats.num_bytes <= 10 * page_bytes
     assert len(page_files(tmp_path)) > 5
 
 
 def test_two_engines_share_a_directory(tmp_path, demo):
     with engine(tmp_path, demo) as first, engine(tmp_path, demo) as second:
         expected = generate_one(first)
-        assert first.core.disk_cache._writer.flush(30)
-        store = second.core.disk_cache._store
+        assert first.disk_cache._writer.flush(30)
+        store = second.disk_cache._store
         wait_until(lambda: len(store._keys) == len(page_files(tmp_path)))
         output = generate_one(second)
         assert output.num_cached_tokens > 0
@@ -155,7 +155,7 @@ def test_two_engines_share_a_directory(tmp_path, demo):
 def test_finalizer_writes_queued_pages(tmp_path, demo):
     llm = open_llm(tmp_path, demo)
     generate_one(llm)
-    llm.core.disk_cache._finalizer()  # runs on garbage collection or at exit
+    llm.disk_cache._finalizer()  # runs on garbage collection or at exit
     assert page_files(tmp_path)
 
 

@@ -46,7 +46,7 @@ def assert_same_as_with_ample_memory(make_llm):
     with mock.patch.object(memory, "is_memory_short", return_value=False):
         expected, expected_logits = run_cases(make_llm(), cases, 2)
     assert any(moves), "some pages were renumbered"
-    assert llm.core.num_memory_evictions > 0
+    assert llm.num_memory_evictions > 0
     for case in cases:
         assert actual[case].token_ids == expected[case].token_ids
     assert actual_logits.keys() == expected_logits.keys()
@@ -87,8 +87,8 @@ def test_half_of_the_cached_pages_is_evicted_in_lru_order(caplog):
     fill(llm)
     pages, before = llm.scheduler.pages, llm.runner.nbytes
     assert pages.cache.num_evictable == 6 * 6
-    llm.core.release_cached_memory()
-    assert pages.cache.num_evictable == llm.core.num_memory_evictions == 3 * 6
+    llm.release_cached_memory()
+    assert pages.cache.num_evictable == llm.num_memory_evictions == 3 * 6
     assert llm.runner.nbytes == 3 * 6 * 2**18 < before
     assert "evicted 18 cached pages" in caplog.text
     [newest] = llm.generate([[105] * 200], ONE_TOKEN)
@@ -101,7 +101,7 @@ def test_idle_engine_releases_everything():
     llm = LLM("demo", kv_cache_bytes=2**26)
     fill(llm)
     for _ in range(10):
-        llm.core.release_cached_memory()
+        llm.release_cached_memory()
     assert llm.runner.nbytes == 0
     fill(llm, 1)
 
@@ -118,7 +118,7 @@ def test_released_memory_is_returned_to_the_system():
     llm.reserve()
     allocated, before = llm.runner.nbytes, resident_bytes()
     assert allocated == 2**27
-    llm.core.release_cached_memory()
+    llm.release_cached_memory()
     assert before - resident_bytes() > 0.9 * allocated
 
 
@@ -127,7 +127,7 @@ def test_pages_of_an_unknown_owner_are_not_renumbered():
     [page] = llm.scheduler.pages.allocator.allocate()
     fill(llm, 1, 200)
     assert llm.scheduler.pages.compact(llm.scheduler.running) is None
-    llm.core.release_cached_memory()
+    llm.release_cached_memory()
     assert llm.scheduler.pages.allocator.ref_count(page) == 1
     llm.scheduler.pages.allocator.check_integrity()
 

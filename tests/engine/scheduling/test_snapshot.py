@@ -4,7 +4,6 @@ import json
 import random
 
 from tests.engine.simulator import Simulation, random_workload
-from tiny_llm.engine.scheduling.events import StepScheduled
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.prefix_cache import PrefixCache
 from tiny_llm.engine.scheduling.snapshot import _tree, snapshot
@@ -19,23 +18,23 @@ def test_snapshot_matches_scheduler_events():
 
         def compare_snapshot(event, scheduler=scheduler):
             nonlocal num_snapshots
-            if not isinstance(event, StepScheduled):
+            if event["event"] != "step_scheduled":
                 return
             num_snapshots += 1
             actual = json.loads(json.dumps(snapshot(scheduler)))
             running = [r for r in actual["requests"] if r["state"] == "running"]
-            assert [r["request_id"] for r in running] == list(event.running)
+            assert [r["request_id"] for r in running] == event["running"]
             waiting = [r["request_id"] for r in actual["requests"] if r not in running]
-            assert waiting == list(event.waiting)
+            assert waiting == event["waiting"]
             owners: dict[int, int] = {}  # number of owners by page
             for request in running:
                 for page in request["pages"]:
                     owners[page] = owners.get(page, 0) + 1
             cached_pages = set(actual["tree"]["pages"])
-            assert sum(count > 1 for count in owners.values()) == event.pages.shared
-            assert len(owners) == event.pages.used
-            assert len(cached_pages - set(owners)) == event.pages.cached
-            assert actual["num_pages"] - len(cached_pages | set(owners)) == event.pages.free
+            assert sum(count > 1 for count in owners.values()) == event["pages"]["shared"]
+            assert len(owners) == event["pages"]["used"]
+            assert len(cached_pages - set(owners)) == event["pages"]["cached"]
+            assert actual["num_pages"] - len(cached_pages | set(owners)) == event["pages"]["free"]
 
         scheduler.listener = compare_snapshot
         simulation.run()

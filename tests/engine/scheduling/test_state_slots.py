@@ -11,7 +11,6 @@ from tests.engine.scheduling.test_simulator import run_and_compare
 from tests.engine.simulator import Arrival, Simulation, Workload, random_workload
 from tiny_llm import OutOfPagesError, UserError
 from tiny_llm.engine.scheduling.config import SchedulerConfig
-from tiny_llm.engine.scheduling.events import StateSlotCounts
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 from tiny_llm.engine.scheduling.states import StateSlots
 from tiny_llm.engine.scheduling.states.checkpoints import Checkpoints
@@ -321,15 +320,15 @@ def test_state_slot_counts_in_events():
     add(sched, "a", 15, 6)
     while sched.has_requests:
         step(sched)
-    counts = [event for event in events if isinstance(event, StateSlotCounts)]
+    counts = [event for event in events if event["event"] == "state_slot_counts"]
     assert len(counts) > 5
-    assert all(c.free + c.cached + c.used == 8 for c in counts)
-    assert counts[-1].checkpoints > 0
+    assert all(c["free"] + c["cached"] + c["used"] == 8 for c in counts)
+    assert counts[-1]["checkpoints"] > 0
     events_without_slots = []
     sched = scheduler(events_without_slots.append)
     add(sched, "a", 15, 6)
     step(sched)
-    assert not any(isinstance(event, StateSlotCounts) for event in events_without_slots)
+    assert not any(event["event"] == "state_slot_counts" for event in events_without_slots)
 
 
 def test_single_slot_is_rejected():

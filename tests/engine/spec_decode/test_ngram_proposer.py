@@ -105,4 +105,4 @@ def test_repetitive_output_takes_fewer_steps(demo):
         for llm in (plain, with_ngrams)
     )
     assert actual.outputs == expected.outputs
-    assert with_ngrams.runner.statistics.steps < 0.7 * plain.runner.statistics.steps
+    assert with_ngrams.runner.statistics.target_steps < 0.7 * plain.runner.statistics.target_steps

@@ -22,7 +22,7 @@ def llm() -> LLM:
 @pytest.fixture(scope="module")
 def grammars(llm) -> GrammarCompiler:
     """The engine's grammar compiler."""
-    return llm.core.grammars
+    return llm.grammars
 
 
 def tool(name: str, schema: dict, **fields: object) -> dict:

@@ -1,5 +1,7 @@
 """Adapters compared with merged weights, W + scale · (A · B)ᵀ, and with mlx_lm."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import pytest
 
@@ -40,7 +42,8 @@ def set_adapter(decoder, adapter: int) -> None:
     original = decoder.ragged_features
 
     def ragged_features(ids, batch, rows, storage):
-        batch.adapter_ids = mx.full(batch.num_tokens, adapter, dtype=mx.int32)
+        adapter_ids = mx.full(batch.num_tokens, adapter, dtype=mx.int32)
+        batch.attention_metadata = replace(batch.attention_metadata, adapter_ids=adapter_ids)
         return original(ids, batch, rows, storage)
 
     decoder.ragged_features = ragged_features

@@ -127,8 +127,7 @@ class EngineBackend:
         """Draft token counters over all requests; None without speculative decoding."""
         if self._args.draft_model is None and self._args.speculative is None:
             return None
-        total = self._llm.runner.statistics
-        return SpeculationStatistics(total.steps, total.num_draft_tokens, total.num_accepted_tokens)
+        return self._llm.runner.statistics
 
 
 def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:

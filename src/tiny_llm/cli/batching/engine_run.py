@@ -86,7 +86,7 @@ class EngineBatchRun:
         Slots are assigned here, since the engine does not number them.
         """
         scheduler, statistics = self._llm.scheduler, self._llm.runner.statistics
-        disk_cache = self._llm.core.disk_cache
+        disk_cache = self._llm.disk_cache
         engine = EngineState(
             scheduler.pages.counts(scheduler.running),
             scheduler.num_prompt_tokens,

@@ -11,28 +11,12 @@ slots belong to the request and are overwritten, later in the same stream, befor
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from ... import kernels
 from ..scheduling.outputs import Chunk
 from .paged_model import PagedModel, Span
-
-
-@dataclass(frozen=True)
-class PredictedToken:
-    """A token on which the model has been launched ahead of the scheduler.
-
-    Attributes:
-        row: the token's row in the logits.
-        position: its position in the request.
-        page: the page for its key and value.
-    """
-
-    row: int
-    position: int
-    page: int
 
 
 class AsyncScheduling:
@@ -51,7 +35,9 @@ class AsyncScheduling:
         self.num_hits = 0
         self.num_misses = 0
         self._model = model
-        self._predicted: dict[int, PredictedToken] = {}  # by the request's arrival index
+        # Row in the logits, position and page of each token on which the model was launched, by the
+        # request's arrival index.
+        self._predicted: dict[int, tuple[int, int, int]] = {}
         self._logits: mx.array | None = None
 
     def launch(self, chunks: Sequence[Chunk], tokens: mx.array) -> None:
@@ -71,7 +57,7 @@ class AsyncScheduling:
             has_page = position < len(request.page_ids) * page_size
             if has_page and request.num_output_tokens + 1 < request.max_tokens:
                 page = request.page_ids[position // page_size]
-                self._predicted[request.arrival_index] = PredictedToken(len(spans), position, page)
+                self._predicted[request.arrival_index] = len(spans), position, page
                 indices.append(index)
                 spans.append(Span([0], position, request.page_ids, adapter=request.adapter))
         if spans:
@@ -95,7 +81,8 @@ class AsyncScheduling:
         predicted = self._predicted.get(chunk.request.arrival_index)
         if predicted is None or chunk.num_drafts:
             return None
-        if (chunk.start, chunk.end) != (predicted.position, predicted.position + 1):
+        row, position, predicted_page = predicted
+        if (chunk.start, chunk.end) != (position, position + 1):
             return None
         page = chunk.request.page_ids[chunk.start // self._model.page_size]
-        return predicted.row if page == predicted.page else None
+        return row if page == predicted_page else None

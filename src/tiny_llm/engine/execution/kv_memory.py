@@ -1,30 +1,14 @@
 """KV memory budget of an engine, and its split into pages and state slots."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from ...errors import UserError, check_int, short_repr
+from ...models import ServingModel
 from ...models.memory import total_memory
+from ...models.model_size import ModelSize
 from ..scheduling.config import MIN_STATE_SLOTS
 
-
-class KvSize(Protocol):
-    """KV cache sizes of a model, loaded (`ServingModel`) or not (`models/model_size.py`)."""
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """See `ServingModel`."""
-        ...
-
-    @property
-    def state_bytes(self) -> int:
-        """See `ServingModel`."""
-        ...
-
-    @property
-    def max_seq_len(self) -> int:
-        """See `ServingModel`."""
-        ...
+KvSize = ServingModel | ModelSize  # a model, loaded or not
 
 
 def choose_max_seq_len(max_model_len: int | None, models: Sequence[KvSize]) -> int:

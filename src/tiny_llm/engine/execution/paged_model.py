@@ -4,6 +4,7 @@ The tokens of all requests, both prompt chunks and single decoded tokens, are co
 padding, so that every weight is read only once per step.
 """
 
+import math
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -13,7 +14,6 @@ from typing import Literal
 import mlx.core as mx
 
 from ...kv_cache.paged_storage import RaggedBatch
-from ...kv_cache.rows import read_row, row_bytes, write_rows
 from ...models import ServingModel
 from ...models.families.decoder import Decoder
 from ...models.heads.mtp import MtpDecoder
@@ -53,7 +53,7 @@ class PagedModel:
         num_state_slots: number of state slots; 0 for models without recurrent state.
 
     Attributes:
-        seconds: total time spent in the model.
+        seconds: total time spent in the model and in sampling from its logits.
     """
 
     def __init__(self, model: ServingModel, num_pages: int, num_state_slots: int = 0):
@@ -70,11 +70,16 @@ class PagedModel:
 
     def row_bytes(self, kind: RowKind) -> int:
         """Returns the size in bytes of a page or state slot, over all layers; 0 without slots."""
-        return row_bytes(self._row_arrays(kind))
+        return sum(map(_row_bytes, self._row_arrays(kind)))
 
-    def read_row(self, kind: RowKind, index: int) -> bytes | bytearray:
-        """Returns a copy of a page's or state slot's bytes, over all layers."""
-        return read_row(self._row_arrays(kind), index)
+    def read_row(self, kind: RowKind, index: int) -> bytes:
+        """Returns a copy of a page's or state slot's bytes, concatenated over all layers."""
+        parts = []
+        for x in self._row_arrays(kind):
+            size = _row_bytes(x)
+            memory = memoryview(mx.view(x, mx.uint8)).cast("B")  # type: ignore[arg-type]
+            parts.append(memory[index * size : (index + 1) * size])
+        return b"".join(parts)
 
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
         """Overwrites pages or state slots with copies from `read_row`; allocates their memory."""
@@ -82,7 +87,14 @@ class PagedModel:
             self._storage.ensure_capacity(max(indices) + 1)
         elif self._storage.states is not None:
             self._storage.states.ensure_capacity(max(indices) + 1)
-        write_rows(self._row_arrays(kind), indices, rows)
+        arrays = self._row_arrays(kind)
+        for index, row in zip(indices, rows, strict=True):
+            data, start = mx.array(row), 0  # type: ignore[arg-type]  # uint8
+            for x in arrays:
+                end = start + _row_bytes(x)
+                x[index] = mx.view(data[start:end], x.dtype).reshape(x.shape[1:])
+                start = end
+        mx.eval(*arrays)
 
     def worker_fingerprints(self) -> list[bytes]:
         """Returns the fingerprints of the other ranks' models; none in a single process."""
@@ -102,7 +114,10 @@ class PagedModel:
         self._storage.compact(pages, slots)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
-        """Registers a callback for a lost worker; a no-op in a single process."""
+        """Registers a callback for a lost rank, called with a message before this process exits.
+
+        The callback runs in another thread. A no-op in a single process.
+        """
 
     def release_scratch(self) -> None:
         """Frees scratch memory; a no-op in a single process, which keeps it for the next step."""
@@ -154,7 +169,10 @@ class PagedModel:
         return logits
 
     def _row_arrays(self, kind: RowKind) -> list[mx.array]:
-        """Returns all layers' arrays of pages or state slots; do not keep references to them."""
+        """Returns all layers' arrays of pages or state slots; element i of each is row i.
+
+        The caller must not keep references to the arrays: MLX would copy them on the next write.
+        """
         if kind == "page":
             return self._storage.page_arrays
         states = self._storage.states
@@ -180,6 +198,10 @@ class PagedModel:
     def _graph(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         batch = ragged_batch(spans, self.page_size, self.model.state_bytes > 0)
         return self.model.ragged_logits(ids, batch, rows, self._storage)
+
+
+def _row_bytes(x: mx.array) -> int:
+    return math.prod(x.shape[1:]) * x.dtype.size
 
 
 def ragged_batch(spans: Sequence[Span], page_size: int, has_state: bool = False) -> RaggedBatch:

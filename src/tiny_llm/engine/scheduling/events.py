@@ -1,18 +1,32 @@
 """Scheduler events and recordings, for `--record` and the live view.
 
-The scheduler calls its listener synchronously with each event. A recording is one JSON object:
+The scheduler calls its listener synchronously with each event, a JSON-serializable dictionary. The
+key "event" is its name; the other keys depend on it:
+
+    request_added        the request joined the queue: request_id, prompt_tokens, max_tokens
+    request_admitted     it left the queue with pages allocated: request_id, cached_tokens (prefix
+                         cache hits)
+    request_preempted    its pages were released: request_id, lost_tokens (to be recomputed)
+    request_ended        request_id, reason (stop, length, timeout, abort or error), output_tokens,
+                         error (message or null)
+    tokens_added         its output grew: request_id, token_ids, accepted (how many of them were
+                         draft tokens)
+    step_scheduled       step (number), chunks, running and waiting (request ids), pages
+                         (`PageCounts`). A chunk is tokens [start, end) of a request, followed by
+                         draft tokens: request_id, start, end, num_drafts
+    state_slot_counts    fields of `StateSlotCounts`; follows step_scheduled if the model has
+                         recurrent state
+
+A recording is one JSON object:
 
     {"schema": "tiny-llm-run", "version": 1, "engine": {…}, "events": [{"event": …, "time": …}, …]}
 
-`time`: seconds since the start of the recording. `event`: the snake-case name of a class below; the
-other keys are its attributes. Snapshots of the whole engine may appear between events, see
-`snapshot.py`. Within a version, keys are only added.
+`time`: seconds since the start of the recording. Snapshots of the whole engine may appear between
+events, see `snapshot.py`. Within a version, keys are only added.
 """
 
-import dataclasses
 import errno
 import json
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,49 +37,8 @@ SCHEMA = "tiny-llm-run"
 VERSION = 1
 
 
-@dataclass(frozen=True)
-class RequestAdded:
-    """A request joined the queue."""
-
-    request_id: str
-    prompt_tokens: int
-    max_tokens: int
-
-
-@dataclass(frozen=True)
-class RequestAdmitted:
-    """A request left the queue with pages allocated; `cached_tokens` were prefix cache hits."""
-
-    request_id: str
-    cached_tokens: int
-
-
-@dataclass(frozen=True)
-class RequestPreempted:
-    """A request was preempted and its pages released; `lost_tokens` must be recomputed."""
-
-    request_id: str
-    lost_tokens: int
-
-
-@dataclass(frozen=True)
-class RequestEnded:
-    """A request ended; `reason` is stop, length, timeout, abort or error."""
-
-    request_id: str
-    reason: str
-    output_tokens: int
-    error: str | None
-
-
-@dataclass(frozen=True)
-class ChunkPlan:
-    """A step's chunk: tokens [start, end) of a request, followed by `num_drafts` draft tokens."""
-
-    request_id: str
-    start: int
-    end: int
-    num_drafts: int
+Event = dict[str, Any]
+Listener = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
@@ -87,7 +60,7 @@ class PageCounts:
 
 @dataclass(frozen=True)
 class StateSlotCounts:
-    """Recurrent state slots by state; follows `StepScheduled` if the model has recurrent state.
+    """Recurrent state slots by state.
 
     Attributes:
         free: neither checkpoints nor used by a request.
@@ -102,38 +75,6 @@ class StateSlotCounts:
     checkpoints: int
 
 
-@dataclass(frozen=True)
-class StepScheduled:
-    """A step was scheduled: chunks, running and waiting requests, page counts."""
-
-    step: int
-    chunks: tuple[ChunkPlan, ...]
-    running: tuple[str, ...]
-    waiting: tuple[str, ...]
-    pages: PageCounts
-
-
-@dataclass(frozen=True)
-class TokensAdded:
-    """A request's output grew; `accepted` of the tokens were draft tokens."""
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    accepted: int
-
-
-Event = (
-    RequestAdded
-    | RequestAdmitted
-    | RequestPreempted
-    | RequestEnded
-    | StepScheduled
-    | StateSlotCounts
-    | TokensAdded
-)
-Listener = Callable[[Event], None]
-
-
 class Recorder:
     """Listener that stores all events with timestamps.
 
@@ -146,24 +87,21 @@ class Recorder:
         self._engine = engine
         self._clock = clock
         self._started = clock()
-        self._events: list[tuple[float, Event | dict[str, Any]]] = []
+        self._events: list[Event] = []
 
     @property
     def seconds(self) -> float:
         """Seconds since the start of the recording."""
         return self._clock() - self._started
 
-    def __call__(self, event: Event | dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """Stores an event or a snapshot."""
-        self._events.append((self.seconds, event))
+        self._events.append({**event, "time": round(self.seconds, 6)})
 
     def recording(self) -> dict[str, Any]:
         """Returns the recording as JSON-serializable data."""
-        events = [
-            {**(event if isinstance(event, dict) else event_fields(event)), "time": round(time, 6)}
-            for time, event in self._events
-        ]
-        return {"schema": SCHEMA, "version": VERSION, "engine": self._engine, "events": events}
+        header = {"schema": SCHEMA, "version": VERSION, "engine": self._engine}
+        return {**header, "events": self._events}
 
     def write(self, file: Path) -> None:
         """Writes the recording as JSON, atomically.
@@ -180,9 +118,3 @@ class Recorder:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-
-
-def event_fields(event: Event) -> dict[str, Any]:
-    """Returns an event as JSON-serializable data, without a timestamp."""
-    name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()  # snake case
-    return {"event": name, **dataclasses.asdict(event)}

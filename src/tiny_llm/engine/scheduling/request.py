@@ -31,24 +31,13 @@ FinishReason = Literal["stop", "length", "timeout", "abort", "error"]
 class RequestState(StrEnum):
     """Lifecycle of a request.
 
-    waiting → running → finished, aborted or failed; running ⇄ preempted when out of pages.
+    waiting → running → finished, for any `FinishReason`; running ⇄ preempted when out of pages.
     """
 
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
-    ABORTED = "aborted"
-    FAILED = "failed"
-
-
-FINAL_STATES = {
-    "stop": RequestState.FINISHED,
-    "length": RequestState.FINISHED,
-    "timeout": RequestState.ABORTED,
-    "abort": RequestState.ABORTED,
-    "error": RequestState.FAILED,
-}
 
 
 class EngineRequest:
@@ -155,7 +144,7 @@ class EngineRequest:
         """Sets the finish reason and final state. A request ends only once."""
         assert self.finish_reason is None, f"{self.request_id} has already ended"
         self.finish_reason = reason
-        self.state = FINAL_STATES[reason]
+        self.state = RequestState.FINISHED
 
     def __repr__(self) -> str:
         return (

@@ -28,21 +28,13 @@ Plain Python: no models, text, clock or MLX.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from ...errors import OutOfPagesError, QueueFullError, UserError
 from .config import SchedulerConfig
-from .events import (
-    ChunkPlan,
-    Event,
-    Listener,
-    RequestAdded,
-    RequestAdmitted,
-    RequestEnded,
-    RequestPreempted,
-    StepScheduled,
-    TokensAdded,
-)
+from .events import Listener
 from .outputs import Chunk, ChunkOutput, SchedulerOutput
 from .page_manager import PageKey, PageManager
 from .request import EngineRequest, FinishReason, RequestState, fitting_max_tokens
@@ -107,7 +99,12 @@ class Scheduler:
         self._num_arrived += 1
         self._requests[request.request_id] = request
         self.waiting.append(request)
-        self._emit(RequestAdded, request.request_id, request.num_prompt_tokens, request.max_tokens)
+        self._emit(
+            "request_added",
+            request_id=request.request_id,
+            prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+        )
 
     def check_queue_limit(self, num_requests: int) -> None:
         """Checks that the queue has capacity for `num_requests` more requests.
@@ -138,7 +135,13 @@ class Scheduler:
             self.waiting.remove(request)
         del self._requests[request.request_id]
         request.end(reason)
-        self._emit(RequestEnded, request.request_id, reason, request.num_output_tokens, error)
+        self._emit(
+            "request_ended",
+            request_id=request.request_id,
+            reason=reason,
+            output_tokens=request.num_output_tokens,
+            error=error,
+        )
 
     @property
     def has_requests(self) -> bool:
@@ -175,9 +178,7 @@ class Scheduler:
             step = states.plan(step, self.waiting[0] if self.waiting else None)
         self._num_steps += 1
         if self.listener is not None and step.chunks:
-            self.listener(self._step_event(step))
-            if states is not None:
-                self.listener(states.counts())
+            self._emit_step(step)
         return step
 
     def _schedule_decoding(self) -> list[Chunk]:
@@ -252,7 +253,8 @@ class Scheduler:
             self.num_cached_tokens += request.num_computed
         request.state = RequestState.RUNNING
         self.running.append(self.waiting.popleft())
-        self._emit(RequestAdmitted, request.request_id, request.num_computed)
+        cached_tokens = request.num_computed
+        self._emit("request_admitted", request_id=request.request_id, cached_tokens=cached_tokens)
         request.num_loading = self.start_load(request)
         return True
 
@@ -303,8 +305,12 @@ class Scheduler:
                 request.token_ids.extend(result.token_ids)
                 request.num_computed = request.num_tokens - 1
                 request.num_draft_uncomputed = result.num_draft_uncomputed
-                tokens = tuple(result.token_ids)
-                self._emit(TokensAdded, request.request_id, tokens, len(tokens) - 1)
+                self._emit(
+                    "tokens_added",
+                    request_id=request.request_id,
+                    token_ids=result.token_ids,
+                    accepted=len(result.token_ids) - 1,
+                )
             num_written = request.num_computed - request.num_draft_uncomputed
             self.pages.share_full_pages(request, num_written)
             self.pages.free_before_window(request, num_written)
@@ -370,25 +376,34 @@ class Scheduler:
         self.waiting.appendleft(request)
         self.num_preemptions += 1
         # [/task 3.4.3 preempt]
-        self._emit(RequestPreempted, request.request_id, lost)
+        self._emit("request_preempted", request_id=request.request_id, lost_tokens=lost)
 
     # ---------------------------------------------------------------- events and invariants
 
-    def _emit(self, event: Callable[..., Event], *fields: object) -> None:
+    def _emit(self, name: str, **fields: Any) -> None:
         if self.listener is not None:
-            self.listener(event(*fields))
+            self.listener({"event": name, **fields})
 
-    def _step_event(self, step: SchedulerOutput) -> StepScheduled:
-        return StepScheduled(
-            step.index,
-            tuple(
-                ChunkPlan(chunk.request.request_id, chunk.start, chunk.end, chunk.num_drafts)
-                for chunk in step.chunks
-            ),
-            _ids(self.running),
-            _ids(self.waiting),
-            self.pages.counts(self.running),
+    def _emit_step(self, step: SchedulerOutput) -> None:
+        chunks = [
+            {
+                "request_id": chunk.request.request_id,
+                "start": chunk.start,
+                "end": chunk.end,
+                "num_drafts": chunk.num_drafts,
+            }
+            for chunk in step.chunks
+        ]
+        self._emit(
+            "step_scheduled",
+            step=step.index,
+            chunks=chunks,
+            running=[request.request_id for request in self.running],
+            waiting=[request.request_id for request in self.waiting],
+            pages=asdict(self.pages.counts(self.running)),
         )
+        if self.pages.states is not None:
+            self._emit("state_slot_counts", **asdict(self.pages.states.counts()))
 
     def check_integrity(self) -> None:
         """Asserts page and slot ownership, request states, queue order and `max_num_seqs`."""
@@ -404,7 +419,3 @@ class Scheduler:
             assert arrivals == sorted(arrivals), f"{what} is not in order of arrival: {arrivals}"
         assert len(self.running) <= self.config.max_num_seqs
         assert len(self.running) + len(self.waiting) == len(self._requests)
-
-
-def _ids(requests: Iterable[EngineRequest]) -> tuple[str, ...]:
-    return tuple(request.request_id for request in requests)

@@ -43,12 +43,10 @@ class DraftModel:
 
     Attributes:
         model: the draft model.
-        sampling_seconds: time spent sampling draft tokens.
     """
 
     def __init__(self, model: PagedModel, target_vocab_size: int):
         self.model = model
-        self.sampling_seconds = 0.0
         self._target_vocab_size = target_vocab_size
 
     def propose(self, chunks: Sequence[Chunk]) -> list[list[int]]:
@@ -72,7 +70,7 @@ class DraftModel:
             started = time.perf_counter()
             logits = logits[:, : self._target_vocab_size]
             tokens = to_ints(sample_tokens(logits, sampling_rows, self._target_vocab_size))
-            self.sampling_seconds += time.perf_counter() - started
+            self.model.seconds += time.perf_counter() - started
             for index, token in zip(active, tokens, strict=True):
                 draft_tokens[index].append(token)
             active = [i for i in active if len(draft_tokens[i]) < chunks[i].num_drafts]

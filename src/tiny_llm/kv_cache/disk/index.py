@@ -14,23 +14,23 @@ VERSION = 1
 BUSY_TIMEOUT = 10.0  # seconds to wait for another process's transaction
 EVICTION_BATCH = 64  # index entries read per query while evicting
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS pages (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    key BLOB NOT NULL UNIQUE,
-    model BLOB NOT NULL,
-    size INTEGER NOT NULL,
-    depth INTEGER NOT NULL,
-    last_used REAL NOT NULL
-);
-CREATE INDEX IF NOT EXISTS pages_by_use ON pages (last_used, depth DESC);
-CREATE TABLE IF NOT EXISTS total (bytes INTEGER NOT NULL);
-INSERT INTO total SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM total);
-CREATE TRIGGER IF NOT EXISTS pages_insert AFTER INSERT ON pages
-    BEGIN UPDATE total SET bytes = bytes + NEW.size; END;
-CREATE TRIGGER IF NOT EXISTS pages_delete AFTER DELETE ON pages
-    BEGIN UPDATE total SET bytes = bytes - OLD.size; END;
-"""
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS pages (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        key BLOB NOT NULL UNIQUE,
+        model BLOB NOT NULL,
+        size INTEGER NOT NULL,
+        depth INTEGER NOT NULL,
+        last_used REAL NOT NULL
+    )""",
+    "CREATE INDEX IF NOT EXISTS pages_by_use ON pages (last_used, depth DESC)",
+    "CREATE TABLE IF NOT EXISTS total (bytes INTEGER NOT NULL)",
+    "INSERT INTO total SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM total)",
+    """CREATE TRIGGER IF NOT EXISTS pages_insert AFTER INSERT ON pages
+        BEGIN UPDATE total SET bytes = bytes + NEW.size; END""",
+    """CREATE TRIGGER IF NOT EXISTS pages_delete AFTER DELETE ON pages
+        BEGIN UPDATE total SET bytes = bytes - OLD.size; END""",
+)
 
 
 class PageIndex:
@@ -58,7 +58,7 @@ class PageIndex:
                 [version] = self._database.execute("PRAGMA user_version").fetchone()
                 if version not in (0, VERSION):
                     raise sqlite3.DatabaseError(f"unknown version {version}")
-                for statement in _statements(SCHEMA):
+                for statement in SCHEMA:
                     self._database.execute(statement)
                 self._database.execute(f"PRAGMA user_version = {VERSION}")
         except sqlite3.Error:
@@ -164,13 +164,3 @@ class PageIndex:
             self._database.execute("ROLLBACK")
             raise
         self._database.execute("COMMIT")
-
-
-def _statements(script: str) -> Iterator[str]:
-    """Yields a script's statements; `executescript` would commit the open transaction."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

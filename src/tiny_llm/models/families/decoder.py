@@ -140,8 +140,8 @@ class DecoderBlock:
 class EagerLayers(PlannedLayers):
     """Runs layers uncaptured, because they sync with the host or use MLX operations."""
 
-    def _function_for(self, num_metadata_arrays: int) -> Callable[..., Any]:
-        return partial(self._run, num_metadata_arrays)
+    def _function_for(self, names: tuple[str, ...]) -> Callable[..., Any]:
+        return partial(self._run, names)
 
 
 class Decoder:

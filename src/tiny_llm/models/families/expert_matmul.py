@@ -171,8 +171,9 @@ def make_experts(stacked: Any, dtype: mx.Dtype) -> Experts:
 
 def _grouped(x: mx.array, w: QuantizedWeights, experts: mx.array) -> mx.array:
     """Multiplies each row by its K experts' matrices: N..×I or N..×K×I -> N..×K×O."""
+    arrays = x, w.weight, experts
     return kernels.grouped_quantized_matmul(
-        w.scales, w.biases, w.group_size, w.bits, x, w.weight, experts, w.activation_bits
+        w.scales, w.biases, w.group_size, w.bits, *arrays, activation_bits=w.activation_bits
     )
 
 

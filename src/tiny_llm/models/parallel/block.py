@@ -39,8 +39,8 @@ class TensorParallelBlock:
         self._adapters = adapters
         self._group = group
         self._capture = capture
-        # (attention half, MLP half), keyed by the number of attention metadata arrays.
-        self._halves: dict[int, tuple[HalfBlock, HalfBlock]] = {}
+        # (attention half, MLP half), keyed by the names of the attention metadata arrays.
+        self._halves: dict[tuple[str, ...], tuple[HalfBlock, HalfBlock]] = {}
 
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, view: LayerCacheView
@@ -51,27 +51,27 @@ class TensorParallelBlock:
         `partial_sum` over ranks is the half's update. `feed_forward` takes x and the attention
         update.
         """
-        attention_metadata = view.attention_metadata.arrays
-        attend, second_half = self._halves_for(len(attention_metadata))
-        adapter_ids = view.attention_metadata.adapter_ids
+        attention_metadata = view.attention_metadata
+        attend, second_half = self._halves_for(attention_metadata.names)
+        adapter_ids = attention_metadata.adapter_ids
 
         def feed_forward(x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
             return second_half(x, update, *([] if adapter_ids is None else [adapter_ids]))
 
         last = [] if update is None else [update]
         x, partial_sum, *view.buffers = attend(
-            x, *cos_sin, *attention_metadata, *view.buffers, *last
+            x, *cos_sin, *attention_metadata.arrays, *view.buffers, *last
         )
         # [task 6.2.3 two-sums]
         x, partial_sum = feed_forward(x, all_reduce(partial_sum, self._group))
         return x, all_reduce(partial_sum, self._group)
         # [/task 6.2.3 two-sums]
 
-    def _halves_for(self, num_metadata_arrays: int) -> tuple[HalfBlock, HalfBlock]:
-        """Both halves as functions of arrays, given the number of attention metadata arrays."""
-        if num_metadata_arrays not in self._halves:
+    def _halves_for(self, names: tuple[str, ...]) -> tuple[HalfBlock, HalfBlock]:
+        """Both halves as functions of arrays, given the names of the attention metadata arrays."""
+        if names not in self._halves:
             halves: tuple[HalfBlock, HalfBlock] = (
-                partial(self._attend, num_metadata_arrays),
+                partial(self._attend, names),
                 self._feed_forward,
             )
             # [solution only]
@@ -81,15 +81,13 @@ class TensorParallelBlock:
                     CapturedFunction(halves[1], on_first_call=False),
                 )
             # [/solution only]
-            self._halves[num_metadata_arrays] = halves
-        return self._halves[num_metadata_arrays]
+            self._halves[names] = halves
+        return self._halves[names]
 
-    def _attend(
-        self, num_metadata_arrays: int, x: mx.array, *rest: mx.array
-    ) -> tuple[mx.array, ...]:
+    def _attend(self, names: tuple[str, ...], x: mx.array, *rest: mx.array) -> tuple[mx.array, ...]:
         cos, sin, *arrays = rest
-        attention_metadata = AttentionMetadata.from_arrays(arrays[:num_metadata_arrays])
-        buffers = arrays[num_metadata_arrays:]
+        attention_metadata = AttentionMetadata(**dict(zip(names, arrays, strict=False)))
+        buffers = arrays[len(names) :]
         update = buffers.pop() if len(buffers) > 2 else None
         self._adapters.ids = attention_metadata.adapter_ids
         x, partial_sum = self.block.attend(

@@ -22,7 +22,7 @@ from typing import Any
 from ...engine.core import MEMORY_CHECK_INTERVAL
 from ...engine.inputs.structured_outputs import ToolCalls
 from ...engine.llm import LLM
-from ...engine.scheduling.events import Event, event_fields
+from ...engine.scheduling.events import Event
 from ...engine.scheduling.outputs import StreamOutput
 from ...engine.scheduling.snapshot import SNAPSHOT_INTERVAL, snapshot
 from ...errors import UserError
@@ -106,7 +106,7 @@ class EngineThread(threading.Thread):
             log.exception("the model cannot be loaded")
             self._report(messages.LoadFailed(f"the engine failed: {type(error).__name__}."))
             return True
-        llm.on_worker_lost(self._on_worker_lost)
+        llm.runner.target.on_worker_lost(self._on_worker_lost)
         gc.collect()
         gc.freeze()  # keeps library objects out of later garbage collections
         self._report(_engine_ready(llm))
@@ -275,11 +275,11 @@ class EngineThread(threading.Thread):
         """Releases unused memory after every `memory.TRIM_INTERVAL` requests."""
         if self._num_submitted >= memory.TRIM_INTERVAL and self._command_queue.empty():
             self._num_submitted = 0
-            llm.release_scratch()
+            llm.runner.target.release_scratch()
             trim_heap()
 
     def _on_event(self, event: Event) -> None:
-        self._events.append({**event_fields(event), "time": time.time()})
+        self._events.append({**event, "time": time.time()})
 
 
 def _grammar_workers() -> ThreadPoolExecutor:
@@ -317,7 +317,7 @@ def _engine_ready(llm: LLM) -> messages.EngineReady:
 
 def _engine_stats(llm: LLM) -> messages.EngineStats:
     scheduler, statistics = llm.scheduler, llm.runner.statistics
-    states, disk_cache = scheduler.pages.states, llm.core.disk_cache
+    states, disk_cache = scheduler.pages.states, llm.disk_cache
     counts = None if states is None else states.counts()
     return messages.EngineStats(
         running=len(scheduler.running),
@@ -330,9 +330,9 @@ def _engine_stats(llm: LLM) -> messages.EngineStats:
         prompt_tokens=scheduler.num_prompt_tokens,
         cached_tokens=scheduler.num_cached_tokens,
         preemptions=scheduler.num_preemptions,
-        steps=statistics.steps,
+        steps=statistics.target_steps,
         draft_tokens=statistics.num_draft_tokens,
         accepted_draft_tokens=statistics.num_accepted_tokens,
         disk_cache=None if disk_cache is None else asdict(disk_cache.stats),
-        memory_evictions=llm.core.num_memory_evictions,
+        memory_evictions=llm.num_memory_evictions,
     )
