@@ -77,11 +77,6 @@ class Attention:
             attended = kernels.sigmoid_gate(attended, gate)
         return self.wo(attended.reshape(B, L, H_q * D))
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the weight matrices in bytes."""
-        return sum(layer.nbytes for layer in (self.wq, self.wk, self.wv, self.wo))
-
     def _split_gate(self, query: mx.array) -> tuple[mx.array, mx.array | None]:
         """Splits q_proj's output into queries and gates, B×L×H_q×D each; None without gates."""
         B, L, _ = query.shape

@@ -104,13 +104,6 @@ class SparseMoE:
         # [/solution only]
         return select_experts(logits, config.top_k, config.norm_topk_prob)
 
-    @property
-    def nbytes(self) -> int:
-        """Weight bytes read per token: the router, the selected experts, the shared expert."""
-        selected = self.experts.nbytes * self.config.top_k // self.config.num_experts
-        shared = 0 if self.shared_expert is None else self.shared_expert.nbytes
-        return self.router.nbytes + selected + shared
-
 
 class SharedExpert:
     """MLP applied to every token, scaled by a sigmoid gate: σ(w · x) · MLP(x)."""
@@ -118,11 +111,6 @@ class SharedExpert:
     def __init__(self, layer: Any, dtype: mx.Dtype):
         self.mlp = Mlp(layer.shared_expert, dtype)
         self.gate = linear_from(layer.shared_expert_gate, dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the weight matrices in bytes."""
-        return self.mlp.nbytes + self.gate.nbytes
 
     def __call__(self, x: mx.array) -> mx.array:
         """Applies the expert to hidden states: N..×E -> N..×E."""

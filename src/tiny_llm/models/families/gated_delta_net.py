@@ -60,11 +60,6 @@ class GatedDeltaNet:
             self._delta_rule = partial(kernels.gated_delta_rule, overwrite=True)
             self._gated_norm = kernels.gated_rms_norm
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the weight matrices in bytes."""
-        return sum(layer.nbytes for layer in (*self.projections, self.wo))
-
     def __call__(self, x: mx.array, cache: LayerCacheView) -> mx.array:
         """Applies the layer to T tokens and updates their sequences' states: 1×T×E -> 1×T×E.
 

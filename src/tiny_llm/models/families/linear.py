@@ -39,12 +39,6 @@ class MlxQuantizedWeights:
     mode: str
     dtype: mx.Dtype
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the arrays in bytes."""
-        biases = 0 if self.biases is None else self.biases.nbytes
-        return self.weight.nbytes + self.scales.nbytes + biases
-
     def multiply(self, x: mx.array) -> mx.array:
         """Multiplies x by the transposed matrix: N..×I -> N..×O, in the dtype of `x`.
 
@@ -102,11 +96,6 @@ class LoraWeights:
     rank_offsets: mx.array
     batch: AdapterBatch  # the adapters used in the current step
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the matrices in bytes."""
-        return self.a.nbytes + self.b.nbytes
-
     def add_to(self, y: mx.array, x: mx.array) -> mx.array:
         """Adds each token's LoRA update for the input x, 1×T×I, to the output y, 1×T×O."""
         ids = self.batch.ids
@@ -122,11 +111,6 @@ class Linear:
     weight: Weight  # O×I, for O outputs and I inputs
     bias: mx.array | None = None  # O; None for no bias
     lora: LoraWeights | None = None  # the layer's LoRA weights; None without adapters
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the weight in bytes."""
-        return self.weight.nbytes
 
     def __call__(self, x: mx.array) -> mx.array:
         """Applies the layer to I input features: N..×I -> N..×O."""
@@ -241,11 +225,6 @@ class Mlp:
         self.w_gate = linear_from(layer.gate_proj, dtype)
         self.w_up = linear_from(layer.up_proj, dtype)
         self.w_down = linear_from(layer.down_proj, dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the weight matrices in bytes."""
-        return self.w_gate.nbytes + self.w_up.nbytes + self.w_down.nbytes
 
     def __call__(self, x: mx.array) -> mx.array:
         """Applies the MLP to hidden states: N..×E -> N..×E."""
