@@ -214,7 +214,7 @@ def _multiply(x: mx.array, weight: Weight) -> mx.array:
 
 
 class Mlp:
-    """The SwiGLU feed-forward layer: w_down(silu(w_gate x) * (w_up x)).
+    """The SwiGLU feed-forward layer: down_proj(silu(gate_proj x) * (up_proj x)).
 
     Args:
         layer: the checkpoint's layer, with `gate_proj`, `up_proj` and `down_proj`.
@@ -222,11 +222,11 @@ class Mlp:
     """
 
     def __init__(self, layer: Any, dtype: mx.Dtype):
-        self.w_gate = linear_from(layer.gate_proj, dtype)
-        self.w_up = linear_from(layer.up_proj, dtype)
-        self.w_down = linear_from(layer.down_proj, dtype)
+        self.gate_proj = linear_from(layer.gate_proj, dtype)
+        self.up_proj = linear_from(layer.up_proj, dtype)
+        self.down_proj = linear_from(layer.down_proj, dtype)
 
     def __call__(self, x: mx.array) -> mx.array:
         """Applies the MLP to hidden states: N..×E -> N..×E."""
-        gate, up = linear_each(x, (self.w_gate, self.w_up))
-        return self.w_down(kernels.swiglu(gate, up))
+        gate, up = linear_each(x, (self.gate_proj, self.up_proj))
+        return self.down_proj(kernels.swiglu(gate, up))
