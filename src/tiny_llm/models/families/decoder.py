@@ -198,8 +198,7 @@ class Decoder:
         self.w_lm_head = linear_from(head, self.dtype)
         self.page_size = page_size
         self.adapters = AdapterBatch()
-        self.attention_backend, self.kv_cache_dtype = attention_backend, kv_cache_dtype
-        self.activation_bits = activation_bits
+        self.kv_cache_dtype = kv_cache_dtype
         self.kv_dtype = mx.int8 if kv_cache_dtype == "int8" else self.dtype
         self.supports_graph_capture = attention_backend == "paged" and not self._needs_host_sync()
         run_planned = PlannedLayers if self.supports_graph_capture else EagerLayers
