@@ -19,6 +19,7 @@ from tiny_llm.models.checkpoint.quantization import Quantization
 from tiny_llm.models.checkpoint.tensor_shapes import matrix_shapes
 from tiny_llm.models.families.config import DecoderConfig
 from tiny_llm.models.families.decoder import Decoder
+from tiny_llm.models.families.experts import SparseMoE
 from tiny_llm.models.families.gated_delta_net import state_shape
 from tiny_llm.models.families.registry import config_of, read_config
 
@@ -62,7 +63,7 @@ class ModelCosts:
         """
         args = config_of(args)
         weights = cls(args, weight_bits=8).weight_bytes()
-        bits = 8 * _matrix_bytes(model) / weights
+        bits = 8 * matrix_bytes(model) / weights
         return cls(args, weight_bits=bits, kv_item_bytes=model.dtype.size)
 
     @classmethod
@@ -172,8 +173,8 @@ def affine_bits(bits: int, group_size: int) -> float:
     return bits + 32 / group_size
 
 
-def _matrix_bytes(model: Any) -> int:
-    """Bytes of the matrices read per step."""
+def matrix_bytes(model: Any) -> int:
+    """Bytes of the matrices read per step by Week 3's model or a `Decoder`."""
     weights = [model.w_lm_head]
     for layer in model.layers:
         if isinstance(model, Decoder):
@@ -182,4 +183,18 @@ def _matrix_bytes(model: Any) -> int:
         attention, mlp = layer.self_attn, layer.mlp
         weights += [attention.wq, attention.wk, attention.wv, attention.wo]
         weights += [mlp.w_gate, mlp.w_up, mlp.w_down]
-    return sum(weight.nbytes for weight in weights)
+    return sum(map(_array_bytes, weights))
+
+
+def _array_bytes(part: Any) -> int:
+    """Bytes of the matrices that a part of a model reads; only selected experts count."""
+    if isinstance(part, mx.array):
+        return part.nbytes if part.ndim > 1 else 0
+    if isinstance(part, list):
+        return sum(map(_array_bytes, part))
+    size = sum(map(_array_bytes, getattr(part, "__dict__", {}).values()))
+    if isinstance(part, SparseMoE):
+        config = part.config
+        unselected = config.num_experts - config.top_k
+        size -= _array_bytes(part.experts) * unselected // config.num_experts
+    return size

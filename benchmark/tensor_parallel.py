@@ -25,11 +25,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
 from typing import Any
+
+import mlx.core as mx
 
 from tiny_llm import LLM, SamplingParams, load_weights
 from tiny_llm.engine.execution.tp_worker import serve_launched
-from tiny_llm.models.parallel import layers
 from tiny_llm.models.parallel.launcher import is_launched, is_rank_0
 
 from .command import benchmark_parser
@@ -39,6 +42,7 @@ from .timing import Times
 
 PROMPT_TOKENS, OUTPUT_TOKENS, PREFILL_TOKENS = 8, 65, 512
 TASKS = ("decode", "prefill")
+COLLECTIVES = ("all_sum", "all_gather")  # those that tiny-llm calls
 CHILD_FLAG = "--as-child"
 EXIT = "exit\n"
 
@@ -92,6 +96,38 @@ def serve(args: argparse.Namespace) -> None:
         print(milliseconds(llm, task, int(number)), flush=True)
 
 
+class CommTimer:
+    """Context that evaluates and times each of this rank's collectives, which adds overhead.
+
+    Attributes:
+        count: number of collectives; a large array is exchanged in several.
+        n_bytes: bytes contributed by this rank.
+        seconds: time in collectives, including waits for slower ranks.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.n_bytes, self.seconds = 0, 0, 0.0
+        self._functions = {name: getattr(mx.distributed, name) for name in COLLECTIVES}
+
+    def __enter__(self) -> None:
+        for name, function in self._functions.items():
+            setattr(mx.distributed, name, partial(self._time, function))
+
+    def __exit__(self, *error: object) -> None:
+        for name, function in self._functions.items():
+            setattr(mx.distributed, name, function)
+
+    def _time(self, function: Callable[..., mx.array], x: mx.array, **options: Any) -> mx.array:
+        mx.eval(x)
+        began = perf_counter()
+        result = function(x, **options)
+        mx.eval(result)
+        self.seconds += perf_counter() - began
+        self.count += 1
+        self.n_bytes += x.nbytes
+        return result
+
+
 def profile(args: argparse.Namespace, threads: int) -> dict[str, dict[str, float]]:
     """Breaks down rank 0's step time: collectives, rest of the model, outside the model."""
     os.environ["TINY_LLM_NUM_THREADS"] = str(threads)
@@ -106,15 +142,11 @@ def profile(args: argparse.Namespace, threads: int) -> dict[str, dict[str, float
     figures = {}
     for task in TASKS:
         milliseconds(llm, task, 0)
-        layers.comm_timer = comm_timer = layers.CommTimer()
-        start, in_model, steps = (
-            llm.step_seconds,
-            llm.runner.seconds,
-            llm.runner.statistics.target_steps,
-        )
-        milliseconds(llm, task, 1)
-        layers.comm_timer = None
-        steps = llm.runner.statistics.target_steps - steps
+        comm_timer, statistics = CommTimer(), llm.runner.statistics
+        start, in_model, steps = llm.step_seconds, llm.runner.seconds, statistics.target_steps
+        with comm_timer:
+            milliseconds(llm, task, 1)
+        steps = statistics.target_steps - steps
         total, in_model = llm.step_seconds - start, llm.runner.seconds - in_model
         breakdown = {
             "step ms": total / steps * 1e3,

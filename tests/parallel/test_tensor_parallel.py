@@ -278,8 +278,8 @@ def bytes_read() -> int:
 @pytest.mark.skipif(RANKS != 2, reason="the demo has two key/value heads")
 def test_rank_holds_its_share_of_weights_and_pages():
     one, two = engine("demo", 1), engine("demo")
-    whole = sum(layer.mlp.w_down.nbytes for layer in one.runner.target.model.layers)
-    own = sum(block.block.mlp.w_down.nbytes for block in two.runner.target.model.layers)
+    whole = sum(layer.mlp.down_proj.weight.nbytes for layer in one.runner.target.model.layers)
+    own = sum(block.block.mlp.down_proj.weight.nbytes for block in two.runner.target.model.layers)
     assert own * 2 == whole
     for llm in (one, two):
         llm.reserve()

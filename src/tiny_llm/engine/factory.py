@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import UserError, check_int, short_repr, validate_number
 from ..generate import check_same_vocabulary
-from ..kv_cache.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
+from ..kv_cache.int8_rows import KV_CACHE_DTYPES
 from ..models import (
     ACTIVATION_BITS,
     ATTENTION_BACKENDS,
@@ -20,6 +20,7 @@ from ..models import (
     mtp_model,
     serving_model,
 )
+from ..models.checkpoint.safe_io import model_errors
 from ..models.families.decoder import Decoder
 from ..models.heads.mtp import MtpDecoder
 from ..models.heads.pooling import (
@@ -32,10 +33,10 @@ from ..models.heads.pooling import (
 )
 from ..models.hub import find_config
 from ..models.lora import attach_adapters
-from ..models.parallel.decoder import TensorParallelDecoder
+from ..models.parallel.decoder import TensorParallelDecoder, make_decoder
 from ..models.tokenizer.tokenizer import with_detokenizer
 from .execution.paged_model import PagedModel
-from .execution.tp_model import ShardedCheckpoint, TensorParallelModel, load_sharded, make_decoder
+from .execution.tp_model import ShardedCheckpoint, TensorParallelModel, load_sharded
 from .model_runner import ModelRunner, MtpRunner, PoolingRunner
 from .scheduling.config import SchedulerConfig
 from .scheduling.events import Listener
@@ -74,17 +75,15 @@ def load_models(
     model: Model,
     draft_model: Model | None,
     tensor_parallel_size: int,
-    page_size: int,
     load_format: str,
-    attention_backend: str,
-    kv_cache_dtype: KvCacheDtype,
-    activation_bits: int,
+    options: Mapping[str, Any],
     task: Task,
     mtp: bool,
 ) -> LoadedModels:
     """Loads the target and draft models; see `LLM` for the arguments.
 
     Args:
+        options: arguments of both models' `Decoder`.
         mtp: whether to load the target's MTP layer as the draft model.
 
     Raises:
@@ -105,12 +104,10 @@ def load_models(
         model = load_sharded(os.fspath(model), tensor_parallel_size, load_format, mtp=mtp)
     loaded = model[0] if isinstance(model, tuple) else None
     tp_checkpoint = loaded if isinstance(loaded, ShardedCheckpoint) else None
-    formats = kv_cache_dtype, activation_bits
-    options = (page_size, load_format, attention_backend, *formats, task)
-    target, tokenizer, mtp_layer = _load_model(model, *options, mtp)
+    target, tokenizer, mtp_layer = _load_model(model, load_format, options, task, mtp)
     draft: ServingModel | None = mtp_layer
     if draft_model is not None:
-        draft, draft_tokenizer, _ = _load_model(draft_model, *options)
+        draft, draft_tokenizer, _ = _load_model(draft_model, load_format, options, task)
         check_same_vocabulary(draft_tokenizer, tokenizer)
     return LoadedModels(target, draft, tokenizer, tp_checkpoint)
 
@@ -170,12 +167,8 @@ def resolve_task(task: Any, model: Model) -> Task:
     _check_choice("task", task, ("auto", *TASKS))
     if not isinstance(model, str | os.PathLike):
         return "generate"
-    try:
+    with model_errors("the model cannot be loaded"):
         return detect_task(find_config(os.fspath(model), None))
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"the model cannot be loaded: {error}.") from error
 
 
 def make_model_runner(
@@ -324,14 +317,7 @@ def _paged_model(
 
 
 def _load_model(
-    model: Model,
-    page_size: int,
-    load_format: str,
-    attention_backend: str,
-    kv_cache_dtype: KvCacheDtype,
-    activation_bits: int,
-    task: Task,
-    mtp: bool = False,
+    model: Model, load_format: str, options: Mapping[str, Any], task: Task, mtp: bool = False
 ) -> tuple[ServingModel, Any, MtpDecoder | None]:
     """Returns the serving model, its tokenizer and, if requested, its MTP layer."""
     name = "the model"
@@ -348,9 +334,10 @@ def _load_model(
     if isinstance(mlx_model, ShardedCheckpoint):
         if mtp:
             check_has_mtp(name, mlx_model)
-        shard_options = (mlx_model, page_size, attention_backend, kv_cache_dtype, activation_bits)
-        sharded_layer: Any = make_decoder(*shard_options, mtp=True) if mtp else None
-        return make_decoder(*shard_options), with_detokenizer(tokenizer), sharded_layer
-    options = (name, mlx_model, page_size, attention_backend, kv_cache_dtype, activation_bits)
-    layer = mtp_model(*options) if mtp else None
-    return serving_model(*options, task), with_detokenizer(tokenizer), layer
+        shard = mlx_model.shard, mlx_model.rank_shard, mlx_model.group.comm
+        sharded_layer: Any = make_decoder(*shard, mtp=True, **options) if mtp else None
+        decoder = make_decoder(*shard, mtp=False, **options)
+        return decoder, with_detokenizer(tokenizer), sharded_layer
+    layer = mtp_model(name, mlx_model, **options) if mtp else None
+    target = serving_model(name, mlx_model, task=task, **options)
+    return target, with_detokenizer(tokenizer), layer

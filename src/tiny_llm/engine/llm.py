@@ -176,16 +176,22 @@ class LLM(EngineCore):
         check_int("block_size", block_size, 1)
         validate_bool("enable_prefix_caching", enable_prefix_caching)
         proposer = make_proposer(speculative, draft_model, num_drafts)
-        formats = kv_cache_dtype, activation_bits
-        check_options(load_format, attention_backend, *formats, listener)
+        check_options(load_format, attention_backend, kv_cache_dtype, activation_bits, listener)
         disk_options = prefix_cache_dir, prefix_cache_disk_bytes
         check_disk_cache_options(*disk_options, enable_prefix_caching)
         seed = int.from_bytes(os.urandom(8), "big") if seed is None else validate_seed(seed)
         self.task = resolve_task(task, model)
         folders = adapter_folders(adapter_path, lora_modules)
-        options = (block_size, load_format, attention_backend, *formats, self.task)
+        options = {
+            "page_size": block_size,
+            "attention_backend": attention_backend,
+            "kv_cache_dtype": kv_cache_dtype,
+            "activation_bits": activation_bits,
+        }
         mtp = speculative == "mtp"
-        models = load_models(model, draft_model, tensor_parallel_size, *options, mtp)
+        models = load_models(
+            model, draft_model, tensor_parallel_size, load_format, options, self.task, mtp
+        )
         adapters = attach_to_target(models, folders)
         max_seq_len = choose_max_seq_len(max_model_len, models.all)
         if kv_cache_bytes is None:

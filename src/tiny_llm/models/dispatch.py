@@ -3,12 +3,11 @@
 from typing import Any
 
 from ..kernels.prepack import prepack_model
-from ..kv_cache.int8_rows import KvCacheDtype
 from ..qwen3_week1 import Qwen3ModelWeek1
 from ..qwen3_week2 import Qwen3ModelWeek2
 from ..qwen3_week3 import Qwen3ModelWeek3
 from .checkpoint.repack import repacked
-from .checkpoint.safe_io import ModelError
+from .checkpoint.safe_io import ModelError, model_errors
 from .checkpoint.weights import CheckpointModel
 from .families.config import DecoderConfig
 from .families.decoder import Decoder
@@ -49,18 +48,12 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
 
 
 def serving_model(
-    name: str,
-    mlx_model: Any,
-    page_size: int,
-    attention_backend: str = "paged",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    activation_bits: int = 16,
-    task: Task = "generate",
+    name: str, mlx_model: Any, *args: Any, task: Task = "generate", **options: Any
 ) -> ServingModel:
     """Builds the engine's model, for any family.
 
     Args:
-        attention_backend, kv_cache_dtype, activation_bits: see `Decoder`.
+        args, options: `page_size` and the other arguments of `Decoder`.
         task: "embed" builds an `EmbeddingDecoder`, any other task a `Decoder`.
 
     Raises:
@@ -75,32 +68,18 @@ def serving_model(
         )
     decoder = EmbeddingDecoder if task == "embed" else Decoder
     mlx_model = repacked(prepack_model(mlx_model))
-    options = page_size, attention_backend, kv_cache_dtype, activation_bits
-    model: ServingModel = _build(name, decoder, mlx_model, *options)
+    model: ServingModel = _build(name, decoder, mlx_model, *args, **options)
     return model
 
 
-def mtp_model(
-    name: str,
-    mlx_model: Any,
-    page_size: int,
-    attention_backend: str = "paged",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    activation_bits: int = 16,
-) -> MtpDecoder:
-    """Builds a model's multi-token prediction (MTP) layer.
-
-    Args:
-        name: the model's name, for error messages.
-        mlx_model: from `load_weights(…, mtp=True)`.
-        page_size, attention_backend, kv_cache_dtype, activation_bits: see `serving_model`.
+def mtp_model(name: str, mlx_model: Any, **options: Any) -> MtpDecoder:
+    """Builds a model's multi-token prediction (MTP) layer; `options` are `Decoder`'s.
 
     Raises:
         ModelError: the MTP layer was not loaded; see also `serving_model`.
     """
     check_has_mtp(name, mlx_model)
-    options = page_size, attention_backend, kv_cache_dtype, activation_bits
-    layer: MtpDecoder = _build(name, MtpDecoder, mlx_model, *options)
+    layer: MtpDecoder = _build(name, MtpDecoder, mlx_model, **options)
     return layer
 
 
@@ -114,17 +93,13 @@ def check_has_mtp(name: str, mlx_model: Any) -> None:
 
 
 def _build(name: str, model: Any, *args: Any, **options: Any) -> Any:
-    try:
+    with model_errors(f"'{name}' cannot be built"):
         return model(*args, **options)
-    except ValueError as error:
-        raise ModelError(f"'{name}' cannot be built: {error}") from error
 
 
 def _config(name: str, mlx_model: Any) -> DecoderConfig:
-    try:
+    with model_errors(f"'{name}' cannot be built"):
         return config_of(mlx_model.args)
-    except ValueError as error:
-        raise ModelError(f"'{name}' cannot be built: {error}.") from error
 
 
 def _unsupported_by_course(config: DecoderConfig) -> str | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import demo
 from ..errors import short_repr
-from .checkpoint.layout import check_checkpoint
+from .checkpoint.layout import check_checkpoint, has_tokenizer, weight_files
 from .checkpoint.safe_io import ModelError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def default_model() -> tuple[str, str]:
 
 
 def find_in_cache(hub_id: str) -> Path | None:
-    """Folder of a fully cached hub model; None otherwise."""
+    """Folder of a fully cached hub model, whose files are not checked; None otherwise."""
     from huggingface_hub import constants  # quick, unlike importing the package's other names
 
     if not (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir():
@@ -61,10 +61,10 @@ def find_in_cache(hub_id: str) -> Path | None:
     try:
         options = {"local_files_only": True, "allow_patterns": DOWNLOAD_PATTERNS}
         folder = Path(huggingface_hub.snapshot_download(hub_id, **options))
-        check_checkpoint(folder)
+        weight_files(folder)
     except (LocalEntryNotFoundError, HFValidationError, ModelError):
         return None
-    return folder
+    return folder if (folder / "config.json").exists() and has_tokenizer(folder) else None
 
 
 def find_model(name: str, console: "Console | None") -> Path:
@@ -77,13 +77,8 @@ def find_model(name: str, console: "Console | None") -> Path:
     Raises:
         ModelError: the model does not exist, cannot be downloaded, or its folder is invalid.
     """
-    folder = _local_folder(name)
-    if folder is None:
-        full_name = shortcut_name_to_full_name(name)
-        cached = find_in_cache(full_name)
-        if cached is not None:
-            return cached  # already checked by `find_in_cache`
-        folder = download(full_name, console)
+    full_name = shortcut_name_to_full_name(name)
+    folder = _local_folder(name) or find_in_cache(full_name) or download(full_name, console)
     check_checkpoint(folder)
     return folder
 

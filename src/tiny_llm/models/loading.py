@@ -14,7 +14,7 @@ from ..kernels.prepack import PrepackedWeights
 from .checkpoint.dummy import random_bytes, random_checkpoint
 from .checkpoint.layout import has_tokenizer, read_model_config, read_tensor_headers, weight_bytes
 from .checkpoint.nan_check import FiniteCheck
-from .checkpoint.safe_io import ModelError, read_json
+from .checkpoint.safe_io import ModelError, model_errors, read_json
 from .checkpoint.safetensors_header import check_dtypes
 from .checkpoint.sharding import RankShard
 from .checkpoint.weights import CheckpointModel, is_supported_format, read_checkpoint
@@ -115,21 +115,17 @@ def _load(
     folder: Path, console: "Console | None", read: Callable[[Path], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
     """Opens a checkpoint lazily, then evaluates its weights."""
-    kernels.check_num_threads()  # outside `try`: its UserError is not about the model
-    try:
+    kernels.check_num_threads()  # first: its UserError is not about the model
+    # An invalid checkpoint can raise any exception.
+    with model_errors(f"the model in {folder} cannot be loaded", Exception):
         model, tokenizer = read(folder)
         evaluate(model, console)
-    except ModelError:
-        raise
-    except Exception as error:  # an invalid config can raise any exception
-        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
     trim_heap()  # releases buffers used to read files
     return model, tokenizer
 
 
 def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
-    read_config(read_model_config(folder))  # rejects an invalid config before the slow import
+    read_model_config(folder)  # rejects an invalid config before the slow import
     # Imported here because it takes seconds, and an invalid name should fail immediately.
     import mlx_lm
 

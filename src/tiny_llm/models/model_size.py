@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from ..kv_cache.int8_rows import KvCacheDtype, kv_row_width
 from .checkpoint.dummy import random_bytes, random_checkpoint
 from .checkpoint.layout import INDEX_FILE, read_model_config, weight_bytes
-from .checkpoint.safe_io import ModelError
+from .checkpoint.safe_io import model_errors
 from .checkpoint.sharding import RankShard
 from .checkpoint.weights import is_supported_format, read_checkpoint
 from .families.config import DecoderConfig
@@ -68,7 +68,7 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
     if not is_dummy and not is_supported_format(folder, config):  # loaded by mlx_lm
         size = weight_bytes(folder)
         return _model_size(size, size, read_config(config), mx.bfloat16)
-    try:
+    with model_errors(f"the model in {folder} cannot be loaded"):
         if is_dummy:
             random_bytes(config)  # raises ValueError for invalid shapes
         shards: list[RankShard | None] = [None]
@@ -81,11 +81,6 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
             else partial(read_checkpoint, folder, config)
         )
         sizes = [size_of_tree(read(rank_shard=shard)) for shard in shards]
-    except ModelError:
-        raise
-    except ValueError as error:
-        reason = str(error).rstrip(".")
-        raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
     summed = ("weight_bytes", "step_bytes", "kv_vectors_per_token", "state_bytes")
     totals: dict[str, Any] = {name: sum(getattr(each, name) for each in sizes) for name in summed}
     return replace(sizes[0], **totals)

@@ -17,16 +17,16 @@ import mlx.core as mx
 
 from ... import kernels
 from ...errors import UserError, check_int
-from ...kv_cache.int8_rows import KvCacheDtype
 from ...models import ModelError, load_weights, memory
 from ...models.checkpoint.layout import read_model_config
+from ...models.checkpoint.safe_io import model_errors
 from ...models.checkpoint.sharding import RankShard
 from ...models.families.config import DecoderConfig
 from ...models.families.registry import read_config
 from ...models.heads.mtp import MtpDecoder
 from ...models.hub import find_config
 from ...models.parallel.channel import Buffer
-from ...models.parallel.decoder import TensorParallelDecoder, TensorParallelMtpDecoder
+from ...models.parallel.decoder import TensorParallelDecoder
 from ...models.parallel.default_group import get_default_group
 from ...models.parallel.group import RankGroup
 from .paged_model import PagedModel, RowKind, Span
@@ -82,12 +82,8 @@ def load_sharded(
     """
     check_int("tensor_parallel_size", size, 2)
     folder = find_config(name, console)
-    try:
+    with model_errors(f"the model in {folder} cannot be loaded"):
         config = read_config(read_model_config(folder), mtp)
-    except ModelError:
-        raise
-    except ValueError as error:
-        raise ModelError(f"the model in {folder} cannot be loaded: {error}.") from error
     try:
         rank_shard = RankShard(config, 0, size)
     except ValueError as error:
@@ -148,10 +144,7 @@ class TensorParallelModel(PagedModel):
                 "checkpoint": checkpoint.key,
                 "num_pages": num_pages,
                 "num_state_slots": num_state_slots,
-                "page_size": model.page_size,
-                "attention_backend": model.attention_backend,
-                "kv_cache_dtype": model.kv_cache_dtype,
-                "activation_bits": model.activation_bits,
+                "options": model.options,
                 "mtp": isinstance(model, MtpDecoder),
                 "adapters": [os.path.abspath(os.path.expanduser(path)) for path in adapters],
             }
@@ -256,20 +249,7 @@ class TensorParallelModel(PagedModel):
 
 def _batch_message(spans: Sequence[Span], rows: Sequence[int]) -> dict[str, Any]:
     """Returns the arguments of `PagedModel.logits` as JSON-serializable data."""
-    return {
-        "spans": [
-            [
-                [int(token) for token in span.token_ids],
-                span.start,
-                list(span.page_ids),
-                span.state_read_slot,
-                [list(write) for write in span.state_writes],
-                span.adapter,
-            ]
-            for span in spans
-        ],
-        "rows": [int(row) for row in rows],
-    }
+    return {"spans": [list(vars(span).values()) for span in spans], "rows": list(rows)}
 
 
 @contextmanager
@@ -288,23 +268,3 @@ def _defer_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if pressed:
         raise KeyboardInterrupt
-
-
-def make_decoder(
-    checkpoint: ShardedCheckpoint,
-    page_size: int,
-    attention_backend: str,
-    kv_cache_dtype: KvCacheDtype,
-    activation_bits: int,
-    mtp: bool = False,
-) -> TensorParallelDecoder:
-    """Builds rank 0's decoder, or its MTP layer."""
-    return (TensorParallelMtpDecoder if mtp else TensorParallelDecoder)(
-        checkpoint.shard,
-        rank_shard=checkpoint.rank_shard,
-        group=checkpoint.group.comm,
-        page_size=page_size,
-        attention_backend=attention_backend,
-        kv_cache_dtype=kv_cache_dtype,
-        activation_bits=activation_bits,
-    )

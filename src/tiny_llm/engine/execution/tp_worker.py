@@ -17,14 +17,13 @@ import mlx.core as mx
 from rich.console import Console
 
 from ... import kernels
-from ...kv_cache.int8_rows import KvCacheDtype
 from ...models import load_weights, memory
 from ...models.checkpoint.layout import read_model_config
 from ...models.checkpoint.sharding import RankShard
 from ...models.families.registry import read_config
 from ...models.hub import find_config
 from ...models.lora import attach_adapters
-from ...models.parallel.decoder import TensorParallelDecoder, TensorParallelMtpDecoder
+from ...models.parallel.decoder import TensorParallelDecoder, make_decoder
 from ...models.parallel.group import Worker
 from ...models.parallel.launcher import launched_worker
 from ...models.parallel.spawn import local_worker
@@ -64,10 +63,7 @@ class TPWorker:
         checkpoint: int,
         num_pages: int,
         num_state_slots: int,
-        page_size: int,
-        attention_backend: str,
-        kv_cache_dtype: KvCacheDtype,
-        activation_bits: int,
+        options: Mapping[str, Any],
         mtp: bool,
         adapters: Sequence[str],
     ) -> None:
@@ -76,15 +72,7 @@ class TPWorker:
         With adapters, loads them and replies with an error message or None, as `load` does.
         """
         shard, rank_shard = self._checkpoints[checkpoint]
-        model = (TensorParallelMtpDecoder if mtp else TensorParallelDecoder)(
-            shard,
-            rank_shard=rank_shard,
-            group=self._worker.comm,
-            page_size=page_size,
-            attention_backend=attention_backend,
-            kv_cache_dtype=kv_cache_dtype,
-            activation_bits=activation_bits,
-        )
+        model = make_decoder(shard, rank_shard, self._worker.comm, mtp, **options)
         self._models[key] = PagedModel(model, num_pages, num_state_slots)
         if not adapters:
             return

@@ -10,10 +10,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..families.config_fields import invalid_field
+from ..families.config_fields import MAX_INT32, invalid_field
 from ..families.registry import read_config
 from ..families.tensor_layout import MTP_PREFIX
-from .config_checks import MAX_INT32
 from .quantization import Quantization, Shape
 from .sharding import RankShard
 from .tensor_shapes import matrix_shapes, vector_shapes

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from ...errors import short_repr, summarize
 from ..families.config_fields import Fields, text_fields
-from ..families.registry import family_of
-from .config_checks import check_config
-from .safe_io import ModelError, check_file_name, read_json, resolve_file
+from ..families.registry import read_config
+from .config_checks import check_sizes, reject_code
+from .quantization import check_quantization
+from .safe_io import ModelError, check_file_name, model_errors, read_json, resolve_file
 from .safetensors_header import TensorInfo, read_header
 from .tokenizer_config import read_eos_token_ids, read_tokenizer_config
 
@@ -40,15 +41,17 @@ def read_model_config(folder: Path) -> Fields:
         The text model's fields; see `text_fields`.
 
     Raises:
-        ModelError: the file is invalid or refers to code, or the model family is unsupported.
+        ModelError: the file is invalid or refers to code, or no family supports its fields.
     """
-    config = read_json(folder, "config.json")
-    check_config(config, f"{folder / 'config.json'}")
-    try:
-        family_of(config)
-    except ValueError as error:
-        raise ModelError(f"{folder} cannot be loaded: {error}.") from error
-    return text_fields(config)
+    config, where = read_json(folder, "config.json"), str(folder / "config.json")
+    reject_code(config, where)
+    with model_errors(f"the model in {folder} cannot be loaded"):
+        config = dict(text_fields(config))
+        reject_code(config, where)
+        check_sizes(config, where)
+        check_quantization(config)
+        read_config(config)
+    return config
 
 
 def has_tokenizer(folder: Path) -> bool:

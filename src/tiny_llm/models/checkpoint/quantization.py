@@ -9,12 +9,13 @@
 The quantized values of a row are packed into uint32 integers, starting at the lowest bits.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import short_repr
-from ..families.config_fields import invalid_field, positive_int
+from ..families.config_fields import invalid_field, positive_int, reject_unknown_fields
 
 Shape = tuple[int, ...]
 
@@ -46,8 +47,8 @@ class Quantization:
         if not isinstance(mode, str) or mode not in MODES:
             raise invalid_field("quantization mode", mode, f"one of {', '.join(MODES)}")
         all_bits, group_sizes = MODES[mode]
-        bits = positive_int(fields, "bits", all_bits[0])
-        group_size = positive_int(fields, "group_size", group_sizes[0])
+        bits = positive_int(fields, "bits", all_bits[0], math.inf)
+        group_size = positive_int(fields, "group_size", group_sizes[0], math.inf)
         if bits not in all_bits or group_size not in group_sizes:
             raise ValueError(
                 f"config.json has {short_repr(bits)}-bit weights in groups of "
@@ -67,6 +68,31 @@ class Quantization:
     def bits_per_weight(self) -> float:
         """Bits per stored weight, including its share of the group's scale and bias."""
         return self.bits + (32 if self.mode == "affine" else 8) / self.group_size
+
+
+def check_quantization(config: Mapping[str, Any]) -> None:
+    """Checks the default quantization format and the per-layer formats, keyed by layer path.
+
+    Raises:
+        ValueError: a format is invalid or unsupported.
+    """
+    for name in ("quantization", "quantization_config"):
+        if not isinstance(config.get(name), dict | None):
+            raise invalid_field(name, config[name], "an object")
+    quantization = config.get("quantization") or {}
+    overrides = {
+        name: value for name, value in quantization.items() if isinstance(value, dict | bool)
+    }
+    known = {"group_size", "bits", "mode", *overrides}
+    for path, fields in {"": quantization, **overrides}.items():
+        if isinstance(fields, bool):
+            continue
+        try:
+            Quantization.from_config(fields)
+            reject_unknown_fields(fields, known, "the quantization of config.json")
+        except ValueError as error:
+            layer = f" of {short_repr(path)}" if path else ""
+            raise ValueError(f"invalid quantization{layer}: {error}") from error
 
 
 def _listed(numbers: tuple[int, ...]) -> str:

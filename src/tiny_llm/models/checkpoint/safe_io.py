@@ -8,6 +8,8 @@ import json
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +24,23 @@ MAX_NAME_CHARS = 255
 
 class ModelError(UserError):
     """The model cannot be found, downloaded or loaded; the message states the reason."""
+
+
+@contextmanager
+def model_errors(failure: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Converts errors in the block, such as an invalid field's, to `ModelError`.
+
+    Args:
+        failure: start of the message, for example "the model in /models/a cannot be loaded".
+        kinds: exception types to convert besides `ValueError`.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ModelError) or not isinstance(error, (ValueError, *kinds)):
+            raise
+        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        raise ModelError(f"{failure}: {reason}.") from error
 
 
 def resolve_file(folder: Path, name: str) -> Path:

@@ -53,10 +53,11 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 def read_eos_token_ids(folder: Path, config: Mapping[str, Any]) -> set[int]:
     """EOS token ids from `generation_config.json`, or else from `config.json`."""
-    generation = read_optional_json(folder, GENERATION_CONFIG)
+    generation, config = read_optional_json(folder, GENERATION_CONFIG), text_fields(config)
     check_sizes(generation, str(folder / GENERATION_CONFIG))
     check_token_id_field(generation, "eos_token_id", str(folder / GENERATION_CONFIG))
-    ids = generation.get("eos_token_id") or text_fields(config).get("eos_token_id")
+    check_token_id_field(config, "eos_token_id", str(folder / "config.json"))
+    ids = generation.get("eos_token_id") or config.get("eos_token_id")
     if ids is None:
         return set()
     return {ids} if isinstance(ids, int) else set(ids)

@@ -30,9 +30,6 @@ from .safetensors_header import TensorInfo, check_dtypes
 from .sharding import RankShard
 from .tensor_shapes import matrix_shapes, vector_shapes
 
-# Config fields for features that only mlx_lm supports.
-MLX_LM_ONLY_FIELDS = ("model_file", "quantize_activations")
-
 # Minimum bytes of each row's slice for reading a column shard directly. Shorter slices are taken
 # from the full matrix in memory, because disks read entire pages, with readahead.
 MIN_READ_BYTES = 2**14
@@ -74,13 +71,9 @@ class CheckpointModel(Module):
 
 def is_supported_format(folder: Path, config: Mapping[str, Any]) -> bool:
     """Whether a checkpoint is unquantized, or quantized in an MLX format."""
-    quantization = config.get("quantization")
-    if any(config.get(key) for key in MLX_LM_ONLY_FIELDS):
-        return False
-    if quantization is None:
-        in_other_file = (folder / "hf_quant_config.json").exists()
-        return not config.get("quantization_config") and not in_other_file
-    return True
+    if config.get("quantization") is not None:
+        return True
+    return not config.get("quantization_config") and not (folder / "hf_quant_config.json").exists()
 
 
 def read_checkpoint(

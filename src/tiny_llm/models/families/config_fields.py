@@ -3,7 +3,6 @@
 A missing or invalid field raises ValueError, whose message names the field.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from ...errors import short_repr
 
 Fields = Mapping[str, Any]
 
+MAX_INT32 = 2**31 - 1  # the kernels index arrays with int32
 MAX_NUMBER = 1e30  # leaves a margin below float32's maximum of 3e38
 
 # Families whose config nests the language model's fields in `text_config`, next to vision fields.
@@ -69,7 +69,7 @@ def required_field(fields: Fields, name: str) -> Any:
 
 
 def positive_int(
-    fields: Fields, name: str, default: int | None = None, most: float = math.inf
+    fields: Fields, name: str, default: int | None = None, most: float = MAX_INT32
 ) -> int:
     """Value of a positive integer field.
 

@@ -51,10 +51,10 @@ class Attention:
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
-        self.wq = linear_from(layer.q_proj, dtype)
-        self.wk = linear_from(layer.k_proj, dtype)
-        self.wv = linear_from(layer.v_proj, dtype)
-        self.wo = linear_from(layer.o_proj, dtype)
+        self.q_proj = linear_from(layer.q_proj, dtype)
+        self.k_proj = linear_from(layer.k_proj, dtype)
+        self.v_proj = linear_from(layer.v_proj, dtype)
+        self.o_proj = linear_from(layer.o_proj, dtype)
         self.q_norm = layer.q_norm.weight.astype(dtype) if config.qk_norm else None
         self.k_norm = layer.k_norm.weight.astype(dtype) if config.qk_norm else None
         self.eps = config.rms_norm_eps
@@ -65,7 +65,7 @@ class Attention:
         """Attends from L new tokens per sequence to the cache and themselves: B×L×E -> B×L×E."""
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
-        query, key, value = linear_each(x, (self.wq, self.wk, self.wv))
+        query, key, value = linear_each(x, (self.q_proj, self.k_proj, self.v_proj))
         query, gate = self._split_gate(query)  # B×L×H_q×D
         key = key.reshape(B, L, H, D)
         value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
@@ -75,12 +75,7 @@ class Attention:
         attended = attended.swapaxes(1, 2)  # B×L×H_q×D
         if gate is not None:
             attended = kernels.sigmoid_gate(attended, gate)
-        return self.wo(attended.reshape(B, L, H_q * D))
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the weight matrices in bytes."""
-        return sum(layer.nbytes for layer in (self.wq, self.wk, self.wv, self.wo))
+        return self.o_proj(attended.reshape(B, L, H_q * D))
 
     def _split_gate(self, query: mx.array) -> tuple[mx.array, mx.array | None]:
         """Splits q_proj's output into queries and gates, B×L×H_q×D each; None without gates."""
@@ -203,8 +198,7 @@ class Decoder:
         self.w_lm_head = linear_from(head, self.dtype)
         self.page_size = page_size
         self.adapters = AdapterBatch()
-        self.attention_backend, self.kv_cache_dtype = attention_backend, kv_cache_dtype
-        self.activation_bits = activation_bits
+        self.kv_cache_dtype = kv_cache_dtype
         self.kv_dtype = mx.int8 if kv_cache_dtype == "int8" else self.dtype
         self.supports_graph_capture = attention_backend == "paged" and not self._needs_host_sync()
         run_planned = PlannedLayers if self.supports_graph_capture else EagerLayers

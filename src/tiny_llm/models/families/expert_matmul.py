@@ -85,11 +85,6 @@ class GroupedExperts:
         up = _grouped(x, self.up, experts)
         return _grouped(kernels.swiglu(gate, up), self.down, experts)
 
-    @property
-    def nbytes(self) -> int:
-        """Size of all experts' weights in bytes."""
-        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
-
 
 class SeparateExperts:
     """Experts computed as separate MLPs.
@@ -105,7 +100,6 @@ class SeparateExperts:
 
     def __init__(self, stacked: Any, dtype: mx.Dtype):
         num_experts = stacked.gate_proj.weight.shape[0]
-        self.nbytes = _nbytes(stacked)
         self.experts = [Mlp(_expert(stacked, index), dtype) for index in range(num_experts)]
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
@@ -136,7 +130,6 @@ class GatheredExperts:
 
     def __init__(self, stacked: Any):
         self.layers = [row_major_layer(stacked[name]) for name in PROJECTIONS]
-        self.nbytes = _nbytes(stacked)
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
@@ -195,11 +188,6 @@ def _gathered(x: mx.array, layer: Any, experts: mx.array, is_sorted: bool) -> mx
         sorted_indices=is_sorted,
     )
     return y.astype(x.dtype)
-
-
-def _nbytes(stacked: Any) -> int:
-    layers = [stacked[name] for name in PROJECTIONS]
-    return sum(layer[part].nbytes for layer in layers for part in QUANTIZED_ARRAYS if part in layer)
 
 
 def _expert(stacked: Any, index: int) -> Any:

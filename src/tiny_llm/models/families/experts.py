@@ -17,7 +17,7 @@ import mlx.core as mx
 from ... import kernels
 from .config import MoEConfig
 from .expert_matmul import make_experts
-from .linear import Mlp, linear_from
+from .linear import Linear, Mlp, linear_from
 
 
 def select_experts(logits: mx.array, k: int, normalized: bool) -> tuple[mx.array, mx.array]:
@@ -65,22 +65,27 @@ class SparseMoE:
 
     Args:
         layer: the checkpoint's layer: `gate` is the router; `switch_mlp` has the stacked matrices
-            of all X experts, X×I×E or X×E×I each, for MLP size I; `shared_expert` and
-            `shared_expert_gate` are optional.
+            of all X experts, X×I×E or X×E×I each, for MLP size I; the optional `shared_expert`, an
+            MLP, is applied to every token, scaled by σ(`shared_expert_gate`).
     """
 
     def __init__(self, config: MoEConfig, layer: Any, dtype: mx.Dtype):
         self.config = config
-        self.router = linear_from(layer.gate, dtype)
+        self.gate = linear_from(layer.gate, dtype)
         self.experts = make_experts(layer.switch_mlp, dtype)
-        has_shared = config.shared_expert_intermediate_size is not None
-        self.shared_expert = SharedExpert(layer, dtype) if has_shared else None
+        self.shared_expert: Mlp | None = None
+        self.shared_expert_gate: Linear | None = None
+        if config.shared_expert_intermediate_size is not None:
+            self.shared_expert = Mlp(layer.shared_expert, dtype)
+            self.shared_expert_gate = linear_from(layer.shared_expert_gate, dtype)
 
     def __call__(self, x: mx.array) -> mx.array:
         """Computes each token's experts and their weighted sum: N..×E -> N..×E."""
         experts, routing_weights = self.route(x)
         outputs = self.experts(x, experts)
-        shared = None if self.shared_expert is None else self.shared_expert(x)
+        shared = None
+        if self.shared_expert is not None and self.shared_expert_gate is not None:
+            shared = kernels.sigmoid_gate(self.shared_expert(x), self.shared_expert_gate(x))
         # [solution only]
         if kernels.computes_on_cpu():
             return kernels.weighted_sum(outputs, routing_weights, shared)
@@ -97,33 +102,9 @@ class SparseMoE:
         Returns:
             (expert ids, N..×K uint32; routing weights, N..×K float32).
         """
-        logits, config = self.router(x), self.config  # N..×X
+        logits, config = self.gate(x), self.config  # N..×X
         # [solution only]
         if kernels.computes_on_cpu():
             return kernels.topk_softmax(logits, config.top_k, config.norm_topk_prob)
         # [/solution only]
         return select_experts(logits, config.top_k, config.norm_topk_prob)
-
-    @property
-    def nbytes(self) -> int:
-        """Weight bytes read per token: the router, the selected experts, the shared expert."""
-        selected = self.experts.nbytes * self.config.top_k // self.config.num_experts
-        shared = 0 if self.shared_expert is None else self.shared_expert.nbytes
-        return self.router.nbytes + selected + shared
-
-
-class SharedExpert:
-    """MLP applied to every token, scaled by a sigmoid gate: σ(w · x) · MLP(x)."""
-
-    def __init__(self, layer: Any, dtype: mx.Dtype):
-        self.mlp = Mlp(layer.shared_expert, dtype)
-        self.gate = linear_from(layer.shared_expert_gate, dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the weight matrices in bytes."""
-        return self.mlp.nbytes + self.gate.nbytes
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """Applies the expert to hidden states: N..×E -> N..×E."""
-        return kernels.sigmoid_gate(self.mlp(x), self.gate(x))

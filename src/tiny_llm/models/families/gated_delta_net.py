@@ -42,8 +42,10 @@ class GatedDeltaNet:
     def __init__(self, config: DecoderConfig, layer: Any, dtype: mx.Dtype, is_reference: bool):
         assert config.delta_net is not None
         self.config = config.delta_net
-        projections = (layer.in_proj_qkv, layer.in_proj_z, layer.in_proj_b, layer.in_proj_a)
-        self.projections = [linear_from(each, dtype) for each in projections]
+        self.in_proj_qkv = linear_from(layer.in_proj_qkv, dtype)
+        self.in_proj_z = linear_from(layer.in_proj_z, dtype)
+        self.in_proj_b = linear_from(layer.in_proj_b, dtype)
+        self.in_proj_a = linear_from(layer.in_proj_a, dtype)
         self.wo = linear_from(layer.out_proj, dtype)
         # C channels × kernel size K, stored as K×C, the fastest layout for the kernel.
         weight = layer.conv1d.weight.squeeze(-1).astype(dtype)
@@ -60,11 +62,6 @@ class GatedDeltaNet:
             self._delta_rule = partial(kernels.gated_delta_rule, overwrite=True)
             self._gated_norm = kernels.gated_rms_norm
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the weight matrices in bytes."""
-        return sum(layer.nbytes for layer in (*self.projections, self.wo))
-
     def __call__(self, x: mx.array, cache: LayerCacheView) -> mx.array:
         """Applies the layer to T tokens and updates their sequences' states: 1×T×E -> 1×T×E.
 
@@ -73,7 +70,8 @@ class GatedDeltaNet:
             cache: the layer's state slots.
         """
         config = self.config
-        qkv, z, b, a = (y.squeeze(0) for y in linear_each(x, self.projections))
+        projections = self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a
+        qkv, z, b, a = (y.squeeze(0) for y in linear_each(x, projections))
         metadata, (conv_states, states) = cache.attention_metadata, cache.buffers
         slots: list[Any] = [
             metadata.cu_seqlens_q,

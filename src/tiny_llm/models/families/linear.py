@@ -39,12 +39,6 @@ class MlxQuantizedWeights:
     mode: str
     dtype: mx.Dtype
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the arrays in bytes."""
-        biases = 0 if self.biases is None else self.biases.nbytes
-        return self.weight.nbytes + self.scales.nbytes + biases
-
     def multiply(self, x: mx.array) -> mx.array:
         """Multiplies x by the transposed matrix: N..×I -> N..×O, in the dtype of `x`.
 
@@ -102,11 +96,6 @@ class LoraWeights:
     rank_offsets: mx.array
     batch: AdapterBatch  # the adapters used in the current step
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the matrices in bytes."""
-        return self.a.nbytes + self.b.nbytes
-
     def add_to(self, y: mx.array, x: mx.array) -> mx.array:
         """Adds each token's LoRA update for the input x, 1×T×I, to the output y, 1×T×O."""
         ids = self.batch.ids
@@ -122,11 +111,6 @@ class Linear:
     weight: Weight  # O×I, for O outputs and I inputs
     bias: mx.array | None = None  # O; None for no bias
     lora: LoraWeights | None = None  # the layer's LoRA weights; None without adapters
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the weight in bytes."""
-        return self.weight.nbytes
 
     def __call__(self, x: mx.array) -> mx.array:
         """Applies the layer to I input features: N..×I -> N..×O."""
@@ -230,7 +214,7 @@ def _multiply(x: mx.array, weight: Weight) -> mx.array:
 
 
 class Mlp:
-    """The SwiGLU feed-forward layer: w_down(silu(w_gate x) * (w_up x)).
+    """The SwiGLU feed-forward layer: down_proj(silu(gate_proj x) * (up_proj x)).
 
     Args:
         layer: the checkpoint's layer, with `gate_proj`, `up_proj` and `down_proj`.
@@ -238,16 +222,11 @@ class Mlp:
     """
 
     def __init__(self, layer: Any, dtype: mx.Dtype):
-        self.w_gate = linear_from(layer.gate_proj, dtype)
-        self.w_up = linear_from(layer.up_proj, dtype)
-        self.w_down = linear_from(layer.down_proj, dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the weight matrices in bytes."""
-        return self.w_gate.nbytes + self.w_up.nbytes + self.w_down.nbytes
+        self.gate_proj = linear_from(layer.gate_proj, dtype)
+        self.up_proj = linear_from(layer.up_proj, dtype)
+        self.down_proj = linear_from(layer.down_proj, dtype)
 
     def __call__(self, x: mx.array) -> mx.array:
         """Applies the MLP to hidden states: N..×E -> N..×E."""
-        gate, up = linear_each(x, (self.w_gate, self.w_up))
-        return self.w_down(kernels.swiglu(gate, up))
+        gate, up = linear_each(x, (self.gate_proj, self.up_proj))
+        return self.down_proj(kernels.swiglu(gate, up))

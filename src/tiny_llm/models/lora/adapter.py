@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ...errors import short_repr
 from ..checkpoint.layout import MAX_TENSORS
-from ..checkpoint.safe_io import ModelError, resolve_file
+from ..checkpoint.safe_io import ModelError, model_errors, resolve_file
 from ..checkpoint.safetensors_header import FLOAT_DTYPES, TensorInfo, read_header
 from ..checkpoint.sharding import BY_COLUMN, RankShard
 from ..checkpoint.tensor_shapes import matrix_shapes
@@ -56,12 +56,8 @@ def read_adapter(
             f"the adapter {short_repr(path)} is not a folder; specify the output folder of "
             "`mlx_lm.lora` or PEFT."
         )
-    try:
+    with model_errors(f"the adapter in {folder} cannot be loaded", RuntimeError):
         adapter = _read(folder, model, dtype)
-    except ModelError:
-        raise
-    except (ValueError, RuntimeError) as error:
-        raise ModelError(f"the adapter in {folder} cannot be loaded: {error}.") from error
     if rank_shard is None:
         return adapter
     return {layer: _shard(layer, full, rank_shard) for layer, full in adapter.items()}

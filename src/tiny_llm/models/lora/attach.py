@@ -11,16 +11,8 @@ from ..checkpoint.sharding import RankShard
 from ..families.decoder import Decoder
 from ..families.experts import SparseMoE
 from ..families.gated_delta_net import GatedDeltaNet
-from ..families.linear import AdapterBatch, LoraWeights
+from ..families.linear import AdapterBatch, Linear, LoraWeights
 from .adapter import LoraMatrices, read_adapter
-
-# Checkpoint names of linear layers, mapped to attributes of `Attention` and `Mlp`.
-ATTENTION = {"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo"}
-MLP = {"gate_proj": "w_gate", "up_proj": "w_up", "down_proj": "w_down"}
-# In the order of `GatedDeltaNet.projections`.
-DELTA_NET = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-
-LayerRef = tuple[Any, Any]  # location of a layer: (an object's `vars`, name) or (list, index)
 
 
 def attach_adapters(
@@ -61,21 +53,15 @@ def _concatenate(matrices: Sequence[LoraMatrices | None], batch: AdapterBatch) -
     return LoraWeights(a, b, rank_offsets, batch)
 
 
-def _linear_layers(block: Any) -> dict[str, LayerRef]:
-    """Linear layers that support adapters, by path within the block."""
-    layers: dict[str, LayerRef] = {}
-    if isinstance(block.mixer, GatedDeltaNet):
-        for index, name in enumerate(DELTA_NET):
-            layers[f"linear_attn.{name}"] = block.mixer.projections, index
-        layers["linear_attn.out_proj"] = vars(block.mixer), "wo"
-    else:
-        mixer = vars(block.mixer)
-        layers |= {f"self_attn.{name}": (mixer, key) for name, key in ATTENTION.items()}
-    mlp, prefix = block.mlp, "mlp"
-    if isinstance(mlp, SparseMoE):
-        layers["mlp.gate"] = vars(mlp), "router"
-        if mlp.shared_expert is None:
-            return layers
-        layers["mlp.shared_expert_gate"] = vars(mlp.shared_expert), "gate"
-        mlp, prefix = mlp.shared_expert.mlp, "mlp.shared_expert"
-    return layers | {f"{prefix}.{name}": (vars(mlp), key) for name, key in MLP.items()}
+def _linear_layers(block: Any) -> dict[str, tuple[dict[str, Any], str]]:
+    """Linear layers by path within the block, each as (`vars` of its owner, attribute)."""
+    mixer = "linear_attn" if isinstance(block.mixer, GatedDeltaNet) else "self_attn"
+    owners = {mixer: block.mixer, "mlp": block.mlp}
+    if isinstance(block.mlp, SparseMoE) and block.mlp.shared_expert is not None:
+        owners["mlp.shared_expert"] = block.mlp.shared_expert
+    return {
+        f"{path}.{'out_proj' if name == 'wo' else name}": (vars(owner), name)
+        for path, owner in owners.items()
+        for name, part in vars(owner).items()
+        if isinstance(part, Linear)
+    }

@@ -6,6 +6,8 @@ import struct
 import threading
 from typing import Any
 
+from ...errors import array_to_list
+
 Buffer = bytes | bytearray | memoryview
 
 LENGTH_PREFIX = struct.Struct("<Q")
@@ -24,12 +26,12 @@ class Channel:
         self._send_lock = threading.RLock()
 
     def send(self, message: Any, *payload: Buffer) -> None:
-        """Sends a JSON-serializable message and its payload, if any, atomically.
+        """Sends a message, as JSON with arrays as lists, and its payload, if any, atomically.
 
         Raises:
             OSError: the connection is closed.
         """
-        self.send_bytes(json.dumps(message).encode(), *payload)
+        self.send_bytes(json.dumps(message, default=array_to_list).encode(), *payload)
 
     def send_bytes(self, *messages: Buffer) -> None:
         """Sends one or several messages of raw bytes atomically; see `send` for errors."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kv_cache.int8_rows import KvCacheDtype
 from ..checkpoint.sharding import RankShard
 from ..families.decoder import Decoder, DecoderBlock, EagerLayers
 from ..heads.mtp import MtpDecoder
@@ -26,21 +25,17 @@ class TensorParallelDecoder(Decoder):
         mlx_model: this rank's shard of a checkpoint.
         rank_shard: description of the shard.
         group: MLX communicator of all ranks.
-        page_size, attention_backend, kv_cache_dtype, activation_bits: see `Decoder`, including for
-            errors.
+        options: other arguments of `Decoder`, which also lists the errors.
+
+    Attributes:
+        options: as given.
     """
 
     def __init__(
-        self,
-        mlx_model: Any,
-        rank_shard: RankShard,
-        group: mx.distributed.Group,
-        page_size: int = 128,
-        attention_backend: str = "paged",
-        kv_cache_dtype: KvCacheDtype = "auto",
-        activation_bits: int = 16,
+        self, mlx_model: Any, rank_shard: RankShard, group: mx.distributed.Group, **options: Any
     ):
-        super().__init__(mlx_model, page_size, attention_backend, kv_cache_dtype, activation_bits)
+        super().__init__(mlx_model, **options)
+        self.options = options
         self.vocab_size = rank_shard.full_config.vocab_size
         self._num_ranks = rank_shard.size
         self.embedding = VocabParallelEmbedding(self.embedding, rank_shard.vocab_range, group)
@@ -73,3 +68,11 @@ class TensorParallelDecoder(Decoder):
 
 class TensorParallelMtpDecoder(MtpDecoder, TensorParallelDecoder):
     """This rank's shard of an MTP layer; see `TensorParallelDecoder` for the arguments."""
+
+
+def make_decoder(
+    shard: Any, rank_shard: RankShard, group: mx.distributed.Group, mtp: bool, **options: Any
+) -> TensorParallelDecoder:
+    """Builds a rank's decoder or, if `mtp`, its MTP layer; see `TensorParallelDecoder`."""
+    decoder = TensorParallelMtpDecoder if mtp else TensorParallelDecoder
+    return decoder(shard, rank_shard=rank_shard, group=group, **options)

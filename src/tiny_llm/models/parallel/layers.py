@@ -11,9 +11,7 @@ larger than the socket buffers stalls: on loopback, 1 MB takes 4 to 12 ms as one
 chunks.
 """
 
-import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -31,7 +29,7 @@ def all_reduce(x: mx.array, group: Group) -> mx.array:
     """
     # [solution only]
     if mpi.can_all_reduce(group):
-        return _with_timer(x, partial(mx.distributed.all_sum, group=group))
+        return mx.distributed.all_sum(x, group=group)
     # [/solution only]
     # [task 6.2.3 sum]
     parts = all_gather(x, group)  # N×…
@@ -46,13 +44,8 @@ def all_reduce(x: mx.array, group: Group) -> mx.array:
 
 def all_gather(x: mx.array, group: Group) -> mx.array:
     """Stacks the arrays of all N ranks, which have the same shape, to N×…."""
-    parts = _with_timer(x.reshape(-1), partial(_all_gather_chunked, group=group))
+    parts = _all_gather_chunked(x.reshape(-1), group)
     return parts.reshape(group.size(), *x.shape)
-
-
-def _with_timer(x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.array:
-    """Runs a collective, timing it if `comm_timer` is set."""
-    return exchange(x) if comm_timer is None else comm_timer.time(x, exchange)
 
 
 def _all_gather_chunked(flat: mx.array, group: Group) -> mx.array:
@@ -70,33 +63,6 @@ def _all_gather_chunked(flat: mx.array, group: Group) -> mx.array:
             [chunk] = mx.depends([chunk], [chunks[-1]])
         chunks.append(mx.distributed.all_gather(chunk[None], group=group))
     return mx.concatenate(chunks, axis=-1)
-
-
-class CommTimer:
-    """Profiler for collectives. Evaluates each one separately, which adds overhead.
-
-    Attributes:
-        count: number of collectives.
-        n_bytes: bytes contributed by this rank.
-        seconds: time in collectives, including waits for slower ranks.
-    """
-
-    def __init__(self) -> None:
-        self.count, self.n_bytes, self.seconds = 0, 0, 0.0
-
-    def time(self, x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.array:
-        """Evaluates and times a collective; returns its result."""
-        mx.eval(x)
-        began = time.perf_counter()
-        result = exchange(x)
-        mx.eval(result)
-        self.seconds += time.perf_counter() - began
-        self.count += 1
-        self.n_bytes += x.nbytes
-        return result
-
-
-comm_timer: CommTimer | None = None  # set while profiling, on the profiled rank only
 
 
 class VocabParallelEmbedding:
