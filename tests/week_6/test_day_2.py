@@ -181,7 +181,7 @@ def test_task_3_large_arrays_are_split_into_messages(ranks):
 def test_task_3_attention_and_mlp_outputs_are_summed(ranks, monkeypatch):
     """Attention adds 1 on rank 0 and 2 on rank 1; the MLP returns 10 and 100 times its input."""
 
-    def halves(block: TensorParallelBlock, num_metadata_arrays: int) -> Any:
+    def halves(block: TensorParallelBlock, names: tuple[str, ...]) -> Any:
         rank = block.block
         return (
             lambda x, *rest: (x, mx.full(x.shape, 1.0 + rank), mx.zeros(1), mx.zeros(1)),
@@ -190,7 +190,7 @@ def test_task_3_attention_and_mlp_outputs_are_summed(ranks, monkeypatch):
 
     class Writer:
         def __init__(self) -> None:
-            fields = {"arrays": [], "adapter_ids": None}
+            fields = {"arrays": [], "names": (), "adapter_ids": None}
             self.attention_metadata = type("AttentionMetadata", (), fields)
             self.buffers: list[mx.array] = [mx.zeros(1), mx.zeros(1)]
 

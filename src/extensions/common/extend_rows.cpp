@@ -98,10 +98,12 @@ bool extend_rows(mx::array& x, int num_rows) {
     char* const from = x.size() == 0 ? nullptr : x.data<char>();
     mx::array extended = allocate_aligned(shape, x.dtype(), from);
     char* to = extended.data<char>();
-    if (from != nullptr) {
+    if (from == nullptr) {
+        std::memset(to, 0, extended.nbytes());  // a caller may reserve all memory in this way
+    } else {
         move(from, to, x.nbytes(), x.is_donatable());
+        zero(to + x.nbytes(), to + extended.nbytes());
     }
-    zero(to + x.nbytes(), to + extended.nbytes());
     x.overwrite_descriptor(extended);
     return true;
 }

@@ -119,7 +119,7 @@ original_plan = StateSlots._plan_chunk
     ("owner", "method", "fault"),
     [
         (StateSlots, "begin_step", writes_checkpoints_in_place),
-        (StateSlots, "usable", hits_without_checkpoint),
+        (StateSlots, "up_to_checkpoint", hits_without_checkpoint),
         (StateSlots, "update", keeps_the_state_after_all_drafts),
         (Checkpoints, "discard", keeps_checkpoints_of_evicted_pages),
         (StateSlots, "release", leaks_draft_slots),
