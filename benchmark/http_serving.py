@@ -42,7 +42,7 @@ from .roofline import usable_threads
 from .server_processes import ServerProcess, llama_server, our_server
 
 DEMO = "demo"
-DEMO_VOCABULARY = 4000  # smaller token ids decode to ordinary text
+DEMO_VOCABULARY = 4000  # token ids below this decode to ordinary text
 LLAMA_FIELDS = {"cache_prompt": False}
 Runs = dict[str, Callable[[Workload, int], LoadResult]]
 

@@ -164,7 +164,7 @@ def run_benchmark(
             mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
         costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
         model = Week2(args.model, args.flash)
-        is_cpu = mx.default_device() == mx.cpu  # a GPU's limits are not measured
+        is_cpu = mx.default_device() == mx.cpu  # the probe cannot measure a GPU's limits
         with measured_limits() if is_cpu else contextlib.nullcontext(Limits(None)) as limits:
             rows = measure(model, costs, limits, args)
         machine = None if limits.machine is None else str(limits.machine)

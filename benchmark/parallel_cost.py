@@ -143,7 +143,7 @@ def collectives(
         costs: the model's costs.
         rows: tokens computed in the step.
         scored: rows for which logits are computed.
-        ranks: N.
+        ranks: number of ranks, N.
         link: link between neighbors.
         item_bytes: bytes per element sent; 2 for bfloat16.
     """

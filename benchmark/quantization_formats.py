@@ -70,7 +70,7 @@ class Decoding:
         self.load_seconds = time.perf_counter() - start
         self.costs = ModelCosts.from_model(weights.args, self.model)
         self.file_bits = ModelCosts.from_config(self.config).weight_bits
-        # 32 pages for decoding; allocated on first write.
+        # 32 pages for decoding; memory is allocated only for pages that are written.
         num_pages = self.context // PAGE_SIZE + 32
         self._paged = PagedModel(self.model, num_pages)
         self._page_ids = array("i", range(num_pages))

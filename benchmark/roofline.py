@@ -104,7 +104,7 @@ class Machine:
         attention = f32
         if isa in ("avx512", "amx"):
             matmuls = self.amx_gflop_per_s if isa == "amx" and quantized else bf16
-            # Half of the operations (scores) in bfloat16, half (values) in float32.
+            # Scores, half of the operations, use bfloat16; weighted sums of values use float32.
             attention = 2 / (1 / bf16 + 1 / f32) if bf16 else 0
         elif isa == "native":
             matmuls = attention = 0
@@ -205,7 +205,7 @@ def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
 
 
 def measure_best(rounds: int) -> Machine:
-    """Best of several measurements, since other processes may slow one down.
+    """Best of `rounds` measurements, since other processes may slow down some of them.
 
     Raises:
         ProbeError: see `build_probe`.
@@ -273,7 +273,7 @@ def above_limits(exceeded: list[str]) -> int:
 
 @contextlib.contextmanager
 def measured_limits() -> Iterator[Limits]:
-    """Measures the limits of the selected kernels; without a compiler, warns.
+    """Measures the limits of the selected kernels; without a compiler, prints a warning.
 
     Raises:
         UserError: TINY_LLM_CPU_ISA is invalid.

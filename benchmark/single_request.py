@@ -114,7 +114,7 @@ def run(
 
 
 def main() -> int:
-    """Runs the command."""
+    """Runs the command and returns the exit status."""
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--long", action="store_true", help="prompts and contexts of up to 32,768 tokens")

@@ -41,7 +41,11 @@ class Context:
     """A llama.cpp context: KV cache for `batch` sequences of at most `length` tokens.
 
     Args:
-        model, threads, setting, batch, length: as in llama.cpp.
+        model: model loaded by llama-cpp-python.
+        threads: number of CPU threads.
+        setting: attention and KV buffer configuration.
+        batch: number of sequences.
+        length: maximum number of tokens per sequence.
         embeds: whether the context computes embeddings, with last-token pooling.
     """
 

@@ -123,7 +123,7 @@ def num_threads() -> int:
 
 def peak_bytes() -> int:
     """Peak resident memory of this process."""
-    # On Linux, getrusage includes the parent's memory at the time of the fork.
+    # Not getrusage on Linux: it includes the parent's memory at the time of the fork.
     return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

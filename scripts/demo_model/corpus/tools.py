@@ -291,7 +291,10 @@ def _is_other(tool: Tool, tools: Sequence[Tool]) -> bool:
 
 
 def tool_chat(rng: random.Random, held_out: bool) -> Example:
-    """Makes a chat with tools; in training, several requests share the long tool list."""
+    """Makes a chat with tools: one request in evaluation, two to six in training.
+
+    Several requests share one tool list, because encoding the long list is expensive.
+    """
     tools = draw_tools(rng, held_out)
     num_rounds = 1 if held_out else rng.choice((2, 3, 4, 5, 6))
     messages = [system_turn(tools)]

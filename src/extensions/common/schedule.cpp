@@ -67,7 +67,7 @@ NextChunk dynamic_schedule() {
 NextChunk default_schedule() {
     try {
         return dynamic_schedule();
-    } catch (const std::runtime_error&) {  // the learner has not solved the course's task yet
+    } catch (const std::runtime_error&) {  // the course's task is not solved yet
         return next_static;
     }
 }

@@ -41,8 +41,7 @@ typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 namespace {
 
-// Broadcasts x to all lanes. Subtracting zero preserves every value, including −0 and NaN, unlike
-// adding it.
+// Broadcasts x to all lanes. Zero is subtracted, not added, because −0 + 0 would be +0.
 inline Floats splat(float x) { return x - Floats{}; }
 inline Ints splat(int32_t x) { return x - Ints{}; }
 
@@ -240,8 +239,8 @@ inline bool can_stream(const float* to, int64_t row_size) {
     return reinterpret_cast<uintptr_t>(to) % sizeof(Floats) == 0 && row_size % LANES == 0;
 }
 
-/// Stores a vector that is not read soon, on x86 without first reading its cache line from memory.
-/// Visible to other threads after `end_streams`.
+/// Stores a vector that is not read soon. On x86, the store bypasses the cache, so that the cache
+/// line is not read from memory first. Other threads see the vector after `end_streams`.
 inline void stream(float* to, Floats x) {
 #if defined(__AVX512F__)
     _mm512_stream_ps(to, (__m512)x);

@@ -14,8 +14,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Block of c in registers: rows × vectors. With a row of b, it takes 6×4 + 4 of 32 registers, or
-// 6×2 + 2 of 16.
+// Block of c that is kept in registers: rows × vectors. Together with the vectors of one row of b,
+// it takes 6×4 + 4 of 32 registers, or 6×2 + 2 of 16.
 constexpr int MATMUL_ROWS = 6;
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int MATMUL_VECTORS = 2;
@@ -23,8 +23,8 @@ constexpr int MATMUL_VECTORS = 2;
 constexpr int MATMUL_VECTORS = 4;
 #endif
 
-// c += a · b for ROWS × (VECTORS · LANES) elements of c. Not inlined: sums and x use all registers,
-// and the caller's live values would be spilled in the innermost loop.
+// c += a · b for ROWS × (VECTORS · LANES) elements of c. Not inlined, because `sums` and `x`
+// use all registers: the caller's live values would be spilled in the innermost loop.
 template <int ROWS, int VECTORS, typename Element>
 __attribute__((noinline)) void multiply_add_block(int inner, const Element* a, int64_t a_stride,
                                                   const Element* b, int64_t b_stride, float* c,
