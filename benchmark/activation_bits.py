@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints both tables; the last line of output is JSON."""
+    """Measures speed and error and prints both tables; the last line of output is JSON."""
     weights = load_weights(args.model)
     llms = [
         LLM(
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prompts(llm: LLM, files: Sequence[Path], windows: int) -> list[list[int]]:
-    """Splits the files' text into prompts of `WINDOW` tokens; random tokens without files."""
+    """Makes prompts of `WINDOW` tokens from the files' text, or from random tokens if no files."""
     rng = random.Random(3)
     ids = [rng.randrange(llm.vocab_size) for _ in range(WINDOW * windows)]
     if files:

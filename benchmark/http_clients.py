@@ -1,4 +1,4 @@
-"""Lightweight load generators for OpenAI servers on the same machine.
+"""Lightweight load generators for OpenAI-compatible servers on one machine.
 
 A client sends a request and reads the response in large chunks. Instead of parsing the stream, it
 only counts the lines that begin with `data: {`, and looks for the final event.

@@ -3,7 +3,7 @@
 //
 //     probe THREADS SECONDS BYTES…
 //
-// prints one line of JSON. A quantity is 0 if this build lacks its instructions. Benchmarks compile
+// Prints one line of JSON. A quantity is 0 if this build lacks its instructions. Benchmarks compile
 // this file for the machine they run on (roofline.py).
 
 #include <algorithm>

@@ -86,7 +86,7 @@ class Machine:
 
     @property
     def highest_peaks(self) -> "Peaks":
-        """Peaks of a system that may also round activations to 8 bits."""
+        """Highest peaks of the machine, for systems that may round activations to 8 bits."""
         highest = max(self.peak_gflop_per_s, self.int8_gflop_per_s)
         return Peaks(highest, highest)
 
@@ -98,7 +98,8 @@ class Machine:
             quantized: whether the weights are quantized.
 
         Returns:
-            The peaks; the highest where the instruction is unknown or was not measured.
+            The peaks. If an instruction is unknown or was not measured, its peak is
+            `peak_gflop_per_s`.
         """
         f32, bf16 = self.f32_gflop_per_s, self.bf16_gflop_per_s
         attention = f32

@@ -105,7 +105,7 @@ class TinyLlmEngine:
         return {"seconds": seconds}
 
     def embed(self, batch: int, tokens: int) -> dict[str, Any]:
-        """Embeds `batch` texts: {"seconds": …, "vector": of the first text}."""
+        """Embeds `batch` texts; returns {"seconds": …, "vector": of the first text}."""
         prompts = [token_ids(tokens, self._vocab_size) for _ in range(batch)]
         start = time.perf_counter()
         vectors = self._llm.embed(prompts)

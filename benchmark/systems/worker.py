@@ -30,10 +30,10 @@ class System(Protocol):
     weight_bits: float
 
     def prefill(self, tokens: int) -> dict[str, Any]:
-        """Prefills `tokens` tokens: {"seconds": …}, optionally with a "note"."""
+        """Prefills `tokens` tokens; returns {"seconds": …}, optionally with a "note"."""
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
-        """Decodes a batch: {"seconds": time per step}, optionally with a "note"."""
+        """Decodes a batch; returns {"seconds": time per step}, optionally with a "note"."""
 
 
 class UnsupportedError(Exception):

@@ -1,10 +1,10 @@
 """Encodes examples to token ids with a loss mask.
 
-Chats are rendered as by the chat template. The loss covers the last assistant message,
+Chats are rendered in the chat template's format. The loss covers the last assistant message,
 including its reasoning, and the earlier ones except their first token. That token decides whether
-the model reasons, but a chat's history omits the reasoning. In the first part of training, tokens
-of long prompts have a small weight in the loss: names recur in these prompts, and predicting them
-teaches the model to copy.
+the model reasons, but a chat's history omits the reasoning. In the first part of training, every
+second token of long prompts has a small weight in the loss: names recur in these prompts, and
+predicting them teaches the model to copy.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ inline Floats fma(Ints a, Ints b, Floats c) {
 /// Lane-wise maximum; b where either is NaN.
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
-/// Forces a single load of x: GCC would reload it for every use.
+/// Makes the compiler keep x in a register. Otherwise, GCC reloads it from memory for every use.
 template <typename Vector>
 inline void keep_in_register(Vector& x) {
 #if defined(__AVX512F__)
@@ -277,7 +277,7 @@ inline void for_vectors(int64_t n, const Body& body) {
 
 // --- across lanes -------------------------------------------------------------------------------
 
-/// Sum of all lanes, by folding halves: the order depends only on LANES.
+/// Sum of all lanes. Halves are added repeatedly, so the order depends only on LANES.
 inline float sum(Floats x) {
 #if defined(__aarch64__)
     const float32x2_t two = vadd_f32(vget_low_f32((float32x4_t)x), vget_high_f32((float32x4_t)x));

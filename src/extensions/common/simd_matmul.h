@@ -4,8 +4,9 @@
 // two pairs is the sum of their two elementwise products, and the inner dimension counts pairs. c
 // is always float32.
 //
-// Rows of b are loaded as vectors, so lanes are columns: every element of c is one chain of fused
-// multiply-adds in the order of the inner index, with the same bits for any blocking.
+// Rows of b are loaded as vectors, so each lane computes one column of c. Every element of c is one
+// chain of fused multiply-adds in the order of the inner index, so its bits do not depend on the
+// sizes of the blocks.
 #pragma once
 
 #include "common/simd.h"
