@@ -193,7 +193,7 @@ def startup_and_memory(args: argparse.Namespace) -> dict[str, float]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Prints the tables."""
+    """Prints the table of throughput and latency, then startup time and memory."""
     systems = result["systems"]
     print("| clients | system | output tokens/s | vs. `LLM` | first token p50, ms | p95, ms |")
     print("|---:|---|---:|---:|---:|---:|")

@@ -157,7 +157,7 @@ def run_benchmark(
         action=argparse.BooleanOptionalAction,
         help="use the flash attention kernel (default)",
     )
-    add("--device", choices=("cpu", "gpu"), help="default: MLX's choice")
+    add("--device", choices=("cpu", "gpu"), help="device of the model (default: MLX's choice)")
 
     def run(args: argparse.Namespace) -> int:
         if args.device is not None:

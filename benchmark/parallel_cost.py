@@ -127,7 +127,7 @@ def all_reduce_seconds(n_bytes: float, ranks: int, link: Link) -> float:
 
 
 def all_gather_seconds(n_bytes: float, ranks: int, link: Link) -> float:
-    """Time of an all-gather of `n_bytes` in total: N - 1 messages."""
+    """Time of an all-gather of `n_bytes` in total, in N - 1 messages."""
     return (ranks - 1) * (link.latency + n_bytes / ranks / link.bandwidth)
 
 

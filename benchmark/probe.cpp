@@ -71,10 +71,7 @@ double rate(int threads, double seconds, const std::function<double(int)>& work)
     return sum;
 }
 
-// --- Memory
-// ---------------------------------------------------------------------------------------
-
-typedef int64_t Line __attribute__((vector_size(64)));  // a cache line: 1, 2 or 4 loads
+typedef int64_t Line __attribute__((vector_size(64)));  // a cache line, read with 1, 2 or 4 loads
 
 /// Reads `lines` cache lines, with software prefetching if FETCH; returns the number of bytes read.
 template <bool FETCH>

@@ -261,7 +261,7 @@ class Limits:
 
 
 def above_limits(exceeded: list[str]) -> int:
-    """Exit status of a benchmark: 1, with a message, if shares exceeded 100 %."""
+    """Exit status of a benchmark: 1, after a message, if shares exceeded 100 %; otherwise 0."""
     if not exceeded:
         return 0
     print(

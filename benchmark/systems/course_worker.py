@@ -42,7 +42,7 @@ def best_seconds(run: Callable[[], object], max_runs: int) -> float:
 
 
 class UncachedModel:
-    """Week 1's model: no cache, each step recomputes the entire sequence."""
+    """Week 1's model, which has no cache, so each step recomputes the entire sequence."""
 
     def __init__(self, model: Any, args: Any):
         self._model = model

@@ -233,7 +233,7 @@ def draw_tool(rng: random.Random, held_out: bool) -> Tool:
     if choice < 0.4:
         return lookup_tool(rng, invented_kind(rng, held_out))
     if choice < 0.5:
-        return lookup_tool(rng, KINDS[0])  # weather, the most common example of a tool
+        return lookup_tool(rng, KINDS[0])  # weather: the most common example of a tool
     return lookup_tool(rng, rng.choice(KINDS))
 
 

@@ -75,7 +75,7 @@ MTL::Library* library_of(const std::string& file, const std::string& dtype) {
     });
 }
 
-std::mutex mutex, operations_mutex;  // guard `results` and `operations`
+std::mutex mutex, operations_mutex;  // guard `results` and `operations`, respectively
 // Compiler's message, empty on success, for each file and dtype.
 std::map<std::pair<std::string, std::string>, std::string> results;
 std::map<std::string, bool> operations;  // operation + dtype -> whether all its kernels compile
