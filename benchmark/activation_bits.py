@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prompts(llm: LLM, files: Sequence[Path], windows: int) -> list[list[int]]:
-    """Makes prompts of `WINDOW` tokens from the files' text, or from random tokens if no files."""
+    """Makes prompts of `WINDOW` tokens from the files' text, or of random tokens without files."""
     rng = random.Random(3)
     ids = [rng.randrange(llm.vocab_size) for _ in range(WINDOW * windows)]
     if files:
@@ -77,7 +77,7 @@ def prompts(llm: LLM, files: Sequence[Path], windows: int) -> list[list[int]]:
 
 
 def compare(llms: Sequence[LLM], batch_size: int, rounds: int) -> list[list[float]]:
-    """Measures each engine in every round; returns its tokens/s as in `tokens_per_second`."""
+    """Measures both engines in alternating order; returns each engine's tokens/s by round."""
     speeds: list[list[float]] = [[] for _ in llms]
     for turn in range(-1, rounds):  # turn −1 warms up
         for index in sorted(range(len(llms)), reverse=turn % 2 == 1):
@@ -88,7 +88,7 @@ def compare(llms: Sequence[LLM], batch_size: int, rounds: int) -> list[list[floa
 
 
 def tokens_per_second(llm: LLM, batch_size: int) -> float:
-    """Measures a prompt if `batch_size` is 0, otherwise decoding with `batch_size` requests."""
+    """Tokens per second of a prompt if `batch_size` is 0, else of decoding that many requests."""
     tokens = CONTEXT if batch_size else WINDOW
     params = SamplingParams(temperature=0, max_tokens=2 * STEPS, ignore_eos=True)
     started = time.perf_counter()

@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Agreement:
-    """Result of `agreement`: numbers of compared, equal and tied tokens, and of outputs."""
+    """Counts of compared, equal and tied tokens, and of compared and equal greedy outputs."""
 
     tokens: int = 0
     equal: int = 0

@@ -18,7 +18,7 @@ from tiny_llm.cli.batching.workload import Workload
 
 READ_BYTES = 2**16
 EVENT = b"\ndata: {"
-LAST_EVENT = b"\ndata: [DONE]\n"  # not in any text: JSON escapes line breaks
+LAST_EVENT = b"\ndata: [DONE]\n"  # unique, because JSON escapes line breaks
 LAST_CHUNK = b"\r\n0\r\n\r\n"  # end of a response in chunked transfer encoding
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

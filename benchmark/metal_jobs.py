@@ -84,7 +84,7 @@ class Totals:
 
     @property
     def instructions(self) -> int:
-        """Integer operations plus memory accesses: overhead beside float arithmetic."""
+        """Overhead of a kernel: integer operations and memory accesses, not float arithmetic."""
         return self.integer_operations + self.accesses
 
 

@@ -138,8 +138,8 @@ class Results:
     def _peaks(self, system: str, machine: Machine) -> Peaks:
         """Peaks of the instructions that tiny-llm's kernels use with exact activations.
 
-        For 8-bit activations and for peers, returns the machine's highest peaks, because the
-        instructions in use are unknown.
+        For 8-bit activations and for peers, whose instructions vary, returns the machine's highest
+        peaks.
         """
         is_exact = system == OURS and self.activation_bits == 16
         return machine.kernel_peaks(self.isa) if is_exact else machine.highest_peaks

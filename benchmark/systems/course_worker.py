@@ -74,7 +74,7 @@ class CourseCachedModel(CachedModel):
 
 
 class CourseEngine:
-    """A solution's model of one week, which the scoreboard measures as a `System`.
+    """One week's model of a solution, which the scoreboard measures as a `System`.
 
     Args:
         folder: checkpoint folder.

@@ -291,10 +291,7 @@ def _is_other(tool: Tool, tools: Sequence[Tool]) -> bool:
 
 
 def tool_chat(rng: random.Random, held_out: bool) -> Example:
-    """Makes a chat with tools: one request in evaluation, two to six in training.
-
-    Several requests share one tool list, because encoding the long list is expensive.
-    """
+    """Makes a chat with a tool list and one request; in training, with two to six requests."""
     tools = draw_tools(rng, held_out)
     num_rounds = 1 if held_out else rng.choice((2, 3, 4, 5, 6))
     messages = [system_turn(tools)]

@@ -111,7 +111,7 @@ std::vector<std::string> files_of(const std::string& operation) {
     auto files = fast.empty() ? all : fast;
     files.push_back("metal_copy");
     if (operation == "quantized_matmul") {
-        files.push_back("matmul_tile");  // contains matmul_split_k_sum, which sums its splits
+        files.push_back("matmul_tile");  // contains the kernel that sums the splits
     }
     return files;
 }

@@ -93,7 +93,7 @@ class Pool {
         while (done_.load(std::memory_order_acquire) < chunks) {
             pause();
         }
-        if (thrown_ != nullptr) {  // set before `done_` counts the failed chunk, so no lock
+        if (thrown_ != nullptr) {  // no lock needed: set before `done_` counts the chunk
             std::rethrow_exception(std::exchange(thrown_, nullptr));
         }
     }
