@@ -62,7 +62,7 @@ mx::array allocate_aligned(const mx::Shape& shape, mx::Dtype dtype, const char* 
     size_t bytes = dtype.size();
     for (const int size : shape) bytes *= size;
     mx::allocator::Data buffer = mx::allocator::malloc(bytes + page);
-    if (buffer.buffer().ptr() == nullptr) {  // MLX does not check
+    if (buffer.buffer().ptr() == nullptr) {  // failed, which MLX does not check
         throw std::runtime_error("Cannot allocate " + std::to_string(bytes) + " bytes.");
     }
     mx::array out(std::move(buffer), shape, dtype);

@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 
 struct AddLoraJob {
     int64_t M, O, I, R, num_adapters;  // rows, outputs, inputs, sum of the adapters' ranks
-    Format format;                     // of y, x, a, b and out
+    Format format;                     // format of y, x, a, b and out
     const void* y;                     // M × O, rows y_stride elements apart
     const void* x;                     // M × I, rows x_stride elements apart
     const void* a;                     // R × I
