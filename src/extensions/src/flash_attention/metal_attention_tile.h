@@ -65,7 +65,8 @@ void load_tiles(thread Source& source, int first, int skipped, int count, int D,
     using Sizes = TileSizes<T, DIM>;
     const bool aligned = source.aligned();
     for (int i = int(thread_index); i < Sizes::KEYS * DIM / 4; i += int(threads)) {
-        const int row = i / (DIM / 4), d = i % (DIM / 4) * 4;  // same row in all lanes: DIM ≥ 128
+        const int row = i / (DIM / 4),
+                  d = i % (DIM / 4) * 4;  // same row in all lanes, as DIM ≥ 128
         threadgroup T* key = keys + row * Sizes::STRIDE + d;
         threadgroup T* value = values + row * Sizes::STRIDE + d;
         if (row >= skipped && row < count) {

@@ -176,7 +176,8 @@ void CapturedGraph::find_last_uses() {
     }
     for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
         std::vector<ArrayIndex> used = step->inputs;
-        for (size_t i = 0; i < step->shapes.size(); i++) {  // its outputs too: some may be unused
+        for (size_t i = 0; i < step->shapes.size(); i++) {
+            // Outputs count as used by their step, because some have no other use.
             used.push_back({false, step->first_output + static_cast<int>(i)});
         }
         for (const ArrayIndex& array : used) {
@@ -261,7 +262,8 @@ std::vector<mx::array> CapturedGraph::evaluate(const std::vector<mx::array>& inp
             from.push_back(at(array));
         }
         if (is_reshape(*step.primitive)) {
-            from[0] = row_contiguous(from[0], stream_);  // a copy by MLX would not be captured
+            // MLX would copy an array with gaps itself, and that copy would not be captured.
+            from[0] = row_contiguous(from[0], stream_);
         }
         for (size_t i = 0; i < step.shapes.size(); i++) {
             to.emplace_back(step.shapes[i], step.dtypes[i], step.primitive,

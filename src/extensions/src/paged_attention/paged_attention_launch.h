@@ -28,8 +28,8 @@ MetalLaunch paged_attention_tile_launch(const PagedAttentionParams& params, Form
 /// paged_attention_partial_rows rows; cu_seqlens_q; out.
 MetalLaunch paged_attention_merge_launch(const PagedAttentionParams& params, Format format);
 
-/// Whether the call may have sequences for the decode kernel or the tile kernel. The choice of
-/// kernel for a sequence depends only on its number of queries.
+/// Whether the call may have sequences for the decode kernel (has_decode) or for the tile kernel
+/// (has_tile). The choice of kernel for a sequence depends only on its number of queries.
 bool paged_attention_has_decode(const PagedAttentionParams& params);
 bool paged_attention_has_tile(const PagedAttentionParams& params);
 

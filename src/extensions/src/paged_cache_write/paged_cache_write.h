@@ -31,7 +31,7 @@ namespace mx = mlx::core;
 ///   pages. The caller must hold no other array that shares their memory.
 ///
 /// Returns the updated pages.
-/// Throws std::invalid_argument for anything else.
+/// Throws std::invalid_argument for any other arguments.
 mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, const mx::array& slots,
                             bool overwrite = false, mx::StreamOrDevice s = {});
 

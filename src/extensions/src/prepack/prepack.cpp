@@ -65,7 +65,8 @@ void prepack_block(const T* from, T* to, int64_t W, int64_t rows) {
     }
 }
 
-// Runs body(block) for each block: on all threads if `bytes`, the amount to copy, is large enough.
+// Runs body(block) for each block. Uses all threads if `bytes`, the amount to copy, is at least
+// SHARED_BYTES; otherwise only the calling thread.
 template <typename Body>
 void for_blocks(int64_t blocks, int64_t bytes, const Body& body) {
     if (bytes >= SHARED_BYTES) {
@@ -191,7 +192,7 @@ void check_arguments(const mx::array& matrix, int rows, const mx::array& memory,
 
 mx::array huge_pages(int64_t bytes) {
     check(bytes >= 0, "huge_pages", "expected bytes to be at least 0, got ", bytes);
-    // Two dimensions, because MLX limits each dimension to 2³¹ − 1 elements.
+    // The array has two dimensions, because MLX limits each dimension to 2³¹ − 1 elements.
     constexpr int64_t PAGE = 4096;
     mx::array memory =
         evaluated_array({static_cast<int>((bytes + PAGE - 1) / PAGE), PAGE / 8}, mx::uint64);

@@ -41,7 +41,7 @@ namespace mx = mlx::core;
 /// to integers from −127 to 127 with a common float32 step, which is the largest magnitude / 127.
 /// On the CPU, b, scales and biases may be prepacked (common/prepacked.h): (O/R)×W×R instead of
 /// O×W, with R = prepack_rows(), unless that is 0.
-/// Returns N..×O in the dtype of a. Throws std::invalid_argument for anything else.
+/// Returns N..×O in the dtype of a. Throws std::invalid_argument for any other arguments.
 mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
                            int group_size, int bits, const mx::array& a, const mx::array& b,
                            bool transpose_b, int activation_bits = 16, mx::StreamOrDevice s = {});

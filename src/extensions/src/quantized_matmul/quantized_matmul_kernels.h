@@ -94,7 +94,7 @@ extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
 }
 namespace amx {
 extern const QuantizedMatmulKernel quantized_matmul_tiles;     // any M; delegates M ≤ 2
-extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // for M ≤ 2, in float16 M = 1
+extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // for M ≤ 2, or M = 1 in float16
 /// `run` of quantized_matmul_few_rows for prepacked weights.
 void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,
                                          int64_t first_output, int64_t last_output);

@@ -2,8 +2,8 @@
 //
 // Independent of how tiles are stored: the caller passes 64 row addresses at a time, in one buffer
 // or in pages. Both matmuls of a tile use one function: scores += query · keys (with the keys
-// transposed) and out += weights · values. A sum is never split over lanes; it runs in index
-// order, independent of the other rows.
+// transposed) and out += weights · values. A sum is never split over lanes but runs in index
+// order, so a row's result does not depend on the other rows.
 #pragma once
 
 #include "src/flash_attention/fast/attention_tile.h"
@@ -24,7 +24,7 @@ struct AttentionBlock {
     float* query;      // rows × D elements, or half as many pairs of bfloat16 values
     float scale;       // factor of the scores
     Format format;     // of query and out
-    Format kv_format;  // of keys and values: the same format, or int8
+    Format kv_format;  // of keys and values: equal to `format`, or int8
 };
 
 /// Scratch size of a block in floats.

@@ -92,7 +92,8 @@ class Prefetcher {
         done_++;
     }
 
-    // Repeats prefetches in order of use: the tile's keys, its values, the next tile's keys.
+    // Prefetches a row again. Rows are repeated in order of use: the tile's keys, its values, then
+    // the next tile's keys.
     void repeat_prefetch() {
         const int count = tile_.count, i = repeated_++;
         if (i < count) {
@@ -121,7 +122,8 @@ class Prefetcher {
 
 namespace {
 
-// Elements transposed together as one 32-bit lane, which saves shuffles. float16 is widened first.
+// Number of adjacent elements that are transposed together as one 32-bit lane, to save shuffles.
+// float16 elements are converted to float32 first.
 template <Format FORMAT>
 constexpr int ELEMENTS_PER_LANE = FORMAT == Format::bfloat16 ? 2
                                   : FORMAT == Format::int8   ? 4

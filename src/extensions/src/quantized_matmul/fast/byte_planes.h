@@ -17,7 +17,7 @@ namespace {
 
 constexpr int VECTOR = 64;  // bytes
 constexpr int MAX_PARTS = 2;
-constexpr int PLANES = 2;  // AMX tiles multiply 8-bit activations in one
+constexpr int PLANES = 2;  // AMX tiles use only one with 8-bit activations
 
 // Layout of one call's activations in scratch memory.
 struct PlanesLayout {

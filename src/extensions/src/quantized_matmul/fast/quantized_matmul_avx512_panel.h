@@ -102,7 +102,8 @@ inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layou
     }
 }
 
-// Table of sixteen values exact in bfloat16, stored twice: the fifth index bit is ignored.
+// Table of sixteen values exact in bfloat16, stored twice, so that the fifth index bit has no
+// effect.
 inline __m512i table_of(__m512 values) {
     const __m512i bits = _mm512_castps_si512(values);
     return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));

@@ -7,8 +7,8 @@
 //
 //     permuted[(block · per_word + k) · LANES + l] = a[(block · LANES + l) · per_word + k]
 //
-// Lanes are reduced at the very end, in an order that depends only on I: a row has the same bits in
-// any batch.
+// Lanes are reduced at the very end, in an order that depends only on I, so a row has the same bits
+// in any batch.
 #include "common/simd.h"
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
