@@ -35,7 +35,7 @@ struct KeyTile {
 struct AttentionRows {
     int64_t D;  // head size
     float scale;
-    Format format;  // of all arrays
+    Format format;  // format of all arrays
     const void *query, *keys, *values;
     void* out;
 

@@ -54,7 +54,7 @@ struct FlashAttentionJob {
     int64_t B, H_q, H, L, S, D;  // sizes: see flash_attention.h; B sequences
     float scale;
     bool causal;
-    Format format;      // of query, key, value and out
+    Format format;      // format of query, key, value and out
     const void* query;  // B×H_q×L×D
     const void* key;    // B×H×S×D
     const void* value;  // B×H×S×D

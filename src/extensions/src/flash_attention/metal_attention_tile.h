@@ -93,7 +93,7 @@ template <typename T, int DIM>
 struct EightRows {
     using Sizes = TileSizes<T, DIM>;
     simdgroup_float8x8 q[Sizes::SLICES], o[Sizes::SLICES];
-    simdgroup_float8x8 scores[Sizes::COLUMNS];  // of the current tile, then its weights
+    simdgroup_float8x8 scores[Sizes::COLUMNS];  // of the current tile; replaced by weights
     float largest, sum;                         // of this lane's row
 
     /// Loads the queries and resets the softmax. query: this lane's row.

@@ -53,7 +53,7 @@ class ExecutableGraph {
     std::vector<std::function<void()>> tasks_;
 };
 
-/// Whether an executable accepts `x` as an input: its elements have no gaps.
+/// Whether the elements of `x` have no gaps, as an executable requires of its inputs.
 inline bool is_dense(const mx::array& x) {
     return x.flags().contiguous && x.data_size() == x.size();
 }

@@ -155,7 +155,8 @@ CapturedGraph::CapturedGraph(const std::vector<mx::array>& placeholders,
     find_overwritten();
 }
 
-// An array's index and those of the arrays it is a view of: reading it reads their memory.
+// An array's index and the indices of the arrays that it is a view of, because reading the view
+// reads their memory.
 std::vector<int> CapturedGraph::aliases_of(const ArrayIndex& array) const {
     std::vector<int> indices;
     for (int index = array.is_constant ? -1 : array.index; index >= 0; index = view_of_[index]) {

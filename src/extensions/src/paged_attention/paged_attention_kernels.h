@@ -11,9 +11,9 @@ struct PagedAttentionJob {
     int64_t H_q, H, D, page_size;
     float scale;
     bool causal;
-    int64_t window;           // newest keys visible to a query; 0 for all
-    Format format;            // of query and out
-    Format kv_format;         // of the pages: `format`, or int8
+    int64_t window;           // number of newest keys visible to a query; 0: all
+    Format format;            // format of query and out
+    Format kv_format;         // format of the pages: `format`, or int8
     const void* query;        // rows of D contiguous elements
     const void* key_pages;    // P×H×page_size rows of D elements; int8: see common/int8_rows.h
     const void* value_pages;  // as key_pages

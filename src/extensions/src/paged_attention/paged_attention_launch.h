@@ -1,5 +1,5 @@
-// Launches of paged_attention*.metal: the same variants as in flash_attention_launch.h, each with
-// the same results, bit for bit.
+// Launches of paged_attention*.metal: the variants of flash_attention_launch.h. Each variant's
+// results have the bits of the flash_attention variant.
 //
 //   readable  for reading: one simdgroup per query row; no int8 pages or windows
 //   decode    sequences with few queries: keys are split over threadgroups, and

@@ -6,7 +6,7 @@
 //     pages[slots[t] / page_size, h, slots[t] % page_size, d] = tokens[t, h, d]
 //
 // The pool is written in place if nothing else references the input array (MLX's donation, see
-// cache_write.h): writing a token must not copy gigabytes.
+// cache_write.h), because writing a token must not copy gigabytes.
 #pragma once
 
 #include <vector>

@@ -25,8 +25,8 @@ struct QuantizedMatmulJob {
     const uint16_t* biases;    // O × (I/group_size); nullptr for 4-bit floating-point weights
     const uint16_t* a;         // M × I
     uint16_t* out;             // M × O
-    Format scale_format;       // of scales and biases
-    Format format;             // of a and out
+    Format scale_format;       // format of scales and biases
+    Format format;             // format of a and out
     bool prepacked;            // b, scales and biases: see common/prepacked.h
     int activation_bits = 16;  // 16, or 8: a is rounded to 8-bit integers
     Week4Matmul week4_kernel = nullptr;  // the kernel selected by TINY_LLM_MATMUL

@@ -15,7 +15,7 @@ struct AttentionBlock {
     int rows;
     int64_t D;
     int64_t width;     // D, rounded up to a multiple of LANES
-    float* scores;     // rows × KEYS; later the weights
+    float* scores;     // rows × KEYS; replaced by the weights
     float* out;        // rows × width, before division by sums
     float* keys;       // score_steps × KEYS; shares memory with `values`
     float* values;     // KEYS × width, loaded after scoring: keys and values together exceed L1
@@ -23,8 +23,8 @@ struct AttentionBlock {
     float* largest;    // rows: running maximum of the scores
     float* query;      // rows × D elements, or half as many pairs of bfloat16 values
     float scale;       // factor of the scores
-    Format format;     // of query and out
-    Format kv_format;  // of keys and values: equal to `format`, or int8
+    Format format;     // format of query and out
+    Format kv_format;  // format of keys and values: `format`, or int8
 };
 
 /// Scratch size of a block in floats.

@@ -48,9 +48,9 @@ namespace {
 constexpr int PACK_VECTORS = LANES == 16 ? 4 : 2;   // vectors of outputs per pack
 constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
 constexpr int ROW_TILE = 6;                         // their sums fill the AVX2 registers
-constexpr int DIRECT_ROWS = 2 * ROW_TILE;    // maximum for multiply_few_rows: unpacks per tile
-constexpr int64_t CACHE_BYTES = 256 * 1024;  // activations per block, reused by every pack
-constexpr int64_t PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, for weights
+constexpr int DIRECT_ROWS = 2 * ROW_TILE;           // maximum rows for multiply_few_rows
+constexpr int64_t CACHE_BYTES = 256 * 1024;         // activations per block, reused by every pack
+constexpr int64_t PREFETCH_DISTANCE = 4096;         // prefetch distance in bytes, for weights
 
 // --- weights ------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ Pack interleaved(const QuantizedMatmulJob& job, int64_t first, int outputs, void
     return {&job, first, outputs, words, scales, biases};
 }
 
-// Step 2: unpacks part p of one word of each of LANES outputs: a pair of weights.
+// Step 2: unpacks part p, a pair of weights, of one word of each of LANES outputs.
 template <int BITS>
 struct Integers {
     using Part = Shorts;

@@ -121,7 +121,7 @@ inline void make_tables(const QuantizedMatmulJob& job, __m512i* tables) {
     tables[1] = job.bits == 8 ? table_of(_mm512_mul_ps(values, _mm512_set1_ps(16))) : tables[0];
 }
 
-// Unpacks 32 weights of a vector of words: lookup p.
+// Unpacks 32 weights of a vector of words with table lookup p.
 inline __m512i unpack(__m512i words, int p, __m512i table) {
     return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * p), table);
 }
@@ -195,8 +195,8 @@ class PrepackedWeights {
     }
 
    private:
-    // Prefetch distance in bytes. 8 and 16 KiB are as fast; with 2 KiB, lines arrive too late for
-    // 16 rows.
+    // Prefetch distance in bytes. 8 and 16 KiB are equally fast; with 2 KiB, lines arrive too late
+    // for 16 rows.
     static constexpr int64_t PREFETCH_DISTANCE = 4096;
 
     __m512 factor(const uint16_t* in, int64_t g, int c) const {

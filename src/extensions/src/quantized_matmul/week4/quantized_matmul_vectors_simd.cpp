@@ -21,7 +21,8 @@ namespace {
 // permuted: space for I elements. sums: space for I/group_size.
 void prepare(const QuantizedMatmulJob& job, int64_t m, float* permuted, float* sums) {
     // [task 4.2.2 prepare]
-    // Loops in the order of i: a division per element would take longer than the multiplications.
+    // Loops in the order of i: computing an element's position from i would take a division, which
+    // costs more than the multiplications.
     const int per_word = 32 / job.bits;
     int64_t i = 0;
     for (int64_t g = 0; g < job.I / job.group_size; g++) {
