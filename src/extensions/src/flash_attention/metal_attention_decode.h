@@ -212,7 +212,7 @@ void attend_to_keys(thread FewRows<ROWS, PER>& state, thread const AttentionGrou
 template <int ROWS, int PER>
 float2 scale_to_all(thread FewRows<ROWS, PER>& state, int r, threadgroup const float2* statistics,
                     uint lane) {
-    float2 mine = float2(-INFINITY, 0.0f);  // one lane per simdgroup
+    float2 mine = float2(-INFINITY, 0.0f);  // lane i reads the entry of simdgroup i
     if (int(lane) < ATTENTION_SPLIT_SIMDGROUPS) {
         mine = statistics[int(lane) * ROWS + r];
     }

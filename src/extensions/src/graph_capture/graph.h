@@ -39,8 +39,8 @@ class CapturedGraph {
    public:
     /// placeholders: arrays without data, from which the outputs were computed. The constructor
     /// evaluates all other dependencies of the outputs.
-    /// Throws std::invalid_argument if an operation violates these rules, or if no output is the
-    /// result of an operation.
+    /// Throws std::invalid_argument if an operation violates the rules of this class, or if no
+    /// output is the result of an operation.
     CapturedGraph(const std::vector<mx::array>& placeholders,
                   const std::vector<mx::array>& outputs);
 

@@ -1,5 +1,6 @@
-// Launches of paged_attention*.metal: the variants of flash_attention_launch.h. Each variant's
-// results have the bits of the flash_attention variant.
+// Launches of paged_attention*.metal, with the variants of flash_attention_launch.h. Results of
+// decode and tile have the bits of flash_attention's decode and tile; those of readable differ,
+// because it rescales the sums after every key instead of every tile.
 //
 //   readable  for reading: one simdgroup per query row; no int8 pages or windows
 //   decode    sequences with few queries: keys are split over threadgroups, and

@@ -60,8 +60,8 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
 /// a GPU, whose kernels require them.
 void check_biases_on(mx::Stream stream, const char* operation, bool has_biases);
 
-/// Throws std::invalid_argument, with `operation` as the message's prefix, for activation_bits
-/// other than 16, or 8 where the kernels support them.
+/// Throws std::invalid_argument, with `operation` as the message's prefix, unless activation_bits
+/// is 16, or is 8 and the stream's kernels support 8.
 void check_activation_bits(mx::Stream stream, const char* operation, int activation_bits);
 
 /// The graph node. Validated inputs, any strides: scales, biases (scales again if None), a, b.

@@ -71,7 +71,7 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
 /// visible: per row of the block, number of leading keys of the tile at or before the row's query;
 ///   non-decreasing. hidden: null, or per row, number of those keys before the row's window;
 ///   non-decreasing.
-///   mask: null, or rows × KEYS values added to the scores.
+/// mask: null, or rows × KEYS values added to the scores.
 void attend(const AttentionBlock& block, int first, const int* visible, const int* hidden,
             const float* mask, const Tile& tile, Prefetcher& prefetcher);
 

@@ -30,8 +30,9 @@ constexpr int TILE_WORDS = 4;    // words whose weights match a vector of 16 pai
 static_assert(QUANTIZED_MATMUL_PANEL % PANEL_OUTPUTS == 0, "ranges of outputs begin at panels");
 
 // Layout of a call's activations in scratch memory: vectors of 16 pairs, in the order in which the
-// weights are unpacked, and group sums. All rows' vectors of one tile are adjacent, so that the
-// distances between a few rows are compile-time constants.
+// weights are unpacked, and group sums. A tile is the activations that match TILE_WORDS words of b.
+// The vectors of all rows for one tile are adjacent, so that the distances between a few rows are
+// compile-time constants.
 struct Avx512Layout {
     int64_t words;  // words per row of b
     int64_t groups;
