@@ -62,7 +62,7 @@ struct FlashAttentionJob {
     Strides query_strides, key_strides, value_strides;
 
     MaskKind mask_kind;
-    Format mask_format;    // of an additive mask; boolean masks have one byte per element
+    Format mask_format;    // format of an additive mask; a boolean mask has bytes
     const void* mask;      // B×H_q×L×S
     Strides mask_strides;  // 0 for broadcast dimensions
     int64_t mask_key_stride;

@@ -36,7 +36,7 @@ template <typename T, int DIM>
 struct TileSizes {
     enum {
         KEYS = DIM * sizeof(T) <= 256 ? 32 : 8192 / (DIM * sizeof(T)),  // 8 KiB
-        STRIDE = DIM + 16 / sizeof(T),  // row stride: rows begin in different banks
+        STRIDE = DIM + 16 / sizeof(T),  // row stride; the padding puts rows in different banks
         FOURS = KEYS * STRIDE / 4,      // memory in units of four elements
         COLUMNS = KEYS / 8,             // matrices along the keys
         SLICES = DIM / 8,               // matrices along the head

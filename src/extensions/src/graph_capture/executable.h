@@ -35,8 +35,8 @@ class ExecutableGraph {
     void run(const std::vector<const char*>& from, const std::vector<char*>& to) const;
 
    private:
-    // Address and layout of an input or output while the tasks run. Non-owning: a reference to a KV
-    // cache buffer would prevent other operations from writing to it in place.
+    // Address and layout of an input or output while the tasks run. Non-owning, because a reference
+    // to a KV cache buffer would prevent other operations from writing to it in place.
     struct Slot {
         char* data;
         size_t bytes;  // number of bytes to copy; 0 if overwritten in place

@@ -34,7 +34,7 @@ struct PagedSequence {
     bool fits_table;  // whether the block table has an entry for each page of the context
 };
 
-// Query heads that share a key/value head read the same keys, so a kernel batches them: rows are
+// Query heads that share a key/value head read the same keys, so a kernel batches them. Rows are
 // numbered as in flash_attention_kernels.h.
 
 /// Reference kernel: computes rows first_row … first_row + rows − 1 of a sequence's key/value head

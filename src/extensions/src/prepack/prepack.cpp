@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t HUGE_PAGE = int64_t{1} << 21;
 constexpr int64_t LINE = 64;
 
-// Minimum bytes for a copy by all threads: waking the threads takes as long as a smaller copy.
+// Minimum bytes for a copy by all threads. Smaller copies take less time than waking the threads.
 constexpr int64_t SHARED_BYTES = int64_t{1} << 18;
 
 // Bytes read from a file at a time: few enough to be prepacked while still in the core's cache.
@@ -44,7 +44,7 @@ void request_huge_pages(char* memory, int64_t bytes) {
     const auto address = reinterpret_cast<intptr_t>(memory);
     const intptr_t first = (address + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     const intptr_t last = (address + bytes) / HUGE_PAGE * HUGE_PAGE;
-    if (first < last) {  // a hint: failure is harmless
+    if (first < last) {  // only a hint, so failure is harmless
         madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
     }
 #endif

@@ -94,7 +94,7 @@ inline void add(QuadSums& sums, const QuadSums& others) { sums.all += others.all
 
 #if defined(__AVX2__)
 /// Adds Σ weights[4l + k] · a[4l + k], k = 0 … 3, of unsigned and signed bytes, to 32-bit lane l.
-/// Without VNNI, at most 32767 / (2 · 127 · largest weight) products before end_step().
+/// Without VNNI, end_step() must follow after at most 32767 / (2 · 127 · largest weight) calls.
 inline void multiply_add(QuadSums& sums, Ints a, Quads weights) {
 #if defined(__AVX512VNNI__)
     sums.all = (Ints)_mm512_dpbusd_epi32((__m512i)sums.all, (__m512i)weights, (__m512i)a);

@@ -9,7 +9,7 @@
 //
 //     Σ q·A = 256 · Σ q·high + Σ q·low        |Σ q·A| ≤ 255 · 32640 · 128 < 2³¹
 //
-// 8-bit activations have no high bytes: one multiplication instead of two.
+// 8-bit activations have no high bytes, so one multiplication suffices instead of two.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 #if defined(__AMX_INT8__)
