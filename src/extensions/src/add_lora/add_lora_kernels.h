@@ -26,7 +26,7 @@ struct Ranks {
     int64_t first, last;
 };
 
-namespace {  // internal linkage: see common/half.h
+namespace {  // internal linkage: the linker must not merge copies (see common/half.h)
 
 /// Rank range of row m's adapter; empty if the row has no adapter.
 [[maybe_unused]] inline Ranks ranks_of(const AddLoraJob& job, int64_t m) {
