@@ -175,7 +175,7 @@ def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) ->
     group_size, bits, _, activation_bits = formats.pop()
     return kernels.multi_quantized_matmul(
         [w.scales for w in quantized],
-        [w.biases for w in quantized],  # None for all matrices or for none
+        [w.biases for w in quantized],  # all None for MXFP4
         group_size,
         bits,
         x,

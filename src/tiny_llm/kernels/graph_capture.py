@@ -14,8 +14,8 @@ import mlx.core as mx
 from .. import kernels
 from ..errors import TaskNotImplemented, UserError
 
-# With more tokens, computing takes longer than scheduling. Each shape needs a separate capture, and
-# prompts have arbitrary lengths, whereas decode steps have only a few shapes.
+# Steps with more tokens are not captured, because computing them takes longer than scheduling them.
+# They are usually prompts, whose arbitrary lengths would each need a separate capture.
 MAX_CAPTURE_TOKENS = 32
 
 # Environment variable: "off" disables capture. Until the learner has implemented the capture tasks,
@@ -43,8 +43,9 @@ class CapturedFunction:
     Args:
         function: function that returns arrays, which may depend only on its arguments and on
             constant arrays, because a replay does not call it. Must not read array values.
-        on_first_call: capture a shape on its first call, not its second. Capturing takes longer
-            than a call, and a short prompt's shape may never recur.
+        on_first_call: whether to capture a shape on its first call. If False, captures it on the
+            second, because capturing takes longer than a call and a short prompt's shape may
+            never recur.
     """
 
     def __init__(self, function: Callable[..., tuple[mx.array, ...]], on_first_call: bool = True):
@@ -94,7 +95,8 @@ class CapturedFunction:
         """Whether to capture the function for these shapes now, not on their next call."""
         signature = tuple((x.dtype, *x.shape) for x in inputs)
         if self._on_first_call or signature in self._seen_once:
-            # If the graph cache evicts the capture, the next two calls capture it again.
+            # Forgets the shapes: if the graph cache evicts their capture, they are captured again
+            # only after two more calls.
             self._seen_once.discard(signature)
             return True
         self._seen_once.add(signature)

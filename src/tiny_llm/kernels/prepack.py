@@ -3,9 +3,9 @@
 The CPU's vector kernels multiply one 32-bit element (eight 4-bit weights) from each of many rows at
 once: 16 rows on AVX2, 64 on AVX-512. In MLX's row-major layout, those elements are a row apart.
 *Interleaved* rows are stored column by column, so elements that are multiplied together are
-adjacent. Results have the same bits; the size is unchanged. The shape implies the layout: row-major
-O×W (O rows of W elements), interleaved (O/R)×W×R, where R is the number of rows that the kernels
-read together. Matrices of X experts have a leading axis X.
+adjacent. Both layouts take the same memory and give bit-identical results. An array's shape tells
+its layout: row-major O×W (O rows of W elements), interleaved (O/R)×W×R, where R is the number of
+rows that the kernels read together. Matrices of X experts have a leading axis X.
 
 `load_weights` prepacks while reading. `prepack_model` prepacks models loaded by other means, when a
 Week 2 or Week 3 model is built from them.
@@ -135,8 +135,8 @@ class WeightLocations:
             array: lazy array.
             file: file path.
             begin: byte offset in the file.
-            limit_readahead: disables readahead past the array, for shards: other ranks, not this
-                process, read the following bytes.
+            limit_readahead: disables readahead past the array. Set for shards, because only other
+                ranks read the bytes that follow.
         """
         self._locations[id(array)] = weakref.ref(array), (file, begin, limit_readahead)
 

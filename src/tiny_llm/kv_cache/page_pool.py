@@ -209,6 +209,6 @@ class TinyKvPagedPool:
 def compact_pages(pages: mx.array, page_ids: Sequence[int]) -> mx.array:
     """Copies the pages with these ascending ids; skips ids ≥ len(pages), which have no memory."""
     existing = page_ids[: bisect.bisect_left(page_ids, len(pages))]
-    if not existing:  # not `pages[:0]`, which would share the memory
+    if not existing:  # `pages[:0]` would keep the memory of all pages alive
         return mx.zeros((0, *pages.shape[1:]), pages.dtype)
     return mx.take(pages, mx.array(list(existing), mx.int32), axis=0)

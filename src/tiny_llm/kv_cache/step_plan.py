@@ -167,7 +167,8 @@ class PlannedLayers:
     def __init__(self, layers: Layers, num_layers: int):
         self._layers = layers
         self._num_layers = num_layers
-        self._functions: dict[tuple[str, ...], Callable[..., Any]] = {}  # by metadata arrays
+        # Keyed by the names of the metadata arrays.
+        self._functions: dict[tuple[str, ...], Callable[..., Any]] = {}
 
     def __call__(
         self, x: mx.array, cos_sin: CosSin, step_plan: StepPlan
@@ -187,9 +188,9 @@ class PlannedLayers:
         """Returns the layers as a capturable function with these metadata arrays."""
         if names not in self._functions:
             # A ragged batch may be a single short prompt, so it is captured on the second call. All
-            # other plans are decode steps. If layers share pages, they must be captured on the
-            # first call: uncaptured, each layer would copy the pages, because the previous layer's
-            # attention has yet to read them.
+            # other plans are decode steps, captured on the first call. This is required if layers
+            # share pages: in an uncaptured step, each layer would copy the pages before it writes
+            # them, because the previous layer's attention has not read them yet.
             self._functions[names] = CapturedFunction(
                 partial(self._run, names), on_first_call="cu_seqlens_q" not in names
             )

@@ -10,7 +10,7 @@ from .checkpoint.layout import check_checkpoint, has_tokenizer, weight_files
 from .checkpoint.safe_io import ModelError
 
 if TYPE_CHECKING:
-    from rich.console import Console  # takes megabytes of memory; rarely needed
+    from rich.console import Console  # at run time, imported only when needed, to save memory
 
 SHORT_NAMES = {
     "qwen3-0.6b": "Qwen/Qwen3-0.6B-MLX-4bit",

@@ -109,8 +109,8 @@ class PageIndex:
     def evict(self, max_bytes: int) -> list[bytes]:
         """Evicts the least recently used pages until the total size is at most `max_bytes`.
 
-        Among pages last used at the same time, the deepest is evicted first: a page is useless
-        without its predecessors.
+        Among pages last used at the same time, the deepest is evicted first, because a page is
+        useless without its predecessors.
 
         Returns:
             Keys of the evicted pages.

@@ -198,13 +198,15 @@ class PageStore:
 
 
 def _is_alive(pid: int) -> bool:
-    if os.name == "nt":  # `os.kill` would terminate the process, so only the file's age counts
+    # On Windows, `os.kill` would terminate the process instead of probing it, so only the file's
+    # age counts.
+    if os.name == "nt":
         return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # the process belongs to another user
+    except OSError:  # the process exists, but belongs to another user
         return True
     return True
 

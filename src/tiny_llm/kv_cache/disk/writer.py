@@ -63,7 +63,8 @@ class PageWriter(threading.Thread):
 
     def discard(self, keys: Sequence[bytes], problem: str | None) -> None:
         """Removes unusable pages from the store; counts and logs `problem` unless None."""
-        self._store.invalidate(keys)  # immediately, so that recomputed pages are written again
+        # Not left to the thread, so that pages recomputed in the meantime are written again.
+        self._store.invalidate(keys)
         with self._changed:
             self._unreadable += keys
             self._changed.notify_all()
@@ -87,7 +88,8 @@ class PageWriter(threading.Thread):
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        if self is not threading.current_thread():  # a finalizer may run on this thread
+        # A finalizer may call this on the writer thread, which cannot join itself.
+        if self is not threading.current_thread():
             self.join(timeout)
 
     def run(self) -> None:

@@ -76,7 +76,10 @@ def random_tensors(
 def random_vector(
     name: str, shape: Shape, dtype: mx.Dtype, key: mx.array | None = None
 ) -> mx.array:
-    """Random unquantized tensor; Gated DeltaNet's decay per token is 0.1 to 1, as in real models.
+    """Random tensor that is never quantized: a norm, a bias, a convolution or decay parameters.
+
+    The decay parameters of Gated DeltaNet result in a decay per token of about 0.1 to 1, as in real
+    models.
 
     Args:
         name, shape: from `vector_shapes`.

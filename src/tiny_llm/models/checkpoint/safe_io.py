@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from ...errors import UserError, short_repr
 
-# Parsed Python objects take up to 25 times the memory of their JSON.
+# Limits memory as well, because parsed objects take up to 25 times as much as their JSON.
 MAX_JSON_BYTES = 5_000_000
 MAX_TEXT_BYTES = 1_000_000
 MAX_TOKENIZER_BYTES = 50_000_000  # Gemma 3's file is 33 MB
@@ -46,7 +46,8 @@ def model_errors(failure: str, *kinds: type[Exception]) -> Iterator[None]:
 def resolve_file(folder: Path, name: str) -> Path:
     """Path of a regular file in a checkpoint's folder.
 
-    Follows symbolic links: the hub cache consists of links, and downloads contain none.
+    Symbolic links are followed, because the hub cache consists of links. This is safe, because
+    downloads contain no links.
 
     Raises:
         ModelError: the name contains directories, or the file is missing or not a regular file.

@@ -152,7 +152,7 @@ class RankShard:
         if self.skips_bias(name):
             return mx.zeros_like(array)
         if array.ndim == 0:
-            return array  # no family has scalar tensors; the shape check rejects it later
+            return array  # no model has scalar tensors, so the shape check rejects it later
         axis, ranges = self._local_ranges(name, array.shape)
         after = (slice(None),) * (array.ndim - 1 - axis)
         parts = [array[(..., slice(each.start, each.stop), *after)] for each in ranges]

@@ -83,7 +83,7 @@ def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _listed(tokens: Any) -> list[Any]:
-    """Converts a field with tokens to a list: of an object's values, or of a single token."""
+    """Lists the tokens in a field that holds a list, an object, a single token or null."""
     if tokens is None:
         return []
     if isinstance(tokens, dict):

@@ -104,7 +104,7 @@ def read_checkpoint(
     used = {name: source for name, source in names.items() if not name.endswith(ROPE_BUFFER_SUFFIX)}
     weights = {name: loaded[source] for name, source in used.items()}
     if args.tie_word_embeddings:
-        weights.pop("lm_head.weight", None)  # copy of the tied embedding, from some converters
+        weights.pop("lm_head.weight", None)  # some converters store a copy of the embedding
     convert_layout(weights, full)
     unchanged = [name for name in weights if weights[name] is loaded.get(names.get(name, ""))]
     if rank_shard is not None:

@@ -119,7 +119,8 @@ def _attend_sequence(
     page_ids = metadata.block_table[index]
     mask: Mask = "causal"
     if window:
-        page_ids = mx.maximum(page_ids, 0)  # −1: a page before the window that has been freed
+        # −1 is a freed page before the window. Page 0 is read instead, and masked.
+        page_ids = mx.maximum(page_ids, 0)
         mask = sliding_window_mask(query.shape[2], length, window, query.dtype)
     keys = gather_pages(metadata.key_pages, page_ids, length)[None]  # 1×H×S×D
     values = gather_pages(metadata.value_pages, page_ids, length)[None]

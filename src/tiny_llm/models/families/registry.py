@@ -22,8 +22,9 @@ from .config_fields import (
 )
 from .rope import RopeFields, RopeScaling
 
-# Layers with a sliding window. "always": all, if the config has a window size. "switched" (all) and
-# "by_layer" (per `layer_types` or `max_window_layers`) also require `use_sliding_window`.
+# Which layers have a sliding window, if the config has a window size. "always": all layers.
+# "switched": all layers, if `use_sliding_window` is on. "by_layer": the layers selected by
+# `layer_types` or `max_window_layers`, if `use_sliding_window` is on.
 WindowKind = Literal["none", "always", "switched", "by_layer"]
 
 
@@ -256,7 +257,8 @@ def _sliding_window(fields: Fields, family: Family, num_layers: int) -> SlidingW
         listed = frozenset(i for i, each in enumerate(types) if each == "sliding_attention")
         if size is not None and family.window == "by_layer":
             layers = listed
-        # For Mistral, transformers ignores `layer_types`; `mlx_lm` sets each to full attention.
+        # For Mistral, transformers ignores `layer_types` and `mlx_lm` sets them all to full
+        # attention, so a list without sliding layers is accepted and ignored.
         elif listed != layers and (listed or family.window != "always"):
             raise ValueError(
                 f"config.json has {len(listed)} sliding_attention layers in layer_types, but its "

@@ -58,7 +58,8 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
     """
     if config.delta_net is None:
         stored = list(stored)
-        # Embedding models are saved without the LM head or the "model." prefix.
+        # Embedding models are saved without the LM head and the "model." prefix; this adds the
+        # prefix.
         prefix = "" if any(name.startswith("model.") for name in stored) else "model."
         return {prefix + name: name for name in stored}
     names: dict[str, str] = {}

@@ -60,7 +60,8 @@ class Heartbeat:
             sockets = list(self._connections.values())
             readable, _, _ = select.select(sockets, [], [], INTERVAL_SECONDS / 4)
             now = time.monotonic()
-            # Capped: this process's suspension must not count as the other ranks' silence.
+            # Capped, because time in which this process was suspended must not count as silence of
+            # the other ranks.
             elapsed, last = min(now - last, INTERVAL_SECONDS), now
             if now >= next_beat:
                 next_beat = now + INTERVAL_SECONDS

@@ -63,7 +63,7 @@ def read_template_file(file: Path) -> str:
     Raises:
         UserError: the file is unreadable or not a valid template.
     """
-    from jinja2 import Environment, TemplateSyntaxError  # only `serve` needs it
+    from jinja2 import Environment, TemplateSyntaxError  # imported late: only `serve` needs it
 
     try:
         template = file.read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
 
 @lru_cache(maxsize=8)
 def _compile(template: str) -> Any:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # only chats need it
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # imported late: slow
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]

@@ -1,7 +1,8 @@
 """Sandboxed encoding, for tokenizers with unsafe components.
 
 These tokenizers (see `tokenizer_json.py`) run in a separate process with a memory limit and a time
-limit proportional to the text's length: slower, but bounded.
+limit proportional to the text's length. This is slower than encoding in this process, but a text
+cannot make the server hang or run out of memory.
 """
 
 from collections.abc import Mapping

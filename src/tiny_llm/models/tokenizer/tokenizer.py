@@ -104,12 +104,13 @@ class StreamingDetokenizer:
 def detokenizer_with_leading_space(tokenizer: Any) -> Any:
     """Creates a detokenizer that keeps a leading space.
 
-    The concatenated `last_segment`s are the tokens' text; `text` starts with an extra "a".
+    A detokenizer strips the leading space of its first token, so an "a" is decoded first. Use only
+    `last_segment`, from which the "a" is removed, and not `text`, which still starts with it.
     """
     detokenizer = tokenizer.detokenizer
     if hasattr(tokenizer, "encode"):  # the benchmarks' stub tokenizer has no encoder
         for token in tokenizer.encode("a"):
-            detokenizer.add_token(token)  # only the first token loses its space
+            detokenizer.add_token(token)
         detokenizer.finalize()
         _ = detokenizer.last_segment  # discards the "a"
     return detokenizer
@@ -356,7 +357,7 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
 def _is_supported(folder: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> bool:
     """Whether `transformers` would use `tokenizer.json` unchanged.
 
-    It would add tokens that are listed only in other files, and an EOS token if none is set.
+    `transformers` adds tokens that are listed only in other files, and an EOS token if none is set.
     """
     ids = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     listed = settings.get("added_tokens_decoder")

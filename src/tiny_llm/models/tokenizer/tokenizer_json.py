@@ -34,7 +34,8 @@ PATTERN_FIELDS = {"String", "Regex"}
 COMPONENTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 # Maximum growth: ratio of a text's bytes after a component to its bytes before. A few rare
-# characters grow by more under NFKC and NFKD, but normalizing their result adds nothing.
+# characters grow by more under NFKC and NFKD, but not repeatedly: normalizing their result again
+# leaves it unchanged.
 MAX_GROWTH = 32
 MAX_SANDBOXED_GROWTH = 4096
 MAX_GROWTH_BY_COMPONENT = {
@@ -146,7 +147,7 @@ def _check_number(file: Path, what: str, number: int, most: int) -> None:
 
 
 def _text_growth(content: Mapping[str, Any]) -> float:
-    """`_growth` of the components that change a text before encoding."""
+    """Upper bound on the growth (see `_growth`) of a text before it is split into tokens."""
     return _growth(content.get("normalizer")) * _growth(content.get("pre_tokenizer"))
 
 
@@ -161,8 +162,8 @@ def _own_growth(part: Mapping[str, Any]) -> float:
     kind = part.get("type")
     if kind == "Replace":
         pattern, size = part.get("pattern"), _num_bytes(part.get("content"))
-        # An empty string, and some regular expressions, match between any two characters: then
-        # the content is inserted for every byte.
+        # An empty string, and some regular expressions, match between any two characters, so the
+        # content may be inserted once per byte.
         return max(1, size) if isinstance(pattern, dict) and pattern.get("String") else 1 + size
     if kind == "Prepend":
         return 1 + _num_bytes(part.get("prepend"))
