@@ -157,7 +157,8 @@ quantized_matmul: Operation = _operation("quantized_matmul")  # a · bᵀ with a
 multi_quantized_matmul: Callable[..., list[mx.array]] = _operation("multi_quantized_matmul")
 # Multiplies each row by its expert's matrix.
 grouped_quantized_matmul: Operation = _operation("grouped_quantized_matmul")
-quantized_embedding: Operation = _operation("quantized_embedding")  # rows of a quantized table
+# Looks up rows of a quantized table.
+quantized_embedding: Operation = _operation("quantized_embedding")
 add_lora: Operation = _operation("add_lora")  # adds the low-rank update of each row's adapter
 
 # Mixture of experts.
@@ -166,9 +167,9 @@ weighted_sum: Operation = _operation("weighted_sum")  # sum of each token's expe
 
 # Attention. Writes are in place if the caller drops its reference, as in
 # `buffer = cache_write(buffer, …)`.
-flash_attention: Operation = _operation("flash_attention")  # tiled, over dense buffers
+flash_attention: Operation = _operation("flash_attention")  # tiled attention over dense buffers
 paged_attention: Operation = _operation("paged_attention")
-paged_attention_varlen: Operation = _operation("paged_attention_varlen")  # over a ragged batch
+paged_attention_varlen: Operation = _operation("paged_attention_varlen")  # for ragged batches
 cache_write: Operation = _operation("cache_write")  # writes to a cache's buffer
 paged_cache_write: Operation = _operation("paged_cache_write")  # writes to pages
 

@@ -56,7 +56,7 @@ class CapturedFunction:
         self._seen_once: set[tuple[Any, ...]] = set()
 
     def __call__(self, *inputs: mx.array) -> Any:
-        """Returns the function's outputs for `inputs`."""
+        """Replays the function's captured graph, or calls the function; returns its outputs."""
         if (
             not self._is_capturable
             or not self.should_capture(inputs[0])

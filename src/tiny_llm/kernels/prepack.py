@@ -230,7 +230,7 @@ def _prepackable_arrays(module: Any) -> list[mx.array]:
 
 
 def _array_names(layer: Any) -> list[str]:
-    """Returns the names of a quantized layer's arrays."""
+    """Returns which of `QUANTIZED_ARRAYS` a layer has; MXFP4 layers have no biases."""
     return [name for name in QUANTIZED_ARRAYS if name in layer]
 
 

@@ -57,7 +57,7 @@ class TinyKvPagedPool:
 
     @property
     def num_free_pages(self) -> int:
-        """Number of free pages."""
+        """Number of existing pages that are not in use."""
         return len(self._free)
 
     @property

@@ -178,7 +178,7 @@ class TinyKvPagedCache(TinyKvCache):
 def paged_metadata(
     pool: TinyKvPagedPool, caches: list[TinyKvPagedCache | None], mask: Mask
 ) -> PagedKvMetadata:
-    """Builds the metadata for several caches in one pool; None is an idle row."""
+    """Builds the metadata of a batch of caches in one pool; None in `caches` is an idle row."""
     assert pool.key_pages is not None
     assert pool.value_pages is not None
     # [task 3.2.1 metadata]

@@ -57,16 +57,16 @@ class AttentionMetadata:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the fields other than None, in order."""
+        """Names of the fields that are not None, in order of declaration."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Fields other than None, in order."""
+        """Values of the fields listed in `names`, in the same order."""
         return [getattr(self, name) for name in self.names]
 
     def for_layer(self, layer: int) -> "AttentionMetadata":
-        """Returns one layer's metadata."""
+        """Selects a layer's slots and block table, if layers differ in them."""
         if self.cu_seqlens_q is not None:
             return replace(self, slot_mapping=self.slot_mapping[None])  # 1×T, a batch of one
         if self.block_table is None or self.block_table.ndim == 2:
@@ -185,7 +185,7 @@ class PlannedLayers:
         return x, update
 
     def _function_for(self, names: tuple[str, ...]) -> Callable[..., Any]:
-        """Returns the layers as a capturable function with these metadata arrays."""
+        """Returns the layers as a capturable function that takes these metadata arrays."""
         if names not in self._functions:
             # A ragged batch may be a single short prompt, so it is captured on the second call. All
             # other plans are decode steps, captured on the first call. This is required if layers

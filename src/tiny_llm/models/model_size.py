@@ -65,7 +65,7 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
     config = read_model_config(folder)
     has_weights = (folder / INDEX_FILE).exists() or any(folder.glob("model*.safetensors"))
     is_dummy = load_format == "dummy" or not has_weights
-    if not is_dummy and not is_supported_format(folder, config):  # loaded by mlx_lm
+    if not is_dummy and not is_supported_format(folder, config):  # mlx_lm loads it
         size = weight_bytes(folder)
         return _model_size(size, size, read_config(config), mx.bfloat16)
     with model_errors(f"the model in {folder} cannot be loaded"):

@@ -66,7 +66,7 @@ class AppState:
 
     @property
     def prompts(self) -> PromptRenderer:
-        """The prompt renderer.
+        """The loaded model's prompt renderer.
 
         Raises:
             ApiError: 503, the server is not ready.

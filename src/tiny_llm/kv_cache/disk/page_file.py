@@ -89,7 +89,7 @@ def _open_without_blocking(path: str, flags: int) -> int:
 
 
 def _read_exactly(file: FileIO, num_bytes: int) -> bytearray:
-    """Reads exactly `num_bytes` bytes, in several reads if one returns fewer."""
+    """Reads exactly `num_bytes` bytes, repeating reads that return fewer."""
     data = bytearray(num_bytes)
     rest = memoryview(data)
     while rest:

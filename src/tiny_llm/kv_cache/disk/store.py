@@ -177,7 +177,7 @@ class PageStore:
                     path.unlink(missing_ok=True)
 
     def read_seconds(self, num_bytes: int) -> float:
-        """Returns the median seconds of reading a page from disk, not from the OS page cache."""
+        """Measures the median time in seconds to read a page that is not in the OS page cache."""
         payload, seconds = os.urandom(num_bytes), []
         for number in range(NUM_PROBE_FILES):
             path = self._writing / f"{os.getpid()}-probe-{number}"

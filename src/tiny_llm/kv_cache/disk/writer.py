@@ -36,7 +36,7 @@ class PageWriter(threading.Thread):
         self._store = store
         self._changed = threading.Condition()
         self._pages: list[StoredPage] = []
-        self._queued_bytes = 0  # including pages being written
+        self._queued_bytes = 0  # of queued pages and of the batch being written
         self._used: dict[bytes, None] = {}
         self._unreadable: list[bytes] = []
         self._paused_until = 0.0

@@ -129,7 +129,7 @@ def _tensors(header: Any, file: Path, header_end: int) -> dict[str, TensorInfo]:
 
 
 def _tensor(name: str, entry: Any, file: Path, header_end: int) -> TensorInfo:
-    """Validates a header entry."""
+    """Validates a tensor's header entry and converts it to `TensorInfo`."""
     what = short_repr(name)
     if not name.isprintable():
         raise ValueError(f"tensor name {what} has unprintable characters")

@@ -1,7 +1,8 @@
 """Checkpoint weights as a tree of layers, read without `mlx_lm`.
 
 The tree has the attributes of `mlx_lm`'s model that the course's models and `Decoder` use; these
-models share its arrays. Checkpoints in other formats are loaded with `mlx_lm`.
+models share its arrays. Checkpoints whose quantization format is not MLX's are loaded with
+`mlx_lm`.
 """
 
 from collections.abc import Mapping

@@ -55,7 +55,7 @@ def attend_flash(
 def attend_reference(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int = 0
 ) -> mx.array:
-    """`AttentionFn` in plain MLX."""
+    """`AttentionFn` that gathers the pages and computes attention in plain MLX."""
     if cache.buffers[0].dtype == mx.int8:
         metadata = update_and_fetch_int8(key, value, cache)
     else:

@@ -33,8 +33,8 @@ class Family:
     """Properties of a family that its configs do not state."""
 
     qk_norm: bool = False
-    # Attention biases: "qkv" for q, k and v; "switched" for all four projections if
-    # `attention_bias` is on; "none".
+    # Which attention projections have a bias. "qkv": q, k and v. "switched": all four, if
+    # `attention_bias` is on.
     bias: Literal["none", "qkv", "switched"] = "none"
     mlp_bias: bool = False
     window: WindowKind = "none"
@@ -112,7 +112,8 @@ HYBRID_FIELDS = {
 }
 HYBRID_PARTIAL_ROTARY_FACTOR = 0.25  # default of `partial_rotary_factor`
 
-# Accepted but ignored here: fields read by other modules, training-only fields, redundant fields.
+# Fields that are accepted but not read here, because they are read by other modules, redundant or
+# for training only.
 IGNORED_FIELDS = {
     *("architectures", "attention_dropout", "attn_implementation", "bos_token_id", "dtype"),
     *("eos_token_id", "initializer_range", "keys_to_ignore_at_inference", "name_or_path"),
@@ -128,8 +129,8 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
     """Parses a `config.json`, or an `mlx_lm` model's args.
 
     Raises:
-        ValueError: names the unknown family, or the unknown, missing or invalid field; or the
-            family has no MTP layer.
+        ValueError: the family is unknown or has no MTP layer, or a field is unknown, missing or
+            invalid; the message names it.
     """
     config = text_fields(config)
     family = family_of(config)

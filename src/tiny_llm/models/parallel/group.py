@@ -114,10 +114,10 @@ class RankGroup:
         self._wait_for_exit()
 
     def _wait_for_exit(self) -> None:
-        """Hook: waits for the workers to exit."""
+        """Waits for the workers to exit; implemented by subclasses."""
 
     def _kill(self) -> None:
-        """Hook: kills the workers."""
+        """Kills the processes that this rank has started; implemented by subclasses."""
 
     def _exit_status(self, rank: int) -> str:
         """Fallback exit reason for a rank that reported none."""
