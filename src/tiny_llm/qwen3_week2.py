@@ -189,7 +189,7 @@ class Qwen3ModelWeek2:
             self._build(mlx_model, attend_grouped)
 
     def _build(self, mlx_model: Any, attend: AttentionFn, plan: PlanFn | None = None) -> None:
-        """Builds the layers; shared by all later weeks, which differ in the attention backend.
+        """Builds the layers. Week 3's model also calls it, with paged attention as the backend.
 
         Args:
             mlx_model: checkpoint.

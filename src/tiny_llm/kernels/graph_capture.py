@@ -34,8 +34,8 @@ class CapturedFunction:
 
     The first argument is B×L×E: L tokens in each of B sequences. The function is called directly on
     a GPU, for more than `MAX_CAPTURE_TOKENS` tokens, if it contains an operation that cannot be
-    captured (an MLX operation, for example), or if TINY_LLM_GRAPH_CAPTURE is off. Results have the
-    same bits either way.
+    captured (an MLX operation, for example), or if TINY_LLM_GRAPH_CAPTURE is off. A replay
+    and a direct call give bit-identical results.
 
     Arrays that the function updates and returns, such as KV cache buffers, are written in place if
     the caller holds no reference to them, and copied otherwise.

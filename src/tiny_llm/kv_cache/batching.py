@@ -174,7 +174,7 @@ class BatchingKvCache(TinyKvCache):
             and on idle slots.
 
         Raises:
-            ValueError: an array mask, or all slots are idle; otherwise same as `append`.
+            ValueError: an array mask, or all slots are idle; see also `append`.
         """
         if is_custom_mask(mask):
             raise ValueError(

@@ -98,10 +98,10 @@ def size_of_tree(model: Any) -> ModelSize:
     total = step = 0
     for path, array in arrays:
         if not isinstance(array, mx.array):
-            continue  # mlx_lm's modules also hold functions
+            continue  # skips functions, which mlx_lm's modules hold, too
         total += array.nbytes
         if path.startswith("model.embed_tokens.") and not config.tie_word_embeddings:
-            continue  # a step reads only one embedding row per token
+            continue  # not counted: a step reads only one row per token
         selected = 1.0
         if config.experts is not None and EXPERTS in path:
             selected = config.experts.top_k / config.experts.num_experts

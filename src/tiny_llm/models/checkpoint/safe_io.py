@@ -28,11 +28,11 @@ class ModelError(UserError):
 
 @contextmanager
 def model_errors(failure: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Converts errors in the block, such as an invalid field's, to `ModelError`.
+    """Context manager that converts the block's ValueErrors to `ModelError`.
 
     Args:
         failure: start of the message, for example "the model in /models/a cannot be loaded".
-        kinds: exception types to convert besides `ValueError`.
+        kinds: other exception types to convert.
     """
     try:
         yield

@@ -46,7 +46,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Filter that serializes to plain JSON; Jinja's built-in `tojson` also escapes HTML."""
+    """The filter `tojson` without the HTML escaping of Jinja's built-in filter."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,8 +1,8 @@
 """Tokenizer and streaming detokenizer, without `transformers`.
 
 Uses the `tokenizers` library directly, because importing `transformers` takes seconds. Token ids,
-texts and EOS tokens are identical to those of `mlx_lm`'s tokenizer for the same folder, which is
-loaded lazily as a fallback for unsupported features.
+texts and EOS tokens are identical to those of `mlx_lm`'s tokenizer for the same folder. Features
+that are not implemented here fall back to that tokenizer, which is then loaded.
 
 A byte-level token may end in the middle of a UTF-8 sequence: `é` can be two tokens, an emoji four.
 The detokenizer holds back incomplete sequences, so emitted text never changes.

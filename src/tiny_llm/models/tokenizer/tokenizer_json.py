@@ -82,7 +82,7 @@ def read_tokenizer_json(folder: Path) -> dict[str, Any]:
 
 
 def raise_library_error(failure: str, error: BaseException) -> NoReturn:
-    """Raises `error`, converted if it is an error or a panic of the `tokenizers` library.
+    """Raises UserError if `error` is from the `tokenizers` library, else `error` itself.
 
     Args:
         failure: start of the error message.
