@@ -124,8 +124,8 @@ def quantized_matmul(
 ) -> mx.array:
     """Computes a · bᵀ with a quantized b, in the extension.
 
-    No weight is rounded: products with the stored integers are exact, and scales are applied per
-    group. Batch-invariant: each row has the same bits regardless of the other rows in the call.
+    No weight is rounded, because products with the stored integers are exact and scales are applied
+    per group. Batch-invariant: each row has the same bits regardless of the other rows in the call.
 
     Args:
         scales: O×(I/group_size), float16 or bfloat16.

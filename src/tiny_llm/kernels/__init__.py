@@ -165,8 +165,8 @@ add_lora: Operation = _operation("add_lora")  # adds the low-rank update of each
 topk_softmax: PairOperation = _operation("topk_softmax")  # top-k experts and their weights
 weighted_sum: Operation = _operation("weighted_sum")  # sum of each token's expert outputs
 
-# Attention. Writes are in place if the caller drops its reference, as in
-# `buffer = cache_write(buffer, …)`.
+# Attention. The cache writes update a buffer in place if the caller drops its reference to it, as
+# in `buffer = cache_write(buffer, …)`.
 flash_attention: Operation = _operation("flash_attention")  # tiled attention over dense buffers
 paged_attention: Operation = _operation("paged_attention")
 paged_attention_varlen: Operation = _operation("paged_attention_varlen")  # for ragged batches

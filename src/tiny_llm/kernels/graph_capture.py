@@ -19,7 +19,7 @@ from ..errors import TaskNotImplemented, UserError
 MAX_CAPTURE_TOKENS = 32
 
 # Environment variable: "off" disables capture. Until the learner has implemented the capture tasks,
-# "on" raises `TaskNotImplemented`; if unset, the function is called directly.
+# "on" raises `TaskNotImplemented`, and an unset variable disables capture, too.
 CAPTURE_VARIABLE = "TINY_LLM_GRAPH_CAPTURE"
 
 
@@ -88,7 +88,7 @@ class CapturedFunction:
 
     @staticmethod
     def should_capture(x: mx.array) -> bool:
-        """Whether capture is beneficial for x, B×L×E: a decode step on the CPU."""
+        """Whether capture is beneficial for x, B×L×E, that is, in a decode step on the CPU."""
         return is_decode_step(x) and kernels.computes_on_cpu()
 
     def _should_capture_now(self, inputs: Sequence[mx.array]) -> bool:

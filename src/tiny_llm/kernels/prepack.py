@@ -28,7 +28,7 @@ CACHE_LINE_BYTES = 64
 QUANTIZED_ARRAYS = ("weight", "scales", "biases")
 
 T = TypeVar("T")
-# Keyed by `id(array)`; the weak reference detects ids reused by another array.
+# Keyed by `id(array)`. The weak reference detects that the array was deleted and its id reused.
 WeakIdMap: TypeAlias = dict[int, tuple[weakref.ref[mx.array], T]]
 
 
@@ -92,9 +92,9 @@ def is_kernel_supported(mlx_layer: Any) -> bool:
 def prepack_model(mlx_model: Any) -> Any:
     """Returns a copy of a model with weights in the layout that this machine's kernels read.
 
-    The given model stays usable and row-major: its arrays are replaced, layer by layer, with lazy
-    arrays computed from the prepacked weights on first use. Weights are therefore in memory once,
-    or twice if both models are used.
+    The given model stays usable and row-major, because its arrays are replaced, layer by layer,
+    with lazy arrays computed from the prepacked weights on first use. Weights are therefore in
+    memory once, or twice if both models are used.
 
     Args:
         mlx_model: model from `mlx_lm.load` or `load_weights`.

@@ -1,6 +1,6 @@
 """Roofline analysis: kernel timing, comparison and hardware limits.
 
-Independent of any kernel: a benchmark is a function that takes no arguments and returns arrays.
+Works for all kernels, because a benchmark is any function without arguments that returns arrays.
 """
 
 import statistics

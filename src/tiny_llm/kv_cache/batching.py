@@ -42,9 +42,9 @@ class BatchingKvCache(TinyKvCache):
     plain MLX needs rows of equal length and a mask for the padding, so `update_and_fetch` copies
     the whole batch, right-aligned, at every step.
 
-    Paged requests (Week 3) are not copied: a slot takes ownership of the request's cache, and
-    `update_and_fetch_paged` passes all slots' block tables to paged attention. No slot has unused
-    capacity beyond its last page.
+    Paged requests (Week 3) are not copied. Instead, a slot takes ownership of the request's cache,
+    and `update_and_fetch_paged` passes all slots' block tables to paged attention. No slot has
+    unused capacity beyond its last page.
 
     Args:
         max_active_requests: number of slots B.

@@ -21,9 +21,9 @@ GROWTH_PAGES = 16
 class TinyKvPagedPool:
     """Pages for all layers and requests of a model.
 
-    Pages are written in place. MLX arrays are immutable values: a write replaces `key_pages`
-    with a new array that reuses the old one's memory if nothing else references the old array. So
-    keep references to the pool, not to `pool.key_pages`.
+    Pages are written in place. MLX arrays are immutable, so a write replaces `key_pages` with a new
+    array, which reuses the old one's memory if nothing else references the old array. Keep
+    references to the pool, therefore, not to `pool.key_pages`.
 
     Args:
         page_size: tokens per page.

@@ -1,7 +1,7 @@
 """Paged KV cache of one request, and paged attention metadata.
 
 A contiguous cache needs one block of memory for a request's maximum length. A paged cache takes
-fixed-size pages from a shared pool (`page_pool.py`): a request wastes less than one page, and a
+fixed-size pages from a shared pool (`page_pool.py`), so a request wastes less than one page and a
 freed page fits any other request. A request stores its page ids in token order.
 
     pool     page 0  [a a a a]     page 1  [b b . .]     page 2  [a a a .]     page 3  free

@@ -8,8 +8,8 @@ A plan separates the step's metadata from the buffers:
 During the step, each layer gets a `LayerCacheView` instead of its cache. Afterwards,
 `StepPlan.commit` stores the updated buffers in the caches.
 
-This makes the layers a pure function of arrays that can be captured: a decode step becomes one
-node of MLX's graph (`kernels/graph_capture.py`). `planning.py` builds plans for per-request caches,
+This makes the layers a pure function of arrays, which can be captured as one node of MLX's graph
+(`kernels/graph_capture.py`). `planning.py` builds plans for per-request caches,
 `paged_storage.py` for the engine's ragged batches.
 """
 
@@ -108,7 +108,10 @@ class LayerCacheView:
 
     @property
     def buffers(self) -> list[mx.array]:
-        """The layer's keys and values, or convolution and recurrent state; assignable."""
+        """The layer's keys and values, or its convolution and recurrent state.
+
+        Assignment replaces them in the step's list of buffers.
+        """
         return [self._buffers[self._keys], self._buffers[self._values]]
 
     @buffers.setter

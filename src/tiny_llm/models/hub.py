@@ -148,7 +148,7 @@ def download(
         message = f"downloading {hub_id}: {filesize.decimal(size)}"
         (console or stderr_console()).print(message, highlight=False)
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns))
-    except errors.GatedRepoError as error:  # before its base class, RepositoryNotFoundError
+    except errors.GatedRepoError as error:  # must precede its base class, RepositoryNotFoundError
         raise ModelError(
             f"'{hub_id}' is a gated model: accept its terms on the Hugging Face hub, then run "
             "`hf auth login`."

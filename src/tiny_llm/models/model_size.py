@@ -31,7 +31,7 @@ class ModelSize:
     """Memory sizes of a model, summed over all ranks."""
 
     weight_bytes: int
-    step_bytes: int  # weight bytes read to decode one token; of the experts, only the selected ones
+    step_bytes: int  # weight bytes read to decode one token, with only the selected experts
     kv_vectors_per_token: (
         int  # key and value vectors per token, over all attention layers and KV heads
     )

@@ -75,7 +75,7 @@ def _build_fastapi(models: Sequence[AppState]) -> FastAPI:
 
 
 def _remove_422_responses(document: dict[str, Any]) -> None:
-    """Removes the 422 responses that FastAPI documents; validation errors are 400 here."""
+    """Removes the 422 responses that FastAPI documents, because validation errors are 400 here."""
     for methods in document["paths"].values():
         for operation in methods.values():
             operation["responses"].pop("422", None)

@@ -1,7 +1,7 @@
 """Index of the pages on disk: sizes and LRU order, in SQLite.
 
-Shared between processes: every change is a transaction, and triggers maintain the total size. The
-database uses write-ahead logging, so a killed process leaves it consistent.
+Several processes may use an index, so every change is a transaction, and triggers maintain the
+total size. The database uses write-ahead logging, so a killed process leaves it consistent.
 """
 
 import sqlite3

@@ -1,7 +1,8 @@
 """PageWriter: a thread that writes pages and maintains the index.
 
-Engine steps never block on the writer: its queue is bounded in bytes, and callers check `can_queue`
-before `put`. All changes to the files and the index are made on this thread.
+Engine steps never wait for the disk, because they only queue pages. The queue is bounded in bytes,
+so callers check `can_queue` before `put`. All changes to the files and the index are made on this
+thread.
 """
 
 import logging

@@ -77,7 +77,7 @@ _thread_local = local()
 
 
 def _stream() -> mx.Stream:
-    """The MLX stream for the calling thread's checks; MLX streams are bound to a thread."""
+    """The calling thread's stream for checks, because MLX streams are bound to a thread."""
     if not hasattr(_thread_local, "stream"):
         _thread_local.stream = mx.new_stream(mx.cpu)
     stream: mx.Stream = _thread_local.stream

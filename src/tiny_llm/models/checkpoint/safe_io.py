@@ -1,7 +1,7 @@
 """Bounded reads of checkpoint files.
 
 Checkpoints are untrusted. Only regular files, named without directories, are read, up to a size
-limit well above any real checkpoint's. `resolve_file` follows symbolic links.
+limit that no real checkpoint reaches. `resolve_file` follows symbolic links.
 """
 
 import json
@@ -187,7 +187,7 @@ def parse_json(text: str) -> Any:
 
 
 class _DuplicateKeyError(Exception):
-    """Duplicate key in a JSON object; rejected, because parsers differ in the value they use."""
+    """Rejects a duplicate key in a JSON object, because parsers differ in which value they use."""
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

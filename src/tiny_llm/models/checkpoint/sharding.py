@@ -9,8 +9,8 @@
 Each expert is split like an MLP. MLP features are split at quantization group boundaries, so shard
 widths may differ by one group. A rank's config describes a smaller model with the tensor shapes of
 `tensor_shapes.py`; only norms and router keep their size. A row shard is contiguous in its file,
-and a rank reads only its shard. A column shard is a slice of each row: if rows are short, a rank
-reads full matrices, one at a time.
+and a rank reads only its shard. A column shard is a slice of each row. If these slices are short, a
+rank reads full matrices instead, one at a time.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism" (2019).

@@ -6,7 +6,7 @@
 
 "flash" is bit-identical to "paged", and does not support 8-bit pages. "reference" is the oracle
 for both; its rounding may depend on how the prompt is chunked. "flash" and "reference" copy each
-sequence's entire KV in every layer of every step, and run without graph capture: use them for
+sequence's entire KV in every layer of every step and run without graph capture, so use them for
 comparison and debugging only. Batches are always ragged (`RaggedBatch`).
 """
 

@@ -1,7 +1,7 @@
 """Chat template lookup, selection, replacement and rendering.
 
 A chat template is an untrusted program. Jinja's sandbox blocks access to files and Python
-internals, but prevents neither endless loops nor memory exhaustion: nested
+internals, but prevents neither endless loops nor memory exhaustion, for which a few nested
 `{% for i in range(99999) %}` suffice. Templates are therefore rendered by a sandboxed process.
 """
 

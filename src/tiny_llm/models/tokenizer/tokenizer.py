@@ -30,7 +30,7 @@ from .low_memory_load import load_tokenizer_json
 from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
 from .tokenizer_json import TOKENIZER_FILE, raise_library_error, read_tokenizer_json
 
-# Batches of one gain nothing from threads, and the library warns about its threads after a fork.
+# Disables the library's threads, which do not speed up batches of one and cause warnings in forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 REPLACEMENT_CHARACTER = "\ufffd"  # replaces invalid UTF-8

@@ -5,8 +5,8 @@ tokens and 514,906 merges.
 
 A component needs a sandbox (`sandboxed_encode.py`) if it can make the library hang or abort.
 Regular expressions may take exponential time; those of common models, listed below, take a few
-steps per character. Components that lengthen a text can be chained: replacing `a` with `aa` 40
-times takes a terabyte. A post-processor may repeat the entire text.
+steps per character. Components that lengthen a text can be chained. For example, replacing `a` with
+`aa` in 40 components takes a terabyte. A post-processor may repeat the entire text.
 """
 
 import math

@@ -150,8 +150,8 @@ class EngineClient:
     def abort(self, handle: RequestHandle) -> None:
         """Aborts a request's unfinished completions.
 
-        Their ids stay in `_handles` and `_unfinished` until the engine has ended them: until then,
-        they count against the queue's capacity.
+        Their ids stay in `_handles` and `_unfinished` until the engine has ended them, because they
+        count against the queue's capacity until then.
         """
         # [task 5.1.4 abort]
         self.in_flight.discard(handle)

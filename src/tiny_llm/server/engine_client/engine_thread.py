@@ -236,8 +236,8 @@ class EngineThread(threading.Thread):
     def _compile_grammar(self, llm: LLM, request: messages.AddRequest) -> None:
         """Compiles a request's grammar, in a worker thread.
 
-        With `tool_choice` "auto", a grammar that cannot be compiled is dropped: tool calls are then
-        unconstrained.
+        With `tool_choice` "auto", a grammar that cannot be compiled is dropped, which leaves tool
+        calls unconstrained.
         """
         ids, thinking_enabled = request.token_ids, request.thinking_enabled
         constraint = request.params.structured_outputs
