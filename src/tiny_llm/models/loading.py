@@ -220,8 +220,8 @@ def _with_progress(modules: Sequence[Any], console: "Console | None") -> Iterato
     started = time.monotonic()
     for index, module in enumerate(modules):
         if time.monotonic() - started > PROGRESS_DELAY_SECONDS:
-            # Imported only here, because the import takes 2 MB of memory and more time than loading a
-            # small model.
+            # Imported only here, because the import takes 2 MB of memory and more time than
+            # loading a small model.
             from rich.progress import Progress
 
             with Progress(console=console or stderr_console(), transient=True) as progress:
