@@ -312,7 +312,7 @@ class Qwen3ModelWeek2:
         update = None
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             x, update = layer(x, update, cos_sin, layer_cache)
-        assert update is not None  # at least one layer
+        assert update is not None  # there is at least one layer
         return x, update
         # [/task 2.1.3 layers]
 

@@ -31,8 +31,8 @@ class Timings:
 class HardwareLimits:
     """Peak rates of a machine."""
 
-    read_bytes_per_s: float  # memory read bandwidth, all threads
-    flops_per_s: float  # multiplications and additions per second, all threads
+    read_bytes_per_s: float  # memory read bandwidth of all threads together
+    flops_per_s: float  # multiplications and additions by all threads together
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ BUNDLED_MODELS = {
 }
 PREFERRED_MODEL = "qwen3-0.6b"
 
-# Files required for loading; other formats in a hub repository can double the download.
+# Files required for loading. Others are not downloaded, because a hub repository may also have the
+# weights in other formats.
 CONFIG_PATTERNS = ["*.json", "*.txt", "*.jinja"]
 DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, "*.safetensors"]
 
@@ -51,7 +52,7 @@ def default_model() -> tuple[str, str]:
 
 def find_in_cache(hub_id: str) -> Path | None:
     """Folder of a fully cached hub model, whose files are not checked; None otherwise."""
-    from huggingface_hub import constants  # quick, unlike importing the package's other names
+    from huggingface_hub import constants  # quicker than the imports below
 
     if not (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir():
         return None
@@ -107,7 +108,7 @@ def _local_folder(name: str) -> Path | None:
 def _is_dir(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # the name is too long for a path
+    except OSError:  # raised if the name is too long for a path
         return False
 
 

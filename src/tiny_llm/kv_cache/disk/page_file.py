@@ -77,7 +77,7 @@ def read_page_file(path: Path, key: bytes, num_bytes: int) -> bytearray:
 
 def drop_from_page_cache(path: Path) -> None:
     """Asks the OS to drop a file from its page cache, so that the next read comes from disk."""
-    if hasattr(os, "posix_fadvise"):  # does not exist on macOS
+    if hasattr(os, "posix_fadvise"):  # macOS does not have it
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -135,7 +135,7 @@ class PageReader(threading.Thread):
         problem = None
         try:
             return self._store.read(*pages[0])
-        except FileNotFoundError:  # evicted by another process
+        except FileNotFoundError:  # another process has evicted the page
             pass
         except (CorruptPageError, OSError, MemoryError) as error:
             problem = f"cannot read a page ({error}); recomputing it"

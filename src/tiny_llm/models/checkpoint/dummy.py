@@ -165,6 +165,6 @@ def _random_quantized(
         code = max(E4M3_ONE_CODE + 8 * (exponent - 2), 8)
     else:
         code = 127 + exponent - (2 if quantization.bits == 4 else -1)
-    if quantization.bits == 8:  # a byte with all exponent bits set may be NaN
+    if quantization.bits == 8:  # clears an exponent bit: with all of them set, a code may be NaN
         stored["weight"] = stored["weight"] & 0xBFBFBFBF
     return {**stored, "scales": mx.full(shapes["scales"], code, mx.uint8)}

@@ -75,7 +75,7 @@ Weight = QuantizedWeights | MlxQuantizedWeights | mx.array
 EmbeddingTable = QuantizedEmbedding | Embedding | MlxQuantizedWeights
 
 ACTIVATION_BITS = (16, 8)  # 16: exact
-GATES = ("gate", "shared_expert_gate")  # layers of mixture-of-experts blocks
+GATES = ("gate", "shared_expert_gate")  # names in a mixture of experts
 
 
 @dataclass

@@ -97,7 +97,7 @@ MOE_FIELDS = {
     "num_local_experts",  # newer configs' name for `num_experts`
     *("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step"),
     "mlp_only_layers",
-    "router_aux_loss_coef",  # training only, like the next field
+    "router_aux_loss_coef",  # for training only, like the next field
     "output_router_logits",
 }
 
@@ -191,7 +191,7 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         attn_output_gate=boolean(fields, "attn_output_gate", family.is_hybrid),
         experts=experts,
         delta_net=DeltaNetConfig.from_fields(fields) if family.is_hybrid else None,
-        # A window at least as long as the context masks nothing.
+        # A window at least as long as the context has no effect, so it is dropped.
         sliding_window=None if window is None or window.size >= context else window,
         has_mtp=mtp,
     )

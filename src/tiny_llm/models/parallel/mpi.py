@@ -81,7 +81,8 @@ def init(settings: Mapping[str, str]) -> Group:
             f"{LIBRARY_ENV} to the path of an MPI library."
         ) from error
     # MLX finalizes MPI when the last reference to the group is dropped, at interpreter exit, and
-    # would block on ranks that have exited. This extra reference prevents that: see `finalize`.
+    # would block on ranks that have exited. This extra reference prevents it from doing so; this
+    # module's `finalize` does it instead.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))
     global _group
     _group = comm

@@ -83,7 +83,8 @@ def read_template_file(file: Path) -> str:
 def set_chat_template(tokenizer: Any, template: str) -> None:
     """Replaces a tokenizer's chat template."""
     tokenizer.chat_template = template
-    if not tokenizer.has_chat_template:  # `mlx_lm` sets this attribute only when loading
+    # `mlx_lm` sets this attribute only when it loads a tokenizer, so it may be out of date.
+    if not tokenizer.has_chat_template:
         tokenizer.has_chat_template = True
 
 
