@@ -29,7 +29,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class HardwareLimits:
-    """Peak rates of a machine."""
+    """Peak memory bandwidth and arithmetic rate of a machine."""
 
     read_bytes_per_s: float  # memory read bandwidth of all threads together
     flops_per_s: float  # multiplications and additions by all threads together

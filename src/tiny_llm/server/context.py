@@ -118,7 +118,10 @@ class AppState:
     def on_finished(
         self, handle: RequestHandle, prompt: ChatPrompt, outputs: Sequence[ParsedOutput]
     ) -> None:
-        """Schedules the validation of complete outputs and, for a single one, the warm-up."""
+        """Schedules the validation of complete outputs and the warm-up of the next turn.
+
+        There is a warm-up only after a single output, because the next turn is unknown otherwise.
+        """
         for output in outputs:
             self._schedule_validation(handle, output)
         if len(outputs) == 1:

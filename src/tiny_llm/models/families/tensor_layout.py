@@ -102,7 +102,7 @@ def split_names(path: str) -> tuple[str, ...]:
 
 
 def converted_quantization(quantization: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """`config["quantization"]` with converted layer paths."""
+    """`config["quantization"]` with layer paths converted to those of the text model."""
     if quantization is None:
         return None
     return {

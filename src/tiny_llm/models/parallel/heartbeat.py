@@ -91,6 +91,9 @@ class Heartbeat:
 
 
 def _send_beat(connection: socket.socket) -> None:
-    """Sends a heartbeat, or drops it if the socket is full; the timeout detects a hung peer."""
+    """Sends a heartbeat without blocking; drops it if the socket is full.
+
+    A peer that hangs, and therefore does not read its socket, is detected by the timeout.
+    """
     with suppress(OSError):  # the next read detects a closed connection
         connection.send(BEAT, socket.MSG_DONTWAIT)

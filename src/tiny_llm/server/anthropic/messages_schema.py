@@ -286,7 +286,7 @@ class CountTokensRequest(CacheableModel):
 
     @property
     def wants_thinking(self) -> bool:
-        """Whether thinking is enabled."""
+        """Whether the request enables thinking."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property

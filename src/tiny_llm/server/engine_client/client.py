@@ -82,9 +82,8 @@ class EngineClient:
         )
         self._idle = asyncio.Event()
         self._idle.set()
-        self._handles: dict[
-            str, RequestHandle | None
-        ] = {}  # by request id; None for a closed request
+        # Keyed by request id; None for a closed request.
+        self._handles: dict[str, RequestHandle | None] = {}
         self._unfinished: dict[str, int] = {}  # number of unfinished completions, by request id
         self._request_counter = itertools.count()
         self._subscribers: list[Callable[[StepReport], None]] = []
