@@ -157,7 +157,7 @@ def stream_text(
             if count == budget:
                 finish_reason = "length"
         if finish_reason is not None:
-            detokenizer.finalize()  # adds a pending incomplete character to the text
+            detokenizer.finalize()  # flushes an incomplete character
         yield GenerationResponse(
             text=detokenizer.last_segment,
             token=token,
