@@ -65,7 +65,7 @@ COUNTERS = (
 
 
 class Metrics:
-    """One server's metrics, in a separate Prometheus registry.
+    """One server's metrics, registered apart from Prometheus's global registry.
 
     Args:
         models: values of the `model_name` label.
