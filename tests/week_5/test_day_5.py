@@ -351,7 +351,7 @@ def test_task_4_budget_of_zero():
 
 
 def test_task_4_rejected_draft_tokens_do_not_count():
-    """The thinking budget is queried for every row of every step, before draft verification."""
+    """A query with draft tokens must not change the count, as the tokens may be rejected later."""
     budget, tokens = ThinkingBudget(1, 3, START, END, in_thinking=True), [0]
     for draft_tokens in ([1], [1, 1], [END, 5], []):  # all rejected
         budget.forced_token(tokens, draft_tokens)

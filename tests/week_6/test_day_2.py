@@ -37,7 +37,7 @@ def parts_of(size: int, config: Any = LLAMA, **changes: Any) -> list[RankShard]:
 
 
 def evaluated(*arrays: mx.array) -> list[mx.array]:
-    """Evaluates the arrays: ranks are threads, which cannot share lazy graphs."""
+    """Evaluates the arrays, because ranks are threads, which cannot share lazy graphs."""
     mx.eval(arrays)
     return list(arrays)
 

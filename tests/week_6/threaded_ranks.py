@@ -102,7 +102,10 @@ def all_gather(x: mx.array, *, group: Rank) -> mx.array:
 
 
 def all_sum(x: mx.array, *, group: Rank) -> mx.array:
-    """Ring sum: an element's position in the message determines the rank that its sum starts on."""
+    """Sums the ranks' arrays in the order of MLX's ring, which affects rounding.
+
+    The message is divided into one chunk per rank. The sum of chunk i starts on rank i.
+    """
     if group.number == 0:
         group.ranks.sums.append(x.shape)
     parts = [each.reshape(-1) for each in group.ranks.exchange(group.number, x)]
