@@ -239,7 +239,7 @@ def test_task_3_events_of_a_call():
 
 
 def test_task_3_whitespace_before_the_tag():
-    """The parser's input starts with the whitespace that was held back before the tag."""
+    """The parser skips the whitespace that was held back before the tag."""
     for before in ("\n", " \n\n"):
         actual = events(f"{before}<tool_call>", '{"name": "add", "arguments": {}}')
         expected = [CallStart("add"), ArgumentsDelta("{}"), CallEnd()]

@@ -67,7 +67,7 @@ def test_task_1_output_equals_the_target(period):
     while len(expected) < 42:
         expected.append(target(expected))
     actual = decode(target, [1, 2], 40, draft)
-    assert actual == expected, f"expected the target's own tokens {expected}, got {actual}"
+    assert actual == expected, f"expected the target model's tokens {expected}, got {actual}"
 
 
 @pytest.mark.parametrize("num_running", [1, 3, 8, 24, 200])

@@ -42,7 +42,7 @@ def test_task_1_key_of_each_protocol(body, expected):
 
 
 def test_task_1_fields_are_in_prompt_order():
-    """The Messages API has a separate system field, which may be last in the body."""
+    """The Messages API's system field comes first in the prompt, even if it is last in the body."""
     first = key_of(system="S", messages=TURN)
     last = key_of(messages=TURN, system="S")
     assert first == last == "S\nWhat is two?", f"expected the system message first, got {last!r}"

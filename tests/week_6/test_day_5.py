@@ -199,8 +199,8 @@ def test_task_2_checkpoints_inside_a_chunk():
 def test_task_3_positions_at_the_prompt_end(num_tokens, page_size, expected):
     actual = prompt_end_positions(num_tokens, page_size)
     assert actual == expected, (
-        f"a prompt of {num_tokens} tokens, pages of {page_size}: expected {sorted(expected)}, got "
-        f"{sorted(actual)}"
+        f"a prompt of {num_tokens} tokens, pages of {page_size}: expected checkpoints at "
+        f"{sorted(expected)}, got {sorted(actual)}"
     )
 
 
@@ -224,7 +224,7 @@ def test_task_3_branch_is_where_cached_pages_end(tokens, hit, expected):
     actual = cached_prefix(tokens, node, hit, 1)
     assert actual == expected, (
         f"{tokens} after a hit of {hit}, pages [0, 1, 2, 3, 4] and [0, 1, 50, 51] in the tree: "
-        f"expected {expected}, got {actual}"
+        f"expected {expected} tokens with pages, got {actual}"
     )
 
 
@@ -252,7 +252,7 @@ def test_task_4_lowest_value_is_evicted():
     nodes, checkpoints, _ = full_table(7, 2, 5)
     checkpoints.allocate()
     kept = [i for i, node in enumerate(nodes) if node in checkpoints.by_node]
-    assert kept == [0, 2], f"values 7, 2 and 5: expected 0 and 2 to be kept, got {kept}"
+    assert kept == [0, 2], f"values 7, 2, 5: expected checkpoints 0 and 2, got {kept}"
 
 
 @pytest.mark.parametrize(("below", "can_evict"), [(2, False), (3, True), (-math.inf, False)])

@@ -1,7 +1,7 @@
 """Ranks as threads: MLX's collectives without processes.
 
-One rank computes at a time. An exchange blocks until all ranks have sent, so the results equal
-those of a ring of processes.
+One rank computes at a time, and an exchange blocks until all ranks have sent. Sums are in the order
+of MLX's ring, so the results equal those of separate processes.
 """
 
 from collections.abc import Callable

@@ -97,7 +97,7 @@ def python_headers(work: Path) -> Path:
     """Folder of Python.h.
 
     Debian's pyconfig.h includes one header per processor and rejects macOS. In that case, returns a
-    copy of the headers with this machine's pyconfig.h, which suits macOS: both are 64-bit.
+    copy of the headers with this machine's pyconfig.h, which suits macOS because both are 64-bit.
     """
     installed = Path(sysconfig.get_path("include"))
     architecture = sysconfig.get_config_var("MULTIARCH") or ""

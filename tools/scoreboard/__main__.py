@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         "--random",
         choices=SHAPES,
         metavar="SHAPE",
-        help=f"random weights, takes minutes: {', '.join(SHAPES)}",
+        help=f"random weights of a shape (takes minutes): {', '.join(SHAPES)}",
     )
     parser.add_argument(
         "--llama-python", metavar="PYTHON", help="interpreter with llama-cpp-python"

@@ -412,7 +412,7 @@ void msl_threadgroup_barrier(uint32_t flags, Site site) {
 }
 
 void msl_simdgroup_barrier(uint32_t flags, Site site) {
-    if (msl_meet(Meeting::BARRIER, "simdgroup_barrier", site)) {  // once, by the last lane
+    if (msl_meet(Meeting::BARRIER, "simdgroup_barrier", site)) {  // true for the last lane
         Simdgroup& simdgroup = *current->simdgroup;
         ++simdgroup.epoch;
         simdgroup.memory_epochs[0] += flags & 1;
