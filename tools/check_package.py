@@ -29,7 +29,7 @@ REQUIRED_FILES = (
     "licenses/LICENSE",
     "entry_points.txt",
 )
-# Options for uv and CMake: less optimization, to compile the extension faster.
+# Options of `uv build` that compile the extension faster, with less optimization.
 FAST_BUILD = tuple(f"-Ccmake.define.{option.removeprefix('-D')}" for option in LESS_OPTIMIZED)
 QUESTION = ("--model", "demo", "--prompt", "What is the capital of France?")
 

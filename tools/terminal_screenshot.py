@@ -49,7 +49,7 @@ class Terminal:
     _is_drawing: bool = False
 
     def feed(self, output: str) -> None:
-        """Processes output; a control sequence must not be split."""
+        """Processes output, which must not end inside a control sequence."""
         end = 0
         for match in _CONTROL.finditer(output):
             self._write(output[end : match.start()])

@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def pytest_configure() -> None:
-    """pytest hook: requires the sanitized extension."""
+    """Pytest hook that requires an extension built with sanitizers."""
     import tiny_llm_ext
 
     found = Path(tiny_llm_ext.__file__)

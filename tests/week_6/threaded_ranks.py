@@ -67,7 +67,7 @@ class Ranks:
         for thread in threads:
             thread.join()
         if errors:
-            raise errors[0]  # the first exception; the other ranks raise BrokenBarrierError
+            raise errors[0]  # the cause of BrokenBarrierErrors on the other ranks
         return results
 
     def _wait(self) -> None:

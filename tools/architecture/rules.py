@@ -59,7 +59,7 @@ MLX_ONLY = {
 }
 MLX_ONLY_LIBRARY = {"math", "typing", "collections", "dataclasses", "functools", "types", "mlx"}
 
-# Scheduling and page allocation are plain Python: these modules import no array library.
+# Modules of scheduling and page allocation, which are plain Python and import no array library.
 ARRAY_FREE = (
     "engine.inputs",
     "engine.scheduling",

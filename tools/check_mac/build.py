@@ -41,7 +41,8 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
     """
     write_toolchain(work)
     objects = work / "objects"
-    # CMake's cache may contain paths of another MLX or Python version; object files are reused.
+    # Deletes CMake's cache, which may contain paths of another MLX or Python version. Object files
+    # are reused.
     (objects / "CMakeCache.txt").unlink(missing_ok=True)
     configure = ["cmake", "-G", "Ninja", "-S", str(source), "-B", str(objects)]
     configure += [f"-DCMAKE_TOOLCHAIN_FILE={work / 'toolchain.cmake'}"]

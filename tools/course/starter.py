@@ -31,7 +31,7 @@ def starter_text(text: str, path: Path) -> str:
     for block in reversed(blocks):
         if block.task is None:
             around = lines[max(0, block.start - 2) : block.start - 1] + lines[block.end + 1 :][:1]
-            both_empty = around == ["", ""]  # deletion would leave two empty lines: keep one
+            both_empty = around == ["", ""]  # deletes one of two empty lines
             del lines[block.start - 1 : block.end + 1 + both_empty]
         else:
             lines[block.start : block.end] = placeholder(text, block, path)

@@ -50,7 +50,7 @@ from .score import Row, Score
 from .table import print_score
 
 KIND = "scoreboard"
-ROOFLINE_ROUNDS = 2  # measurements of the machine's limits; the best counts
+ROOFLINE_ROUNDS = 2  # number of measurements of the machine's limits
 
 
 def main(argv: list[str] | None = None) -> int:

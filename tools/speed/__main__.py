@@ -35,7 +35,7 @@ MODULES = {
     "4.6": "attention",
     "4.7": "decode_steps",
 }  # days not measured by matmuls.py
-ROOFLINE_ROUNDS = 3  # measurements of the machine's limits; the best counts
+ROOFLINE_ROUNDS = 3  # number of measurements of the machine's limits
 
 
 class FailedError(Exception):
