@@ -265,7 +265,8 @@ class BatchGeneration:
         requests, tokens = self._in_flight or self._compute_tokens()
         self._in_flight = None
         if not kernels.computes_on_cpu() and not any(r.is_last_step for r in self.slots if r):
-            mx.async_eval(tokens)  # a separate graph: tokens can be read before the next step ends
+            # Dispatched before the next step, so that the tokens can be read before it ends.
+            mx.async_eval(tokens)
             for request, token in zip(requests, tokens, strict=True):
                 request.next_token = token
             self._in_flight = self._compute_tokens()
@@ -309,7 +310,8 @@ class BatchGeneration:
         sampler = self._sampler
         if not (isinstance(sampler, DistributionSampler) and sampler.is_seeded):
             return sample(sampler, logits)
-        # Filters are row-wise, so they run once for all rows; random states are per request.
+        # The filters treat rows independently, so one call filters all rows. Each request draws
+        # with its own random state.
         shaped = sampler.logits(log_softmax(logits))
         draws = []
         for row, request in enumerate(requests):

@@ -193,7 +193,7 @@ def memory_table(
 def _notes(
     estimates: Mapping[KvCacheDtype, MemoryEstimate], bandwidth: float | None
 ) -> Iterator[str]:
-    """Notes printed below the table."""
+    """Yields notes on memory and speed, one line each."""
     first = next(iter(estimates.values()))
     total, available = total_memory(), available_memory()
     yield f"memory: {format_bytes(total)} total, {format_bytes(available)} available"

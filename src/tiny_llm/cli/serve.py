@@ -285,12 +285,12 @@ def _serve(args: argparse.Namespace) -> int:
     specs = []
     for model, folder, aliases, need in zip(models, folders, names, needs, strict=True):
         task = resolve_task(args.task if model.task == "auto" else model.task, str(folder))
-        # Ranks on other machines resolve the model name there.
+        # Ranks may run on other machines, where the folder has another path: pass the name.
         path = str(folder) if args.tensor_parallel_size == 1 else model.name
         specs.append(
             ModelSpec(
                 aliases,
-                # Dummy weights may lack a tokenizer.
+                # A model with dummy weights may lack a tokenizer; use the demo model's.
                 folder if has_tokenizer(folder) else demo.TARGET_PATH,
                 partial(_load, args, path, task, chat_template, folder, draft),
                 task,

@@ -136,7 +136,7 @@ def memory_needs(
         MemoryRequirement(
             name,
             model_size(folder, 1, args.load_format).weight_bytes + draft_bytes,
-            args.kv_cache_bytes or 0,  # 0: sized when the single model is loaded
+            args.kv_cache_bytes or 0,  # 0 if `LLM` chooses the size at load time
             model.is_pinned,
         )
         for name, model, folder in zip(first_names, models, folders, strict=True)

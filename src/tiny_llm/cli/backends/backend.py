@@ -36,9 +36,9 @@ Stream = Callable[[Sequence[int]], Iterator[GenerationResponse]]
 class Backend:
     """A loaded model."""
 
-    stream: Stream  # takes the prompt's token ids, yields one response per token
+    stream: Stream  # function of the prompt's token ids; yields one response per token
     encode_chat: Callable[[list[dict[str, str]]], list[int]]
-    # Returns draft token counters; None without speculative decoding, and always for mlx_lm.
+    # Returns draft token counters; None without speculative decoding or with mlx_lm.
     speculation_statistics: Callable[[], SpeculationStatistics | None] = lambda: None
 
     def stream_chat(self, messages: list[dict[str, str]]) -> Iterator[str]:
@@ -83,7 +83,7 @@ class EngineBackend:
     def __init__(self, args: argparse.Namespace, checkpoint: Checkpoint):
         self._args = args
         self._context: int = checkpoint.mlx_model.args.max_position_embeddings
-        # KV capacity for a full context; pages are allocated on demand.
+        # The KV cache has room for a full context; memory is allocated only for the pages in use.
         limits = {"max_num_seqs": 1, "kv_tokens": self._context, "prefill_step": PREFILL_STEP}
         self._open = partial(open_llm, args, checkpoint, **limits)
         self._llm = self._open()

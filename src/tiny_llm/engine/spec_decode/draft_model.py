@@ -82,7 +82,10 @@ class DraftModel:
 
     @staticmethod
     def num_uncomputed(num_draft_tokens: int, num_accepted: int) -> int:
-        """Returns 1 if all draft tokens were accepted: only the target computed the last."""
+        """Returns 1 if all draft tokens were accepted, else 0.
+
+        The draft model has not computed the last draft token, only the target has.
+        """
         return int(num_accepted == num_draft_tokens > 0)
 
     def _first_logits(self, chunks: Sequence[Chunk]) -> mx.array:

@@ -111,7 +111,8 @@ def _packed_masks(rows: Sequence[GrammarRow], width: int) -> Any:
     import numpy as np
 
     jobs, mask_indices = plan_masks(rows)
-    # Grammars are compiled for the target's V; a draft model's may be smaller.
+    # Grammars are compiled for the target's V, so masks have that width even if `width`, the draft
+    # model's V, is smaller.
     words = -(-max(width, *(row.request.grammar.vocab_size for row in rows)) // 32)
     masks = np.zeros((sum(job.num_masks for job in jobs), words), np.int32)
     _fill_masks(jobs, masks)

@@ -24,9 +24,9 @@ GENERATION_PROMPT_TOKENS = 16  # upper bound on trailing tokens that the next tu
 def prompt_end_positions(num_tokens: int, page_size: int) -> set[int]:
     """Returns the positions of the checkpoints at the end of a prompt.
 
-    The last page boundary before the prompt's last token, which is always computed for its logits.
-    If fewer than `GENERATION_PROMPT_TOKENS` tokens follow it, also the preceding boundary. Callers
-    ignore positions ≤ 0.
+    The first position is the last page boundary before the prompt's last token, which is always
+    computed for its logits. If fewer than `GENERATION_PROMPT_TOKENS` tokens follow that boundary,
+    the preceding boundary is added. Callers ignore positions ≤ 0.
     """
     # [task 6.5.3 prompt-end]
     last = (num_tokens - 1) // page_size * page_size
