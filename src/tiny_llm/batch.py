@@ -51,7 +51,7 @@ class Request:
         self.index = index
         self.prompt_ids = prompt_ids
         self.cache: list[TinyKvCache] = model.create_kv_cache()
-        self.offset = 0  # tokens in the cache
+        self.offset = 0  # number of tokens in the cache
         # Sampled, but not yet in the cache; an unevaluated array while its step is in flight.
         self.next_token: int | mx.array | None = None
         self.num_tokens = 0  # output tokens
@@ -236,7 +236,7 @@ class BatchGeneration:
         return self.requests[index]
 
     def _place_prefilled(self) -> None:
-        """Moves a fully prefilled request, if any, to an idle slot, if any."""
+        """Moves the request in prefill to an idle slot once its prompt is computed."""
         request = self.prefilling
         if request is None or not request.is_prefilled:
             return
@@ -294,7 +294,7 @@ class BatchGeneration:
         """Appends one token to each request and frees the slots of finished requests."""
         # [task 2.7.4 add]
         for request, token in zip(requests, tokens, strict=True):
-            if request.is_done:  # finished while this token was in flight
+            if request.is_done:  # ended while this token was in flight
                 continue
             request.add_token(token)
             if request.is_done:

@@ -94,7 +94,7 @@ class PageCounts(NamedTuple):
     Attributes:
         stored: number of distinct pages.
         shared: number of pages that several branches use.
-        saved: number of pages saved by sharing.
+        saved: number of additional pages that would be stored without sharing.
     """
 
     stored: int

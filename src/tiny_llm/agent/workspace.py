@@ -181,5 +181,5 @@ def truncate(text: str, limit: int) -> str:
 
 
 def truncation_note(cut: int, total: int) -> str:
-    """Line that replaces the omitted characters."""
+    """Returns the line that replaces `cut` characters of a text of `total` characters."""
     return f"\n[… {cut} of {total} characters cut …]\n"

@@ -19,7 +19,7 @@ Mask = mx.array | Literal["causal"] | None
 
 
 def is_custom_mask(mask: Any) -> bool:
-    """Whether `mask` is neither None nor "causal"; KV caches and paging support no others."""
+    """Whether `mask` is an array; KV caches and paged attention support only None and "causal"."""
     return mask is not None and not (isinstance(mask, str) and mask == "causal")
 
 

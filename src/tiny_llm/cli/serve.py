@@ -341,7 +341,8 @@ def _adapter_names(args: argparse.Namespace, model_names: Sequence[str]) -> list
     """Names of the LoRA adapters.
 
     Raises:
-        UserError: a name is a duplicate or the model's, or a flag is incompatible with adapters.
+        UserError: two names are equal, a name is also a model's, or a flag is incompatible with
+            adapters.
     """
     adapter_folders(args.adapter_path, _lora_modules(args))
     names = [name for name, _ in args.lora_modules or ()]

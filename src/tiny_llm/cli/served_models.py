@@ -55,7 +55,10 @@ class MemoryRequirement:
 
 
 def parse_model_argument(text: str) -> ModelArgument:
-    """Parses `NAME[=OPTIONS]`: at most one task, and "pin"; an existing folder has no options."""
+    """Parses `NAME[=OPTIONS]`, where the options are at most one task, and "pin".
+
+    The path of an existing folder may contain "=", so it is not split.
+    """
     name, separator, given = text.rpartition("=")
     if not separator or Path(text).expanduser().is_dir():
         return ModelArgument(text)

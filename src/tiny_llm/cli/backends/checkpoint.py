@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
-    """Selects the device, prints the model's name and loads it.
+    """Selects the device, prints the model's name and loads the model.
 
     Raises:
         UserError: see `set_device`, `models.load` and `load_sharded`; --enable-thinking was given
@@ -65,7 +65,8 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
 def load_for_solution(args: argparse.Namespace, name: str, mtp: bool = False) -> tuple[Any, Any]:
     """Loads weights and tokenizer for `args.solution`.
 
-    The solution `tiny_llm` needs only the weights; the others may also call mlx_lm's model.
+    The solution `tiny_llm` needs only the weights. Other solutions may also call mlx_lm's model,
+    which is therefore loaded for them.
 
     Args:
         mtp: see `load_weights`; only with the engine.

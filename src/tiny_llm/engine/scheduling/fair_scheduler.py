@@ -100,7 +100,7 @@ class FairScheduler(Scheduler):
         )
         self._min_chunk = min_chunk
         self._long_step = -1  # number of the last long step; −1 before the first
-        # The next long step is allowed after this many steps or seconds, whichever ends first.
+        # The next long step is allowed after this many steps or seconds, whichever comes first.
         self._steps_between, self._seconds_between = 0, 0.0
 
     def add(self, request: EngineRequest) -> None:
@@ -120,7 +120,10 @@ class FairScheduler(Scheduler):
         return self._finish_plan(SchedulerOutput(self._num_steps, tuple(chunks)))
 
     def record_step_time(self, step: SchedulerOutput, seconds: float) -> None:
-        """Updates the costs if the step has a single prompt chunk; postpones the next long step."""
+        """Updates the costs if the step has one prompt chunk, which then dominates its duration.
+
+        Also counts the step and its duration towards the interval between long steps.
+        """
         chunks = [chunk for chunk in step.chunks if chunk.end - chunk.start > 1]
         if len(chunks) == 1 and chunks[0].num_tokens >= self._min_chunk:
             self.costs.record(chunks[0].end, chunks[0].num_tokens, seconds)

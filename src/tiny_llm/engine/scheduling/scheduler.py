@@ -194,7 +194,7 @@ class Scheduler:
         decoding = [request for request in with_pages if request.num_uncomputed == 1]
         chunks = []
         spare = self.config.max_num_batched_tokens - len(decoding) * (1 + self.config.num_drafts)
-        spare //= 2  # the other half is for prompt chunks
+        spare //= 2  # draft tokens get at most half; prompt chunks get the rest
         # Each request has a page for its last token; draft tokens use the remaining pages.
         for request in decoding:
             num_drafts = self._num_fitting_drafts(request, spare)

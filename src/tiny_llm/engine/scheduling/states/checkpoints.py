@@ -192,7 +192,7 @@ class Checkpoints:
         # [/task 6.5.4 inherit]
 
     def check_integrity(self) -> None:
-        """Asserts that every checkpoint's node is in the tree and its value is consistent."""
+        """Asserts that checkpoints are in the prefix cache, with correct `pages` and `ancestor`."""
         for node, checkpoint in self.by_node.items():
             assert node.parent is not None
             assert node.parent.children[node.tokens] is node, (

@@ -37,7 +37,7 @@ def prompt_end_positions(num_tokens: int, page_size: int) -> set[int]:
 
 
 def cached_prefix(token_ids: Sequence[int], node: PrefixNode, position: int, page_size: int) -> int:
-    """Returns the length of the prefix with pages in the prefix cache, with or without a state.
+    """Returns the length of the prefix with cached pages, even if no state is cached for it.
 
     At least one token remains to be computed, as in `PrefixCache.match`.
 

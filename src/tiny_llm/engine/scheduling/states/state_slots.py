@@ -80,7 +80,7 @@ class StateSlots:
     # ---------------------------------------------------------------- prefix cache
 
     def up_to_checkpoint(self, path: list[PrefixNode]) -> list[PrefixNode]:
-        """Returns a prefix cache hit up to its last checkpoint."""
+        """Truncates a prefix cache hit after its last node that has a checkpoint."""
         return path[: self.checkpoints.last(path)]
 
     # ---------------------------------------------------------------- one step
