@@ -42,7 +42,7 @@ class Backend:
     speculation_statistics: Callable[[], SpeculationStatistics | None] = lambda: None
 
     def stream_chat(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        """Yields the assistant's next message in deltas; reasoning ends with </think>."""
+        """Yields the assistant's next message in deltas; any reasoning precedes </think>."""
         for response in self.stream(self.encode_chat(messages)):
             yield response.text
 
@@ -120,7 +120,8 @@ class EngineBackend:
                         peak_memory=mx.get_peak_memory() / 1e9,
                     )
         except KeyboardInterrupt:
-            self._llm = self._open()  # the interrupted step may have left the engine inconsistent
+            # Open a new engine, because the interrupted step may have left it inconsistent.
+            self._llm = self._open()
             raise
 
     def speculation_statistics(self) -> SpeculationStatistics | None:

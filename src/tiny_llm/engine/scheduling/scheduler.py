@@ -259,7 +259,7 @@ class Scheduler:
         return True
 
     def _loading_keys(self) -> set[PageKey]:
-        """Returns the key of the first page in each load from disk."""
+        """Returns the key of the first page that each running request is reading from disk."""
         return {
             (request.last_node, self.pages.tokens_of_page(request, request.num_shared))
             for request in self.running

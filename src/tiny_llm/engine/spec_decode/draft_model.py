@@ -53,7 +53,8 @@ class DraftModel:
         """Returns `num_drafts` draft tokens for each chunk.
 
         The draft model also computes the chunks, prompts included, so that its KV cache covers the
-        same tokens as the target's. Only the last draft token is deferred to the next step.
+        same tokens as the target's. An exception is the last draft token: if accepted, it is
+        computed in the next step.
         """
         draft_tokens: list[list[int]] = [[] for _ in chunks]
         active = [index for index, chunk in enumerate(chunks) if chunk.num_drafts]

@@ -148,7 +148,10 @@ def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
 
 
 def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
-    """Masks EOS tokens that are text in an incomplete output, if another token is allowed."""
+    """Masks EOS tokens that are ordinary text, unless the output is complete.
+
+    Does nothing if no other token is allowed, because a row must allow at least one.
+    """
     grammar = row.request.grammar
     ends = [token for token in grammar.text_eos_token_ids if mask[token // 32] >> (token % 32) & 1]
     if not ends or grammar.is_complete_after(row.draft_tokens):

@@ -152,7 +152,7 @@ class GrammarCompiler:
                 self._library_tokenizer, grammar, log_level=0, limits=limits
             )
             if not matcher.is_error():
-                matcher.compute_bitmask()  # detects grammars that match no text
+                matcher.compute_bitmask()  # sets the error if the grammar matches no text
             if not matcher.is_error():
                 return matcher
             error = matcher.get_error()

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from ..prefix_cache import PrefixNode
 
 CHECKPOINT_INTERVAL = 2048  # tokens
-GENERATION_PROMPT_TOKENS = 16  # upper bound on trailing tokens that the next turn may change
+# Upper bound on trailing prompt tokens that the chat template may render differently next turn.
+GENERATION_PROMPT_TOKENS = 16
 
 
 def prompt_end_positions(num_tokens: int, page_size: int) -> set[int]:
