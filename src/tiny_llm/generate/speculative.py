@@ -83,7 +83,7 @@ class SpeculativeDecoding:
         self.statistics = statistics = SpeculationStatistics()
         rejection_sampler = sampler if isinstance(sampler, DistributionSampler) else None
         if rejection_sampler is not None and rejection_sampler.is_greedy:
-            rejection_sampler = None  # greedy: draft tokens only need to match
+            rejection_sampler = None  # greedy decoding verifies by matching
         target, draft = _CachedModel(model), _CachedModel(self.draft_model)
         ids = list(prompt_ids)
         try:
