@@ -33,7 +33,8 @@ DISPLAY = re.compile(
     r"TERM|COLORTERM|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|PY_COLORS|CLICOLOR\w*|TTY_\w+|JUPYTER_\w+"
 )
 
-WARNINGS = os.environ.get("PYTHONWARNINGS")  # already read by this process
+# Saved before it is cleared: this process has already applied it to its warning filters.
+WARNINGS = os.environ.get("PYTHONWARNINGS")
 
 # Signals that stay ignored: SIGPIPE and SIGXFSZ, which Python itself ignores and `subprocess`
 # restores; SIGTTIN and SIGTTOU, which would stop background jobs.

@@ -34,13 +34,14 @@ def test_one_rank_sends_nothing():
 
 
 def test_collectives_match_hand_computed_times():
-    # 4 ranks at 1 MB/s: 3 messages with 1 ms of latency each, of 1 MB or of a quarter of 1 MB.
+    # 4 ranks at 1 MB/s send 3 messages with 1 ms of latency each. A message of an all-reduce has
+    # 1 MB, a message of an all-gather a quarter of it.
     assert all_reduce_seconds(1e6, 4, LINK) == pytest.approx(3 * (0.001 + 1))
     assert all_gather_seconds(1e6, 4, LINK) == pytest.approx(3 * (0.001 + 0.25))
 
 
 def test_step_collectives_match_hand_computed_times():
-    # Qwen3-0.6B, 3 rows on 2 ranks: 28 layers, hidden size 1024, vocabulary 151,936, 2 bytes each.
+    # Qwen3-0.6B, 3 rows on 2 ranks: 28 layers, hidden size 1024, vocabulary 151,936, bfloat16.
     reduces = (2 * 28 + 1) * (0.001 + 3 * 1024 * 2 / 1e6)
     gather = 0.001 + 1 * 151_936 * 2 / 2 / 1e6
     assert collectives(COSTS, 3, 1, 2, LINK) == pytest.approx(reduces + gather)

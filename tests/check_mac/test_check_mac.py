@@ -59,7 +59,10 @@ pytestmark = [
 
 @pytest.fixture
 def build_module(tmp_path):
-    """Returns a function that builds a module: statement -> (module or None, output, objects)."""
+    """Returns a function that builds a module that executes a C++ statement.
+
+    The function returns (module, or None if the build failed; build output; object files).
+    """
     wheel = macos_wheel(WORK)
     if wheel is None:
         pytest.skip("MLX's macOS wheel could not be downloaded")

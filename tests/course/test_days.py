@@ -83,7 +83,8 @@ def by_task(outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
     return found
 
 
-@pytest.mark.every_share  # other tests use the failing cases that this test collects
+# Runs in every share, because other tests use the failing cases that this test collects.
+@pytest.mark.every_share
 def test_starter_tasks_fail_with_their_error(course, exhaustive):
     files = [day.test_file for day in CHAPTERS]
     first_cases = () if exhaustive else ("-p", "tools.course.pytest_first_case")

@@ -291,7 +291,7 @@ class Simulation:
         assert self.workload.is_fair, f"{oldest} makes no progress"
         if oldest.num_overtaken < oldest.num_prompt_tokens:
             self.outcome.overtaken += 1
-        # Not overtaken in this step, hence protected before it.
+        # The request was not overtaken in this step, so it was protected before the step.
         elif oldest.num_overtaken == self._overtaken.get(oldest):
             if self.workload.step_time_target is None:
                 assert oldest.state is not RequestState.RUNNING, f"{oldest} makes no progress"
@@ -324,7 +324,9 @@ class Simulation:
         ]
         assert sum(costs[:-1]) <= target, "a chunk was added to a full step"
         if prompts[0].request not in self._running:
-            return  # the prefix cache has changed since the chunk's position was estimated
+            # The prefix cache may have changed since the chunk's position was estimated, so the
+            # estimated cost is unknown.
+            return
         cost = scheduler.costs.seconds_per_token(prompts[0].start + self.workload.min_chunk)
         if min(prompts[0].num_tokens, self.workload.min_chunk) * cost > target:
             between = step.index - self._long_step - 1

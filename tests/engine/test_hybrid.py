@@ -118,7 +118,8 @@ def test_same_tokens_in_every_configuration(
         accepted += llm.runner.statistics.num_accepted_tokens
         assert state_counts(llm).used == 0
     assert hits > 0
-    assert preemptions > 0 or slots == 2  # two slots: only one request runs at a time
+    # With two slots, only one request runs at a time, so none is preempted.
+    assert preemptions > 0 or slots == 2
     assert accepted > 10 or speculation == "none" or slots == 2
     assert accepted > 200 or speculation != "the model as draft" or slots < 20
 
@@ -143,7 +144,8 @@ def test_every_turn_hits_as_many_tokens_as_an_attention_model(model, turns):
             assert cached >= previous - 16 - page_size
 
 
-QUESTIONS = {  # of three turns, with a text that the answer must contain
+# Questions of three turns, each with a text that the answer must contain.
+QUESTIONS = {
     f"{PARAGRAPH}\n\nWho is the mayor of Lenmora?": "Mira Holton",
     "What colour are the trams of Lenmora?": "yellow",
     "What is the capital of France?": "Paris",

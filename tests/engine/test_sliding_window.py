@@ -1,4 +1,4 @@
-"""Sliding windows in the engine: unchanged tokens, freed pages, prefix cache hits."""
+"""Sliding windows in the engine: batch invariance, freed pages, cache hits."""
 
 from unittest import mock
 
@@ -60,7 +60,7 @@ def mistral(tokenizer):
 
 
 def build(model, num_pages: int = 256, **options) -> LLM:
-    """Builds an engine with exactly `num_pages` pages of 8 tokens, unless `options` differ."""
+    """Builds an engine with `num_pages` pages of `block_size` tokens, by default 8."""
     with mock.patch("tiny_llm.engine.llm.split_kv_memory", return_value=(num_pages, 0)):
         return LLM(model, **{"block_size": 8, "max_num_seqs": 4, **options})
 
@@ -163,7 +163,7 @@ def test_preempted_requests(mistral):
 
 
 def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
-    """With less memory than the window and a step need, all of a request's tokens must fit."""
+    """If the memory cannot hold the window and a step, it must hold all tokens of a request."""
     llm = build(mistral, 8, max_num_batched_tokens=32)
     with pytest.raises(UserError, match="the KV memory holds 64"):
         llm.add_request(LONG)
@@ -189,7 +189,7 @@ def test_second_turn_hits_although_early_pages_are_evicted(mistral):
     assert second.num_cached_tokens >= len(LONG) + len(first.token_ids) - 8
     [cold] = build(mistral).generate([turn], GREEDY, show_progress=False)
     assert second.token_ids == cold.token_ids
-    # No hit: the pages of this shorter prefix's window have been evicted.
+    # A shorter prefix is not a hit, because the pages of its window have been evicted.
     [other] = llm.generate([LONG[:60]], GREEDY, show_progress=False)
     [cold] = build(mistral).generate([LONG[:60]], GREEDY, show_progress=False)
     assert other.num_cached_tokens == 0

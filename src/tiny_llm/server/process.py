@@ -138,7 +138,8 @@ class ServerProcess:
             self._event_log.close()
         for engine in self._engines:
             engine.client.command_queue.put(messages.Shutdown())
-        if not self._status:  # after a failure, an engine thread may hang
+        # After a failure, an engine thread may hang, so the threads are not joined.
+        if not self._status:
             await asyncio.to_thread(self._join_threads, time.monotonic() + 10)
         self._exit()
 
@@ -257,7 +258,7 @@ class ServerProcess:
     def _request_exit(self) -> None:
         for engine in self._engines:
             engine.client.shut_down()
-        if self._uvicorn is None:  # a replica: its supervisor detects the exit
+        if self._uvicorn is None:  # a replica, whose supervisor detects the exit
             os._exit(self._status)
         self._uvicorn.should_exit = True
 

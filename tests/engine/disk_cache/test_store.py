@@ -85,7 +85,8 @@ def test_two_stores_share_a_directory(tmp_path):
     assert key_of(1) not in second
     second.refresh()
     assert second.read(key_of(1), SIZE) == page(1).payload
-    assert second.write([page(1), page(3)]) == stored_bytes(SIZE)  # page 1 exists already
+    # Page 1 exists already, so only page 3 is written.
+    assert second.write([page(1), page(3)]) == stored_bytes(SIZE)
     second.write([page(number) for number in range(10, 16)])
     assert first.num_bytes <= 6 * stored_bytes(SIZE)
     assert page_numbers_on_disk(tmp_path) == set(range(10, 16))

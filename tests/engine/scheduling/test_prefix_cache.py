@@ -57,7 +57,7 @@ def test_tree_branches():
     tree.compute("abcdefgh")
     tree.compute("abcdXfgh")
     assert tree.cache.num_pages == 3
-    assert tree.allocator.num_used == 3, "a page computed twice is cached once"
+    assert tree.allocator.num_used == 3, "a page computed twice must be cached once"
     assert tree.num_cached("abcdXfgh.") == tree.num_cached("abcdefgh.") == 8
     tree.check()
 

@@ -1,4 +1,4 @@
-"""N-gram proposer: draft tokens, draft lengths, unchanged outputs."""
+"""N-gram proposer: draft tokens, lengths, same outputs as without drafts."""
 
 import random
 

@@ -67,7 +67,7 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    # Limits the number of errors, one per unknown field.
+    # Limits the number of validation errors, because pydantic reports each unknown field.
     _check_keys = model_validator(mode="before")(_check_keys)
 
 

@@ -127,8 +127,8 @@ def error_event(path: str, error: ApiError, num_events: int = 0) -> bytes:
 
     Args:
         path: the request's path, which selects the protocol.
-        num_events: number of events sent so far: the error event's sequence number in the Responses
-            API.
+        num_events: number of events sent so far. In the Responses API, it is the error event's
+            sequence number.
     """
     if path == RESPONSES_PATH:
         event = {"type": "error", "code": "server_error", "message": error.message, "param": None}
