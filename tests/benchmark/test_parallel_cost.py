@@ -58,7 +58,7 @@ def test_time_grows_with_bytes_ranks_and_slower_links(seconds):
 def test_weights_and_heads_are_split_among_ranks():
     two, one = (prefill_step(COSTS, SLOW, LINK, ranks, 512) for ranks in (2, 1))
     assert two.compute == pytest.approx(one.compute / 2)
-    # 16 ranks share 8 key/value heads: KV memory per rank stops shrinking at 8 ranks.
+    # With 8 key/value heads, the KV memory per rank does not shrink beyond 8 ranks.
     eight, sixteen = (decode_step(COSTS, SLOW, LINK, n, 1, 10**7).compute for n in (8, 16))
     assert sixteen > 0.99 * eight
     with pytest.raises(ValueError, match="16 attention heads are not divisible by 3 ranks"):

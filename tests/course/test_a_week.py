@@ -36,7 +36,11 @@ def test_starter_fails_and_solution_passes(tmp_path: Path):
         "every task must have a failing test in the starter"
     )
     for outcome in failed:
-        assert outcome.is_unwritten, f"{outcome.test}: {outcome.message}"
+        assert outcome.is_unwritten, (
+            f"{outcome.test}: expected an unwritten task's error, got: {outcome.message}"
+        )
     assert {outcome.task for outcome in solution} >= TASKS
     for outcome in solution:
-        assert outcome.passed is not False, f"{outcome.test}: {outcome.message}"
+        assert outcome.passed is not False, (
+            f"{outcome.test} fails on the solution: {outcome.message}"
+        )

@@ -34,7 +34,8 @@ class Arrival:
         max_tokens: output limit.
         answer_len: output length at which the model generates an end token.
         abort_at: time at which the client aborts; None for never.
-        adapter: index of the request's adapter, or −1 for none. Each adapter acts as another model.
+        adapter: index of the request's adapter, or −1 for none. Each adapter has its own outputs
+            and cached prefixes.
     """
 
     time: float

@@ -71,8 +71,12 @@ def assert_same_as_reference(reference, actual, actual_logits, context) -> None:
     outputs, logits = reference
     for number, expected in outputs.items():
         assert actual[number].error is None, context
-        assert actual[number].token_ids == expected.token_ids, f"request {number} with {context}"
-        assert actual[number].logprobs == expected.logprobs, f"request {number} with {context}"
+        assert actual[number].token_ids == expected.token_ids, (
+            f"request {number}: wrong token ids, {context}"
+        )
+        assert actual[number].logprobs == expected.logprobs, (
+            f"request {number}: wrong logprobs, {context}"
+        )
         assert actual[number].finish_reason == expected.finish_reason
     for key, row in logits.items():
         np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key} with {context}")

@@ -106,8 +106,12 @@ def test_same_tokens_in_every_configuration(model, reference, tokenizer, specula
         context = f"{speculation}, case {number}"
         for case, expected in outputs.items():
             assert actual[case].error is None, context
-            assert actual[case].token_ids == expected.token_ids, f"request {case}, {context}"
-            assert actual[case].logprobs == expected.logprobs, f"request {case}, {context}"
+            assert actual[case].token_ids == expected.token_ids, (
+                f"request {case}: wrong token ids, {context}"
+            )
+            assert actual[case].logprobs == expected.logprobs, (
+                f"request {case}: wrong logprobs, {context}"
+            )
         for key, row in logits.items():
             np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key}, {context}")
         hits += sum(output.num_cached_tokens for output in actual.values())
@@ -172,7 +176,7 @@ def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
 
 
 def test_requests_share_memory_that_holds_one_of_them(mistral):
-    """Each request needs 24 pages in total, but at most 9 at a time; 20 pages serve two."""
+    """Each request needs 24 pages in total, but at most 9 at a time, so 20 pages serve two."""
     prompts = [[token + index for token in LONG] for index in range(4)]
     expected = build(mistral).generate(prompts, GREEDY, show_progress=False)
     llm = build(mistral, 20, max_num_batched_tokens=32, enable_prefix_caching=False)

@@ -95,7 +95,7 @@ class ModelLease:
             await self._send(message)
 
     def release(self) -> None:
-        """Releases the model."""
+        """Releases the model, or cancels the wait for it. A no-op without `wait`."""
         if self._engine is not None and self._acquired is not None:
             self._engine.release(self._acquired)
 

@@ -98,7 +98,7 @@ class ServerProcess:
         self._spawn(self._run_watchdog())
 
     async def ready(self) -> None:
-        """Waits until the first model is ready, after `start`.
+        """Waits until the first model is ready; `start` must have been called.
 
         Raises:
             ApiError: 503, the engine failed.
@@ -195,7 +195,7 @@ class ServerProcess:
         limit, armed = self._settings.watchdog, 0.0
         interval = min(1.0, limit / 10)
         while True:
-            # Re-arm at most once per second: each call starts a thread.
+            # Re-arm at most once per second, because each call starts a thread.
             if time.monotonic() >= armed + 1:
                 armed = time.monotonic()
                 faulthandler.dump_traceback_later(limit + 30, exit=True)

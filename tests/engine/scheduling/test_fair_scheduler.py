@@ -225,7 +225,7 @@ def test_inter_token_latency_during_a_long_prompt():
 
 def test_long_steps_are_rare():
     scheduler = fair_scheduler(step_time_target=0.1)
-    scheduler.costs.record(100, 1, seconds=0.01)  # 10 ms per token: ten tokens fit the target
+    scheduler.costs.record(100, 1, seconds=0.01)  # 10 ms per token, so ten tokens fit the target
     scheduler.add(request("decoding", 20, max_tokens=90))
     run_step(scheduler)
     scheduler.add(request("long", 300, first=1000))

@@ -38,7 +38,7 @@ class HttpProtocol(HttpToolsProtocol):
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
-        transport.set_write_buffer_limits(high=0)  # `pause_writing` at the first unsent byte
+        transport.set_write_buffer_limits(high=0)  # call `pause_writing` at the first unsent byte
         super().connection_made(transport)
         self._send_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0  # bytes received of the current request head
@@ -60,7 +60,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handles a closed connection."""
+        """Stops the timers of a closed connection."""
         self._stop_head_timer()
         self._stop_send_timer()
         super().connection_lost(exc)
@@ -121,7 +121,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_head_timer()
 
     def on_headers_complete(self) -> None:
-        """Handles a complete request head."""
+        """Stops the header timeout; disables chunked encoding for HTTP/1.0."""
         self._head_bytes = 0
         self._stop_head_timer()
         super().on_headers_complete()

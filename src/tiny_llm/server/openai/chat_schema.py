@@ -39,7 +39,7 @@ class RefusalPart(StrictModel):
 
     @property
     def text(self) -> str:
-        """The refusal as text."""
+        """The refusal, under the name that `TextPart` uses."""
         return self.refusal
 
 

@@ -77,7 +77,7 @@ class PromptRenderer:
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *args)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Encodes text.
+        """Converts text to token ids.
 
         Raises:
             ApiError: the text has an unpaired surrogate or is too long for the context, or the
@@ -91,7 +91,7 @@ class PromptRenderer:
             raise bad_request(str(error)) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decodes token ids."""
+        """Converts token ids to text."""
         return str(self.tokenizer.decode(list(token_ids)))
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -188,7 +188,7 @@ class CommonFields(StrictModel):
 
 
 class StreamOptions(StrictModel):
-    """Options for streaming responses."""
+    """Options of a stream: usage statistics. Obfuscation of event lengths is not supported."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None

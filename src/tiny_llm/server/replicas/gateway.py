@@ -53,7 +53,7 @@ class Gateway:
         self._replicas = replicas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request."""
+        """Forwards a request, at most `MAX_ATTEMPTS` times; aborts it if the client disconnects."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
@@ -105,7 +105,7 @@ class _ForwardedResponse:
         self._num_events = 0
 
     async def send(self, message: Message) -> None:
-        """Forwards an ASGI message."""
+        """Forwards an ASGI message, or holds back the start of the response."""
         if message["type"] == "http.response.start":
             self._start = message
             return

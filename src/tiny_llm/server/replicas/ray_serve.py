@@ -118,7 +118,8 @@ class RayReplicaPool:
 
     async def stream(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
         """See `ReplicaPool.stream`."""
-        # The router reads `prompt` from positional arguments and fails on an empty one.
+        # Ray's router reads `prompt` from positional arguments and fails if it is empty. A request
+        # without a prompt is therefore passed by keyword.
         batches = (
             self._handle_request.remote(request)
             if request.prompt
