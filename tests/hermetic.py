@@ -45,7 +45,7 @@ def reset_process() -> None:
     """Restores signal dispositions, umask, standard descriptors, locale and environment."""
     _reset_signals()
     os.umask(0o022)
-    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # one of stdin, stdout, stderr was closed
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # stdin, stdout or stderr was closed
         os.set_inheritable(null, True)
     os.close(null)
     _clear(CLEARED)

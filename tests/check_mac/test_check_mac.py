@@ -136,7 +136,7 @@ def test_wrong_mlx_rpath_is_an_error(build_module):
 def test_missing_kernels_are_an_error(build_module):
     module, output, objects = build_module("", kernels="")
     assert module is not None, output
-    # CMake skips the unreferenced object file.
+    # CMake does not build the kernel, because the module does not reference it.
     assert compare_with_objects(module, objects) == ["no file was compiled for NEON"]
     module, output, objects = build_module("", kernel="int kernel;\n")
     assert module is not None, output

@@ -95,7 +95,7 @@ def random_workload(rng: random.Random, size: int = 6, num_state_slots: int = 0)
     max_num_seqs = rng.randint(1, 5)
     num_drafts = rng.choice((0, 0, 1, 3))
     config = SchedulerConfig(
-        # Requests have up to 28 tokens: one usually fits into memory, all rarely do.
+        # Requests have up to 28 tokens, so one usually fits into memory, but rarely all.
         num_pages=rng.randint(2 if rng.random() < 0.1 else 28 // page_size, 40 // page_size),
         page_size=page_size,
         max_num_batched_tokens=max_num_seqs * (1 + num_drafts) + rng.randint(0, 8),

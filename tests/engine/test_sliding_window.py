@@ -124,7 +124,7 @@ def test_same_tokens_in_every_configuration(model, reference, tokenizer, specula
 
 @pytest.mark.parametrize("sharing", [True, False])
 def test_request_larger_than_the_memory(mistral, sharing):
-    """190 tokens fit into pages for 72, because pages before the window are freed."""
+    """190 tokens fit into pages for 72 tokens, because pages before the window are freed."""
     [expected] = build(mistral).generate([LONG], GREEDY, show_progress=False)
     llm = build(mistral, 9, max_num_batched_tokens=32, enable_prefix_caching=sharing)
     assert llm.scheduler.config.max_pages_per_request == 9
@@ -204,7 +204,8 @@ def test_prompt_logprobs_in_chunks(model):
     params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2, ignore_eos=True)
     [whole] = build(model).generate([LONG], params, show_progress=False)
     llm = build(model, 32, max_num_batched_tokens=16)
-    for _ in range(2):  # prompt logprobs require recomputation, even of cached prompts
+    # In the second pass, the prompt is cached, but its logprobs still require recomputation.
+    for _ in range(2):
         [chunked] = llm.generate([LONG], params, show_progress=False)
         assert chunked.prompt_logprobs == whole.prompt_logprobs
 

@@ -10,7 +10,7 @@ from .engine_client.models import ModelEngine
 from .http.errors import ApiError
 from .protocol.streaming import KEEP_ALIVE_COMMENT, error_event, stream_headers, wait_for_disconnect
 
-LEASE = "tiny_llm.model_lease"  # key in the ASGI scope
+LEASE = "tiny_llm.model_lease"  # key of the request's lease in the ASGI scope
 
 
 class ModelLease:

@@ -181,7 +181,7 @@ class ServerProcess:
             client.subscribe(event_log.record)
 
     def _on_load_failed(self, engine: ModelEngine, reason: str) -> None:
-        """Fails the process, because a pinned model could not be loaded."""
+        """Ends the process with an error, because a pinned model could not be loaded."""
         engine.client.on_engine_dead(reason)
         self._on_dead()
 
@@ -191,7 +191,10 @@ class ServerProcess:
     # ---------------------------------------------------------------- watchdog
 
     async def _run_watchdog(self) -> None:
-        """Fails the process if a step takes too long; a timer kills it if the event loop hangs."""
+        """Ends the process with an error if a step takes too long.
+
+        If the event loop itself hangs, a timer kills the process.
+        """
         limit, armed = self._settings.watchdog, 0.0
         interval = min(1.0, limit / 10)
         while True:

@@ -1,4 +1,4 @@
-"""Corrupt files, full and read-only disks, foreign files cause cache misses and one warning."""
+"""Corrupt files, full or read-only disks and foreign files cause misses and one warning."""
 
 import errno
 import logging

@@ -1,4 +1,4 @@
-"""`activation_bits=8`: batch invariance, accuracy, exact gates, and invalid combinations."""
+"""`activation_bits=8`: batch invariance, accuracy, 16-bit gates, invalid combinations."""
 
 import json
 import math

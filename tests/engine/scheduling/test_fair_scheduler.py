@@ -141,7 +141,7 @@ def test_cached_prompt_counts_as_short():
         run_step(scheduler)
     scheduler.add(request("long", 480, first=2000))
     run_step(scheduler)
-    scheduler.add(request("next turn", 330))  # 320 tokens are cached
+    scheduler.add(request("next turn", 330))  # of which 320 tokens are cached
     assert run_step(scheduler)["next turn"] == 10
 
 

@@ -300,7 +300,7 @@ def test_checkpoints_are_kept_when_all_draft_tokens_are_accepted(tmp_path):
     for options in ({}, {"speculative": "mtp", "num_drafts": 3}, {"speculative": "ngram"}):
         llm = build(load_weights(folder, mtp=True), block_size=4, **options)
         greedy = SamplingParams(temperature=0, max_tokens=13, ignore_eos=True)
-        # 4 prompt tokens and all output tokens but the last: 16 tokens are computed.
+        # 16 tokens are computed: the 4 of the prompt, and all output tokens except the last.
         [output] = llm.generate([[10, 11, 12, 13]], greedy)
         [again] = llm.generate([[10, 11, 12, 13, *output.token_ids, 7]], greedy)
         assert again.num_cached_tokens == 16
