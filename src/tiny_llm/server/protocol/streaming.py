@@ -256,7 +256,7 @@ class EventSourceResponse(Response):
         self._last_sent = time.monotonic()
         # [task 5.1.2 send]
         if not self._headers_sent:
-            self._headers_sent = True  # before `await`, which lets the keep-alive task run
+            self._headers_sent = True  # before `await`, when a keep-alive may be sent
             data = (self._start_data or b"") + data
             start = {"type": "http.response.start", "status": self.status_code}
             await send({**start, "headers": self.raw_headers})
