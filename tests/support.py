@@ -175,7 +175,7 @@ def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "to
     kept = expected_counts > 0
     if kept.sum() > 1:
         p = stats.chisquare(observed[kept], expected_counts[kept]).pvalue
-        assert p > 1e-4, f"the distribution of {what}: {shares} (p-value {p:.1g})"
+        assert p > 1e-4, f"{what} have an improbable distribution: {shares} (p-value {p:.1g})"
 
 
 def random(*shape: int, dtype: mx.Dtype = mx.float32, scale: float = 1.0) -> mx.array:
@@ -317,7 +317,9 @@ def assert_same_completions(
 ) -> None:
     """Asserts equal outputs of `batch_generate`; reports the first difference."""
     indices = [index for index, _ in actual]
-    assert indices == [index for index, _ in expected], f"outputs for prompts {indices}"
+    assert indices == [index for index, _ in expected], (
+        f"expected one output per prompt in order, got outputs for prompts {indices}"
+    )
     for (index, output), (_, reference) in zip(actual, expected, strict=True):
         if output == reference:
             continue

@@ -1,4 +1,4 @@
-"""The "loose" arithmetic mode: results deviate as Metal permits, never more."""
+"""The "loose" arithmetic mode: results vary only within what Metal permits."""
 
 # ruff: noqa: E501 (lines of LLVM IR)
 

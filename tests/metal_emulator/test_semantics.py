@@ -20,7 +20,7 @@ LANES = np.arange(32)
 
 
 def shuffled(x, source, fill):
-    """x[source] where `source` is a lane number, `fill` elsewhere."""
+    """Reference shuffle: x[source], or `fill` where `source` is not a lane number (0 to 31)."""
     inside = (source >= 0) & (source < 32)
     return np.where(inside, x[np.clip(source, 0, 31)], fill)
 

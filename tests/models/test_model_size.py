@@ -99,7 +99,7 @@ def test_ranks_are_counted_together(tmp_path, config):
 
 
 def test_bytes_per_step(tmp_path):
-    """Counts all matrices except an untied embedding, and only the selected experts."""
+    """A step reads all weights except an untied embedding and the experts that are not selected."""
     untied = write(tmp_path / "untied", UNTIED)
     size = model_size(untied)
     assert size.weight_bytes - size.step_bytes == 211 * 128 * 2

@@ -94,8 +94,7 @@ def test_demo_model_greedy_tokens(demo_bfloat16_folder, enable_thinking):
                 torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False
             )[0].tolist()
         expected = sequence[len(prompt) :]
-        # One causal forward pass over prompt and output predicts each output token from its prefix,
-        # as a decoding loop would.
+        # One causal forward pass over prompt and output predicts each output token from its prefix.
         logits = ours(mx.array([sequence]))[0, len(prompt) - 1 : -1]
         assert mx.argmax(logits, axis=-1).tolist() == expected, (
             f"different greedy tokens for {question!r}"
@@ -110,7 +109,8 @@ def test_demo_model_logits_bfloat16(demo_bfloat16_folder):
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits.float().numpy()
     actual = as_numpy(Qwen3ModelWeek1(mlx_model)(mx.array([ids])))
-    # The bound is relative to the largest logit; eight layers round to bfloat16 in another order.
+    # 5 % of the largest logit: the two implementations round to bfloat16 after different
+    # operations, and the differences add up over eight layers.
     assert np.abs(actual - expected).max() < 0.05 * np.abs(expected).max()
 
 

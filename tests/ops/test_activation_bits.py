@@ -1,4 +1,4 @@
-"""8-bit activations: matmuls against plain MLX, the same bits on every instruction set."""
+"""Matmuls with 8-bit activations, compared with MLX and between instruction sets."""
 
 import mlx.core as mx
 import numpy as np
@@ -49,7 +49,9 @@ def test_matches_rounded_activations(vector_set, half, group_size, bits):
         error = np.abs(as_numpy(multiply(*arguments)) - expected)
         # One rounding to the output dtype, and a few float32 operations per group.
         bound = EPSILON[half] / 2 * np.abs(expected) + 2.0**-18 * magnitude
-        assert (error <= bound).all(), f"{M}×{I}×{O}: {(error - bound).max()}"
+        assert (error <= bound).all(), (
+            f"{M}×{I}×{O}: the error exceeds its bound by up to {(error - bound).max()}"
+        )
 
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
@@ -78,7 +80,7 @@ def test_same_bits_on_every_instruction_set_batched_and_prepacked(monkeypatch, b
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 def test_integers_have_the_bits_of_the_oracle(vector_set, half, group_size, bits):
-    """Integers up to 127 are exact in 8 bits, and so are sums below 2²⁴ in float32."""
+    """Results are exact: activations are integers up to 127, and float32 sums are below 2²⁴."""
     for M, I, O in SHAPES:
         a = mx.random.randint(-9, 10, (M, I))
         a[:, ::group_size] = 127  # the scale of each group is 1

@@ -71,7 +71,7 @@ def test_embedding_rows_equal_the_table(on_cpu):
     rows = kernels.quantized_embedding(ids, scales, None, group_size, bits, b)
     expected = (
         dequantize(scales, None, group_size, bits, b)[np.array(ids)] + 0.0
-    )  # without −0, which would differ bitwise from 0
+    )  # + 0.0 replaces −0 by 0, because the comparison is bitwise
     assert_same_bits(rows, mx.array(expected.astype(np.float32)).astype(mx.float16), "rows")
 
 

@@ -236,7 +236,7 @@ def add_lora(arguments: Arguments) -> Case:
     own = (offsets[:-1] <= np.arange(sum(ranks))[:, None]) & (
         np.arange(sum(ranks))[:, None] < offsets[1:]
     )  # ranks × adapters: whether a row of lora_a belongs to the adapter
-    # The ids −1 and len(ranks) have no rows.
+    # Columns of zeros for the ids len(ranks) and −1, which select no adapter.
     own = np.hstack([own, np.zeros((sum(ranks), 2), bool)])
     h = (as_numpy(x) @ as_numpy(a).T).reshape(ids.size, sum(ranks)) * own.T[ids]
     out = as_numpy(y) + (h @ as_numpy(b)).reshape(*N, O)

@@ -63,7 +63,7 @@ def test_prepack_into_memory(O, W, dtype, rows):
     assert mx.array_equal(second, prepack_weight(matrix[::-1], rows))
     del memory, first
     assert mx.array_equal(second, prepack_weight(matrix[::-1], rows)), (
-        "each array must keep the memory alive"
+        "expected the second array to keep the shared memory alive"
     )
 
 
@@ -336,7 +336,7 @@ def test_prepacking_is_idempotent(prepacked_isa):
 
 
 def test_row_major_weights_are_restored_in_any_thread(prepacked_isa):
-    """Restoring must not depend on the thread, unlike most MLX operations."""
+    """A row-major array can be evaluated by a thread other than the one that prepacked it."""
     mlx_model, _ = load("demo")
     layer = mlx_model.layers[0].mlp.down_proj
     expected = mx.array(layer.weight)

@@ -1,4 +1,4 @@
-"""Ranks under `mpirun`: bitwise equal to the ring, and all exit together."""
+"""Ranks under `mpirun` compute the same bits as the ring, and exit together."""
 
 import json
 import subprocess

@@ -449,7 +449,7 @@ def test_task_3_one_page_per_running_request_is_reserved():
     add(sched, "runs", 8, max_tokens=3)
     add(sched, "waits", 12, max_tokens=2, first=50)
     assert [chunk[0] for chunk in step(sched)] == ["runs"], (
-        "3 pages are free, but 1 is reserved for 'runs'"
+        "expected 'waits' not to be admitted: 3 pages are free, but 1 is reserved for 'runs'"
     )
     assert [chunk[0] for chunk in step(sched)] == ["runs"]
     assert sched.num_preemptions == 0

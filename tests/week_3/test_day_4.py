@@ -193,7 +193,7 @@ def test_task_3_youngest_request_is_preempted_and_resumed():
 
 
 def test_task_3_no_admission_in_a_preempting_step():
-    # With draft pages, "young" frees more pages than it needs to resume.
+    # Preempting "young" also frees its draft pages, so it could be readmitted at once.
     sched = scheduler(
         num_pages=7, page_size=2, max_num_batched_tokens=64, enable_prefix_caching=False
     )

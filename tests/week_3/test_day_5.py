@@ -198,7 +198,9 @@ def test_task_1_paged_cache_same_text_and_no_leak():
                 actual = speculative_generate(
                     draft_model, model, tokenizer, tokenizer, prompt, None, num_drafts, 30
                 )
-                assert actual == expected, f"different output with {num_drafts} drafts"
+                assert actual == expected, (
+                    f"expected the output without drafts, got another with {num_drafts} drafts"
+                )
                 for pool in (model.page_pool, draft.page_pool):
                     assert pool.num_free_pages == pool.num_pages, "a page leaked"
 

@@ -444,7 +444,7 @@ def test_task_4_normal_exit_closes_the_request_and_stops_watching():
 
 
 def test_task_4_late_disconnect_cancels_nothing():
-    """After a response, the connection may already serve the next request."""
+    """A disconnect that arrives after the block has ended must not cancel the task."""
 
     async def main() -> None:
         connection, handle = Connection(), ScriptedHandle()

@@ -118,7 +118,7 @@ def test_peft_layout_is_bitwise_equal(tmp_path):
 
 
 def test_fused_projections_are_split_like_their_weights(tmp_path):
-    """qwen3_next checkpoints fuse in_proj_qkvz and in_proj_ba, grouped by key head."""
+    """An adapter of in_proj_qkvz or in_proj_ba, which qwen3_next fuses, is split per projection."""
     from tiny_llm.models.families.tensor_layout import split_fused_projections
 
     config = {**HYBRID, **FLOAT32}
