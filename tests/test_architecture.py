@@ -172,7 +172,9 @@ def documented_tree() -> dict[str, str]:
 
 def test_tree_lists_only_existing_files():
     for path, line in documented_tree().items():
-        assert (ROOT / path).exists(), f"ARCHITECTURE.md's tree lists {line!r}, not found"
+        assert (ROOT / path).exists(), (
+            f"ARCHITECTURE.md's tree lists {line!r}, which does not exist"
+        )
 
 
 @pytest.mark.slow

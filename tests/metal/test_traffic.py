@@ -1,4 +1,4 @@
-"""Traffic and instruction limits of benchmark/metal_traffic.py, relative to MLX."""
+"""Kernels stay within benchmark/metal_traffic.py's limits relative to MLX."""
 
 import pytest
 

@@ -40,7 +40,9 @@ def test_order_dependent_sum_is_detected(library):
     assert set(run(library, "sum", x, mode="plain")) == {0.0}
     found = {float(run(library, "sum", x, seed=seed)[0]) for seed in SEEDS}
     assert len(found) > 3
-    assert found <= {float(n) for n in range(61)}, "each 1 must add 0, 1 or 2"
+    assert found <= {float(n) for n in range(61)}, (
+        "expected the rounded sum to change by 0, 1 or 2 with each added 1"
+    )
 
 
 @needs_clang

@@ -79,7 +79,9 @@ def assert_same_weights(mlx_model, folder: Path) -> None:
     for week in (1, 2, 3):
         expected, actual = (logits(source, week) for source in (mlx_model, weights))
         assert actual.dtype == expected.dtype
-        assert mx.array_equal(actual, expected), f"different logits in week {week}"
+        assert mx.array_equal(actual, expected), (
+            f"week {week}: logits differ between load_weights and mlx_lm"
+        )
 
 
 def logits(mlx_model, week: int) -> mx.array:

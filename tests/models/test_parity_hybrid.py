@@ -163,7 +163,7 @@ def random_parameter(path: str, like: Any) -> Any:
     if path.endswith("linear_attn.norm.weight"):
         return 1 + 0.2 * noise
     if "norm" in path:
-        return 0.2 * noise  # these norms multiply by 1 + weight
+        return 0.2 * noise  # around 0, because these norms multiply by 1 + weight
     if path.endswith("A_log"):
         return torch.empty_like(like).uniform_(1, 16).log()
     if path.endswith("dt_bias"):

@@ -97,7 +97,7 @@ def test_demo_model_greedy_tokens(demo_bfloat16_folder, enable_thinking):
         # One causal forward pass over prompt and output predicts each output token from its prefix.
         logits = ours(mx.array([sequence]))[0, len(prompt) - 1 : -1]
         assert mx.argmax(logits, axis=-1).tolist() == expected, (
-            f"different greedy tokens for {question!r}"
+            f"greedy tokens for {question!r} differ from those of transformers"
         )
 
 

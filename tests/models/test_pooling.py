@@ -109,7 +109,7 @@ def test_scores_match_transformers(reranker, monkeypatch):
     no, yes = 17, 3912
     monkeypatch.setattr(
         factory, "score_tokens", lambda _: (no, yes)
-    )  # the demo encodes "no" as two tokens
+    )  # replaced, because the demo's tokenizer encodes "no" as two tokens
     llm = LLM(folder, task="score")
     query, documents = "What is {RoPE}?", ["Rotary embeddings.", "Bees make honey. " * 20]
     for document, score in zip(documents, llm.score(query, documents), strict=True):

@@ -100,7 +100,7 @@ def test_memory_pages_are_moved(heap_bytes):
     assert 0 <= mx.get_active_memory() - active - 8 * 2**22 < 2**13
 
 
-# Runs in a subprocess, because MLX counts failed allocations as active memory.
+# Runs in a subprocess, because MLX counts the failed allocation as active memory for good.
 FAILED_ALLOCATION = """
 import mlx.core as mx
 from tiny_llm.kernels.heap import extend_rows

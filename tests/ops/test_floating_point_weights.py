@@ -25,7 +25,7 @@ def test_matmul_is_exact_up_to_rounding(instruction_set, half, group_size, M, O)
 
 
 def test_values_equal_mxfp4(on_cpu):
-    """Power-of-two scales: equals `mx.quantize` and `mx.dequantize`."""
+    """With power-of-two scales, dequantized values equal those of MLX's mxfp4."""
     w = random(16, 64)
     packed, exponents = mx.quantize(w, group_size=32, bits=4, mode="mxfp4")
     expected = mx.dequantize(packed, exponents, group_size=32, bits=4, mode="mxfp4")

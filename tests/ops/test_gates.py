@@ -82,7 +82,7 @@ def test_rows_are_batch_invariant(instruction_set, dtype):
 
 
 def test_views(instruction_set, dtype):
-    """Queries and gates interleaved per head, as in a projection, and other layouts."""
+    """Inputs may be views: a projection interleaves queries and gates per head."""
     projected = random(5, 3, 2, 16, dtype=dtype)
     query, gate = projected[:, :, 0], projected[:, :, 1]
     o, weight = random(5, 3, 32)[..., ::2], random(32)[::2]

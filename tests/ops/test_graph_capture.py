@@ -1,4 +1,4 @@
-"""`CapturedFunction`: one graph node, bitwise equal to the function."""
+"""A `CapturedFunction` is one graph node and computes the function's bits."""
 
 import gc
 import threading

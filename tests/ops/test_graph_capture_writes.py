@@ -164,7 +164,7 @@ def test_shared_buffer_is_copied(keep):
 
 
 def test_alternating_buffers():
-    """Uses more buffers in turn than a captured graph caches executables (MAX_EXECUTABLES)."""
+    """Writes to 20 buffers in turn; a capture caches executables for only 8 (MAX_EXECUTABLES)."""
     captured = CapturedFunction(write)
     x, _ = step(10)
     buffers = [step(10)[1] for _ in range(20)]

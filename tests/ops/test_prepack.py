@@ -222,7 +222,7 @@ def test_row_major_kernels_reject_prepacked_weights(monkeypatch):
 
 def test_course_kernels_read_row_major_weights(monkeypatch):
     monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
-    assert kernels.prepack_rows() == 0, "expected 0, no prepacked rows"
+    assert kernels.prepack_rows() == 0, "expected 0, because this kernel reads row-major weights"
     parts = matrix(64, 128, 4, 64, mx.bfloat16)
     scales, biases, words = (prepack_weight(part, 16) for part in parts)
     with pytest.raises(
@@ -323,7 +323,9 @@ def test_mlx_lm_model_is_prepacked(prepacked_isa, model_name, monkeypatch):
         prepacked = prepack_model(mlx_model)
         assert_prepacked(prepacked, rows)
         assert mx.array_equal(prepacked.model.norm.weight, mlx_model.model.norm.weight)
-        assert mx.array_equal(mlx_model(ids), expected), "the mlx_lm model must remain callable"
+        assert mx.array_equal(mlx_model(ids), expected), (
+            "expected unchanged logits of the mlx_lm model after prepacking"
+        )
     expected = dict(tree_flatten(rows.parameters()))
     given = dict(tree_flatten(mlx_model.parameters()))
     assert given.keys() == expected.keys()
@@ -336,7 +338,7 @@ def test_prepacking_is_idempotent(prepacked_isa):
 
 
 def test_row_major_weights_are_restored_in_any_thread(prepacked_isa):
-    """A row-major array can be evaluated by a thread other than the one that prepacked it."""
+    """A thread other than the one that prepacked the weights can restore the row-major ones."""
     mlx_model, _ = load("demo")
     layer = mlx_model.layers[0].mlp.down_proj
     expected = mx.array(layer.weight)

@@ -165,7 +165,7 @@ def test_adapted_tokens_match_one_rank(tmp_path, folder, family):
 
 @pytest.mark.slow
 def test_adapters_in_one_batch(tmp_path):
-    """Consecutive decoding steps of the same shape use different adapters."""
+    """Requests with different adapters get the same outputs and logits batched as alone."""
     modules = write_adapters(tmp_path, read_model_config(TARGET_PATH))
     outputs, logits = {}, {}
     for case, lora in LORAS.items():

@@ -131,7 +131,7 @@ def test_task_3_qwen3_attention(device, dtype, heads, mask):
 
 
 def test_task_3_scores_are_in_float32(device):
-    # Large, close scores: above 64, bfloat16 numbers are spaced by 1/2.
+    # Scores are large and close, so bfloat16, whose spacing is 1/2 above 64, would be too coarse.
     model = tiny_model(mx.bfloat16)
     oracle, args = model.model.layers[0].self_attn, model.args
     oracle.q_norm.weight = oracle.k_norm.weight = mx.full(16, 5, dtype=mx.bfloat16)

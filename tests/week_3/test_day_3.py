@@ -175,7 +175,7 @@ def test_task_1_storage_is_written_in_place():
     storage = model.create_paged_storage(2048)
     storage.ensure_capacity(2048)
     grown = mx.get_active_memory() - before
-    alignment = len(storage.arrays) * resource.getpagesize()  # arrays start at a memory page
+    alignment = len(storage.arrays) * resource.getpagesize()  # each array starts at a memory page
     # MLX allocates a few small internal arrays.
     assert 0 <= grown - storage.nbytes < alignment + 4096
     assert storage.nbytes == 2048 * 16 * model.kv_bytes_per_token

@@ -320,7 +320,7 @@ def test_task_4_forced_tokens_are_the_only_allowed_tokens(compiler, regex):
 
 
 def test_task_4_forced_tokens_save_steps(demo):
-    """All forced tokens are accepted as drafts: same output, fewer steps."""
+    """All forced tokens are accepted as drafts, which saves steps and keeps the output."""
     from tiny_llm import LLM
 
     llm = LLM(demo, kv_cache_bytes=2**23)
@@ -336,7 +336,9 @@ def test_task_4_forced_tokens_save_steps(demo):
         steps.append(statistics.target_steps)
     accepted, drafted = statistics.num_accepted_tokens, statistics.num_draft_tokens
     assert accepted == drafted, f"expected all {drafted} drafts to be accepted, got {accepted}"
-    assert outputs[0] == outputs[1], f"with and without draft tokens: expected equal, got {outputs}"
+    assert outputs[0] == outputs[1], (
+        f"expected equal outputs with and without draft tokens, got {outputs}"
+    )
     with_drafts, without = steps[1], steps[2] - steps[1]
     assert with_drafts < without / 2, (
         f"expected less than half of {without} steps, got {with_drafts}"

@@ -249,7 +249,7 @@ def test_decoding_continues_from_the_state_of_any_token():
 
 @pytest.mark.usefixtures("on_cpu")
 def test_read_slot_is_unchanged_unless_written():
-    """The read slot may be a checkpoint from which several requests continue."""
+    """A read slot must not change, because several requests may continue from its checkpoint."""
     paged = PagedModel(model_of(HYBRID), 8, 3)
     run_span(paged, IDS[:10], 0, -1, [(9, 2)])
     first = run_span(paged, IDS[10:20], 10, 2, [(9, 0)])

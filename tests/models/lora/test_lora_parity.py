@@ -91,7 +91,7 @@ def test_equals_mlx_lm(tmp_path, family, rank):
 
 
 def test_equals_mlx_lm_in_4_bits(tmp_path):
-    """Compares bfloat16 logits relative to their magnitude."""
+    """Logits are in bfloat16, so the tolerance is relative to their magnitude."""
     from mlx_lm.tuner.utils import load_adapters
     from mlx_lm.utils import load_model
 

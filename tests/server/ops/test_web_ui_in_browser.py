@@ -148,7 +148,7 @@ def test_state_slots_of_a_hybrid_model(open_page, tmp_path):
     server = RunningServer("--model", str(write_hybrid(tmp_path / "model")), "--block-size", "8")
     page = open_page(server)
     server.post("/v1/completions", {"prompt": "word " * 40, "max_tokens": 20})
-    # `wait_for_function` evaluates JavaScript, which the Content-Security-Policy blocks.
+    # Not `wait_for_function`, whose JavaScript the Content-Security-Policy blocks.
     states = re.compile(r"0 of \d+ used by requests.*[1-9]\d* checkpoints")
     playwright.expect(page.locator(".states")).to_have_text(states, timeout=60_000)
     page.close()
