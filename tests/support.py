@@ -21,7 +21,8 @@ import numpy as np
 
 from tiny_llm import kernels
 
-# SciPy and mlx_lm are imported locally: both take seconds to import, and most tests need neither.
+# SciPy and mlx_lm are imported locally, because they take seconds to import and most tests need
+# neither.
 if TYPE_CHECKING:
     from mlx_lm.models import qwen3
 

@@ -211,7 +211,7 @@ def test_missing_page_is_nan_in_every_row(missing, L):
 @pytest.mark.parametrize("kernel", ["fast", "readable"])
 @pytest.mark.parametrize("L", [1, 9])
 def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
-    """All splits of the sequence are NaN; other sequences are unaffected."""
+    """If a context exceeds the block table, its sequence's rows are NaN, but no other rows."""
     D, page_size, contexts = 8, 32, [544, 550]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size)

@@ -77,7 +77,7 @@ def test_paging_overhead_is_small(name):
 
 @pytest.mark.slow  # the emulator runs full-size shapes
 def test_causal_attention_reads_each_key_once_and_no_mask():
-    """The one-byte dummy mask is never read."""
+    """Causal attention gets a dummy mask of one byte, which the kernel must not read."""
     job = ATTENTION[SELECTED_ATTENTION[1]]
     step, _ = job.ours()
     counts = step.library.launch(

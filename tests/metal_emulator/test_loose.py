@@ -31,7 +31,7 @@ def random_floats(count, seed=0):
 
 @needs_clang
 def test_order_dependent_sum_is_detected(library):
-    """In lane order, adding 1 to 2^24 thirty times changes nothing; in other orders, it does.
+    """In lane order, each of thirty ones is added to 2^24 and rounded away; in other orders, not.
 
     A test that relies on lane order thus fails in mode "loose"; a test with an error bound passes.
     """

@@ -72,7 +72,7 @@ def test_every_family(tmp_path, config, kv_cache_dtype):
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS, ids=str)
 def test_every_quantization(tmp_path, quantization):
-    """Repacking for the CPU kernels may make the weights larger than the file."""
+    """Sizes are those of repacked weights, which may be larger than the file."""
     check_equal(write(tmp_path / "model", UNTIED, quantization))
 
 

@@ -161,7 +161,8 @@ def heads(H_q: int, H: int, head_dim: int) -> dict[str, Any]:
     return {"num_attention_heads": H_q, "num_key_value_heads": H, "head_dim": head_dim}
 
 
-# (family's name in transformers, config in addition to `SIZES`); GQA groups of 1 to 8 heads.
+# (family's name in transformers, config in addition to `SIZES`). The models have 1 to 8 query heads
+# per KV head.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-yarn": (
         "Qwen3",

@@ -41,7 +41,7 @@ def exact(scales, biases, group_size, bits, a, b) -> tuple[np.ndarray, np.ndarra
 
 
 def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -> np.ndarray | int:
-    """Extra error of AVX2, NEON and AMX: activations quantized to integers per group.
+    """Extra error of AVX2, NEON and AMX kernels, which quantize activations per group to integers.
 
     The quantization step is the smallest power of two for which the group's largest magnitude is
     below 255/128 · 2^14 steps; half a step is at most 2^-15 · 128/127.5 of that magnitude. float16

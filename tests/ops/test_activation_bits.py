@@ -13,7 +13,7 @@ SHAPES = [(1, 256, 70), (2, 128, 1), (5, 640, 64), (7, 128, 65), (13, 384, 130),
 
 
 def rounded(a, group_size):
-    """Readable reference: activations after rounding, in float32."""
+    """Reference: rounds activations to 8-bit integers per group, and returns them in float32."""
     groups = a.astype(mx.float32).reshape(*a.shape[:-1], -1, group_size)
     largest = mx.maximum(mx.abs(groups).max(-1, keepdims=True), 2.0**-97)
     return (mx.round(groups * (127 / largest)) * (largest / 127)).reshape(a.shape)

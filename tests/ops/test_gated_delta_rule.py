@@ -59,7 +59,7 @@ def test_long_sequence(instruction_set):
 
 
 def test_extreme_gates(instruction_set, dtype):
-    """γ and β of 0 and 1; the smallest and largest inputs with finite squares."""
+    """Covers γ and β of 0 and 1, and the smallest and largest inputs with finite squares."""
     batch = Batch((6,), (0,), (1,) * 6)
     arrays = delta_problem(1, 1, 8, 8, batch, dtype)
     arrays["a"] = mx.array([[-60.0], [60], [0], [-60], [60], [0]]).astype(dtype)

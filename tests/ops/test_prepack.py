@@ -263,7 +263,7 @@ def test_errors_name_the_argument(prepacked_isa):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:
-    """Path of a checkpoint with an untied LM head that stays row-major: its row count is odd."""
+    """Path of a checkpoint whose LM head has an odd number of rows and thus stays row-major."""
     folder = tmp_path_factory.mktemp("untied")
     config = qwen3_config(128, 2, 256, 4, 2, False, head_dim=64, vocab_size=4605)
     write_checkpoint(folder, config, bits=4, group_size=64)
@@ -378,7 +378,7 @@ def test_loading_keeps_row_major_for_row_major_kernels(monkeypatch, load_either)
 
 
 def test_week_1_after_week_2(prepacked_isa, load_either):
-    """Week 1 multiplies with MLX, which reads row-major weights."""
+    """Week 1 multiplies with MLX, so weights prepacked for week 2 must be readable as row-major."""
     ids = mx.array([[5, 4, 3, 2, 1]])
     expected = Qwen3ModelWeek1(load("demo")[0])(ids)
     mlx_model, _ = load_either("demo")

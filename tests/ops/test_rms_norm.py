@@ -99,7 +99,7 @@ def test_views(instruction_set, dtype):
 def test_shared_input_is_not_overwritten(instruction_set):
     x, weight = problem(3, 64, dtype=mx.bfloat16)
     before = as_numpy(x)
-    y = x * 2  # not donatable: another pending operation reads it
+    y = x * 2  # not donatable, because another pending operation reads it
     normalized = kernels.rms_norm(y, weight, EPS)
     total, _ = kernels.add_rms_norm(y, y, weight, EPS)
     mx.eval(normalized, total, y)

@@ -87,7 +87,7 @@ def test_views(instruction_set, dtype):
 
 def test_shared_input_is_not_overwritten(instruction_set):
     gate, up = problem(3, 64, dtype=mx.bfloat16)
-    doubled = gate * 2  # not donatable: another pending operation reads it
+    doubled = gate * 2  # not donatable, because another pending operation reads it
     result = kernels.swiglu(doubled, up)
     mx.eval(result, doubled)
     np.testing.assert_array_equal(as_numpy(doubled), 2 * as_numpy(gate))

@@ -516,7 +516,7 @@ def test_task_4_external_cancellation_propagates(client_leaves):
 
 
 def test_task_4_closed_stream_closes_its_request():
-    """A non-streaming response: the client disconnects after the first token."""
+    """The client disconnects after the first event of a stream that would not end."""
 
     async def main() -> None:
         connection, handle, recorder = (

@@ -250,7 +250,7 @@ def allowed_tokens(text: str) -> list[int]:
 
 
 def test_task_3_masks_equal_brute_force(compiler):
-    """One step: two requests with a grammar and draft tokens, and a row without a grammar."""
+    """A step has two requests with a grammar and draft tokens, and a row without a grammar."""
     grammars = [compiler.compile(StructuredOutputs(regex=LANGUAGE)) for _ in range(2)]
     first, second = map(plain_request, grammars)
     drafts = {id(first): (3, 0, 2), id(second): (4,)}

@@ -139,7 +139,7 @@ def test_matmul_is_within_the_bound(form, rows):
 
 @pytest.mark.parametrize("form", FORMATS[::4], ids=IDS[::4])
 def test_unsupported_formats_fall_back_to_mlx(form):
-    """Covers float32 scales, and every format on a GPU, for matmul and embedding."""
+    """Layers with float32 activations are computed by MLX, for matmul and embedding."""
     weight, x = random(40, 256), random(3, 256)
     layer = layer_of(form, weight)
     linear = linear_from(layer, mx.float32)
@@ -217,7 +217,10 @@ def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", ["4 bits", "mxfp4", "mixed"])
 def test_mlx_lm_experts_are_repacked_without_changing_its_model(tmp_path, name):
-    """Both loaders' logits are bitwise equal, and repacking does not change mlx_lm's model."""
+    """A model made from mlx_lm's has the same logits as one made from the checkpoint.
+
+    Repacking must not change mlx_lm's own model.
+    """
     from mlx_lm.utils import load_model
 
     config = {**MIXTURE}

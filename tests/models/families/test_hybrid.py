@@ -299,7 +299,7 @@ def test_quantized_model_matches_mlx_lm_in_float32(tmp_path, name):
     forms = {**QUANTIZATIONS[name], "model.embed_tokens": False}
     folder = write_family(tmp_path, {**config, "quantization": forms})
     written = json.loads((folder / "config.json").read_text())
-    prefixed = {  # with mlx_lm's parameter paths
+    prefixed = {  # mlx_lm expects its own parameter paths
         path.replace("model.", "language_model.model.", 1): form for path, form in forms.items()
     }
     (folder / "config.json").write_text(json.dumps({**config, "quantization": prefixed}))

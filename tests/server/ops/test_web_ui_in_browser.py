@@ -133,7 +133,7 @@ def test_engine_view_of_a_running_request(server, open_page):
     page.wait_for_selector(".status.ready")
     ask(page, "What is a cat?")
     page.wait_for_selector(".requests tr.ended")
-    page.wait_for_selector(".tree li q")  # detokenized text of a prefix tree branch
+    page.wait_for_selector(".tree li q")  # contains a branch's detokenized text
     label = page.get_by_role("img", name="Pages:").get_attribute("aria-label")
     assert "cached" in label
     assert "free" in label
