@@ -137,7 +137,7 @@ def test_gpu_with_fewer_threads_per_threadgroup(variant):
         # 32 tiles do not fill the GPU, so the sum over I is split.
         ((9, 1024, 1024), "tile32_split_k"),
         ((9, 1024, 512), "tile32"),  # I = 512 is too short to split
-        ((16, 151936, 1024), "tile32"),  # tiles of 64 rows would be 3/4 empty for 16 rows
+        ((16, 151936, 1024), "tile32"),  # 16 rows fill only a quarter of a tile of 64 rows
         ((128, 1024, 1024), "tile32"),
         ((512, 3072, 1024), "tile64"),
     ],

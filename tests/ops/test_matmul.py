@@ -44,7 +44,7 @@ def test_is_exact_up_to_rounding(instruction_set, dtype, shape):
     sums = I * EPSILON[mx.float32] / 2 * (np.abs(a64) @ np.abs(b64).T)
     bound = EPSILON[dtype] / 2 * np.abs(expected) + sums + 2.0**-25
     worst = (np.abs(as_numpy(matmul(a, b)) - expected) / bound).max()
-    assert worst <= 1.01, f"{worst:.2f} × the error bound of float32 sums and one rounding"
+    assert worst <= 1.01, f"the error is {worst:.2f} × the bound of float32 sums and one rounding"
 
 
 def test_equals_linear(instruction_set, dtype):

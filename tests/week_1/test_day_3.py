@@ -79,7 +79,7 @@ def test_task_1_kv_heads_must_divide_query_heads():
 def test_task_2_causal_mask(device, dtype, L, S):
     mask = causal_mask(L, S, dtype)
     expected = [[0.0 if j <= i + S - L else -float("inf") for j in range(S)] for i in range(L)]
-    assert mask.tolist() == expected, "query i sees key j if j ≤ i + S − L"
+    assert mask.tolist() == expected, "expected query i to see key j if and only if j ≤ i + S − L"
     assert mask.dtype == dtype
 
 

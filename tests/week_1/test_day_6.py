@@ -73,7 +73,7 @@ def test_task_1_top_p(device, top_p):
 def test_task_1_top_p_keeps_the_token_crossing_the_threshold(device):
     p = np.array([0.1, 0.5, 0.15, 0.25])
     assert set(np.flatnonzero(draw(p, top_p=0.6))) == {1, 3}, (
-        "0.5 < 0.6, so the token with 0.25 is kept"
+        "expected the tokens with 0.5 and 0.25, because 0.5 alone is less than 0.6"
     )
     assert set(np.flatnonzero(draw(p, top_p=0.45))) == {1}
 

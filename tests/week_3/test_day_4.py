@@ -106,7 +106,9 @@ def test_task_2_referenced_page_is_not_evicted():
     other = cache.insert(cache.root, (3, 4), second)
     cache.release(other)
     cache.acquire(cache.match((3, 4, 5)))
-    assert cache.evict(2) == 0, "both pages are referenced: by `node` and by the match of (3, 4)"
+    assert cache.evict(2) == 0, (
+        "expected no eviction: `node` and the match of (3, 4) reference both pages"
+    )
     cache.release(node)
     cache.check_integrity()
     assert cache.evict(2) == 1, "expected the eviction of page `first`, which has no reference"

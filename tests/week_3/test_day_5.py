@@ -256,7 +256,9 @@ def test_task_1_max_seq_len_of_both_models(device, num_drafts, draft_context):
     draft, model = TableModel(logits_of, draft_context), TableModel(logits_of, 12)
     tokenizer = ByteTokenizer()
     text = speculative_generate(draft, model, tokenizer, tokenizer, "=>?@", num_drafts=num_drafts)
-    assert text == "ABCDEFGH", "4 prompt tokens and 8 more fill the target's context"
+    assert text == "ABCDEFGH", (
+        "expected 8 tokens, because 4 prompt tokens and 8 more fill the target's context"
+    )
 
 
 class WordTokenizer(ByteTokenizer):

@@ -76,7 +76,7 @@ def test_task_1_valid_prefix(text, num_valid):
         f"expected {text[:num_valid]!r} of {text!r} to be valid, got {text[:number]!r}"
     )
     assert is_complete == (num_valid == len(text)), (
-        f"expected {text!r} to be recognized as complete"
+        f"{text!r}: expected is_complete to be {num_valid == len(text)}, got {is_complete}"
     )
 
 
@@ -135,7 +135,7 @@ def test_task_1_token_mask_by_definition():
         scanner = JsonScanner()
         assert scanner.feed(text) == (len(text), False), f"expected {text!r} to be a prefix"
         actual = [t for t in vocabulary if deepcopy(scanner).feed(t)[0] == len(t)]
-        assert actual == allowed, f"after {text!r}: expected {allowed}, got {actual}"
+        assert actual == allowed, f"allowed after {text!r}: expected {allowed}, got {actual}"
 
 
 # ------------------------------------------------------------------ task 2
@@ -218,7 +218,7 @@ def test_task_3_jobs_and_rows(drafts, expected_jobs, expected_indices):
     expected = list(zip(grammars, expected_jobs, strict=True))
     assert found == expected, f"expected one job per request: {expected}, got {found}"
     assert list(indices) == expected_indices, (
-        f"masks of the rows: expected {expected_indices}, got {list(indices)}"
+        f"mask index of each row: expected {expected_indices}, got {list(indices)}"
     )
 
 
@@ -265,7 +265,7 @@ def test_task_3_masks_equal_brute_force(compiler):
             text = "".join(TOKENS[token] for token in row.draft_tokens)
             expected = [TOKENS[token] for token in allowed_tokens(text)]
             actual = [TOKENS[token] for token in np.flatnonzero(np.isfinite(logits))]
-            assert actual == expected, f"after {text!r}: expected {expected}, got {actual}"
+            assert actual == expected, f"allowed after {text!r}: expected {expected}, got {actual}"
 
 
 # ------------------------------------------------------------------ task 4
