@@ -18,7 +18,7 @@ def job_named(name: str) -> Job:
     return next(job for job in matmul_jobs() if f"{job.name}, {job.shape}" == name)
 
 
-# Each count may be at most this multiple of MLX's: device bytes are equal up to 0.1 %.
+# Each count may be at most this multiple of MLX's. The margin of device bytes is only 0.1 %.
 MLX_LIMITS = {"device_bytes": 1.001, "threadgroup_bytes": 1.05, "instructions": 1.05}
 
 # Decoding of 1, 4, 8 and 16 sequences, and prefill, with quantized and dense weights. Emulating a

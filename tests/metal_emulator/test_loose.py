@@ -31,7 +31,7 @@ def random_floats(count, seed=0):
 
 @needs_clang
 def test_order_dependent_sum_is_detected(library):
-    """In lane order, each of thirty ones is added to 2^24 and rounded away; in other orders, not.
+    """In lane order, each of thirty ones is added to 2^24 and rounded away; other orders keep some.
 
     A test that relies on lane order thus fails in mode "loose"; a test with an error bound passes.
     """

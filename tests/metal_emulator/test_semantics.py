@@ -134,7 +134,7 @@ def test_function_constants(constants):
 
 @pytest.mark.parametrize("sizes", [{"grid_threads": (13, 5)}, {"grid": (2, 3)}], ids=str)
 def test_thread_position_attributes(library, sizes):
-    """`grid_threads` need not be a multiple of the threadgroup size: edge groups are smaller."""
+    """`grid_threads` may fill threadgroups at the edges only in part, which are then smaller."""
     width, height = sizes.get("grid_threads", (16, 6))
     names = [
         "in_grid",
@@ -266,7 +266,7 @@ def test_endless_launch_is_terminated(library):
     with pytest.raises(MetalFault, match="did not finish within 0.5 s") as caught:
         library.launch("runs_for_ever", [INTS], grid=(1,), threads=(1,), timeout=0.5)
     assert caught.value.kind == "timeout"
-    library.launch("few_threads", [INTS], grid=(1,), threads=(1,))  # works after a fault
+    library.launch("few_threads", [INTS], grid=(1,), threads=(1,))  # works after a timeout
 
 
 def test_stack_overflow_is_reported(library):

@@ -52,9 +52,8 @@ def test_page_file_has_all_ranks_shards(tmp_path):
             page_bytes = llm.runner.target.model.kv_bytes_per_token * 32
     files = page_files(tmp_path)
     assert {path.stat().st_size for path in files} == {stored_bytes(page_bytes) - 512}
-    with engine(
-        tmp_path, "demo"
-    ) as llm:  # one rank rounds differently than two, so it must not load their pages
+    # One rank rounds differently than two, so it must not load their pages.
+    with engine(tmp_path, "demo") as llm:
         assert generate_one(llm).num_cached_tokens == 0
 
 

@@ -308,10 +308,8 @@ def test_rank_memory_is_about_half_of_the_total():
     """The margins cover the ring (25 MB), but not NumPy (20 MB) or a large vocabulary (30 MB)."""
     done = subprocess.run(
         [sys.executable, "-c", PRINT_PSS],
-        env={
-            **os.environ,
-            "TINY_LLM_EMULATED_METAL": "0",
-        },  # off, because the emulator imports NumPy
+        # without the emulator, which imports NumPy
+        env={**os.environ, "TINY_LLM_EMULATED_METAL": "0"},
         capture_output=True,
         text=True,
         timeout=100,
