@@ -1,4 +1,4 @@
-"""Sandboxed encoding: equal tokens, and an error if encoding does not terminate."""
+"""Encoding in the sandbox gives the same tokens, and is stopped if it hangs."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ def test_overlong_text_is_not_encoded_as_a_whole():
             return tokenizer.encode(text, **options)
 
     check_length(CountingTokenizer(), "it", "why " * 300_000, 1_200_000)
-    assert not chunks, "a text that may fit must be encoded only once"
+    assert not chunks, "expected no encoding of the first characters of a text that may fit"
     with pytest.raises(
         UserError, match=r"^it is too long: the first 65,536 of its 1,200,000 characters are about"
     ):
