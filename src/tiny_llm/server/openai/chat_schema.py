@@ -26,9 +26,15 @@ from ..protocol.request_fields import (
 class TextPart(StrictModel):
     """A text content part. Images and audio are not supported."""
 
-    type: Literal["text", "input_text"]  # "input_text" in the Responses API
+    type: Literal["text"]
     text: str
     cache_control: JsonObject | None = None  # no-op: prompt pages are always cached
+
+
+class InputTextPart(TextPart):
+    """A text content part as in the Responses API."""
+
+    type: Literal["input_text"]  # type: ignore[assignment]
 
 
 class RefusalPart(StrictModel):
@@ -43,7 +49,7 @@ class RefusalPart(StrictModel):
         return self.refusal
 
 
-ContentPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+ContentPart = Annotated[TextPart | InputTextPart | RefusalPart, Field(discriminator="type")]
 
 
 class FunctionDefinition(StrictModel):
