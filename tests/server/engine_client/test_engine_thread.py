@@ -34,15 +34,15 @@ class ThreadWithBlockedCompiler:
 
     def _load(self):
         llm = LLM("demo")
-        compile_grammar = llm.compile_grammar
+        compile_grammar = llm.grammars.compile
 
         def wait_and_compile(*args, **options):
             assert self.allow_compilation.wait(60)
             if self.error is not None:
                 raise self.error
-            compile_grammar(*args, **options)
+            return compile_grammar(*args, **options)
 
-        llm.compile_grammar = wait_and_compile
+        llm.grammars.compile = wait_and_compile
         return llm
 
     def _on_message(self, message):
