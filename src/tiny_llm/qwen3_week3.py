@@ -10,7 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from .attention import as_int32, paged_attention, paged_attention_varlen
+from . import kernels
+from .attention import paged_attention, paged_attention_varlen
 from .kv_cache import (
     PagedKvMetadata,
     PagedStorage,
@@ -142,7 +143,7 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         Raises:
             ValueError: the number of ids is not T.
         """
-        ids, rows = as_int32(ids), as_int32(rows)
+        ids, rows = kernels.as_int32(ids), kernels.as_int32(rows)
         if ids.shape != (batch.num_tokens,):
             raise ValueError(
                 f"Qwen3ModelWeek3: ids must have shape ({batch.num_tokens},), one id per token of "
