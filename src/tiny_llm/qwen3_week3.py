@@ -54,9 +54,7 @@ def attend_paged(
     # [/task 3.2.3]
 
 
-def attend_ragged(
-    query: mx.array, metadata: PagedKvMetadata, scale: float, window: int = 0
-) -> mx.array:
+def attend_ragged(query: mx.array, metadata: PagedKvMetadata, scale: float) -> mx.array:
     """Attends over a ragged batch whose T tokens are already in the cache; shape 1×H_q×T×D."""
     assert metadata.cu_seqlens_q is not None
     attended = paged_attention_varlen(
@@ -68,7 +66,6 @@ def attend_ragged(
         metadata.block_table,
         metadata.page_size,
         scale,
-        window,
     )
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
 

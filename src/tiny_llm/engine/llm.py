@@ -16,14 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Literal
 
-from ..errors import (
-    UserError,
-    array_to_list,
-    check_int,
-    short_repr,
-    validate_bool,
-    validate_seed,
-)
+from ..errors import UserError, check_int, short_repr, validate_bool, validate_seed
 from ..kv_cache.int8_rows import KvCacheDtype
 from ..models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..models.hub import is_terminal
@@ -49,14 +42,7 @@ from .factory import (
     make_scheduler,
     resolve_task,
 )
-from .inputs.prompts import (
-    ChatOptions,
-    Prompt,
-    Prompts,
-    encode_prompt,
-    is_token_ids,
-    normalize_prompts,
-)
+from .inputs.prompts import ChatOptions, Prompt, Prompts, encode_prompt, is_chat, normalize_prompts
 from .inputs.sampling_params import SamplingParams
 from .scheduling.config import SchedulerConfig
 from .scheduling.events import Listener
@@ -453,9 +439,8 @@ class LLM(EngineCore):
         self, prompt: Prompt, params: SamplingParams, chat: ChatOptions, **options: Any
     ) -> RequestOutput:
         """Encodes a prompt and queues it; see `add_tokenized_request` for the options."""
-        prompt = array_to_list(prompt)
         ids = encode_prompt(self.tokenizer, prompt, chat, self.scheduler.config.max_seq_len)
-        text: Any = None if is_token_ids(prompt) else prompt
+        text: Any = prompt if isinstance(prompt, str) or is_chat(prompt) else None
         thinking = chat.thinking_enabled
         return self.add_tokenized_request(
             ids, params, enable_thinking=thinking, prompt=text, **options

@@ -100,9 +100,7 @@ def encode_text(
     """Encodes text, unless it has far more tokens than the model's context length.
 
     Args:
-        tokenizer: the model's tokenizer.
         what: subject of the error message, for example "the prompt".
-        text: text to encode.
         max_tokens: the model's context length.
         add_special_tokens: whether to add the tokenizer's special tokens.
 
@@ -111,16 +109,21 @@ def encode_text(
     """
     check_unicode(what, text)
     if len(text) > max(CHUNK_CHARS, UNCHECKED_CHARS_PER_TOKEN * max_tokens):
-        _check_length(tokenizer, what, text, max_tokens)
+        num_tokens = 0
+        for start in range(0, len(text), CHUNK_CHARS):
+            chunk = text[start : start + CHUNK_CHARS]
+            num_tokens += len(tokenizer.encode(chunk, add_special_tokens=False))
+            if num_tokens > MARGIN * max_tokens:
+                raise UserError(
+                    f"{what} is too long: the first {start + len(chunk):,} of its {len(text):,} "
+                    f"characters are about {num_tokens:,} tokens, but the model's context length "
+                    f"is {max_tokens:,} tokens, including the output."
+                )
     return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 
 def check_unicode(what: str, text: str) -> None:
-    """Rejects unpaired surrogates, which truncated JSON can contain.
-
-    Args:
-        what: subject of the error message, for example "the prompt".
-        text: text to check.
+    """Rejects unpaired surrogates, which truncated JSON can contain; see `encode_text`.
 
     Raises:
         UserError: the text is not valid Unicode.
@@ -132,16 +135,3 @@ def check_unicode(what: str, text: str) -> None:
         raise UserError(
             f"{what} contains {surrogate!r}, an unpaired surrogate; text must be valid Unicode."
         ) from error
-
-
-def _check_length(tokenizer: Any, what: str, text: str, max_tokens: int) -> None:
-    num_tokens = 0
-    for start in range(0, len(text), CHUNK_CHARS):
-        chunk = text[start : start + CHUNK_CHARS]
-        num_tokens += len(tokenizer.encode(chunk, add_special_tokens=False))
-        if num_tokens > MARGIN * max_tokens:
-            raise UserError(
-                f"{what} is too long: the first {start + len(chunk):,} of its {len(text):,} "
-                f"characters are about {num_tokens:,} tokens, but the model's context length is "
-                f"{max_tokens:,} tokens, including the output."
-            )

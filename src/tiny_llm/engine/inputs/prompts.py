@@ -42,7 +42,7 @@ def normalize_prompts(prompts: Any) -> list[Any]:
         UserError: the argument is neither a prompt nor a list of prompts.
     """
     prompts = array_to_list(prompts)
-    if isinstance(prompts, str) or is_token_ids(prompts) or _is_chat(prompts):
+    if isinstance(prompts, str) or is_token_ids(prompts) or is_chat(prompts):
         return [prompts]
     if _is_sequence(prompts):
         listed = [array_to_list(prompt) for prompt in prompts]
@@ -66,13 +66,14 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, chat: ChatOptions, max_tokens:
         UserError: the prompt has an invalid type or a non-integer token id; see also `render_chat`
             and `encode_text`.
     """
+    prompt = array_to_list(prompt)
     if not isinstance(prompt, str) and not _is_sequence(prompt):
         raise UserError(f"a prompt must be {PROMPT_TYPES}, got {short_repr(prompt)}.")
     if not prompt:
         return []
     if isinstance(prompt, str):
         return encode_text(tokenizer, "the prompt", prompt, max_tokens)
-    if _is_chat(prompt):
+    if is_chat(prompt):
         text = render_chat(tokenizer, prompt, chat.tools, chat.variables)
         return encode_text(tokenizer, "the chat", text, max_tokens, add_special_tokens=False)
     for index, token in enumerate(prompt):
@@ -88,14 +89,15 @@ def is_token_ids(prompt: Any) -> bool:
     return _is_sequence(prompt) and bool(prompt) and isinstance(prompt[0], Integral)
 
 
-def _is_chat(prompt: Any) -> bool:
+def is_chat(prompt: Any) -> bool:
+    """Whether a prompt is a list of chat messages."""
     return _is_sequence(prompt) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def _is_prompt(prompt: Any) -> bool:
     """Whether a value is a single prompt, possibly an empty sequence, which is rejected later."""
     is_empty = _is_sequence(prompt) and not prompt
-    return isinstance(prompt, str) or is_empty or is_token_ids(prompt) or _is_chat(prompt)
+    return isinstance(prompt, str) or is_empty or is_token_ids(prompt) or is_chat(prompt)
 
 
 def _is_sequence(value: Any) -> bool:
