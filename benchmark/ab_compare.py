@@ -36,7 +36,11 @@ def venv_python(tree: Path) -> str:
 def run_interleaved(
     workers: dict[str, WorkerProcess], metric: Metric, rounds: int, limit_s: float
 ) -> dict[str, list[float]]:
-    """Measures a metric on all workers; returns seconds per worker and round after a warm-up."""
+    """Measures a metric on all workers, after a warm-up round.
+
+    Returns:
+        Worker name -> seconds per prompt or step, one measurement per round.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     for number in range(rounds + 1):
         order = list(workers) if number % 2 == 0 else list(workers)[::-1]
@@ -50,7 +54,7 @@ def run_interleaved(
 
 
 def report(metric: Metric, seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Prints a metric's table row; returns its times in seconds and the ratio this / other."""
+    """Prints a metric's table row; returns both checkouts' times and the ratio of this to TREE."""
     other, this = (Times.of(seconds[name]) for name in ("other", "this"))
     pairs = zip(seconds["this"], seconds["other"], strict=True)
     ratio = statistics.median(a / b for a, b in pairs)

@@ -2,9 +2,9 @@
 
     python -m benchmark.activation_bits --model FOLDER [--text FILE …] [--rounds N]
 
-Two engines share the weights and run the same work in turns, after an uncounted round. The error is
-that of predicting each token of a text, or of random tokens: how often both have the same most
-likely token, and the ratio of the perplexities.
+Two engines share the weights and run the same work in turns, after an uncounted round. To measure
+the error, both predict each token of a text, or of random tokens. The report has the fraction of
+tokens for which both have the same most likely token, and the ratio of their perplexities.
 """
 
 import argparse
@@ -28,17 +28,17 @@ BATCH_SIZES = (1, 4, 16)
 
 
 def main() -> int:
-    """Runs the command."""
+    """Runs the command and returns the exit status."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--model", default="demo", help="name or folder of a quantized model")
     parser.add_argument("--text", nargs="+", type=Path, default=[], help="text files, in UTF-8")
-    parser.add_argument("--windows", type=int, default=8, help="prompts for the error")
+    parser.add_argument("--windows", type=int, default=8, help="prompts that measure the error")
     parser.add_argument("--rounds", type=int, default=5)
     return run_command("activation_bits", parser.parse_args(), run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints both tables; the last line of output is JSON."""
+    """Measures speed and error and prints both tables; the last line of output is JSON."""
     weights = load_weights(args.model)
     llms = [
         LLM(
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prompts(llm: LLM, files: Sequence[Path], windows: int) -> list[list[int]]:
-    """Splits the files' text into prompts of `WINDOW` tokens; random tokens without files."""
+    """Makes prompts of `WINDOW` tokens from the files' text, or of random tokens without files."""
     rng = random.Random(3)
     ids = [rng.randrange(llm.vocab_size) for _ in range(WINDOW * windows)]
     if files:
@@ -77,7 +77,7 @@ def prompts(llm: LLM, files: Sequence[Path], windows: int) -> list[list[int]]:
 
 
 def compare(llms: Sequence[LLM], batch_size: int, rounds: int) -> list[list[float]]:
-    """Tokens/s of each engine per round: of a prompt if batch_size is 0, else of decoding."""
+    """Measures both engines in alternating order; returns each engine's tokens/s by round."""
     speeds: list[list[float]] = [[] for _ in llms]
     for turn in range(-1, rounds):  # turn −1 warms up
         for index in sorted(range(len(llms)), reverse=turn % 2 == 1):
@@ -88,7 +88,7 @@ def compare(llms: Sequence[LLM], batch_size: int, rounds: int) -> list[list[floa
 
 
 def tokens_per_second(llm: LLM, batch_size: int) -> float:
-    """Runs a prompt of `WINDOW` tokens, or `STEPS` decoding steps of `batch_size` requests."""
+    """Tokens per second of a prompt if `batch_size` is 0, else of decoding that many requests."""
     tokens = CONTEXT if batch_size else WINDOW
     params = SamplingParams(temperature=0, max_tokens=2 * STEPS, ignore_eos=True)
     started = time.perf_counter()
@@ -108,7 +108,7 @@ def tokens_per_second(llm: LLM, batch_size: int) -> float:
 
 
 def compare_predictions(llms: Sequence[LLM], ids: list[list[int]]) -> dict[str, float]:
-    """Agreement of the most likely tokens, and the ratio of the perplexities, 8 bits to exact."""
+    """Compares the predictions of the exact engine, `llms[0]`, and the 8-bit engine, `llms[1]`."""
     params = SamplingParams(max_tokens=1, prompt_logprobs=1)
     best: list[list[int]] = []
     losses = []
@@ -120,7 +120,7 @@ def compare_predictions(llms: Sequence[LLM], ids: list[list[int]]) -> dict[str, 
             for token, logprobs in zip(
                 output.prompt_token_ids, output.prompt_logprobs or [], strict=True
             )
-            if logprobs is not None  # the first token has none
+            if logprobs is not None  # None: no token precedes the first one
         ]
         best.append([max(logprobs, key=logprobs.__getitem__) for _, logprobs in entries])
         losses.append(-sum(logprobs[token] for token, logprobs in entries) / len(entries))

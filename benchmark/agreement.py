@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Agreement:
-    """Numbers of compared, equal and tied tokens, and of compared and equal outputs."""
+    """Counts of compared, equal and tied tokens, and of compared and equal greedy outputs."""
 
     tokens: int = 0
     equal: int = 0
@@ -27,7 +27,7 @@ class Agreement:
 
     @property
     def all_agree(self) -> bool:
-        """Whether all predictions agree, ties included."""
+        """Whether all predictions are equal or ties."""
         return self.equal + self.ties == self.tokens
 
 

@@ -111,7 +111,7 @@ def run(
 
 
 def main() -> int:
-    """Runs the command."""
+    """Runs the command and returns the exit status."""
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--steps", type=int, default=24, help="tokens to decode")

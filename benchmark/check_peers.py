@@ -83,7 +83,7 @@ class Reference:
             tie: see `TIE_TOLERANCES`.
         """
         tokens = reply["tokens"]
-        assert len(tokens) == NEW_TOKENS, "the output has the wrong length"
+        assert len(tokens) == NEW_TOKENS, f"expected {NEW_TOKENS} output tokens, got {len(tokens)}"
         cache = self._model.create_kv_cache()
         logits = np.array(self._model(mx.array([prompt + tokens]), 0, cache)[0])
         logits = logits[len(prompt) - 1 : -1]  # rows that predict the output tokens

@@ -24,7 +24,7 @@ def run_command(
     Args:
         name: name of the benchmark, for errors.
         args: its command line.
-        run: measures, and returns the exit status; see `print_json`.
+        run: measures, prints the result with `print_json`, and returns the exit status.
 
     Returns:
         The exit status; 2 if the user's input is invalid or another system failed.
@@ -38,6 +38,6 @@ def run_command(
 
 
 def print_json(result: Mapping[str, Any], status: int = 0) -> int:
-    """Prints a benchmark's last line of output; returns the exit status."""
+    """Prints the result as JSON, a benchmark's last line of output; returns `status`."""
     print(json.dumps(result))
     return status

@@ -1,4 +1,4 @@
-"""Lightweight load generators for OpenAI servers on the same machine.
+"""Lightweight load generators for OpenAI-compatible servers on one machine.
 
 A client sends a request and reads the response in large chunks. Instead of parsing the stream, it
 only counts the lines that begin with `data: {`, and looks for the final event.
@@ -18,7 +18,7 @@ from tiny_llm.cli.batching.workload import Workload
 
 READ_BYTES = 2**16
 EVENT = b"\ndata: {"
-LAST_EVENT = b"\ndata: [DONE]\n"  # unambiguous: JSON escapes line breaks
+LAST_EVENT = b"\ndata: [DONE]\n"  # unique, because JSON escapes line breaks
 LAST_CHUNK = b"\r\n0\r\n\r\n"  # end of a response in chunked transfer encoding
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -42,7 +42,7 @@ from .roofline import usable_threads
 from .server_processes import ServerProcess, llama_server, our_server
 
 DEMO = "demo"
-DEMO_VOCABULARY = 4000  # smaller token ids decode to ordinary text
+DEMO_VOCABULARY = 4000  # token ids below this decode to ordinary text
 LLAMA_FIELDS = {"cache_prompt": False}
 Runs = dict[str, Callable[[Workload, int], LoadResult]]
 
@@ -193,7 +193,7 @@ def startup_and_memory(args: argparse.Namespace) -> dict[str, float]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Prints the tables."""
+    """Prints the table of throughput and latency, then startup time and memory."""
     systems = result["systems"]
     print("| clients | system | output tokens/s | vs. `LLM` | first token p50, ms | p95, ms |")
     print("|---:|---|---:|---:|---:|---:|")

@@ -233,7 +233,7 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def main() -> int:
-    """Runs the command."""
+    """Runs the command and returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

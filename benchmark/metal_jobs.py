@@ -84,7 +84,7 @@ class Totals:
 
     @property
     def instructions(self) -> int:
-        """Integer operations plus memory accesses: the overhead besides arithmetic."""
+        """Overhead of a kernel: integer operations and memory accesses, not float arithmetic."""
         return self.integer_operations + self.accesses
 
 
@@ -131,6 +131,6 @@ def mlx_library(name: str, **constants: int) -> Library:
 
 
 def our_step(source: str, launch: Any, arrays: Sequence[np.ndarray]) -> Step:
-    """Step for a launch configured by `tiny_llm_ext.metal`; the output arrays are last."""
+    """Step for a launch configured by `tiny_llm_ext.metal`; `arrays`: inputs, then outputs."""
     arguments = [*arrays, launch.params]
     return Step(our_library(source), launch.kernel, arguments, launch.groups, launch.threads)

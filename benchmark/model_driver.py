@@ -157,14 +157,14 @@ def run_benchmark(
         action=argparse.BooleanOptionalAction,
         help="use the flash attention kernel (default)",
     )
-    add("--device", choices=("cpu", "gpu"), help="default: MLX's choice")
+    add("--device", choices=("cpu", "gpu"), help="device of the model (default: MLX's choice)")
 
     def run(args: argparse.Namespace) -> int:
         if args.device is not None:
             mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
         costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
         model = Week2(args.model, args.flash)
-        is_cpu = mx.default_device() == mx.cpu  # a GPU's limits are not measured
+        is_cpu = mx.default_device() == mx.cpu  # the probe cannot measure a GPU's limits
         with measured_limits() if is_cpu else contextlib.nullcontext(Limits(None)) as limits:
             rows = measure(model, costs, limits, args)
         machine = None if limits.machine is None else str(limits.machine)

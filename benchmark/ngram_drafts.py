@@ -275,7 +275,7 @@ def compare(llm: LLM, cases: Sequence[Case], rounds: int) -> dict[str, Any]:
 
 
 def report(kind: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Prints the table row of a kind: medians of its cases, and the lowest ratio."""
+    """Prints the table row of a kind: medians of its cases, and the lowest speedup."""
     middle = {key: median(row[key] for row in rows) for key in rows[0] if key not in LABELS}
     target = TARGETS[kind]
     cells = [
@@ -337,7 +337,7 @@ def main() -> int:
         default=Path(__file__).parent.parent,
         help="git checkout with the edits (default: tiny-llm's own)",
     )
-    add("--revision", default="HEAD", help="newest commit to use; fixes the cases")
+    add("--revision", default="HEAD", help="newest commit to use (default: HEAD)")
     add("--prompts", type=int, default=6, help="number of measurements per kind of answer")
     add("--batch-size", type=int, default=1, help="concurrent requests")
     add("--max-prompt", type=int, default=2048, help="longest file in a prompt, in tokens")

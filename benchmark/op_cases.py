@@ -56,7 +56,7 @@ class Case:
 
 
 def quantized_matmul_cases() -> Iterator[Case]:
-    """Decoding, decoding batches and prefill; MLX, slow on the CPU, runs one row only."""
+    """Decoding, decoding batches and prefill; MLX's slow CPU kernel is timed for one row only."""
     for O, I_ in ((I, E), (E, I), (V, E)):
         weights = quantized_pool(O, I_)
         for M in (1, 4, 16, 64, 512):

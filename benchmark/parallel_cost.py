@@ -127,7 +127,7 @@ def all_reduce_seconds(n_bytes: float, ranks: int, link: Link) -> float:
 
 
 def all_gather_seconds(n_bytes: float, ranks: int, link: Link) -> float:
-    """Time of an all-gather of `n_bytes` in total: N - 1 messages."""
+    """Time of an all-gather of `n_bytes` in total, in N - 1 messages."""
     return (ranks - 1) * (link.latency + n_bytes / ranks / link.bandwidth)
 
 
@@ -143,7 +143,7 @@ def collectives(
         costs: the model's costs.
         rows: tokens computed in the step.
         scored: rows for which logits are computed.
-        ranks: N.
+        ranks: number of ranks, N.
         link: link between neighbors.
         item_bytes: bytes per element sent; 2 for bfloat16.
     """

@@ -204,7 +204,7 @@ def show(text: str | Machine) -> None:
 
 
 def main() -> int:
-    """Runs the command."""
+    """Runs the command and returns the exit status."""
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add(

@@ -91,7 +91,7 @@ class Results:
         return Times.of(seconds) if seconds else None
 
     def throughput(self, system: str, metric: Metric) -> tuple[float, float] | None:
-        """Tokens per second by median and by minimum; None if unmeasured."""
+        """Tokens per second, from the median and from the minimum time; None if unmeasured."""
         times = self.times(system, metric)
         if times is None or metric.kind == "load":
             return None
@@ -136,7 +136,11 @@ class Results:
         )
 
     def _peaks(self, system: str, machine: Machine) -> Peaks:
-        """Peaks of our kernels' instructions; the highest for 8-bit activations and for peers."""
+        """Peaks of the instructions that tiny-llm's kernels use with exact activations.
+
+        For 8-bit activations and for peers, whose instructions vary, returns the machine's highest
+        peaks.
+        """
         is_exact = system == OURS and self.activation_bits == 16
         return machine.kernel_peaks(self.isa) if is_exact else machine.highest_peaks
 

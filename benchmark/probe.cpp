@@ -3,7 +3,7 @@
 //
 //     probe THREADS SECONDS BYTES…
 //
-// prints one line of JSON. A quantity is 0 if this build lacks its instructions. Benchmarks compile
+// Prints one line of JSON. A quantity is 0 if this build lacks its instructions. Benchmarks compile
 // this file for the machine they run on (roofline.py).
 
 #include <algorithm>
@@ -71,10 +71,7 @@ double rate(int threads, double seconds, const std::function<double(int)>& work)
     return sum;
 }
 
-// --- Memory
-// ---------------------------------------------------------------------------------------
-
-typedef int64_t Line __attribute__((vector_size(64)));  // a cache line: 1, 2 or 4 loads
+typedef int64_t Line __attribute__((vector_size(64)));  // a cache line, read with 1, 2 or 4 loads
 
 /// Reads `lines` cache lines, with software prefetching if FETCH; returns the number of bytes read.
 template <bool FETCH>
@@ -121,10 +118,9 @@ double read_rate(int threads, double seconds, size_t bytes) {
     return result;
 }
 
-// --- Arithmetic: enough independent sums to hide the latency of the instructions
-// -------------------- Each sum starts from a separate read of `sink`. If their initial values were
-// known to be equal, the compiler could merge the sums, and operations that are not executed would
-// be counted.
+// Arithmetic. Several independent sums hide the latency of the instructions. Each sum starts from a
+// separate read of `sink`: if the compiler knew that the initial values are equal, it could merge
+// the sums, and this program would count operations that were not executed.
 
 constexpr int kRounds = 20'000;
 
@@ -136,17 +132,18 @@ constexpr int kVectorBytes = 32;
 constexpr int kVectorBytes = 16;
 #endif
 // Zen 5 issues two bfloat16 dot products per cycle with a latency of six cycles. Twelve sums should
-// suffice, but reach only 93 % of the peak because of other stalls.
+// hide that latency, but reach only 93 % of the peak because of other stalls, so 24 are used.
 #if defined(__AVX512F__)
-constexpr int kSums = 24;  // of the 32 vector registers
+constexpr int kSums = 24;  // in 24 of the 32 vector registers
 #elif defined(__aarch64__)
-constexpr int kSums = 16;  // of 32 vector registers
+constexpr int kSums = 16;  // in 16 of the 32 vector registers
 #else
-constexpr int kSums = 12;  // of the 16 vector registers; two more hold constants
+constexpr int kSums = 12;  // in 12 of the 16 vector registers; two more hold constants
 #endif
 typedef float Floats __attribute__((vector_size(kVectorBytes)));
 
-/// sum = step(sum), kept in a register; otherwise, GCC 12 stores some integer sums in every round.
+/// sum = step(sum). The asm statement keeps the sum in a register; without it, GCC 12 stores some
+/// integer sums to memory in every round.
 template <typename Vector, typename Step>
 inline void update(Vector& sum, const Step& step) {
     Vector next = step(sum);

@@ -70,7 +70,7 @@ class Decoding:
         self.load_seconds = time.perf_counter() - start
         self.costs = ModelCosts.from_model(weights.args, self.model)
         self.file_bits = ModelCosts.from_config(self.config).weight_bits
-        # 32 pages for decoding; allocated on first write.
+        # 32 pages for decoding; memory is allocated only for pages that are written.
         num_pages = self.context // PAGE_SIZE + 32
         self._paged = PagedModel(self.model, num_pages)
         self._page_ids = array("i", range(num_pages))
@@ -79,7 +79,7 @@ class Decoding:
         self._step([1])
 
     def decode(self, steps: int) -> None:
-        """Times decoding steps."""
+        """Times `steps` decoding steps, after a warm-up step, and adds their times to `seconds`."""
         self.seconds += step_seconds(lambda: self._step([1]), steps, warm_up=1)
 
     def _step(self, ids: list[int]) -> None:
@@ -89,7 +89,7 @@ class Decoding:
         self._length += len(ids)
 
     def row(self, machine: Machine | None) -> dict[str, Any]:
-        """Figures for a table row."""
+        """Speed, bandwidth share, bits per weight and load time, for a table row."""
         times = Times.of(self.seconds)
         in_memory = self.costs.decode_bytes(1, self.context)
         in_file = self.costs.decode_bytes(1, self.context, weight_bits=self.file_bits)

@@ -76,7 +76,7 @@ def silu(x: mx.array) -> mx.array:
 
 
 def gated_delta_rule_cases() -> Iterator[Case]:
-    """Recurrence of a layer; for one token, compared with mlx-lm's operations."""
+    """Recurrence of a layer. Only the single-token case is compared with mlx-lm's operations."""
     A_log, dt_bias = mx.zeros((H,)), mx.zeros((H,))
     for B, L in SHAPES:
         T, slots = B * L, POOL_BYTES // STATE // 16 * 16

@@ -86,7 +86,7 @@ class Machine:
 
     @property
     def highest_peaks(self) -> "Peaks":
-        """Peaks of a system that may also round activations to 8 bits."""
+        """Highest peaks of the machine, for systems that may round activations to 8 bits."""
         highest = max(self.peak_gflop_per_s, self.int8_gflop_per_s)
         return Peaks(highest, highest)
 
@@ -98,13 +98,14 @@ class Machine:
             quantized: whether the weights are quantized.
 
         Returns:
-            The peaks; the highest where the instruction is unknown or was not measured.
+            The peaks. If an instruction is unknown or was not measured, its peak is
+            `peak_gflop_per_s`.
         """
         f32, bf16 = self.f32_gflop_per_s, self.bf16_gflop_per_s
         attention = f32
         if isa in ("avx512", "amx"):
             matmuls = self.amx_gflop_per_s if isa == "amx" and quantized else bf16
-            # Half of the operations (scores) in bfloat16, half (values) in float32.
+            # Scores, half of the operations, use bfloat16; weighted sums of values use float32.
             attention = 2 / (1 / bf16 + 1 / f32) if bf16 else 0
         elif isa == "native":
             matmuls = attention = 0
@@ -205,7 +206,7 @@ def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
 
 
 def measure_best(rounds: int) -> Machine:
-    """Best of several measurements, since other processes may slow one down.
+    """Best of `rounds` measurements, since other processes may slow down some of them.
 
     Raises:
         ProbeError: see `build_probe`.
@@ -260,7 +261,7 @@ class Limits:
 
 
 def above_limits(exceeded: list[str]) -> int:
-    """Exit status of a benchmark: 1, with a message, if shares exceeded 100 %."""
+    """Exit status of a benchmark: 1, after a message, if shares exceeded 100 %; otherwise 0."""
     if not exceeded:
         return 0
     print(
@@ -273,7 +274,7 @@ def above_limits(exceeded: list[str]) -> int:
 
 @contextlib.contextmanager
 def measured_limits() -> Iterator[Limits]:
-    """Measures the limits of the selected kernels; without a compiler, warns.
+    """Measures the limits of the selected kernels; without a compiler, prints a warning.
 
     Raises:
         UserError: TINY_LLM_CPU_ISA is invalid.

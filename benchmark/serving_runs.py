@@ -54,7 +54,7 @@ class ServingOptions:
         return synthetic_workload(self.num_requests, inputs, outputs, vocab_size, seed=1)
 
     def kv_tokens(self) -> int:
-        """Capacity of the KV cache in tokens; each request's tokens fill entire pages."""
+        """Capacity of the KV cache in tokens, rounded up to entire pages per request."""
         per_request = -(-2 * self.high // self.page_size) * self.page_size
         return self.batch_size * per_request
 
@@ -208,7 +208,7 @@ def speculation(max_tokens: int) -> dict:
 
 
 def summary(rounds: Sequence[dict]) -> dict:
-    """Median round by throughput, and the best throughput."""
+    """Results of the round with the median throughput, and the best throughput of any round."""
     ordered = sorted(rounds, key=lambda run: run["output_tokens_per_s"])
     best = ordered[-1]["output_tokens_per_s"]
     return {**ordered[len(ordered) // 2], "best_output_tokens_per_s": best}

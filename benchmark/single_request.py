@@ -39,7 +39,10 @@ def prefill_times(run: Callable[[], object], repeats: int) -> Times:
 
 
 def sampled_offsets(tokens: int) -> list[int]:
-    """Offsets of the timed chunks of a long prompt; their mean equals that of all chunks.
+    """Offsets of the timed chunks of a long prompt.
+
+    Their mean is the mean offset of all chunks. A chunk's time is linear in its offset, so the mean
+    time of these chunks equals that of all chunks, too.
 
     Args:
         tokens: length of the prompt: `PREFILL_STEP` times a multiple of `SAMPLED_CHUNKS`.
@@ -114,7 +117,7 @@ def run(
 
 
 def main() -> int:
-    """Runs the command."""
+    """Runs the command and returns the exit status."""
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--long", action="store_true", help="prompts and contexts of up to 32,768 tokens")

@@ -42,7 +42,7 @@ from .timing import Times
 
 PROMPT_TOKENS, OUTPUT_TOKENS, PREFILL_TOKENS = 8, 65, 512
 TASKS = ("decode", "prefill")
-COLLECTIVES = ("all_sum", "all_gather")  # those that tiny-llm calls
+COLLECTIVES = ("all_sum", "all_gather")  # the functions of mx.distributed that tiny-llm calls
 CHILD_FLAG = "--as-child"
 EXIT = "exit\n"
 

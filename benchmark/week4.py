@@ -28,8 +28,8 @@ class Day:
     Attributes:
         name: name in the table.
         matmul: value of TINY_LLM_MATMUL; if empty, the variable is not set.
-        other_kernels: environment variables that select the other kernels; without a variable, the
-            fastest kernel runs.
+        other_kernels: environment variables that select kernels other than matmul; without a
+            variable, the fastest kernel runs.
     """
 
     name: str

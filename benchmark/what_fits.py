@@ -2,8 +2,8 @@
 
     python -m benchmark.what_fits
 
-The columns are memory sizes. The numbers are computed as by `tiny-llm check --model`, for 4-bit
-weights in groups of 64; nothing is measured.
+The columns are memory sizes. The numbers are those of `tiny-llm check --model` for 4-bit weights in
+groups of 64; nothing is measured.
 """
 
 import sys
@@ -42,7 +42,7 @@ def table() -> Iterator[str]:
 
 
 def _tokens(sizes: Sequence[ModelSize], available: int) -> str:
-    """Thousands of tokens that fit, by KV dtype; a dash if the weights don't."""
+    """Thousands of tokens that fit, by KV dtype; a dash if the weights do not fit."""
     if sizes[0].weight_bytes > available:
         return "–"
     fits = [

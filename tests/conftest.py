@@ -11,9 +11,9 @@ import pytest
 
 from tests import hermetic, quick
 
-if sys.flags.optimize:  # -O would strip asserts in helper modules
+if sys.flags.optimize:  # with -O, helper modules lose their asserts unless pytest rewrites them
     pytest.register_assert_rewrite("tests.support", "tests.engine", "tests.models", "tests.server")
-hermetic.reset_process()  # before importing modules that read the environment
+hermetic.reset_process()  # must precede the import of modules that read the environment
 
 import mlx.core as mx
 

@@ -33,7 +33,8 @@ DISPLAY = re.compile(
     r"TERM|COLORTERM|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|PY_COLORS|CLICOLOR\w*|TTY_\w+|JUPYTER_\w+"
 )
 
-WARNINGS = os.environ.get("PYTHONWARNINGS")  # already read by this process
+# Saved before it is cleared: this process has already applied it to its warning filters.
+WARNINGS = os.environ.get("PYTHONWARNINGS")
 
 # Signals that stay ignored: SIGPIPE and SIGXFSZ, which Python itself ignores and `subprocess`
 # restores; SIGTTIN and SIGTTOU, which would stop background jobs.
@@ -44,7 +45,7 @@ def reset_process() -> None:
     """Restores signal dispositions, umask, standard descriptors, locale and environment."""
     _reset_signals()
     os.umask(0o022)
-    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # one of stdin, stdout, stderr was closed
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # stdin, stdout or stderr was closed
         os.set_inheritable(null, True)
     os.close(null)
     _clear(CLEARED)

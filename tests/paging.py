@@ -80,7 +80,9 @@ def check_integrity(pool: TinyKvPagedPool, caches: Sequence[ShadowedCache]) -> N
     owned = [page for shadowed in caches for page in shadowed.cache.page_ids]
     assert len(owned) == len(set(owned)), f"two caches own the same page: {sorted(owned)}"
     assert all(0 <= page < pool.num_pages for page in owned)
-    assert pool.num_pages - pool.num_free_pages == len(owned), "used pages must equal owned pages"
+    assert pool.num_pages - pool.num_free_pages == len(owned), (
+        "the pages in use must be those that the caches own"
+    )
     for shadowed in caches:
         cache, written = shadowed.cache, shadowed.keys.shape[2]
         assert cache.offset == written, "offset must equal the number of tokens written"

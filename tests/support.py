@@ -21,7 +21,8 @@ import numpy as np
 
 from tiny_llm import kernels
 
-# SciPy and mlx_lm are imported locally: both take seconds to import, and most tests need neither.
+# SciPy and mlx_lm are imported locally, because they take seconds to import and most tests need
+# neither.
 if TYPE_CHECKING:
     from mlx_lm.models import qwen3
 
@@ -175,7 +176,7 @@ def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "to
     kept = expected_counts > 0
     if kept.sum() > 1:
         p = stats.chisquare(observed[kept], expected_counts[kept]).pvalue
-        assert p > 1e-4, f"the distribution of {what}: {shares} (p-value {p:.1g})"
+        assert p > 1e-4, f"{what} have an improbable distribution: {shares} (p-value {p:.1g})"
 
 
 def random(*shape: int, dtype: mx.Dtype = mx.float32, scale: float = 1.0) -> mx.array:
@@ -317,7 +318,9 @@ def assert_same_completions(
 ) -> None:
     """Asserts equal outputs of `batch_generate`; reports the first difference."""
     indices = [index for index, _ in actual]
-    assert indices == [index for index, _ in expected], f"outputs for prompts {indices}"
+    assert indices == [index for index, _ in expected], (
+        f"expected one output per prompt in order, got outputs for prompts {indices}"
+    )
     for (index, output), (_, reference) in zip(actual, expected, strict=True):
         if output == reference:
             continue

@@ -172,7 +172,9 @@ def documented_tree() -> dict[str, str]:
 
 def test_tree_lists_only_existing_files():
     for path, line in documented_tree().items():
-        assert (ROOT / path).exists(), f"ARCHITECTURE.md's tree lists {line!r}, not found"
+        assert (ROOT / path).exists(), (
+            f"ARCHITECTURE.md's tree lists {line!r}, which does not exist"
+        )
 
 
 @pytest.mark.slow
@@ -209,14 +211,18 @@ def test_readme_scripts_exist():
     readme = (ROOT / "README.md").read_text()
     pyproject = (ROOT / "pyproject.toml").read_text()
     for script in set(re.findall(r"(?:pdm|\./pdmw) run ([a-z-]+)", readme)):
-        assert re.search(rf"^{script} = ", pyproject, re.MULTILINE), f"no script {script}"
+        assert re.search(rf"^{script} = ", pyproject, re.MULTILINE), (
+            f"README.md uses the script {script}, which pyproject.toml lacks"
+        )
 
 
 def test_files_in_architecture_page_exist():
     prose = re.sub(r"```text\n.*?```", "", (ROOT / "ARCHITECTURE.md").read_text(), flags=re.DOTALL)
     for path in set(re.findall(r"`([\w./]+/?(?:\.py|/))`", prose)):
         bases = (ROOT, PACKAGE, PACKAGE.parent / "extensions" / "src")
-        assert any((base / path).exists() for base in bases), f"{path} does not exist"
+        assert any((base / path).exists() for base in bases), (
+            f"ARCHITECTURE.md mentions {path}, which does not exist"
+        )
 
 
 def test_readme_is_short():

@@ -29,7 +29,7 @@ REQUIRED_FILES = (
     "licenses/LICENSE",
     "entry_points.txt",
 )
-# Options for uv and CMake: less optimization, to compile the extension faster.
+# Options of `uv build` that compile the extension faster, with less optimization.
 FAST_BUILD = tuple(f"-Ccmake.define.{option.removeprefix('-D')}" for option in LESS_OPTIMIZED)
 QUESTION = ("--model", "demo", "--prompt", "What is the capital of France?")
 
@@ -80,17 +80,17 @@ def check(folder: Path) -> None:
     bare = {"PATH": os.defpath, "HOME": str(empty)}
     version = run(program, "--version", cwd=empty, environment=bare)
     if version.strip() != f"tiny-llm {wheel.name.split('-')[1]}":
-        raise PackageError(f"`tiny-llm --version` prints '{version.strip()}'.")
+        raise PackageError(f"`tiny-llm --version` prints the wrong version '{version.strip()}'.")
     for command in ([program, "main"], [str(python), "-m", "tiny_llm", "main"]):
         answer = run(*command, *QUESTION, cwd=empty, environment=bare)
         if "Paris" not in answer:
-            raise PackageError(f"`{' '.join(command)}` prints '{answer.strip()}'.")
+            raise PackageError(f"`{' '.join(command)}` must print 'Paris', got '{answer.strip()}'.")
     if "built: " not in run(program, "check", cwd=empty, environment=bare):
         raise PackageError("`tiny-llm check` does not find the extension.")
     example = ROOT / "examples" / "generate.py"
     answers = run(str(python), str(example), cwd=empty, environment=bare)
     if "17 + 25 = 42" not in answers:
-        raise PackageError(f"{example.name} prints '{answers.strip()}'.")
+        raise PackageError(f"{example.name} must print '17 + 25 = 42', got '{answers.strip()}'.")
     print(f"{version.strip()} answers from a new environment")
 
 

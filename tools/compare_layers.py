@@ -14,7 +14,8 @@ import mlx.core as mx
 
 from tools.course.solution_flag import parse_with_tree, restart_in_tree
 
-# Relative rounding errors are about 1e-6 in float32; mistakes are rarely below 1e-3.
+# Maximum relative difference, between rounding errors in float32, about 1e-6, and the effects of
+# mistakes, which are rarely below 1e-3.
 TOLERANCE = 1e-4
 
 Part = tuple[str, Callable[[mx.array], mx.array], Callable[[mx.array], mx.array]]

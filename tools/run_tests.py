@@ -36,7 +36,7 @@ from tools.course.tree import ROOT, display_path, environment
 # Marker expression of `pdm run test` without --all.
 QUICK = "not (slow or thorough or other_isa)"
 REST = "slow or thorough or other_isa"
-# Short failure reports for learners: the failed comparison; one line for an unwritten task.
+# Pytest options for learners: short reports of failures, and one line per unwritten task.
 BRIEF_REPORT = ("-p", "tools.course.pytest_summary", "--tb=short", "--no-header", "-rN")
 
 
@@ -86,7 +86,7 @@ def main() -> int:
         if not args.all and not has_flag(rest, "-m", "-k"):
             rest = ["-m", REST if args.rest else QUICK, *rest]
         # Tests of a file may depend on one another, so each file stays on one worker. xdist must
-        # not reorder the files: tests/quick.py puts the longest first.
+        # not reorder the files, as tests/quick.py puts the longest first.
         workers = ["-n", str(min(4, num_cores())), "--dist", "loadfile", "--no-loadscope-reorder"]
         rest = [*workers, *rest]
     if tree is None or args.week is None:

@@ -29,7 +29,7 @@ FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 
 MAIN = './pdmw run main --prompt "Why is decode slow?"'
 BATCH = "./pdmw run batch-main --draft-model demo-draft --kv-cache-bytes 13000000"
-BATCH_RUNS = 12  # each run takes 0.2 s and draws two or three frames
+BATCH_RUNS = 12  # several, because a run of 0.2 s draws only two or three frames
 
 _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 
@@ -49,7 +49,7 @@ class Terminal:
     _is_drawing: bool = False
 
     def feed(self, output: str) -> None:
-        """Processes output; a control sequence must not be split."""
+        """Processes output, which must not end inside a control sequence."""
         end = 0
         for match in _CONTROL.finditer(output):
             self._write(output[end : match.start()])

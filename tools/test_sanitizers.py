@@ -52,7 +52,8 @@ def main() -> int:
     command = [sys.executable, "-S", "-m", "pytest", "-p", "tools.test_sanitizers", "-q", "-x"]
     # ASan reports to file descriptor 2. If pytest captured it, an abort would lose the report.
     command += ["--capture=sys"]
-    # Excludes task 3 of these days: a Metal kernel, which the emulator runs, or the scheduler.
+    # Task 3 of these days does not run code of the extension: it is a Metal kernel, which the
+    # emulator runs, or the scheduler.
     command += ["-k", "not task_3"]
     # A few cases on every instruction set suffice to detect out-of-bounds accesses.
     command += ["-m", "not slow and not thorough"]
@@ -62,7 +63,7 @@ def main() -> int:
 
 
 def pytest_configure() -> None:
-    """pytest hook: requires the sanitized extension."""
+    """Pytest hook that requires an extension built with sanitizers."""
     import tiny_llm_ext
 
     found = Path(tiny_llm_ext.__file__)

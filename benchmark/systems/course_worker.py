@@ -27,7 +27,7 @@ from tiny_llm.sampler import make_sampler
 from .worker import DECODE_STEPS, UnsupportedError, serve, token_ids
 
 LIMIT_SECONDS = 2.0  # no further repetition starts after this time
-PROMPT_SECONDS = 15.0  # times of slower prompts are extrapolated
+PROMPT_SECONDS = 15.0  # prompts that would take longer are extrapolated
 SHORT_PROMPT = 4  # tokens of the short prompt that is extrapolated
 
 
@@ -42,7 +42,7 @@ def best_seconds(run: Callable[[], object], max_runs: int) -> float:
 
 
 class UncachedModel:
-    """Week 1's model: no cache, each step recomputes the entire sequence."""
+    """Week 1's model, which has no cache, so each step recomputes the entire sequence."""
 
     def __init__(self, model: Any, args: Any):
         self._model = model
@@ -74,7 +74,7 @@ class CourseCachedModel(CachedModel):
 
 
 class CourseEngine:
-    """System measured by the scoreboard: a solution at one week; see `System`.
+    """One week's model of a solution, which the scoreboard measures as a `System`.
 
     Args:
         folder: checkpoint folder.

@@ -41,7 +41,11 @@ class Context:
     """A llama.cpp context: KV cache for `batch` sequences of at most `length` tokens.
 
     Args:
-        model, threads, setting, batch, length: as in llama.cpp.
+        model: model loaded by llama-cpp-python.
+        threads: number of CPU threads.
+        setting: attention and KV buffer configuration.
+        batch: number of sequences.
+        length: maximum number of tokens per sequence.
         embeds: whether the context computes embeddings, with last-token pooling.
     """
 
@@ -224,7 +228,7 @@ class LlamaCpp:
         return self._measure_fastest("decode", batch, context, measure)
 
     def serve(self, prompts: Any, output_lens: Any, num_slots: int) -> dict[str, Any]:
-        """Runs requests with continuous batching: seconds, tokens and a note.
+        """Runs requests with continuous batching; returns seconds, tokens and a note.
 
         Uses the setting that is fastest with one request per slot.
         """
@@ -245,7 +249,7 @@ class LlamaCpp:
         return {"seconds": seconds, "note": str(fastest), "tokens": sum(output_lens)}
 
     def embed(self, batch: int, tokens: int) -> dict[str, Any]:
-        """Embeds texts: {"seconds": …, "vector": of the first text, "note": …}."""
+        """Embeds texts; returns {"seconds": …, "vector": of the first text, "note": …}."""
         vector: list[float] = []
 
         def measure(setting: Setting) -> float:

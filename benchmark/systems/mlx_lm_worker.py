@@ -65,7 +65,8 @@ class MlxLm:
         start = time.perf_counter()
         ids = mx.array([token_ids(tokens, self._model.args.vocab_size)])
         cache = self._new_cache()
-        for first in range(0, tokens - 1, 2048):  # all tokens but the last, as in mlx_lm.generate
+        # Like mlx_lm.generate, processes all tokens but the last in chunks, then the last one.
+        for first in range(0, tokens - 1, 2048):
             self._model(ids[:, first : min(first + 2048, tokens - 1)], cache=cache)
             mx.eval([layer.state for layer in cache])
         mx.eval(mx.argmax(self._model(ids[:, -1:], cache=cache)[:, -1], axis=-1))

@@ -36,7 +36,7 @@ class OpenVino:
         self._np, self._openvino, self._api = np, openvino, openvino_genai
         threads = num_threads()
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.enable_prefix_caching = False  # the benchmark runs the same prompts repeatedly
+        scheduler.enable_prefix_caching = False  # otherwise, repeated prompts would be cache hits
         scheduler.cache_size = CACHE_GIGABYTES
         scheduler.max_num_batched_tokens = 8192  # an entire prompt per step
         self._pipeline: Any = openvino_genai.LLMPipeline(

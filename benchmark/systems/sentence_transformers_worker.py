@@ -31,7 +31,7 @@ class SentenceTransformers:
         self.embed(1, 8)
 
     def embed(self, batch: int, tokens: int) -> dict[str, Any]:
-        """See `TinyLlmEngine.embed`."""
+        """Embeds `batch` texts; returns {"seconds": …, "vector": of the first text}."""
         ids = self._torch.tensor([token_ids(tokens, self._vocab_size)] * batch)
         start = time.perf_counter()
         features = {"input_ids": ids, "attention_mask": self._torch.ones_like(ids)}

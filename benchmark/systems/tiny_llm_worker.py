@@ -1,6 +1,7 @@
 """tiny-llm as a worker: `python -m benchmark.systems.tiny_llm_worker FOLDER`.
 
-Measures Week 2's model; the engine for families that Week 2 lacks, and for 8-bit activations.
+Measures Week 2's model. For families that Week 2 lacks, and for 8-bit activations, measures the
+engine.
 """
 
 import argparse
@@ -104,7 +105,7 @@ class TinyLlmEngine:
         return {"seconds": seconds}
 
     def embed(self, batch: int, tokens: int) -> dict[str, Any]:
-        """Embeds `batch` texts: {"seconds": …, "vector": of the first text}."""
+        """Embeds `batch` texts; returns {"seconds": …, "vector": of the first text}."""
         prompts = [token_ids(tokens, self._vocab_size) for _ in range(batch)]
         start = time.perf_counter()
         vectors = self._llm.embed(prompts)

@@ -30,10 +30,10 @@ class System(Protocol):
     weight_bits: float
 
     def prefill(self, tokens: int) -> dict[str, Any]:
-        """Prefills `tokens` tokens: {"seconds": …}, optionally with a "note"."""
+        """Prefills `tokens` tokens; returns {"seconds": …}, optionally with a "note"."""
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
-        """Decodes a batch: {"seconds": time per step}, optionally with a "note"."""
+        """Decodes a batch; returns {"seconds": time per step}, optionally with a "note"."""
 
 
 class UnsupportedError(Exception):
@@ -123,7 +123,7 @@ def num_threads() -> int:
 
 def peak_bytes() -> int:
     """Peak resident memory of this process."""
-    # On Linux, getrusage includes the parent's memory at the time of the fork.
+    # Not getrusage on Linux: it includes the parent's memory at the time of the fork.
     return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

@@ -1,10 +1,10 @@
 """Encodes examples to token ids with a loss mask.
 
-Chats are rendered as by the chat template. The loss covers the last assistant message,
+Chats are rendered in the chat template's format. The loss covers the last assistant message,
 including its reasoning, and the earlier ones except their first token. That token decides whether
-the model reasons, but a chat's history omits the reasoning. In the first part of training, tokens
-of long prompts have a small weight in the loss: names recur in these prompts, and predicting them
-teaches the model to copy.
+the model reasons, but a chat's history omits the reasoning. In the first part of training, every
+second token of long prompts has a small weight in the loss: names recur in these prompts, and
+predicting them teaches the model to copy.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from .corpus.example import Example
 
 START, END = "<|im_start|>", "<|im_end|>"
-LONG_PROMPT = 90  # tokens, including the answer
-PROMPT_WEIGHT = 0.2  # loss weight of prompt tokens; targets have 1
+LONG_PROMPT = 90  # minimum length of a long example, prompt and answer, in tokens
+PROMPT_WEIGHT = 0.2  # loss weight of prompt tokens; training targets have weight 1
 EMPTY_THINKING = "<think>\n\n</think>\n\n"
 
 
@@ -33,10 +33,10 @@ class Encoded:
     loss_mask: np.ndarray  # bool: whether `ids[i]` is a training target
 
     def weights(self, with_prompt: bool) -> np.ndarray:
-        """Loss weights: 1 for targets; in long examples, small for every other prompt token.
+        """Loss weight of each token: 1 for targets, otherwise 0 or `PROMPT_WEIGHT`.
 
         Args:
-            with_prompt: whether prompt tokens get a weight; otherwise they have 0.
+            with_prompt: whether every second prompt token of a long example has `PROMPT_WEIGHT`.
         """
         weights = self.loss_mask.astype(np.float32)
         if with_prompt and len(self.ids) >= LONG_PROMPT:

@@ -103,7 +103,7 @@ def to_hugging_face(weights: dict[str, mx.array]) -> dict[str, mx.array]:
 def weights_of(folder: Path) -> dict[str, Tensor]:
     """Loads an exported Qwen3 folder's weights, dequantized and named as in the training model."""
     weights = mx.load(str(folder / "model.safetensors"))
-    assert isinstance(weights, dict), "a safetensors file contains named arrays"
+    assert isinstance(weights, dict), "mx.load returned no dict of named arrays"
     plain = dequantize_weights(weights)
     return {
         key.removeprefix("model.").replace("self_attn.", "").replace("mlp.", ""): torch.from_numpy(
@@ -208,7 +208,7 @@ def export_dequantized(source: Path, folder: Path) -> None:
     write_json(folder / "config.json", config)
     shutil.copyfile(source / "generation_config.json", folder / "generation_config.json")
     weights = mx.load(str(source / "model.safetensors"))
-    assert isinstance(weights, dict), "a safetensors file contains named arrays"
+    assert isinstance(weights, dict), "mx.load returned no dict of named arrays"
     plain = dequantize_weights(weights)
     if config["model_type"] == HYBRID_TYPE:
         plain = to_hugging_face(plain)

@@ -87,7 +87,7 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_gamma: T
     states = [torch.zeros_like(added[:, :, 0])]
     for each, update in zip(transition.unbind(2)[:-1], added.unbind(2)[:-1], strict=True):
         states.append(each @ states[-1] + update)
-    state = torch.stack(states, dim=2)  # before each chunk
+    state = torch.stack(states, dim=2)  # the states before each chunk
     delta = corrections - reads @ state
     out = (q * from_start) @ state + ((q @ keys) * between) @ delta
     return out.flatten(2, 3).transpose(1, 2)

@@ -56,7 +56,7 @@ class HybridConfig:
 
 
 class GatedDeltaNet(nn.Module):
-    """Linear attention with recurrent state; names as in the checkpoint."""
+    """Linear attention with recurrent state. Its parameters have the checkpoint's names."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ def pack(encoded: Iterator[Encoded], rows: int, length: int) -> Iterator[tuple]:
         for array, part in zip(arrays, parts, strict=True):
             array[row, where] = part
         for weights in arrays[2:]:
-            weights[row, used[row]] = 0  # a document's first token has no predecessor
+            weights[row, used[row]] = 0  # no token precedes and predicts the first one
         used[row] += size
         count += 1
 

@@ -40,7 +40,7 @@ def texts() -> Iterator[str]:
     """Yields the corpus as plain text: messages and reasoning."""
     for example in itertools.islice(training_examples(CORPUS_SEED), NUM_EXAMPLES):
         for message in example.messages:
-            yield message["role"]  # so that each role becomes a single token
+            yield message["role"]  # included so that BPE learns each role as one token
             yield message["content"]
         yield example.thought
 

@@ -90,7 +90,7 @@ def save(path: Path, master: MasterWeights, which: str, progress: dict) -> None:
 def train(arguments: argparse.Namespace) -> None:
     """Trains for the given number of minutes."""
     torch.set_num_threads(arguments.threads)
-    torch.set_float32_matmul_precision("high")  # TF32 on a GPU
+    torch.set_float32_matmul_precision("high")  # allows TF32 on a GPU
     batches = batches_of(arguments)
     model = build(arguments.which, not arguments.eager).to(arguments.device)
     master = MasterWeights(model)
@@ -100,7 +100,7 @@ def train(arguments: argparse.Namespace) -> None:
         master.load(saved["master"])
         step, tokens, examples = (saved["progress"][k] for k in ("step", "tokens", "examples"))
     elif arguments.start:
-        from .export import weights_of  # requires mlx, which other runs do without
+        from .export import weights_of  # imports mlx, which other runs do not need
 
         master.load(weights_of(arguments.start))
     tokens_before = tokens
@@ -119,7 +119,7 @@ def train(arguments: argparse.Namespace) -> None:
         losses.append(answer_loss)
         if step % arguments.log_every_steps:
             continue
-        loss_mean = torch.stack(losses).mean().item()  # waits for a GPU
+        loss_mean = torch.stack(losses).mean().item()  # blocks until a GPU has computed the losses
         losses.clear()
         seconds = time.monotonic() - begin
         counts = {"step": step, "tokens": tokens, "examples": examples}
@@ -165,7 +165,9 @@ def main() -> None:
         "--from-share", type=float, default=0.0, help="share of the schedule to skip"
     )
     parser.add_argument("--device", default="cpu", help="PyTorch device of the hybrid model")
-    parser.add_argument("--workers", type=int, default=1, help="the hybrid's corpus processes")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="processes that make the hybrid's batches"
+    )
     parser.add_argument("--log-every-steps", type=int, default=10)
     parser.add_argument("--eager", action="store_true", help="disable torch.compile")
     train(parser.parse_args())

@@ -20,7 +20,10 @@ STREAM = "stream: stream or device; MLX's default if None."
 
 
 def contracts(header: Path) -> dict[str, str]:
-    """Contracts of a header, as {function name: docstring}."""
+    """Contracts of a header, as {function name: docstring}.
+
+    Each docstring ends with a reference to the header. Paths are relative to src/extensions.
+    """
     docstrings: dict[str, str] = {}
     for match in CONTRACT.finditer(header.read_text(encoding="utf-8")):
         text = re.sub(r"^/// ?", "", match["comment"], flags=re.MULTILINE).strip()
@@ -32,7 +35,7 @@ def contracts(header: Path) -> dict[str, str]:
 
 
 def main(out: Path, headers: list[Path]) -> None:
-    """Writes `out`. A docstring ends with its header's path, as given."""
+    """Writes the contracts of `headers` to `out`, a C++ header of string constants."""
     constants = [
         f'constexpr const char* {name} = R"doc({text})doc";'
         for header in headers

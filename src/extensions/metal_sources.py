@@ -34,7 +34,10 @@ def inlined(file: Path, seen: set[Path]) -> str:
 
 
 def main(out: Path, kernels: list[Path]) -> None:
-    """Writes the C++ file `out`. The working directory must be the extension's folder."""
+    """Writes a C++ file with the sources of `kernels`, given as paths relative to src/extensions.
+
+    The working directory must be src/extensions, so that includes are found.
+    """
     entries = [
         f'    {{"{file.stem}", R"metal({inlined(file, set())}\n)metal"}},'
         for file in sorted(kernels, key=lambda file: file.stem)

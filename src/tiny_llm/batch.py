@@ -51,7 +51,7 @@ class Request:
         self.index = index
         self.prompt_ids = prompt_ids
         self.cache: list[TinyKvCache] = model.create_kv_cache()
-        self.offset = 0  # tokens in the cache
+        self.offset = 0  # number of tokens in the cache
         # Sampled, but not yet in the cache; an unevaluated array while its step is in flight.
         self.next_token: int | mx.array | None = None
         self.num_tokens = 0  # output tokens
@@ -236,7 +236,7 @@ class BatchGeneration:
         return self.requests[index]
 
     def _place_prefilled(self) -> None:
-        """Moves a fully prefilled request, if any, to an idle slot, if any."""
+        """Moves the request in prefill to an idle slot once its prompt is computed."""
         request = self.prefilling
         if request is None or not request.is_prefilled:
             return
@@ -265,7 +265,8 @@ class BatchGeneration:
         requests, tokens = self._in_flight or self._compute_tokens()
         self._in_flight = None
         if not kernels.computes_on_cpu() and not any(r.is_last_step for r in self.slots if r):
-            mx.async_eval(tokens)  # a separate graph: tokens can be read before the next step ends
+            # Dispatched before the next step, so that the tokens can be read before it ends.
+            mx.async_eval(tokens)
             for request, token in zip(requests, tokens, strict=True):
                 request.next_token = token
             self._in_flight = self._compute_tokens()
@@ -293,7 +294,7 @@ class BatchGeneration:
         """Appends one token to each request and frees the slots of finished requests."""
         # [task 2.7.4 add]
         for request, token in zip(requests, tokens, strict=True):
-            if request.is_done:  # finished while this token was in flight
+            if request.is_done:  # ended while this token was in flight
                 continue
             request.add_token(token)
             if request.is_done:
@@ -309,7 +310,8 @@ class BatchGeneration:
         sampler = self._sampler
         if not (isinstance(sampler, DistributionSampler) and sampler.is_seeded):
             return sample(sampler, logits)
-        # Filters are row-wise, so they run once for all rows; random states are per request.
+        # The filters treat rows independently, so one call filters all rows. Each request draws
+        # with its own random state.
         shaped = sampler.logits(log_softmax(logits))
         draws = []
         for row, request in enumerate(requests):

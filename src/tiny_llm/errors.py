@@ -61,7 +61,7 @@ def validate_number(
     """
     number = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):  # an integer with hundreds of digits
+        with suppress(OverflowError):  # raised for an integer with hundreds of digits
             number = float(value)
     if not (math.isfinite(number) and low <= number <= high) or (above and number <= low):
         raise UserError(f"{name} must be {allowed}, got {short_repr(value)}.")

@@ -109,7 +109,7 @@ class RoPE:
         # formula. Powers are computed with `exp` to match the rounding of `mx.fast.rope`.
         pair = mx.arange(self.dims // 2, dtype=mx.float32)
         inv_freq = mx.exp(-pair * (math.log(self.base) / (self.dims // 2)))
-        mx.eval(inv_freq)  # evaluate once; constant across steps
+        mx.eval(inv_freq)  # evaluated once, because it is the same in every step
         return inv_freq
         # [/task 1.2.1 frequency]
 

@@ -124,8 +124,8 @@ def quantized_matmul(
 ) -> mx.array:
     """Computes a · bᵀ with a quantized b, in the extension.
 
-    No weight is rounded: products with the stored integers are exact, and scales are applied per
-    group. Batch-invariant: each row has the same bits regardless of the other rows in the call.
+    No weight is rounded, because products with the stored integers are exact and scales are applied
+    per group. Batch-invariant: each row has the same bits regardless of the other rows in the call.
 
     Args:
         scales: O×(I/group_size), float16 or bfloat16.
@@ -175,7 +175,7 @@ def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) ->
     group_size, bits, _, activation_bits = formats.pop()
     return kernels.multi_quantized_matmul(
         [w.scales for w in quantized],
-        [w.biases for w in quantized],  # None for all matrices or for none
+        [w.biases for w in quantized],  # all None for MXFP4
         group_size,
         bits,
         x,

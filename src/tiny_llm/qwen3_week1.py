@@ -245,8 +245,8 @@ class Qwen3ModelWeek1:
 def _build_block(args: Any, layer: Any, dtype: mx.Dtype) -> Qwen3TransformerBlock:
     """Builds a transformer block from an mlx_lm layer's weights.
 
-    Norm weights, which no checkpoint quantizes, are cast to the activations' dtype: a float16 norm
-    weight would promote bfloat16 activations to float32.
+    Norm weights, which no checkpoint quantizes, are cast to the activations' dtype, because a
+    float16 norm weight would promote bfloat16 activations to float32.
     """
     attention, mlp = layer.self_attn, layer.mlp
     return Qwen3TransformerBlock(

@@ -2,8 +2,9 @@
 
 A call computes only the new tokens and appends their keys and values to the cache. Weights keep
 the checkpoint's format and are multiplied without dequantization. Norms, RoPE and SwiGLU are
-computed as in Week 1, but each as one operation in the extension: a decode step has hundreds of
-operations on a few kilobytes, which take MLX longer to schedule than to compute.
+computed as in Week 1, but each as one operation in the extension. This saves time because a decode
+step has hundreds of operations on a few kilobytes, which take MLX longer to schedule than to
+compute.
 """
 
 from collections.abc import Callable, Sequence
@@ -188,7 +189,7 @@ class Qwen3ModelWeek2:
             self._build(mlx_model, attend_grouped)
 
     def _build(self, mlx_model: Any, attend: AttentionFn, plan: PlanFn | None = None) -> None:
-        """Builds the layers; shared by all later weeks, which differ in the attention backend.
+        """Builds the layers. Week 3's model also calls it, with paged attention as the backend.
 
         Args:
             mlx_model: checkpoint.
@@ -311,7 +312,7 @@ class Qwen3ModelWeek2:
         update = None
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             x, update = layer(x, update, cos_sin, layer_cache)
-        assert update is not None  # at least one layer
+        assert update is not None  # there is at least one layer
         return x, update
         # [/task 2.1.3 layers]
 

@@ -17,7 +17,8 @@ from . import kernels
 Sampler = Callable[[mx.array], mx.array]
 
 
-# Maximum terms per partial sum in `log_softmax`: shorter sums have smaller rounding errors.
+# Maximum number of terms in a partial sum of `log_softmax`. Many short sums have smaller rounding
+# errors than one long sum.
 SUM_BLOCK = 512
 
 
@@ -46,8 +47,8 @@ def greedy_sample(logits: mx.array) -> mx.array:
 def sample(sampler: Sampler, logits: mx.array) -> mx.array:
     """Samples next tokens: logits B×V -> ids B.
 
-    A sampler takes log-probabilities. A greedy sampler is called on the logits instead, which have
-    the same maximum: this saves a pass over the vocabulary.
+    A sampler takes log-probabilities. A greedy sampler is called on the logits instead. They have
+    the same maximum, and skipping the normalization saves a pass over the vocabulary.
     """
     if isinstance(sampler, DistributionSampler) and sampler.is_greedy:
         return sampler(logits)

@@ -88,7 +88,9 @@ def test_roofline_is_the_slower_of_memory_and_arithmetic():
     mixing = COSTS.prefill_mixing_flops(512)
     seconds = (COSTS.prefill_flops(512) - mixing) / 400e9 + mixing / 200e9
     bound = prefill.bound(COSTS, MACHINE, peaks=Peaks(400.0, 200.0))
-    assert bound == pytest.approx(512 / seconds), "matmuls and attention have separate peaks"
+    assert bound == pytest.approx(512 / seconds), (
+        "the bound must use the matmul peak for matmuls and the attention peak for attention"
+    )
 
 
 def test_long_contexts_move_their_keys_and_values():
@@ -246,7 +248,7 @@ def test_limits_of_a_block_are_the_higher_of_those_before_and_after(capsys):
     limits = Limits(lambda: next(probes))
     assert limits.around(lambda: "block") == ("block", machine_with_bandwidth(80.0))
     assert limits.around(lambda: "block") == ("block", machine_with_bandwidth(80.0)), (
-        "expected the limits before the block, which were higher"
+        "expected the limits before the block, which were higher than those after it"
     )
     assert limits.around(lambda: "block") == ("block", machine_with_bandwidth(20.0)), (
         "expected the limits around this block, not the best limits of the run"
@@ -345,7 +347,9 @@ def test_report_with_8_bit_activations(tmp_path):
     bound = prefill.bound(COSTS, EVERY_PEAK, peaks=EVERY_PEAK.kernel_peaks("avx512"))
     results.add("tiny-llm", prefill, {"seconds": 512 / (2 * bound)})
     results.describe("tiny-llm", Ready(1.0, 10**9, "tiny-llm", 4.25))
-    assert results.above_limits() == [], "expected the limit of 8-bit dot products"
+    assert results.above_limits() == [], (
+        "the limit of 8-bit dot products must apply, which the result does not exceed"
+    )
     assert results.summary()["activation_bits"] == 8
     heading, _ = write_table(results, tmp_path / "peers.md").split("\n", 1)
     assert heading == "# a shape, random weights, tiny-llm with 8-bit activations"

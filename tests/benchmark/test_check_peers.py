@@ -1,4 +1,4 @@
-"""Agreement check with OpenVINO and ONNX Runtime, and its failures."""
+"""Agreement check with OpenVINO and ONNX Runtime: weights, ties, wrong tokens."""
 
 import os
 import subprocess

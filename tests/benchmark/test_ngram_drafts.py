@@ -51,7 +51,7 @@ def test_cases_are_edits_of_the_history(repository):
     quote, edit, new = edit_cases(repository, "HEAD", 1, 1000, 40, VOCAB_SIZE)
     assert [case.kind for case in (quote, edit, new)] == ["quote", "edit", "new file"]
     assert edit.name.endswith(" small.py"), (
-        "expected small.py: the longer file exceeds the prompt limit"
+        "expected small.py, because the other file exceeds the prompt limit"
     )
     before = encode(lines(0, 40), VOCAB_SIZE)
     after = encode(lines(0, 20) + "other = 1\n" + lines(21, 40), VOCAB_SIZE)

@@ -34,13 +34,14 @@ def test_one_rank_sends_nothing():
 
 
 def test_collectives_match_hand_computed_times():
-    # 4 ranks at 1 MB/s: 3 messages with 1 ms of latency each, of 1 MB or of a quarter of 1 MB.
+    # 4 ranks at 1 MB/s send 3 messages with 1 ms of latency each. A message of an all-reduce has
+    # 1 MB, a message of an all-gather a quarter of it.
     assert all_reduce_seconds(1e6, 4, LINK) == pytest.approx(3 * (0.001 + 1))
     assert all_gather_seconds(1e6, 4, LINK) == pytest.approx(3 * (0.001 + 0.25))
 
 
 def test_step_collectives_match_hand_computed_times():
-    # Qwen3-0.6B, 3 rows on 2 ranks: 28 layers, hidden size 1024, vocabulary 151,936, 2 bytes each.
+    # Qwen3-0.6B, 3 rows on 2 ranks: 28 layers, hidden size 1024, vocabulary 151,936, bfloat16.
     reduces = (2 * 28 + 1) * (0.001 + 3 * 1024 * 2 / 1e6)
     gather = 0.001 + 1 * 151_936 * 2 / 2 / 1e6
     assert collectives(COSTS, 3, 1, 2, LINK) == pytest.approx(reduces + gather)
@@ -57,7 +58,7 @@ def test_time_grows_with_bytes_ranks_and_slower_links(seconds):
 def test_weights_and_heads_are_split_among_ranks():
     two, one = (prefill_step(COSTS, SLOW, LINK, ranks, 512) for ranks in (2, 1))
     assert two.compute == pytest.approx(one.compute / 2)
-    # 16 ranks share 8 key/value heads: KV memory per rank stops shrinking at 8 ranks.
+    # With 8 key/value heads, the KV memory per rank does not shrink beyond 8 ranks.
     eight, sixteen = (decode_step(COSTS, SLOW, LINK, n, 1, 10**7).compute for n in (8, 16))
     assert sixteen > 0.99 * eight
     with pytest.raises(ValueError, match="16 attention heads are not divisible by 3 ranks"):

@@ -15,7 +15,7 @@ from tiny_llm.demo import TARGET_PATH
 
 @pytest.mark.parametrize("day", week4.DAYS, ids=lambda day: day.name)
 def test_day_variables_name_existing_kernels(monkeypatch, day):
-    monkeypatch.setenv("TINY_LLM_MATMUL", "loops")  # a setting of the user
+    monkeypatch.setenv("TINY_LLM_MATMUL", "loops")  # simulates a user's setting
     environment = day.environment
     assert environment["PATH"]
     assert environment.get("TINY_LLM_MATMUL", "") == day.matmul

@@ -35,7 +35,7 @@ def chapter(monkeypatch, tmp_path):
 
 def test_published_book_links_to_its_repository():
     text = (BOOK / "zensical.toml").read_text(encoding="utf-8")
-    assert with_repository(text, None) == text, "expected no repository in a local build"
+    assert with_repository(text, None) == text, "without a repository, the text must be unchanged"
     project = tomllib.loads(with_repository(text, "someone/tiny-llm"))["project"]
     assert project["repo_url"] == "https://github.com/someone/tiny-llm"
     assert "tiny-llm/issues/new?template=course.yml" in project["copyright"]

@@ -59,7 +59,10 @@ pytestmark = [
 
 @pytest.fixture
 def build_module(tmp_path):
-    """Returns a function that builds a module: statement -> (module or None, output, objects)."""
+    """Returns a function that builds a module that executes a C++ statement.
+
+    The function returns (module, or None if the build failed; build output; object files).
+    """
     wheel = macos_wheel(WORK)
     if wheel is None:
         pytest.skip("MLX's macOS wheel could not be downloaded")
@@ -133,7 +136,7 @@ def test_wrong_mlx_rpath_is_an_error(build_module):
 def test_missing_kernels_are_an_error(build_module):
     module, output, objects = build_module("", kernels="")
     assert module is not None, output
-    # CMake skips the unreferenced object file.
+    # CMake does not build the kernel, because the module does not reference it.
     assert compare_with_objects(module, objects) == ["no file was compiled for NEON"]
     module, output, objects = build_module("", kernel="int kernel;\n")
     assert module is not None, output

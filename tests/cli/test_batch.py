@@ -56,7 +56,7 @@ def test_outputs_are_in_prompt_order_when_redirected(capsys):
     state, statistics = blocks[-1].strip().split("\n")
     assert state.startswith("prefix cache hits: ")
     assert STATISTICS.fullmatch(statistics)
-    assert "\x1b" not in out + err, "no control codes without a terminal"
+    assert "\x1b" not in out + err, "without a terminal, the output must contain no control codes"
     lines = err.splitlines()
     assert lines[0] == "model: demo"
     for index in range(16):
@@ -216,7 +216,9 @@ def test_interrupt_restores_the_terminal():
     status, screen = run_in_terminal("--enable-thinking", interrupt=True)
     assert status == 130
     assert "Traceback" not in screen
-    assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l"), "the cursor is restored"
+    assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l"), (
+        "the cursor must be visible again at the end"
+    )
 
 
 def render(batch_run, width: int = 80) -> str:
@@ -245,7 +247,7 @@ class FakeRun:
 def test_live_view_shows_every_request_state(width):
     lines = render(FakeRun(), width).splitlines()
     assert lines[1].split()[:4] == ["0", "0", "decoding", "5"]
-    assert "…" in lines[1], "a long output is truncated on the left"
+    assert "…" in lines[1], "a long output must be truncated on the left"
     assert lines[1].rstrip().endswith("naïve 数学")
     assert lines[2].split() == ["1", "–", "idle"]
     assert lines[3].split()[:5] == ["next", "5", "prefill", "128/300", "0"]
@@ -275,7 +277,9 @@ def test_plain_output_has_one_line_per_event():
     lines.update(fake_run)
     printed = console.file.getvalue().splitlines()
     assert printed[0] == "[0] started: question 0, which is rather long"
-    assert len(printed) == 7 + 1, "seven started requests, one finished; 7 and 8 are waiting"
+    assert len(printed) == 7 + 1, (
+        "expected a line for each of 7 started requests and 1 finished one"
+    )
     assert printed[-1] == "[3] finished: [b]two lines"
 
 
@@ -321,7 +325,7 @@ def test_runs_report_progress_per_prompt(solution):
         active = [each.index for each in progress.slots if each is not None]
         active += [each.index for each in progress.prefilling]
         assert sorted([*active, *batch_run.outputs]) == sorted(started), (
-            "each prompt is in exactly one state"
+            "each started prompt must be either active or finished"
         )
         partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in progress.prefilling)
     assert partly_prefilled
@@ -389,7 +393,7 @@ def test_live_view_of_kv_cache_pages():
     pages = PageCounts(free=8, cached=4, used=4, shared=2)
     fake_run.engine, fake_run.prefilling = EngineState(pages, 200, 50, 32, 3, 10, 7), []
     lines = render(fake_run, 130).splitlines()
-    assert lines[3].strip() == "", "the engine has no separate prefill rows"
+    assert lines[3].strip() == "", "the view of an engine must have no rows for prefills"
     bar = lines[5].split()[1]
     assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
     assert "2 shared, 2 exclusive, 4 cached, 8 free of 16" in lines[5]

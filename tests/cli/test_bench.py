@@ -33,7 +33,7 @@ def result_of(capsys, *argv: str) -> dict:
 def test_table_and_json(capsys):
     status, out, err = run(capsys)
     assert status == 0
-    assert err == "model: demo\n", "no progress bar without a terminal"
+    assert err == "model: demo\n", "without a terminal, no progress bar must be printed"
     result = json.loads(out.splitlines()[-1])
     assert result["model"] == "demo"
     assert result["solution"] == "tiny_llm"
@@ -94,7 +94,9 @@ def test_output_lengths_are_exact_in_every_configuration(capsys):
     result = result_of(capsys, *argv)
     assert result["output_tokens"] == 4
     assert result["warmup"] == 0
-    assert result["itl_ms_median"] is None, "a single token has no inter-token latency"
+    assert result["itl_ms_median"] is None, (
+        "with one token per request, expected no inter-token latency"
+    )
 
 
 def test_warmup_is_not_counted(capsys):
@@ -111,7 +113,7 @@ def test_several_request_rates(capsys):
     assert [load["request_rate"] for load in loads] == [50, 200]
     for load in loads:
         assert load["goodput"] == load["requests_per_s"] > 0, (
-            "the limits are days, so every request meets them"
+            "every request must meet limits of several days"
         )
         assert 0 < load["ttft_ms_median"] <= load["ttft_ms_p95"]
         assert 0 < load["tpot_ms_median"] <= load["tpot_ms_p95"]

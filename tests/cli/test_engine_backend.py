@@ -110,7 +110,7 @@ def test_kv_memory_covers_the_context_and_is_allocated_on_demand():
     assert target.nbytes == 0
     list(outputs.stream(checkpoint.encode_chat([{"role": "user", "content": "Hello!"}])))
     per_token = target.model.kv_bytes_per_token
-    assert target.nbytes == 64 * per_token, "the first allocation is 64 tokens"
+    assert target.nbytes == 64 * per_token, "the first allocation must hold 64 tokens"
     context = checkpoint.mlx_model.args.max_position_embeddings
     config = outputs._llm.scheduler.config
     assert config.num_pages * config.page_size >= context

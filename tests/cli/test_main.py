@@ -119,7 +119,7 @@ def test_thinking(capsys):
     _, thinking, _ = run(capsys, main, *FRANCE, "--enable-thinking")
     assert "<think>" not in plain
     reasoning, end, output = thinking.removeprefix("<think>").partition("</think>")
-    assert end, "the model ends its reasoning"
+    assert end, "the output must contain the end of the reasoning"
     assert reasoning.strip()
     assert "Paris" in output
 
@@ -303,7 +303,7 @@ def test_chat_keeps_and_clears_its_history(capsys, monkeypatch, flags):
 
 def test_chat_unknown_command_and_exit(capsys, monkeypatch):
     out, err = converse(capsys, monkeypatch, "/help\n\n/exit\nHello!\n")
-    assert out == "", "chat ignores input after /exit"
+    assert out == "", "chat must ignore input after /exit"
     assert "unknown command /help; /reset clears" in err
 
 
@@ -344,7 +344,7 @@ def test_chat_interrupt_stops_only_the_output():
     process = start("chat")
     process.stdin.write("Give me a short introduction to large language model.\n")
     process.stdin.flush()
-    assert process.stdout.read(1), "output has started"
+    assert process.stdout.read(1), "expected output before the interrupt"
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     out, err = process.communicate("What is the capital of France?\n", timeout=120)

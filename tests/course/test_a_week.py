@@ -32,9 +32,15 @@ def test_starter_fails_and_solution_passes(tmp_path: Path):
         solution = runner.run(tree, files, "-m", "not (slow or thorough)", "--tb=line")
     failed = [outcome for outcome in starter if outcome.passed is False]
     assert len(TASKS) > 10
-    assert {outcome.task for outcome in failed} == TASKS, "all tests of a task pass in the starter"
+    assert {outcome.task for outcome in failed} == TASKS, (
+        "every task must have a failing test in the starter"
+    )
     for outcome in failed:
-        assert outcome.is_unwritten, f"{outcome.test}: {outcome.message}"
+        assert outcome.is_unwritten, (
+            f"{outcome.test}: expected an unwritten task's error, got: {outcome.message}"
+        )
     assert {outcome.task for outcome in solution} >= TASKS
     for outcome in solution:
-        assert outcome.passed is not False, f"{outcome.test}: {outcome.message}"
+        assert outcome.passed is not False, (
+            f"{outcome.test} fails on the solution: {outcome.message}"
+        )

@@ -153,7 +153,9 @@ def test_reveal_shows_and_applies(tree, capsys, monkeypatch):
     assert "y = x @ w.T" not in file.read_text(), "without --apply, the file must be unchanged"
     assert reveal.main(["--week", "1", "--day", "1", "--task", "2", "--apply"]) == 0
     assert "y = x @ w.T" in file.read_text()
-    assert "softmax is yours to write" in file.read_text(), "other tasks must be unchanged"
+    assert "softmax is yours to write" in file.read_text(), (
+        "the code of tasks that were not revealed must be unchanged"
+    )
 
 
 def test_reveal_does_not_wrap_in_a_narrow_terminal(tree, capsys, monkeypatch):
@@ -167,7 +169,7 @@ def test_reveal_does_not_wrap_in_a_narrow_terminal(tree, capsys, monkeypatch):
 @pytest.mark.slow
 def test_stale_extension_is_reported(tree):
     source = tree / EXTENSION / "src" / "axpby" / "axpby_cpu.cpp"
-    assert not is_stale(tree), "a tree without a build is not stale"
+    assert not is_stale(tree), "a tree without a build must not be stale"
     stamp = tree / "build" / "built"
     stamp.parent.mkdir()
     stamp.touch()
@@ -194,7 +196,7 @@ def test_reveal_diffs_and_backs_up_learner_code(tree, capsys):
     backup = (tree / "revealed" / "1.1.2-linear.py").read_text()
     assert "y = x @ w\n" in backup
     assert not (tree / "revealed" / "1.1.2-multi-head.py").exists(), (
-        "an unchanged block needs no backup"
+        "an unchanged block must not be backed up"
     )
 
 
@@ -235,13 +237,13 @@ def test_partially_written_task_counts_as_started(tree):
     assert reveal.tasks_begun(tree) == set()
     marker = "# [task 1.1.1 softmax]\n"
     file.write_text(file.read_text().replace(marker, f"{marker}    x = (x\n"))
-    assert reveal.tasks_begun(tree) == {"1.1.1"}, "a block with a syntax error counts as begun"
+    assert reveal.tasks_begun(tree) == {"1.1.1"}, "a block with a syntax error must count as begun"
     kernel = tree / EXTENSION / "src" / "axpby" / "axpby.metal"
     text = kernel.read_text()
     marker = next(line for line in text.split("\n") if "[/task 1.6.2" in line)
     kernel.write_text(text.replace(marker, f"    z[i] = 0;\n{marker}"))
     assert reveal.tasks_begun(tree) == {"1.1.1", "1.6.2"}, (
-        "code below the starter's comment counts as begun"
+        "code below the starter's comment must count as begun"
     )
 
 

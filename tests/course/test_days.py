@@ -83,7 +83,8 @@ def by_task(outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
     return found
 
 
-@pytest.mark.every_share  # other tests use the failing cases that this test collects
+# Runs in every share, because other tests use the failing cases that this test collects.
+@pytest.mark.every_share
 def test_starter_tasks_fail_with_their_error(course, exhaustive):
     files = [day.test_file for day in CHAPTERS]
     first_cases = () if exhaustive else ("-p", "tools.course.pytest_first_case")
@@ -92,7 +93,9 @@ def test_starter_tasks_fail_with_their_error(course, exhaustive):
         failed = [outcome for outcome in found[task] if outcome.passed is False]
         assert failed, f"all tests of task {task} pass in the starter"
         for outcome in failed:
-            assert outcome.is_unwritten, f"{outcome.test}: {outcome.message}"
+            assert outcome.is_unwritten, (
+                f"{outcome.test}: expected an unwritten task's error, got: {outcome.message}"
+            )
         functions = {outcome.test.partition("[")[0]: outcome.test for outcome in failed}
         tests = list(functions.values())
         course.sample_tests[task] = list(dict.fromkeys([tests[0], tests[-1]]))
@@ -100,7 +103,9 @@ def test_starter_tasks_fail_with_their_error(course, exhaustive):
 
 @pytest.mark.parametrize("day", CHAPTERS, ids=lambda day: day.id)
 def test_exactly_the_finished_days_pass(course, day):
-    assert course.sample_tests, "requires test_starter_tasks_fail_with_their_error"
+    assert course.sample_tests, (
+        "the sample tests are missing; run test_starter_tasks_fail_with_their_error first"
+    )
     order = [chapter.id for chapter in DAYS]
     so_far = {
         task.id
@@ -109,7 +114,8 @@ def test_exactly_the_finished_days_pass(course, day):
         if task.id in HAVE_CODE
     }
     course.apply(with_needs(so_far) & HAVE_CODE)
-    # Only the next day's unwritten tasks, so that a task that passes too early is reported once.
+    # Of the unwritten tasks, only those of the next day must fail here, so that a task that passes
+    # too early is reported once.
     following = CHAPTERS[CHAPTERS.index(day) + 1 :][:1]
     later = sorted({task.id for one in following for task in one.tasks} & HAVE_CODE - course.done)
     tests = [test for task in later for test in course.sample_tests[task]]
@@ -123,7 +129,10 @@ def test_exactly_the_finished_days_pass(course, day):
         failed = [outcome for outcome in found[task] if outcome.passed is False]
         assert failed, f"after {day.name}, all tests of the unwritten task {task} pass"
         for outcome in failed:
-            assert outcome.is_unwritten, f"after {day.name}, {outcome.test}: {outcome.message}"
+            assert outcome.is_unwritten, (
+                f"after {day.name}, {outcome.test}: expected an unwritten task's error, "
+                f"got: {outcome.message}"
+            )
 
 
 @pytest.mark.parametrize(

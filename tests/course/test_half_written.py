@@ -77,7 +77,8 @@ def test_test_fails_with_the_kernel_exception(monkeypatch):
         def rethrow_task_error():
             raise RuntimeError(unwritten_message("2.2.2", "dot"))
 
-    with monkeypatch.context() as patch:  # undone before pytest resumes the real hook for this test
+    # The patches are undone before pytest resumes the real hook for this test.
+    with monkeypatch.context() as patch:
         patch.setattr(conftest, "IS_LEARNERS_TREE", True)
         patch.setattr(conftest.kernels, "is_built", lambda: True)
         patch.setattr(conftest.kernels, "extension", Extension)
@@ -88,4 +89,4 @@ def test_test_fails_with_the_kernel_exception(monkeypatch):
 
 
 def test_extension_reports_kernel_exceptions():
-    assert kernels.extension().rethrow_task_error() is None, "no pending exception"
+    assert kernels.extension().rethrow_task_error() is None, "expected no pending exception"

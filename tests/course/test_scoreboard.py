@@ -64,7 +64,7 @@ def test_week_selection():
     assert furthest_week({**done, "3.2.3": [PASSED]}) == 3
     assert furthest_week({**done, "2.1.4": [PASSED, FAILED]}) == 1
     week_4 = {**done, "3.2.3": [PASSED], "4.2.1": [PASSED], "4.2.2": [FAILED]}
-    assert furthest_week(week_4) == 4, "Week 3's model with a Week 4 kernel"
+    assert furthest_week(week_4) == 4, "Week 3's model with a Week 4 kernel must count as Week 4"
     assert kernels_of_week_4(week_4)[0] == "factored"
     assert kernels_of_week_4({**week_4, "4.2.2": [PASSED]})[0] == "vectors"
     assert kernels_of_week_4({**week_4, "4.2.2": [PASSED], "4.3.3": [PASSED]})[0] == "prefetched"
@@ -73,7 +73,7 @@ def test_week_selection():
     assert kernels_of_week_4(week_4)[1] is None
     assert kernels_of_week_4({**week_4, "4.6.1": [PASSED], "4.6.2": [PASSED]})[1] == "online"
     split = {**done, "3.2.3": [PASSED], "4.6.3": [PASSED]}
-    assert furthest_week(split) == 4, "attention alone counts as Week 4"
+    assert furthest_week(split) == 4, "a Week 4 attention kernel alone must count as Week 4"
     engine = course_engine("yours", Path("m"), 4, None, *kernels_of_week_4(split))
     assert engine.environment["TINY_LLM_ATTENTION"] == "split"
     assert "TINY_LLM_MATMUL" not in engine.environment
@@ -120,7 +120,9 @@ def test_earlier_weeks_use_the_last_run_on_this_machine():
         ("yours, week 2, 2026-11-09", 18.0),
         ("yours, week 1, 2026-11-01", 4.0),
     ]
-    assert len(earlier_rows(HISTORY[0], HISTORY)) == 1, "expected a row for earlier weeks only"
+    assert len(earlier_rows(HISTORY[0], HISTORY)) == 1, (
+        "expected no rows for later weeks than that of the run"
+    )
 
 
 def test_bars_and_numbers():
@@ -160,11 +162,13 @@ def test_terminal_view(width):
 def test_html_page():
     page = render_page(NOW, HISTORY)
     drawings = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page)]
-    assert len(drawings) == 3, "prefill, decode and history; no batch was measured"
+    assert len(drawings) == 3, (
+        "expected charts of prefill, decode and history, but none of the unmeasured batch"
+    )
     bars = list(drawings[1].iter("rect"))
     assert len(bars) == 5
     widths = [float(bar.get("width", 0)) for bar in bars]
-    assert widths.index(max(widths)) == 4, "the hardware limit has the longest bar"
+    assert widths.index(max(widths)) == 4, "the longest bar must be that of the hardware limit"
     assert len(list(drawings[2].iter("circle"))) == 4, (
         "expected only runs of this model on this machine"
     )
@@ -229,9 +233,8 @@ def test_failed_load_is_a_note(tmp_path):
 @pytest.mark.slow
 def test_scoreboard_run(tree, monkeypatch, capsys):
     monkeypatch.setattr(scoreboard, "run_tests", lambda tree, console: {"1.4.3": [PASSED]})
-    machine = Machine(
-        "a processor", 2, 40.0, 500.0, 800.0, 0.0
-    )  # fixed limits, to save a measurement
+    # Fixed limits save a measurement.
+    machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)
     monkeypatch.setattr(scoreboard, "measure_best", lambda rounds: machine)
     assert scoreboard.main(["--model", "demo-draft", "--llama-python", "no-such-python"]) == 0
     (entry,) = history.entries(tree, "scoreboard")

@@ -76,7 +76,9 @@ def test_slowed_matmul_varies_between_runs(tree, measured, capsys):
         speed.main(["--day", "4.1", "--answer", "head"])
         slowed.append(measured[-1][-1])
     assert len(set(slowed)) > 1
-    assert "head" not in slowed, "slowing the longest matmul would be too obvious"
+    assert "head" not in slowed, (
+        "the longest matmul must not be slowed, because the answer would be too obvious"
+    )
     entries = history.entries(tree, "speed")
     assert [entry["right"] for entry in entries] == [False] * 6
     capsys.readouterr()

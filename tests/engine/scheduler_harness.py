@@ -54,7 +54,7 @@ def step(
 
 
 def run_random_workloads(count: int, **changes) -> int:
-    """Asserts that random workloads never starve, leak pages, finish twice or exceed limits.
+    """Runs random workloads, checks the scheduler's invariants and compares outputs.
 
     Args:
         count: number of workloads.
@@ -73,7 +73,8 @@ def run_random_workloads(count: int, **changes) -> int:
                 expected = answer_alone(workload.arrivals[int(name)])
                 answer = outcome.answers[name]
                 assert answer == expected, (
-                    f"request {name}: got {answer}, alone {expected}; {workload}"
+                    f"request {name}: expected {expected}, as when served alone, got {answer}; "
+                    f"{workload}"
                 )
         preemptions += outcome.preemptions
     return preemptions

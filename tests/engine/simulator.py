@@ -34,7 +34,8 @@ class Arrival:
         max_tokens: output limit.
         answer_len: output length at which the model generates an end token.
         abort_at: time at which the client aborts; None for never.
-        adapter: index of the request's adapter, or −1 for none. Each adapter acts as another model.
+        adapter: index of the request's adapter, or −1 for none. Each adapter has its own outputs
+            and cached prefixes.
     """
 
     time: float
@@ -94,7 +95,7 @@ def random_workload(rng: random.Random, size: int = 6, num_state_slots: int = 0)
     max_num_seqs = rng.randint(1, 5)
     num_drafts = rng.choice((0, 0, 1, 3))
     config = SchedulerConfig(
-        # Requests have up to 28 tokens: one usually fits into memory, all rarely do.
+        # Requests have up to 28 tokens, so one usually fits into memory, but rarely all.
         num_pages=rng.randint(2 if rng.random() < 0.1 else 28 // page_size, 40 // page_size),
         page_size=page_size,
         max_num_batched_tokens=max_num_seqs * (1 + num_drafts) + rng.randint(0, 8),
@@ -291,7 +292,7 @@ class Simulation:
         assert self.workload.is_fair, f"{oldest} makes no progress"
         if oldest.num_overtaken < oldest.num_prompt_tokens:
             self.outcome.overtaken += 1
-        # Not overtaken in this step, hence protected before it.
+        # The request was not overtaken in this step, so it was protected before the step.
         elif oldest.num_overtaken == self._overtaken.get(oldest):
             if self.workload.step_time_target is None:
                 assert oldest.state is not RequestState.RUNNING, f"{oldest} makes no progress"
@@ -324,7 +325,9 @@ class Simulation:
         ]
         assert sum(costs[:-1]) <= target, "a chunk was added to a full step"
         if prompts[0].request not in self._running:
-            return  # the prefix cache has changed since the chunk's position was estimated
+            # The prefix cache may have changed since the chunk's position was estimated, so the
+            # estimated cost is unknown.
+            return
         cost = scheduler.costs.seconds_per_token(prompts[0].start + self.workload.min_chunk)
         if min(prompts[0].num_tokens, self.workload.min_chunk) * cost > target:
             between = step.index - self._long_step - 1

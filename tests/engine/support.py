@@ -29,7 +29,7 @@ def assert_distributed_as(samples: Iterable[Hashable], expected: Mapping[Any, fl
         expected: probability of each outcome. Outcomes with an expected count below five are
             merged.
     """
-    from scipy.stats import chi2  # its import takes a second
+    from scipy.stats import chi2  # imported here, because its import takes a second
 
     counts = Counter(samples)
     assert counts.keys() <= expected.keys()

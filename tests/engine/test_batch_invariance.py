@@ -73,7 +73,8 @@ PRODUCT = [
         (4, 32),
         (True, False),
         (TIGHT_TOKENS, AMPLE_TOKENS),
-        ((1, 0), (-1, 2)),  # (1 or −1: order of requests, steps between arrivals)
+        # Requests in order, all at once; requests in reverse order, two steps apart.
+        ((1, 0), (-1, 2)),
         (False, True),
     )
 ]

@@ -71,8 +71,12 @@ def assert_same_as_reference(reference, actual, actual_logits, context) -> None:
     outputs, logits = reference
     for number, expected in outputs.items():
         assert actual[number].error is None, context
-        assert actual[number].token_ids == expected.token_ids, f"request {number} with {context}"
-        assert actual[number].logprobs == expected.logprobs, f"request {number} with {context}"
+        assert actual[number].token_ids == expected.token_ids, (
+            f"request {number}: wrong token ids, {context}"
+        )
+        assert actual[number].logprobs == expected.logprobs, (
+            f"request {number}: wrong logprobs, {context}"
+        )
         assert actual[number].finish_reason == expected.finish_reason
     for key, row in logits.items():
         np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key} with {context}")
@@ -118,7 +122,8 @@ def test_same_tokens_in_every_configuration(
         accepted += llm.runner.statistics.num_accepted_tokens
         assert state_counts(llm).used == 0
     assert hits > 0
-    assert preemptions > 0 or slots == 2  # two slots: only one request runs at a time
+    # With two slots, only one request runs at a time, so none is preempted.
+    assert preemptions > 0 or slots == 2
     assert accepted > 10 or speculation == "none" or slots == 2
     assert accepted > 200 or speculation != "the model as draft" or slots < 20
 
@@ -143,7 +148,8 @@ def test_every_turn_hits_as_many_tokens_as_an_attention_model(model, turns):
             assert cached >= previous - 16 - page_size
 
 
-QUESTIONS = {  # of three turns, with a text that the answer must contain
+# Questions of three turns, each with a text that the answer must contain.
+QUESTIONS = {
     f"{PARAGRAPH}\n\nWho is the mayor of Lenmora?": "Mira Holton",
     "What colour are the trams of Lenmora?": "yellow",
     "What is the capital of France?": "Paris",

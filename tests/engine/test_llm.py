@@ -146,7 +146,7 @@ def test_logit_bias_and_logprobs(either_device, demo):
     [output] = engine(demo).generate(chat(QUESTIONS[0]), params)
     assert output.token_ids == [77, 77, 77]
     for logprobs in output.logprobs:
-        assert len(logprobs) == 3, "the two most likely tokens and the sampled one"
+        assert len(logprobs) == 3, "expected the two most likely tokens and the sampled one"
         assert list(logprobs)[-1] == 77
         assert list(logprobs.values()) == sorted(logprobs.values(), reverse=True)
     with pytest.raises(UserError, match="token ids in logit_bias must be from 0 to 4095, got 4096"):
@@ -181,7 +181,7 @@ def test_engine_seed_is_the_default_sampling_seed(demo):
         return [output.token_ids for output in outputs]
 
     first = sample(0)
-    assert first[0] != first[1], "requests have independent random streams"
+    assert first[0] != first[1], "requests must have independent random streams"
     assert sample(0) == first
     assert sample(1) != first
 
@@ -260,7 +260,7 @@ def test_add_and_abort_between_steps(demo):
         "stop",
         "stop",
     ]
-    assert outputs[first].token_ids, "the partial output is kept"
+    assert outputs[first].token_ids, "the partial output must be kept"
     assert [outputs[name].text for name in (second, third)] == ANSWERS[1:]
     assert llm.step() == []
     assert_idle(llm)
@@ -333,7 +333,7 @@ def test_metric_timestamps_are_ordered(demo):
         assert times == sorted(times)
         assert metrics.ttft >= metrics.queue_seconds >= 0
     waits = [output.metrics.queue_seconds for output in outputs]
-    assert waits == sorted(waits), "requests are scheduled in order of arrival"
+    assert waits == sorted(waits), "requests must be scheduled in order of arrival"
 
 
 # -------------------------------------------------------------------- prefix cache
@@ -361,7 +361,7 @@ def test_conversation_with_reasoning_reuses_the_common_prefix(demo):
     turn_two = np.array(second.prompt_token_ids)
     length = min(len(turn_one), len(turn_two))
     common = int((turn_one[:length] == turn_two[:length]).cumprod().sum())
-    assert common >= 8, "the template keeps the first user message"
+    assert common >= 8, "the prompt of the second turn must start with the first user message"
     assert second.num_cached_tokens == common // 4 * 4
     [cold] = engine(demo).generate(messages, GREEDY, enable_thinking=True)
     assert second.token_ids == cold.token_ids

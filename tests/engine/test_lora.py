@@ -21,7 +21,8 @@ from tiny_llm.models.checkpoint.layout import read_model_config
 
 DEMO = read_model_config(TARGET_PATH)
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-# Adapter of each case, or None. Cases with a common prefix have the same or different adapters.
+# Adapter of each case, or None. Of the cases with a common prefix, some have the same adapter and
+# others have different ones.
 LORAS = {0: None, 1: "a", 2: "b", 3: "b", 4: "a", 5: "wide", 6: None}
 
 
@@ -55,8 +56,12 @@ def reference(demo, modules):
 def assert_same(actual, actual_logits, reference, context=""):
     outputs, logits = reference
     for number, expected in outputs.items():
-        assert actual[number].token_ids == expected.token_ids, f"request {number} {context}"
-        assert actual[number].logprobs == expected.logprobs, f"request {number} {context}"
+        assert actual[number].token_ids == expected.token_ids, (
+            f"request {number}: wrong token ids, {context}"
+        )
+        assert actual[number].logprobs == expected.logprobs, (
+            f"request {number}: wrong logprobs, {context}"
+        )
     for key, row in logits.items():
         np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key} {context}")
 
@@ -137,7 +142,7 @@ def test_precompute_for_an_adapter(demo, modules):
 
 
 def test_hybrid_model(tmp_path):
-    """Recurrent states are per request; state checkpoints are per adapter."""
+    """Only requests with the same adapter may share checkpoints of the recurrent state."""
     folder = write_hybrid(tmp_path / "model")
     tensors = [random_adapter(HYBRID, rank, seed=rank, size=0.3) for rank in (3, 8)]
     names = {"a": write_adapter(tmp_path / "a", tensors[0], 3)}

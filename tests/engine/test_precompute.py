@@ -47,7 +47,7 @@ def test_precompute_is_a_no_op_when_busy_or_too_long():
     assert not build(enable_prefix_caching=False).precompute(ids)
     # One step computes only half a page.
     assert not build(max_num_batched_tokens=16, max_num_seqs=8).precompute(ids)
-    # KV memory of a single page.
+    # The KV memory holds a single page.
     tiny = LLM("demo", kv_cache_bytes=2**24 // llm.scheduler.config.num_pages)
     assert precompute_all(tiny, ids) <= 2
     tiny.scheduler.check_integrity()

@@ -20,7 +20,7 @@ KV_BYTES = 4_000_000
 
 
 def generate(llm):
-    """Token ids of each prompt."""
+    """Generated token ids for each prompt."""
     outputs = llm.generate(PROMPTS, PARAMS, show_progress=False)
     return [output.outputs[0].token_ids for output in outputs]
 

@@ -1,4 +1,4 @@
-"""Sliding windows in the engine: unchanged tokens, freed pages, prefix cache hits."""
+"""Sliding windows in the engine: batch invariance, freed pages, cache hits."""
 
 from unittest import mock
 
@@ -60,7 +60,7 @@ def mistral(tokenizer):
 
 
 def build(model, num_pages: int = 256, **options) -> LLM:
-    """Builds an engine with exactly `num_pages` pages of 8 tokens, unless `options` differ."""
+    """Builds an engine with `num_pages` pages of `block_size` tokens, by default 8."""
     with mock.patch("tiny_llm.engine.llm.split_kv_memory", return_value=(num_pages, 0)):
         return LLM(model, **{"block_size": 8, "max_num_seqs": 4, **options})
 
@@ -106,8 +106,12 @@ def test_same_tokens_in_every_configuration(model, reference, tokenizer, specula
         context = f"{speculation}, case {number}"
         for case, expected in outputs.items():
             assert actual[case].error is None, context
-            assert actual[case].token_ids == expected.token_ids, f"request {case}, {context}"
-            assert actual[case].logprobs == expected.logprobs, f"request {case}, {context}"
+            assert actual[case].token_ids == expected.token_ids, (
+                f"request {case}: wrong token ids, {context}"
+            )
+            assert actual[case].logprobs == expected.logprobs, (
+                f"request {case}: wrong logprobs, {context}"
+            )
         for key, row in logits.items():
             np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key}, {context}")
         hits += sum(output.num_cached_tokens for output in actual.values())
@@ -120,7 +124,7 @@ def test_same_tokens_in_every_configuration(model, reference, tokenizer, specula
 
 @pytest.mark.parametrize("sharing", [True, False])
 def test_request_larger_than_the_memory(mistral, sharing):
-    """190 tokens fit into pages for 72, because pages before the window are freed."""
+    """190 tokens fit into pages for 72 tokens, because pages before the window are freed."""
     [expected] = build(mistral).generate([LONG], GREEDY, show_progress=False)
     llm = build(mistral, 9, max_num_batched_tokens=32, enable_prefix_caching=sharing)
     assert llm.scheduler.config.max_pages_per_request == 9
@@ -163,7 +167,7 @@ def test_preempted_requests(mistral):
 
 
 def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
-    """With less memory than the window and a step need, all of a request's tokens must fit."""
+    """If the memory cannot hold the window and a step, it must hold all tokens of a request."""
     llm = build(mistral, 8, max_num_batched_tokens=32)
     with pytest.raises(UserError, match="the KV memory holds 64"):
         llm.add_request(LONG)
@@ -172,7 +176,7 @@ def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
 
 
 def test_requests_share_memory_that_holds_one_of_them(mistral):
-    """Each request needs 24 pages in total, but at most 9 at a time; 20 pages serve two."""
+    """Each request needs 24 pages in total, but at most 9 at a time, so 20 pages serve two."""
     prompts = [[token + index for token in LONG] for index in range(4)]
     expected = build(mistral).generate(prompts, GREEDY, show_progress=False)
     llm = build(mistral, 20, max_num_batched_tokens=32, enable_prefix_caching=False)
@@ -189,7 +193,7 @@ def test_second_turn_hits_although_early_pages_are_evicted(mistral):
     assert second.num_cached_tokens >= len(LONG) + len(first.token_ids) - 8
     [cold] = build(mistral).generate([turn], GREEDY, show_progress=False)
     assert second.token_ids == cold.token_ids
-    # No hit: the pages of this shorter prefix's window have been evicted.
+    # A shorter prefix is not a hit, because the pages of its window have been evicted.
     [other] = llm.generate([LONG[:60]], GREEDY, show_progress=False)
     [cold] = build(mistral).generate([LONG[:60]], GREEDY, show_progress=False)
     assert other.num_cached_tokens == 0
@@ -200,7 +204,8 @@ def test_prompt_logprobs_in_chunks(model):
     params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2, ignore_eos=True)
     [whole] = build(model).generate([LONG], params, show_progress=False)
     llm = build(model, 32, max_num_batched_tokens=16)
-    for _ in range(2):  # prompt logprobs require recomputation, even of cached prompts
+    # In the second pass, the prompt is cached, but its logprobs still require recomputation.
+    for _ in range(2):
         [chunked] = llm.generate([LONG], params, show_progress=False)
         assert chunked.prompt_logprobs == whole.prompt_logprobs
 

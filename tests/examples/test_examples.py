@@ -172,7 +172,8 @@ def test_tensor_parallelism():
     assert len(lines) == 2
     assert "Tokyo" in lines[0]
     assert "42" in lines[1]
-    # --size takes effect: two key/value heads cannot be split among three ranks.
+    # Fails only if --size takes effect: two key/value heads cannot be split
+    # among three ranks.
     rejected = subprocess.run(
         command("tensor_parallelism", "--size", "3"), capture_output=True, text=True, check=False
     )

@@ -23,7 +23,7 @@ class Case:
     """A call that must be rejected.
 
     Attributes:
-        call: function of an `LLM` and its loaded model.
+        call: function that makes the call, given an `LLM` and its loaded model.
         words: texts that the error message must contain.
     """
 

@@ -74,7 +74,7 @@ def prepared_argument() -> Callable[[int], Callable[[], None]]:
 
 
 def outcome(run: Callable[[], None]) -> dict[str, Any]:
-    """Error message of a call, or the type of any other exception."""
+    """Message of the `UserError` that a call raises; for any other exception, its type too."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):

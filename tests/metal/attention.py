@@ -16,7 +16,7 @@ FORWARD = ("forward", 1)
 
 
 def make_mask(kind: str, shape: tuple[int, ...]) -> mx.array | str | None:
-    """Mask of the given kind; each kind broadcasts differently."""
+    """Mask of the given kind; the kinds differ in the dimensions that are broadcast."""
     B, H, group, L, S, _ = shape
     if kind == "none":
         return None
@@ -29,9 +29,8 @@ def make_mask(kind: str, shape: tuple[int, ...]) -> mx.array | str | None:
         return mx.where(
             mx.random.uniform(shape=mask.shape) < 0.2, mx.array(-mx.inf, mask.dtype), mask
         )
-    mask = mx.zeros(
-        (L, S)
-    )  # every third query sees no key; the others see all keys except one range
+    # Every third query sees no key. The others see all keys except one range.
+    mask = mx.zeros((L, S))
     mask[::3] = -mx.inf
     mask[:, S // 4 : S // 2 + 1] = -mx.inf
     return mask

@@ -1,4 +1,4 @@
-"""Skips kernel tests without clang (for the emulator) and without a GPU."""
+"""Skips kernel tests if there is neither a GPU nor clang for the emulator."""
 
 import pytest
 

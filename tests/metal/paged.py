@@ -57,7 +57,9 @@ def paged_attend(
     """
     metal, dtype = kernels.extension().metal, DTYPE_NAMES[query.dtype]
     params = params_of(query, keys, block_table, causal, aligned, window)
-    cu_seqlens_q = [0] if cu_seqlens_q is None else cu_seqlens_q  # placeholder, must not be read
+    cu_seqlens_q = (
+        [0] if cu_seqlens_q is None else cu_seqlens_q
+    )  # placeholder that the kernel does not read
     lengths = (np.array(x, np.int32) for x in (context_lens, cu_seqlens_q))
     inputs = [*(as_bound(x) for x in (query, keys, values, block_table)), *lengths]
     H_q, D = query.shape[1], query.shape[-1]

@@ -87,7 +87,7 @@ def loose_arithmetic(seed: int) -> Iterator[None]:
 
 
 def fitting_launch(source: str | Path, launch: Callable[[int], Any]) -> Any:
-    """Launch with the largest threadgroup that the kernel allows, as in an encoder."""
+    """Launch with the largest threadgroup that the kernel allows, as chosen by the encoders."""
     chosen = launch(MAX_THREADS)
     if _loose_seed is None or not has_clang():
         return chosen

@@ -170,7 +170,7 @@ def test_all_layers_in_one_command_buffer(gpu, demo, order):
 
 
 def test_missing_barrier_is_a_hazard(gpu):
-    """MLX cannot detect this hazard: one command does not declare the other command's buffer."""
+    """The emulated GPU reports two commands that write a buffer without a barrier between them."""
     x = mx.zeros(64)
     mx.eval(x)
     address = np.array(x, copy=False).__array_interface__["data"][0]

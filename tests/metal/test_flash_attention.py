@@ -10,7 +10,7 @@ from tiny_llm import kernels
 from .attention import VARIANTS, attend, bits_of, make_mask
 from .support import DTYPE_NAMES, ORDERS
 
-# Batch size, KV heads, query heads per KV head, queries, keys, head size: odd lengths, heads
+# Batch size, KV heads, query heads per KV head, queries, keys, head size. Covers odd lengths, heads
 # smaller than a simdgroup, more than one split.
 SHAPES = [
     (1, 1, 1, 1, 1, 1),

@@ -245,7 +245,7 @@ def test_attention_kernels_agree_within_derived_bound(gpu, dtype, pages, S):
 
     few, many = as_numpy(attend(query[:, :, :4]))[0], as_numpy(attend(query))[0, :, :4]
     bound = attention_error_bound(query[0, :, :4], key[0], value[0], 64**-0.5)
-    bound += EPSILON[dtype] * np.abs(few)  # rounding of both kernels' results
+    bound += EPSILON[dtype] * np.abs(few)  # for the rounding of both kernels' results
     ratio = (np.abs(few - many) / bound).max()
     assert ratio <= 1, ratio
     # In float32, the bound is tight enough to detect an extra key.

@@ -123,7 +123,10 @@ def test_ragged_rows_are_batch_invariant(page_size):
 @pytest.mark.parametrize("window", [1, 20, 31, 290])
 @pytest.mark.parametrize("mode", ["plain", "asan"])
 def test_sliding_window(page_size, window, mode):
-    """Frees the pages before windows: equal to the CPU, bitwise equal to single sequences."""
+    """Pages before the window are freed, and the kernel must not read them.
+
+    Results are close to the CPU kernel's and bitwise equal to those of each sequence alone.
+    """
     D, group, contexts, lengths = 16, 2, [S for _, S in MIXED], [L for L, _ in MIXED]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
@@ -155,7 +158,7 @@ def test_sliding_window(page_size, window, mode):
 @pytest.mark.parametrize("L", [1, 8, 9, 40])
 @pytest.mark.parametrize("mode", ["plain", "race"])
 def test_sliding_window_in_a_batch(dtype, L, mode):
-    """Float and 8-bit pages; a missing page in a window makes its sequence's rows NaN."""
+    """If a page inside a sequence's window is missing, all rows of the sequence are NaN."""
     contexts, window, page_size = [300, 41], 33, 16
     keys, values, table = cut_into_pages(sequences_of(contexts, 40, dtype), page_size)
     keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
@@ -174,7 +177,7 @@ def test_sliding_window_in_a_batch(dtype, L, mode):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_many_sequences(seed):
-    """More sequences than simdgroup lanes, of random lengths."""
+    """A step may have more sequences (71) than a simdgroup has lanes (32)."""
     rng = np.random.default_rng(seed)
     B, D, group, page_size = 71, 4, (1, 3, 5)[seed - 1], 4
     lengths = rng.choice([0, 1, 1, 1, 2, 8, 9, 30], B)
@@ -183,7 +186,7 @@ def test_many_sequences(seed):
     bounds, table = np.cumsum([0, *lengths]).astype(np.int32), padded(table)
     query = random(int(bounds[-1]), group, D)
     if seed == 3:
-        bounds[[20, 32, 50]] = 1  # descending bounds: each preceding sequence has fewer tokens
+        bounds[[20, 32, 50]] = 1  # decreasing bounds: sequences 19, 31 and 49 own no tokens
     actual = paged_attend("fast", query, keys, values, table, contexts, bounds)
     expected = kernels.extension().paged_attention_varlen(
         query, keys, values, mx.array(bounds), mx.array(contexts), table, stream=mx.cpu
@@ -208,7 +211,7 @@ def test_missing_page_is_nan_in_every_row(missing, L):
 @pytest.mark.parametrize("kernel", ["fast", "readable"])
 @pytest.mark.parametrize("L", [1, 9])
 def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
-    """All splits of the sequence are NaN; other sequences are unaffected."""
+    """If a context exceeds the block table, its sequence's rows are NaN, but no other rows."""
     D, page_size, contexts = 8, 32, [544, 550]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -220,7 +223,7 @@ def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
 
 
 def test_partial_results_are_bounded():
-    """Partial results are allocated for at most eight queries of each of the three sequences."""
+    """Partial results are allocated for at most eight queries of each sequence."""
     keys, table = mx.zeros((P, H, PAGE, D)), mx.zeros((3, 400), mx.int32)
     params = params_of(mx.zeros((2000, H * GROUP, D)), keys, table)
     assert params.partial_rows == 3 * 8 * H * GROUP

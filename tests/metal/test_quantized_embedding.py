@@ -40,7 +40,7 @@ def test_rows_equal_the_table(dtype, bits, group_size, E):
         actual = look_up(np.array(IDS, np.int32), *arguments, True, order=order)
         np.testing.assert_array_equal(actual.astype(np.float32), expected.astype(np.float32))
     unsigned = look_up(np.array(IDS, np.int32).view(np.uint32), *arguments, False)
-    expected[[2, 4]] = np.nan  # as unsigned integers, −1 and −47 are out of range
+    expected[[2, 4]] = np.nan  # −1 and −47 are out of range when read as uint32
     np.testing.assert_array_equal(unsigned.astype(np.float32), expected.astype(np.float32))
 
 

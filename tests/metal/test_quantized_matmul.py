@@ -20,8 +20,8 @@ from .support import DTYPE_NAMES, ORDERS, as_bound
 HALVES = [mx.bfloat16, mx.float16]
 FORMATS = [(bits, group_size) for bits in (4, 8) for group_size in (32, 64, 128)]
 
-# Rows M, outputs O, inputs I: a single output; rows and outputs around tile and simdgroup sizes;
-# several blocks of 512 inputs, a short last block, a partial last step of the lanes.
+# (rows, outputs, inputs). 33, 37 and 65 are not multiples of the tile and simdgroup sizes. Kernels
+# that read blocks of 512 inputs have a short last block with 384 and with 640 inputs.
 SHAPES = [(1, 1, 128), (3, 37, 384), (33, 65, 640)]
 
 
@@ -39,7 +39,7 @@ def launch_of(M, O, I, bits, group_size, dtype, **how):
 
 
 def product(arguments, launch, **how):
-    """Output of a launch on scales, biases, a and b."""
+    """Runs the launch on (scales, biases, a, b) and returns the M×O output."""
     M, O = arguments[2].shape[0], arguments[3].shape[0]
     dtype = DTYPE_NAMES[arguments[2].dtype]
     return multiply(launch, [as_bound(x) for x in arguments], M, O, dtype, **how)
@@ -137,7 +137,7 @@ def test_gpu_with_fewer_threads_per_threadgroup(variant):
         # 32 tiles do not fill the GPU, so the sum over I is split.
         ((9, 1024, 1024), "tile32_split_k"),
         ((9, 1024, 512), "tile32"),  # I = 512 is too short to split
-        ((16, 151936, 1024), "tile32"),  # tiles of 64 rows would be 3/4 empty for 16 rows
+        ((16, 151936, 1024), "tile32"),  # 16 rows fill only a quarter of a tile of 64 rows
         ((128, 1024, 1024), "tile32"),
         ((512, 3072, 1024), "tile64"),
     ],

@@ -1,4 +1,4 @@
-"""Metal kernels and encoders of Gated DeltaNets on the emulated GPU, compared with the CPU."""
+"""Gated DeltaNets on the emulated GPU, compared with the CPU."""
 
 from collections.abc import Callable, Iterator
 

@@ -14,7 +14,7 @@ EPS = 1e-6
 
 
 def rms_norm(x, weight, D=None, max_threads=1024, **how):
-    """Output of a launch over the first D elements of each row of x."""
+    """Normalizes the first D elements of each row of x with the Metal kernel; default: all."""
     (M, stride), dtype = x.shape, DTYPE_NAMES[x.dtype]
     D = stride if D is None else D
     make = kernels.extension().metal.rms_norm_launch

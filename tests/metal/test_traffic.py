@@ -1,4 +1,4 @@
-"""Traffic and instruction limits of benchmark/metal_traffic.py, relative to MLX."""
+"""Kernels stay within benchmark/metal_traffic.py's limits relative to MLX."""
 
 import pytest
 
@@ -18,11 +18,11 @@ def job_named(name: str) -> Job:
     return next(job for job in matmul_jobs() if f"{job.name}, {job.shape}" == name)
 
 
-# Upper bounds relative to MLX: equal device bytes, and margins of 5 % for the other counts.
+# Each count may be at most this multiple of MLX's. The margin of device bytes is only 0.1 %.
 MLX_LIMITS = {"device_bytes": 1.001, "threadgroup_bytes": 1.05, "instructions": 1.05}
 
-# Decoding of one, four, eight and sixteen sequences, and prefill; quantized and dense. A job
-# computes only 64 outputs, with the full inner loop, so full-size shapes take only seconds.
+# Decoding of 1, 4, 8 and 16 sequences, and prefill, with quantized and dense weights. Emulating a
+# full-size shape takes only seconds, because a job computes just 64 outputs.
 SELECTED = [
     "quantized_matmul decode 0.6b, 1×3072×1024, 4 bits, groups of 128",
     "quantized_matmul decode 4b, 1×4096×2560, 4 bits, groups of 128",
@@ -77,7 +77,7 @@ def test_paging_overhead_is_small(name):
 
 @pytest.mark.slow  # the emulator runs full-size shapes
 def test_causal_attention_reads_each_key_once_and_no_mask():
-    """The one-byte dummy mask is never read."""
+    """Causal attention gets a dummy mask of one byte, which the kernel must not read."""
     job = ATTENTION[SELECTED_ATTENTION[1]]
     step, _ = job.ours()
     counts = step.library.launch(
@@ -100,7 +100,7 @@ def test_matmuls_stay_within_the_limits(name):
 
 @pytest.mark.slow  # compiles the kernel source again
 def test_matvec_reads_each_weight_once_for_four_rows():
-    """For four rows, b is read once and a once per four outputs."""
+    """Four rows share each read of the weights b; the rows a are read once per four outputs."""
     job = job_named("quantized_matmul decode 0.6b, 4×3072×1024, 4 bits, groups of 128")
     (step,) = job.ours()
     counts = step.library.launch(

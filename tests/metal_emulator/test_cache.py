@@ -26,7 +26,7 @@ def test_lru_eviction(tmp_path):
     for age, name in enumerate("abcde"):
         cache.fetch(tmp_path / name, make)
         os.utime(tmp_path / name, (now - 7200 - age,) * 2)
-    cache.fetch(tmp_path / "e", make)  # looks up the oldest entry
+    cache.fetch(tmp_path / "e", make)  # the oldest entry becomes the most recent
     cache.fetch(tmp_path / "f", make, kept=3)
     assert {path.name for path in tmp_path.iterdir()} == {"a", "e", "f"}
     cache.fetch(tmp_path / "g", make, kept=1)

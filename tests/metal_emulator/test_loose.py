@@ -1,4 +1,4 @@
-"""The "loose" arithmetic mode: results deviate as Metal permits, never more."""
+"""The "loose" arithmetic mode: results vary only within what Metal permits."""
 
 # ruff: noqa: E501 (lines of LLVM IR)
 
@@ -31,7 +31,7 @@ def random_floats(count, seed=0):
 
 @needs_clang
 def test_order_dependent_sum_is_detected(library):
-    """In lane order, adding 1 to 2^24 thirty times changes nothing; in other orders, it does.
+    """In lane order, each of thirty ones is added to 2^24 and rounded away; other orders keep some.
 
     A test that relies on lane order thus fails in mode "loose"; a test with an error bound passes.
     """
@@ -40,7 +40,9 @@ def test_order_dependent_sum_is_detected(library):
     assert set(run(library, "sum", x, mode="plain")) == {0.0}
     found = {float(run(library, "sum", x, seed=seed)[0]) for seed in SEEDS}
     assert len(found) > 3
-    assert found <= {float(n) for n in range(61)}, "each 1 must add 0, 1 or 2"
+    assert found <= {float(n) for n in range(61)}, (
+        "expected the rounded sum to change by 0, 1 or 2 with each added 1"
+    )
 
 
 @needs_clang
@@ -102,7 +104,9 @@ def test_denormals_are_flushed(library):
     assert (run(library, "scaled", x, 0.01, mode="plain")[:1] > 0).all()
     result = run(library, "scaled", x, 0.01)
     np.testing.assert_array_equal(result[:4], x[:4] * np.float32([0, 0.01, 0, 0.01]))
-    assert run(library, "scaled", x, 2.0**20)[2] == 0, "expected denormal inputs to be flushed, too"
+    assert run(library, "scaled", x, 2.0**20)[2] == 0, (
+        "expected denormal inputs to be flushed to zero, like results"
+    )
 
 
 @needs_clang

@@ -183,5 +183,5 @@ def test_attention_for_decoding(mode):
     if mode == "count":
         assert (
             launch.counts.device_bytes_read_by_buffer[1] == H_q * S * D * 2
-        )  # every query head reads the keys of a KV head
+        )  # each query head reads all keys of its KV head
         assert launch.counts.unique_device_bytes_read_by_buffer[1] == k.nbytes

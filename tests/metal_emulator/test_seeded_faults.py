@@ -135,7 +135,7 @@ FAULTS = DELETED_BARRIERS + WEAK_BARRIERS + DIVERGENCE + BOUNDS + MEMORY
 
 @pytest.fixture(scope="module")
 def variants(tmp_path_factory):
-    """Path and lines of a file with all variants, the offset of each variant's lines, the library."""
+    """A file with all variants: (path, lines, first line of each variant, compiled library)."""
     text, starts = PREAMBLE, {}
     for fault in FAULTS:
         starts[fault.variant] = text.count("\n")
@@ -146,7 +146,7 @@ def variants(tmp_path_factory):
 
 
 class KernelLaunches:
-    """Launch of each kernel: (arguments, grid sizes, output array, its expected contents)."""
+    """A method per kernel returns its (arguments, grid sizes, output array, expected output)."""
 
     @staticmethod
     def row_sum():

@@ -1,4 +1,4 @@
-"""Metal semantics of the emulator."""
+"""The emulator has Metal's semantics; each test covers one feature."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ LANES = np.arange(32)
 
 
 def shuffled(x, source, fill):
-    """x[source] where `source` is a lane number, `fill` elsewhere."""
+    """Reference shuffle: x[source], or `fill` where `source` is not a lane number (0 to 31)."""
     inside = (source >= 0) & (source < 32)
     return np.where(inside, x[np.clip(source, 0, 31)], fill)
 
@@ -82,7 +82,7 @@ def test_matrix_product(library):
     a, b = random_array((10, 12), np.float16), random_array((10, 12), np.float16, 1)
     d = np.zeros((8, 8), np.float32)
     library.launch("matrix_product", [a, b, d, 12], **ONE_SIMDGROUP)
-    # The kernel's origin is (column, row) in memory, even for transposed matrices.
+    # The kernel loads from origin (2, 1), which is (column, row) even for a transposed matrix.
     expected = a[1:9, 2:10].astype(np.float32) @ b[1:9, 2:10].astype(np.float32).T
     np.testing.assert_allclose(d, expected + 0.5 * np.eye(8), rtol=1e-5, atol=1e-5)
 
@@ -134,7 +134,7 @@ def test_function_constants(constants):
 
 @pytest.mark.parametrize("sizes", [{"grid_threads": (13, 5)}, {"grid": (2, 3)}], ids=str)
 def test_thread_position_attributes(library, sizes):
-    """With grid_threads, threadgroups at the grid's edges are smaller."""
+    """`grid_threads` may fill threadgroups at the edges only in part, which are then smaller."""
     width, height = sizes.get("grid_threads", (16, 6))
     names = [
         "in_grid",
@@ -266,7 +266,7 @@ def test_endless_launch_is_terminated(library):
     with pytest.raises(MetalFault, match="did not finish within 0.5 s") as caught:
         library.launch("runs_for_ever", [INTS], grid=(1,), threads=(1,), timeout=0.5)
     assert caught.value.kind == "timeout"
-    library.launch("few_threads", [INTS], grid=(1,), threads=(1,))  # the next launch succeeds
+    library.launch("few_threads", [INTS], grid=(1,), threads=(1,))  # works after a timeout
 
 
 def test_stack_overflow_is_reported(library):

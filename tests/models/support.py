@@ -140,7 +140,7 @@ def greedy_tokens(model: ServingModel, prompt: Sequence[int], num_tokens: int) -
 
 
 def run_sequence(model: ServingModel) -> mx.array:
-    """Runs one sequence: prompt chunks, steps of one and two tokens, recomputed positions."""
+    """Runs one sequence in chunks of 1 to 40 tokens; three positions are computed twice."""
     steps, position = [], 0
     for length in (5, 1, 1, 1, 2, 2, 2, 40, 1, 1, -3, 1, 1, 25, 1, 1, 1):
         if length > 0:

@@ -45,7 +45,7 @@ def broken(checkpoint, tmp_path) -> Path:
 
 @pytest.fixture(params=[load, load_weights])
 def load_either(request):
-    """Parametrizes a test over both loaders, which must fail with the same error."""
+    """Loads a folder with `load` or `load_weights`: the test runs once with each."""
     return request.param
 
 
@@ -79,7 +79,9 @@ def assert_same_weights(mlx_model, folder: Path) -> None:
     for week in (1, 2, 3):
         expected, actual = (logits(source, week) for source in (mlx_model, weights))
         assert actual.dtype == expected.dtype
-        assert mx.array_equal(actual, expected), f"different logits in week {week}"
+        assert mx.array_equal(actual, expected), (
+            f"week {week}: logits differ between load_weights and mlx_lm"
+        )
 
 
 def logits(mlx_model, week: int) -> mx.array:
@@ -97,7 +99,7 @@ def test_sharded(checkpoint):
 def test_demo_model(demo):
     mlx_model, tokenizer = demo
     ids = mx.array([tokenizer.encode("What is the capital of France?")])
-    # Week 1 rounds the dequantized weights to bfloat16; mlx_lm's kernel does not.
+    # Not bitwise equal, because only week 1 rounds the dequantized weights to bfloat16.
     assert_close(
         Qwen3ModelWeek1(mlx_model)(ids), mlx_model(ids), "logits of the demo model", ulps=8
     )

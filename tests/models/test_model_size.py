@@ -72,7 +72,7 @@ def test_every_family(tmp_path, config, kv_cache_dtype):
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS, ids=str)
 def test_every_quantization(tmp_path, quantization):
-    """Repacking for the CPU kernels may make the weights larger than the file."""
+    """Sizes are those of repacked weights, which may be larger than the file."""
     check_equal(write(tmp_path / "model", UNTIED, quantization))
 
 
@@ -99,7 +99,7 @@ def test_ranks_are_counted_together(tmp_path, config):
 
 
 def test_bytes_per_step(tmp_path):
-    """Counts all matrices except an untied embedding, and only the selected experts."""
+    """A step reads all weights except an untied embedding and the experts that are not selected."""
     untied = write(tmp_path / "untied", UNTIED)
     size = model_size(untied)
     assert size.weight_bytes - size.step_bytes == 211 * 128 * 2

@@ -95,7 +95,8 @@ def layer_types(pattern: str) -> dict[str, Any]:
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 TIED = {"tie_word_embeddings": True}
 
-# (model class of transformers, config in addition to `SIZES`); 1, 2 or 4 value heads per key head.
+# (model class of transformers, config in addition to `SIZES`). The models have 1, 2 or 4 value
+# heads per key head.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": (DENSE, {**attention(4, 2, 16), **delta_net(2, 4, 12, 10)}),
     "tied": (DENSE, {**attention(6, 3, 24), **delta_net(3, 3, 10, 14), **TIED}),
@@ -163,7 +164,7 @@ def random_parameter(path: str, like: Any) -> Any:
     if path.endswith("linear_attn.norm.weight"):
         return 1 + 0.2 * noise
     if "norm" in path:
-        return 0.2 * noise  # these norms multiply by 1 + weight
+        return 0.2 * noise  # around 0, because these norms multiply by 1 + weight
     if path.endswith("A_log"):
         return torch.empty_like(like).uniform_(1, 16).log()
     if path.endswith("dt_bias"):
@@ -223,7 +224,7 @@ def test_greedy_tokens(model):
         assert answer == expected.tolist()
 
 
-# Models that mlx_lm supports: full attention in every fourth layer.
+# mlx_lm supports only models with full attention in every fourth layer.
 MLX_MODELS = ("qwen3_5_text", "tied", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next")
 
 

@@ -94,11 +94,10 @@ def test_demo_model_greedy_tokens(demo_bfloat16_folder, enable_thinking):
                 torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False
             )[0].tolist()
         expected = sequence[len(prompt) :]
-        # One causal forward pass over prompt and output predicts each output token from its prefix,
-        # as a decoding loop would.
+        # One causal forward pass over prompt and output predicts each output token from its prefix.
         logits = ours(mx.array([sequence]))[0, len(prompt) - 1 : -1]
         assert mx.argmax(logits, axis=-1).tolist() == expected, (
-            f"different greedy tokens for {question!r}"
+            f"greedy tokens for {question!r} differ from those of transformers"
         )
 
 
@@ -110,7 +109,8 @@ def test_demo_model_logits_bfloat16(demo_bfloat16_folder):
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits.float().numpy()
     actual = as_numpy(Qwen3ModelWeek1(mlx_model)(mx.array([ids])))
-    # The bound is relative to the largest logit; eight layers round to bfloat16 in another order.
+    # 5 % of the largest logit: the two implementations round to bfloat16 after different
+    # operations, and the differences add up over eight layers.
     assert np.abs(actual - expected).max() < 0.05 * np.abs(expected).max()
 
 
@@ -161,7 +161,8 @@ def heads(H_q: int, H: int, head_dim: int) -> dict[str, Any]:
     return {"num_attention_heads": H_q, "num_key_value_heads": H, "head_dim": head_dim}
 
 
-# (family's name in transformers, config in addition to `SIZES`); GQA groups of 1 to 8 heads.
+# (family's name in transformers, config in addition to `SIZES`). The models have 1 to 8 query heads
+# per KV head.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-yarn": (
         "Qwen3",

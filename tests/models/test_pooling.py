@@ -95,7 +95,7 @@ def test_embeddings_are_batch_invariant(embedder):
     together = llm.embed(TEXTS)
     assert together == [LLM(folder, enable_prefix_caching=False).embed(t)[0] for t in TEXTS]
     assert together == LLM(folder, max_num_batched_tokens=33, block_size=4).embed(TEXTS)
-    assert together == llm.embed(TEXTS), "expected prefix cache hits"
+    assert together == llm.embed(TEXTS), "expected equal embeddings from cached prefixes"
     assert llm.scheduler.num_cached_tokens > 100
 
 
@@ -109,7 +109,7 @@ def test_scores_match_transformers(reranker, monkeypatch):
     no, yes = 17, 3912
     monkeypatch.setattr(
         factory, "score_tokens", lambda _: (no, yes)
-    )  # the demo encodes "no" as two tokens
+    )  # replaced, because the demo's tokenizer encodes "no" as two tokens
     llm = LLM(folder, task="score")
     query, documents = "What is {RoPE}?", ["Rotary embeddings.", "Bees make honey. " * 20]
     for document, score in zip(documents, llm.score(query, documents), strict=True):

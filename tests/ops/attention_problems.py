@@ -78,7 +78,7 @@ def evaluated(*args, **kwargs) -> mx.array:
 
 def assert_exact(actual: mx.array, expected: np.ndarray, error: np.ndarray) -> None:
     assert actual.shape == expected.shape
-    # Absolute error where results are subnormal.
+    # Subnormal results have an absolute error instead of a relative one.
     smallest = 2.0**-24 if actual.dtype == mx.float16 else 2.0**-126
     bound = EPSILON[actual.dtype] / 2 * (np.abs(expected) + error) + error + smallest
     values = as_numpy(actual)

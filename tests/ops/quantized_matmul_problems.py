@@ -41,7 +41,7 @@ def exact(scales, biases, group_size, bits, a, b) -> tuple[np.ndarray, np.ndarra
 
 
 def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -> np.ndarray | int:
-    """Extra error of AVX2, NEON and AMX: activations quantized to integers per group.
+    """Extra error of AVX2, NEON and AMX kernels, which quantize activations per group to integers.
 
     The quantization step is the smallest power of two for which the group's largest magnitude is
     below 255/128 · 2^14 steps; half a step is at most 2^-15 · 128/127.5 of that magnitude. float16
@@ -73,8 +73,8 @@ def assert_exact_but_for_rounding(instruction_set, args, given=None):
     bits = args[3]
     actual = as_numpy(evaluated(*(given or args))).astype(np.float64)
     expected, magnitude = exact(*args)
-    # One rounding to the output dtype, and two float32 sums of I terms, of q·a and of a. Their
-    # terms are larger than those of w·a, because w = q·scale + bias may cancel.
+    # The error of one rounding to the output dtype and of two float32 sums of I terms, Σ q·a and
+    # Σ a. As w = q·scale + bias may cancel, these terms may be larger than those of Σ w·a.
     largest_bias = mx.abs(args[1] if args[1] is not None else 6 * args[0])
     steps = 2.0**bits * as_numpy(mx.abs(args[0])).max() + as_numpy(largest_bias).max()
     sums = 2.0**-24 * np.sqrt(I) * steps * np.abs(as_numpy(args[4])).sum(1, keepdims=True)

@@ -1,4 +1,4 @@
-"""8-bit activations: matmuls against plain MLX, the same bits on every instruction set."""
+"""Matmuls with 8-bit activations, compared with MLX and between instruction sets."""
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +13,7 @@ SHAPES = [(1, 256, 70), (2, 128, 1), (5, 640, 64), (7, 128, 65), (13, 384, 130),
 
 
 def rounded(a, group_size):
-    """Readable reference: activations after rounding, in float32."""
+    """Reference: rounds activations to 8-bit integers per group, and returns them in float32."""
     groups = a.astype(mx.float32).reshape(*a.shape[:-1], -1, group_size)
     largest = mx.maximum(mx.abs(groups).max(-1, keepdims=True), 2.0**-97)
     return (mx.round(groups * (127 / largest)) * (largest / 127)).reshape(a.shape)
@@ -49,7 +49,9 @@ def test_matches_rounded_activations(vector_set, half, group_size, bits):
         error = np.abs(as_numpy(multiply(*arguments)) - expected)
         # One rounding to the output dtype, and a few float32 operations per group.
         bound = EPSILON[half] / 2 * np.abs(expected) + 2.0**-18 * magnitude
-        assert (error <= bound).all(), f"{M}×{I}×{O}: {(error - bound).max()}"
+        assert (error <= bound).all(), (
+            f"{M}×{I}×{O}: the error exceeds its bound by up to {(error - bound).max()}"
+        )
 
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
@@ -78,7 +80,7 @@ def test_same_bits_on_every_instruction_set_batched_and_prepacked(monkeypatch, b
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 def test_integers_have_the_bits_of_the_oracle(vector_set, half, group_size, bits):
-    """Integers up to 127 are exact in 8 bits, and so are sums below 2²⁴ in float32."""
+    """Results are exact: activations are integers up to 127, and float32 sums are below 2²⁴."""
     for M, I, O in SHAPES:
         a = mx.random.randint(-9, 10, (M, I))
         a[:, ::group_size] = 127  # the scale of each group is 1

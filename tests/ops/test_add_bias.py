@@ -35,7 +35,7 @@ def test_views(instruction_set, dtype):
 
 def test_shared_input_is_not_overwritten(instruction_set):
     x, bias = random(3, 64), random(64)
-    doubled = x * 2  # not donatable: another pending operation reads it
+    doubled = x * 2  # not donatable, because another pending operation reads it
     result = kernels.add_bias(doubled, bias)
     mx.eval(result, doubled)
     np.testing.assert_array_equal(as_numpy(doubled), 2 * as_numpy(x))

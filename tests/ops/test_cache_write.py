@@ -17,7 +17,8 @@ def list_or_array(offsets, kind):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tokens_are_written_at_their_offsets(dtype, kind):
     buffer = (random(4, 3, 9, 5) * 20).astype(dtype)
-    tokens = (random(4, 2, 3, 5) * 20).astype(dtype).swapaxes(1, 2)  # views in projection layout
+    # transposed views, as a layer passes them
+    tokens = (random(4, 2, 3, 5) * 20).astype(dtype).swapaxes(1, 2)
     out = kernels.cache_write(buffer, tokens, list_or_array([0, 7, -1, 4], kind))
     for b, offset in ((0, 0), (1, 7), (3, 4)):
         expected = [buffer[b, :, :offset], tokens[b], buffer[b, :, offset + 2 :]]

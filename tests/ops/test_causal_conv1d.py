@@ -48,7 +48,7 @@ def test_weight_in_float32(instruction_set, dtype):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
 def test_bitwise_equal_for_any_chunk_size(instruction_set, dtype, chunk):
-    """Splits a sequence into steps that update states in place, batched with another sequence."""
+    """Computing a sequence in steps, batched with another sequence, does not change its results."""
     arrays = conv_problem(4, 40, Batch((12,), (2,), (-1,) * 11 + (2,)), dtype)
     y, expected = run(**arrays)
     states, rows = arrays["conv_states"], []

@@ -13,8 +13,8 @@ from tiny_llm.kernels import extension
 from tiny_llm.kernels.heap import extend_rows, trim_heap
 
 DTYPES = (mx.bfloat16, mx.float32, mx.int8)
-# Arrays smaller than a memory page, in heap blocks, and in mapped blocks; sizes that are multiples
-# of a memory page and sizes that are not.
+# Sizes below a memory page, and sizes that malloc takes from the heap or maps. Some are multiples
+# of the page size.
 SHAPES = ((1, 3), (5, 1, 7), (3, 40_000), (1, 524_288), (17, 100_003))
 
 
@@ -85,7 +85,8 @@ def test_first_rows_start_at_a_memory_page():
 @needs_page_moves
 @pytest.mark.parametrize("heap_bytes", [0, 100 << 20], ids=["mapped", "heap"])
 def test_memory_pages_are_moved(heap_bytes):
-    # glibc allocates even large arrays on the heap if a free block there suffices.
+    # In case "heap", the freed blocks leave a hole in the heap that is large enough for the array,
+    # so glibc does not map new memory for it.
     x = random_array((8, 2**20), mx.float32)
     blocks = [mx.zeros(1 << 20, mx.int8) for _ in range(heap_bytes >> 20)]
     mx.eval(blocks)
@@ -99,7 +100,7 @@ def test_memory_pages_are_moved(heap_bytes):
     assert 0 <= mx.get_active_memory() - active - 8 * 2**22 < 2**13
 
 
-# Runs in a subprocess, because MLX counts failed allocations as active memory.
+# Runs in a subprocess, because MLX counts the failed allocation as active memory for good.
 FAILED_ALLOCATION = """
 import mlx.core as mx
 from tiny_llm.kernels.heap import extend_rows
@@ -115,7 +116,7 @@ print(x.shape)
 
 @needs_page_moves
 def test_failed_allocation_is_an_error():
-    # With AddressSanitizer, malloc would abort instead of returning null.
+    # Makes AddressSanitizer's malloc return null on failure instead of aborting.
     env = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1"}
     command = [sys.executable, "-c", FAILED_ALLOCATION]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=env)

@@ -25,7 +25,7 @@ def test_matmul_is_exact_up_to_rounding(instruction_set, half, group_size, M, O)
 
 
 def test_values_equal_mxfp4(on_cpu):
-    """Power-of-two scales: equals `mx.quantize` and `mx.dequantize`."""
+    """With power-of-two scales, dequantized values equal those of MLX's mxfp4."""
     w = random(16, 64)
     packed, exponents = mx.quantize(w, group_size=32, bits=4, mode="mxfp4")
     expected = mx.dequantize(packed, exponents, group_size=32, bits=4, mode="mxfp4")
@@ -71,7 +71,7 @@ def test_embedding_rows_equal_the_table(on_cpu):
     rows = kernels.quantized_embedding(ids, scales, None, group_size, bits, b)
     expected = (
         dequantize(scales, None, group_size, bits, b)[np.array(ids)] + 0.0
-    )  # without −0, which would differ bitwise from 0
+    )  # + 0.0 replaces −0 by 0, because the comparison is bitwise
     assert_same_bits(rows, mx.array(expected.astype(np.float32)).astype(mx.float16), "rows")
 
 

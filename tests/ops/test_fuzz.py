@@ -142,7 +142,7 @@ def matmul(arguments: Arguments) -> Case:
 
 
 def quantized(arguments: Arguments, dtypes: list[mx.Dtype]) -> tuple[dict[str, Any], np.ndarray]:
-    """Packed weights, scales and biases, sometimes prepacked; the dequantized O×I matrix."""
+    """Returns random weights, sometimes prepacked, and the dequantized O×I matrix."""
     draw = arguments.draw
     bits, group_size = draw(st.sampled_from([4, 8])), draw(st.sampled_from([32, 64, 128]))
     O, groups, dtype = draw(SIZES), draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from(dtypes))
@@ -232,11 +232,11 @@ def add_lora(arguments: Arguments) -> Case:
     offsets = np.cumsum([0, *ranks])
     ids = arguments.rng.integers(-1, len(ranks) + 1, math.prod(N)).astype(np.int32)
     adapter_ids = arguments.random_layout(mx.array(ids))
-    ids = np.array(adapter_ids)  # a broadcast layout changes the ids
+    ids = np.array(adapter_ids)  # read back, because a broadcast layout changes the ids
     own = (offsets[:-1] <= np.arange(sum(ranks))[:, None]) & (
         np.arange(sum(ranks))[:, None] < offsets[1:]
     )  # ranks × adapters: whether a row of lora_a belongs to the adapter
-    # The ids −1 and len(ranks) have no rows.
+    # Columns of zeros for the ids len(ranks) and −1, which select no adapter.
     own = np.hstack([own, np.zeros((sum(ranks), 2), bool)])
     h = (as_numpy(x) @ as_numpy(a).T).reshape(ids.size, sum(ranks)) * own.T[ids]
     out = as_numpy(y) + (h @ as_numpy(b)).reshape(*N, O)

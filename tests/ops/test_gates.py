@@ -82,7 +82,7 @@ def test_rows_are_batch_invariant(instruction_set, dtype):
 
 
 def test_views(instruction_set, dtype):
-    """Queries and gates interleaved per head, as in a projection, and other layouts."""
+    """Inputs may be views: a projection interleaves queries and gates per head."""
     projected = random(5, 3, 2, 16, dtype=dtype)
     query, gate = projected[:, :, 0], projected[:, :, 1]
     o, weight = random(5, 3, 32)[..., ::2], random(32)[::2]
@@ -94,7 +94,7 @@ def test_views(instruction_set, dtype):
 
 def test_shared_inputs_are_not_overwritten(instruction_set):
     o, z = random(3, 64), random(3, 64, dtype=mx.bfloat16)
-    doubled = z * 2  # not donatable: another pending operation reads it
+    doubled = z * 2  # not donatable, because another pending operation reads it
     results = gated_rms_norm(o, doubled, o[0]), sigmoid_gate(doubled, z)
     np.testing.assert_array_equal(as_numpy(doubled), 2 * as_numpy(z))
     assert_same_bits(kernels.gated_rms_norm(o, z * 2, o[0], EPS), results[0], "in place")

@@ -1,4 +1,4 @@
-"""`CapturedFunction`: one graph node, bitwise equal to the function."""
+"""A `CapturedFunction` is one graph node and computes the function's bits."""
 
 import gc
 import threading
@@ -70,7 +70,7 @@ def test_repeated_shapes_are_captured():
     assert counts == [
         (1, False),
         (2, False),
-        (3, True),  # the second 1×1 call is captured with placeholders
+        (3, True),  # captured, because 1×1 repeats
         (3, True),
         (4, False),
         (5, True),  # 2×1 again

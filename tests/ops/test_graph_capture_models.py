@@ -136,7 +136,8 @@ def test_layers_are_one_node(make, run):
     model = make(quantized())
     run(model)
     run(model)
-    # Ragged batches always run the layers from a step plan; other runs may have no plan.
+    # Patches the method that runs the layers: ragged batches always have a step plan, and run
+    # another method than batches that may have none.
     method = "_run_planned" if run is run_ragged else "_run_layers_from"
     layers, nodes = getattr(model, method), []
 
@@ -153,7 +154,7 @@ def test_layers_are_one_node(make, run):
     setattr(model, method, record_nodes)
     run(model)
     assert len(nodes) > 3
-    # In the remaining steps, the KV buffers grow, so the layers are not captured.
+    # Steps in which the KV buffers grow do not replay a capture.
     assert nodes.count(["TinyLlmReplay"]) >= 0.8 * len(nodes), nodes
 
 

@@ -87,7 +87,7 @@ def test_shared_states_are_copied():
 
 
 def test_states_passed_twice_run_eagerly():
-    """A captured node must not read, through another input, a buffer that it writes in place."""
+    """A buffer that is written in place cannot be another input, too, so nothing is captured."""
 
     def reads_what_it_writes(x, states):
         slots = Batch((2,), (0,), (0, 1)).arrays.values()

@@ -30,7 +30,9 @@ def test_bitwise_equal_to_one_matmul_per_matrix(instruction_set, half, bits, out
     for n, product in enumerate(together):
         alone = kernels.quantized_matmul(scales[n], biases[n], 64, bits, a, b[n])
         assert product.shape == alone.shape == (2, M, outputs[n])
-        assert mx.array_equal(product, alone), f"matrix {n} differs from a separate matmul"
+        assert mx.array_equal(product, alone), (
+            f"the product with matrix {n} differs from that of a separate matmul"
+        )
 
 
 def test_strided_input(instruction_set):

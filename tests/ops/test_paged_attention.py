@@ -24,7 +24,7 @@ def sequences(lengths, H=2, D=40, dtype=mx.float32):
 
 
 def dense(query, keys, values, scale=None, mask="causal"):
-    """One sequence, H_q×L×D, through flash attention."""
+    """Flash attention of one sequence, H_q×L×D, on contiguous keys and values."""
     return flash_attention(query[None], keys[None], values[None], scale, mask)[0]
 
 
@@ -48,7 +48,7 @@ def test_bitwise_equal_to_flash_attention_for_any_page_size(
 
 @pytest.mark.parametrize("page_size", [3, 64, 128])
 def test_ragged_batch_is_bitwise_equal_to_single_sequences(instruction_set, dtype, page_size):
-    """Decode, first and later prefill chunks, and one sequence without new tokens."""
+    """The batch has decoding, first and later prefill chunks, and a sequence without new tokens."""
     query_lens, lengths = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
     pairs = sequences(lengths, H=2, D=24, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, page_size)

@@ -63,7 +63,7 @@ def test_prepack_into_memory(O, W, dtype, rows):
     assert mx.array_equal(second, prepack_weight(matrix[::-1], rows))
     del memory, first
     assert mx.array_equal(second, prepack_weight(matrix[::-1], rows)), (
-        "each array must keep the memory alive"
+        "expected the second array to keep the shared memory alive"
     )
 
 
@@ -222,7 +222,7 @@ def test_row_major_kernels_reject_prepacked_weights(monkeypatch):
 
 def test_course_kernels_read_row_major_weights(monkeypatch):
     monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
-    assert kernels.prepack_rows() == 0, "expected 0, no prepacked rows"
+    assert kernels.prepack_rows() == 0, "expected 0, because this kernel reads row-major weights"
     parts = matrix(64, 128, 4, 64, mx.bfloat16)
     scales, biases, words = (prepack_weight(part, 16) for part in parts)
     with pytest.raises(
@@ -263,7 +263,7 @@ def test_errors_name_the_argument(prepacked_isa):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:
-    """Path of a checkpoint with an untied LM head that stays row-major: its row count is odd."""
+    """Path of a checkpoint whose LM head has an odd number of rows and thus stays row-major."""
     folder = tmp_path_factory.mktemp("untied")
     config = qwen3_config(128, 2, 256, 4, 2, False, head_dim=64, vocab_size=4605)
     write_checkpoint(folder, config, bits=4, group_size=64)
@@ -323,7 +323,9 @@ def test_mlx_lm_model_is_prepacked(prepacked_isa, model_name, monkeypatch):
         prepacked = prepack_model(mlx_model)
         assert_prepacked(prepacked, rows)
         assert mx.array_equal(prepacked.model.norm.weight, mlx_model.model.norm.weight)
-        assert mx.array_equal(mlx_model(ids), expected), "the mlx_lm model must remain callable"
+        assert mx.array_equal(mlx_model(ids), expected), (
+            "expected unchanged logits of the mlx_lm model after prepacking"
+        )
     expected = dict(tree_flatten(rows.parameters()))
     given = dict(tree_flatten(mlx_model.parameters()))
     assert given.keys() == expected.keys()
@@ -336,7 +338,7 @@ def test_prepacking_is_idempotent(prepacked_isa):
 
 
 def test_row_major_weights_are_restored_in_any_thread(prepacked_isa):
-    """Restoring must not depend on the thread, unlike most MLX operations."""
+    """A thread other than the one that prepacked the weights can restore the row-major ones."""
     mlx_model, _ = load("demo")
     layer = mlx_model.layers[0].mlp.down_proj
     expected = mx.array(layer.weight)
@@ -376,7 +378,7 @@ def test_loading_keeps_row_major_for_row_major_kernels(monkeypatch, load_either)
 
 
 def test_week_1_after_week_2(prepacked_isa, load_either):
-    """Week 1 multiplies with MLX, which reads row-major weights."""
+    """Week 1 multiplies with MLX, so weights prepacked for week 2 must be readable as row-major."""
     ids = mx.array([[5, 4, 3, 2, 1]])
     expected = Qwen3ModelWeek1(load("demo")[0])(ids)
     mlx_model, _ = load_either("demo")

@@ -47,8 +47,8 @@ def test_equals_readable_layers(instruction_set, dtype, shape):
     x, weight, rope, offsets = problem(*shape, dtype)
     cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
     expected = rope(RMSNorm(shape[-1], weight, EPS)(x), offsets).swapaxes(1, 2)
-    # A different summation order occasionally changes a rounding of the norm; the rotation
-    # amplifies it by at most √2 and rounds again.
+    # qk_norm_rope and RMSNorm sum in different orders, which occasionally changes a rounding of the
+    # norm. The rotation amplifies the difference by at most √2 and rounds again.
     ulps = 3 if dtype != mx.float32 else 3 + shape[-1] / 16
     assert_close(qk_norm_rope(x, weight, cos, sin), expected, "readable layers", ulps)
 

@@ -39,7 +39,7 @@ def test_is_exact_up_to_rounding(instruction_set, dtype, shape):
     bound = np.abs(expected) * (EPSILON[dtype] + (shape[-1] / 4 + 3) * EPSILON[mx.float32])
     error = np.abs(as_numpy(rms_norm(x, weight)) - expected)
     assert (error <= 1.01 * bound + 2.0**-24).all(), (
-        f"{(error / (bound + 2.0**-24)).max():.2f} × the bound"
+        f"the largest error is {(error / (bound + 2.0**-24)).max():.2f} × its bound"
     )
 
 
@@ -47,8 +47,8 @@ def test_is_exact_up_to_rounding(instruction_set, dtype, shape):
 def test_equals_readable_layer(instruction_set, dtype, shape):
     x, weight = problem(*shape, dtype=dtype)
     layer = RMSNorm(shape[-1], weight, eps=EPS)
-    # A different summation order can change one rounding. In float32, the layer's sequential sum
-    # has an error of up to D roundings.
+    # rms_norm and RMSNorm sum in different orders, which can change one rounding. In float32, the
+    # error of RMSNorm's sequential sum is up to D roundings.
     ulps = 2 if dtype != mx.float32 else 2 + shape[-1] / 16
     assert_close(rms_norm(x, weight), layer(x), "rms_norm compared with RMSNorm", ulps)
     expected = mx.fast.rms_norm(x, weight, EPS, stream=mx.cpu)
@@ -99,7 +99,7 @@ def test_views(instruction_set, dtype):
 def test_shared_input_is_not_overwritten(instruction_set):
     x, weight = problem(3, 64, dtype=mx.bfloat16)
     before = as_numpy(x)
-    y = x * 2  # not donatable: another pending operation reads it
+    y = x * 2  # not donatable, because another pending operation reads it
     normalized = kernels.rms_norm(y, weight, EPS)
     total, _ = kernels.add_rms_norm(y, y, weight, EPS)
     mx.eval(normalized, total, y)

@@ -191,7 +191,7 @@ def test_invalid_page_in_a_window_is_nan_in_its_sequence_only(instruction_set, d
     rest = mx.array(lengths), 8, None, "causal", 10
     expected = paged_attention(query, keys, values, padded(table), *rest)
     assert np.isfinite(as_numpy(expected)).all()
-    for index in (9, 10, 11):  # for the first query, whose window starts at key 79
+    for index in (9, 10, 11):  # pages in the first query's window, which starts at key 79
         broken = [table[0], [*table[1][:index], -1, *table[1][index + 1 :]], table[2]]
         actual = paged_attention(query, keys, values, padded(broken), *rest)
         assert np.isnan(as_numpy(actual[1])).all()

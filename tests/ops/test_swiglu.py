@@ -25,11 +25,13 @@ def problem(*shape: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_readable_layer(instruction_set, dtype, shape):
     gate, up = problem(*shape, dtype=dtype)
-    # The exponential may differ in its last bits, which occasionally changes a rounding.
+    # swiglu and silu compute exponentials that may differ in the last bits, which occasionally
+    # changes a rounding.
     assert_close(swiglu(gate, up), silu(gate) * up, "swiglu compared with silu · up", ulps=1)
     with mx.stream(mx.cpu):
         expected = nn.silu(gate) * up
-    # MLX rounds different intermediate results: 1 + e^−x, 1/…, 1 − … and the two products.
+    # swiglu rounds other intermediate results than MLX, which rounds 1 + e^−x, 1/…, 1 − … and the
+    # two products.
     assert_close(swiglu(gate, up), expected, "swiglu compared with MLX's silu", ulps=3)
 
 
@@ -59,7 +61,7 @@ def test_is_exact_up_to_rounding(instruction_set, dtype):
     # normal number, 2^-14, an exponential is rounded by up to 2^-25.
     bound = 4 * EPSILON[dtype] * np.abs(expected) + 2.0**-24 * (1 + np.abs(g64 * u64))
     error = np.abs(as_numpy(swiglu(gate, up)) - expected)
-    assert (error <= bound).all(), f"{(error / bound).max():.2f} × the bound"
+    assert (error <= bound).all(), f"the largest error is {(error / bound).max():.2f} × its bound"
 
 
 def test_rows_are_batch_invariant(instruction_set, dtype):
@@ -85,7 +87,7 @@ def test_views(instruction_set, dtype):
 
 def test_shared_input_is_not_overwritten(instruction_set):
     gate, up = problem(3, 64, dtype=mx.bfloat16)
-    doubled = gate * 2  # not donatable: another pending operation reads it
+    doubled = gate * 2  # not donatable, because another pending operation reads it
     result = kernels.swiglu(doubled, up)
     mx.eval(result, doubled)
     np.testing.assert_array_equal(as_numpy(doubled), 2 * as_numpy(gate))

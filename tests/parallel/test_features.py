@@ -1,4 +1,4 @@
-"""Prefix cache on disk, LoRA adapters and MTP on two ranks: same tokens, shards, errors."""
+"""Prefix cache on disk, LoRA adapters and MTP on two ranks."""
 
 import random
 import shutil
@@ -52,7 +52,8 @@ def test_page_file_has_all_ranks_shards(tmp_path):
             page_bytes = llm.runner.target.model.kv_bytes_per_token * 32
     files = page_files(tmp_path)
     assert {path.stat().st_size for path in files} == {stored_bytes(page_bytes) - 512}
-    with engine(tmp_path, "demo") as llm:  # one rank computes other bits, so its page keys differ
+    # One rank rounds differently than two, so it must not load their pages.
+    with engine(tmp_path, "demo") as llm:
         assert generate_one(llm).num_cached_tokens == 0
 
 
@@ -163,7 +164,7 @@ def test_adapted_tokens_match_one_rank(tmp_path, folder, family):
 
 @pytest.mark.slow
 def test_adapters_in_one_batch(tmp_path):
-    """Consecutive decoding steps of the same shape use different adapters."""
+    """Requests with different adapters get the same outputs and logits batched as alone."""
     modules = write_adapters(tmp_path, read_model_config(TARGET_PATH))
     outputs, logits = {}, {}
     for case, lora in LORAS.items():
@@ -199,7 +200,7 @@ def test_adapter_shards_concatenate_to_the_whole(tmp_path, config):
                 assert all(np.array_equal(part, whole) for part in parts), layer
                 continue
             assert (kind == "a") == layer.endswith(("o_proj", "down_proj", "out_proj")), layer
-            # Sorted below, because in_proj_qkv is permuted.
+            # Compared as sorted columns, because sharding permutes those of in_proj_qkv.
             columns = np.concatenate(parts, axis=1).T
             assert sorted(columns.tolist()) == sorted(whole.T.tolist()), layer
             num_split += 1

@@ -1,4 +1,4 @@
-"""Ranks under `mpirun`: bitwise equal to the ring, and all exit together."""
+"""Ranks under `mpirun` compute the same bits as the ring, and exit together."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def test_mpi_and_ring_are_bitwise_equal_on_two_ranks():
     launcher = mpirun("-c", GENERATE)
     stdout, stderr = launcher.communicate(timeout=100)
     assert (launcher.returncode, stderr.strip()) == (0, ""), (
-        "expected no output to stderr except a newline from mpirun"
+        "expected exit status 0 and no output to stderr except a newline from mpirun"
     )
     ring_uses_mpi, expected = json.loads(ring.stdout)
     mpirun_uses_mpi, actual = json.loads(stdout)

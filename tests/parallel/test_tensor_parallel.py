@@ -1,4 +1,4 @@
-"""A model on two ranks compared with one rank: tokens, logits, bits, errors."""
+"""A model on two ranks compared with one rank: tokens, logits and errors."""
 
 import json
 import os
@@ -85,8 +85,8 @@ def folder(tmp_path):
 
 @pytest.mark.slow
 def test_demo_tokens_match_one_rank():
-    # Partial sums are rounded to bfloat16. Where the logits of two tokens are within the bound of
-    # `test_logits_are_close_to_those_of_one_rank`, either token may win, depending on the machine.
+    # Rounding partial sums to bfloat16 changes logits by up to the bound of
+    # `test_logits_are_close_to_those_of_one_rank`. Tokens may differ where two logits are closer.
     llms = engine("demo", 1), engine("demo")
     logits = [record_logits(llm) for llm in llms]
     for index, (expected, actual) in enumerate(zip(*map(tokens, llms), strict=True)):
@@ -265,8 +265,8 @@ def test_rank_reads_only_its_rows():
         return bytes_read() - before
 
     whole = read_by(0, 1)
-    # 3.1 of 4.8 MB are split by rows; tensors split by columns are read completely if their rows
-    # are short.
+    # A rank reads only its share of the tensors that are split by rows, 3.1 of 4.8 MB. Tensors that
+    # are split by columns are read completely if their rows are short.
     assert read_by(0, 2) < 0.7 * whole
     assert read_by(1, 2) < 0.7 * whole
 
@@ -308,7 +308,8 @@ def test_rank_memory_is_about_half_of_the_total():
     """The margins cover the ring (25 MB), but not NumPy (20 MB) or a large vocabulary (30 MB)."""
     done = subprocess.run(
         [sys.executable, "-c", PRINT_PSS],
-        env={**os.environ, "TINY_LLM_EMULATED_METAL": "0"},  # the emulator imports NumPy
+        # without the emulator, which imports NumPy
+        env={**os.environ, "TINY_LLM_EMULATED_METAL": "0"},
         capture_output=True,
         text=True,
         timeout=100,
@@ -353,7 +354,7 @@ def test_features_are_split_by_whole_groups():
 
 
 def test_quantization_groups_are_not_split(folder):
-    # All 4 heads are in one quantization group.
+    # All 4 heads share one quantization group.
     path = folder({**CONFIGS["llama"], **FORMATS["4bit"], "head_dim": 16})
     with pytest.raises(UserError, match=rf"o_proj.\w+ cannot be split among {RANKS} ranks"):
         engine(path)

@@ -99,7 +99,8 @@ class ScriptedModel:
         ids: list[int] = self._tokenizer.encode(answer + END, add_special_tokens=False)
         if output == ids[: len(output)]:
             return ids[min(len(output), len(ids) - 1)]
-        # The grammar's draft tokens may be wrong, or may tokenize the same text differently.
+        # Draft tokens of the grammar may contradict the script, or may be another tokenization of
+        # its text, so the rest of the script is tokenized again.
         output_text = self._tokenizer.decode(output)
         rest = answer.removeprefix(output_text) if answer.startswith(output_text) else ""
         token: int = self._tokenizer.encode(rest + END, add_special_tokens=False)[0]

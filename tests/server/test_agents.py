@@ -73,7 +73,8 @@ def test_agent_request_gets_a_complete_stream(server, path):
     assert "error" not in kinds
 
 
-# Claude Code parses both numbers from the message; Codex checks the error code.
+# Codex recognizes an overlong prompt by the error code, Claude Code by the message, from which it
+# parses the numbers of tokens.
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -96,7 +96,7 @@ def test_interrupt_stops_only_the_output(endless):
     process = subprocess.Popen(command, text=True, env=os.environ, **pipes)
     process.stdin.write("Tell me a long story about everything.\n")
     process.stdin.flush()
-    assert process.stdout.read(1), "output has started"
+    assert process.stdout.read(1), "expected output before the interrupt"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate("/exit\n", timeout=60)
     assert process.returncode == 0

@@ -43,7 +43,7 @@ def test_access_log(custom, stream):
     assert counts == {"prompt_tokens": 10, "output_tokens": 4}
     assert int(fields["cached_tokens"]) >= 0
     assert 0 <= float(fields["ttft"]) <= float(fields["seconds"])
-    assert "capital" not in "".join(custom.lines), "contents are not logged"
+    assert "capital" not in "".join(custom.lines), "expected no prompt text in the log"
 
 
 def test_requests_without_generation_are_logged(custom):

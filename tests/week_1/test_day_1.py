@@ -34,7 +34,9 @@ def test_task_1_softmax_of_masked_scores_is_zero(device, dtype):
 def test_task_1_softmax_of_long_rows_sums_to_one(device, dtype):
     # A running sum of 4,096 ones stalls at 256 in bfloat16 and at 2,048 in float16.
     total = as_numpy(softmax(mx.zeros((1, 4096), dtype), -1)).sum()
-    assert total == pytest.approx(1, abs=1e-3), "accumulate the sum in float32"
+    assert total == pytest.approx(1, abs=1e-3), (
+        "expected probabilities with sum 1: accumulate the sum in float32"
+    )
 
 
 @pytest.mark.parametrize("half", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])

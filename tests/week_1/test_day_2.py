@@ -101,7 +101,9 @@ def test_task_3_squares_are_accumulated_in_float32(device):
     # 300² = 90,000 exceeds float16's largest value, 65,504.
     x = mx.full((1, 16), 300.0, dtype=mx.float16)
     actual = as_numpy(RMSNorm(16, mx.ones(16, dtype=mx.float16))(x))
-    assert actual == pytest.approx(1, abs=2e-3), "cast to float32 before squaring"
+    assert actual == pytest.approx(1, abs=2e-3), (
+        "expected 1 for equal elements: cast to float32 before squaring"
+    )
 
 
 def test_task_3_result_is_cast_before_multiplying_the_weight(device):
@@ -128,7 +130,7 @@ def test_task_4_silu(device, dtype):
 
 @pytest.mark.parametrize("half", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 def test_task_4_silu_of_negative_numbers_does_not_cancel(device, half):
-    x = mx.arange(-9, 9, 0.01).astype(half)  # below −9.7, exp(x) is subnormal in float16
+    x = mx.arange(-9, 9, 0.01).astype(half)  # not below −9.7, where exp(x) is subnormal
     x64 = as_numpy(x).astype(np.float64)
     expected = x64 / (1 + np.exp(-x64))
     actual = as_numpy(silu(x))
@@ -143,7 +145,9 @@ def test_task_4_silu_of_negative_numbers_does_not_cancel(device, half):
 def test_task_4_silu_is_stable_far_from_zero(device, dtype):
     x = mx.array([-60000.0, -200.0, -20.0, 0.0, 20.0, 200.0, 60000.0], dtype=dtype)
     actual = as_numpy(silu(x))
-    assert actual[:3] == pytest.approx(0, abs=1e-5), "exp(-x) overflows for very negative x"
+    assert actual[:3] == pytest.approx(0, abs=1e-5), (
+        "expected 0 for very negative x, where exp(-x) overflows"
+    )
     assert actual[3:].tolist() == as_numpy(x)[3:].tolist()
 
 

@@ -79,7 +79,7 @@ def test_task_1_kv_heads_must_divide_query_heads():
 def test_task_2_causal_mask(device, dtype, L, S):
     mask = causal_mask(L, S, dtype)
     expected = [[0.0 if j <= i + S - L else -float("inf") for j in range(S)] for i in range(L)]
-    assert mask.tolist() == expected, "query i sees key j if j ≤ i + S − L"
+    assert mask.tolist() == expected, "expected query i to see key j if and only if j ≤ i + S − L"
     assert mask.dtype == dtype
 
 
@@ -131,7 +131,7 @@ def test_task_3_qwen3_attention(device, dtype, heads, mask):
 
 
 def test_task_3_scores_are_in_float32(device):
-    # Large, close scores: above 64, bfloat16 numbers are spaced by 1/2.
+    # Scores are large and close, so bfloat16, whose spacing is 1/2 above 64, would be too coarse.
     model = tiny_model(mx.bfloat16)
     oracle, args = model.model.layers[0].self_attn, model.args
     oracle.q_norm.weight = oracle.k_norm.weight = mx.full(16, 5, dtype=mx.bfloat16)

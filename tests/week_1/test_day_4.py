@@ -110,7 +110,7 @@ def test_task_3_quantized_weights_are_dequantized_to_bfloat16(device, bits, grou
     model = Qwen3ModelWeek1(oracle)
     assert model.embedding.weight.dtype == mx.bfloat16
     actual, expected = model(mx.array(IDS)), oracle(mx.array(IDS))
-    # The reference does not round q·scale + bias to bfloat16 before the matmul.
+    # The model rounds q·scale + bias to bfloat16 before the matmul; the reference does not.
     assert_close(actual, expected, f"logits with {bits}-bit weights", ulps=8)
 
 

@@ -73,7 +73,7 @@ def test_task_1_top_p(device, top_p):
 def test_task_1_top_p_keeps_the_token_crossing_the_threshold(device):
     p = np.array([0.1, 0.5, 0.15, 0.25])
     assert set(np.flatnonzero(draw(p, top_p=0.6))) == {1, 3}, (
-        "0.5 < 0.6, so the token with 0.25 is kept"
+        "expected the tokens with 0.5 and 0.25, because 0.5 alone is less than 0.6"
     )
     assert set(np.flatnonzero(draw(p, top_p=0.45))) == {1}
 
@@ -98,7 +98,7 @@ def test_task_1_top_p_applies_after_top_k(device):
 
 
 def test_task_1_filters_apply_before_temperature(device):
-    # At temperature 5, the first token's probability would be below 0.5.
+    # Before temperature, the first token alone reaches top_p. At temperature 5, it would not.
     p = np.array([0.6, 0.2, 0.1, 0.1])
     assert set(np.flatnonzero(draw(p, temp=5.0, top_p=0.5))) == {0}
 

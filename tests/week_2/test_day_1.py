@@ -155,7 +155,7 @@ def test_task_2_each_token_is_written_once(device):
 
 
 def test_task_2_scores_are_in_float32(device):
-    # Large, close scores: above 64, bfloat16 numbers are spaced by 1/2.
+    # Scores are large and close, so bfloat16, whose spacing is 1/2 above 64, would be too coarse.
     query, key, value = (
         random(1, heads, 40, 16, dtype=mx.bfloat16, scale=scale)
         for heads, scale in ((4, 5), (2, 5), (2, 1))

@@ -137,7 +137,7 @@ def test_task_2_rows_are_chunk_invariant(instruction_set, dtype, S):
 
 
 def test_task_2_masked_keys_have_no_effect(instruction_set, dtype):
-    """Even NaN has no effect: masked keys are skipped, not multiplied by zero."""
+    """Even NaN has no effect, because masked keys are skipped, not multiplied by zero."""
     query, key, value = problem(1, 1, 2, 9, 200, 24, dtype=dtype)
     alone = evaluated(query, key[:, :, :130], value[:, :, :130], mask="causal")
     key[:, :, 130:] = mx.nan

@@ -24,7 +24,7 @@ METAL_SHAPES = SHAPES[:6]  # only six shapes, because the emulator is slow
 # --- task 3: the Metal kernel ---------------------------------------------------------------------
 
 
-# Runs first: the emulator reports the line of a missing barrier or invalid address.
+# Runs first, because the emulator reports the line of a missing barrier or invalid address.
 @pytest.mark.parametrize("mode", ["asan", "race"])
 def test_task_3_no_memory_fault_or_race(mode):
     query, key, value = problem(1, 1, 2, 5, 41, 33)

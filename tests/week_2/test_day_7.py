@@ -268,7 +268,7 @@ class EndsOften(ByteTokenizer):
 def test_task_4_next_step_is_dispatched_before_tokens_are_read(
     small_model, on_cpu, monkeypatch, batch_size, seed
 ):
-    """As on a GPU: tokens computed after a request has ended are discarded."""
+    """On a GPU, steps are dispatched ahead, and tokens beyond a request's end are discarded."""
 
     def run():
         sampler = None if seed is None else make_sampler(1.0, seed=seed)

@@ -175,7 +175,7 @@ def test_task_1_storage_is_written_in_place():
     storage = model.create_paged_storage(2048)
     storage.ensure_capacity(2048)
     grown = mx.get_active_memory() - before
-    alignment = len(storage.arrays) * resource.getpagesize()  # arrays start at a memory page
+    alignment = len(storage.arrays) * resource.getpagesize()  # each array starts at a memory page
     # MLX allocates a few small internal arrays.
     assert 0 <= grown - storage.nbytes < alignment + 4096
     assert storage.nbytes == 2048 * 16 * model.kv_bytes_per_token
@@ -313,7 +313,7 @@ def test_task_2_admission_shares_pages_and_allocates_the_rest():
     pages, cache = pages_with_cached_prompt(6)
     request = request_of(14)
     assert pages.admit(request, cache.path, reserve=0), (
-        "expected True: needs 2 new pages, 4 are free"
+        "expected admission: 2 new pages are needed and 4 are free"
     )
     shared = [node.page for node in cache.path]
     expected = [*shared, 2, 3]
@@ -329,7 +329,9 @@ def test_task_2_admission_shares_pages_and_allocates_the_rest():
 def test_task_2_admission_without_a_hit_starts_at_the_root():
     pages, cache = pages_with_cached_prompt(6)
     request = request_of(5)
-    assert pages.admit(request, [], reserve=0), "expected True: needs 2 new pages, 4 are free"
+    assert pages.admit(request, [], reserve=0), (
+        "expected admission: 2 new pages are needed and 4 are free"
+    )
     assert list(request.page_ids) == [2, 3], "expected 2 new pages for 5 tokens"
     assert (request.num_shared, request.num_computed) == (0, 0), (
         "expected no shared or computed tokens"
@@ -343,8 +345,8 @@ def test_task_2_new_pages_do_not_evict_the_shared_ones():
     pages, cache = pages_with_cached_prompt(4)
     request = request_of(17)  # needs 5 pages, but the pool has 4
     assert not pages.admit(request, cache.path, reserve=0), (
-        "expected False: needs 3 new pages, 2 are free; the path's pages, evictable until "
-        "acquired, are not available"
+        "expected no admission: 3 new pages are needed and 2 are free; the path's pages must not "
+        "be evicted for them"
     )
     evicted = [node.page for node in cache.path if node not in cache.readers]
     assert evicted == [], f"evicted pages {evicted}, which the request was about to share"
@@ -357,7 +359,7 @@ def test_task_2_refused_admission_changes_nothing(length, reserve):
     admitted = pages.admit(request, cache.path, reserve)
     needed = -(-length // 4) - 2
     assert admitted is False, (
-        f"expected no admission: {needed} new pages + {reserve} in reserve > 2 free pages"
+        f"expected no admission: {needed} new pages and {reserve} in reserve exceed 2 free pages"
     )
     readers = list(cache.readers.values())
     assert readers == [0, 0], "a refused admission must release the acquired path"
@@ -368,7 +370,7 @@ def test_task_2_refused_admission_changes_nothing(length, reserve):
 def test_task_2_admission_keeps_the_reserve():
     pages, cache = pages_with_cached_prompt(4)
     assert pages.admit(request_of(11), cache.path, reserve=1), (
-        "expected True: 1 new page + 1 in reserve <= 2 free pages"
+        "expected admission: 1 new page and 1 in reserve do not exceed 2 free pages"
     )
     assert pages.allocator.num_free == 1, "expected the reserve to stay free"
 
@@ -449,7 +451,7 @@ def test_task_3_one_page_per_running_request_is_reserved():
     add(sched, "runs", 8, max_tokens=3)
     add(sched, "waits", 12, max_tokens=2, first=50)
     assert [chunk[0] for chunk in step(sched)] == ["runs"], (
-        "3 pages are free, but 1 is reserved for 'runs'"
+        "expected 'waits' not to be admitted: 3 pages are free, but 1 is reserved for 'runs'"
     )
     assert [chunk[0] for chunk in step(sched)] == ["runs"]
     assert sched.num_preemptions == 0
@@ -459,5 +461,5 @@ def test_task_3_one_page_per_running_request_is_reserved():
 
 
 def test_task_3_random_workloads():
-    # Enough pages for all requests: preemption is implemented on day 3.4.
+    # Enough pages for all requests, because preemption is implemented on day 3.4.
     assert run_random_workloads(300, num_pages=500, enable_prefix_caching=False) == 0

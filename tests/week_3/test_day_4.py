@@ -106,7 +106,9 @@ def test_task_2_referenced_page_is_not_evicted():
     other = cache.insert(cache.root, (3, 4), second)
     cache.release(other)
     cache.acquire(cache.match((3, 4, 5)))
-    assert cache.evict(2) == 0, "both pages are referenced: by `node` and by the match of (3, 4)"
+    assert cache.evict(2) == 0, (
+        "expected no eviction: `node` and the match of (3, 4) reference both pages"
+    )
     cache.release(node)
     cache.check_integrity()
     assert cache.evict(2) == 1, "expected the eviction of page `first`, which has no reference"
@@ -193,7 +195,7 @@ def test_task_3_youngest_request_is_preempted_and_resumed():
 
 
 def test_task_3_no_admission_in_a_preempting_step():
-    # With draft pages, "young" frees more pages than it needs to resume.
+    # Preempting "young" also frees its draft pages, so it could be readmitted at once.
     sched = scheduler(
         num_pages=7, page_size=2, max_num_batched_tokens=64, enable_prefix_caching=False
     )

@@ -198,7 +198,9 @@ def test_task_1_paged_cache_same_text_and_no_leak():
                 actual = speculative_generate(
                     draft_model, model, tokenizer, tokenizer, prompt, None, num_drafts, 30
                 )
-                assert actual == expected, f"different output with {num_drafts} drafts"
+                assert actual == expected, (
+                    f"expected the output without drafts, got another with {num_drafts} drafts"
+                )
                 for pool in (model.page_pool, draft.page_pool):
                     assert pool.num_free_pages == pool.num_pages, "a page leaked"
 
@@ -254,7 +256,9 @@ def test_task_1_max_seq_len_of_both_models(device, num_drafts, draft_context):
     draft, model = TableModel(logits_of, draft_context), TableModel(logits_of, 12)
     tokenizer = ByteTokenizer()
     text = speculative_generate(draft, model, tokenizer, tokenizer, "=>?@", num_drafts=num_drafts)
-    assert text == "ABCDEFGH", "4 prompt tokens and 8 more fill the target's context"
+    assert text == "ABCDEFGH", (
+        "expected 8 tokens, because 4 prompt tokens and 8 more fill the target's context"
+    )
 
 
 class WordTokenizer(ByteTokenizer):

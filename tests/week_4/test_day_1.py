@@ -129,7 +129,7 @@ def test_task_3_memory_and_arithmetic_overlap():
     limits = HardwareLimits(read_bytes_per_s=10e9, flops_per_s=100e9)
     assert roofline_seconds(KernelCost(10e9, 1e9), limits) == 1.0
     assert roofline_seconds(KernelCost(1e9, 300e9), limits) == 3.0, (
-        "expected the slower of memory and arithmetic"
+        "expected the longer of the memory time and the arithmetic time"
     )
     assert roofline_seconds(KernelCost(10e9, 100e9), limits) == 1.0, (
         "expected the maximum of both times, not the sum"

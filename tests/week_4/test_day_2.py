@@ -140,7 +140,7 @@ def test_task_3_no_access_out_of_bounds():
 
 
 def test_task_3_traffic_and_instruction_counts():
-    """Memory traffic and integer operations per weight, for four rows."""
+    """Limits memory accesses and integer operations per weight in a product with four rows."""
     check_is_written(MATVEC)
     if not has_clang():
         pytest.skip(NO_CLANG)

@@ -83,7 +83,7 @@ def test_task_2_each_output_uses_its_scales(prepacked):
 
 
 def test_task_2_scale_term_is_added_before_bias(prepacked):
-    """The second half of the groups cancels the first: only rounding errors remain.
+    """The second half of the groups cancels the first half, so only rounding errors remain.
 
     Sums within a group are exact integers in float32, in any order.
     """
@@ -159,7 +159,7 @@ def test_task_3_invalid_distance_is_rejected(prefetched, monkeypatch):
 
 
 def test_task_3_lines_in_flight():
-    # 100 ns at 31 GB/s: about 50 cache lines.
+    # 31 GB/s at a latency of 100 ns requires 3,100 bytes in flight, about 50 cache lines.
     assert bytes_in_flight(100e-9, 31e9) == pytest.approx(3100)
     assert bytes_in_flight(200e-9, 31e9) == pytest.approx(6200), (
         "expected twice the bytes in flight at twice the latency"

@@ -12,7 +12,7 @@ from tests.ops.quantized_matmul_problems import (
 from tests.support import assert_close
 from tests.week_4.kernel_selection import SIMD_ISAS, prepacked_args, use_matmul_kernel
 
-# Rows, inputs, outputs: full and partial row tiles on every instruction set.
+# (rows, inputs, outputs), with full and partial row tiles on every instruction set.
 SHAPES = [(1, 128, 32), (3, 128, 64), (8, 384, 32), (13, 256, 96)]
 
 

@@ -19,7 +19,7 @@ SIZES = [
     64,
     130,
     1023,
-]  # row sizes: less than a vector, a multiple of it, a multiple and a remainder
+]  # row sizes: below a SIMD vector, multiples of it, and multiples plus a remainder
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])

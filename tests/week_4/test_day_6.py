@@ -14,8 +14,8 @@ from tests.support import (
 from tests.week_4.kernel_selection import SIMD_ISAS, use_kernel
 from tiny_llm import kernels
 
-# Batch size, KV heads, query heads per KV head, queries, keys, head size: heads with a partial
-# vector, partial tiles and groups.
+# (batch size, KV heads, query heads per KV head, queries, keys, head size). Some head sizes are not
+# multiples of a SIMD vector, and some tiles of keys and queries are partial.
 SHAPES = [
     (1, 1, 1, 1, 1, 1),
     (2, 1, 3, 1, 65, 7),
@@ -130,7 +130,7 @@ def weights_next_to_zero_score(x: np.ndarray) -> np.ndarray:
 
 
 def test_task_2_power_of_two_is_within_its_bound(online):
-    """Bound: 2.4e-7, plus one rounding each for the sum and the division."""
+    """The error of 2ˣ is at most 2.4e-7; the sum and the division add one rounding each."""
     x = np.concatenate([np.linspace(-1, 0, 4001), np.linspace(-125, -1, 999)]).astype(np.float32)
     exact_weights = 2.0 ** x.astype(np.float64)
     expected = exact_weights / (1 + exact_weights)

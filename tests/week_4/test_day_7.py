@@ -171,7 +171,9 @@ def test_task_3_capture_can_require_a_repeated_shape(capture_enabled):
     for B in (1, 2, 1, 1, 2, 2):
         mx.eval(captured(*inputs(B, 1)))
         counts.append(calls.count)
-    assert counts == [1, 2, 3, 3, 4, 4], f"expected a capture when a shape repeats: {counts}"
+    assert counts == [1, 2, 3, 3, 4, 4], (
+        f"expected a capture only when a shape repeats, got {counts} calls after each step"
+    )
 
 
 def test_task_3_uncapturable_function_runs_eagerly(capture_enabled):

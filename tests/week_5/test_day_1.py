@@ -444,7 +444,7 @@ def test_task_4_normal_exit_closes_the_request_and_stops_watching():
 
 
 def test_task_4_late_disconnect_cancels_nothing():
-    """After a response, the connection may already serve the next request."""
+    """A disconnect that arrives after the block has ended must not cancel the task."""
 
     async def main() -> None:
         connection, handle = Connection(), ScriptedHandle()
@@ -516,7 +516,7 @@ def test_task_4_external_cancellation_propagates(client_leaves):
 
 
 def test_task_4_closed_stream_closes_its_request():
-    """A non-streaming response: the client disconnects after the first token."""
+    """The client disconnects after the first event of a stream that would not end."""
 
     async def main() -> None:
         connection, handle, recorder = (

@@ -249,7 +249,7 @@ def test_task_4_goodput_counts_good_requests_per_second():
 
 
 def test_task_4_goodput_falls_under_overload():
-    """Eight concurrent requests of 0.8 s each: the engine completes at most ten per second."""
+    """With eight concurrent requests of 0.8 s, the engine completes at most ten per second."""
     found = {}
     for rate in (4, 8, 40):
         engine = VirtualEngine(step_seconds=0.1, max_num_seqs=8)

@@ -76,7 +76,7 @@ def test_task_1_valid_prefix(text, num_valid):
         f"expected {text[:num_valid]!r} of {text!r} to be valid, got {text[:number]!r}"
     )
     assert is_complete == (num_valid == len(text)), (
-        f"expected {text!r} to be recognized as complete"
+        f"{text!r}: expected is_complete to be {num_valid == len(text)}, got {is_complete}"
     )
 
 
@@ -135,7 +135,7 @@ def test_task_1_token_mask_by_definition():
         scanner = JsonScanner()
         assert scanner.feed(text) == (len(text), False), f"expected {text!r} to be a prefix"
         actual = [t for t in vocabulary if deepcopy(scanner).feed(t)[0] == len(t)]
-        assert actual == allowed, f"after {text!r}: expected {allowed}, got {actual}"
+        assert actual == allowed, f"allowed after {text!r}: expected {allowed}, got {actual}"
 
 
 # ------------------------------------------------------------------ task 2
@@ -218,7 +218,7 @@ def test_task_3_jobs_and_rows(drafts, expected_jobs, expected_indices):
     expected = list(zip(grammars, expected_jobs, strict=True))
     assert found == expected, f"expected one job per request: {expected}, got {found}"
     assert list(indices) == expected_indices, (
-        f"masks of the rows: expected {expected_indices}, got {list(indices)}"
+        f"mask index of each row: expected {expected_indices}, got {list(indices)}"
     )
 
 
@@ -250,7 +250,7 @@ def allowed_tokens(text: str) -> list[int]:
 
 
 def test_task_3_masks_equal_brute_force(compiler):
-    """One step: two requests with a grammar and draft tokens, and a row without a grammar."""
+    """A step has two requests with a grammar and draft tokens, and a row without a grammar."""
     grammars = [compiler.compile(StructuredOutputs(regex=LANGUAGE)) for _ in range(2)]
     first, second = map(plain_request, grammars)
     drafts = {id(first): (3, 0, 2), id(second): (4,)}
@@ -265,7 +265,7 @@ def test_task_3_masks_equal_brute_force(compiler):
             text = "".join(TOKENS[token] for token in row.draft_tokens)
             expected = [TOKENS[token] for token in allowed_tokens(text)]
             actual = [TOKENS[token] for token in np.flatnonzero(np.isfinite(logits))]
-            assert actual == expected, f"after {text!r}: expected {expected}, got {actual}"
+            assert actual == expected, f"allowed after {text!r}: expected {expected}, got {actual}"
 
 
 # ------------------------------------------------------------------ task 4
@@ -320,7 +320,7 @@ def test_task_4_forced_tokens_are_the_only_allowed_tokens(compiler, regex):
 
 
 def test_task_4_forced_tokens_save_steps(demo):
-    """All forced tokens are accepted as drafts: same output, fewer steps."""
+    """All forced tokens are accepted as drafts, which saves steps and keeps the output."""
     from tiny_llm import LLM
 
     llm = LLM(demo, kv_cache_bytes=2**23)
@@ -336,7 +336,9 @@ def test_task_4_forced_tokens_save_steps(demo):
         steps.append(statistics.target_steps)
     accepted, drafted = statistics.num_accepted_tokens, statistics.num_draft_tokens
     assert accepted == drafted, f"expected all {drafted} drafts to be accepted, got {accepted}"
-    assert outputs[0] == outputs[1], f"with and without draft tokens: expected equal, got {outputs}"
+    assert outputs[0] == outputs[1], (
+        f"expected equal outputs with and without draft tokens, got {outputs}"
+    )
     with_drafts, without = steps[1], steps[2] - steps[1]
     assert with_drafts < without / 2, (
         f"expected less than half of {without} steps, got {with_drafts}"

@@ -239,7 +239,7 @@ def test_task_3_events_of_a_call():
 
 
 def test_task_3_whitespace_before_the_tag():
-    """The parser's input starts with the whitespace that was held back before the tag."""
+    """The parser skips the whitespace that was held back before the tag."""
     for before in ("\n", " \n\n"):
         actual = events(f"{before}<tool_call>", '{"name": "add", "arguments": {}}')
         expected = [CallStart("add"), ArgumentsDelta("{}"), CallEnd()]
@@ -351,7 +351,7 @@ def test_task_4_budget_of_zero():
 
 
 def test_task_4_rejected_draft_tokens_do_not_count():
-    """The thinking budget is queried for every row of every step, before draft verification."""
+    """A query with draft tokens must not change the count, as the tokens may be rejected later."""
     budget, tokens = ThinkingBudget(1, 3, START, END, in_thinking=True), [0]
     for draft_tokens in ([1], [1, 1], [END, 5], []):  # all rejected
         budget.forced_token(tokens, draft_tokens)

@@ -67,13 +67,13 @@ def test_task_1_output_equals_the_target(period):
     while len(expected) < 42:
         expected.append(target(expected))
     actual = decode(target, [1, 2], 40, draft)
-    assert actual == expected, f"expected the target's own tokens {expected}, got {actual}"
+    assert actual == expected, f"expected the target model's tokens {expected}, got {actual}"
 
 
 @pytest.mark.parametrize("num_running", [1, 3, 8, 24, 200])
 def test_task_2_break_even(num_running):
     probability = break_even_probability(num_running)
-    # Step time, in units of the time that a token adds.
+    # Duration of a step. The unit is the time by which one more token lengthens a step.
     seconds = FREE_TOKENS_PER_STEP + num_running
     plain, drafted = num_running / seconds, (num_running + probability) / (seconds + 1)
     assert drafted == pytest.approx(plain), (
@@ -153,7 +153,7 @@ def test_task_3_examples(text, expected):
 
 
 def test_task_3_longer_match_takes_precedence():
-    """The last pair `3 4` is followed by 8; the last `1 2 3 4`, a longer match, by 5."""
+    """Predicts 5, which followed the match `1 2 3 4`, not 8, which followed the later `3 4`."""
     text = [1, 2, 3, 4, 5, 3, 4, 8, 6, 1, 2, 7, 1, 2, 3, 4]
     index = NgramIndex(text)
     index.update()
@@ -201,8 +201,8 @@ def test_task_3_every_prediction_is_counted():
     for length in (2, 3, 4, 5):
         actual, right = index.acceptance.rate(length), expected.rate(length)
         assert actual == pytest.approx(right), (
-            f"after 1 2, then 3 and 4 as predicted, then 9 instead of 5: expected a rate of "
-            f"{right:.3f} for matches of {length}, got {actual:.3f}"
+            f"{text}: 3 and 4 were predicted, 9 was not: expected an acceptance rate of "
+            f"{right:.3f} for matches of length {length}, got {actual:.3f}"
         )
 
 
@@ -229,15 +229,19 @@ def test_task_4_draft_follows_the_match(text, max_tokens, expected):
     ("min_probability", "expected"), [(0.34, 0), (0.33, 1), (0.26, 1), (0.2, 2), (0.16, 3)]
 )
 def test_task_4_probabilities_are_multiplied(min_probability, expected):
-    """Matches of length 2 failed three times; longer matches have rates 2/3, 3/4 and 4/5."""
+    """A draft's probability is the product of the acceptance rates of all drafts up to it.
+
+    The first draft's rate is reduced to 0.335 by three rejections. The next two drafts have the
+    initial rates, 2/3 and 3/4.
+    """
     index = NgramIndex([1, 2, 3, 4, 5, 6, 7, 1, 2])
     index.acceptance.update(2, False)  # 1/2 → 7/16
     index.acceptance.update(2, False)  # 7/16 → 0.383
     index.acceptance.update(2, False)  # 0.383 → 0.335
     actual = len(index.draft_tokens(min_probability))
     assert actual == expected, (
-        f"probabilities 0.335, · 2/3 = 0.223, · 3/4 = 0.167: expected {expected} drafts with at "
-        f"least {min_probability}, got {actual}"
+        f"the first three drafts have probabilities 0.335, 0.223 and 0.167: expected {expected} "
+        f"drafts with a probability of at least {min_probability}, got {actual}"
     )
 
 
@@ -248,7 +252,7 @@ def test_task_4_fewer_drafts_under_load():
 
 
 def test_task_4_edited_text_takes_few_steps():
-    """The target model repeats the prompt's text with three changed tokens."""
+    """Most drafts are accepted if the output is the prompt with three changed tokens."""
     draw = random.Random(0)
     original = [draw.randrange(1000) for _ in range(120)]
     edited = [*original[:40], 2001, *original[41:80], 2002, 2003, *original[82:]]

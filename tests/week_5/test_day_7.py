@@ -42,7 +42,7 @@ def test_task_1_key_of_each_protocol(body, expected):
 
 
 def test_task_1_fields_are_in_prompt_order():
-    """The Messages API has a separate system field, which may be last in the body."""
+    """The Messages API's system field comes first in the prompt, even if it is last in the body."""
     first = key_of(system="S", messages=TURN)
     last = key_of(messages=TURN, system="S")
     assert first == last == "S\nWhat is two?", f"expected the system message first, got {last!r}"
@@ -63,7 +63,7 @@ def test_task_1_different_tokens_have_different_keys():
 
 
 def test_task_1_deeply_nested_body():
-    """The body is nested as deeply as the JSON parser allows."""
+    """Must not exceed the recursion limit on a body that the JSON parser accepts."""
     key = routing_key(b'{"prompt": ' + b"[" * 900 + b'"x"' + b"]" * 900 + b"}")
     assert key == "x", f"expected 'x', got {key!r}"
 
@@ -80,7 +80,7 @@ def test_task_2_whole_pieces_have_hashes(length):
 
 def test_task_2_hash_depends_on_preceding_pieces():
     assert chunk_hashes(A + B) == chunk_hashes(A + B + "rest"), (
-        "expected equal hashes: a partial chunk is not hashed"
+        "expected equal hashes, because a partial chunk is not hashed"
     )
     both = set(chunk_hashes(A + C)) & set(chunk_hashes(B + C))
     assert not both, f"expected no common hashes of AC and BC, got {len(both)}"
@@ -162,7 +162,7 @@ def test_task_2_match_does_not_count_as_use():
     index.insert(B)
     index.match(A)
     index.insert(C)
-    assert index.match(A) == 0, "expected A to be evicted: it was matched, not inserted"
+    assert index.match(A) == 0, "expected A to be evicted, as `match` does not count as use"
 
 
 def router_with(*keys: str, **options: Any) -> PrefixAwareRouter:
@@ -212,7 +212,7 @@ def test_task_3_short_match_does_not_count():
 
 
 def test_task_3_chosen_replica_is_remembered_immediately():
-    """Three requests with the same new prompt arrive before one of them has started."""
+    """Requests with the same new prompt go to one replica even before the first one has started."""
     router = PrefixAwareRouter(100)
     assert_chosen(router, A + B, {0: 1, 1: 0}, 1)
     assert_chosen(router, A + B, {0: 1, 1: 1}, 1)
@@ -382,7 +382,7 @@ def test_task_4_lost_replica_fails_all_its_requests():
 
 
 def test_task_4_new_requests_see_requests_in_flight():
-    """Three requests arrive before any has a first token."""
+    """Requests without a first token count as load, so the third goes to the other replica."""
 
     async def run() -> None:
         replicas = [ScriptedReplica(None, b"1") for _ in range(2)]

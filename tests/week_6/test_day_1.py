@@ -122,7 +122,7 @@ def test_task_3_equals_per_token_experts(tokens):
 
 
 def test_task_3_only_selected_experts_run_once_each():
-    """Two tokens share expert 4, two share expert 2; experts 0 and 3 have no tokens."""
+    """Experts 0 and 3 have no tokens and do not run; experts 2 and 4 run once for two tokens."""
     calls: dict[int, list[int]] = {}
 
     def expert(number: int) -> Any:

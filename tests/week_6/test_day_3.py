@@ -89,7 +89,10 @@ def test_task_2_error_is_at_most_half_a_step(dtype):
 
 
 def near_ties(num_rows: int) -> mx.array:
-    """Rows of (n + 1/2) · s for n in 0 … 126, and 127 · s: x / s is at or near a rounding tie."""
+    """Rows whose quotients by their scale are near n + 1/2, for n in 0 … 126.
+
+    There, x / scale and x · (1 / scale) may round to different integers.
+    """
     steps = np.linspace(0.01, 1, num_rows, dtype=np.float32)[:, None]
     quotients = np.append(np.arange(127) + 0.5, 127).astype(np.float32)
     return mx.array(steps * quotients)
@@ -189,7 +192,7 @@ def test_task_4_pages_of_the_block_table():
     floats, table = read_int8_pages(pages, mx.array([[5, 2], [0, 6]], mx.int32))
     assert table.tolist() == [[0, 1], [2, 3]], f"expected [[0, 1], [2, 3]], got {table.tolist()}"
     first = floats[:, 0, 0, 0].tolist()
-    assert first == [2.5, 1.0, 0.0, 3.0], f"expected pages 5, 2, 0 and 6 halved, got {first}"
+    assert first == [2.5, 1.0, 0.0, 3.0], f"expected page numbers 5, 2, 0, 6 times 0.5, got {first}"
 
 
 def test_task_4_reads_only_the_table_pages():

@@ -160,9 +160,9 @@ def test_task_3_new_value_replaces_the_old_one():
     for key, value in ((ANNA, RED), (BEN, BLUE), (ANNA, GREEN)):
         state = write(state, key, value)
     actual = read(state, ANNA)
-    assert actual == GREEN, f"Anna is now green: expected {GREEN}, got {actual}"
+    assert actual == GREEN, f"expected the new value of a rewritten key, {GREEN}, got {actual}"
     actual = read(state, BEN)
-    assert actual == BLUE, f"Ben is blue: expected {BLUE}, got {actual}"
+    assert actual == BLUE, f"expected the value of the other key unchanged, {BLUE}, got {actual}"
 
 
 def test_task_3_beta_scales_the_correction():
@@ -170,7 +170,7 @@ def test_task_3_beta_scales_the_correction():
     actual = read(write(state, ANNA, [0, 4, 0], beta=0.25), ANNA)
     expected = [6.0, 1.0, 0.0]
     assert actual == expected, (
-        f"a quarter of the way to [0, 4, 0]: expected {expected}, got {actual}"
+        f"β = 1/4, from [8, 0, 0] to [0, 4, 0]: expected {expected}, got {actual}"
     )
 
 
@@ -183,7 +183,7 @@ def test_task_3_decay_comes_first():
         assert actual == expected, f"after a decay of 1/2: expected {expected}, got {actual}"
     actual = read(write(state, ANNA, [0, 0, 0], beta=0.5, gamma=0.5), ANNA)
     expected = [1.0, 0.0, 0.0]
-    assert actual == expected, f"half of the decayed value 2: expected {expected}, got {actual}"
+    assert actual == expected, f"expected half of the decayed value 2, {expected}, got {actual}"
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 3), (4, 24, 32), (2, 33, 10)], ids=str)
@@ -212,7 +212,8 @@ def test_task_4_gated_norm_equals_numpy(dtype, shape):
     normed = exact(o) / np.sqrt((exact(o) ** 2).mean(-1, keepdims=True) + 1e-6)
     expected = normed * exact(weight) * exact(z) * sigmoid(exact(z))
     assert actual.dtype == dtype, f"expected the gate's dtype, {dtype}, got {actual.dtype}"
-    # 16-bit results are rounded once, by half a unit; float32 results several times.
+    # 16-bit results are computed in float32 and rounded once, so the error is half an ulp. In
+    # float32, the rounding errors of all operations add up.
     ulps = 16 if dtype == mx.float32 else 0.51
     assert_close(actual, float32(expected), "RMSNorm(o) · weight · SiLU(z)", ulps=ulps)
 
@@ -230,7 +231,7 @@ def test_task_4_logits_equal_mlx_lm():
 
 
 def test_task_4_chunked_logits_equal_whole_prompt():
-    """Each chunk continues from the state that the previous chunk wrote."""
+    """Chunks of a prompt have the whole prompt's logits, as each continues the previous state."""
     model = serving_model("hybrid", random_checkpoint(FLOAT32), 16, "reference")
     whole = sequence_logits(model, IDS)
     for ends in ([1, 2, 7, 12], list(range(1, 13))):
@@ -239,7 +240,7 @@ def test_task_4_chunked_logits_equal_whole_prompt():
 
 
 def test_task_4_kernel_logits_equal_reference():
-    """Compares the layer on the extension's kernels with the layer on the learner's functions."""
+    """Compares the logits of the extension's kernels with those of the learner's functions."""
     checkpoint = random_checkpoint(FLOAT32)
     reference, kernels = (
         sequence_logits(serving_model("hybrid", checkpoint, 16, backend), IDS)

@@ -153,7 +153,7 @@ def test_task_2_new_sequence_starts_from_zeros():
         )
         expected = ((end - start - 1, slot),)
         assert chunk.state_writes == expected, (
-            f"tokens {start} to {end}: expected {expected}, got {chunk.state_writes}"
+            f"tokens {start} to {end}: expected writes {expected}, got {chunk.state_writes}"
         )
 
 
@@ -166,7 +166,7 @@ def test_task_2_states_after_draft_tokens():
     first, second = slots.reserved
     chunk = plan_chunk(states, request, 8, 9, drafts=2)
     expected = ((0, slots.current), (1, first), (2, second))
-    assert chunk.state_writes == expected, f"expected {expected}, got {chunk.state_writes}"
+    assert chunk.state_writes == expected, f"expected writes {expected}, got {chunk.state_writes}"
 
 
 def test_task_2_checkpoints_inside_a_chunk():
@@ -177,8 +177,8 @@ def test_task_2_checkpoints_inside_a_chunk():
     chunk = plan_chunk(states, request, 8, 26)
     indices = [index for index, _ in chunk.state_writes]
     assert indices == [3, 11, 17], (
-        "states at 12 and 20, and at the end of tokens 8 to 26: expected after tokens [3, 11, 17] "
-        f"of the chunk, got {indices}"
+        "tokens 8 to 25, checkpoints at 12 and 20: expected states after tokens 3, 11 and 17 of "
+        f"the chunk, got {indices}"
     )
     slots = [slot for _, slot in chunk.state_writes]
     assert len(set(slots)) == 3, f"expected three different slots, got {slots}"
@@ -187,11 +187,11 @@ def test_task_2_checkpoints_inside_a_chunk():
 @pytest.mark.parametrize(
     ("num_tokens", "page_size", "expected"),
     [
-        (100, 32, {64, 96}),  # the next turn may render the last 4 tokens differently
+        (100, 32, {64, 96}),  # 96 is unusable if the next turn changes the last 5 tokens
         (125, 32, {96}),
         (129, 32, {96, 128}),
-        (128, 32, {96}),  # the last token is always computed, so no state at 128
-        (112, 32, {96}),  # the next turn may render the last 16 tokens differently
+        (128, 32, {96}),  # no hit ends at 128, because the last token is always computed
+        (112, 32, {96}),  # 96 is usable even if the next turn changes the last 16
         (111, 32, {64, 96}),
         (40, 16, {16, 32}),
     ],
@@ -199,8 +199,8 @@ def test_task_2_checkpoints_inside_a_chunk():
 def test_task_3_positions_at_the_prompt_end(num_tokens, page_size, expected):
     actual = prompt_end_positions(num_tokens, page_size)
     assert actual == expected, (
-        f"a prompt of {num_tokens} tokens, pages of {page_size}: expected {sorted(expected)}, got "
-        f"{sorted(actual)}"
+        f"a prompt of {num_tokens} tokens, pages of {page_size}: expected checkpoints at "
+        f"{sorted(expected)}, got {sorted(actual)}"
     )
 
 
@@ -224,7 +224,7 @@ def test_task_3_branch_is_where_cached_pages_end(tokens, hit, expected):
     actual = cached_prefix(tokens, node, hit, 1)
     assert actual == expected, (
         f"{tokens} after a hit of {hit}, pages [0, 1, 2, 3, 4] and [0, 1, 50, 51] in the tree: "
-        f"expected {expected}, got {actual}"
+        f"expected {expected} tokens with pages, got {actual}"
     )
 
 
@@ -239,7 +239,7 @@ def test_task_4_value_is_the_number_of_pages_to_recompute():
 
 
 def full_table(*values: int) -> tuple[list[PrefixNode], Checkpoints, Any]:
-    """Checkpoints of branches with the given numbers of pages; no slot is free."""
+    """One branch per value, with that many pages and a checkpoint at its end; no slot is free."""
     _, checkpoints, allocator = tree_of(0, len(values))
     root = PrefixNode(None, (), -1)
     nodes = [extend(root, value, first=100 * i)[-1] for i, value in enumerate(values)]
@@ -252,7 +252,7 @@ def test_task_4_lowest_value_is_evicted():
     nodes, checkpoints, _ = full_table(7, 2, 5)
     checkpoints.allocate()
     kept = [i for i, node in enumerate(nodes) if node in checkpoints.by_node]
-    assert kept == [0, 2], f"values 7, 2 and 5: expected 0 and 2 to be kept, got {kept}"
+    assert kept == [0, 2], f"values 7, 2, 5: expected checkpoints 0 and 2, got {kept}"
 
 
 @pytest.mark.parametrize(("below", "can_evict"), [(2, False), (3, True), (-math.inf, False)])
@@ -323,7 +323,7 @@ def serve(sched: Scheduler, name: str, prompt: list[int], max_tokens: int = 1) -
 
 
 def test_task_4_every_turn_continues_from_the_previous_one():
-    """The generation prompt at the end of each prompt is dropped in the next turn."""
+    """Turns hit the previous prompt's pages, although its generation prompt is not repeated."""
     sched = scheduler(num_state_slots=6, page_size=16, num_pages=200, max_seq_len=900)
     history: list[int] = list(range(1_000, 1_030))
     expected = 0
@@ -348,7 +348,7 @@ def test_task_4_shared_system_prompt_is_computed_at_most_twice():
 
 
 def test_task_4_second_turn_equals_a_cold_run():
-    """A hybrid model in the engine: turn 2 with and without the checkpoints of turn 1."""
+    """Turn 2 has the same output with and without the checkpoints of turn 1."""
     model: Any = random_checkpoint(CONFIG), load("demo")[1]
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     first = list(range(100, 170))

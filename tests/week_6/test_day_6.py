@@ -53,7 +53,7 @@ def test_task_1_different_tokens_have_different_keys(one, other):
 
 
 def test_task_1_key_depends_on_the_whole_prefix():
-    """Equal tokens after different prefixes have different keys and values."""
+    """Keys and values of equal tokens depend on the prefix and the model, so page keys must."""
     first, second = key_of_prefix([1, 2], [7, 8]), key_of_prefix([3, 4], [7, 8])
     assert first != second, (
         "expected different keys for [7, 8] after [1, 2] and [3, 4], got the same"
@@ -186,7 +186,7 @@ def test_task_3_corruption_is_detected(tmp_path, what):
 
 
 def test_task_3_renamed_page_is_detected(tmp_path):
-    """A file copied to another page's name has a valid checksum."""
+    """A file renamed to another page's name has a valid checksum, but the wrong page key."""
     other = bytes(reversed(KEY))
     (tmp_path / "page").write_bytes(page_header(other, PAYLOAD) + PAYLOAD)
     assert_is_corrupt(tmp_path / "page", "another page's file")

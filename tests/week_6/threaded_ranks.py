@@ -1,7 +1,7 @@
 """Ranks as threads: MLX's collectives without processes.
 
-One rank computes at a time. An exchange blocks until all ranks have sent, so the results equal
-those of a ring of processes.
+One rank computes at a time, and an exchange blocks until all ranks have sent. Sums are in the order
+of MLX's ring, so the results equal those of separate processes.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ class Ranks:
         for thread in threads:
             thread.join()
         if errors:
-            raise errors[0]  # the first exception; the other ranks raise BrokenBarrierError
+            raise errors[0]  # the cause of BrokenBarrierErrors on the other ranks
         return results
 
     def _wait(self) -> None:
@@ -102,7 +102,10 @@ def all_gather(x: mx.array, *, group: Rank) -> mx.array:
 
 
 def all_sum(x: mx.array, *, group: Rank) -> mx.array:
-    """Ring sum: an element's position in the message determines the rank that its sum starts on."""
+    """Sums the ranks' arrays in the order of MLX's ring, which affects rounding.
+
+    The message is divided into one chunk per rank. The sum of chunk i starts on rank i.
+    """
     if group.number == 0:
         group.ranks.sums.append(x.shape)
     parts = [each.reshape(-1) for each in group.ranks.exchange(group.number, x)]

@@ -45,7 +45,10 @@ def assert_complete(messages: Sequence[Message]) -> None:
 
 
 def conversation(results: Sequence[int], calls: int = 1) -> list[Message]:
-    """A task followed by turns of `calls` calls with results of the given lengths."""
+    """A user's task and one turn per entry of `results`.
+
+    A turn has `calls` tool calls, each with a result of the entry's length.
+    """
     messages: list[Message] = [
         {"role": "system", "content": "You read files."},
         {"role": "user", "content": "Which file has the error?"},

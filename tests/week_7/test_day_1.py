@@ -90,7 +90,7 @@ def test_task_1_violations_have_path_and_reason(text, expected):
 
 
 def test_task_1_nesting_near_the_recursion_limit():
-    """Depending on the Python version, some depths can be parsed but not validated."""
+    """Raises a `ToolError` also at depths that can be parsed but are too deep to validate."""
     limit = sys.getrecursionlimit()
     for depth in range(limit - 200, limit):
         message = error_of(parse_arguments, READ, f'{{"path": {"[" * depth}{"]" * depth}}}')

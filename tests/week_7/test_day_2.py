@@ -20,7 +20,7 @@ from tiny_llm.agent.workspace import (
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """Folder `files` next to a secret, with symlinks inside it, to the outside and in a cycle."""
+    """A workspace with symlinks to the inside, to a secret outside, and to the symlink itself."""
     root = tmp_path / "files"
     (root / "src").mkdir(parents=True)
     (root / "src" / "a.txt").write_text("one\ntwo\n")
@@ -120,7 +120,7 @@ def test_task_2_several_occurrences(text, old):
     message = error_of(replace_once, text, old, "new")
     never = error_of(replace_once, text, "no such text", "new")
     assert message != never, (
-        f"expected a different message from that for no occurrence, got: {message}"
+        f"expected a message that differs from the one for no occurrence, got: {message}"
     )
 
 
@@ -220,7 +220,7 @@ def test_task_4_head_note_and_tail(more, limit):
     actual = truncate(text, limit)
     assert len(actual) <= limit, f"expected at most {limit} characters, got {len(actual)}"
     assert len(actual) >= limit - 10, (
-        f"expected all but at most 10 of {limit} characters, got {len(actual)}"
+        f"expected at least {limit - 10} of the {limit} allowed characters, got {len(actual)}"
     )
     head, _, rest = actual.partition("\n[… ")
     note, _, tail = rest.partition(" …]\n")

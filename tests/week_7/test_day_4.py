@@ -32,7 +32,10 @@ def look_tool() -> Tool:
 def branch_with(
     folder: Path, text: str | None = None, steps: int = 2, answer: str | None = "Done."
 ) -> Branch:
-    """A finished branch with `text` in total.txt; a branch without an answer hit the step limit."""
+    """A finished branch with `text` in total.txt.
+
+    If `answer` is None, the branch has reached the step limit.
+    """
     workspace = folder / f"workspace_{len(list(folder.iterdir()))}"
     workspace.mkdir()
     if text is not None:
@@ -73,7 +76,7 @@ def test_task_1_branches_have_separate_messages(tmp_path):
     first.transcript.append(assistant("12"))
     lengths = [len(one.messages) for one in (transcript, first.transcript, second.transcript)]
     expected = [length, length + 1, length]
-    assert lengths == expected, f"run, branch 0, branch 1: expected {expected}, got {lengths}"
+    assert lengths == expected, f"expected {expected} messages in run and branches, got {lengths}"
 
 
 def test_task_1_branches_have_separate_files(tmp_path):
@@ -83,7 +86,7 @@ def test_task_1_branches_have_separate_files(tmp_path):
     folders = (workspace, first.workspace, second.workspace)
     texts = [(folder / "notes" / "a.txt").read_text() for folder in folders]
     assert texts == ["old", "new", "old"], (
-        f"run, branch 0, branch 1: expected old, new, old, got {texts}"
+        f"expected a change in branch 0, not in the run or branch 1, got {texts}"
     )
 
 
@@ -94,7 +97,7 @@ def test_task_1_seeds(tmp_path):
         (tmp_path / str(seed)).mkdir()
         branches = fork(transcript, workspace, 4, tmp_path / str(seed), seed)
         seeds += [branch.seed for branch in branches]
-    assert len(set(seeds)) == 8, f"expected 8 seeds of 2 × 4 branches, got {len(set(seeds))}"
+    assert len(set(seeds)) == 8, f"expected 8 different seeds, got {len(set(seeds))}"
     expected = [completion_seed(seed, number) for seed in (0, 1) for number in range(4)]
     assert seeds == expected, f"expected the seeds of `completion_seed`, got {seeds}"
 
@@ -214,7 +217,7 @@ def test_task_3_vote(tmp_path, answers, expected):
 )
 def test_task_4_page_counts(pages, expected):
     counts = tuple(count_pages(pages))
-    assert counts == expected, f"stored, shared, saved: expected {expected}, got {counts}"
+    assert counts == expected, f"expected (stored, shared, saved) = {expected}, got {counts}"
 
 
 def test_task_4_count_fields():

@@ -70,7 +70,7 @@ def test_task_1_known_seeds(task, number, expected):
 
 def test_task_1_seeds_of_cases_differ():
     seeds = {case_seed(task, number) for task in ("a", "a1", "b") for number in range(20)}
-    assert len(seeds) == 60, f"expected 60 seeds, got {len(seeds)}"
+    assert len(seeds) == 60, f"expected 60 different seeds, got {len(seeds)}"
 
 
 def test_task_2_correct_file_passes():
@@ -174,7 +174,9 @@ def test_task_3_known_intervals(passed, total, low, high):
 def test_task_3_bounds_are_z_deviations_away(passed, total, z):
     for p in wilson_interval(passed, total, z):
         away = abs(passed / total - p) / math.sqrt(p * (1 - p) / total)
-        assert away == pytest.approx(z), f"{p:.4f}: expected {z} deviations, got {away:.4f}"
+        assert away == pytest.approx(z), (
+            f"bound {p:.4f}: expected {z} standard deviations, got {away:.4f}"
+        )
 
 
 def test_task_3_bounds_are_within_0_and_1():
@@ -230,4 +232,4 @@ def test_task_4_digest_covers_every_field(change):
 
 def test_task_4_known_digest():
     digest = report(RESULTS).splitlines()[-1]
-    assert digest == DIGEST, f"expected '{DIGEST}', the digest of another process, got '{digest}'"
+    assert digest == DIGEST, f"expected '{DIGEST}' in every process, got '{digest}'"

@@ -67,7 +67,7 @@ def _read(name: str, file: Path, modules: Collection[str]) -> Module:
         elif isinstance(node, ast.Attribute):
             dynamic_imports |= {node.attr} & DYNAMIC_IMPORTS - {
                 "eval"
-            }  # as an attribute, `eval` is `mx.eval`
+            }  # not Python's: attribute `eval` is `mx.eval`
         elif isinstance(node, ast.Name):
             dynamic_imports |= {node.id} & DYNAMIC_IMPORTS
     modules_and_parents = {folder for module in internal for folder in _with_parents(module)}

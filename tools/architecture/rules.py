@@ -42,7 +42,8 @@ LAYER = {
     for component in components
 }
 
-# Exempt from the rules: the package's __init__ re-exports everything and loads the engine lazily.
+# Modules exempt from the rules: __init__ re-exports names of all layers and imports the engine on
+# first use, and __main__ runs the command line.
 ENTRY_POINTS = {"", "__main__"}
 
 # Week 1's modules import no third-party package except MLX.
@@ -58,7 +59,7 @@ MLX_ONLY = {
 }
 MLX_ONLY_LIBRARY = {"math", "typing", "collections", "dataclasses", "functools", "types", "mlx"}
 
-# Scheduling and page allocation are plain Python: these modules import no array library.
+# Modules of scheduling and page allocation, which are plain Python and import no array library.
 ARRAY_FREE = (
     "engine.inputs",
     "engine.scheduling",

@@ -67,7 +67,7 @@ def first_line(path: Path) -> str:
 
 
 def reading_order(package: Path) -> list[str]:
-    """Names after `Reading order:` in a package's docstring; a single entry needs no list."""
+    """Names after `Reading order:` in a package's docstring, or a package's only entry."""
     docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or ""
     match = re.search(r"Reading order: ([^.]*)\.", docstring)
     if match is None:

@@ -63,8 +63,8 @@ def prepare() -> None:
     """
     if importlib.util.find_spec("zensical") is None:
         raise BookError(
-            "the book requires Zensical, which is not installed; it needs Python 3.11 or "
-            "later: run `pdm install`."
+            "the book requires Zensical, which is not installed; run `pdm install` with "
+            "Python 3.11 or later."
         )
     expand_all()
     text = (BOOK / "zensical.toml").read_text(encoding="utf-8")

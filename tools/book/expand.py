@@ -144,7 +144,7 @@ class Expander:
         svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
         caption = re.sub(r"`([^`]+)`", r"<code>\1</code>", caption)
         caption = re.sub(r"\*([^*]+)\*", r"<em>\1</em>", caption)
-        return (  # on one line: Markdown would change HTML with line breaks
+        return (  # on one line, because Markdown would change HTML with line breaks
             f'<figure class="diagram{narrow}"><div class="drawing">{svg}</div>'
             f"<figcaption>{caption}</figcaption></figure>"
         )

@@ -41,7 +41,8 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
     """
     write_toolchain(work)
     objects = work / "objects"
-    # CMake's cache may contain paths of another MLX or Python version; object files are reused.
+    # Deletes CMake's cache, which may contain paths of another MLX or Python version. Object files
+    # are reused.
     (objects / "CMakeCache.txt").unlink(missing_ok=True)
     configure = ["cmake", "-G", "Ninja", "-S", str(source), "-B", str(objects)]
     configure += [f"-DCMAKE_TOOLCHAIN_FILE={work / 'toolchain.cmake'}"]
@@ -97,7 +98,7 @@ def python_headers(work: Path) -> Path:
     """Folder of Python.h.
 
     Debian's pyconfig.h includes one header per processor and rejects macOS. In that case, returns a
-    copy of the headers with this machine's pyconfig.h, which suits macOS: both are 64-bit.
+    copy of the headers with this machine's pyconfig.h, which suits macOS because both are 64-bit.
     """
     installed = Path(sysconfig.get_path("include"))
     architecture = sysconfig.get_config_var("MULTIARCH") or ""

@@ -12,7 +12,7 @@ from .system import INTERPRETER
 
 ARM64 = 0x0100000C
 MLX_LIBRARY = "@rpath/libmlx.dylib"
-# Search path of MLX's library: its package is a sibling of the module's package.
+# Search path of MLX's library, whose package is in the same folder as the module's package.
 RPATH = "@loader_path/../mlx/lib"
 INIT_SYMBOL = "_PyInit__ext"
 # Label of symbols without a library, which any loaded library may define.
@@ -24,7 +24,7 @@ NEON = "__ZN12tiny_llm_ext4neon"
 
 
 def find_defects(module: Path) -> list[str]:
-    """Defects of the module: architecture, libraries, search path, entry point."""
+    """Checks architecture, libraries, search path and entry point; one sentence per defect."""
     header = MachO(str(module)).headers[0]
     problems = []
     if header.header.cputype != ARM64:

@@ -17,7 +17,7 @@ FRAMEWORKS = ("Metal", "Foundation", "QuartzCore", "Accelerate")
 OBJC = "/usr/lib/libobjc.A.dylib"
 OBJC_SYMBOLS = ["_objc_msgSend", "_sel_registerName", "_objc_lookUpClass", "_objc_getProtocol"]
 
-# Not a library: on a Mac, the interpreter resolves these symbols when it loads the module.
+# Stands for a library in stubs. On a Mac, the interpreter defines these symbols at load time.
 INTERPRETER = "the Python interpreter"
 
 

@@ -2,7 +2,7 @@
 
 `memory` runs a growing context through your DeltaNet and through the extension's kernels.
 `conversation` serves the turns of a chat with and without the prefix cache's checkpoints. Random
-weights generate noise, but memory and cache hits are those of trained weights.
+weights generate noise, but memory and cache hits do not depend on the weights.
 """
 
 import argparse

@@ -140,7 +140,7 @@ class Runner:
         line = self._fork_server.stdout.readline() if ready else ""
         if line:
             return int(json.loads(line)["status"])
-        os.killpg(self._fork_server.pid, signal.SIGKILL)  # kills the running session, too
+        os.killpg(self._fork_server.pid, signal.SIGKILL)  # with the running session
         self.__exit__()
         return None if not ready else -1
 

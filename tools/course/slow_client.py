@@ -25,7 +25,8 @@ COMMON = {"prompt": "The KV cache is", "ignore_eos": True, "temperature": 1.0, "
 SMALL = {**COMMON, "max_tokens": 300}
 LARGE = {**COMMON, "max_tokens": NUM_TOKENS, "n": NUM_COMPLETIONS, "logprobs": 20}
 RECEIVE_BUFFER = 2**16  # bytes; small, so that the kernel buffers little for a slow client
-# `serve`, which does not disconnect the client that reads nothing for minutes.
+# Runs `serve` with a send timeout of an hour, so that the server does not disconnect a client that
+# reads nothing for minutes.
 SERVE = """
 import sys
 from tiny_llm.cli import serve

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .tree import default_folder, display_path, environment, find_tree
 
-SOLUTIONS = ("mine", "ref", "tiny_llm")  # tiny_llm is an alias of ref, as in `main`
+SOLUTIONS = ("mine", "ref", "tiny_llm")  # tiny_llm is an alias of ref
 
 
 def add_solution_argument(parser: argparse.ArgumentParser) -> None:

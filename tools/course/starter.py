@@ -31,7 +31,7 @@ def starter_text(text: str, path: Path) -> str:
     for block in reversed(blocks):
         if block.task is None:
             around = lines[max(0, block.start - 2) : block.start - 1] + lines[block.end + 1 :][:1]
-            both_empty = around == ["", ""]  # deletion would leave two empty lines: keep one
+            both_empty = around == ["", ""]  # deletes one of two empty lines
             del lines[block.start - 1 : block.end + 1 + both_empty]
         else:
             lines[block.start : block.end] = placeholder(text, block, path)
@@ -60,7 +60,7 @@ def placeholder(text: str, block: Block, path: Path) -> list[str]:
             f"{indent})",
         ]
     message = unwritten_message(block.task, _c_function(lines, block))
-    if path.suffix == ".metal":  # a kernel cannot raise: see first_unwritten
+    if path.suffix == ".metal":  # a comment, because a kernel cannot raise
         return [f"{indent}// {line}" for line in _wrapped(message, WIDTH - len(indent) - 3)]
     quoted = _quoted(message, indent + "    ")
     return [f"{indent}throw std::runtime_error(", *quoted[:-1], f"{quoted[-1]});"]
@@ -138,9 +138,10 @@ def _innermost(
 
 
 def _c_function(lines: list[str], block: Block) -> str:
-    """Name of the function around a C++ or Metal block; "this" (is yours to write) if not found.
+    """Name of the function around a C++ or Metal block, for the message "… is yours to write".
 
-    It is the last function above the block whose signature starts in the first column.
+    It is the last function above the block whose signature starts in the first column. Without such
+    a function, returns "this".
     """
     for line in reversed(lines[: block.start]):
         line = re.sub(r"^\[\[.*?\]\]\s*", "", line)

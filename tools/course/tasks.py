@@ -573,7 +573,7 @@ def day_with_task(day: Day, number: int) -> Day:
 
 
 def day_of_task(task_id: str) -> Day:
-    """The day of a task."""
+    """The day of the task with an id such as "1.3.2"."""
     week, day, _ = task_id.split(".")
     return day_of(int(week), int(day))
 

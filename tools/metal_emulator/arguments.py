@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# By letter of msl::Parameter.element: NumPy's and Metal's type names. By size in bytes: Metal's
-# names of signed integers.
+# NumPy's and Metal's names of element types, by the letter in msl::Parameter.element. INTEGERS has
+# Metal's names of signed integers, by size in bytes.
 FLOATS = {"f": "float32", "h": "float16", "b": "bfloat16"}
 METAL = {"f": "float", "h": "half", "b": "bfloat", "?": "bool"}
 INTEGERS = {1: "char", 2: "short", 4: "int", 8: "long"}

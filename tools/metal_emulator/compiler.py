@@ -135,7 +135,7 @@ def _syntax(text: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
 
 
 def _not_metal(dump: str) -> list[Diagnostic]:
-    """Rejects valid C++ that is invalid in Metal, outside the emulator's headers."""
+    """Reports code that clang accepts but Metal does not. Ignores the emulator's own headers."""
     found: dict[Diagnostic, None] = {}
     variables = GlobalVariables()
     tree = list(nodes(dump))
@@ -169,7 +169,8 @@ def _precompiled_header() -> Path:
 def _split_by_severity(output: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
     found = list(dict.fromkeys(read_diagnostics(output, str(HERE))))
     errors = [d for d in found if d.severity == "error"]
-    # A wrong signature also causes errors in the kernel table: reports them only without others.
+    # A wrong signature also causes errors in the kernel table. They are reported only if there are
+    # no errors elsewhere.
     errors = [d for d in errors if d.file != KERNEL_TABLE] or errors
     return errors, [d for d in found if d.severity != "error"]
 

@@ -1,7 +1,7 @@
 """Rejects implicit float-to-bfloat conversions, which Metal lacks.
 
-clang allows them, and its warning ignores constants that are exactly representable. Its syntax tree
-dump has every implicit conversion, including those in template instances.
+clang allows them, and its warning ignores constants that are exactly representable. This module
+searches clang's syntax tree dump, which has every implicit conversion, also in template instances.
 """
 
 from .errors import Diagnostic

@@ -3,7 +3,7 @@
 clang's coverage instrumentation inserts a call at the start of each basic block of the LLVM IR.
 This module replaces the call with one that passes the block's operation counts (summed by
 runtime/watch_counts.cpp), or removes it if all are zero. A multiplication counts the same with or
-without a following addition: a GPU fuses the two. Loads and stores are counted by
+without a following addition, because a GPU fuses the two. Loads and stores are counted by
 runtime/access.cpp.
 """
 
@@ -24,7 +24,7 @@ INTEGER = re.compile(
     rf" = (?:(?:add|sub|shl|lshr|ashr|and|or|xor) {INTEGERS}|icmp "
     r"|(?:tail )?call [^(]*@llvm\.[su](?:min|max)\.)"
 )
-# Address of an element at a variable index: one addition.
+# Computing the address of an element at a variable index counts as one addition.
 ADDRESS = re.compile(r" = getelementptr .*, i(?:32|64) %")
 CONVERSION = re.compile(r" = (?:[us]itofp|fpto[us]i|fpext|fptrunc) ")
 KINDS = ("multiply_adds", "integer_multiplies", "divisions", "integers", "conversions")

@@ -1,4 +1,4 @@
-"""Emulated GPU for the extension, where TINY_LLM_EMULATED_METAL=1 selects it.
+"""Emulated GPU for the extension, selected by TINY_LLM_EMULATED_METAL=1.
 
 The extension's GPU code runs (`eval_gpu`, launches, copies, temporaries), records the commands it
 would send to Metal, and determines where MLX would insert barriers (src/extensions/emulated_metal).

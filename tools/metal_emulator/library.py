@@ -14,7 +14,7 @@ from .errors import Diagnostic, MetalFault
 from .process import ORDERS, Process, describe
 
 MAX_THREADS = 1024
-MIN_ALLOWED = 384  # assumed minimum of maxTotalThreadsPerThreadgroup on GPUs
+MIN_ALLOWED = 384  # least maxTotalThreadsPerThreadgroup assumed of a GPU
 
 
 class Launch:

@@ -18,7 +18,8 @@ from .errors import Diagnostic
 from .syntax_tree import Node
 
 METHOD = re.compile(r"CXX(?:Method|Constructor|Conversion)Decl (0x\w+)")
-# clang dumps both the template, mostly untyped, and its instances.
+# clang dumps a template and its instances. The template is skipped, because most of its expressions
+# have no type.
 TEMPLATE = re.compile(r"(?:Class|Function)Template(?:PartialSpecialization)?Decl ")
 INSTANCE = re.compile(r"ClassTemplateSpecializationDecl ")
 # Syntax tree nodes that access a member or element of an object.

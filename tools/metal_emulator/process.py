@@ -204,7 +204,10 @@ def _memory_folder() -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """Environment of the server, without LD_PRELOAD: kernels link another sanitizer than Python."""
+    """Environment of the server.
+
+    Omits LD_PRELOAD, which may load a sanitizer for Python that conflicts with the kernels'.
+    """
     inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return {**inherited, "ASAN_OPTIONS": ASAN_OPTIONS}
 

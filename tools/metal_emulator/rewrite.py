@@ -224,7 +224,10 @@ def _vector_constructors(code: Rewritten) -> None:
 
 
 def _mark_thread_members(code: Rewritten) -> None:
-    """Marks `T f() const thread {…}`, a qualifier C++ lacks, for member_address_spaces.py."""
+    """Replaces `thread` in `T f() const thread {…}` by an attribute.
+
+    C++ lacks the qualifier. member_address_spaces.py reads the attribute.
+    """
     code.replace(
         r"(\)\s*(?:const\s+)?)thread(\s*(?:noexcept\s*)?)(?=[:{;])",
         lambda m: f'{m[1]}{m[2]}__attribute__((annotate("thread")))',
@@ -232,7 +235,7 @@ def _mark_thread_members(code: Rewritten) -> None:
 
 
 def _drop_qualified_members(code: Rewritten) -> None:
-    """Removes `T f() const threadgroup {…}`: C++ has no address space qualifiers of `this`."""
+    """Removes `T f() const threadgroup {…}`, as C++ has no address space qualifiers of `this`."""
     pattern = re.compile(
         r"\)\s*(?:const\s+)?(?:threadgroup|device|constant)\s*(?:noexcept\s*)?(?=[:{])"
     )

@@ -163,7 +163,7 @@ def read_buffer(text: str, seed: int) -> Bindable | None:
         return None
     if text.endswith(".npy"):
         array: NDArray[np.generic] = np.load(text)
-        # .npy files cannot describe bfloat16: NumPy saves it as untyped two-byte elements.
+        # NumPy saves bfloat16 as untyped two-byte elements, as .npy files cannot describe it.
         return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
     kind, *rest = text.split(":")
     if kind in TYPES and len(rest) == 2 and rest[1] in FILLS:

@@ -29,7 +29,7 @@ class GlobalVariables:
         rest = node.text.rsplit("'", 1)[-1].split()  # specifiers after the type: "static constexpr"
         is_local = self._function_depth is not None and "static" not in rest
         kind = type_of(node.text)
-        # rewrite.py removes `constant` from mlx::os_log, which only prints.
+        # mlx::os_log is exempt, because rewrite.py removes its `constant`.
         if is_local or "__constant" in kind or "os_log" in kind:
             return None
         name = VARIABLE.match(node.text)

@@ -50,7 +50,7 @@ from .score import Row, Score
 from .table import print_score
 
 KIND = "scoreboard"
-ROOFLINE_ROUNDS = 2  # measurements of the machine's limits; the best counts
+ROOFLINE_ROUNDS = 2  # number of measurements of the machine's limits
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         "--random",
         choices=SHAPES,
         metavar="SHAPE",
-        help=f"random weights, takes minutes: {', '.join(SHAPES)}",
+        help=f"random weights of a shape (takes minutes): {', '.join(SHAPES)}",
     )
     parser.add_argument(
         "--llama-python", metavar="PYTHON", help="interpreter with llama-cpp-python"

@@ -44,14 +44,17 @@ GOODPUT_DAYS = (day_of(3, 3), day_of(3, 4), day_of(5, 3))
 BENCH_FLAGS = "--loader engine --batch-size 16 --num-seqs 32 --request-rate 8 16 32 64"
 SLO = "ttft:200 tpot:50"
 SECONDS = 90  # timeout per measurement
-MAX_CACHED_BYTES = 64e6  # bytes; smaller models may fit in a CPU cache
+MAX_CACHED_BYTES = 64e6  # bytes of weights that may fit in a CPU cache
 
 
 def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
-    """Runs the tests that select the learner's engine; also returns all cached outcomes.
+    """Runs the tests that determine the learner's best model and kernels.
 
     Tests the models from the last week's down, then the kernels from the fastest down, each until
     one passes.
+
+    Returns:
+        Outcomes of these tests, and cached outcomes of all other days, by task id.
     """
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
     cache = ResultCache(tree)

@@ -121,5 +121,5 @@ def format_week(week: str) -> str:
 
 
 def format_speed(speed: float) -> str:
-    """Two decimals below 10, one below 100, else none: 0.52, 19.4, 119, 10,404."""
+    """Formats with two decimals below 10, one below 100, else none: 0.52, 19.4, 119, 10,404."""
     return f"{speed:.2f}" if speed < 10 else f"{speed:.1f}" if speed < 100 else f"{speed:,.0f}"

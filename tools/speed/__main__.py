@@ -35,7 +35,7 @@ MODULES = {
     "4.6": "attention",
     "4.7": "decode_steps",
 }  # days not measured by matmuls.py
-ROOFLINE_ROUNDS = 3  # measurements of the machine's limits; the best counts
+ROOFLINE_ROUNDS = 3  # number of measurements of the machine's limits
 
 
 class FailedError(Exception):
@@ -51,12 +51,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS, metavar="N", help="rounds per kernel (5)"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="day 4.1: seed of the slow matmul")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="day 4.1: seed that selects the slow matmul"
+    )
     parser.add_argument(
         "--answer",
         choices=MATMULS,
         metavar="NAME",
-        help="day 4.1: answer, instead of a prompt",
+        help="day 4.1: the slow matmul (default: prompts for it)",
     )
     args, tree = parse_with_tree(parser, argv)
     if args.rounds < 1:

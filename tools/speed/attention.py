@@ -2,9 +2,9 @@
 
     python -m tools.speed.attention kernels --read 40e9 --peak 500e9 --day 4.6 --rounds 5
 
-Measures two problems: Qwen3-0.6B's heads, and a single KV head, of which threads can only divide
-the keys. Clock, comparison and roofline are functions of day 4.1: the learner's if this process
-imports the learner's `tiny_llm`. Output as in matmuls.py.
+Measures two problems: Qwen3-0.6B's heads, and a single KV head, whose keys must be divided among
+the threads. Clock, comparison and roofline are functions of day 4.1: the learner's if this process
+imports the learner's `tiny_llm`. The output has the format of matmuls.py.
 """
 
 import sys

@@ -36,7 +36,7 @@ from tiny_llm.kernels.roofline import (
 BITS, GROUP_SIZE = 4, 128
 VARIABLE = "TINY_LLM_MATMUL"
 PREFETCH_VARIABLE = "TINY_LLM_PREFETCH"
-# Kernels compared on each day: the previous day's and the day's.
+# Kernels measured on each day: the day's, and earlier ones for comparison.
 DAY_KERNELS = {
     "4.2": ("loops", "factored", "vectors"),
     "4.3": ("vectors", "prepacked", "prefetched"),

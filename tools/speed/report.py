@@ -10,7 +10,12 @@ Row = Mapping[str, float]
 
 
 def matmuls_table(rows: Mapping[str, Row], with_shares: bool) -> Table:
-    """A step's matmuls with bytes read and times; shares of the limit only after the answer."""
+    """A step's matmuls with bytes read and times.
+
+    Args:
+        rows: measurements by matmul.
+        with_shares: whether to add the shares of the limit, which reveal the answer.
+    """
     table = Table("matmul", "MB", "median, ms", "minimum, ms")
     if with_shares:
         table.add_column("least, ms")

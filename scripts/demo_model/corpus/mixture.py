@@ -62,7 +62,8 @@ EVALUATION: tuple[Maker, ...] = (
 )
 # Reduced frequencies of types that a model already knows, for continued training on new types.
 KNOWN: dict[Maker, float] = {reading: 14, arithmetic: 14, fact: 11, term: 8}
-THINKING_SHARE, STRUCTURED_THINKING_SHARE = 0.28, 0.12  # structured outputs are tool calls and JSON
+# Shares of examples with thinking: text answers, and structured outputs (tool calls and JSON).
+THINKING_SHARE, STRUCTURED_THINKING_SHARE = 0.28, 0.12
 
 
 def training_examples(seed: int, is_continued: bool = False) -> Iterator[Example]:

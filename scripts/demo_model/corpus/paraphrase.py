@@ -19,7 +19,10 @@ HELD_OUT_INDEX = 3
 
 
 def split_templates(templates: Sequence[str], held_out: bool) -> list[str]:
-    """Templates for training or, if `held_out`, for evaluation; lists of four or more have both."""
+    """Templates for training or, if `held_out`, for evaluation.
+
+    A list of fewer than four templates has none for evaluation.
+    """
     return [
         text
         for index, text in enumerate(templates)

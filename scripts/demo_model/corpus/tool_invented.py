@@ -73,7 +73,7 @@ VALUES = (
 
 
 def invented_kind(rng: random.Random, held_out: bool) -> ToolKind:
-    """Makes a tool kind for one noun: a real one, or one composed of syllables."""
+    """Makes a tool kind for one noun: an English word, or an invented place name."""
     noun = rng.choice(NOUNS.split(",")).strip()
     if rng.random() < 0.4:
         noun = place_name(rng, held_out).lower()

@@ -63,8 +63,8 @@ class ToolKind:
         result: alternative names of the result's field.
         values: sampler of the result; None for a tool that performs an action.
         answer: template of the final answer, with {topic} and the result {v}.
-        tags: question types of `PLAIN` in tools.py that this tool could answer. If it is listed,
-            they are not used as questions that need no tool.
+        tags: question types of `PLAIN` in tools.py that this tool could answer. Chats that list
+            the tool do not use these types as questions that need no tool.
     """
 
     names: tuple[str, ...]

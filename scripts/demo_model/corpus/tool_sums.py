@@ -46,7 +46,7 @@ def ask_sum(rng: random.Random, held_out: bool, op: str) -> Sum:
         asked, a, b = draw(rng, held_out_pair=held_out and op != MULTIPLY and rng.random() < 0.5)
         if op in ("", asked):
             break
-    if rng.random() < 0.3:  # too large for the model to compute without a tool
+    if rng.random() < 0.3:  # larger operands, for which the model needs a tool
         a, b = a + 100 * rng.randint(0, 9), b + 100 * rng.randint(0, 9)
         a, b = (max(a, b), min(a, b)) if asked == SUBTRACT else (a, b)
     result = {ADD: a + b, SUBTRACT: a - b, MULTIPLY: a * b}[asked]

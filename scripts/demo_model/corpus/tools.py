@@ -233,7 +233,7 @@ def draw_tool(rng: random.Random, held_out: bool) -> Tool:
     if choice < 0.4:
         return lookup_tool(rng, invented_kind(rng, held_out))
     if choice < 0.5:
-        return lookup_tool(rng, KINDS[0])  # weather, the most common example of a tool
+        return lookup_tool(rng, KINDS[0])  # weather: the most common example of a tool
     return lookup_tool(rng, rng.choice(KINDS))
 
 
@@ -291,7 +291,7 @@ def _is_other(tool: Tool, tools: Sequence[Tool]) -> bool:
 
 
 def tool_chat(rng: random.Random, held_out: bool) -> Example:
-    """Makes a chat with tools; in training, several requests share the long tool list."""
+    """Makes a chat with a tool list and one request; in training, with two to six requests."""
     tools = draw_tools(rng, held_out)
     num_rounds = 1 if held_out else rng.choice((2, 3, 4, 5, 6))
     messages = [system_turn(tools)]

@@ -1,4 +1,4 @@
-"""More subjects of paragraphs in `reading.py`: shops, ships, objects, pets."""
+"""Subjects of paragraphs in `reading.py`: shops, ships, objects and pets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 // AVX-512 helpers: 16-bit formats and in-register transposition.
 //
-// Include only in files compiled for AVX-512. Like common/half.h, avoids standard library
-// templates.
+// Include only in files compiled for AVX-512. Avoids standard library templates; common/half.h
+// explains why.
 #pragma once
 
 #include <immintrin.h>

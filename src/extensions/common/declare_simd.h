@@ -1,4 +1,4 @@
-// Macros that declare and select kernels compiled once per instruction set. No includes.
+// Macros that declare and select kernels compiled once per instruction set.
 //
 // A kernel written with common/simd.h is one file, <op>_simd.cpp, compiled once per instruction set
 // into a namespace named after the set. TINY_LLM_DECLARE_SIMD declares its functions in all of

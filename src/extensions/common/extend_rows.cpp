@@ -62,7 +62,7 @@ mx::array allocate_aligned(const mx::Shape& shape, mx::Dtype dtype, const char* 
     size_t bytes = dtype.size();
     for (const int size : shape) bytes *= size;
     mx::allocator::Data buffer = mx::allocator::malloc(bytes + page);
-    if (buffer.buffer().ptr() == nullptr) {  // MLX does not check
+    if (buffer.buffer().ptr() == nullptr) {  // failed, which MLX does not check
         throw std::runtime_error("Cannot allocate " + std::to_string(bytes) + " bytes.");
     }
     mx::array out(std::move(buffer), shape, dtype);
@@ -98,10 +98,12 @@ bool extend_rows(mx::array& x, int num_rows) {
     char* const from = x.size() == 0 ? nullptr : x.data<char>();
     mx::array extended = allocate_aligned(shape, x.dtype(), from);
     char* to = extended.data<char>();
-    if (from != nullptr) {
+    if (from == nullptr) {
+        std::memset(to, 0, extended.nbytes());  // a caller may reserve all memory in this way
+    } else {
         move(from, to, x.nbytes(), x.is_donatable());
+        zero(to + x.nbytes(), to + extended.nbytes());
     }
-    zero(to + x.nbytes(), to + extended.nbytes());
     x.overwrite_descriptor(extended);
     return true;
 }

@@ -8,7 +8,7 @@ namespace tiny_llm_ext {
 ///
 /// Growing a KV cache of 3.6 GB took 9 s by copying, mostly page faults of the new buffer, and
 /// takes 20 ms by moving pages (Linux's mremap). New rows use no physical memory until they are
-/// written. The first rows of an empty array start at a memory page.
+/// written, except the first rows of an empty array, which start at a memory page.
 ///
 /// x: evaluated and row-contiguous; copied if another array shares its memory or its pages cannot
 ///   be moved.

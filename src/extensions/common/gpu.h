@@ -21,8 +21,8 @@ bool is_gpu(mx::Stream stream);
 /// operation: name of its folder in src/. dtype: compute dtype of its kernels.
 mx::Stream stream_for(const std::string& operation, mx::Dtype dtype, mx::StreamOrDevice s);
 
-/// Wraps an operation on the emulated GPU's stream in a node that evaluates it there. Returns any
-/// other operation unchanged.
+/// Wraps an operation on the emulated GPU's stream in a node that evaluates it on the emulator.
+/// Returns an operation on another stream unchanged.
 std::shared_ptr<mx::Primitive> wrap_if_emulated(std::shared_ptr<mx::Primitive> operation);
 
 }  // namespace tiny_llm_ext

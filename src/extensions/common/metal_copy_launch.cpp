@@ -13,8 +13,8 @@ struct Dimension {
     int64_t size, stride;
 };
 
-// Merges dimensions that are contiguous with each other, as long as the merged size fits the
-// kernel's 32-bit indices; drops dimensions of size 1.
+// Merges adjacent dimensions that a single stride can describe, as long as the merged size fits the
+// kernel's 32-bit indices. Drops dimensions of size 1.
 std::vector<Dimension> merged(const std::vector<int>& shape, const std::vector<int64_t>& strides) {
     std::vector<Dimension> dimensions;
     for (size_t i = 0; i < shape.size(); i++) {

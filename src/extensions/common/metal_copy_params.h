@@ -11,7 +11,7 @@ enum {
 
 struct CopyParams {
     unsigned int rows, columns;  // columns: size of the last dimension
-    long column_stride;          // between elements of a row, in elements, like `strides`
+    long column_stride;          // stride within a row, in elements
     int dims;                    // number of dimensions that index rows; the last varies fastest
     unsigned int shape[COPY_MAX_DIMS];
     long strides[COPY_MAX_DIMS];

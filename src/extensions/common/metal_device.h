@@ -26,7 +26,8 @@ void encode(const mx::Stream& stream, const MetalLaunch& launch,
 void encode(const mx::Stream& stream, const std::function<MetalLaunch(int max_threads)>& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs);
 
-/// Copies x, any strides, to `out`: same shape, row-major, in separate memory.
+/// Copies x, which may have any strides, to `out`, a row-major array of the same shape in separate
+/// memory.
 void copy(const mx::array& x, const mx::array& out, const mx::Stream& stream);
 
 /// Prepares an in-place update of x: `out` shares the memory of x if x is row-contiguous and either

@@ -5,8 +5,8 @@
 // emulator (tiny_llm_ext.metal in Python): a grid too small for a shape is detected without a GPU.
 //
 // A kernel's scalar parameters are a struct in src/<op>/<op>_params.h, which host and kernel
-// include. int has 32 bits and long 64 on both sides. The order of a kernel's buffers is: inputs,
-// outputs, params.
+// include. int has 32 bits and long 64 on both sides, so the struct has the same layout. The order
+// of a kernel's buffers is: inputs, outputs, params.
 #pragma once
 
 #include <algorithm>

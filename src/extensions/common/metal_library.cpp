@@ -75,7 +75,7 @@ MTL::Library* library_of(const std::string& file, const std::string& dtype) {
     });
 }
 
-std::mutex mutex, operations_mutex;  // guard `results` and `operations`
+std::mutex mutex, operations_mutex;  // guard `results` and `operations`, respectively
 // Compiler's message, empty on success, for each file and dtype.
 std::map<std::pair<std::string, std::string>, std::string> results;
 std::map<std::string, bool> operations;  // operation + dtype -> whether all its kernels compile
@@ -111,7 +111,7 @@ std::vector<std::string> files_of(const std::string& operation) {
     auto files = fast.empty() ? all : fast;
     files.push_back("metal_copy");
     if (operation == "quantized_matmul") {
-        files.push_back("matmul_tile");  // for its kernel matmul_split_k_sum
+        files.push_back("matmul_tile");  // contains the kernel that sums the splits
     }
     return files;
 }

@@ -5,7 +5,7 @@
 
 namespace tiny_llm_ext {
 
-/// 1 / (1 + e⁻ˣ) without overflow or cancellation: e⁻|x| is at most 1.
+/// 1 / (1 + e⁻ˣ). Computed from e⁻|x|, which is at most 1, to avoid overflow and cancellation.
 inline float sigmoid(float x) {
     const float power = metal::exp(-metal::abs(x));
     return (x < 0.0f ? power : 1.0f) / (1.0f + power);

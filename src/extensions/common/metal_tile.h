@@ -22,7 +22,8 @@ namespace tiny_llm_ext {
 
 using namespace metal;
 
-/// to += from. Independent of the mapping from matrix elements to threads.
+/// to += from. Correct for any mapping from matrix elements to threads, because both matrices have
+/// the same mapping.
 inline void add_matrix(thread simdgroup_float8x8& to, thread simdgroup_float8x8& from) {
     reinterpret_cast<thread float2&>(to.thread_elements()) +=
         reinterpret_cast<thread float2&>(from.thread_elements());

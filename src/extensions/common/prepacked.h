@@ -5,9 +5,9 @@
 // different output row, as the kernels need them, without transposition in registers, and memory is
 // read sequentially. Scales and biases are interleaved in the same way, one element at a time.
 //
-// Each kernel chooses R. With the number of rows that it multiplies at once, it reads a single
-// sequential stream; a smaller R divides the reads into several streams, which some CPUs read
-// faster.
+// Each kernel chooses R. If R is the number of rows that the kernel multiplies at once, it reads
+// memory as a single sequential stream. A smaller R divides the reads into several streams, which
+// some CPUs read faster.
 //
 // The shape distinguishes the layouts of O rows with W elements: row-major is O×W, prepacked is
 // (O/R)×W×R.

@@ -34,8 +34,8 @@ mlx::core::array row_contiguous(const mlx::core::array& x, mlx::core::Stream str
 /// A copy of `x` in row-major order, made as a task of the stream.
 mlx::core::array copy_of(const mlx::core::array& x, mlx::core::Stream stream);
 
-/// Allocates `out`, in the memory of `x` if x has no other readers and the same layout, and returns
-/// its address. A kernel may then write an element of `out` only after reading that element of x.
+/// Allocates `out` and returns its address. If x has no other readers and the same layout, `out`
+/// takes its memory, so a kernel must read an element of x before it writes that element of `out`.
 void* allocate_or_reuse(mlx::core::array& out, const mlx::core::array& x);
 
 /// Allocates `out` and returns its address.
@@ -57,7 +57,7 @@ void* allocate_by_token(mlx::core::array& out);
 /// thread alone if the work is below the cost of dispatch.
 template <typename Body>
 void for_rows(int64_t rows, int64_t elements_per_row, const Body& body) {
-    constexpr int64_t ELEMENTS = 2048;  // per chunk, for about a microsecond of work
+    constexpr int64_t ELEMENTS = 2048;  // per chunk, about a microsecond of work
     const int64_t step = std::max<int64_t>(1, ELEMENTS / std::max<int64_t>(1, elements_per_row));
     parallel_for((rows + step - 1) / step,
                  [&](int64_t chunk) { body(chunk * step, std::min(rows, (chunk + 1) * step)); });

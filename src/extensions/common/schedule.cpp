@@ -28,8 +28,8 @@ int64_t next_static(ChunkRange<Ticket>* runs, const SharedJob& job, int thread) 
 /// Claims the next chunk of a run, which must be below `end`. Safe to call from several threads.
 ///
 /// Returns a chunk that no other thread claims, or NO_CHUNK if the run is exhausted or the ticket
-/// belongs to another job: a thread that slept through a job must not claim a chunk of the next
-/// job.
+/// belongs to another job. Without this check, a thread that slept through a job could claim a
+/// chunk of the next job.
 template <typename Ticket>
 int64_t claim(Ticket& ticket, uint32_t job, int64_t end) {
     // [task 4.5.1 claim]
@@ -67,7 +67,7 @@ NextChunk dynamic_schedule() {
 NextChunk default_schedule() {
     try {
         return dynamic_schedule();
-    } catch (const std::runtime_error&) {  // the learner has not solved the course's task yet
+    } catch (const std::runtime_error&) {  // the course's task is not solved yet
         return next_static;
     }
 }

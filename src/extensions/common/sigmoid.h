@@ -5,7 +5,7 @@
 
 namespace tiny_llm_ext {
 
-/// 1 / (1 + e⁻ˣ) without overflow or cancellation: e⁻|x| is at most 1.
+/// 1 / (1 + e⁻ˣ). Computed from e⁻|x|, which is at most 1, to avoid overflow and cancellation.
 inline float sigmoid(float x) {
     const float power = std::exp(-std::abs(x));
     return (x < 0 ? power : 1) / (1 + power);

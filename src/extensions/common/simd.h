@@ -41,8 +41,7 @@ typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 namespace {
 
-// Broadcasts x to all lanes. Subtracting zero preserves every value, including −0 and NaN, unlike
-// adding it.
+// Broadcasts x to all lanes. Zero is subtracted, not added, because −0 + 0 would be +0.
 inline Floats splat(float x) { return x - Floats{}; }
 inline Ints splat(int32_t x) { return x - Ints{}; }
 
@@ -94,7 +93,7 @@ inline Floats fma(Ints a, Ints b, Floats c) {
 /// Lane-wise maximum; b where either is NaN.
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
-/// Forces a single load of x: GCC would reload it for every use.
+/// Makes the compiler keep x in a register. Otherwise, GCC reloads it from memory for every use.
 template <typename Vector>
 inline void keep_in_register(Vector& x) {
 #if defined(__AVX512F__)
@@ -240,8 +239,8 @@ inline bool can_stream(const float* to, int64_t row_size) {
     return reinterpret_cast<uintptr_t>(to) % sizeof(Floats) == 0 && row_size % LANES == 0;
 }
 
-/// Stores a vector that is not read soon, on x86 without first reading its cache line from memory.
-/// Visible to other threads after `end_streams`.
+/// Stores a vector that is not read soon. On x86, the store bypasses the cache, so that the cache
+/// line is not read from memory first. Other threads see the vector after `end_streams`.
 inline void stream(float* to, Floats x) {
 #if defined(__AVX512F__)
     _mm512_stream_ps(to, (__m512)x);
@@ -278,7 +277,7 @@ inline void for_vectors(int64_t n, const Body& body) {
 
 // --- across lanes -------------------------------------------------------------------------------
 
-/// Sum of all lanes, by folding halves: the order depends only on LANES.
+/// Sum of all lanes. Halves are added repeatedly, so the order depends only on LANES.
 inline float sum(Floats x) {
 #if defined(__aarch64__)
     const float32x2_t two = vadd_f32(vget_low_f32((float32x4_t)x), vget_high_f32((float32x4_t)x));

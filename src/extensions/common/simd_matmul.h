@@ -4,8 +4,9 @@
 // two pairs is the sum of their two elementwise products, and the inner dimension counts pairs. c
 // is always float32.
 //
-// Rows of b are loaded as vectors, so lanes are columns: every element of c is one chain of fused
-// multiply-adds in the order of the inner index, with the same bits for any blocking.
+// Rows of b are loaded as vectors, so each lane computes one column of c. Every element of c is one
+// chain of fused multiply-adds in the order of the inner index, so its bits do not depend on the
+// sizes of the blocks.
 #pragma once
 
 #include "common/simd.h"
@@ -14,8 +15,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Block of c in registers: rows × vectors. With a row of b, it takes 6×4 + 4 of 32 registers, or
-// 6×2 + 2 of 16.
+// Block of c that is kept in registers: rows × vectors. Together with the vectors of one row of b,
+// it takes 6×4 + 4 of 32 registers, or 6×2 + 2 of 16.
 constexpr int MATMUL_ROWS = 6;
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int MATMUL_VECTORS = 2;
@@ -23,8 +24,8 @@ constexpr int MATMUL_VECTORS = 2;
 constexpr int MATMUL_VECTORS = 4;
 #endif
 
-// c += a · b for ROWS × (VECTORS · LANES) elements of c. Not inlined: sums and x use all registers,
-// and the caller's live values would be spilled in the innermost loop.
+// c += a · b for ROWS × (VECTORS · LANES) elements of c. Not inlined, because `sums` and `x`
+// use all registers: the caller's live values would be spilled in the innermost loop.
 template <int ROWS, int VECTORS, typename Element>
 __attribute__((noinline)) void multiply_add_block(int inner, const Element* a, int64_t a_stride,
                                                   const Element* b, int64_t b_stride, float* c,

@@ -24,8 +24,8 @@ constexpr Indices<0, 1, 2, 3> ALL_LANES;
 #define TINY_LLM_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ints{__VA_ARGS__})
 #endif
 
-// The shuffles below compile to a single instruction without an index vector on every instruction
-// set.
+// On every instruction set, each shuffle below compiles to a single instruction that needs no index
+// vector.
 
 // Interleaves two of every four lanes of a and b: the first two (FROM = 0: a0 b0 a1 b1) or the last
 // two (FROM = 2).

@@ -81,7 +81,7 @@ TaskCapture::Lease& TaskCapture::lease(size_t bytes) {
     }
     mx::array& block = workspace_[leases_.size()];
     if (block.nbytes() < bytes) {
-        block = block_of(bytes);  // older captures keep their block alive
+        block = block_of(bytes);  // captures that use the smaller block keep it alive
     }
     memory.push_back(block);
     leases_.push_back({block, alias_of(block)});

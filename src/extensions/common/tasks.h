@@ -48,7 +48,7 @@ class TaskCapture {
     Lease& lease(size_t bytes);
 
     Workspace& workspace_;
-    std::vector<Lease> leases_;  // of workspace_[0], workspace_[1], …
+    std::vector<Lease> leases_;  // leases_[i] is the lease of workspace_[i]
 };
 
 /// Rethrows the first pending exception of a task, if any. Tasks run in their stream's thread,

@@ -93,7 +93,7 @@ class Pool {
         while (done_.load(std::memory_order_acquire) < chunks) {
             pause();
         }
-        if (thrown_ != nullptr) {  // set before `done_` counts the failed chunk
+        if (thrown_ != nullptr) {  // no lock needed: set before `done_` counts the chunk
             std::rethrow_exception(std::exchange(thrown_, nullptr));
         }
     }
@@ -101,8 +101,8 @@ class Pool {
    private:
     // Computes chunks of a job until the schedule returns NO_CHUNK. A thread claims the chunks of
     // its run in order, so that a prefetch at the end of one chunk hits the beginning of the next.
-    // A worker that arrives after the job has finished cannot claim a chunk of the next job, which
-    // needs another function: the job number in the ticket differs.
+    // A worker that arrives after the job has finished must not call this job's function for a
+    // chunk of the next job. It cannot claim one, because the job number in the ticket differs.
     void take_chunks(uint32_t number, int thread) {
         const auto run = run_.load(std::memory_order_acquire);
         const auto body = body_.load(std::memory_order_acquire);

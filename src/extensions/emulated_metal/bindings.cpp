@@ -85,7 +85,7 @@ MTL::Library compiled(const nb::callable& compile, const std::string& name,
     try {
         kernels = compile(name, text);
     } catch (const nb::python_error& error) {
-        throw std::runtime_error(nb::str(error.value()).c_str());  // like a compile error on a Mac
+        throw std::runtime_error(nb::str(error.value()).c_str());  // as MLX does on a Mac
     }
     for (const auto& [kernel, properties] :
          nb::cast<std::map<std::string, std::tuple<size_t, std::vector<int>>>>(kernels)) {

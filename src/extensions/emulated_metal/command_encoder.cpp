@@ -106,7 +106,7 @@ void CommandEncoder::begin(const std::string& operation, const std::vector<array
     first_command_ = commands_.size();
     may_overwrite_.clear();
     for (const auto& input : inputs) {
-        // References by commands in flight do not prevent overwriting the input: those commands run
+        // References by commands in flight do not prevent overwriting the input, because they run
         // before this operation's commands.
         const auto retained = retained_.find(input.data_shared_ptr().get());
         if (retained != retained_.end()) {

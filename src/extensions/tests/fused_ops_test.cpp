@@ -32,7 +32,8 @@ std::vector<float> random_array(Random& random, int64_t count, Format format, fl
     return memory;
 }
 
-// Whether a and b differ by at most a few ulps, since summation orders differ.
+// Whether a and b differ by at most a few ulps, a tolerance for the different summation orders of a
+// kernel and its reference.
 bool is_close(float a, float b, Format format) {
     const float epsilon = format == Format::float32   ? 0x1p-23f
                           : format == Format::float16 ? 0x1p-10f

@@ -64,8 +64,8 @@ class Guarded {
     std::vector<T> memory_;
 };
 
-/// A test. Runs once per instruction set under test, except the portable one: its kernels are the
-/// references.
+/// A test. Runs once per instruction set under test, except the portable one, because its kernels
+/// are the references.
 using Test = void (*)(InstructionSet set);
 struct Registration {
     Registration(const char* name, Test test);

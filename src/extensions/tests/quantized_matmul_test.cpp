@@ -87,7 +87,7 @@ struct Problem {
         return other;
     }
 
-    // The same problem with 8-bit activations.
+    // A copy of this problem with 8-bit activations.
     Problem with_8_bit_activations() const {
         Problem other = *this;
         other.activation_bits = 8;
@@ -116,7 +116,7 @@ const QuantizedMatmulKernel& kernel_of(InstructionSet set, [[maybe_unused]] int 
 #endif
 }
 
-// Runs a kernel on `rows` rows of a problem, in chunks as small as those of parallel_for.
+// Runs a kernel on `rows` rows of a problem, in the small chunks that parallel_for would use.
 Guarded<uint16_t> multiply(const Problem& problem, const QuantizedMatmulKernel& kernel,
                            int64_t first_row, int64_t rows) {
     Guarded<uint16_t> out(rows * problem.O);
@@ -291,7 +291,7 @@ std::vector<Problem> problems(int64_t M, int64_t O, int64_t I) {
     return all;
 }
 
-// The same problems with 16-bit and with 8-bit activations.
+// The problems of `problems(M, O, I)`, each with 16-bit and with 8-bit activations.
 std::vector<Problem> problems_of_all_activations(int64_t M, int64_t O, int64_t I) {
     std::vector<Problem> all = problems(M, O, I);
     for (const Problem& problem : problems(M, O, I)) {
@@ -339,7 +339,7 @@ KERNEL_TEST(week4_prepacked_kernels_match_reference) {
 }
 
 KERNEL_TEST(quantized_matmul_with_prepacked_weights_has_the_same_bits) {
-    const int rows = kernel_of(set, 16).prepack_rows;  // for 8-bit activations, too
+    const int rows = kernel_of(set, 16).prepack_rows;  // the same for 8-bit activations
     if (rows == 0) {
         return;
     }
@@ -414,7 +414,7 @@ KERNEL_TEST(quantized_matmul_confines_nan_and_infinity_to_their_row) {
 KERNEL_TEST(quantized_matmul_with_8_bit_activations_of_any_magnitude) {
     for (float magnitude : {0.0f, 0x1p-133f, 0x1p-100f, 0x1p-20f, 0x1p120f}) {
         Problem problem(2, 64, 128, 64, 4, Format::bfloat16, Format::bfloat16);
-        for (int64_t i = 0; i < 2 * problem.I; i++) {  // ±magnitude: no rounding
+        for (int64_t i = 0; i < 2 * problem.I; i++) {  // rounding ±magnitude is exact
             store_element(problem.a.data(), i, problem.format, i % 3 == 0 ? magnitude : -magnitude);
         }
         const Problem rounded = problem.with_8_bit_activations();

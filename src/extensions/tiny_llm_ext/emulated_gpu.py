@@ -33,8 +33,8 @@ def is_requested() -> bool:
 def attach(extension: ModuleType) -> Any:
     """Attaches the emulator as the extension's GPU and returns the GPU stream.
 
-    Faults found by the emulator are printed at exit and set exit status 1, even if the exception
-    was caught: an engine only fails the affected request and continues.
+    Faults found by the emulator are printed at exit and set exit status 1, even if their exceptions
+    were caught, as an engine does: it fails the affected request and continues.
 
     Raises:
         ValueError: the source checkout or clang is missing.

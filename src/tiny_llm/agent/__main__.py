@@ -1,9 +1,9 @@
 """Agent: a model that calls tools until it answers.
 
-With --workspace, the tools list, read and edit files in one folder; otherwise, they are a
-calculator. The messages are from a model in this process (--model), a server (--url) or a JSON list
-(--script). With --script and --model, the model only prefills the prompts, which fills its prefix
-cache.
+With --workspace, the tools list, read and edit files in one folder; otherwise, they add, subtract
+and multiply two numbers. The messages are from a model in this process (--model), a server (--url)
+or a JSON list (--script). With --script and --model, the model only prefills the prompts, which
+fills its prefix cache.
 """
 
 import argparse

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from ..engine.execution.sampler import completion_seed
 from .loop import Agent, Transcript
 
-Check = Callable[[Path], bool]  # returns whether the workspace's files are correct; see `passes`
-MakeAgent = Callable[[Path], Agent]  # creates an agent for a workspace
+Check = Callable[[Path], bool]  # takes a workspace folder; returns whether its files are correct
+MakeAgent = Callable[[Path], Agent]  # takes a workspace folder; creates an agent for it
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def vote(branches: Sequence[Branch]) -> Branch | None:
     counts = Counter(answer for answer in votes if answer is not None)
     if not counts:
         return None
-    winner, _ = counts.most_common(1)[0]  # the earliest of the most frequent
+    winner, _ = counts.most_common(1)[0]  # the earliest answer in a tie
     return branches[votes.index(winner)]
     # [/task 7.4.3 vote]
 
@@ -94,7 +94,7 @@ class PageCounts(NamedTuple):
     Attributes:
         stored: number of distinct pages.
         shared: number of pages that several branches use.
-        saved: number of pages saved by sharing.
+        saved: number of additional pages that would be stored without sharing.
     """
 
     stored: int

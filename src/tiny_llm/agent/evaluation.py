@@ -30,7 +30,7 @@ class EvalTask:
 class Result:
     """Outcome of a case: a task with the seed `case_seed(task, number)`.
 
-    `stop_reason` is the transcript's, or "error".
+    `stop_reason` is that of the transcript, or "error" if a `UserError` ended the run.
     """
 
     task: str

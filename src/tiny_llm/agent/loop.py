@@ -38,7 +38,7 @@ class Transcript:
         self.context.append(message)
 
     def fork(self) -> "Transcript":
-        """Returns an independent copy; it shares the messages, which are immutable."""
+        """Returns a copy with separate message lists; the messages themselves never change."""
         return Transcript(list(self.messages), list(self.context), self.steps, self.stop_reason)
 
 

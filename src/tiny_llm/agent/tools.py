@@ -12,7 +12,7 @@ from ..errors import UserError
 from .models import Message
 
 MAX_ERRORS = 3  # maximum number of schema violations reported to the model per call
-MAX_ERROR_LENGTH = 200  # characters; jsonschema messages include the invalid value
+MAX_ERROR_LENGTH = 200  # characters; jsonschema quotes the invalid value, which may be long
 
 
 class ToolError(ValueError):

@@ -10,7 +10,7 @@ from ..errors import UserError
 from .tools import Tool, ToolError
 
 DEFAULT_MAX_OUTPUT = 4000  # maximum characters of a tool result
-MIN_OUTPUT = 100  # longer than any `truncation_note`, which truncated results contain
+MIN_OUTPUT = 100  # a truncated result has room for the longest `truncation_note`
 
 
 class Workspace:
@@ -21,7 +21,7 @@ class Workspace:
         max_output: maximum length of a tool result in characters.
 
     Raises:
-        UserError: the folder does not exist, or `max_output` is too small.
+        UserError: the folder does not exist, or `max_output` is below `MIN_OUTPUT`.
     """
 
     def __init__(self, root: str | os.PathLike[str], max_output: int = DEFAULT_MAX_OUTPUT):
@@ -66,14 +66,15 @@ class Workspace:
             ToolError: the file does not exist or is not UTF-8.
         """
         lines = self._read(self.resolve(path), path).splitlines(keepends=True)
-        start = int(first_line) - 1  # JSON Schema accepts 2.0 as an integer
+        start = int(first_line) - 1  # JSON Schema accepts the float 2.0 as an integer
         return truncate("".join(lines[start:]), self.max_output)
 
     def edit_file(self, path: str, old: str, new: str) -> str:
         """Replaces the only occurrence of `old` with `new`; an empty `old` creates a file.
 
         Raises:
-            ToolError: `old` does not occur exactly once; the file is missing, or already exists.
+            ToolError: `old` does not occur exactly once, the file to edit does not exist, or the
+                file to create already exists.
         """
         target = self.resolve(path)
         if not old:
@@ -86,7 +87,7 @@ class Workspace:
         return f"edited {path}"
 
     def tools(self) -> list[Tool]:
-        """The workspace's tools."""
+        """Returns the tools that list, read and edit the workspace's files."""
         text = {"type": "string"}
         line = {"type": "integer", "minimum": 1}
         return [
@@ -180,5 +181,5 @@ def truncate(text: str, limit: int) -> str:
 
 
 def truncation_note(cut: int, total: int) -> str:
-    """Line that replaces the omitted characters."""
+    """Returns the line that replaces `cut` characters of a text of `total` characters."""
     return f"\n[… {cut} of {total} characters cut …]\n"

@@ -19,7 +19,7 @@ Mask = mx.array | Literal["causal"] | None
 
 
 def is_custom_mask(mask: Any) -> bool:
-    """Whether `mask` is neither None nor "causal"; KV caches and paging support no others."""
+    """Whether `mask` is an array; KV caches and paged attention support only None and "causal"."""
     return mask is not None and not (isinstance(mask, str) and mask == "causal")
 
 
@@ -264,7 +264,10 @@ def flash_attention(
 
 
 def _check_context_lens(context_lens: Sequence[int] | mx.array | None, key: mx.array) -> None:
-    """Rejects lengths outside 0 to S, the number of keys; does not evaluate arrays to check."""
+    """Rejects Python lengths outside 0 to S, the number of keys.
+
+    Lengths in an array are not checked, because reading them would evaluate the array.
+    """
     if context_lens is None or isinstance(context_lens, mx.array) or key.ndim < 2:
         return
     S = key.shape[-2]

@@ -15,8 +15,8 @@ inputs.
 States are stored in *slots*, and a step's tokens form a ragged batch: each sequence starts from the
 state in its read slot, and every token can store the resulting state in its write slot.
 
-Functions named `…_reference` have the contract of the kernel without that suffix, for example
-`gated_delta_rule`. All functions compute in float32.
+Functions named `…_reference` are in plain MLX. Each has the same contract as the kernel whose name
+lacks the suffix, for example `gated_delta_rule`. All functions compute in float32.
 
 Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule" (2024), arXiv
 2412.06464.

@@ -5,7 +5,7 @@ two implementations: a reference in plain MLX that gathers a sequence's pages in
 kernel that walks the block table without gathering. The reference is the kernel's test oracle and
 the fallback where the extension is not built.
 
-Shape letters as in `dense`, and: P physical pages, T tokens across all sequences.
+Shape letters are those of `dense`, plus P physical pages and T tokens across all sequences.
 """
 
 from collections.abc import Sequence
@@ -217,7 +217,8 @@ def _attend_sequence(
     """Gathers one sequence's pages and attends to its keys and values: H_q×L×D -> H_q×L×D."""
     # [task 3.2.2 one]
     L = query.shape[1]
-    # The first `hidden` queries precede all keys: a softmax over no keys would be NaN.
+    # The first `hidden` queries precede all keys. Their output is zero, because a softmax over no
+    # keys would be NaN.
     hidden = 0
     if context_len == 0:
         hidden = L
@@ -259,7 +260,10 @@ def _attend_in_windows(
     scale: float | None,
     window: int,
 ) -> mx.array:
-    """`paged_attention_varlen_reference` with a sliding window; skips pages before all windows."""
+    """Computes `paged_attention_varlen_reference` with a sliding window.
+
+    Does not gather pages that precede the windows of all queries.
+    """
     rows, ends = [query[:0]], _to_list(cu_seqlens_q)
     for s, context_len in enumerate(_to_list(context_lens)):
         chunk = query[ends[s] : ends[s + 1]]  # L×H_q×D
@@ -286,7 +290,7 @@ def _attend_in_windows(
 
 
 def _first_key(context_len: int, num_queries: int, window: int) -> int:
-    """Returns the index of the first key in a sequence's first query's window; 0 if no window."""
+    """Returns the index of the first key that any query of a sequence attends to."""
     return max(0, context_len - num_queries + 1 - window) if window else 0
 
 

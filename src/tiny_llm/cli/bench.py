@@ -107,7 +107,9 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
     _run_to_completion(run, len(workload.prompts))
     seconds = time.perf_counter() - started
     prompt, output = workload.prompt_tokens, workload.output_tokens
-    assert sum(map(len, tokenizer.sequences)) == output, "every output must have its drawn length"
+    assert sum(map(len, tokenizer.sequences)) == output, (
+        "every output must have the length drawn by the workload"
+    )
     return {
         "num_seqs": len(workload.prompts),
         "prompt_tokens": prompt,

@@ -92,7 +92,7 @@ class MemoryEstimate:
 
     @property
     def longest_prompt(self) -> int:
-        """Maximum prompt length with one output token, whose keys and values are never stored."""
+        """Maximum length of a prompt with one output token, which needs no KV cache space."""
         return min(self.max_seq_len - 1, self.num_tokens)
 
     def tokens_per_second(self, context: int, bandwidth: float) -> float:
@@ -156,7 +156,7 @@ def print_memory_table(
 def memory_table(
     name: str, estimates: Mapping[KvCacheDtype, MemoryEstimate], bandwidth: float | None = None
 ) -> Table:
-    """Renders the table; arguments as in `print_memory_table`."""
+    """Renders the table; see `print_memory_table` for the arguments."""
     first = next(iter(estimates.values()))
     table = Table(title=escape(name), title_justify="left")
     table.add_column("--kv-cache-dtype")
@@ -193,7 +193,7 @@ def memory_table(
 def _notes(
     estimates: Mapping[KvCacheDtype, MemoryEstimate], bandwidth: float | None
 ) -> Iterator[str]:
-    """Notes printed below the table."""
+    """Yields notes on memory and speed, one line each."""
     first = next(iter(estimates.values()))
     total, available = total_memory(), available_memory()
     yield f"memory: {format_bytes(total)} total, {format_bytes(available)} available"

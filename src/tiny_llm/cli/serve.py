@@ -285,12 +285,12 @@ def _serve(args: argparse.Namespace) -> int:
     specs = []
     for model, folder, aliases, need in zip(models, folders, names, needs, strict=True):
         task = resolve_task(args.task if model.task == "auto" else model.task, str(folder))
-        # Ranks on other machines resolve the model name there.
+        # Ranks may run on other machines, where the folder has another path: pass the name.
         path = str(folder) if args.tensor_parallel_size == 1 else model.name
         specs.append(
             ModelSpec(
                 aliases,
-                # Dummy weights may lack a tokenizer.
+                # A model with dummy weights may lack a tokenizer; use the demo model's.
                 folder if has_tokenizer(folder) else demo.TARGET_PATH,
                 partial(_load, args, path, task, chat_template, folder, draft),
                 task,
@@ -341,7 +341,8 @@ def _adapter_names(args: argparse.Namespace, model_names: Sequence[str]) -> list
     """Names of the LoRA adapters.
 
     Raises:
-        UserError: a name is a duplicate or the model's, or a flag is incompatible with adapters.
+        UserError: two names are equal, a name is also a model's, or a flag is incompatible with
+            adapters.
     """
     adapter_folders(args.adapter_path, _lora_modules(args))
     names = [name for name, _ in args.lora_modules or ()]

@@ -55,7 +55,10 @@ class MemoryRequirement:
 
 
 def parse_model_argument(text: str) -> ModelArgument:
-    """Parses `NAME[=OPTIONS]`: at most one task, and "pin"; an existing folder has no options."""
+    """Parses `NAME[=OPTIONS]`, where the options are at most one task, and "pin".
+
+    The path of an existing folder may contain "=", so it is not split.
+    """
     name, separator, given = text.rpartition("=")
     if not separator or Path(text).expanduser().is_dir():
         return ModelArgument(text)
@@ -136,7 +139,7 @@ def memory_needs(
         MemoryRequirement(
             name,
             model_size(folder, 1, args.load_format).weight_bytes + draft_bytes,
-            args.kv_cache_bytes or 0,  # 0: sized when the single model is loaded
+            args.kv_cache_bytes or 0,  # 0 if `LLM` chooses the size at load time
             model.is_pinned,
         )
         for name, model, folder in zip(first_names, models, folders, strict=True)

@@ -45,7 +45,7 @@ from .structured_output.thinking_budget import ThinkingBudget, thinking_tokens
 log = logging.getLogger("tiny_llm.engine")
 
 MEMORY_CHECK_INTERVAL = 1.0  # seconds
-# Compact only if more than 1/8 of the pages are unused: compaction copies all used pages.
+# Compact only if more than 1/8 of the pages are unused, because compaction copies all used pages.
 MIN_RELEASED_SHARE = 8
 PRECOMPUTE_REQUEST_ID = "(ahead)"  # id of internal requests, which no client has sent
 
@@ -64,7 +64,7 @@ class EngineCore:
         disk_cache: on-disk tier of the prefix cache, or None.
 
     Attributes:
-        tokenizer, scheduler, runner, seed, disk_cache: as given.
+        tokenizer, scheduler, runner, seed, disk_cache: the arguments of these names.
         vocab_size: the target model's vocabulary size.
         grammars: grammar compiler; thread-safe, so a server may compile ahead of `add`.
         step_seconds: time spent in steps; the time beyond `runner.seconds` is overhead.
@@ -162,7 +162,8 @@ class EngineCore:
                 deadline,
                 self._reasoning_tokens(ids) if enable_thinking and params.stop else None,
             )
-            # Raises for the first completion or for none: all have the same prompt.
+            # All completions have the same prompt, so this raises for the first one, when none has
+            # been queued, or not at all.
             self.scheduler.add(request)
             self._processors[request.request_id] = processor
             processors.append(processor)
@@ -308,7 +309,7 @@ class EngineCore:
         scheduler.finish(request, "abort")
         if self.disk_cache is not None:
             self.disk_cache.store_new()
-        # Not part of the prefix cache hit rate: no client sent this request.
+        # Restored, so that the prefix cache hit rate counts only requests from clients.
         scheduler.num_prompt_tokens, scheduler.num_cached_tokens = totals
         has_grown = scheduler.pages.num_cached(token_ids, adapter) > num_cached
         return has_grown and end + size <= len(token_ids)
@@ -421,21 +422,21 @@ class EngineCore:
                 self._finish(processor, [], "error", result.error)
                 continue
             token_ids, reason = processor.process(result)
-            if not token_ids:  # the chunk only scores prompt tokens
+            if not token_ids:  # a chunk that scores prompt tokens without sampling
                 continue
             grammar = processor.request.grammar
             error = None if grammar is None else grammar.accept_tokens(token_ids)
             if error is not None:
                 self._finish(processor, [], "error", error)
                 continue
-            # The completion ended before the last accepted token.
+            # The completion ended at an earlier token, so drop the tokens after it.
             if len(token_ids) < len(result.token_ids):
                 results[request_id] = replace(result, token_ids=token_ids)
             updates.append((processor, token_ids, reason))
         self.scheduler.update_from_output(step, results)
         for processor, token_ids, reason in updates:
             request = processor.request
-            # Only the first: the other completions hit the pages that it has computed.
+            # The first completion's hits: the others also hit the pages that it has computed.
             if processor.output.index == 0:
                 processor.request_output.num_cached_tokens = request.num_cached_tokens
             if reason is None:

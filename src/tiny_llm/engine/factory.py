@@ -188,7 +188,7 @@ def make_model_runner(
     if isinstance(models.draft, MtpDecoder):
         drafter = MtpDrafter(_paged_model(models, models.draft, num_pages))
         mtp_runner = MtpRunner(target, drafter)
-        # Discarding a predicted step cannot undo its state updates.
+        # A discarded step's updates of recurrent states could not be undone.
         mtp_runner.async_scheduling.enabled = False
         return mtp_runner
     draft = None
@@ -205,8 +205,8 @@ def make_model_runner(
                 raise UserError(f"the model cannot score documents: {error}.") from error
             pool = partial(pool_scores, no_token=no_token, yes_token=yes_token)
         runner = PoolingRunner(target, pool=pool)
-    # Pooling has no next step, worker ranks need evaluated token ids, and discarding a step cannot
-    # undo its state updates.
+    # Async scheduling does not work with these: pooling has no next step, worker ranks need
+    # evaluated token ids, and a discarded step's updates of recurrent states cannot be undone.
     if task != "generate" or models.tp_checkpoint is not None or num_state_slots:
         runner.async_scheduling.enabled = False
     return runner

@@ -49,14 +49,14 @@ from .scheduling.events import Listener
 from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .tool_calls.registry import AUTO
 
-# Shared by all prompts, or one per prompt.
+# One value for all prompts, or a list with one per prompt.
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 log = logging.getLogger("tiny_llm.engine")
 
 DEFAULT_MAX_NUM_SEQS = 32
-DEFAULT_NUM_DRAFTS = 4  # with a draft model
-DEFAULT_NUM_MTP_DRAFTS = 1  # with speculative="mtp"
+DEFAULT_NUM_DRAFTS = 4  # draft tokens per step with a draft model
+DEFAULT_NUM_MTP_DRAFTS = 1  # draft tokens per step with speculative="mtp"
 
 POOLING_PARAMS = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
@@ -68,8 +68,8 @@ class LLM(EngineCore):
     default seed. Other requests, batching, chunked prefill, cached prefixes, preemption and draft
     tokens do not affect it. Outputs are bit-identical for a given version, instruction set (which
     selects the kernels) and `tensor_parallel_size`. "paged" and "flash" attention are bit-identical
-    to each other; "reference" rounds differently. Argument names and semantics follow vLLM where it
-    has an equivalent.
+    to each other, but not to "reference". Argument names and semantics follow vLLM where it has an
+    equivalent.
 
     Args:
         model: short name, hub id, folder, or the result of `load_weights` or `load`.
@@ -85,7 +85,8 @@ class LLM(EngineCore):
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included. Larger values
             increase prefill throughput and inter-token latency.
         max_num_seqs: upper bound on concurrently running requests.
-        max_model_len: upper bound on prompt plus output tokens; None for the model's.
+        max_model_len: upper bound on prompt plus output tokens; None for the model's context
+            length.
         enable_prefix_caching: whether requests with a common prefix share pages, and pages are kept
             for later requests until evicted.
         prefix_cache_dir: directory where prefix cache pages outlive eviction from memory and this
@@ -107,15 +108,15 @@ class LLM(EngineCore):
             8-bit integers with a scale per token and head: about twice as many tokens in the same
             memory, with a small error. The recurrent state of hybrid models is not affected.
         activation_bits: 16 multiplies quantized weights by exact activations. 8 rounds these to
-            integers with a scale per token and group of weights: faster prompts on a CPU, with an
-            error of about that of 8-bit weights.
+            integers with a scale per token and group of weights: prompts are computed faster on a
+            CPU, with about the error of 8-bit weights.
         chat_template: Jinja source that replaces the model's chat template, or None.
         load_format: "auto" loads weights of models given by name; "dummy" generates random weights
             with the same shapes and formats, for benchmarks.
-        tensor_parallel_size: number of processes on this machine, each with a shard of the weights
-            and KV cache. If one process dies, all of them exit, and the calling process prints a
-            message. The model must be given by name. Partial sums are rounded before they are
-            added, so this number can affect the output.
+        tensor_parallel_size: number of processes, each with a shard of the weights and KV cache;
+            started on this machine, unless a launcher has started them. If one process dies, all of
+            them exit, and the calling process prints a message. The model must be given by name.
+            Partial sums are rounded before they are added, so this number can affect the output.
         task: "generate"; "embed" for `embed`, or "score" for `score`. "auto" is "embed" for a
             checkpoint with a sentence-transformers pooling layer, otherwise "generate".
         scheduling_policy: "fcfs" computes prompts in order of arrival. "fair", the default of

@@ -147,7 +147,7 @@ class OutputProcessor:
         reasoning: see `StopChecker`.
 
     Attributes:
-        request, request_output, output, deadline: as given.
+        request, request_output, output, deadline: the arguments of these names.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class OutputProcessor:
         )
         self._end_token_ids = () if params.ignore_eos else eos_token_ids
         self._sink = sink
-        self._step_logprobs: list[Logprobs] | None = None  # from the last `process` call
+        self._step_logprobs: list[Logprobs] | None = None  # from the last call of `process`
 
     def process(self, result: ChunkOutput) -> tuple[list[int], FinishReason | None]:
         """Appends tokens to the output, up to and including the one that ends the completion.

@@ -55,7 +55,7 @@ def decode_by_recomputing(
     tokens, so generating N tokens costs O(N²) token evaluations per layer.
 
     Yields:
-        Token ids, without end.
+        Token ids; the iterator never ends.
     """
     # [task 1.5.1 decode]
     ids = list(prompt_ids)
@@ -91,8 +91,8 @@ def decode_with_cache(
     Generating N tokens costs O(N) token evaluations per layer.
 
     Yields:
-        Token ids, without end, as lazy one-element arrays. A caller may request the next token
-        before evaluating the current one; MLX then evaluates both steps as one graph.
+        Token ids, as lazy one-element arrays; the iterator never ends. A caller may request the
+        next token before evaluating the current one; MLX then evaluates both steps as one graph.
     """
     # [task 2.1.4]
     cache = model.create_kv_cache()

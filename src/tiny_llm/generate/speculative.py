@@ -83,7 +83,7 @@ class SpeculativeDecoding:
         self.statistics = statistics = SpeculationStatistics()
         rejection_sampler = sampler if isinstance(sampler, DistributionSampler) else None
         if rejection_sampler is not None and rejection_sampler.is_greedy:
-            rejection_sampler = None  # greedy: draft tokens only need to match
+            rejection_sampler = None  # greedy decoding verifies by matching
         target, draft = _CachedModel(model), _CachedModel(self.draft_model)
         ids = list(prompt_ids)
         try:
@@ -255,8 +255,8 @@ def _propose(
     if count:
         new_ids = mx.array(ids[draft.offset :])
         if draft.vocab_size is not None:
-            # The target's vocabulary may be padded further than the draft's. A clamped token only
-            # lowers the acceptance rate.
+            # The target's vocabulary may be padded further than the draft's, so its tokens may be
+            # out of the draft's range. Clamping them only lowers the acceptance rate.
             new_ids = mx.minimum(new_ids, draft.vocab_size - 1)
     for _ in range(count):
         logits = draft(new_ids)[-1:, :width]  # 1×V'

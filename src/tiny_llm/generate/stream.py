@@ -17,7 +17,8 @@ from ..errors import UserError, check_int, check_token_ids
 from ..models.tokenizer.tokenizer import with_detokenizer
 from ..sampler import Sampler, make_sampler
 
-# (model, prompt ids, sampler) -> endless token ids: ints or one-element arrays
+# Function (model, prompt ids, sampler) -> endless iterator of token ids, as ints or one-element
+# arrays.
 DecodingLoop = Callable[[Any, Sequence[int], Sampler], Iterator[int | mx.array]]
 
 

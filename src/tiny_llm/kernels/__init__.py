@@ -90,7 +90,7 @@ def _emulation_requested() -> bool:
 def _default_stream() -> StreamOrDevice:
     """Returns None (MLX's default device) where the kernels support it, else the CPU."""
     if _emulation_requested():
-        emulated = extension().emulated_gpu  # slow, only for testing Metal kernels
+        emulated = extension().emulated_gpu  # slow; only tests of the Metal kernels use it
         if emulated.is_requested():
             return emulated.attach(extension())
     return None if mx.metal.is_available() and _is_installed() else mx.cpu
@@ -102,7 +102,7 @@ def report_emulator_faults() -> bool:
 
 
 # Default stream of the operations. Without Metal, this is the CPU, even if MLX's operations run on
-# a GPU; memory is shared, so nothing is copied.
+# a GPU. No arrays are copied between them, because they share memory.
 _stream = _default_stream()
 
 
@@ -151,33 +151,34 @@ rms_norm: Operation = _operation("rms_norm")
 add_rms_norm: PairOperation = _operation("add_rms_norm")  # x + y and its RMSNorm
 swiglu: Operation = _operation("swiglu")  # silu(gate) · up
 sigmoid_gate: Operation = _operation("sigmoid_gate")  # x · sigmoid(gate)
-# RMSNorm per head, then RoPE, into attention's memory layout, without a transpose. cos and sin are
-# from `RoPE.cos_sin`; without weight, skips the norm.
+# RMSNorm of each head, then RoPE. Writes the result in attention's memory layout, which saves a
+# transpose. cos and sin are from `RoPE.cos_sin`. The norm is skipped if there is no weight.
 qk_norm_rope: Operation = _operation("qk_norm_rope")
 
 # Matrix multiplication.
 matmul: Operation = _operation("matmul")  # a · bᵀ for plain matrices
 quantized_matmul: Operation = _operation("quantized_matmul")  # a · bᵀ with a quantized b
-# One input times several matrices.
+# Multiplies one input by several matrices.
 multi_quantized_matmul: Callable[..., list[mx.array]] = _operation("multi_quantized_matmul")
-# Each row times its expert's matrix.
+# Multiplies each row by its expert's matrix.
 grouped_quantized_matmul: Operation = _operation("grouped_quantized_matmul")
-quantized_embedding: Operation = _operation("quantized_embedding")  # rows of a quantized table
+# Looks up rows of a quantized table.
+quantized_embedding: Operation = _operation("quantized_embedding")
 add_lora: Operation = _operation("add_lora")  # adds the low-rank update of each row's adapter
 
 # Mixture of experts.
 topk_softmax: PairOperation = _operation("topk_softmax")  # top-k experts and their weights
 weighted_sum: Operation = _operation("weighted_sum")  # sum of each token's expert outputs
 
-# Attention. Writes are in place if the caller drops its reference, as in
-# `buffer = cache_write(buffer, …)`.
-flash_attention: Operation = _operation("flash_attention")  # tiled, over dense buffers
+# Attention. The cache writes update a buffer in place if the caller drops its reference to it, as
+# in `buffer = cache_write(buffer, …)`.
+flash_attention: Operation = _operation("flash_attention")  # tiled attention over dense buffers
 paged_attention: Operation = _operation("paged_attention")
-paged_attention_varlen: Operation = _operation("paged_attention_varlen")  # over a ragged batch
-cache_write: Operation = _operation("cache_write")  # new keys or values to a cache's buffer
-paged_cache_write: Operation = _operation("paged_cache_write")  # new keys or values to pages
+paged_attention_varlen: Operation = _operation("paged_attention_varlen")  # for ragged batches
+cache_write: Operation = _operation("cache_write")  # writes to a cache's buffer
+paged_cache_write: Operation = _operation("paged_cache_write")  # writes to pages
 
 # Gated DeltaNet.
-causal_conv1d: PairOperation = _operation("causal_conv1d")  # depthwise, with state
+causal_conv1d: PairOperation = _operation("causal_conv1d")  # depthwise convolution
 gated_delta_rule: PairOperation = _operation("gated_delta_rule")  # the recurrence
 gated_rms_norm: Operation = _operation("gated_rms_norm")  # RMSNorm per head, times silu(z)

@@ -14,12 +14,12 @@ import mlx.core as mx
 from .. import kernels
 from ..errors import TaskNotImplemented, UserError
 
-# With more tokens, computing takes longer than scheduling. Each shape needs a separate capture, and
-# prompts have arbitrary lengths, whereas decode steps have only a few shapes.
+# Steps with more tokens are not captured, because computing them takes longer than scheduling them.
+# They are usually prompts, whose arbitrary lengths would each need a separate capture.
 MAX_CAPTURE_TOKENS = 32
 
 # Environment variable: "off" disables capture. Until the learner has implemented the capture tasks,
-# "on" raises `TaskNotImplemented`; if unset, the function is called directly.
+# "on" raises `TaskNotImplemented`, and an unset variable disables capture, too.
 CAPTURE_VARIABLE = "TINY_LLM_GRAPH_CAPTURE"
 
 
@@ -34,8 +34,8 @@ class CapturedFunction:
 
     The first argument is B×L×E: L tokens in each of B sequences. The function is called directly on
     a GPU, for more than `MAX_CAPTURE_TOKENS` tokens, if it contains an operation that cannot be
-    captured (an MLX operation, for example), or if TINY_LLM_GRAPH_CAPTURE is off. Results have the
-    same bits either way.
+    captured (an MLX operation, for example), or if TINY_LLM_GRAPH_CAPTURE is off. A replay
+    and a direct call give bit-identical results.
 
     Arrays that the function updates and returns, such as KV cache buffers, are written in place if
     the caller holds no reference to them, and copied otherwise.
@@ -43,8 +43,9 @@ class CapturedFunction:
     Args:
         function: function that returns arrays, which may depend only on its arguments and on
             constant arrays, because a replay does not call it. Must not read array values.
-        on_first_call: capture a shape on its first call, not its second. Capturing takes longer
-            than a call, and a short prompt's shape may never recur.
+        on_first_call: whether to capture a shape on its first call. If False, captures it on the
+            second, because capturing takes longer than a call and a short prompt's shape may
+            never recur.
     """
 
     def __init__(self, function: Callable[..., tuple[mx.array, ...]], on_first_call: bool = True):
@@ -55,7 +56,7 @@ class CapturedFunction:
         self._seen_once: set[tuple[Any, ...]] = set()
 
     def __call__(self, *inputs: mx.array) -> Any:
-        """Returns the function's outputs for `inputs`."""
+        """Replays the function's captured graph, or calls the function; returns its outputs."""
         if (
             not self._is_capturable
             or not self.should_capture(inputs[0])
@@ -87,14 +88,15 @@ class CapturedFunction:
 
     @staticmethod
     def should_capture(x: mx.array) -> bool:
-        """Whether capture is beneficial for x, B×L×E: a decode step on the CPU."""
+        """Whether capture is beneficial for x, B×L×E, that is, in a decode step on the CPU."""
         return is_decode_step(x) and kernels.computes_on_cpu()
 
     def _should_capture_now(self, inputs: Sequence[mx.array]) -> bool:
         """Whether to capture the function for these shapes now, not on their next call."""
         signature = tuple((x.dtype, *x.shape) for x in inputs)
         if self._on_first_call or signature in self._seen_once:
-            # If the graph cache evicts the capture, the next two calls capture it again.
+            # Forgets the shapes: if the graph cache evicts their capture, they are captured again
+            # only after two more calls.
             self._seen_once.discard(signature)
             return True
         self._seen_once.add(signature)

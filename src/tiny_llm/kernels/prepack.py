@@ -3,9 +3,9 @@
 The CPU's vector kernels multiply one 32-bit element (eight 4-bit weights) from each of many rows at
 once: 16 rows on AVX2, 64 on AVX-512. In MLX's row-major layout, those elements are a row apart.
 *Interleaved* rows are stored column by column, so elements that are multiplied together are
-adjacent. Results have the same bits; the size is unchanged. The shape implies the layout: row-major
-O×W (O rows of W elements), interleaved (O/R)×W×R, where R is the number of rows that the kernels
-read together. Matrices of X experts have a leading axis X.
+adjacent. Both layouts take the same memory and give bit-identical results. An array's shape tells
+its layout: row-major O×W (O rows of W elements), interleaved (O/R)×W×R, where R is the number of
+rows that the kernels read together. Matrices of X experts have a leading axis X.
 
 `load_weights` prepacks while reading. `prepack_model` prepacks models loaded by other means, when a
 Week 2 or Week 3 model is built from them.
@@ -28,7 +28,7 @@ CACHE_LINE_BYTES = 64
 QUANTIZED_ARRAYS = ("weight", "scales", "biases")
 
 T = TypeVar("T")
-# Keyed by `id(array)`; the weak reference detects ids reused by another array.
+# Keyed by `id(array)`. The weak reference detects that the array was deleted and its id reused.
 WeakIdMap: TypeAlias = dict[int, tuple[weakref.ref[mx.array], T]]
 
 
@@ -92,9 +92,9 @@ def is_kernel_supported(mlx_layer: Any) -> bool:
 def prepack_model(mlx_model: Any) -> Any:
     """Returns a copy of a model with weights in the layout that this machine's kernels read.
 
-    The given model stays usable and row-major: its arrays are replaced, layer by layer, with lazy
-    arrays computed from the prepacked weights on first use. Weights are therefore in memory once,
-    or twice if both models are used.
+    The given model stays usable and row-major, because its arrays are replaced, layer by layer,
+    with lazy arrays computed from the prepacked weights on first use. Weights are therefore in
+    memory once, or twice if both models are used.
 
     Args:
         mlx_model: model from `mlx_lm.load` or `load_weights`.
@@ -135,8 +135,8 @@ class WeightLocations:
             array: lazy array.
             file: file path.
             begin: byte offset in the file.
-            limit_readahead: disables readahead past the array, for shards: other ranks, not this
-                process, read the following bytes.
+            limit_readahead: disables readahead past the array. Set for shards, because only other
+                ranks read the bytes that follow.
         """
         self._locations[id(array)] = weakref.ref(array), (file, begin, limit_readahead)
 
@@ -230,7 +230,7 @@ def _prepackable_arrays(module: Any) -> list[mx.array]:
 
 
 def _array_names(layer: Any) -> list[str]:
-    """Returns the names of a quantized layer's arrays."""
+    """Returns which of `QUANTIZED_ARRAYS` a layer has; MXFP4 layers have no biases."""
     return [name for name in QUANTIZED_ARRAYS if name in layer]
 
 

@@ -1,6 +1,6 @@
 """Roofline analysis: kernel timing, comparison and hardware limits.
 
-Independent of any kernel: a benchmark is a function that takes no arguments and returns arrays.
+Works for all kernels, because a benchmark is any function without arguments that returns arrays.
 """
 
 import statistics
@@ -29,10 +29,10 @@ class Timings:
 
 @dataclass(frozen=True)
 class HardwareLimits:
-    """Peak rates of a machine."""
+    """Peak memory bandwidth and arithmetic rate of a machine."""
 
-    read_bytes_per_s: float  # memory read bandwidth, all threads
-    flops_per_s: float  # multiplications and additions per second, all threads
+    read_bytes_per_s: float  # memory read bandwidth of all threads together
+    flops_per_s: float  # multiplications and additions by all threads together
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ class BatchingKvCache(TinyKvCache):
     plain MLX needs rows of equal length and a mask for the padding, so `update_and_fetch` copies
     the whole batch, right-aligned, at every step.
 
-    Paged requests (Week 3) are not copied: a slot takes ownership of the request's cache, and
-    `update_and_fetch_paged` passes all slots' block tables to paged attention. No slot has unused
-    capacity beyond its last page.
+    Paged requests (Week 3) are not copied. Instead, a slot takes ownership of the request's cache,
+    and `update_and_fetch_paged` passes all slots' block tables to paged attention. No slot has
+    unused capacity beyond its last page.
 
     Args:
         max_active_requests: number of slots B.
@@ -102,7 +102,7 @@ class BatchingKvCache(TinyKvCache):
         # [/task 2.6.2 add]
 
     def _copy_request(self, cache: TinyKvFullCache, offsets: list[int]) -> None:
-        """Copies a request's tokens to the slots whose offset is not −1; a no-op if empty."""
+        """Copies a request's tokens to the slots whose offset is not −1, if it has any."""
         if cache.key_values is None:
             return
         key, value = cache.key_values
@@ -112,7 +112,8 @@ class BatchingKvCache(TinyKvCache):
             )
         rows = (self.max_active_requests, *key.shape[1:])
         keys, values = mx.broadcast_to(key, rows), mx.broadcast_to(value, rows)  # views, not copies
-        # Overwriting is safe with steps in flight on a GPU: they do not read this idle slot's row.
+        # Overwriting is safe even with steps in flight on a GPU, because they do not read the rows
+        # of idle slots.
         self._write(keys, values, offsets, overwrite=True)
 
     def remove_request(self, slot: int) -> None:
@@ -173,7 +174,7 @@ class BatchingKvCache(TinyKvCache):
             and on idle slots.
 
         Raises:
-            ValueError: an array mask, or all slots are idle; otherwise same as `append`.
+            ValueError: an array mask, or all slots are idle; see also `append`.
         """
         if is_custom_mask(mask):
             raise ValueError(
@@ -331,7 +332,7 @@ class BatchingKvCache(TinyKvCache):
             )
 
     def _check_kind(self, cache: TinyKvFullCache | TinyKvPagedCache) -> None:
-        """Rejects a cache that is already in a slot, or differs from the others in kind or pool."""
+        """Rejects a cache that is already in a slot, or whose kind or pool is not the batch's."""
         pool = getattr(cache, "pool", None)
         for other in self._slots:
             if other is not None and getattr(other, "pool", None) is not pool:

@@ -60,7 +60,7 @@ class TinyKvCache(ABC):
     def state(self) -> list[mx.array]:
         """Arrays to evaluate to materialize all appended tokens.
 
-        Empty by default: tokens are then evaluated on first use.
+        Empty by default, so that tokens are evaluated when they are first used.
         """
         return []
 

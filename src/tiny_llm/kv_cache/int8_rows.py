@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-KvCacheDtype = Literal["auto", "int8"]  # "auto": the activations' dtype
+KvCacheDtype = Literal["auto", "int8"]  # "auto" stands for the activations' dtype
 KV_CACHE_DTYPES: tuple[KvCacheDtype, ...] = ("auto", "int8")
 
 SCALE_BYTES = 4

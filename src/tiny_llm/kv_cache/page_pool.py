@@ -21,9 +21,9 @@ GROWTH_PAGES = 16
 class TinyKvPagedPool:
     """Pages for all layers and requests of a model.
 
-    Pages are written in place. MLX arrays are immutable values: a write replaces `key_pages`
-    with a new array that reuses the old one's memory if nothing else references the old array. So
-    keep references to the pool, not to `pool.key_pages`.
+    Pages are written in place. MLX arrays are immutable, so a write replaces `key_pages` with a new
+    array, which reuses the old one's memory if nothing else references the old array. Keep
+    references to the pool, therefore, not to `pool.key_pages`.
 
     Args:
         page_size: tokens per page.
@@ -57,7 +57,7 @@ class TinyKvPagedPool:
 
     @property
     def num_free_pages(self) -> int:
-        """Number of free pages."""
+        """Number of existing pages that are not in use."""
         return len(self._free)
 
     @property
@@ -209,6 +209,6 @@ class TinyKvPagedPool:
 def compact_pages(pages: mx.array, page_ids: Sequence[int]) -> mx.array:
     """Copies the pages with these ascending ids; skips ids ≥ len(pages), which have no memory."""
     existing = page_ids[: bisect.bisect_left(page_ids, len(pages))]
-    if not existing:  # not `pages[:0]`, which would share the memory
+    if not existing:  # `pages[:0]` would keep the memory of all pages alive
         return mx.zeros((0, *pages.shape[1:]), pages.dtype)
     return mx.take(pages, mx.array(list(existing), mx.int32), axis=0)

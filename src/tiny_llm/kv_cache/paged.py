@@ -1,7 +1,7 @@
 """Paged KV cache of one request, and paged attention metadata.
 
 A contiguous cache needs one block of memory for a request's maximum length. A paged cache takes
-fixed-size pages from a shared pool (`page_pool.py`): a request wastes less than one page, and a
+fixed-size pages from a shared pool (`page_pool.py`), so a request wastes less than one page and a
 freed page fits any other request. A request stores its page ids in token order.
 
     pool     page 0  [a a a a]     page 1  [b b . .]     page 2  [a a a .]     page 3  free
@@ -178,7 +178,7 @@ class TinyKvPagedCache(TinyKvCache):
 def paged_metadata(
     pool: TinyKvPagedPool, caches: list[TinyKvPagedCache | None], mask: Mask
 ) -> PagedKvMetadata:
-    """Builds the metadata for several caches in one pool; None is an idle row."""
+    """Builds the metadata of a batch of caches in one pool; None in `caches` is an idle row."""
     assert pool.key_pages is not None
     assert pool.value_pages is not None
     # [task 3.2.1 metadata]

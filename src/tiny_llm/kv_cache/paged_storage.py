@@ -1,7 +1,7 @@
 """Page storage with one block table for all layers; ragged batches.
 
 In a `TinyKvPagedPool`, every layer of every request has separate page ids. In a `PagedStorage`, a
-page id refers to the same page in every layer's arrays: one block table serves all layers, and a
+page id refers to the same page in every layer's arrays, so one block table serves all layers and a
 page is allocated once for all of them. The engine allocates page ids; this module holds the memory
 and builds a step's metadata.
 """

@@ -107,8 +107,8 @@ def _plan_pool(pool: TinyKvPagedPool, layers: Sequence[LayerRequests], L: int) -
     width = max(len(pages) for layer in page_ids for pages in layer)
     block_tables = [[pages + [-1] * (width - len(pages)) for pages in layer] for layer in page_ids]
     context_lens = [0 if row is None else row.offset for row in layers[0]]
-    # The layers share one array of each kind (layers×B×L, B, layers×B×width): separate arrays would
-    # be additional inputs of the captured graph node.
+    # The layers share one array of each kind (layers×B×L, B, layers×B×width), because separate
+    # arrays would be additional inputs of the captured graph node.
     attention_metadata = AttentionMetadata(
         *(mx.array(x, mx.int32) for x in (slots, context_lens, block_tables))
     )

@@ -8,8 +8,8 @@ A plan separates the step's metadata from the buffers:
 During the step, each layer gets a `LayerCacheView` instead of its cache. Afterwards,
 `StepPlan.commit` stores the updated buffers in the caches.
 
-This makes the layers a pure function of arrays that can be captured: a decode step becomes one
-node of MLX's graph (`kernels/graph_capture.py`). `planning.py` builds plans for per-request caches,
+This makes the layers a pure function of arrays, which can be captured as one node of MLX's graph
+(`kernels/graph_capture.py`). `planning.py` builds plans for per-request caches,
 `paged_storage.py` for the engine's ragged batches.
 """
 
@@ -57,16 +57,16 @@ class AttentionMetadata:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the fields other than None, in order."""
+        """Names of the fields that are not None, in order of declaration."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Fields other than None, in order."""
+        """Values of the fields listed in `names`, in the same order."""
         return [getattr(self, name) for name in self.names]
 
     def for_layer(self, layer: int) -> "AttentionMetadata":
-        """Returns one layer's metadata."""
+        """Selects a layer's slots and block table, if layers differ in them."""
         if self.cu_seqlens_q is not None:
             return replace(self, slot_mapping=self.slot_mapping[None])  # 1×T, a batch of one
         if self.block_table is None or self.block_table.ndim == 2:
@@ -108,7 +108,10 @@ class LayerCacheView:
 
     @property
     def buffers(self) -> list[mx.array]:
-        """The layer's keys and values, or convolution and recurrent state; assignable."""
+        """The layer's keys and values, or its convolution and recurrent state.
+
+        Assignment replaces them in the step's list of buffers.
+        """
         return [self._buffers[self._keys], self._buffers[self._values]]
 
     @buffers.setter
@@ -167,7 +170,8 @@ class PlannedLayers:
     def __init__(self, layers: Layers, num_layers: int):
         self._layers = layers
         self._num_layers = num_layers
-        self._functions: dict[tuple[str, ...], Callable[..., Any]] = {}  # by metadata arrays
+        # Keyed by the names of the metadata arrays.
+        self._functions: dict[tuple[str, ...], Callable[..., Any]] = {}
 
     def __call__(
         self, x: mx.array, cos_sin: CosSin, step_plan: StepPlan
@@ -184,12 +188,12 @@ class PlannedLayers:
         return x, update
 
     def _function_for(self, names: tuple[str, ...]) -> Callable[..., Any]:
-        """Returns the layers as a capturable function with these metadata arrays."""
+        """Returns the layers as a capturable function that takes these metadata arrays."""
         if names not in self._functions:
             # A ragged batch may be a single short prompt, so it is captured on the second call. All
-            # other plans are decode steps. If layers share pages, they must be captured on the
-            # first call: uncaptured, each layer would copy the pages, because the previous layer's
-            # attention has yet to read them.
+            # other plans are decode steps, captured on the first call. This is required if layers
+            # share pages: in an uncaptured step, each layer would copy the pages before it writes
+            # them, because the previous layer's attention has not read them yet.
             self._functions[names] = CapturedFunction(
                 partial(self._run, names), on_first_call="cu_seqlens_q" not in names
             )

@@ -10,7 +10,7 @@ from .checkpoint.layout import check_checkpoint, has_tokenizer, weight_files
 from .checkpoint.safe_io import ModelError
 
 if TYPE_CHECKING:
-    from rich.console import Console  # takes megabytes of memory; rarely needed
+    from rich.console import Console  # at run time, imported only when needed, to save memory
 
 SHORT_NAMES = {
     "qwen3-0.6b": "Qwen/Qwen3-0.6B-MLX-4bit",
@@ -25,7 +25,8 @@ BUNDLED_MODELS = {
 }
 PREFERRED_MODEL = "qwen3-0.6b"
 
-# Files required for loading; other formats in a hub repository can double the download.
+# Files required for loading. Others are not downloaded, because a hub repository may also have the
+# weights in other formats.
 CONFIG_PATTERNS = ["*.json", "*.txt", "*.jinja"]
 DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, "*.safetensors"]
 
@@ -51,7 +52,7 @@ def default_model() -> tuple[str, str]:
 
 def find_in_cache(hub_id: str) -> Path | None:
     """Folder of a fully cached hub model, whose files are not checked; None otherwise."""
-    from huggingface_hub import constants  # quick, unlike importing the package's other names
+    from huggingface_hub import constants  # quicker than the imports below
 
     if not (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir():
         return None
@@ -107,7 +108,7 @@ def _local_folder(name: str) -> Path | None:
 def _is_dir(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # the name is too long for a path
+    except OSError:  # raised if the name is too long for a path
         return False
 
 
@@ -148,7 +149,7 @@ def download(
         message = f"downloading {hub_id}: {filesize.decimal(size)}"
         (console or stderr_console()).print(message, highlight=False)
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns))
-    except errors.GatedRepoError as error:  # before its base class, RepositoryNotFoundError
+    except errors.GatedRepoError as error:  # must precede its base class, RepositoryNotFoundError
         raise ModelError(
             f"'{hub_id}' is a gated model: accept its terms on the Hugging Face hub, then run "
             "`hf auth login`."

@@ -115,7 +115,7 @@ def _load(
     folder: Path, console: "Console | None", read: Callable[[Path], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
     """Opens a checkpoint lazily, then evaluates its weights."""
-    kernels.check_num_threads()  # first: its UserError is not about the model
+    kernels.check_num_threads()  # outside `model_errors`, because its error is not the model's
     # An invalid checkpoint can raise any exception.
     with model_errors(f"the model in {folder} cannot be loaded", Exception):
         model, tokenizer = read(folder)
@@ -209,7 +209,7 @@ def evaluate(model: Any, console: "Console | None") -> None:
     mx.eval(model.parameters())
     check.add("model.norm", model.model.norm)  # the final norm is not in `modules`
     check.finish()
-    mx.clear_cache()  # prepacking caches buffers whose sizes do not recur
+    mx.clear_cache()  # frees buffers cached by prepacking, whose sizes do not recur
 
 
 def _with_progress(modules: Sequence[Any], console: "Console | None") -> Iterator[Any]:
@@ -220,7 +220,8 @@ def _with_progress(modules: Sequence[Any], console: "Console | None") -> Iterato
     started = time.monotonic()
     for index, module in enumerate(modules):
         if time.monotonic() - started > PROGRESS_DELAY_SECONDS:
-            # Imported here: takes 2 MB of memory, and more time than loading a small model.
+            # Imported only here, because the import takes 2 MB of memory and more time than
+            # loading a small model.
             from rich.progress import Progress
 
             with Progress(console=console or stderr_console(), transient=True) as progress:

@@ -32,7 +32,7 @@ def total_memory(root: Path = Path("/")) -> int:
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for folder in _memory_cgroups(root):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            with suppress(OSError, ValueError):  # not an integer but "max" if unlimited
+            with suppress(OSError, ValueError):  # the file contains "max" if there is no limit
                 limits.append(int((folder / name).read_text()))
     return min(limits)
 
@@ -73,9 +73,9 @@ def _cgroup_headroom(root: Path, total: int) -> Iterator[int]:
             ("memory.max", "memory.current", ""),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ):
-            with suppress(OSError, ValueError):  # not an integer but "max" if unlimited
+            with suppress(OSError, ValueError):  # the file contains "max" if there is no limit
                 limit = int((folder / limit_file).read_text())
-                if limit <= total:  # otherwise the usage is irrelevant, and slow to read
+                if limit <= total:  # a higher limit cannot be reached, and usage is slow to read
                     names = f"{prefix}inactive_file", f"{prefix}active_file"
                     cached = sum(_numbers(folder / "memory.stat", *names))
                     yield limit - int((folder / usage_file).read_text()) + cached
@@ -93,9 +93,9 @@ def _stall_percent(root: Path) -> float:
 
 def _memory_cgroups(root: Path) -> Iterator[Path]:
     """Yields the folders of this process's memory control group and its ancestors."""
-    try:  # the file is missing on macOS
+    try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
+    except OSError:  # not on Linux
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)

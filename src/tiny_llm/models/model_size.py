@@ -31,7 +31,7 @@ class ModelSize:
     """Memory sizes of a model, summed over all ranks."""
 
     weight_bytes: int
-    step_bytes: int  # weight bytes read to decode one token; of the experts, only the selected ones
+    step_bytes: int  # weight bytes read to decode one token, with only the selected experts
     kv_vectors_per_token: (
         int  # key and value vectors per token, over all attention layers and KV heads
     )
@@ -65,7 +65,7 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
     config = read_model_config(folder)
     has_weights = (folder / INDEX_FILE).exists() or any(folder.glob("model*.safetensors"))
     is_dummy = load_format == "dummy" or not has_weights
-    if not is_dummy and not is_supported_format(folder, config):  # loaded by mlx_lm
+    if not is_dummy and not is_supported_format(folder, config):  # mlx_lm loads it
         size = weight_bytes(folder)
         return _model_size(size, size, read_config(config), mx.bfloat16)
     with model_errors(f"the model in {folder} cannot be loaded"):
@@ -98,10 +98,10 @@ def size_of_tree(model: Any) -> ModelSize:
     total = step = 0
     for path, array in arrays:
         if not isinstance(array, mx.array):
-            continue  # mlx_lm's modules also hold functions
+            continue  # skips functions, which mlx_lm's modules hold, too
         total += array.nbytes
         if path.startswith("model.embed_tokens.") and not config.tie_word_embeddings:
-            continue  # a step reads only one embedding row per token
+            continue  # not counted: a step reads only one row per token
         selected = 1.0
         if config.experts is not None and EXPERTS in path:
             selected = config.experts.top_k / config.experts.num_experts

@@ -57,7 +57,8 @@ def _build_fastapi(models: Sequence[AppState]) -> FastAPI:
         title="tiny-llm",
         version=version("tiny-llm"),
         description="OpenAI- and Anthropic-compatible API of the tiny-llm engine.",
-        docs_url=None,  # FastAPI's pages load scripts from a CDN; `web_ui` serves /docs
+        # `web_ui` serves /docs instead, because FastAPI's pages load scripts from a CDN.
+        docs_url=None,
         redoc_url=None,
     )
     app.state.models = models
@@ -75,7 +76,7 @@ def _build_fastapi(models: Sequence[AppState]) -> FastAPI:
 
 
 def _remove_422_responses(document: dict[str, Any]) -> None:
-    """Removes the 422 responses that FastAPI documents; validation errors are 400 here."""
+    """Removes the 422 responses that FastAPI documents, because validation errors are 400 here."""
     for methods in document["paths"].values():
         for operation in methods.values():
             operation["responses"].pop("422", None)

@@ -24,7 +24,7 @@ from .settings import BODY_BYTES_PER_TOKEN, MAX_BODY_BYTES, MIN_BODY_BYTES, Sett
 
 log = logging.getLogger("tiny_llm.server")
 
-# What a model does, in error messages.
+# Verb phrases for error messages: what a model with this task does.
 CAPABILITIES: Mapping[Task, str] = {
     "generate": "generates text",
     "embed": "computes embeddings",
@@ -66,7 +66,7 @@ class AppState:
 
     @property
     def prompts(self) -> PromptRenderer:
-        """The prompt renderer.
+        """The loaded model's prompt renderer.
 
         Raises:
             ApiError: 503, the server is not ready.
@@ -79,7 +79,8 @@ class AppState:
     async def wait_until_loaded(self, request: Request, is_stream: bool = False) -> None:
         """Loads the model if necessary and keeps it loaded until the response has ended.
 
-        Without on-demand loading, only checks that the model is ready: it is never unloaded.
+        Without on-demand loading, models are never unloaded, so this only checks that the model is
+        ready.
 
         Args:
             is_stream: whether the response is an event stream, which gets keep-alive comments.
@@ -117,7 +118,10 @@ class AppState:
     def on_finished(
         self, handle: RequestHandle, prompt: ChatPrompt, outputs: Sequence[ParsedOutput]
     ) -> None:
-        """Schedules the validation of complete outputs and, for a single one, the warm-up."""
+        """Schedules the validation of complete outputs and the warm-up of the next turn.
+
+        There is a warm-up only after a single output, because the next turn is unknown otherwise.
+        """
         for output in outputs:
             self._schedule_validation(handle, output)
         if len(outputs) == 1:
@@ -141,13 +145,14 @@ class AppState:
         A thinking model's chat template drops earlier reasoning, so the next prompt diverges from
         the cached tokens where the reasoning began. Once a completion has finished, the next prompt
         is known up to the user's message; the next turn then only has to prefill that message.
-        Tool calls are skipped: how much reasoning is sent back with them depends on the client.
+        Outputs with tool calls are skipped, because how much reasoning is sent back with them
+        depends on the client.
         """
         is_complete = output.finish_reason == "stop" and bool(output.text) and not output.calls
         template_input = prompt.template_input
         if self.settings.prefix_warmup and is_complete and template_input is not None:
             task = asyncio.ensure_future(self._warm_up(template_input, output.text, lora))
-            self._warmups.add(task)  # asyncio itself holds only a weak reference
+            self._warmups.add(task)  # keeps the task alive: asyncio holds only a weak reference
             task.add_done_callback(self._warmups.discard)
 
     async def _warm_up(self, before: ChatTemplateInput, text: str, lora: str | None) -> None:

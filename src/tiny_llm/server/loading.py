@@ -10,7 +10,7 @@ from .engine_client.models import ModelEngine
 from .http.errors import ApiError
 from .protocol.streaming import KEEP_ALIVE_COMMENT, error_event, stream_headers, wait_for_disconnect
 
-LEASE = "tiny_llm.model_lease"  # key in the ASGI scope
+LEASE = "tiny_llm.model_lease"  # key of the request's lease in the ASGI scope
 
 
 class ModelLease:
@@ -95,7 +95,7 @@ class ModelLease:
             await self._send(message)
 
     def release(self) -> None:
-        """Releases the model."""
+        """Releases the model, or cancels the wait for it. A no-op without `wait`."""
         if self._engine is not None and self._acquired is not None:
             self._engine.release(self._acquired)
 

@@ -98,7 +98,7 @@ class ServerProcess:
         self._spawn(self._run_watchdog())
 
     async def ready(self) -> None:
-        """Waits until the first model is ready, after `start`.
+        """Waits until the first model is ready; `start` must have been called.
 
         Raises:
             ApiError: 503, the engine failed.
@@ -138,7 +138,8 @@ class ServerProcess:
             self._event_log.close()
         for engine in self._engines:
             engine.client.command_queue.put(messages.Shutdown())
-        if not self._status:  # after a failure, an engine thread may hang
+        # After a failure, an engine thread may hang, so the threads are not joined.
+        if not self._status:
             await asyncio.to_thread(self._join_threads, time.monotonic() + 10)
         self._exit()
 
@@ -180,7 +181,7 @@ class ServerProcess:
             client.subscribe(event_log.record)
 
     def _on_load_failed(self, engine: ModelEngine, reason: str) -> None:
-        """Fails the process, because a pinned model could not be loaded."""
+        """Ends the process with an error, because a pinned model could not be loaded."""
         engine.client.on_engine_dead(reason)
         self._on_dead()
 
@@ -190,11 +191,14 @@ class ServerProcess:
     # ---------------------------------------------------------------- watchdog
 
     async def _run_watchdog(self) -> None:
-        """Fails the process if a step takes too long; a timer kills it if the event loop hangs."""
+        """Ends the process with an error if a step takes too long.
+
+        If the event loop itself hangs, a timer kills the process.
+        """
         limit, armed = self._settings.watchdog, 0.0
         interval = min(1.0, limit / 10)
         while True:
-            # Re-arm at most once per second: each call starts a thread.
+            # Re-arm at most once per second, because each call starts a thread.
             if time.monotonic() >= armed + 1:
                 armed = time.monotonic()
                 faulthandler.dump_traceback_later(limit + 30, exit=True)
@@ -257,7 +261,7 @@ class ServerProcess:
     def _request_exit(self) -> None:
         for engine in self._engines:
             engine.client.shut_down()
-        if self._uvicorn is None:  # a replica: its supervisor detects the exit
+        if self._uvicorn is None:  # a replica, whose supervisor detects the exit
             os._exit(self._status)
         self._uvicorn.should_exit = True
 

@@ -300,7 +300,7 @@ WRONG = [
     Wrong(
         "2.7.4 add",
         "tokens computed after the end are kept",
-        "if request.is_done:  # finished while this token was in flight\n                continue",
+        "if request.is_done:  # ended while this token was in flight\n                continue",
         "pass",
     ),
     Wrong(

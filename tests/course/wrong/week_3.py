@@ -43,7 +43,7 @@ WRONG = [
     Wrong(
         "3.3.2 admit",
         "allocating new pages can evict the shared ones",
-        "        self.cache.acquire(path)  # first: `_allocate` could evict these pages\n",
+        "        self.cache.acquire(path)  # before `_allocate`, which could evict these pages\n",
         "",
     ),
     Wrong(

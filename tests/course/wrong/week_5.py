@@ -33,13 +33,13 @@ WRONG = [
     Wrong(
         "5.1.2 send",
         "headers are sent with every write",
-        "self._headers_sent = True  # before `await`: the keep-alive task may run",
+        "self._headers_sent = True  # before `await`, when a keep-alive may be sent",
         "pass",
     ),
     Wrong(
         "5.1.2 send",
         "headers are marked as sent after the await",
-        """            self._headers_sent = True  # before `await`: the keep-alive task may run
+        """            self._headers_sent = True  # before `await`, when a keep-alive may be sent
             data = (self._start_data or b"") + data
             start = {"type": "http.response.start", "status": self.status_code}
             await send({**start, "headers": self.raw_headers})

@@ -1,1 +1,1 @@
-"""Prefix cache on disk: unchanged tokens, corrupt files, full disks, killed processes."""
+"""Prefix cache on disk: correct tokens, corrupt files, full disks, crashes."""

@@ -1,4 +1,4 @@
-"""Corrupt files, full and read-only disks, foreign files cause cache misses and one warning."""
+"""Corrupt files, full or read-only disks and foreign files cause misses and one warning."""
 
 import errno
 import logging
@@ -88,7 +88,7 @@ CORRUPTIONS = [
 
 
 def corrupt_files(files, rng, fraction):
-    """Corrupts a random fraction of the files; returns the number of chosen files."""
+    """Corrupts files, each chosen with probability `fraction`; returns the number chosen."""
     chosen = [path for path in files if rng.random() < fraction]
     for path in chosen:
         if path.is_file() and path.stat().st_size > 0:

@@ -44,8 +44,12 @@ def run_in_order(llm, order, steps_between=0, cases=MORE_CASES):
 def assert_same(expected, actual, context):
     outputs, logits = expected
     for case, output in outputs.items():
-        assert actual[0][case].token_ids == output.token_ids, f"request {case}, {context}"
-        assert actual[0][case].logprobs == output.logprobs, f"request {case}, {context}"
+        assert actual[0][case].token_ids == output.token_ids, (
+            f"request {case}: wrong token ids, {context}"
+        )
+        assert actual[0][case].logprobs == output.logprobs, (
+            f"request {case}: wrong logprobs, {context}"
+        )
     for key, row in logits.items():
         np.testing.assert_array_equal(actual[1][key], row, err_msg=f"{key}, {context}")
 

@@ -85,11 +85,12 @@ def test_two_stores_share_a_directory(tmp_path):
     assert key_of(1) not in second
     second.refresh()
     assert second.read(key_of(1), SIZE) == page(1).payload
-    assert second.write([page(1), page(3)]) == stored_bytes(SIZE)  # page 1 exists already
+    # Page 1 exists already, so only page 3 is written.
+    assert second.write([page(1), page(3)]) == stored_bytes(SIZE)
     second.write([page(number) for number in range(10, 16)])
     assert first.num_bytes <= 6 * stored_bytes(SIZE)
     assert page_numbers_on_disk(tmp_path) == set(range(10, 16))
-    with pytest.raises(FileNotFoundError):  # evicted by `second`
+    with pytest.raises(FileNotFoundError):  # `second` has evicted the page
         first.read(key_of(1), SIZE)
     first.delete([key_of(1)])
     assert key_of(1) not in first
@@ -155,7 +156,7 @@ def test_two_engines_share_a_directory(tmp_path, demo):
 def test_finalizer_writes_queued_pages(tmp_path, demo):
     llm = open_llm(tmp_path, demo)
     generate_one(llm)
-    llm.disk_cache._finalizer()  # runs on garbage collection or at exit
+    llm.disk_cache._finalizer()  # Python calls it on garbage collection or at exit
     assert page_files(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""`activation_bits=8`: batch invariance, accuracy, exact gates, and invalid combinations."""
+"""`activation_bits=8`: batch invariance, accuracy, 16-bit gates, invalid combinations."""
 
 import json
 import math
@@ -117,16 +117,16 @@ def test_adapters_are_batch_invariant(demo, adapters):
 
 
 def test_adapters_use_exact_activations(adapters):
-    """An adapted layer adds `add_lora` of the input before rounding to its 8-bit output."""
+    """The adapter is applied to the layer's input before the input is rounded to 8 bits."""
     weights, _ = load_weights("demo")
     model = serving_model("demo", weights, page_size=16, activation_bits=8)
     mlp, x = model.blocks[0].mlp, random(1, 7, 768, dtype=mx.bfloat16)
-    plain = mlp.w_down(x)
+    plain = mlp.down_proj(x)
     attach_adapters(model, [adapters["a"]])
     model.adapters.ids = mx.zeros(7, mx.int32)
-    lora = mlp.w_down.lora
+    lora = mlp.down_proj.lora
     expected = kernels.add_lora(plain, x, lora.a, lora.b, lora.rank_offsets, model.adapters.ids)
-    assert_same_bits(mlp.w_down(x), expected, "adapted layer")
+    assert_same_bits(mlp.down_proj(x), expected, "adapted layer")
     assert not mx.array_equal(expected, plain)
 
 

@@ -50,8 +50,8 @@ def test_same_outputs_with_and_without_async_scheduling(on_cpu, demo, options):
     expected, _ = run_requests(demo, False, **options)
     actual, look_ahead = run_requests(demo, True, **options)
     assert actual == expected
-    assert look_ahead.num_hits > 5, "some launched steps were used"
-    assert look_ahead.num_misses > 0, "some launched steps were discarded"
+    assert look_ahead.num_hits > 5, "expected some launched steps to be used"
+    assert look_ahead.num_misses > 0, "expected some launched steps to be discarded"
 
 
 def test_most_steps_of_a_single_request_are_launched_ahead(on_cpu, demo):
@@ -65,7 +65,11 @@ def test_most_steps_of_a_single_request_are_launched_ahead(on_cpu, demo):
 
 
 def test_outputs_are_dispatched_before_the_next_step(on_cpu, demo, monkeypatch):
-    """Outputs are submitted alone: reading an array waits for all arrays submitted with it."""
+    """Outputs and the next step are submitted separately.
+
+    Reading an array waits for all arrays submitted with it, so that outputs submitted with the
+    next step would wait for it.
+    """
     submissions = []
     async_eval = mx.async_eval
     monkeypatch.setattr(

@@ -33,8 +33,12 @@ def reference(demo):
 def assert_same(actual, actual_logits, reference, context=""):
     outputs, logits = reference
     for number, expected in outputs.items():
-        assert actual[number].token_ids == expected.token_ids, f"request {number} {context}"
-        assert actual[number].logprobs == expected.logprobs, f"request {number} {context}"
+        assert actual[number].token_ids == expected.token_ids, (
+            f"request {number}: wrong token ids, {context}"
+        )
+        assert actual[number].logprobs == expected.logprobs, (
+            f"request {number}: wrong logprobs, {context}"
+        )
     for key, row in logits.items():
         np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key} {context}")
 

@@ -1,4 +1,4 @@
-"""On-demand allocation of KV memory: results are bitwise equal to reserved memory's."""
+"""On-demand allocation of KV memory: growth, memory use, bitwise equal results."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -37,7 +37,7 @@ def test_memory_grows_on_demand_up_to_the_budget():
     for position in range(100 * PAGE):
         storage.plan(one_token(position))
         capacities.append(len(storage.key_pages[0]))
-        assert capacities[-1] > position // PAGE, "the token's page is allocated"
+        assert capacities[-1] > position // PAGE, "the token's page must be allocated"
         assert storage.nbytes == capacities[-1] * page_bytes
     # Capacity starts at 64 tokens, in pages of 8, and grows by 256 tokens or by half, whichever is
     # larger.
@@ -52,7 +52,7 @@ def test_allocation_covers_all_lower_pages():
     assert len(storage.key_pages[0]) == 501
     arrays = mx.array([0]), mx.array([600 * PAGE]), mx.array([0, 1]), mx.array([1]), [[600]]
     storage.plan(RaggedBatch(*arrays))
-    assert len(storage.key_pages[0]) == 501 + 250, "growth by half of the previous size"
+    assert len(storage.key_pages[0]) == 501 + 250, "expected growth by half of the previous size"
 
 
 def test_growing_keeps_written_pages(model):
@@ -87,7 +87,7 @@ def test_captured_graphs_follow_reallocated_pages(model):
                     logits, expected[position], f"token {position}, {delay} steps later"
                 )
     assert {len(storage.key_pages[0]) for storage in storages} == {40}, (
-        "each storage has grown once"
+        "expected each storage to have grown once"
     )
     if CapturedFunction.should_capture(mx.zeros((1, 1, 1))):
         recorded = model._run_planned._functions.values()

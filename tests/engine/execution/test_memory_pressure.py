@@ -45,7 +45,7 @@ def assert_same_as_with_ample_memory(make_llm):
     actual, actual_logits = run_cases(llm, cases, 2)
     with mock.patch.object(memory, "is_memory_short", return_value=False):
         expected, expected_logits = run_cases(make_llm(), cases, 2)
-    assert any(moves), "some pages were renumbered"
+    assert any(moves), "expected some pages to be renumbered"
     assert llm.num_memory_evictions > 0
     for case in cases:
         assert actual[case].token_ids == expected[case].token_ids

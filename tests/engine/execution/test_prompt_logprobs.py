@@ -1,4 +1,4 @@
-"""Prompt logprobs are equal in every configuration."""
+"""Prompt logprobs do not depend on the engine's configuration."""
 
 import pytest
 

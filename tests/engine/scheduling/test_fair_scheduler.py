@@ -1,4 +1,4 @@
-"""`FairScheduler`: bounded overtaking, unchanged outputs, step time target."""
+"""`FairScheduler`: bounded overtaking, correct outputs, step time target."""
 
 import random
 from collections import Counter
@@ -123,7 +123,8 @@ def test_no_request_is_admitted_before_a_protected_one():
     scheduler.add(request("running", 200, max_tokens=60))
     while scheduler.running == [] or scheduler.running[0].num_uncomputed > 1:
         run_step(scheduler)
-    large = request("large", 300, first=1000)  # too large while "running" holds its pages
+    # The request does not fit while "running" holds its pages.
+    large = request("large", 300, first=1000)
     scheduler.add(large)
     large.num_overtaken = 300
     scheduler.add(request("short", 20, first=2000))
@@ -140,7 +141,7 @@ def test_cached_prompt_counts_as_short():
         run_step(scheduler)
     scheduler.add(request("long", 480, first=2000))
     run_step(scheduler)
-    scheduler.add(request("next turn", 330))  # 320 tokens are cached
+    scheduler.add(request("next turn", 330))  # of which 320 tokens are cached
     assert run_step(scheduler)["next turn"] == 10
 
 
@@ -168,10 +169,12 @@ def test_prompt_costs_track_step_times():
     costs.record(1000, 100, seconds=0.2)
     assert costs.seconds_per_token(1000) == 0.003, "second highest"
     costs.record(1000, 100, seconds=20)
-    assert costs.seconds_per_token(1000) == 0.004, "a single slow step changes little"
+    assert costs.seconds_per_token(1000) == 0.004, (
+        "a single slow step must not change the cost by much"
+    )
     for _ in range(NUM_SAMPLES):
         costs.record(1000, 100, seconds=0.1)
-    assert costs.seconds_per_token(1000) == 0.001, "old samples are dropped"
+    assert costs.seconds_per_token(1000) == 0.001, "old samples must be dropped"
 
 
 def step_seconds(step):
@@ -213,20 +216,22 @@ def test_inter_token_latency_during_a_long_prompt():
     _, unlimited_rate, _ = serve_long_prompt_and_chat(None)
     durations, rate, waited = serve_long_prompt_and_chat(0.1)
     assert sorted(durations)[len(durations) * 95 // 100] < 0.1
-    assert max(durations) < 1.2, "at most LONG_STEP_FACTOR times the target"
+    assert max(durations) < 1.2, (
+        "expected long steps of about LONG_STEP_FACTOR times the target at most"
+    )
     assert rate > 0.85 * unlimited_rate
     assert waited < 0.4, "the chat's 60 tokens must not wait for the long prompt"
 
 
 def test_long_steps_are_rare():
     scheduler = fair_scheduler(step_time_target=0.1)
-    scheduler.costs.record(100, 1, seconds=0.01)  # 10 ms per token: ten tokens fit the target
+    scheduler.costs.record(100, 1, seconds=0.01)  # 10 ms per token, so ten tokens fit the target
     scheduler.add(request("decoding", 20, max_tokens=90))
     run_step(scheduler)
     scheduler.add(request("long", 300, first=1000))
     step = scheduler.schedule()
     assert [chunk.num_tokens for chunk in step.chunks] == [1, 63], (
-        "a long step uses the whole token budget"
+        "a long step must use the whole token budget"
     )
     scheduler.update_from_output(step, {"decoding": ChunkOutput([1])})
     scheduler.record_step_time(step, seconds=0.6)

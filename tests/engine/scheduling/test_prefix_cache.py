@@ -37,11 +37,11 @@ class Tree:
     [
         ("abcdefgh", 4),  # fully cached, but at least one token must be computed
         ("abcdefghi", 8),
-        ("abcdefgX....", 4),  # diverges within a page: not shared
+        ("abcdefgX....", 4),  # diverges within a page, which is not shared
         ("abcd", 0),
         ("abc", 0),
         ("Xbcdefgh", 0),
-        ("efghefgh", 0),  # same tokens, but another prefix
+        ("efghefgh", 0),  # `efgh` is cached only after `abcd`
         ("abcdefghijklm", 12),
         ("abcdefghijkl", 8),
     ],
@@ -57,7 +57,7 @@ def test_tree_branches():
     tree.compute("abcdefgh")
     tree.compute("abcdXfgh")
     assert tree.cache.num_pages == 3
-    assert tree.allocator.num_used == 3, "a page computed twice is cached once"
+    assert tree.allocator.num_used == 3, "a page computed twice must be cached once"
     assert tree.num_cached("abcdXfgh.") == tree.num_cached("abcdefgh.") == 8
     tree.check()
 

@@ -36,7 +36,9 @@ def test_prefix_cache_hit_on_an_earlier_request():
     assert step(sched) == [("b", 8, 12, 0)]
     assert second.num_cached_tokens == 8
     same = add(sched, "c", 8)
-    assert ("c", 4, 8, 0) in step(sched), "one page of a fully cached prompt is recomputed"
+    assert ("c", 4, 8, 0) in step(sched), (
+        "the last page of a fully cached prompt must be recomputed"
+    )
     assert same.num_cached_tokens == 4
     assert sched.pages.counts(sched.running).shared == 2
 
@@ -119,7 +121,9 @@ def test_preempted_request_hits_its_own_pages():
         step(sched)
     while not young.num_computed:
         step(sched)
-    assert young.num_cached_tokens == 0, "counts only hits at the first admission"
+    assert young.num_cached_tokens == 0, (
+        "num_cached_tokens must count only hits at the first admission"
+    )
     assert young.num_shared > 0
     while sched.has_requests:
         step(sched)
@@ -130,7 +134,7 @@ def test_draft_tokens_are_capped_by_max_tokens():
     add(sched, "a", 4, max_tokens=7)
     assert step(sched) == [("a", 0, 4, 0)]
     assert step(sched, num_tokens=2) == [("a", 4, 5, 3)]
-    # 3 tokens so far; 3 draft tokens and a sampled one reach max_tokens.
+    # The output has 3 tokens, so 3 draft tokens and a sampled one reach max_tokens, which is 7.
     assert step(sched, num_tokens=9) == [("a", 6, 7, 3)]
     assert not sched.has_requests
 

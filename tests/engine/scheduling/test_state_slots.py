@@ -119,7 +119,7 @@ original_plan = StateSlots._plan_chunk
     ("owner", "method", "fault"),
     [
         (StateSlots, "begin_step", writes_checkpoints_in_place),
-        (StateSlots, "usable", hits_without_checkpoint),
+        (StateSlots, "up_to_checkpoint", hits_without_checkpoint),
         (StateSlots, "update", keeps_the_state_after_all_drafts),
         (Checkpoints, "discard", keeps_checkpoints_of_evicted_pages),
         (StateSlots, "release", leaks_draft_slots),
@@ -159,7 +159,8 @@ def serve(sched: Scheduler, name: str, prompt: list[int], max_tokens: int = 1):
 
 def test_prompt_end_is_checkpointed_before_and_within_the_generation_prompt():
     sched = scheduler(num_state_slots=8, page_size=16, max_num_batched_tokens=64)
-    # Of the last 16 tokens, only 32 is a page boundary, so 16 is a checkpoint, too.
+    # The last 16 of the 40 tokens may be the generation prompt. One checkpoint is at the last page
+    # boundary, 32, and one at the last boundary before the generation prompt, 16.
     serve(sched, "a", list(range(40)))
     assert checkpoint_positions(sched) == [16, 32]
     serve(sched, "b", list(range(100, 163)))
@@ -203,7 +204,8 @@ def test_rolling_checkpoint_follows_the_output():
         step(sched)
     positions = checkpoint_positions(sched)
     assert positions[-1] == request.num_computed // 4 * 4
-    # Two checkpoints are at the end of the prompt; each rolling checkpoint replaces the last one.
+    # Two checkpoints are at the end of the prompt; each rolling checkpoint replaces the
+    # previous one.
     assert len(positions) <= 6
     while sched.has_requests:
         step(sched)

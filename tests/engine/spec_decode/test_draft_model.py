@@ -1,4 +1,4 @@
-"""Draft model: fewer steps, unchanged outputs."""
+"""Draft model: fewer steps, same outputs as without drafts."""
 
 import mlx.core as mx
 import numpy as np
@@ -102,7 +102,7 @@ def test_sampled_outputs_have_the_target_distribution(params):
     assert_distributed_as(outputs, expected)
     stats = llm.runner.statistics
     assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95, (
-        "both acceptance and rejection are frequent"
+        "both accepted and rejected draft tokens must be frequent"
     )
 
 

@@ -1,4 +1,4 @@
-"""Multi-token prediction: NumPy oracle, acceptance, unchanged outputs, memory use."""
+"""Multi-token prediction: NumPy oracle, same outputs as without drafts, memory."""
 
 import json
 from array import array
@@ -107,7 +107,7 @@ def mtp_layer(tensors, hidden, next_ids):
 
 
 def draft_logits(tensors, hidden, token_ids, num_drafts, draft_tokens):
-    """Logits of the draft tokens after n `token_ids`; `hidden` covers the first n − 1."""
+    """Logits of draft tokens after n `token_ids`, given `hidden` of the first n − 1 tokens."""
     ids, logits = list(token_ids[1:]), []
     for index in range(num_drafts):
         g = mtp_layer(tensors, hidden, ids)
@@ -300,7 +300,7 @@ def test_checkpoints_are_kept_when_all_draft_tokens_are_accepted(tmp_path):
     for options in ({}, {"speculative": "mtp", "num_drafts": 3}, {"speculative": "ngram"}):
         llm = build(load_weights(folder, mtp=True), block_size=4, **options)
         greedy = SamplingParams(temperature=0, max_tokens=13, ignore_eos=True)
-        # 4 prompt tokens and all output tokens but the last: 16 tokens are computed.
+        # 16 tokens are computed: the 4 of the prompt, and all output tokens except the last.
         [output] = llm.generate([[10, 11, 12, 13]], greedy)
         [again] = llm.generate([[10, 11, 12, 13, *output.token_ids, 7]], greedy)
         assert again.num_cached_tokens == 16
@@ -395,7 +395,7 @@ def test_invalid_models_and_options_are_rejected(tmp_path):
         (tmp_path / "model" / "config.json").write_text(json.dumps({**CONFIG, name: value}))
         for load_format in ("auto", "dummy"):
             assert_rejected(ModelError, message, folder, load_format=load_format)
-        LLM(folder, kv_cache_bytes=2**22)  # this memory suffices without the MTP layer
+        LLM(folder, kv_cache_bytes=2**22)  # must load, because the MTP layer is not used
 
 
 def test_dummy_weights_are_the_same_with_the_mtp_layer(tmp_path):

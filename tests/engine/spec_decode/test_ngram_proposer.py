@@ -1,4 +1,4 @@
-"""N-gram proposer: draft tokens, draft lengths, unchanged outputs."""
+"""N-gram proposer: draft tokens, lengths, same outputs as without drafts."""
 
 import random
 
@@ -68,7 +68,7 @@ def test_quotes_and_repetitions_are_drafted():
 
 
 def test_rarely_accepted_matches_are_no_longer_proposed():
-    """The text repeats a pair of tokens with different continuations."""
+    """The text repeats a pair of tokens, always continued differently."""
     text: list[int] = [1, 2, 10, 1, 2]
     index, rng = NgramIndex(text), random.Random(1)
     assert index.draft_tokens(1 / 9) == [10, 1, 2, 10, 1, 2, 10]

@@ -87,7 +87,9 @@ def test_unenforceable_keywords_are_removed(llm, grammars, caplog, schema, remov
     call = '<tool_call>\n{"name": "look", "arguments": {"x": '
     assert matcher.consume_tokens(llm.tokenizer.encode(call))
     rest = llm.tokenizer.encode(json.dumps(invalid_value) + "}}\n</tool_call>")
-    assert matcher.try_consume_tokens(rest) < len(rest), "other keywords are still enforced"
+    assert matcher.try_consume_tokens(rest) < len(rest), (
+        "keywords that were not removed must still be enforced"
+    )
 
 
 @pytest.mark.parametrize(("schema", "removed", "invalid_value"), RELAXED)

@@ -267,7 +267,7 @@ def test_required_tool_calls(llm, thinking):
 def test_auto_tool_choice(llm):
     text = full_text(generate_one(llm, ToolCalls([ADD]), temperature=0))
     assert text == full_text(generate_one(llm, None, temperature=0)), (
-        "text without a call is unchanged"
+        "the grammar must not change text without a call"
     )
     # After the start of a call, the grammar forces the tool's name.
     prompt = llm.tokenizer.apply_chat_template(chat("Add!"), add_generation_prompt=True)
@@ -284,7 +284,9 @@ def test_auto_tool_choice_ignores_unsupported_keywords(llm):
     tools = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
     matcher = llm.grammars.compile(ToolCalls(tools)).matcher
     prefix = llm.tokenizer.encode('<tool_call>\n{"name": "count", "arguments": {}')
-    assert matcher.try_consume_tokens(prefix) == len(prefix) - 1, "`a` is still required"
+    assert matcher.try_consume_tokens(prefix) == len(prefix) - 1, (
+        "the closing brace must be rejected, because `a` is required"
+    )
 
 
 def test_auto_tool_choice_rejects_malformed_calls_in_text(llm):
@@ -375,7 +377,7 @@ def reference(demo):
     outputs = {}
     for number in range(len(CASES)):
         llm = LLM(demo, kv_cache_bytes=2**24, max_num_seqs=1, enable_prefix_caching=False)
-        llm._grammar_proposer = None  # forced tokens are sampled one by one
+        llm._grammar_proposer = None  # so that forced tokens are sampled one by one
         outputs |= run(llm, [number])
         assert llm.runner.statistics.num_draft_tokens == 0
     return outputs
@@ -587,7 +589,7 @@ def test_expensive_grammar_terminates(llm, constraint):
     ("end", "reasons"),
     [
         (".", {"stop", "length"}),
-        ('"', {"error", "stop", "length"}),  # also occurs inside every tool call
+        ('"', {"error", "stop", "length"}),  # this token also occurs in every tool call
         ("\n", {"error", "stop", "length"}),
     ],
 )

@@ -125,12 +125,12 @@ def parse(tool_call_format, text, tools, sizes=(10**9,), is_stream=False, **opti
 
 
 def parsed_arguments(calls):
-    """Returns calls with decoded arguments."""
+    """Returns calls with their arguments parsed as JSON."""
     return [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 def random_sizes(rng: random.Random):
-    """Returns random chunk sizes."""
+    """Returns seven random chunk sizes, for `parse`."""
     return [rng.choice([1, 2, 3, 5, 17]) for _ in range(7)]
 
 

@@ -79,4 +79,6 @@ def test_call_ids_in_the_prompt(family):
     text = render_chat(tokenizer, messages, variables={"bos_token": "", "eos_token": ""})
     assert "call_0123456789abcdef" not in text
     assert text.count("789abcdef") == (2 if family.startswith("mistral") else 0)
-    assert messages[2]["tool_call_id"] == "call_0123456789abcdef", "the argument is unchanged"
+    assert messages[2]["tool_call_id"] == "call_0123456789abcdef", (
+        "render_chat must not modify its messages"
+    )

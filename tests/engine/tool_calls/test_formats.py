@@ -54,7 +54,7 @@ def test_format_by_name():
 @pytest.mark.parametrize(
     ("family", "text"),
     [
-        # Missing end tags and whitespace.
+        # Calls without end tags, or without whitespace between tags.
         ("qwen3", '<tool_call>{"name":"weather","arguments":{"city":"Oslo"}}'),
         ("qwen3", '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}'),
         ("qwen3", '<tool_call>{"arguments": {"city": "Oslo"}, "name": "weather"}'),

@@ -75,9 +75,8 @@ def test_calls_of_the_template_are_accepted(family, vocabulary):
         rng = random.Random(f"{family} {seed}")
         tool, draw = random_tool(rng, "write")
         arguments = draw(rng)
-        while any(
-            tag in json.dumps(arguments) for tag in TAGS
-        ):  # these would be encoded as special tokens
+        # A tag in the arguments would be encoded as a special token.
+        while any(tag in json.dumps(arguments) for tag in TAGS):
             arguments = draw(rng)
         calls = [("write", arguments)]
         text = write_calls(family, calls)
@@ -147,7 +146,7 @@ def sample(family, vocabulary, constraint, seed):
     grammars, tokenizer = compiler(family, vocabulary)
     rng, matcher, tokens = random.Random(seed), grammars.compile(constraint).matcher, []
     [end] = tokenizer.eos_token_ids
-    # Appended as a unit: random sampling would hardly ever close an unbounded parameter.
+    # Appended as a unit, because random sampling would hardly ever close an unbounded parameter.
     closing = tokenizer.encode("\n</parameter>\n")
     while len(tokens) < 2000:
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)

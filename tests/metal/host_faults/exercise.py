@@ -25,7 +25,7 @@ def random(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
 
 
 def calls(operation: str, ext: Any) -> Iterator[Call]:
-    """Yields functions of a stream, each of which calls the operation."""
+    """Yields functions that call the operation on a given stream."""
     e = ext
     x = random(3, 7, 48)
     if operation == "axpby":

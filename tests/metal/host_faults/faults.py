@@ -1,4 +1,8 @@
-"""Seeded faults in expressions, statements (`…;`) and struct fields (`.…`)."""
+"""Seeded faults: original source texts and their faulty replacements.
+
+A text that ends with `;` is a statement, a text that starts with `.` initializes a struct's field,
+and any other text is an expression.
+"""
 
 from dataclasses import dataclass
 

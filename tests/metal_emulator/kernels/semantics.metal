@@ -50,7 +50,8 @@ kernel void simd_sum_of_active_lanes(device int* out [[buffer(0)]],
 
 // ---- simdgroup_matrix ----
 
-// Each lane's two elements of an 8×8 matrix; the test's elements are 8·row + column.
+// Writes each lane's two elements of the 8×8 matrix a. The test sets a[row][column] to
+// 8·row + column, so a written value identifies its element.
 kernel void matrix_layout(device const float* a [[buffer(0)]], device float2* held [[buffer(1)]],
                           uint lane [[thread_index_in_simdgroup]]) {
     simdgroup_float8x8 matrix;

@@ -69,7 +69,7 @@ def test_float8(mode, name):
 
 
 def test_check_runs_on_any_thread():
-    """The check must work on any thread, although an MLX stream belongs to a single thread."""
+    """A check must not use the MLX stream of another thread, as streams are bound to a thread."""
     check(norm_with([1.0], mx.float32))
     with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="infinite"):
         pool.submit(lambda: check(norm_with([math.inf], mx.float32))).result()

@@ -44,7 +44,7 @@ def layer_of(form: Quantization, weight: mx.array) -> Any:
 
 
 def exact(layer: Any) -> mx.array:
-    """Weights in float32, unrounded, as MLX defines the format."""
+    """Weights dequantized by MLX in float32, without rounding to bfloat16."""
     wide = copy.copy(row_major_layer(layer))
     if wide.mode == "affine":
         for name in PARTS:
@@ -79,7 +79,7 @@ def test_unpacked_integers_match_the_packed_words(bits):
 
 
 def test_every_mxfp4_value():
-    """All 16 codes with scales 1, 0, the smallest and the largest normal number."""
+    """All 16 codes, each with scales 1, 2^-126, 2^125 and NaN (byte 255)."""
     values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     values += [-value for value in values]
     layer = Layer()
@@ -104,11 +104,11 @@ def test_scale_bits_are_its_exponent():
 
 
 def bound(x: np.ndarray, form: Quantization, layer: Any) -> np.ndarray:
-    """Error bound of a matmul: float32 sums over I inputs, rounded to bfloat16.
+    """Bound of a matmul's error from float32 sums over I inputs.
 
-    Terms are the integer and bias parts of each weight, which may cancel. In any order, the error
-    of a sum of n terms is at most n·u/(1 − n·u) times the sum of their magnitudes, with u = 2⁻²⁴
-    (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 4.2).
+    In any order, the error of a sum of n terms is at most n·u/(1 − n·u) times the sum of their
+    magnitudes, with u = 2⁻²⁴ (Higham, "Accuracy and Stability of Numerical Algorithms", 2002,
+    section 4.2). A weight's integer part and bias are separate terms, because they may cancel.
     """
     own = copy.copy(layer)
     repack(own)
@@ -139,7 +139,7 @@ def test_matmul_is_within_the_bound(form, rows):
 
 @pytest.mark.parametrize("form", FORMATS[::4], ids=IDS[::4])
 def test_unsupported_formats_fall_back_to_mlx(form):
-    """Covers float32 scales, and every format on a GPU, for matmul and embedding."""
+    """Layers with float32 activations are computed by MLX, for matmul and embedding."""
     weight, x = random(40, 256), random(3, 256)
     layer = layer_of(form, weight)
     linear = linear_from(layer, mx.float32)
@@ -185,7 +185,8 @@ def test_model_matches_mlx_lm(tmp_path, family, name):
     model = serving_model(name, read_checkpoint(folder, config), page_size=16)
     theirs = load_model(folder)[0]
     [expected] = theirs(mx.array([ids]))
-    # tiny-llm's layer and MLX's round at different points; MLX's CPU kernel also sums in bfloat16.
+    # The bound is wide, because MLX's CPU kernel sums in bfloat16, and the two layers round to
+    # bfloat16 after different operations.
     assert_close(sequence_logits(model, ids), expected, "load_weights", ulps=10)
     given = serving_model(name, theirs, page_size=16)
     actual = sequence_logits(given, ids)
@@ -197,7 +198,7 @@ def test_model_matches_mlx_lm(tmp_path, family, name):
 @pytest.mark.parametrize("name", ["3 bits", "4 bits", "8 bits", "mxfp4", "nvfp4", "mixed", "plain"])
 @pytest.mark.parametrize("config", [FAMILIES["qwen2"], MIXTURE], ids=["qwen2", "qwen3_moe"])
 def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
-    """float32, because rounding to bfloat16 may change the router's choice of experts."""
+    """Compares in float32, because rounding to bfloat16 may change which experts are selected."""
     from mlx_lm.utils import load_model
 
     config = {**config, "torch_dtype": "float32"}
@@ -216,7 +217,10 @@ def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", ["4 bits", "mxfp4", "mixed"])
 def test_mlx_lm_experts_are_repacked_without_changing_its_model(tmp_path, name):
-    """Both loaders' logits are bitwise equal, and repacking does not change mlx_lm's model."""
+    """A model made from mlx_lm's has the same logits as one made from the checkpoint.
+
+    Repacking must not change mlx_lm's own model.
+    """
     from mlx_lm.utils import load_model
 
     config = {**MIXTURE}

@@ -191,7 +191,8 @@ def test_serving_does_not_import_heavy_libraries(program, unwanted):
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        env={**os.environ, "TINY_LLM_EMULATED_METAL": "0"},  # the emulator imports NumPy
+        # without the emulator, which imports NumPy
+        env={**os.environ, "TINY_LLM_EMULATED_METAL": "0"},
     )
     assert "Paris" in result.stdout, result.stderr
     assert result.stdout.splitlines()[-1] == "[]"

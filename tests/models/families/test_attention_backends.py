@@ -1,4 +1,4 @@
-"""`LLM(attention_backend=…)`: equal outputs from all backends; unknown names."""
+"""Attention backends give equal outputs, and unknown names are rejected."""
 
 import pytest
 

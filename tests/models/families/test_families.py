@@ -86,7 +86,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
             {"sliding_window": None},
         ),
         ({**QWEN2, "sliding_window": 64}, {"sliding_window": None}),
-        # no layer has a window: max_window_layers defaults to 28
+        # no layer has a window, because max_window_layers defaults to 28
         ({**QWEN2, **SWITCHED_ON}, {"sliding_window": None}),
         (
             {**QWEN2, **SWITCHED_ON, "max_window_layers": 1},

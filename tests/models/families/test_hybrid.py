@@ -249,7 +249,7 @@ def test_decoding_continues_from_the_state_of_any_token():
 
 @pytest.mark.usefixtures("on_cpu")
 def test_read_slot_is_unchanged_unless_written():
-    """The read slot may be a checkpoint from which several requests continue."""
+    """A read slot must not change, because several requests may continue from its checkpoint."""
     paged = PagedModel(model_of(HYBRID), 8, 3)
     run_span(paged, IDS[:10], 0, -1, [(9, 2)])
     first = run_span(paged, IDS[10:20], 10, 2, [(9, 0)])
@@ -299,7 +299,7 @@ def test_quantized_model_matches_mlx_lm_in_float32(tmp_path, name):
     forms = {**QUANTIZATIONS[name], "model.embed_tokens": False}
     folder = write_family(tmp_path, {**config, "quantization": forms})
     written = json.loads((folder / "config.json").read_text())
-    prefixed = {  # with mlx_lm's parameter paths
+    prefixed = {  # mlx_lm expects its own parameter paths
         path.replace("model.", "language_model.model.", 1): form for path, form in forms.items()
     }
     (folder / "config.json").write_text(json.dumps({**config, "quantization": prefixed}))

@@ -91,7 +91,7 @@ def test_equals_mlx_lm(tmp_path, family, rank):
 
 
 def test_equals_mlx_lm_in_4_bits(tmp_path):
-    """Compares bfloat16 logits relative to their magnitude."""
+    """Logits are in bfloat16, so the tolerance is relative to their magnitude."""
     from mlx_lm.tuner.utils import load_adapters
     from mlx_lm.utils import load_model
 
@@ -118,7 +118,7 @@ def test_peft_layout_is_bitwise_equal(tmp_path):
 
 
 def test_fused_projections_are_split_like_their_weights(tmp_path):
-    """qwen3_next checkpoints fuse in_proj_qkvz and in_proj_ba, grouped by key head."""
+    """An adapter of in_proj_qkvz or in_proj_ba, which qwen3_next fuses, is split per projection."""
     from tiny_llm.models.families.tensor_layout import split_fused_projections
 
     config = {**HYBRID, **FLOAT32}

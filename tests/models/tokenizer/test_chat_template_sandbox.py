@@ -1,4 +1,4 @@
-"""Sandboxed chat templates: equal output; hostile templates are stopped."""
+"""The sandbox does not change a chat template's output, and stops hostile ones."""
 
 import threading
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The demo's chat template: tools in Qwen3's format, unchanged chats without tools."""
+"""The demo's chat template renders tools in Qwen3's format."""
 
 from tiny_llm.demo import DRAFT_PATH, HYBRID_PATH, TARGET_PATH
 from tiny_llm.models.tokenizer.chat_template_handler import render_chat

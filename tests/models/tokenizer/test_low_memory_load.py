@@ -52,7 +52,7 @@ def merges_as_strings(content):
 
 
 def non_contiguous_ids(content):
-    """Leaves gaps in added tokens' ids (padded vocabulary); `tokenizers` reassigns the ids."""
+    """Leaves a gap between the vocabulary's ids and those of the added tokens."""
     vocab = content["model"]["vocab"]
     vocab.update({f"<unused_{i}>": i for i in range(len(vocab) + 5, len(vocab) + 50)})
 

@@ -1,4 +1,4 @@
-"""Sandboxed encoding: equal tokens, and an error if encoding does not terminate."""
+"""Encoding in the sandbox gives the same tokens, and is stopped if it hangs."""
 
 import json
 import shutil

@@ -36,11 +36,11 @@ class ThreadWithBlockedCompiler:
         llm = LLM("demo")
         compile_grammar = llm.grammars.compile
 
-        def wait_and_compile(*args, **options):
+        def wait_and_compile(*args):
             assert self.allow_compilation.wait(60)
             if self.error is not None:
                 raise self.error
-            return compile_grammar(*args, **options)
+            return compile_grammar(*args)
 
         llm.grammars.compile = wait_and_compile
         return llm

@@ -136,7 +136,7 @@ def langchain(url: str, protocol: str, variant: str) -> Report:
 
 
 def instructor(url: str, protocol: str, variant: str) -> Report:
-    """instructor: each tool is a response model, and this function runs the agent loop."""
+    """Runs an agent loop with instructor, in which each tool is a response model."""
     import instructor as library
     from anthropic import Anthropic
     from openai import OpenAI
@@ -167,7 +167,7 @@ def instructor(url: str, protocol: str, variant: str) -> Report:
 
 
 def smolagents(url: str, protocol: str, variant: str) -> Report:
-    """smolagents: the agent loop ends with a call to `final_answer`."""
+    """smolagents, whose agent loop ends with a call to `final_answer`."""
     from smolagents import CodeAgent, LogLevel, OpenAIModel, ToolCallingAgent, tool
 
     kind, _, streamed = variant.partition("-")

@@ -67,7 +67,7 @@ SCRIPT = [
     ('"name": "Weather"', [tool_call("Weather", city="Paris")]),  # instructor
     ('"name": "Population"', [tool_call("Population", city="Paris")]),
     ("# Tools", script(ANSWER)),
-    ("", [CITY, CITY, ANSWER]),  # instructor without tools: response formats only
+    ("", [CITY, CITY, ANSWER]),  # instructor's cases without tools, which use only response formats
 ]
 
 

@@ -84,7 +84,7 @@ def test_tool_loop_with_previous_response(storing_client):
 
 
 def test_item_references(storing_client):
-    """The AI SDK sends references to all items of earlier turns."""
+    """Items of earlier turns may be sent as references, as the AI SDK does."""
     first = storing_client.responses.create(**BODY, input=QUESTION)
     message = {"role": "user", "content": QUESTION}
     items = [{"type": "item_reference", "id": item.id} for item in first.output]

@@ -139,7 +139,7 @@ def test_include_reasoning_false(server: RunningServer, stream):
 
 
 def test_add_special_tokens(server: RunningServer):
-    for add in (True, False):  # no effect: the demo's tokenizer adds no special tokens
+    for add in (True, False):  # no effect, because the demo's tokenizer adds no special tokens
         response = server.post("/v1/completions", {**TEXT, "add_special_tokens": add}).json()
         assert response["usage"]["prompt_tokens"] == len(tokenize(server, TEXT["prompt"]))
 

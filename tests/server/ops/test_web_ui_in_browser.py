@@ -133,7 +133,7 @@ def test_engine_view_of_a_running_request(server, open_page):
     page.wait_for_selector(".status.ready")
     ask(page, "What is a cat?")
     page.wait_for_selector(".requests tr.ended")
-    page.wait_for_selector(".tree li q")  # detokenized text of a prefix tree branch
+    page.wait_for_selector(".tree li q")  # contains a branch's detokenized text
     label = page.get_by_role("img", name="Pages:").get_attribute("aria-label")
     assert "cached" in label
     assert "free" in label
@@ -148,7 +148,7 @@ def test_state_slots_of_a_hybrid_model(open_page, tmp_path):
     server = RunningServer("--model", str(write_hybrid(tmp_path / "model")), "--block-size", "8")
     page = open_page(server)
     server.post("/v1/completions", {"prompt": "word " * 40, "max_tokens": 20})
-    # `wait_for_function` evaluates JavaScript, which the Content-Security-Policy blocks.
+    # Not `wait_for_function`, whose JavaScript the Content-Security-Policy blocks.
     states = re.compile(r"0 of \d+ used by requests.*[1-9]\d* checkpoints")
     playwright.expect(page.locator(".states")).to_have_text(states, timeout=60_000)
     page.close()

@@ -41,7 +41,7 @@ def test_disconnect_while_decoding(slow, stream, reset):
     connection = connect(slow, {**LONG, "stream": stream})
     before = slow.metric("generation_tokens_total")
     assert eventually(lambda: slow.metric("generation_tokens_total") > before + 2)
-    if reset:  # RST instead of FIN
+    if reset:  # closing sends RST instead of FIN
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     connection.close()
     assert eventually(lambda: slow.is_empty)

@@ -114,7 +114,7 @@ def test_streamed_call_or_structured_output(client):
 
 
 def test_invalid_tools_with_a_response_format_are_rejected(server):
-    """The request is rejected: if the tool were ignored, the model could never call it."""
+    """The request is rejected, because the model could never call a tool that is ignored."""
     path, body = chat(CALLS)
     broken = {"name": "f", "parameters": {"type": "strung"}}
     response = server.post(path, {**body, "tools": [{"type": "function", "function": broken}]})
@@ -123,7 +123,10 @@ def test_invalid_tools_with_a_response_format_are_rejected(server):
 
 
 def test_stop_string_inside_a_call(client):
-    """A truncated call is text in a full response and never finishes with "tool_calls"."""
+    """A truncated call never finishes with "tool_calls".
+
+    Without streaming, it is returned as text, because its arguments are incomplete.
+    """
     _, body = chat(CALLS, "required")
     del body["response_format"]
     body |= {"model": "demo", "stop": ["Par"]}

@@ -50,7 +50,7 @@ def test_replicas_respond_and_a_lost_one_is_restarted():
         with client.stream("POST", "/v1/chat/completions", json=long) as streamed:
             lines = streamed.iter_lines()
             assert "data: " in next(line for line in lines if line)
-            for process in before:  # both replicas, because either may serve the stream
+            for process in before:  # kills both, because either may serve the stream
                 os.kill(process, signal.SIGKILL)
             rest = [line for line in lines if line]
         assert "The replica that computed this response was lost" in rest[-2]

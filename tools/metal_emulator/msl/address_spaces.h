@@ -1,5 +1,5 @@
-// Address spaces as types: clang checks OpenCL qualifiers strictly in C++ too, and on x86-64 and
-// ARM all of them map to ordinary memory, so the checked program can also run.
+// Metal's address spaces as OpenCL's, between which clang rejects conversions in C++ too. On x86-64
+// and ARM all of them map to ordinary memory, so the type-checked program can also run.
 #pragma once
 
 #define device __attribute__((opencl_global))
@@ -8,7 +8,8 @@
 #define thread
 
 #define MSL_INLINE static inline __attribute__((always_inline))
-// Exempts an emulator function from instrumentation. Atomics report their accesses explicitly.
+// Exempts an emulator function from instrumentation, so that its accesses are not reported as the
+// kernel's. Atomics report their accesses explicitly.
 #define MSL_UNSEEN [[clang::disable_sanitizer_instrumentation]]
 
 namespace msl {

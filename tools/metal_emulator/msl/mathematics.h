@@ -1,5 +1,5 @@
-// <metal_math>: each function for float, half and their vectors. Plain overloads rather than
-// templates, so that max(half, float) is ambiguous as in Metal; bfloat converts to float.
+// <metal_math>: each function for float, half and their vectors. They are overloads, not templates,
+// so that max(half, float) is ambiguous as in Metal. An argument of type bfloat converts to float.
 #pragma once
 
 #define MSL_APPROXIMATE_1(DO)                        \

@@ -43,8 +43,8 @@ MSL_INLINE simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgroup_matrix(T val
 
 namespace msl {
 
-// Address of the current lane's element i of a matrix in memory. Its computation is not counted: a
-// GPU does it once per loop, or in the load instruction.
+// Address of the current lane's element i of a matrix in memory. Its computation is not counted,
+// because a GPU does it once per loop or in the load instruction.
 template <class P>
 MSL_UNSEEN __attribute__((noinline)) P matrix_element(P memory, ulong i, ulong elements_per_row,
                                                       ulong2 origin, bool transpose) {

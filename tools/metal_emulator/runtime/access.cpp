@@ -21,7 +21,8 @@ static void observe(const void* address, const Access& access) {
         }
         watch_threadgroup(offset, access);
     } else if (Buffer* buffer = buffer_at(address)) {
-        offset = (uint64_t)((const char*)address - buffer->data);  // if negative, huge
+        // Wraps to a huge value if `address` is before the buffer.
+        offset = (uint64_t)((const char*)address - buffer->data);
         if (offset >= buffer->size || access.size > buffer->size - offset) {
             report_bad_address(address, access.writes, access.size, access.pc);
         }
@@ -33,7 +34,7 @@ static void observe(const void* address, const Access& access) {
 
 using namespace msl;
 
-// Address within the call instruction: the return address may belong to the next source line.
+// Address within the call instruction, because the return address may belong to the next line.
 static const void* call_before(const void* return_address) {
     return (const char*)return_address - 1;
 }

@@ -6,7 +6,7 @@ namespace msl {
 
 struct Counters {
     uint64_t threads, simd_operations, barriers, matrix_multiply_adds;
-    // 0 except in mode "count":
+    // The following counts are 0 except in mode "count".
     uint64_t threadgroup_read, threadgroup_written, threadgroup_accesses;
     uint64_t multiply_adds, integer_multiplies, integer_divisions, integer_operations, conversions;
 };

@@ -83,7 +83,7 @@ static void on_signal(int number, siginfo_t* info, void* context) {
 }
 
 void catch_signals() {
-    static char stack[64 << 10];  // for handlers: the thread's stack may have overflowed
+    static char stack[64 << 10];  // for handlers, as the thread's stack may have overflowed
     stack_t alternative{};
     alternative.ss_sp = stack;
     alternative.ss_size = sizeof stack;

@@ -29,7 +29,7 @@ struct Exchange {
     alignas(64) unsigned char result[LANES][64];
 };
 
-// A thread's position in the grid: the source of position attributes of kernel parameters.
+// A thread's position in the grid, which the position attributes of kernel parameters select from.
 struct Position {
     uint32_t thread_in_grid[3], thread_in_group[3], group_in_grid[3];
     uint32_t group_size[3], nominal_group_size[3], grid_size[3], groups_in_grid[3];

@@ -22,9 +22,9 @@ void map_buffer(uint32_t index, int file, uint64_t offset, uint64_t size, bool c
 Buffer* buffer_at(const void* address);
 
 void reserve_threadgroup_memory();
-// Memory of the kernel's parameter [[threadgroup(index)]], in bytes; allocated by the first call.
+// `size` bytes for the kernel's parameter [[threadgroup(index)]], allocated by the first call.
 void* dynamic_threadgroup_memory(uint32_t index, uint64_t size);
-// Resets threadgroup memory for a new threadgroup.
+// Fills threadgroup memory with NaN, at the start of a threadgroup.
 void reset_threadgroup_memory();
 // Whether `address` is in threadgroup memory; if so, sets its offset.
 bool in_threadgroup_memory(const void* address, uint64_t& offset);

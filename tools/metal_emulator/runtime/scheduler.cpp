@@ -289,7 +289,7 @@ static void run_threadgroup() {
     }
 }
 
-// Prepares the threads of the threadgroup at `group`; at a grid's edges, it may be smaller.
+// Prepares the threads of the threadgroup at `group`, which may be smaller at the grid's edges.
 static void start_threadgroup(const Grid& grid, const uint32_t groups[3], const uint32_t group[3]) {
     Position shared{};
     for (int d = 0; d < 3; ++d) {
@@ -412,7 +412,7 @@ void msl_threadgroup_barrier(uint32_t flags, Site site) {
 }
 
 void msl_simdgroup_barrier(uint32_t flags, Site site) {
-    if (msl_meet(Meeting::BARRIER, "simdgroup_barrier", site)) {  // once, by the last lane
+    if (msl_meet(Meeting::BARRIER, "simdgroup_barrier", site)) {  // true for the last lane
         Simdgroup& simdgroup = *current->simdgroup;
         ++simdgroup.epoch;
         simdgroup.memory_epochs[0] += flags & 1;

@@ -9,8 +9,9 @@ constexpr uint32_t MAX_THREADS = 1024;
 
 enum class Order : uint32_t { FORWARD, REVERSE, RANDOM };
 
-// Numbers of barriers that the current threadgroup has executed: all, and those with each memory in
-// their flags. A barrier orders accesses only to the memory in its flags.
+// Counts of the threadgroup barriers that the current threadgroup has executed: `executed` counts
+// all, the other fields those with device or threadgroup memory in their flags. A barrier orders
+// accesses only to the memory in its flags. Each count starts at 1.
 struct Epochs {
     uint32_t executed, device_memory, threadgroup_memory;
 };
@@ -32,7 +33,9 @@ struct Thread {
 struct Simdgroup {
     uint32_t all, alive, ready, meeting, at_barrier;  // masks of lanes
     bool at_different_sites;
-    uint32_t epoch, memory_epochs[2];  // simdgroup barriers: all; device, threadgroup
+    // Counts of the executed simdgroup barriers: all, and those with (device, threadgroup) memory
+    // in their flags, from 1.
+    uint32_t epoch, memory_epochs[2];
     uint32_t random;
     Thread* threads;
     Exchange exchange;

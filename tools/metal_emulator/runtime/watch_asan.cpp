@@ -12,7 +12,7 @@ size_t __asan_get_report_access_size();
 const char* __asan_get_report_description();
 
 void __asan_on_error() {
-    const void* pc = (const char*)__asan_get_report_pc() - 1;  // within the call instruction
+    const void* pc = (const char*)__asan_get_report_pc() - 1;  // -1: within the call
     const void* address = __asan_get_report_address();
     const bool writes = __asan_get_report_access_type() == 1;
     const uint32_t size = (uint32_t)__asan_get_report_access_size();

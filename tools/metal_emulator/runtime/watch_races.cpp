@@ -22,16 +22,19 @@ void write_counters() {}
 
 // Accesses of some lanes of one simdgroup between two barriers.
 struct Past {
-    uint32_t group;                      // number of the threadgroup; 0: no access yet
-    uint32_t executed, epoch;            // threadgroup barriers before: all, for this memory
-    uint32_t simd_executed, simd_epoch;  // the same for simdgroup barriers
+    uint32_t group;  // number of the threadgroup; 0: no access yet
+    // Counts of the threadgroup barriers before the access: all, and those for the accessed memory.
+    uint32_t executed, epoch;
+    // Counts of the simdgroup barriers before the access: all, and those for the accessed memory.
+    uint32_t simd_executed, simd_epoch;
     uint32_t simdgroup, lanes;
-    uint32_t pc;  // 32 bits suffice: the program is linked below 4 GiB
+    uint32_t pc;  // 32 bits suffice, because the program is linked below 4 GiB
     bool atomic;
 };
 
-// Two readers from different simdgroups suffice: a writer is in another simdgroup than at least one
-// of them. A reader from another threadgroup is stored separately, as no barrier orders it.
+// Two readers from different simdgroups suffice, because any writer is in another simdgroup than at
+// least one of them. A reader from another threadgroup is stored separately, as no barrier orders
+// it.
 struct Byte {
     Past writer, readers[2], foreign_reader;
 };
@@ -70,7 +73,8 @@ static Past present(const Access& access, bool device_memory) {
             access.atomic};
 }
 
-// Whether `now` is unordered after `past`. Accesses of one lane are in program order.
+// Whether two accesses race: no barrier orders them, they are not both atomic, and they are not by
+// the same lane.
 static bool unordered(const Past& past, const Past& now) {
     if (past.group == 0 || (past.atomic && now.atomic)) {
         return false;
@@ -161,7 +165,7 @@ void watch_threadgroup(uint64_t offset, const Access& access) {
     for (uint32_t i = 0; i < access.size; ++i) {
         Byte& byte = threadgroup_bytes[offset + i];
         if (byte.writer.group != group_number && byte.readers[0].group != group_number) {
-            byte = {};  // accesses of an earlier threadgroup to its memory
+            byte = {};  // forgets an earlier threadgroup, which had other memory
         }
         if (!access.writes && byte.writer.group == 0) {
             char who[128], what[96];

@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 
 struct AddBiasJob {
     int64_t M, O;      // rows and outputs of the linear layer
-    Format format;     // of all arrays
+    Format format;     // format of all arrays
     const void* x;     // M × O, rows x_stride elements apart
     const void* bias;  // O
     void* out;         // M × O; may alias x

@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 
 struct AddLoraJob {
     int64_t M, O, I, R, num_adapters;  // rows, outputs, inputs, sum of the adapters' ranks
-    Format format;                     // of y, x, a, b and out
+    Format format;                     // format of y, x, a, b and out
     const void* y;                     // M × O, rows y_stride elements apart
     const void* x;                     // M × I, rows x_stride elements apart
     const void* a;                     // R × I
@@ -26,7 +26,7 @@ struct Ranks {
     int64_t first, last;
 };
 
-namespace {  // internal linkage: see common/half.h
+namespace {  // internal linkage: the linker must not merge copies (see common/half.h)
 
 /// Rank range of row m's adapter; empty if the row has no adapter.
 [[maybe_unused]] inline Ranks ranks_of(const AddLoraJob& job, int64_t m) {

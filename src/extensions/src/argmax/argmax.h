@@ -2,9 +2,9 @@
 //
 //     out[n] = the smallest i with x[n, i] = max x[n, :]
 //
-// For greedy sampling over a vocabulary of 151,936 tokens: MLX's CPU argmax is scalar and runs on
-// one thread, which is a noticeable fraction of an optimized decode step. NaN is never the largest;
-// a row of only NaN and −∞ has the result 0.
+// Used for greedy sampling over a vocabulary of 151,936 tokens: mx.argmax is scalar and
+// single-threaded on a CPU, and would take a noticeable fraction of an optimized decode step. NaN
+// is never the largest element; a row that contains only NaN and −∞ has the result 0.
 #pragma once
 
 #include <vector>
@@ -20,8 +20,8 @@ namespace mx = mlx::core;
 ///
 /// x: N..×V, float32, float16 or bfloat16; N.. stands for any leading dimensions, V is at least 1.
 ///   NaN is never the largest.
-/// Returns N.. in uint32. Throws std::invalid_argument for anything else. Falls back to mx.argmax
-/// on a GPU.
+/// Returns N.. in uint32. Throws std::invalid_argument for any other arguments. Falls back to
+/// mx.argmax on a GPU.
 mx::array argmax(const mx::array& x, mx::StreamOrDevice s = {});
 
 /// Graph node of argmax on the CPU. Input: x.

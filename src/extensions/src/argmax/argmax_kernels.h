@@ -20,7 +20,7 @@ struct ArgmaxResult {
     float value;
     int32_t index;
 
-    /// Whether this result wins the reduction against `other`.
+    /// Whether this result has the larger value or, if the values are equal, the lower index.
     bool beats(ArgmaxResult other) const {
         return value > other.value || (value == other.value && index < other.index);
     }

@@ -17,7 +17,7 @@ namespace mx = mlx::core;
 ///
 /// x, y: broadcastable shapes, any dtypes except complex64. Integers are converted to float32;
 /// otherwise the result has the promoted dtype. float16 and bfloat16 are rounded once, from
-/// float32. Throws std::invalid_argument for anything else.
+/// float32. Throws std::invalid_argument for any other arguments.
 /// On a GPU the result has at most 2³¹ − 1,025 elements, because thread indices are int.
 mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
                 mx::StreamOrDevice s = {});

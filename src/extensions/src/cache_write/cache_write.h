@@ -22,12 +22,12 @@ namespace mx = mlx::core;
 /// buffer: B×H×C×D, any dtype: B sequences, H heads, C positions, D elements.
 /// tokens: B×H×L×D in the dtype of buffer, any strides: L new positions of each sequence.
 /// offsets: position of each sequence's first token, B integers from 0 to C − L; −1 skips the
-///   sequence. In an int32 array, any other value skips its sequence too: the values are known only
-///   at evaluation, too late for an exception.
+///   sequence. In an int32 array, an out-of-range value also skips its sequence, because the values
+///   are known only at evaluation, too late for an exception.
 /// overwrite: whether the buffer may be overwritten while GPU commands that read it are in flight.
 ///   These commands run before the write, but MLX counts them as references and would copy the
 ///   buffer. The caller must hold no other array that shares its memory.
-/// Returns B×H×C×D: the updated buffer. Throws std::invalid_argument for anything else.
+/// Returns B×H×C×D: the updated buffer. Throws std::invalid_argument for any other arguments.
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens, const mx::array& offsets,
                       bool overwrite = false, mx::StreamOrDevice s = {});
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens,

@@ -33,8 +33,8 @@ namespace mx = mlx::core;
 /// Causal depthwise convolution with SiLU, and the updated states.
 ///
 /// x: T×C, float32, float16 or bfloat16: the tokens of B sequences, concatenated; C channels.
-/// weight: C×K, K from 2 to 8, float32 or the dtype of x. Read fastest as the transpose of a
-///   row-contiguous K×C array.
+/// weight: C×K, K from 2 to 8, float32 or the dtype of x. The transpose of a row-contiguous K×C
+///   array is the fastest layout to read.
 /// conv_states: S×(K−1)×C in the dtype of x: S slots with the last K − 1 inputs, oldest first.
 ///   Updated in place: on the CPU if the caller keeps no reference to them, on a GPU also if
 ///   `overwrite` is set.
@@ -46,7 +46,7 @@ namespace mx = mlx::core;
 ///   no other array that shares their memory.
 ///
 /// Returns y T×C float32, and conv_states S×(K−1)×C.
-/// Throws std::invalid_argument for anything else.
+/// Throws std::invalid_argument for any other arguments.
 std::pair<mx::array, mx::array> causal_conv1d(const mx::array& x, const mx::array& weight,
                                               const mx::array& conv_states,
                                               const mx::array& cu_seqlens,

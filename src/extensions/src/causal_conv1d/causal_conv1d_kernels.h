@@ -15,7 +15,7 @@ constexpr int64_t CONV_CHANNELS = 256;
 
 struct CausalConv1dJob {
     int64_t C, K;                  // channels, convolution width
-    Format format, weight_format;  // of x and states; of weight
+    Format format, weight_format;  // format of x and states; format of weight
     const void* x;                 // T × C, rows x_stride elements apart
     const void* weight;            // C × K at the strides below
     void* states;                  // S × (K − 1) × C

@@ -11,7 +11,7 @@
 
 namespace tiny_llm_ext {
 
-namespace {  // internal linkage, like the conversions of common/half.h
+namespace {  // internal linkage: the linker must not merge copies (see common/half.h)
 
 /// Attention of one query row, with the online softmax of flash_attention.h.
 ///

@@ -51,8 +51,8 @@ void merge(const SoftmaxState* states, int64_t parts, int64_t D, SoftmaxState& a
     // [/task 4.6.3 merge]
 }
 
-// Computes several blocks in two parallel passes: first all splits of all blocks, then the merge
-// and normalization of each block.
+// Computes several blocks in two parallel passes: the first computes all splits of all blocks, the
+// second merges and normalizes the states of each block.
 void attend_split_kv(const AttentionRows* blocks, int64_t count, SplitKernel part) {
     struct Split {
         const AttentionRows* block;
@@ -86,7 +86,7 @@ void attend_split_kv(const AttentionRows* blocks, int64_t count, SplitKernel par
     });
 }
 
-// Computes a block row by row: Week 2's softmax, with the scores of one tile at a time.
+// Computes a block row by row with Week 2's scalar softmax. Scores are computed one tile at a time.
 void attend_with_scores(const AttentionRows& block, ScoresKernel scores_of) {
     for (int row = 0; row < block.rows; row++) {
         float query[MAX_HEAD_SIZE] = {};
@@ -114,7 +114,7 @@ void attend_with_scores(const AttentionRows& block, ScoresKernel scores_of) {
     }
 }
 
-// Computes a block on one thread: all keys as one split.
+// Computes a block on one thread, with all keys in one split.
 void attend_alone(const AttentionRows& block, const Week4Attention& kernel) {
     if (kernel.part == nullptr) {
         attend_with_scores(block, kernel.scores);
@@ -135,7 +135,7 @@ void attend_week4(const std::vector<AttentionRows>& blocks, const Week4Attention
         parallel_for(all, [&](int64_t b) { attend_alone(blocks[b], kernel); });
         return;
     }
-    // Limits the memory of the blocks' states: 64 KiB for a block with 4,096 keys.
+    // Bounds the memory of the blocks' states: a block with 4,096 keys takes 64 KiB.
     constexpr int64_t MAX_BLOCKS = 64;
     for (int64_t first = 0; first < all; first += MAX_BLOCKS) {
         attend_split_kv(&blocks[first], std::min(MAX_BLOCKS, all - first), kernel.part);

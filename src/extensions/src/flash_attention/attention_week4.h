@@ -20,7 +20,8 @@ namespace tiny_llm_ext {
 /// Maximum query rows per kernel call.
 constexpr int QUERY_ROWS = 8;
 
-/// Keys per split. The bits of the result depend on it, as on the tile size.
+/// Keys per split. Both it and the tile size affect the summation order, and therefore the bits of
+/// the result.
 constexpr int64_t KEYS_PER_SPLIT = 8 * ATTENTION_TILE;
 
 /// Up to ATTENTION_TILE consecutive keys and their values, as element offsets of their rows in the
@@ -34,7 +35,7 @@ struct KeyTile {
 struct AttentionRows {
     int64_t D;  // head size
     float scale;
-    Format format;  // of all arrays
+    Format format;  // format of all arrays
     const void *query, *keys, *values;
     void* out;
 

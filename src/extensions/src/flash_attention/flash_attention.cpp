@@ -25,7 +25,7 @@ void check_query_key_value(const mx::array& query, const mx::array& key, const m
     check(value.shape() == key.shape(), FLASH_ATTENTION, "expected value of the shape of key, ",
           key.shape(), ", got ", value.shape());
 
-    auto expected = query.shape();  // of key: as query, except heads and tokens
+    auto expected = query.shape();  // shape of query with the heads and tokens of key
     expected.end()[-3] = key.shape(-3);
     expected.end()[-2] = key.shape(-2);
     check(key.shape() == expected, FLASH_ATTENTION, "expected key of shape ", expected,

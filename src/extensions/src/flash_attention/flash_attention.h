@@ -51,7 +51,7 @@ namespace mx = mlx::core;
 ///
 /// Returns N..×H_q×L×D in the dtype of query, in the layout N..×L×H_q×D that the output projection
 /// reads: transposing and flattening the heads needs no copy. A row without visible keys is zero.
-/// Throws std::invalid_argument for anything else.
+/// Throws std::invalid_argument for any other arguments.
 mx::array flash_attention(const mx::array& query, const mx::array& key, const mx::array& value,
                           std::optional<float> scale, bool causal,
                           const std::optional<mx::array>& mask,

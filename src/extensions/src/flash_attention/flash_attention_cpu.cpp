@@ -105,8 +105,8 @@ void run(const FlashAttentionJob& job, InstructionSet set) {
     const int64_t blocks = (rows + step - 1) / step;
     const int64_t heads = job.B * job.H;
     parallel_for(blocks * heads, [&](int64_t chunk) {
-        // Last rows first: with a causal mask they see the most keys, and long chunks must not
-        // start last.
+        // Starts with the last rows: with a causal mask they see the most keys, and a long chunk
+        // that started last would leave the other threads idle.
         const int64_t first = (blocks - 1 - chunk / heads) * step;
         const int count = static_cast<int>(std::min(step, rows - first));
         const int64_t head = chunk % heads;

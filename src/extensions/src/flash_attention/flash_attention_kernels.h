@@ -43,7 +43,7 @@ struct Week4Attention {
     bool is_selected = false;
     ScoresKernel scores = nullptr;
     SplitKernel part = nullptr;
-    bool splits = false;  // threads share the keys of a sequence
+    bool splits = false;  // whether threads share the keys of a sequence
 
     /// Whether the reference is selected.
     bool is_reference() const { return is_selected && scores == nullptr && part == nullptr; }
@@ -54,7 +54,7 @@ struct FlashAttentionJob {
     int64_t B, H_q, H, L, S, D;  // sizes: see flash_attention.h; B sequences
     float scale;
     bool causal;
-    Format format;      // of query, key, value and out
+    Format format;      // format of query, key, value and out
     const void* query;  // B×H_q×L×D
     const void* key;    // B×H×S×D
     const void* value;  // B×H×S×D
@@ -62,7 +62,7 @@ struct FlashAttentionJob {
     Strides query_strides, key_strides, value_strides;
 
     MaskKind mask_kind;
-    Format mask_format;    // of an additive mask; boolean masks have one byte per element
+    Format mask_format;    // format of an additive mask; a boolean mask has bytes
     const void* mask;      // B×H_q×L×S
     Strides mask_strides;  // 0 for broadcast dimensions
     int64_t mask_key_stride;
@@ -75,13 +75,13 @@ struct FlashAttentionJob {
 // G = H_q / H heads in a group, row r of key/value head h is token r / G of query head h·G + r % G.
 
 /// Reference kernel: computes query rows first_row … first_row + rows − 1 that share key/value head
-/// h of sequence b. Unlike other kernels, needs no scratch memory.
+/// h of sequence b. Needs no scratch memory, unlike the vectorized kernels.
 void flash_attention_reference(const FlashAttentionJob& job, int64_t b, int64_t h,
                                int64_t first_row, int rows, float* scratch);
 
-namespace {  // internal linkage: see common/half.h
+namespace {  // internal linkage: the linker must not merge copies (see common/half.h)
 
-/// Number of leading keys visible to token l of sequence b, before any mask.
+/// Number of leading keys that token l of sequence b sees if the mask argument is ignored.
 [[maybe_unused]] inline int64_t visible_keys(const FlashAttentionJob& job, int64_t b, int64_t l) {
     int64_t keys = job.S;
     if (job.context_lens != nullptr) {

@@ -25,7 +25,8 @@ MetalLaunch flash_attention_decode_launch(const FlashAttentionParams& params, Fo
 /// Buffers: partial B×H_q×L×splits×D float32, statistics B×H_q×L×splits×2 float32, out.
 MetalLaunch flash_attention_merge_launch(const FlashAttentionParams& params, Format format);
 
-/// Number of splits of S keys in the decode kernel. Depends on S alone, for reproducible bits.
+/// Number of splits of S keys in the decode kernel. Depends only on S, so that a sequence's result
+/// has the same bits in any batch.
 int attention_splits(int S);
 
 /// Whether L queries use the decode kernel. The kernels' summation orders differ, so this must not

@@ -33,8 +33,8 @@ int mask_kind_of(mx::Dtype dtype) {
                                   : ATTENTION_MASK_BFLOAT16;
 }
 
-// The functions below dispatch the kernels. Their inputs are the buffers listed in
-// flash_attention_launch.h.
+// The functions below dispatch the kernels. Their inputs are the buffers that
+// flash_attention_launch.h lists.
 void encode_flash_readable(const mx::Stream& stream, const FlashAttentionParams& params,
                            Format format, const std::vector<mx::array>& inputs,
                            const mx::array& out) {

@@ -26,7 +26,7 @@ template <typename T, int DIM>
     const int b = int(at.y) / params.H, key_head = int(at.y) % params.H;
     const AttentionGroup group = dense_group(params, context_lens, b, key_head);
     DenseSource<T> source = dense_source(params, b, key_head, query, key, value, mask, out);
-    // Last rows first: with a causal mask they see the most keys.
+    // Starts with the last rows: with a causal mask they see the most keys and take the longest.
     const int block = int(groups.x - 1 - at.x) * int(simdgroups) * ATTENTION_MATRIX_ROWS;
     attend_to_tiles<T, DIM>(group, source, block, (threadgroup T*)key_memory,
                             (threadgroup T*)value_memory, nullptr, simdgroup, simdgroups, lane,

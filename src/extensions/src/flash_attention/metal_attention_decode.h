@@ -30,8 +30,8 @@ struct Split {
     }
 };
 
-/// Rows merged at a time: as many as fit in 16 KiB of threadgroup memory, because half of the
-/// simdgroups store their results of these rows.
+/// Number of rows that are merged at a time. Half of the simdgroups store their results of these
+/// rows in threadgroup memory, in at most 16 KiB.
 template <int ROWS, int DIM>
 constexpr int rows_merged() {
     return ROWS * DIM <= 1024 ? ROWS : 1024 / DIM;
@@ -116,8 +116,9 @@ void load_rows(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& gr
     }
 }
 
-/// Accumulates key s and its value: k and v. CHECKS: some row may not see the key, or there is a
-/// mask. Fused multiply-adds are explicit, so both variants give the same bits.
+/// Accumulates the key k at position s and its value v. CHECKS: some row may not see the key, or
+/// there is a mask. Fused multiply-adds are explicit, so that both variants of CHECKS give the same
+/// bits.
 template <bool CHECKS, int ROWS, int PER, typename Source>
 void attend_to_key(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& group,
                    thread const Source& source, int first_row, int s, thread const float* k,
@@ -211,7 +212,7 @@ void attend_to_keys(thread FewRows<ROWS, PER>& state, thread const AttentionGrou
 template <int ROWS, int PER>
 float2 scale_to_all(thread FewRows<ROWS, PER>& state, int r, threadgroup const float2* statistics,
                     uint lane) {
-    float2 mine = float2(-INFINITY, 0.0f);  // one lane per simdgroup
+    float2 mine = float2(-INFINITY, 0.0f);  // lane i reads the entry of simdgroup i
     if (int(lane) < ATTENTION_SPLIT_SIMDGROUPS) {
         mine = statistics[int(lane) * ROWS + r];
     }

@@ -37,7 +37,7 @@ struct AttentionGroup {
     int first_head;  // first query head
     int causal;
     float scale;
-    int window;  // newest keys visible to a row; INT_MAX for all
+    int window;  // number of newest keys visible to a row; INT_MAX: all
 
     int rows() const { return L * G; }
     // If L is 1, as in decoding, row r is head r of the group, so no division is needed.
@@ -47,7 +47,7 @@ struct AttentionGroup {
     /// Number of leading keys visible to a row before any mask.
     int visible(int row) const { return visible_keys(causal, S, L, token(row)); }
 
-    /// Number of visible(row) keys that are before the row's window.
+    /// Number of the visible(row) leading keys that are before the row's window.
     int hidden(int row) const {
         return window == INT_MAX ? 0 : metal::max(visible(row) - window, 0);
     }

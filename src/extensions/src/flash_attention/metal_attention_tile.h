@@ -36,7 +36,7 @@ template <typename T, int DIM>
 struct TileSizes {
     enum {
         KEYS = DIM * sizeof(T) <= 256 ? 32 : 8192 / (DIM * sizeof(T)),  // 8 KiB
-        STRIDE = DIM + 16 / sizeof(T),  // row stride: rows begin in different banks
+        STRIDE = DIM + 16 / sizeof(T),  // row stride; the padding puts rows in different banks
         FOURS = KEYS * STRIDE / 4,      // memory in units of four elements
         COLUMNS = KEYS / 8,             // matrices along the keys
         SLICES = DIM / 8,               // matrices along the head
@@ -65,7 +65,8 @@ void load_tiles(thread Source& source, int first, int skipped, int count, int D,
     using Sizes = TileSizes<T, DIM>;
     const bool aligned = source.aligned();
     for (int i = int(thread_index); i < Sizes::KEYS * DIM / 4; i += int(threads)) {
-        const int row = i / (DIM / 4), d = i % (DIM / 4) * 4;  // same row in all lanes: DIM ≥ 128
+        const int row = i / (DIM / 4),
+                  d = i % (DIM / 4) * 4;  // same row in all lanes, as DIM ≥ 128
         threadgroup T* key = keys + row * Sizes::STRIDE + d;
         threadgroup T* value = values + row * Sizes::STRIDE + d;
         if (row >= skipped && row < count) {
@@ -92,7 +93,7 @@ template <typename T, int DIM>
 struct EightRows {
     using Sizes = TileSizes<T, DIM>;
     simdgroup_float8x8 q[Sizes::SLICES], o[Sizes::SLICES];
-    simdgroup_float8x8 scores[Sizes::COLUMNS];  // of the current tile, then its weights
+    simdgroup_float8x8 scores[Sizes::COLUMNS];  // of the current tile; replaced by weights
     float largest, sum;                         // of this lane's row
 
     /// Loads the queries and resets the softmax. query: this lane's row.

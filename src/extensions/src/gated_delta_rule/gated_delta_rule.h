@@ -36,7 +36,7 @@ namespace mx = mlx::core;
 /// num_k_heads: H_k; H_k divides H_v.
 ///
 /// Returns o T×H_v×D_v float32, and states S×H_v×D_k×D_v.
-/// Throws std::invalid_argument for anything else.
+/// Throws std::invalid_argument for any other arguments.
 std::pair<mx::array, mx::array> gated_delta_rule(const mx::array& qkv, const mx::array& a,
                                                  const mx::array& b, const mx::array& A_log,
                                                  const mx::array& dt_bias, const mx::array& states,

@@ -44,8 +44,8 @@ struct GatedDeltaRuleKernel {
 
 extern const GatedDeltaRuleKernel gated_delta_rule_reference;
 
-/// Sets β and γ of a token and value head. Scalar code, so that all instruction sets have the same
-/// bits.
+/// Sets β and γ of a token and value head. Scalar code, so that all instruction sets produce the
+/// same bits.
 void set_gates(const GatedDeltaRuleJob& job, int64_t token, int64_t head, DeltaFactors& factors);
 
 }  // namespace tiny_llm_ext

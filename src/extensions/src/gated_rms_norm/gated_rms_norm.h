@@ -20,7 +20,7 @@ namespace mx = mlx::core;
 /// o: N..×D_v float32; N.. stands for any leading dimensions, D_v is the size of a value head.
 /// z: N..×D_v, float32, float16 or bfloat16.
 /// weight: D_v, float32 or the dtype of z. eps: added to the mean of squares.
-/// Returns N..×D_v in the dtype of z. Throws std::invalid_argument for anything else.
+/// Returns N..×D_v in the dtype of z. Throws std::invalid_argument for any other arguments.
 mx::array gated_rms_norm(const mx::array& o, const mx::array& z, const mx::array& weight, float eps,
                          mx::StreamOrDevice s = {});
 

@@ -10,7 +10,7 @@ namespace tiny_llm_ext {
 struct GatedRmsNormJob {
     int64_t M, D;  // number of rows; elements per row
     float eps;
-    Format format, weight_format;  // of z and out; of weight
+    Format format, weight_format;  // format of z and out; format of weight
     const float* o;                // M × D, rows o_stride elements apart
     const void* z;                 // M × D, rows z_stride elements apart
     const void* weight;            // D

@@ -35,8 +35,8 @@ class ExecutableGraph {
     void run(const std::vector<const char*>& from, const std::vector<char*>& to) const;
 
    private:
-    // Address and layout of an input or output while the tasks run. Non-owning: a reference to a KV
-    // cache buffer would prevent other operations from writing to it in place.
+    // Address and layout of an input or output while the tasks run. Non-owning, because a reference
+    // to a KV cache buffer would prevent other operations from writing to it in place.
     struct Slot {
         char* data;
         size_t bytes;  // number of bytes to copy; 0 if overwritten in place
@@ -53,7 +53,7 @@ class ExecutableGraph {
     std::vector<std::function<void()>> tasks_;
 };
 
-/// Whether an executable accepts `x` as an input: its elements have no gaps.
+/// Whether the elements of `x` have no gaps, as an executable requires of its inputs.
 inline bool is_dense(const mx::array& x) {
     return x.flags().contiguous && x.data_size() == x.size();
 }

@@ -155,7 +155,8 @@ CapturedGraph::CapturedGraph(const std::vector<mx::array>& placeholders,
     find_overwritten();
 }
 
-// An array's index and those of the arrays it is a view of: reading it reads their memory.
+// An array's index and the indices of the arrays that it is a view of, because reading the view
+// reads their memory.
 std::vector<int> CapturedGraph::aliases_of(const ArrayIndex& array) const {
     std::vector<int> indices;
     for (int index = array.is_constant ? -1 : array.index; index >= 0; index = view_of_[index]) {
@@ -176,7 +177,8 @@ void CapturedGraph::find_last_uses() {
     }
     for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
         std::vector<ArrayIndex> used = step->inputs;
-        for (size_t i = 0; i < step->shapes.size(); i++) {  // its outputs too: some may be unused
+        for (size_t i = 0; i < step->shapes.size(); i++) {
+            // Outputs count as used by their step, because some have no other use.
             used.push_back({false, step->first_output + static_cast<int>(i)});
         }
         for (const ArrayIndex& array : used) {
@@ -261,7 +263,8 @@ std::vector<mx::array> CapturedGraph::evaluate(const std::vector<mx::array>& inp
             from.push_back(at(array));
         }
         if (is_reshape(*step.primitive)) {
-            from[0] = row_contiguous(from[0], stream_);  // a copy by MLX would not be captured
+            // MLX would copy an array with gaps itself, and that copy would not be captured.
+            from[0] = row_contiguous(from[0], stream_);
         }
         for (size_t i = 0; i < step.shapes.size(); i++) {
             to.emplace_back(step.shapes[i], step.dtypes[i], step.primitive,

@@ -11,9 +11,9 @@
 //     ExecutableGraph  their tasks, for one memory layout of the inputs   (executable.h)
 //     GraphReplay      the MLX graph node that runs an executable         (graph_cache.h)
 //
-// The same kernels run in the same order and give the same bits, as with CUDA graphs on a GPU.
-// mx.compile is different: it fuses MLX's elementwise operations into new kernels, and leaves the
-// nodes of this extension as they are.
+// A replay runs the same kernels in the same order as the captured graph, so it gives the same
+// bits. CUDA graphs do this on a GPU. mx.compile instead fuses MLX's elementwise operations into
+// new kernels, and leaves the nodes of this extension unchanged.
 #pragma once
 
 #include <memory>
@@ -39,8 +39,8 @@ class CapturedGraph {
    public:
     /// placeholders: arrays without data, from which the outputs were computed. The constructor
     /// evaluates all other dependencies of the outputs.
-    /// Throws std::invalid_argument if an operation violates these rules, or if no output is the
-    /// result of an operation.
+    /// Throws std::invalid_argument if an operation violates the rules of this class, or if no
+    /// output is the result of an operation.
     CapturedGraph(const std::vector<mx::array>& placeholders,
                   const std::vector<mx::array>& outputs);
 

@@ -93,8 +93,8 @@ std::vector<mx::array> GraphReplay::prepared(const std::vector<mx::array>& input
 }
 
 void GraphReplay::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) {
-    // MLX releases the other outputs' inputs later, but an input may be overwritten only if a
-    // single reference is left.
+    // Releases the inputs that the other outputs store. MLX would do so later, but `prepared` can
+    // reuse an overwritten input's memory only if a single reference is left.
     for (size_t i = 1; i < outputs.size(); i++) {
         outputs[i].inputs().clear();
     }

@@ -24,7 +24,8 @@ class GraphCache {
     /// Arrays without data, with the shapes and dtypes of `inputs`, for calling the function.
     static std::vector<mx::array> placeholders(const std::vector<mx::array>& inputs);
 
-    /// Caches the graph between placeholders and outputs. Throws as CapturedGraph does.
+    /// Caches the graph between placeholders and outputs. Throws as the constructor of
+    /// CapturedGraph does.
     void capture(const std::vector<mx::array>& placeholders, const std::vector<mx::array>& outputs);
 
     /// Steps of the most recently captured or replayed graph.

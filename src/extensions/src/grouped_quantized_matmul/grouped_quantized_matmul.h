@@ -6,8 +6,8 @@
 // selected matrices are read, and rows with the same expert are multiplied together: decoding a
 // token reads K matrices; a prompt reads each matrix at most once.
 //
-// On the CPU, the summation order is that of quantized_matmul, so a row has the same bits as there,
-// whichever experts the other rows use.
+// On the CPU, the summation order is that of quantized_matmul. A row therefore has the bits of
+// quantized_matmul with its expert's matrix, whichever experts the other rows use.
 //
 // Expert indices are known only at evaluation, too late for an exception: a negative index counts
 // from the end, as everywhere in MLX, and the output row of an out-of-range index is NaN.
@@ -37,7 +37,7 @@ namespace mx = mlx::core;
 /// X×O×W, for W columns and R = prepack_rows(), unless that is 0.
 /// activation_bits: 16, or on the CPU 8, as for quantized_matmul.
 /// On a GPU, calls mx.gather_qmm.
-/// Returns N..×K×O in the dtype of a. Throws std::invalid_argument for anything else.
+/// Returns N..×K×O in the dtype of a. Throws std::invalid_argument for any other arguments.
 mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
                                    int group_size, int bits, const mx::array& a, const mx::array& b,
                                    const mx::array& experts, int activation_bits = 16,

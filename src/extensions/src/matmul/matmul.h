@@ -23,7 +23,7 @@ namespace mx = mlx::core;
 /// a · bᵀ, unquantized.
 ///
 /// a: N..×I, float32, float16 or bfloat16. b: O×I, dtype of a.
-/// Returns N..×O in the dtype of a. Throws std::invalid_argument for anything else.
+/// Returns N..×O in the dtype of a. Throws std::invalid_argument for any other arguments.
 mx::array matmul(const mx::array& a, const mx::array& b, mx::StreamOrDevice s = {});
 
 /// Graph node of matmul. Inputs: a, b.

@@ -43,8 +43,8 @@ void Matmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
     };
     const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), matmul, matmul_reference);
     add_task(stream(), [job, kernel] {
-        // Consecutive chunks have the same outputs and different rows, so b is read from memory
-        // only once.
+        // Consecutive chunks have the same outputs and different rows, so that b is read from
+        // memory only once.
         const int64_t row_tiles = tiles_of(job.M);
         parallel_for(tiles_of(job.O) * row_tiles, [&](int64_t chunk) {
             const int64_t row = chunk % row_tiles * TILE, output = chunk / row_tiles * TILE;

@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 
 struct MatmulJob {
     int64_t M, O, I;  // rows of a, rows of b, and their length
-    Format format;    // of all arrays
+    Format format;    // format of all arrays
     const void* a;    // M × I, rows a_stride elements apart
     const void* b;    // O × I, rows b_stride elements apart
     void* out;        // M × O

@@ -19,7 +19,7 @@ bool is_unaligned(const MatmulShape& shape) {
 MetalLaunch matmul_launch(const MatmulShape& shape, MatmulVariant variant, int max_threads) {
     MatmulGrid grid = matmul_grid(variant, shape.M, shape.O, shape.I, max_threads);
     if (variant == MatmulVariant::tile64) {
-        grid.threads.x = 128;  // 32×32 outputs per simdgroup fit in registers, without scales
+        grid.threads.x = 128;  // 32×32 outputs per simdgroup: without scales, they fit in registers
     }
     if (shape.format == Format::float32 && grid.parts > 1) {
         grid.variant = "tile32";  // its outputs are float32, like partial sums

@@ -1,4 +1,4 @@
-// Launches of matmul*.metal.
+// stores float32 outputs, which partial sums are
 #pragma once
 
 #include "src/matmul/matmul_variants.h"

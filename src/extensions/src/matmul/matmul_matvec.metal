@@ -6,7 +6,7 @@
 // The summation order depends only on I: with V elements per 16 bytes, lane l accumulates elements
 // V·l to V·l + V − 1 of each block of 32·V, then the lanes are reduced. It is independent of ROWS
 // and WHOLE, so a row of a has the same bits in every batch that this kernel computes.
-// matmul_tile.metal, for larger batches, uses another summation order.
+// matmul_tile.metal, for larger batches, sums in a different order, so its bits may differ.
 #include <metal_stdlib>
 
 #include "src/matmul/matmul_params.h"

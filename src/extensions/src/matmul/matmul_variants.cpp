@@ -13,8 +13,8 @@ namespace {
 // several threadgroups.
 constexpr int64_t MIN_THREADGROUPS = 128;
 
-constexpr int MATVEC_OUTPUTS = 4;     // per simdgroup; must equal OUTPUTS in the kernels
-constexpr int MATVEC_SIMDGROUPS = 2;  // per threadgroup; they share no data
+constexpr int MATVEC_OUTPUTS = 4;     // outputs per simdgroup; equals OUTPUTS in the kernels
+constexpr int MATVEC_SIMDGROUPS = 2;  // simdgroups per threadgroup, which share no data
 
 int64_t tiles(int64_t M, int64_t O, int size) { return ceil_div(M, size) * ceil_div(O, size); }
 

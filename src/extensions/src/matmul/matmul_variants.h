@@ -17,8 +17,8 @@ MatmulVariant matmul_variant_named(const std::string& name);
 
 /// Fastest variant for M rows, O outputs and inner dimension I.
 ///
-/// All tile variants have the same summation order, and matvec has another. The bits of a row
-/// therefore depend on M only in whether M exceeds MATVEC_ROWS.
+/// All tile variants share one summation order; matvec has another. A row's bits therefore depend
+/// only on whether M exceeds MATVEC_ROWS, not on M itself.
 MatmulVariant choose_matmul_variant(int64_t M, int64_t O, int64_t I);
 
 /// Maximum M for matvec.
@@ -26,7 +26,7 @@ constexpr int MATVEC_ROWS = 8;
 
 /// Grid of a variant.
 struct MatmulGrid {
-    std::string variant;  // as in the kernel's name: matvec with its rows per simdgroup
+    std::string variant;  // part of the kernel's name; matvec includes the rows per simdgroup
     Extent groups, threads;
     int64_t parts;  // equals groups.z; if above 1, the kernel stores float32 partial sums
 };

@@ -23,7 +23,7 @@ inline Tokens tokens_of(constant const PagedAttentionParams& params, device cons
     if (params.L > 0) {
         return {b * params.L, params.L};
     }
-    int first = 0;  // max(cu_seqlens_q[0 … b]): cu_seqlens_q[b] if they ascend
+    int first = 0;  // max(cu_seqlens_q[0 … b]); equals cu_seqlens_q[b] if they ascend
     for (int i = int(lane); i <= b; i += 32) {
         first = max(first, cu_seqlens_q[i]);
     }
@@ -43,7 +43,7 @@ struct PageSource {
     uint lane;
     device const T* queries;           // of all sequences
     device const Stored* key_pages;    // P×H×page_size rows, from head `key_head` on
-    device const Stored* value_pages;  // P×H×page_size rows, likewise
+    device const Stored* value_pages;  // P×H×page_size rows, from head `key_head` on
     long page_stride;                  // elements per page: H·page_size rows
     device const int* pages;           // this sequence's row of the block table
     device T* results;                 // T×H_q×D

@@ -53,7 +53,7 @@ namespace mx = mlx::core;
 /// Returns B×H_q×L×D in the dtype of query, in the memory layout B×L×H_q×D, which the output
 /// projection reads without a copy. A row without visible keys is zero; all rows of a sequence with
 /// keys beyond the block table or in an invalid page are NaN. Throws std::invalid_argument for
-/// anything else.
+/// any other arguments.
 mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
                           const mx::array& value_pages, const mx::array& block_table,
                           const mx::array& context_lens, std::optional<float> scale, bool causal,
@@ -69,7 +69,7 @@ mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
 /// Other arguments: as in paged_attention.
 ///
 /// Returns T×H_q×D in the dtype of query, row-contiguous.
-/// Throws std::invalid_argument for anything else.
+/// Throws std::invalid_argument for any other arguments.
 mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pages,
                                  const mx::array& value_pages, const mx::array& cu_seqlens_q,
                                  const mx::array& context_lens, const mx::array& block_table,

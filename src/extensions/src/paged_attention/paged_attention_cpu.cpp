@@ -26,8 +26,8 @@ namespace {
 
 int64_t no_paged_attention_scratch(const PagedAttentionJob&, int) { return 0; }
 
-// Arrays that describe a call's sequences. Only the enqueued task may read their values: during
-// eval_cpu, earlier tasks on the stream may still be computing them.
+// Arrays that describe a call's sequences. Only the enqueued task may read their values, because
+// earlier tasks on the stream may still be computing them during eval_cpu.
 struct Batch {
     int64_t B, max_pages, P;
     const int32_t* block_table;   // B×max_pages

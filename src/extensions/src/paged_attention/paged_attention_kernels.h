@@ -11,9 +11,9 @@ struct PagedAttentionJob {
     int64_t H_q, H, D, page_size;
     float scale;
     bool causal;
-    int64_t window;           // newest keys visible to a query; 0 for all
-    Format format;            // of query and out
-    Format kv_format;         // of the pages: format or int8
+    int64_t window;           // number of newest keys visible to a query; 0: all
+    Format format;            // format of query and out
+    Format kv_format;         // format of the pages: `format`, or int8
     const void* query;        // rows of D contiguous elements
     const void* key_pages;    // P×H×page_size rows of D elements; int8: see common/int8_rows.h
     const void* value_pages;  // as key_pages
@@ -34,18 +34,18 @@ struct PagedSequence {
     bool fits_table;  // whether the block table has an entry for each page of the context
 };
 
-// Query heads that share a key/value head read the same keys, so a kernel batches them: rows are
+// Query heads that share a key/value head read the same keys, so a kernel batches them. Rows are
 // numbered as in flash_attention_kernels.h.
 
 /// Reference kernel: computes rows first_row … first_row + rows − 1 of a sequence's key/value head
-/// h. Other kernels have the same interface and use two more arguments: `scratch` memory, and the
-/// prefetch hint `next` (or null), the sequence whose keys are likely needed next, in head h + 1,
-/// or head 0 after the last.
+/// h. Only the vectorized kernels use the last two arguments: `scratch` memory, and the prefetch
+/// hint `next`, the sequence whose keys are likely needed next (in head h + 1, or in head 0 after
+/// the last head), or null.
 void paged_attention_reference(const PagedAttentionJob& job, const PagedSequence& sequence,
                                int64_t h, int64_t first_row, int rows, const PagedSequence* next,
                                float* scratch);
 
-namespace {  // internal linkage: see common/half.h
+namespace {  // internal linkage: the linker must not merge copies (see common/half.h)
 
 /// Number of leading keys visible to query l of a sequence.
 [[maybe_unused]] inline int64_t visible_keys(const PagedAttentionJob& job,

@@ -21,7 +21,8 @@ int64_t max_queries(const PagedAttentionParams& params) {
     return is_ragged(params) ? std::min<int64_t>(params.T, ATTENTION_FEW_QUERIES) : params.L;
 }
 
-// Rows per decode threadgroup. With T ≤ B, each sequence likely has one token.
+// Query rows per decode threadgroup. If T ≤ B, each sequence likely has one token, so fewer rows
+// suffice.
 int decode_rows(const PagedAttentionParams& params) {
     const bool one_each = is_ragged(params) && params.T <= params.B;
     const int64_t rows = group_of(params) * (one_each ? 1 : max_queries(params));
@@ -46,7 +47,7 @@ MetalLaunch paged_attention_decode_launch(const PagedAttentionParams& params, Fo
     const int rows_per_threadgroup = decode_rows(params);
     const int64_t rows = group_of(params) * max_queries(params);
     const int64_t sequences =
-        params.B + (is_ragged(params) ? 1 : 0);  // one more: tokens in no sequence
+        params.B + (is_ragged(params) ? 1 : 0);  // one for tokens in no sequence
     const std::string variant =
         "paged_attention_decode_rows" + std::to_string(rows_per_threadgroup) + head_size(params);
     return {.kernel = fast_kernel(variant, params, format),

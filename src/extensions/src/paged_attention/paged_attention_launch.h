@@ -1,5 +1,6 @@
-// Launches of paged_attention*.metal: the same variants as in flash_attention_launch.h, each with
-// the same results, bit for bit.
+// Launches of paged_attention*.metal, with the variants of flash_attention_launch.h. Results of
+// decode and tile have the bits of flash_attention's decode and tile; those of readable differ,
+// because it rescales the sums after every key instead of every tile.
 //
 //   readable  for reading: one simdgroup per query row; no int8 pages or windows
 //   decode    sequences with few queries: keys are split over threadgroups, and
@@ -28,8 +29,8 @@ MetalLaunch paged_attention_tile_launch(const PagedAttentionParams& params, Form
 /// paged_attention_partial_rows rows; cu_seqlens_q; out.
 MetalLaunch paged_attention_merge_launch(const PagedAttentionParams& params, Format format);
 
-/// Whether the call may have sequences for the decode kernel or the tile kernel. The choice of
-/// kernel for a sequence depends only on its number of queries.
+/// Whether the call may have sequences for the decode kernel (has_decode) or for the tile kernel
+/// (has_tile). The choice of kernel for a sequence depends only on its number of queries.
 bool paged_attention_has_decode(const PagedAttentionParams& params);
 bool paged_attention_has_tile(const PagedAttentionParams& params);
 

@@ -11,7 +11,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Encodes the readable kernel. inputs: the buffers in paged_attention_launch.h before `out`.
+// Encodes the readable kernel. inputs: the buffers that precede `out` in paged_attention_launch.h.
 void encode_paged_readable(const mx::Stream& stream, const PagedAttentionParams& params,
                            Format format, const std::vector<mx::array>& inputs,
                            const mx::array& out) {

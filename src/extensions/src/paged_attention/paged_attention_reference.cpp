@@ -26,7 +26,7 @@ std::vector<float> gathered(const void* pages, const PagedAttentionJob& job,
     return rows;
 }
 
-// Reference for int8 pages and for windows: gathers keys and values as float32 first.
+// Reference for int8 pages and for sliding windows: gathers keys and values as float32 first.
 void attend_gathered(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
                      int64_t first_row, int rows) {
     const int64_t group = job.H_q / job.H;

@@ -31,7 +31,7 @@ inline int sequence_at(constant const PagedAttentionParams& params, device const
     for (int begin = 0; begin < params.B; begin += 32) {  // one lane per sequence
         const int b = begin + int(lane);
         const int mine = b < params.B ? clamp(cu_seqlens_q[b], token, params.T) : params.T;
-        const int first = largest_so_far(mine, lane);  // sequence's first token, as in tokens_of
+        const int first = largest_so_far(mine, lane);  // max(cu_seqlens_q[0 … b])
         const bool begins = b < params.B && first * rows_per_token / rows_per_block + b <= index;
         const int count = simd_sum(begins ? 1 : 0);
         found = count > 0 ? begin + count - 1 : found;
@@ -62,7 +62,7 @@ template <typename T, typename Stored, int DIM>
     threadgroup float scales[sizeof(Stored) == 1 ? 2 * TileSizes<T, DIM>::KEYS : 1];
     const int key_head = int(at.y), G = params.H_q / params.H;
     const int rows_per_block = int(simdgroups) * ATTENTION_MATRIX_ROWS;
-    int index = int(groups.x - 1 - at.x);  // last rows first: they see the most keys if causal
+    int index = int(groups.x - 1 - at.x);  // last rows first: if causal, they take the longest
     int b = int(at.z);
     if (params.L == 0) {
         b = sequence_at(params, cu_seqlens_q, index, G, rows_per_block, lane);

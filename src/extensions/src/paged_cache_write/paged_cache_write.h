@@ -6,7 +6,7 @@
 //     pages[slots[t] / page_size, h, slots[t] % page_size, d] = tokens[t, h, d]
 //
 // The pool is written in place if nothing else references the input array (MLX's donation, see
-// cache_write.h): writing a token must not copy gigabytes.
+// cache_write.h), because writing a token must not copy gigabytes.
 #pragma once
 
 #include <vector>
@@ -31,7 +31,7 @@ namespace mx = mlx::core;
 ///   pages. The caller must hold no other array that shares their memory.
 ///
 /// Returns the updated pages.
-/// Throws std::invalid_argument for anything else.
+/// Throws std::invalid_argument for any other arguments.
 mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, const mx::array& slots,
                             bool overwrite = false, mx::StreamOrDevice s = {});
 

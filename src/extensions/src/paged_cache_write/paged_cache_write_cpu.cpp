@@ -26,7 +26,7 @@ struct Write {
     int64_t page_size;
     int64_t item;   // bytes per element of tokens
     bool is_int8;   // whether the pages are int8
-    Format format;  // of tokens, if the pages are int8
+    Format format;  // format of tokens; used if the pages are int8
     decltype(&quantize_row_reference) quantize;
 };
 

@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t HUGE_PAGE = int64_t{1} << 21;
 constexpr int64_t LINE = 64;
 
-// Minimum bytes for a copy by all threads: waking the threads takes as long as a smaller copy.
+// Minimum bytes for a copy by all threads. Smaller copies take less time than waking the threads.
 constexpr int64_t SHARED_BYTES = int64_t{1} << 18;
 
 // Bytes read from a file at a time: few enough to be prepacked while still in the core's cache.
@@ -44,7 +44,7 @@ void request_huge_pages(char* memory, int64_t bytes) {
     const auto address = reinterpret_cast<intptr_t>(memory);
     const intptr_t first = (address + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     const intptr_t last = (address + bytes) / HUGE_PAGE * HUGE_PAGE;
-    if (first < last) {  // a hint: failure is harmless
+    if (first < last) {  // only a hint, so failure is harmless
         madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
     }
 #endif
@@ -65,7 +65,8 @@ void prepack_block(const T* from, T* to, int64_t W, int64_t rows) {
     }
 }
 
-// Runs body(block) for each block: on all threads if `bytes`, the amount to copy, is large enough.
+// Runs body(block) for each block. Uses all threads if `bytes`, the amount to copy, is at least
+// SHARED_BYTES; otherwise only the calling thread.
 template <typename Body>
 void for_blocks(int64_t blocks, int64_t bytes, const Body& body) {
     if (bytes >= SHARED_BYTES) {
@@ -191,7 +192,7 @@ void check_arguments(const mx::array& matrix, int rows, const mx::array& memory,
 
 mx::array huge_pages(int64_t bytes) {
     check(bytes >= 0, "huge_pages", "expected bytes to be at least 0, got ", bytes);
-    // Two dimensions, because MLX limits each dimension to 2³¹ − 1 elements.
+    // The array has two dimensions, because MLX limits each dimension to 2³¹ − 1 elements.
     constexpr int64_t PAGE = 4096;
     mx::array memory =
         evaluated_array({static_cast<int>((bytes + PAGE - 1) / PAGE), PAGE / 8}, mx::uint64);

@@ -35,7 +35,7 @@ mx::array huge_pages(int64_t bytes);
 /// matrix: elements of 2 or 4 bytes; evaluated first if necessary.
 /// rows: R, positive; O is a multiple of it.
 /// memory: from huge_pages, with space for the matrix at `offset`, a multiple of 64.
-/// Throws std::invalid_argument for anything else.
+/// Throws std::invalid_argument for any other arguments.
 mx::array prepack_weight(const mx::array& matrix, int rows, const mx::array& memory,
                          int64_t offset);
 

@@ -34,7 +34,7 @@ namespace mx = mlx::core;
 /// x: B×L×H×D, float32, float16 or bfloat16; D even. Views with contiguous heads are not copied.
 /// weight: D, dtype of x; None skips the norm. eps: as in rms_norm.
 /// cos, sin: B×L×W or 1×L×W, float32, W from 1 to D/2; pair i of a head is (x[i], x[i + W]).
-/// Returns B×H×L×D in the dtype of x. Throws std::invalid_argument for anything else.
+/// Returns B×H×L×D in the dtype of x. Throws std::invalid_argument for any other arguments.
 mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weight, float eps,
                        const mx::array& cos, const mx::array& sin, mx::StreamOrDevice s = {});
 

@@ -11,7 +11,7 @@ struct QkNormRopeJob {
     int64_t B, L, H, D;
     int64_t W;  // rotated pairs per head
     float eps;
-    Format format;       // of x, weight and out
+    Format format;       // format of x, weight and out
     const void* x;       // B × L × H × D, at the strides below; D is contiguous
     const void* weight;  // D; null to skip the norm
     const float* cos;    // B × L × W, or L × W for all b if angle_stride is 0

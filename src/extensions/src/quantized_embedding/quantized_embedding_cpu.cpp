@@ -17,7 +17,7 @@ struct Job {
     int64_t N, V, E;
     int group_size, bits;
     int64_t pack_rows;       // rows per pack of the table
-    Format format;           // of scales, biases and out
+    Format format;           // format of scales, biases and out
     bool is_signed;          // whether the ids are int32
     const uint32_t* ids;     // N
     const void* scales;      // V × (E/group_size)

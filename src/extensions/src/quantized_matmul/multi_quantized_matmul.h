@@ -23,8 +23,8 @@ namespace mx = mlx::core;
 ///
 /// scales, biases, b: one per matrix, at least one matrix; shapes, dtypes, group_size, bits, a and
 /// activation_bits as for quantized_matmul. Matrices may differ in O. Either all have biases or
-/// none. Returns one N..×O per matrix, in the dtype of a. Throws std::invalid_argument for anything
-/// else.
+/// none. Returns one N..×O per matrix, in the dtype of a. Throws std::invalid_argument for any
+/// other arguments.
 std::vector<mx::array> multi_quantized_matmul(const std::vector<mx::array>& scales,
                                               const std::vector<std::optional<mx::array>>& biases,
                                               int group_size, int bits, const mx::array& a,

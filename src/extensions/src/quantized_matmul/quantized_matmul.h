@@ -41,7 +41,7 @@ namespace mx = mlx::core;
 /// to integers from −127 to 127 with a common float32 step, which is the largest magnitude / 127.
 /// On the CPU, b, scales and biases may be prepacked (common/prepacked.h): (O/R)×W×R instead of
 /// O×W, with R = prepack_rows(), unless that is 0.
-/// Returns N..×O in the dtype of a. Throws std::invalid_argument for anything else.
+/// Returns N..×O in the dtype of a. Throws std::invalid_argument for any other arguments.
 mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
                            int group_size, int bits, const mx::array& a, const mx::array& b,
                            bool transpose_b, int activation_bits = 16, mx::StreamOrDevice s = {});
@@ -60,8 +60,8 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
 /// a GPU, whose kernels require them.
 void check_biases_on(mx::Stream stream, const char* operation, bool has_biases);
 
-/// Throws std::invalid_argument, with `operation` as the message's prefix, for activation_bits
-/// other than 16, or 8 where the kernels support them.
+/// Throws std::invalid_argument, with `operation` as the message's prefix, unless activation_bits
+/// is 16, or is 8 and the stream's kernels support 8.
 void check_activation_bits(mx::Stream stream, const char* operation, int activation_bits);
 
 /// The graph node. Validated inputs, any strides: scales, biases (scales again if None), a, b.

@@ -25,8 +25,8 @@ struct QuantizedMatmulJob {
     const uint16_t* biases;    // O × (I/group_size); nullptr for 4-bit floating-point weights
     const uint16_t* a;         // M × I
     uint16_t* out;             // M × O
-    Format scale_format;       // of scales and biases
-    Format format;             // of a and out
+    Format scale_format;       // format of scales and biases
+    Format format;             // format of a and out
     bool prepacked;            // b, scales and biases: see common/prepacked.h
     int activation_bits = 16;  // 16, or 8: a is rounded to 8-bit integers
     Week4Matmul week4_kernel = nullptr;  // the kernel selected by TINY_LLM_MATMUL
@@ -94,7 +94,7 @@ extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
 }
 namespace amx {
 extern const QuantizedMatmulKernel quantized_matmul_tiles;     // any M; delegates M ≤ 2
-extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // for M ≤ 2, in float16 M = 1
+extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // for M ≤ 2, or M = 1 in float16
 /// `run` of quantized_matmul_few_rows for prepacked weights.
 void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,
                                          int64_t first_output, int64_t last_output);

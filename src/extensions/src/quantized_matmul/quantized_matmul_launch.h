@@ -8,7 +8,7 @@ namespace tiny_llm_ext {
 struct QuantizedMatmulShape {
     int64_t M, O, I;
     int group_size, bits;
-    Format format, scale_format;  // of a and out; of scales and biases
+    Format format, scale_format;  // format of a and out; format of scales and biases
 };
 
 /// Fastest variant for a shape; `readable` if a and the scales differ in dtype, because no known

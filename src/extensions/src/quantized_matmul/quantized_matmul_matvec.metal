@@ -8,7 +8,7 @@
 // The summation order depends only on I: lane l accumulates elements 16·l to 16·l + 15 of each
 // block of 512, then the lanes are reduced. It is independent of ROWS, so a row of a has the same
 // bits in every batch that this kernel computes. quantized_matmul_tile.metal, for larger batches,
-// uses another summation order.
+// sums in a different order, so its bits may differ.
 #include <metal_stdlib>
 
 #include "src/quantized_matmul/quantized_matmul_params.h"

@@ -68,8 +68,8 @@ struct WeightStager {
     }
 };
 
-// Stores the sum of each row's activations over the group in `sums`, BM. The four threads of a row
-// add the sums of the elements that they staged (see RowStager), and reset them.
+// Stores the sum of each row's activations over the group in `sums`, an array of BM. The four
+// threads of a row add the sums of the elements that they staged (see RowStager), and reset them.
 template <int ROUNDS, int ROWS_PER_ROUND>
 void store_row_sums(thread float (&added)[ROUNDS], threadgroup float* sums, uint thread_index) {
     for (int round = 0; round < ROUNDS; round++) {

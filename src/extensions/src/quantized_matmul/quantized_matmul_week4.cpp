@@ -1,5 +1,5 @@
-// Selection of the kernel of the course's Week 4. Runs on the calling thread, because an exception
-// in a worker thread could not be caught.
+// Selection of the quantized_matmul kernel of the course's Week 4. Runs on the calling thread,
+// because an exception in a worker thread could not be caught.
 #include "src/quantized_matmul/quantized_matmul_week4.h"
 
 #include <charconv>

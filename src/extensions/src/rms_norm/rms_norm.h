@@ -24,7 +24,7 @@ namespace mx = mlx::core;
 ///
 /// x: N..×D, float32, float16 or bfloat16. weight: D, dtype of x.
 /// eps: avoids division by zero for a row of zeros.
-/// Returns N..×D in the dtype of x. Throws std::invalid_argument for anything else.
+/// Returns N..×D in the dtype of x. Throws std::invalid_argument for any other arguments.
 mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps,
                    mx::StreamOrDevice s = {});
 
@@ -32,7 +32,7 @@ mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps,
 ///
 /// x, y: N..×D, same shape and dtype; weight and eps as in rms_norm.
 /// Returns x + y, rounded to their dtype, and rms_norm of the rounded sum, both N..×D.
-/// Throws std::invalid_argument for anything else.
+/// Throws std::invalid_argument for any other arguments.
 std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array& y,
                                              const mx::array& weight, float eps,
                                              mx::StreamOrDevice s = {});

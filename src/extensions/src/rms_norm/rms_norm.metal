@@ -39,7 +39,7 @@ struct SumRow {
         sum[i] = added;
         return float(added);
     }
-    float reload(int i) const { return float(sum[i]); }  // this thread stored sum[i]
+    float reload(int i) const { return float(sum[i]); }  // no barrier, as this thread stored sum[i]
 };
 
 template <typename T, typename Row>

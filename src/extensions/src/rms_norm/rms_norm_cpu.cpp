@@ -23,7 +23,7 @@ RmsNormKernel rms_norm_simd_kernel([[maybe_unused]] InstructionSet set) {
 void RmsNorm::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
     const bool adds = inputs.size() == 3;
     const auto& x = inputs.front();
-    const auto& y = inputs[1];  // without an addition: the weight
+    const auto& y = inputs[1];  // the weight if there is no addition
     auto& out = outputs.back();
     RmsNormJob job = {
         .M = x.shape(-1) == 0 ? 0 : static_cast<int64_t>(x.size()) / x.shape(-1),
@@ -46,7 +46,7 @@ void RmsNorm::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
         job.y = y_rows.data;
         job.y_stride = y_rows.stride;
         job.sum = allocate_or_reuse(outputs[0], x);
-        job.out = allocate_or_reuse(out, y);  // safe: y's row is read before out's is written
+        job.out = allocate_or_reuse(out, y);  // safe, as y's row is read before out's is written
     } else {
         job.out = allocate_or_reuse(out, x);
     }

@@ -10,7 +10,7 @@ namespace tiny_llm_ext {
 struct RmsNormJob {
     int64_t M, D;
     float eps;
-    Format format;       // of all arrays
+    Format format;       // format of all arrays
     const void* x;       // M × D, rows x_stride elements apart
     const void* y;       // M × D, rows y_stride elements apart; null: no addition
     const void* weight;  // D

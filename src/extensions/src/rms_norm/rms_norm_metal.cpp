@@ -10,10 +10,10 @@ namespace tiny_llm_ext {
 void RmsNorm::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
     const bool adds = inputs.size() == 3;
     const auto& x = inputs.front();
-    const auto& y = inputs[1];  // without an addition: the weight
+    const auto& y = inputs[1];  // the weight if there is no addition
     if (adds) {
         allocate_or_reuse(outputs[0], x);
-        allocate_or_reuse(outputs[1], y);  // safe: y's row is read before out's is written
+        allocate_or_reuse(outputs[1], y);  // safe, as y's row is read before out's is written
     } else {
         allocate_or_reuse(outputs[0], x);
     }

@@ -20,7 +20,7 @@ namespace mx = mlx::core;
 /// x: N..×D, float32, float16 or bfloat16. gate: N..×D or N..×1, dtype of x. Views with a single
 ///   row stride, such as the gates in a projection that interleaves queries and gates, are not
 ///   copied.
-/// Returns N..×D in the dtype of x. Throws std::invalid_argument for anything else.
+/// Returns N..×D in the dtype of x. Throws std::invalid_argument for any other arguments.
 mx::array sigmoid_gate(const mx::array& x, const mx::array& gate, mx::StreamOrDevice s = {});
 
 /// Graph node of sigmoid_gate. Inputs: x, gate.

@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 
 struct SigmoidGateJob {
     int64_t M, D;
-    Format format;     // of all arrays
+    Format format;     // format of all arrays
     const void* x;     // M × D, rows x_stride elements apart
     const void* gate;  // M × D, or M × 1 if gate_step is 0; rows gate_stride elements apart
     void* out;         // M × D; may alias x

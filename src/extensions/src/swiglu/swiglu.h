@@ -19,7 +19,7 @@ namespace mx = mlx::core;
 /// silu(gate) · up, elementwise.
 ///
 /// gate, up: N..×I, same shape and dtype: float32, float16 or bfloat16.
-/// Returns N..×I in the dtype of gate. Throws std::invalid_argument for anything else.
+/// Returns N..×I in the dtype of gate. Throws std::invalid_argument for any other arguments.
 mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice s = {});
 
 /// Graph node of swiglu. Inputs: gate, up.

@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 
 struct SwigluJob {
     int64_t M, I;
-    Format format;     // of all arrays
+    Format format;     // format of all arrays
     const void* gate;  // M × I, rows gate_stride elements apart
     const void* up;    // M × I, rows up_stride elements apart
     void* out;         // M × I; may alias gate or up

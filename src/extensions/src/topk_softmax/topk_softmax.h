@@ -22,7 +22,7 @@ namespace mx = mlx::core;
 /// logits: N..×X, float32, float16 or bfloat16. Ties go to the lower expert index, and NaN counts
 /// as the largest logit. k: K, 1 to X. normalize: whether the K weights are scaled to sum to 1.
 /// Returns experts N..×K, uint32, and weights N..×K, float32. Throws std::invalid_argument for
-/// anything else.
+/// any other arguments.
 std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, bool normalize,
                                              mx::StreamOrDevice s = {});
 

@@ -71,7 +71,7 @@ void TopkSoftmax::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx:
     };
     if (job.N > 0) {
         add_task(stream(), [job] {
-            for_rows(job.N, 4 * job.X,  // 4: sorting a logit costs more than reading it
+            for_rows(job.N, 4 * job.X,  // 4, because sorting a logit costs more than reading it
                      [&](int64_t first, int64_t last) { route(job, first, last); });
         });
     }

@@ -21,7 +21,7 @@ namespace mx = mlx::core;
 ///
 /// x: N..×K×E, float32, float16 or bfloat16. weights: N..×K, float32.
 /// base: N..×E, dtype of x, for example the output of a shared expert; zeros if None.
-/// Returns N..×E in the dtype of x. Throws std::invalid_argument for anything else.
+/// Returns N..×E in the dtype of x. Throws std::invalid_argument for any other arguments.
 mx::array weighted_sum(const mx::array& x, const mx::array& weights,
                        const std::optional<mx::array>& base = std::nullopt,
                        mx::StreamOrDevice s = {});

@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 
 struct WeightedSumJob {
     int64_t N, K, E;
-    Format format;         // of x and out
+    Format format;         // format of x and out
     const void* x;         // N × K × E
     const float* weights;  // N × K
     const void* base;      // N × E, or null for zeros

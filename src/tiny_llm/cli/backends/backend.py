@@ -36,19 +36,19 @@ Stream = Callable[[Sequence[int]], Iterator[GenerationResponse]]
 class Backend:
     """A loaded model."""
 
-    stream: Stream  # takes the prompt's token ids, yields one response per token
+    stream: Stream  # function of the prompt's token ids; yields one response per token
     encode_chat: Callable[[list[dict[str, str]]], list[int]]
-    # Returns draft token counters; None without speculative decoding, and always for mlx_lm.
+    # Returns draft token counters; None without speculative decoding or with mlx_lm.
     speculation_statistics: Callable[[], SpeculationStatistics | None] = lambda: None
 
     def stream_chat(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        """Yields the assistant's next message in deltas; reasoning ends with </think>."""
+        """Yields the assistant's next message in deltas; any reasoning precedes </think>."""
         for response in self.stream(self.encode_chat(messages)):
             yield response.text
 
 
 def open_backend(args: argparse.Namespace) -> Backend:
-    """Validates the flags, prints the model's name and loads it."""
+    """Validates the flags, prints the model's name and loads the model."""
     is_default_loader = args.loader is None
     check_model_arguments(args)
     sampler = sampler_from_args(args)
@@ -83,7 +83,7 @@ class EngineBackend:
     def __init__(self, args: argparse.Namespace, checkpoint: Checkpoint):
         self._args = args
         self._context: int = checkpoint.mlx_model.args.max_position_embeddings
-        # KV capacity for a full context; pages are allocated on demand.
+        # The KV cache has room for a full context; memory is allocated only for the pages in use.
         limits = {"max_num_seqs": 1, "kv_tokens": self._context, "prefill_step": PREFILL_STEP}
         self._open = partial(open_llm, args, checkpoint, **limits)
         self._llm = self._open()
@@ -120,7 +120,8 @@ class EngineBackend:
                         peak_memory=mx.get_peak_memory() / 1e9,
                     )
         except KeyboardInterrupt:
-            self._llm = self._open()  # the interrupted step may have left the engine inconsistent
+            # Open a new engine, because the interrupted step may have left it inconsistent.
+            self._llm = self._open()
             raise
 
     def speculation_statistics(self) -> SpeculationStatistics | None:

@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
-    """Selects the device, prints the model's name and loads it.
+    """Selects the device, prints the model's name and loads the model.
 
     Raises:
         UserError: see `set_device`, `models.load` and `load_sharded`; --enable-thinking was given
@@ -51,7 +51,7 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
     name, reason = (args.model, None) if args.model is not None else default_model()
     console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
     mtp = args.speculative == "mtp"
-    if args.tensor_parallel_size > 1:  # tensor parallelism requires the engine
+    if args.tensor_parallel_size > 1:  # only for the engine; see `check_model_arguments`
         options = args.tensor_parallel_size, args.load_format, console, mtp
         mlx_model, tokenizer = load_sharded(name, *options)
     else:
@@ -65,7 +65,8 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
 def load_for_solution(args: argparse.Namespace, name: str, mtp: bool = False) -> tuple[Any, Any]:
     """Loads weights and tokenizer for `args.solution`.
 
-    The solution `tiny_llm` needs only the weights; the others may also call mlx_lm's model.
+    The solution `tiny_llm` needs only the weights. Other solutions may also call mlx_lm's model,
+    which is therefore loaded for them.
 
     Args:
         mtp: see `load_weights`; only with the engine.

@@ -171,7 +171,10 @@ def _delta(data: str) -> Iterator[dict[str, Any]]:
 
 
 def _error_message(response: "httpx2.Response") -> str:
-    """Status and message of an error response; its body if not in OpenAI's error format."""
+    """Status and message of an error response.
+
+    The message is the body if that is not in OpenAI's error format.
+    """
     try:
         text = str(response.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):

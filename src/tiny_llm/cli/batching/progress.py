@@ -1,4 +1,4 @@
-"""Progress of a batch run, independent of the implementation."""
+"""Progress of a batch run on any implementation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -177,7 +177,7 @@ class MlxBatchRun:
         progress = request.progress
         if not progress.is_decoding:
             if None not in self._slots:
-                # mlx_lm prefills prompts even when all slots are in use.
+                # mlx_lm prefills prompts even when all slots are in use, so add one.
                 self._slots.append(None)
             self._slots[self._slots.index(None)] = progress
         progress.new_tokens += 1

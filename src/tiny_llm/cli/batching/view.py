@@ -74,7 +74,10 @@ def _pages(state: EngineState) -> Text:
 
 
 def speed_line(started: Sequence[RequestProgress], seconds: float) -> str:
-    """Formats token counts and tokens/s over the whole run: a step may prefill and decode."""
+    """Formats token counts and tokens/s.
+
+    Both rates are over the whole run, because a step may prefill and decode at once.
+    """
     prompt = sum(progress.prefilled for progress in started)
     generated = sum(progress.new_tokens for progress in started)
     seconds = max(seconds, 1e-9)

@@ -117,7 +117,7 @@ def summarize(
 
     Args:
         latencies: seconds, by name.
-        percentile: percentile of a list, from the list and a percentage.
+        percentile: function (list, percentage) that returns a percentile of the list.
 
     Returns:
         `<name>_ms_median` and `<name>_ms_p95` in milliseconds; None for an empty list.

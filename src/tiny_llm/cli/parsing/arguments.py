@@ -80,7 +80,10 @@ def byte_count(text: str) -> int:
 
 
 def rank_count(text: str) -> int:
-    """Argument type: a positive rank count, equal to the launcher's if it started several."""
+    """Argument type: a positive number of ranks.
+
+    If a launcher started several ranks, rejects any other number.
+    """
     size: int = in_range(1)(text)
     launched = num_launched_ranks()
     if launched not in (1, size):

@@ -36,5 +36,5 @@ def validate_utf8(what: str, text: str) -> str:
 
 def reconfigure_as_utf8(stream: TextIO) -> None:
     """Sets a stream to UTF-8 regardless of the locale; invalid bytes become surrogates."""
-    if isinstance(stream, io.TextIOWrapper):  # tests replace streams with StringIO
+    if isinstance(stream, io.TextIOWrapper):  # not a StringIO, which tests use
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")

@@ -26,7 +26,7 @@ class AsyncScheduling:
         model: the target model.
 
     Attributes:
-        enabled: True on a GPU; on a CPU the model and Python would compete for the cores.
+        enabled: False on a CPU, where the model and Python would compete for the cores.
         num_hits, num_misses: launched steps that the scheduler then did, or did not, plan.
     """
 
@@ -35,8 +35,8 @@ class AsyncScheduling:
         self.num_hits = 0
         self.num_misses = 0
         self._model = model
-        # Row in the logits, position and page of each token on which the model was launched, by the
-        # request's arrival index.
+        # By a request's arrival index: the row of its logits, and the position and page of the
+        # token on which the model was launched.
         self._predicted: dict[int, tuple[int, int, int]] = {}
         self._logits: mx.array | None = None
 

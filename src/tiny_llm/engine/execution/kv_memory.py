@@ -60,7 +60,7 @@ def choose_kv_cache_bytes(
     page_bytes, state_bytes = _page_and_state_bytes(page_size, models)
     pages = max_num_seqs * -(-max_seq_len // page_size) * page_bytes
     states = max_state_slots(max_num_seqs) * state_bytes
-    # States get at most half of the memory (`split_kv_memory`).
+    # `split_kv_memory` gives states at most half of the memory, so pages get at least as much.
     usable = states + max(pages, states)
     minimum = page_bytes + MIN_STATE_SLOTS * state_bytes
     if available * 3 // 4 >= usable:
@@ -71,9 +71,9 @@ def choose_kv_cache_bytes(
 
 
 def max_state_slots(max_num_seqs: int) -> int:
-    """Returns the maximum number of state slots; leaves the rest of a large KV memory to pages.
+    """Returns the number of state slots beyond which more KV memory is used for pages only.
 
-    Each request has one slot; the others hold checkpoints and the states after draft tokens.
+    Each request needs one slot; the others hold checkpoints and the states after draft tokens.
     """
     return 2 * max_num_seqs + 16
 

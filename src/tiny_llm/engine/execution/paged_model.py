@@ -171,7 +171,8 @@ class PagedModel:
     def _row_arrays(self, kind: RowKind) -> list[mx.array]:
         """Returns all layers' arrays of pages or state slots; element i of each is row i.
 
-        The caller must not keep references to the arrays: MLX would copy them on the next write.
+        The caller must not keep references to the arrays, because MLX would then copy them on the
+        next write.
         """
         if kind == "page":
             return self._storage.page_arrays
@@ -190,7 +191,7 @@ class PagedModel:
         """Evaluates a result and all writes to storage; adds the time to `seconds`."""
         started = time.perf_counter()
         result = compute()
-        # Storage is evaluated explicitly: without sampling rows, no result depends on it.
+        # Without sampling rows, no result depends on the storage, so it is evaluated explicitly.
         mx.eval(result, self._storage.arrays)
         self.seconds += time.perf_counter() - started
         return result

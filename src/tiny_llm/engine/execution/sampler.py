@@ -66,7 +66,7 @@ class SamplingRow:
 
     @property
     def forced_token(self) -> int | None:
-        """The token id of `</think>` if the thinking budget is used up here, else None."""
+        """The token id of `</think>` if no thinking budget is left at this position, else None."""
         budget = self.request.thinking_budget
         if budget is None:
             return None
@@ -318,7 +318,7 @@ class SamplerOutput:
         self._logits = logits
         chosen_logits = mx.take_along_axis(logits, self.tokens[:, None], axis=1)[:, 0]  # R
         self._is_nan = mx.isnan(chosen_logits)
-        # By row: number of top logprobs requested.
+        # Number of top logprobs requested, by row.
         self._num_logprobs: dict[int, int] = {
             index: row.params.logprobs
             for index, row in enumerate(rows)

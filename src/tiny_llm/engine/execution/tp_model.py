@@ -158,12 +158,12 @@ class TensorParallelModel(PagedModel):
             self.group.broadcast({"op": "unload", "key": self._key})
 
     def reserve(self) -> None:
-        """See `PagedModel`; on all ranks."""
+        """Allocates memory for all pages and state slots, on all ranks."""
         self.group.broadcast({"op": "reserve", "key": self._key})
         super().reserve()
 
     def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """See `PagedModel`; on all ranks."""
+        """Like `PagedModel.compact`, but compacts the pages and slots of all ranks."""
         message = {"op": "compact", "key": self._key, "pages": list(pages), "slots": list(slots)}
         self.group.broadcast(message)
         super().compact(pages, slots)
@@ -190,12 +190,12 @@ class TensorParallelModel(PagedModel):
     def features(
         self, spans: Sequence[Span], rows: Sequence[int], hidden: mx.array | None = None
     ) -> mx.array:
-        """See `PagedModel`, and `logits` for errors; sends `hidden` to the other ranks."""
+        """Like `PagedModel.features`, but on all ranks. Errors: see `logits`."""
         with self._on_all_ranks("features", self._payloads(hidden), **_batch_message(spans, rows)):
             return super().features(spans, rows, hidden)
 
     def lm_head(self, features: mx.array) -> mx.array:
-        """See `PagedModel`, and `logits` for errors; sends `features` to the other ranks."""
+        """Like `PagedModel.lm_head`, but on all ranks. Errors: see `logits`."""
         with self._on_all_ranks("lm_head", self._payloads(features)):
             return super().lm_head(features)
 
@@ -208,17 +208,17 @@ class TensorParallelModel(PagedModel):
         return [data] * (self.group.size - 1)
 
     def row_bytes(self, kind: RowKind) -> int:
-        """See `PagedModel`; the sum over all ranks."""
+        """Returns the size in bytes of a page or state slot, summed over all ranks."""
         return super().row_bytes(kind) * self.group.size
 
     def read_row(self, kind: RowKind, index: int) -> bytes:
-        """See `PagedModel`; concatenates all ranks' shards. See `logits` for errors."""
+        """Like `PagedModel.read_row`, but concatenates all ranks' shards. Errors: see `logits`."""
         with self._on_all_ranks("read_row", kind=kind, index=index):
             own = super().read_row(kind, index)
             return b"".join([own, *self.group.gather_payloads()])
 
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
-        """See `PagedModel`; sends each rank its shard. See `logits` for errors."""
+        """Like `PagedModel.write_rows`, but sends each rank its shard. Errors: see `logits`."""
         size = super().row_bytes(kind)
         own, *others = (
             [row[rank * size : (rank + 1) * size] for row in rows]
@@ -254,7 +254,7 @@ def _batch_message(spans: Sequence[Span], rows: Sequence[int]) -> dict[str, Any]
 
 @contextmanager
 def _defer_interrupt() -> Iterator[None]:
-    """Defers Ctrl-C to the end of the block: the other ranks finish the step anyway."""
+    """Defers Ctrl-C to the end of the block, because the other ranks finish the step anyway."""
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or handler is not signal.default_int_handler:

@@ -26,12 +26,12 @@ class ChatOptions:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Chat template variables."""
+        """Variables to pass to the chat template, in addition to messages and tools."""
         return {"enable_thinking": self.enable_thinking, **(self.template_kwargs or {})}
 
     @property
     def thinking_enabled(self) -> bool:
-        """Whether the template enables thinking."""
+        """Whether the chat template's variables enable thinking."""
         return bool(self.variables["enable_thinking"])
 
 

@@ -162,17 +162,17 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether sampling is greedy."""
+        """Whether the temperature is so low that sampling is greedy."""
         return self.temperature < SAMPLING_EPS
 
     @property
     def has_penalties(self) -> bool:
-        """Whether any penalty is enabled."""
+        """Whether a repetition, presence or frequency penalty is enabled."""
         return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
+        """The strings of `stop`; empty if it is None."""
         return tuple(self.stop or ())
 
 

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from ...errors import UserError, check_int
 
-MIN_STATE_SLOTS = 2  # a prefix cache hit reads one slot and writes another
+MIN_STATE_SLOTS = 2  # admission needs two: a prefix cache hit reads one slot and writes another
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ class SchedulerConfig:
     def max_pages_per_request(self) -> int:
         """Upper bound on the pages that a step reads or writes for one request.
 
-        With a window, a step of C tokens needs the keys of `window` + C − 1 tokens. The draft model
-        may lag by one token, and a request never releases its last shared page.
+        With a window, a step of C tokens needs the keys of `window` + C − 1 tokens, one more if the
+        draft model lags by a token, and the request's last shared page, which is never released.
+        Another page is needed if these tokens begin inside a page.
         """
         num_tokens = self.max_seq_len
         if self.window:

@@ -56,7 +56,8 @@ class PromptCosts:
     """
 
     def __init__(self) -> None:
-        self._samples: dict[int, deque[float]] = {}  # by n, the exponent in the class docstring
+        # Measured costs at positions 2ⁿ⁻¹ to 2ⁿ − 1, by n.
+        self._samples: dict[int, deque[float]] = {}
 
     def record(self, position: int, num_tokens: int, seconds: float) -> None:
         """Records the duration of a step with a chunk of `num_tokens` that ends at `position`."""
@@ -99,7 +100,7 @@ class FairScheduler(Scheduler):
         )
         self._min_chunk = min_chunk
         self._long_step = -1  # number of the last long step; −1 before the first
-        # The next long step is allowed after this many steps or seconds, whichever ends first.
+        # The next long step is allowed after this many steps or seconds, whichever comes first.
         self._steps_between, self._seconds_between = 0, 0.0
 
     def add(self, request: EngineRequest) -> None:
@@ -119,7 +120,10 @@ class FairScheduler(Scheduler):
         return self._finish_plan(SchedulerOutput(self._num_steps, tuple(chunks)))
 
     def record_step_time(self, step: SchedulerOutput, seconds: float) -> None:
-        """Updates the costs if the step has a single prompt chunk; postpones the next long step."""
+        """Updates the costs if the step has one prompt chunk, which then dominates its duration.
+
+        Also counts the step and its duration towards the interval between long steps.
+        """
         chunks = [chunk for chunk in step.chunks if chunk.end - chunk.start > 1]
         if len(chunks) == 1 and chunks[0].num_tokens >= self._min_chunk:
             self.costs.record(chunks[0].end, chunks[0].num_tokens, seconds)
@@ -167,7 +171,8 @@ class FairScheduler(Scheduler):
             num_tokens = chunks[-1].num_tokens
             budget -= num_tokens
             if chunks[-1].samples and seconds is None:
-                # The prompt's first output token waits for the end of the step.
+                # The chunk completes its prompt, whose first output token waits for the end of the
+                # step. Limit the rest of the step, even if no request is decoding.
                 seconds = self._planned_seconds
             if seconds is not None:
                 seconds -= num_tokens * self.costs.seconds_per_token(chunks[-1].end)
@@ -214,7 +219,8 @@ class FairScheduler(Scheduler):
     def _count_overtaking(self, request: EngineRequest, num_tokens: int) -> None:
         """Adds a chunk's tokens to `num_overtaken` of older requests with unfinished prompts."""
         for other in [*_older(self.running, request), *_older(self.waiting, request)]:
-            # A protected request in the queue waits for memory, not for other prompts.
+            # Later chunks do not overtake a protected request: it has priority over them, and if it
+            # is still in the queue, it waits for memory.
             if other.num_uncomputed > 1 and not _is_protected(other):
                 other.num_overtaken += num_tokens
 

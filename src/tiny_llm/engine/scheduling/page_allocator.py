@@ -86,4 +86,6 @@ class PageAllocator:
         assert len(free) == len(self._free), "a page is in the free list twice"
         for page, count in enumerate(self._ref_counts):
             assert count >= 0, f"page {page} has {count} owners"
-            assert (count == 0) == (page in free), f"page {page} has {count} owners; free: {free}"
+            assert (count == 0) == (page in free), (
+                f"page {page} has {count} owners, free pages: {free}"
+            )

@@ -100,7 +100,7 @@ class PageManager:
         if self._window:
             return self._admit_in_window(request, path, reserve)
         # [task 3.3.2 admit]
-        self.cache.acquire(path)  # first: `_allocate` could evict these pages
+        self.cache.acquire(path)  # before `_allocate`, which could evict these pages
         request.last_node = path[-1] if path else self.cache.root_of(request.adapter)
         needed = self.pages_for(request.num_tokens) - len(path)
         if needed + reserve > self.num_available:
@@ -154,7 +154,7 @@ class PageManager:
 
     def _allocate(self, count: int) -> list[int]:
         """Allocates pages; evicts from the prefix cache if too few are free."""
-        if count > self.num_available:  # checked before evicting: a partial eviction would not help
+        if count > self.num_available:  # before evicting, because too few pages would not help
             raise OutOfPagesError(
                 f"requested {count} pages, but only {self.num_available} are free or evictable."
             )
@@ -255,7 +255,7 @@ class PageManager:
             free=self.allocator.num_free,
             cached=self.cache.num_evictable,
             used=self.allocator.num_used - self.cache.num_evictable,
-            # The prefix cache is one owner, so a page with three has two requests.
+            # The prefix cache is one owner of each page, so a third owner is a second request.
             shared=sum(self.allocator.ref_count(page) > 2 for page in shared),
         )
 
@@ -269,12 +269,16 @@ class PageManager:
         cached = set(owners)
         for request in running:
             first, pages = request.num_freed, request.page_ids[request.num_freed :]
-            assert all(page == -1 for page in request.page_ids[:first]), f"{request}, {first} freed"
+            assert all(page == -1 for page in request.page_ids[:first]), (
+                f"{request} still has one of its {first} freed pages"
+            )
             assert len(set(pages)) == len(pages), f"{request} has a page twice"
             capacity, computed = len(request.page_ids) * self.page_size, request.num_computed
             assert computed <= capacity, f"{request} has {capacity} slots for {computed} tokens"
             for index, page in enumerate(pages, first):
-                assert (page in cached) == (index < request.num_shared), f"{request}, page {page}"
+                assert (page in cached) == (index < request.num_shared), (
+                    f"{request}: only its {request.num_shared} leading pages must be in the cache"
+                )
                 owners[page] = owners.get(page, 0) + 1
         for page in range(self.allocator.num_pages):
             expected, actual = owners.get(page, 0), self.allocator.ref_count(page)

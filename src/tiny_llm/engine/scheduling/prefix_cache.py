@@ -123,7 +123,7 @@ class PrefixCache:
         Returns:
             Node of the page that the caller now references.
         """
-        assert len(tokens) == self.page_size, "only full pages are shared"
+        assert len(tokens) == self.page_size, f"expected a full page, got {len(tokens)} tokens"
         # [task 3.4.1 insert]
         known = parent.children.get(tokens)
         if known is not None:
@@ -190,7 +190,9 @@ class PrefixCache:
             pages.add(node.page)
             owners = self._allocator.ref_count(node.page)
             assert owners >= 1, f"page {node.page} is in the tree and free"
-            assert (owners == 1) == (node in self._unused), f"page {node.page}: {owners} owners"
+            assert (owners == 1) == (node in self._unused), (
+                f"page {node.page} has {owners} owners; only pages with one may be evictable"
+            )
             assert node.parent is not None
             assert node.parent.children[node.tokens] is node
         assert len(pages) == self._num_nodes
@@ -198,7 +200,7 @@ class PrefixCache:
 
     def _check_eviction_order(self) -> None:
         evicted: set[PrefixNode] = set()
-        # In LRU order, each node is a leaf once its predecessors are evicted.
+        # Evicting in LRU order must never remove a node that still has children.
         for node in self._unused:
             assert all(child in evicted for child in node.children.values())
             evicted.add(node)

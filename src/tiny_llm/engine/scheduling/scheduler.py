@@ -162,7 +162,7 @@ class Scheduler:
             if budget > 0 and request.num_uncomputed > 1:
                 chunks.append(self._prefill(request, budget, in_flight))
                 budget -= chunks[-1].num_tokens
-        # After a preemption, an admitted request would cause the next one.
+        # Admit nothing after a preemption, because the new request would soon be preempted, too.
         if self.num_preemptions == preempted_before:
             while budget > 0 and self._admit_head(in_flight):
                 chunks.append(self._prefill(self.running[-1], budget, in_flight))
@@ -194,7 +194,7 @@ class Scheduler:
         decoding = [request for request in with_pages if request.num_uncomputed == 1]
         chunks = []
         spare = self.config.max_num_batched_tokens - len(decoding) * (1 + self.config.num_drafts)
-        spare //= 2  # the other half is for prompt chunks
+        spare //= 2  # draft tokens get at most half; prompt chunks get the rest
         # Each request has a page for its last token; draft tokens use the remaining pages.
         for request in decoding:
             num_drafts = self._num_fitting_drafts(request, spare)
@@ -216,7 +216,7 @@ class Scheduler:
         """Admits requests from the head of the queue until one of them has tokens to compute.
 
         Returns:
-            False if the head of the queue must wait and no such request was admitted.
+            False if no admitted request has tokens to compute.
         """
         while self._admit_one(in_flight):
             if not self.running[-1].num_loading:
@@ -240,8 +240,8 @@ class Scheduler:
         path = self.pages.match(request)
         if self.pages.next_key(request, path) in in_flight:
             return False
-        # Every running request soon needs another page: without this reserve, the new request
-        # would be preempted at once.
+        # Reserve a page for each running request, which will soon need it. Otherwise, the new
+        # request would be preempted at once.
         if not self.pages.admit(request, path, reserve=len(self.running)):
             return False
         # [/task 3.3.3 admission]
@@ -259,7 +259,7 @@ class Scheduler:
         return True
 
     def _loading_keys(self) -> set[PageKey]:
-        """Returns the key of the first page in each load from disk."""
+        """Returns the key of the first page that each running request is reading from disk."""
         return {
             (request.last_node, self.pages.tokens_of_page(request, request.num_shared))
             for request in self.running
@@ -327,12 +327,12 @@ class Scheduler:
     # ---------------------------------------------------------------- out of pages
 
     def _allocate_or_preempt(self, request: EngineRequest) -> bool:
-        """Allocates pages for a request's next step; preempts the youngest if necessary.
+        """Allocates pages for a request's next step; preempts younger ones if necessary.
 
         Without a sliding window, a prompt has had pages for all its tokens since admission.
 
         Returns:
-            False if the request was itself the youngest and got preempted.
+            False if the request was itself preempted, because it was the youngest.
         """
         max_end = request.num_computed + self.config.max_num_batched_tokens
         while True:

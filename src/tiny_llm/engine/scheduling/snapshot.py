@@ -26,12 +26,13 @@ def snapshot(scheduler: Scheduler) -> dict[str, Any]:
     """Returns the scheduler's state as JSON-serializable data.
 
     Returns:
-        "requests": running requests, oldest first, then the queue. "pages" in block table order,
-        from the sliding window on; the first "shared_pages" are in the prefix cache.
-        "tree": the prefix cache. "pages", parents first; "parents", the preceding page of each, or
-        −1 for none or an evicted one; "labels", by page, the first distinguishing tokens of pages
-        that start a branch.
-        "states", only for models with recurrent state: slot counts as in `StateSlotCounts`;
+        "requests": the running requests, oldest first, then the queue. "pages" are in block table
+        order, without those before the sliding window; the first "shared_pages" of them are in the
+        prefix cache.
+        "tree": the prefix cache. "pages" lists all pages, parents first. "parents" lists each
+        page's preceding page; −1 if there is none or it is evicted. "labels" maps each page that
+        starts a branch to its tokens, from the first that differs between the branches.
+        "states", only for models with recurrent state: the fields of `StateSlotCounts`, and
         "checkpoint_pages", the pages whose node has a checkpoint.
     """
     pages = scheduler.pages

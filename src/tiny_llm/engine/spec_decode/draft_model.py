@@ -53,7 +53,8 @@ class DraftModel:
         """Returns `num_drafts` draft tokens for each chunk.
 
         The draft model also computes the chunks, prompts included, so that its KV cache covers the
-        same tokens as the target's. Only the last draft token is deferred to the next step.
+        same tokens as the target's. An exception is the last draft token: if accepted, it is
+        computed in the next step.
         """
         draft_tokens: list[list[int]] = [[] for _ in chunks]
         active = [index for index, chunk in enumerate(chunks) if chunk.num_drafts]
@@ -82,7 +83,10 @@ class DraftModel:
 
     @staticmethod
     def num_uncomputed(num_draft_tokens: int, num_accepted: int) -> int:
-        """Returns 1 if all draft tokens were accepted: only the target computed the last."""
+        """Returns 1 if all draft tokens were accepted, else 0.
+
+        The draft model has not computed the last draft token, only the target has.
+        """
         return int(num_accepted == num_draft_tokens > 0)
 
     def _first_logits(self, chunks: Sequence[Chunk]) -> mx.array:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..scheduling.request import EngineRequest
 
-MAX_GRAMMAR_DRAFT_TOKENS = 16  # per request and step
+MAX_GRAMMAR_DRAFT_TOKENS = 16  # maximum per request and step
 
 
 class GrammarProposer:

@@ -22,10 +22,10 @@ from weakref import WeakKeyDictionary
 from ..scheduling.request import EngineRequest
 
 NGRAM_LENGTHS = (4, 2)  # lengths of the n-grams to look up, longest first
-MAX_NGRAM_DRAFT_TOKENS = 7  # with the sampled token, eight rows: one tile of the matmul kernel
+MAX_NGRAM_DRAFT_TOKENS = 7  # plus the sampled token: 8 rows fill one tile of the matmul kernel
 MAX_MATCH_LENGTH = 8  # longer matches share one rate, because they are not accepted more often
 ESTIMATE_WINDOW = 8  # tokens in the moving average of an acceptance rate
-FREE_TOKENS_PER_STEP = 8  # tokens computed in the time it takes to read the weights
+FREE_TOKENS_PER_STEP = 8  # number of tokens computed in the time it takes to read the weights
 
 _BITS = 20  # bits per token in an n-gram's key
 
@@ -139,7 +139,7 @@ class NgramIndex:
             probability *= self.acceptance.rate(match_length)
             if probability < min_probability:
                 break
-            # ≥ 0: the continuation has reached the end of the text and repeats the draft.
+            # If ≥ 0, `position` is beyond the end of the text: continue with the draft itself.
             beyond = position - len(text)
             drafts.append(text[position] if beyond < 0 else drafts[beyond])
             position += 1

@@ -14,7 +14,7 @@ def accepted_tokens(draft_tokens: Sequence[int], sampled: Sequence[int]) -> Sequ
         sampled: the target's samples, one more than `draft_tokens`.
     """
     if list(draft_tokens) == list(sampled[: len(draft_tokens)]):
-        return sampled  # no draft tokens, or all accepted, as grammar-forced ones always are
+        return sampled  # all draft tokens are accepted, or there are none
     # [task 5.6.1 verify]
     num_accepted = 0
     while draft_tokens[num_accepted] == sampled[num_accepted]:

@@ -111,7 +111,8 @@ def _packed_masks(rows: Sequence[GrammarRow], width: int) -> Any:
     import numpy as np
 
     jobs, mask_indices = plan_masks(rows)
-    # Grammars are compiled for the target's V; a draft model's may be smaller.
+    # Grammars are compiled for the target's V, so masks have that width even if `width`, the draft
+    # model's V, is smaller.
     words = -(-max(width, *(row.request.grammar.vocab_size for row in rows)) // 32)
     masks = np.zeros((sum(job.num_masks for job in jobs), words), np.int32)
     _fill_masks(jobs, masks)
@@ -147,7 +148,10 @@ def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
 
 
 def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
-    """Masks EOS tokens that are text in an incomplete output, if another token is allowed."""
+    """Masks EOS tokens that are ordinary text, unless the output is complete.
+
+    Does nothing if no other token is allowed, because a row must allow at least one.
+    """
     grammar = row.request.grammar
     ends = [token for token in grammar.text_eos_token_ids if mask[token // 32] >> (token % 32) & 1]
     if not ends or grammar.is_complete_after(row.draft_tokens):

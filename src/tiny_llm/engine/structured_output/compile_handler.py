@@ -22,7 +22,7 @@ def make_handler(file: str) -> Callable[..., dict[str, str]]:
     def compile_grammar(grammar: str) -> dict[str, str]:
         matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # detects grammars that match no text
+            matcher.compute_bitmask()  # sets the error if the grammar matches no text
         return {"error": matcher.get_error()} if matcher.is_error() else {}
 
     return compile_grammar

@@ -61,7 +61,7 @@ class StructuredOutputGrammar:
                 if self.matcher.is_accepting():
                     continue
                 return f"{GRAMMAR_FAILED}the output is incomplete, but only EOS is allowed."
-            # After exceeding a limit, a matcher allows an EOS token in incomplete output.
+            # Check this first: a matcher beyond a limit would accept EOS in incomplete output.
             has_failed = self.matcher.is_error()
             if not has_failed and self.matcher.is_stopped() and token in self.eos_token_ids:
                 continue  # the output is complete, so the matcher has already stopped
@@ -117,7 +117,7 @@ class GrammarCompiler:
         key = grammar, strict_schemas(constraint)
         with self._lock:
             matcher = self._cache.get(key)
-        if matcher is None:  # without the lock: a slow grammar must not block others
+        if matcher is None:  # without the lock, so that a slow grammar does not block others
             matcher = self._compile_or_relax(constraint, grammar, thinking)
         with self._lock:
             self._cache[key] = matcher
@@ -152,7 +152,7 @@ class GrammarCompiler:
                 self._library_tokenizer, grammar, log_level=0, limits=limits
             )
             if not matcher.is_error():
-                matcher.compute_bitmask()  # detects grammars that match no text
+                matcher.compute_bitmask()  # sets the error if the grammar matches no text
             if not matcher.is_error():
                 return matcher
             error = matcher.get_error()

@@ -20,16 +20,16 @@ SubGrammar = dict[str, Any]
 # Allowed between JSON tokens. Without an upper bound, a model may generate spaces forever.
 WHITESPACE = r"[ \n]{0,4}"
 AFTER_THINKING = r"/\n{0,2}/"
-GRAMMAR_FAILED = "the grammar failed: "  # prefix of errors during generation
+GRAMMAR_FAILED = "the grammar failed: "  # prefix of the messages of errors during generation
 ANY_OBJECT = json.dumps({"type": "object"})
 
 
 class ThinkingState(StrEnum):
     """Reasoning state at the start of an output."""
 
-    NONE = "none"  # starts with the body: no reasoning, or closed by the template
-    POSSIBLE = "possible"  # starts with <think> or the body
-    OPEN = "open"  # starts inside reasoning: the template ends with <think>
+    NONE = "none"  # the output starts with the body, without reasoning
+    POSSIBLE = "possible"  # the output starts with <think> or the body
+    OPEN = "open"  # the prompt ends with <think>, so the output starts with reasoning
 
 
 def build_grammar(

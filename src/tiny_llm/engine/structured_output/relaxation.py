@@ -136,7 +136,7 @@ class _Relaxer:
 
     def __init__(self, find_error: FindError):
         self._find_error = find_error
-        # Added to each schema that is checked, to resolve its references.
+        # The definitions that `$ref` may refer to; added to each schema that is checked.
         self._definitions: Mapping[str, Any] = {}
         self.removed: list[str] = []  # JSON pointers of the removed keywords
 

@@ -71,7 +71,7 @@ class ThinkingBudget:
 def thinking_tokens(tokenizer: Any) -> tuple[int, int] | None:
     """Returns the token ids of `<think>` and `</think>`; None if the vocabulary lacks them."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    # Only as a fallback: `get_vocab` builds a 20 MB dictionary.
+    # `get_vocab` is only a fallback, because it builds a 20 MB dictionary.
     id_of = tokenizer.get_vocab().get if backend is None else backend.token_to_id
     start, end = id_of(THINK_START), id_of(THINK_END)
     return None if start is None or end is None else (start, end)

@@ -66,7 +66,7 @@ def special_token_expressions(backend: tokenizers.Tokenizer) -> dict[str, str]:
 def _without_added_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """Returns a copy of the tokenizer that encodes the text of added tokens like any other text."""
     text, key = backend.to_str(), '"added_tokens":'
-    # Only this list is parsed: parsing the entire JSON takes too much memory.
+    # Only this list is parsed, because parsing the entire JSON takes too much memory.
     start = text.index(key) + len(key)
     _, end = json.JSONDecoder().raw_decode(text, start)
     return tokenizers.Tokenizer.from_str(f"{text[:start]}[]{text[end:]}")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from .lark import SpecialTokens, literal, tag, text_until, text_without
 from .text_source import Events, TextSource
 
-Function = Mapping[str, Any]  # as in OpenAI's API: name, description, parameters
+Function = Mapping[str, Any]  # function tool in OpenAI's format: name, description, parameters
 Functions = Mapping[str, Function]  # by name
 
 

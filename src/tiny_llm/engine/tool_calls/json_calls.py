@@ -155,7 +155,7 @@ def json_call_rule(functions: Sequence[Function], key: str, end: str = "") -> st
     calls = []
     for index, function in enumerate(functions):
         name = json.dumps(function["name"], ensure_ascii=False)
-        head = f'{{"name": {name}, "{key}": '  # as chat templates write it
+        head = f'{{"name": {name}, "{key}": '  # the form in which chat templates render calls
         calls.append(f'{literal(head)} @arguments_{index} {end} "}}"')
     return f"call: {' | '.join(calls)}\n"
 

@@ -43,7 +43,7 @@ class Llama3JsonFormat(ToolCallFormat):
     def grammar(self, rules: ToolCallRules) -> CallGrammar:
         """See `ToolCallFormat`."""
         schemas = argument_schemas(rules.functions)
-        # JSON schemas only: a Lark literal would take precedence over the schema of `response`.
+        # Only JSON schemas: a Lark literal would take precedence over the schema of `response`.
         if rules.choice == "structured":
             calls = _call_schemas(rules.functions)
             names = " | ".join(f"@{name}" for name in [*calls, "response"])
@@ -69,7 +69,7 @@ def _call_schemas(functions: Sequence[Function]) -> dict[str, Any]:
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        # References are relative to the root, so definitions are copied there.
+        # `$ref` is relative to the root of the schema, so the definitions are copied there.
         if isinstance(parameters, Mapping):
             schema |= {key: parameters[key] for key in DEFINITIONS if key in parameters}
         schemas[f"call_{index}"] = schema

@@ -84,7 +84,7 @@ class MistralFormat(ToolCallFormat):
         return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
 
     def valid_call_id(self, call_id: str) -> str:
-        """See `ToolCallFormat`: the last nine letters and digits, as in vLLM."""
+        """Returns the last nine letters and digits of `call_id`, as vLLM does."""
         return re.sub(r"[^a-zA-Z0-9]", "", call_id)[-ID_LENGTH:].rjust(ID_LENGTH, "0")
 
 

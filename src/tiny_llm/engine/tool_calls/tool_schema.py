@@ -109,7 +109,9 @@ def type_of(value: Any) -> str:
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
-    """Converts a bare parameter value to JSON: a string, unless its own JSON type is allowed.
+    """Converts a bare parameter value to JSON.
+
+    A value that is JSON of an allowed type is returned as JSON; any other becomes a JSON string.
 
     Args:
         types: see `value_types`; if empty, only objects and arrays are parsed as JSON. Quotes

@@ -17,15 +17,15 @@ PARAMETER_END_LINE = literal(f"\n{PARAMETER_END}\n")
 # Ends of a value: (tag, tags that may follow it, whether the tag is consumed with the value).
 VALUE_END_TAGS = (
     (PARAMETER_END, (PARAMETER, FUNCTION_END, CALL_END), True),
-    (FUNCTION_END, (CALL_END,), False),  # without </parameter>
-    (CALL_END, (), False),  # only at the end of the output
+    (FUNCTION_END, (CALL_END,), False),  # ends a value whose </parameter> is missing
+    (CALL_END, (), False),  # ends a value only at the end of the output
 )
 LONGEST_TAG = max(len(tag) for _, followers, _ in VALUE_END_TAGS for tag in followers)
 NON_SPACE = re.compile(r"\S")
 
 MAX_TEXT_LENGTH = 1000  # larger length bounds on bare text are not enforced
 TEXT_KEYWORDS = frozenset({"const", "enum", "pattern", "minLength", "maxLength"})
-# Anchors, assertions and backreferences inside a pattern: unsupported by the grammar library.
+# Anchors, assertions and backreferences, which the grammar library does not support in a pattern.
 UNSUPPORTED_REGEX = re.compile(r"\(\?[=!<]|\\[1-9bB]|(?<![\[\\])\^|(?<!\\)\$")
 
 

@@ -1,7 +1,7 @@
 """Index of the pages on disk: sizes and LRU order, in SQLite.
 
-Shared between processes: every change is a transaction, and triggers maintain the total size. The
-database uses write-ahead logging, so a killed process leaves it consistent.
+Several processes may use an index, so every change is a transaction, and triggers maintain the
+total size. The database uses write-ahead logging, so a killed process leaves it consistent.
 """
 
 import sqlite3
@@ -109,8 +109,8 @@ class PageIndex:
     def evict(self, max_bytes: int) -> list[bytes]:
         """Evicts the least recently used pages until the total size is at most `max_bytes`.
 
-        Among pages last used at the same time, the deepest is evicted first: a page is useless
-        without its predecessors.
+        Among pages last used at the same time, the deepest is evicted first, because a page is
+        useless without its predecessors.
 
         Returns:
             Keys of the evicted pages.

@@ -77,7 +77,7 @@ def read_page_file(path: Path, key: bytes, num_bytes: int) -> bytearray:
 
 def drop_from_page_cache(path: Path) -> None:
     """Asks the OS to drop a file from its page cache, so that the next read comes from disk."""
-    if hasattr(os, "posix_fadvise"):  # does not exist on macOS
+    if hasattr(os, "posix_fadvise"):  # macOS does not have it
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -89,7 +89,7 @@ def _open_without_blocking(path: str, flags: int) -> int:
 
 
 def _read_exactly(file: FileIO, num_bytes: int) -> bytearray:
-    """Reads exactly `num_bytes` bytes, in several reads if one returns fewer."""
+    """Reads exactly `num_bytes` bytes, repeating reads that return fewer."""
     data = bytearray(num_bytes)
     rest = memoryview(data)
     while rest:

@@ -11,9 +11,10 @@ from .store import PageStore
 from .writer import PageWriter
 
 MAX_PENDING_BYTES = 2**25  # limit on bytes read but not yet collected, over all loads
-# The file may be intact, so its page is not discarded.
+# After these errors, the file may be intact, so its page is not discarded.
 TRANSIENT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-STALL_SECONDS = 10.0  # longer reads are abandoned: the disk or network is not responding
+# Longer reads are abandoned, because the disk or network has probably stopped responding.
+STALL_SECONDS = 10.0
 
 
 class PageLoad:
@@ -134,7 +135,7 @@ class PageReader(threading.Thread):
         problem = None
         try:
             return self._store.read(*pages[0])
-        except FileNotFoundError:  # evicted by another process
+        except FileNotFoundError:  # another process has evicted the page
             pass
         except (CorruptPageError, OSError, MemoryError) as error:
             problem = f"cannot read a page ({error}); recomputing it"

@@ -177,7 +177,7 @@ class PageStore:
                     path.unlink(missing_ok=True)
 
     def read_seconds(self, num_bytes: int) -> float:
-        """Returns the median seconds of reading a page from disk, not from the OS page cache."""
+        """Measures the median time in seconds to read a page that is not in the OS page cache."""
         payload, seconds = os.urandom(num_bytes), []
         for number in range(NUM_PROBE_FILES):
             path = self._writing / f"{os.getpid()}-probe-{number}"
@@ -198,13 +198,15 @@ class PageStore:
 
 
 def _is_alive(pid: int) -> bool:
-    if os.name == "nt":  # `os.kill` would terminate the process, so only the file's age counts
+    # On Windows, `os.kill` would terminate the process instead of probing it, so only the file's
+    # age counts.
+    if os.name == "nt":
         return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # the process belongs to another user
+    except OSError:  # the process exists, but belongs to another user
         return True
     return True
 

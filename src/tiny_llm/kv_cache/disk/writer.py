@@ -1,7 +1,8 @@
 """PageWriter: a thread that writes pages and maintains the index.
 
-Engine steps never block on the writer: its queue is bounded in bytes, and callers check `can_queue`
-before `put`. All changes to the files and the index are made on this thread.
+Engine steps never wait for the disk, because they only queue pages. The queue is bounded in bytes,
+so callers check `can_queue` before `put`. All changes to the files and the index are made on this
+thread.
 """
 
 import logging
@@ -36,7 +37,7 @@ class PageWriter(threading.Thread):
         self._store = store
         self._changed = threading.Condition()
         self._pages: list[StoredPage] = []
-        self._queued_bytes = 0  # including pages being written
+        self._queued_bytes = 0  # of queued pages and of the batch being written
         self._used: dict[bytes, None] = {}
         self._unreadable: list[bytes] = []
         self._paused_until = 0.0
@@ -63,7 +64,8 @@ class PageWriter(threading.Thread):
 
     def discard(self, keys: Sequence[bytes], problem: str | None) -> None:
         """Removes unusable pages from the store; counts and logs `problem` unless None."""
-        self._store.invalidate(keys)  # immediately, so that recomputed pages are written again
+        # Not left to the thread, so that pages recomputed in the meantime are written again.
+        self._store.invalidate(keys)
         with self._changed:
             self._unreadable += keys
             self._changed.notify_all()
@@ -87,7 +89,8 @@ class PageWriter(threading.Thread):
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        if self is not threading.current_thread():  # a finalizer may run on this thread
+        # A finalizer may call this on the writer thread, which cannot join itself.
+        if self is not threading.current_thread():
             self.join(timeout)
 
     def run(self) -> None:

@@ -43,7 +43,7 @@ def check_sizes(fields: Mapping[str, Any], where: str) -> None:
 
 
 def check_token_id_field(fields: Mapping[str, Any], name: str, where: str) -> None:
-    """Rejects a field that is neither a token id, a list of token ids, nor missing."""
+    """Rejects a field that is present, but neither a token id nor a list of token ids."""
     value = fields.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < MAX_INT32 for i in ids):

@@ -76,7 +76,10 @@ def random_tensors(
 def random_vector(
     name: str, shape: Shape, dtype: mx.Dtype, key: mx.array | None = None
 ) -> mx.array:
-    """Random unquantized tensor; Gated DeltaNet's decay per token is 0.1 to 1, as in real models.
+    """Random tensor that is never quantized: a norm, a bias, a convolution or decay parameters.
+
+    The decay parameters of Gated DeltaNet result in a decay per token of about 0.1 to 1, as in real
+    models.
 
     Args:
         name, shape: from `vector_shapes`.
@@ -162,6 +165,6 @@ def _random_quantized(
         code = max(E4M3_ONE_CODE + 8 * (exponent - 2), 8)
     else:
         code = 127 + exponent - (2 if quantization.bits == 4 else -1)
-    if quantization.bits == 8:  # a byte with all exponent bits set may be NaN
+    if quantization.bits == 8:  # clears an exponent bit: with all of them set, a code may be NaN
         stored["weight"] = stored["weight"] & 0xBFBFBFBF
     return {**stored, "scales": mx.full(shapes["scales"], code, mx.uint8)}

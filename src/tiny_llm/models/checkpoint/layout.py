@@ -16,7 +16,7 @@ from .safetensors_header import TensorInfo, read_header
 from .tokenizer_config import read_eos_token_ids, read_tokenizer_config
 
 INDEX_FILE = "model.safetensors.index.json"
-MAX_TENSORS = 200_000  # a 4-bit model of 94 layers with 128 experts each has 110,000 tensors
+MAX_TENSORS = 200_000  # a 4-bit model with 94 layers of 128 experts each has only 110,000
 
 
 def check_checkpoint(folder: Path) -> Fields:

@@ -1,7 +1,7 @@
 """Detection of NaN and infinite weights.
 
-Each floating-point array is read without a copy. Integers need no check: for a layer with 4-bit
-weights, only the scales and biases are read.
+Each floating-point array is read without a copy. Integers need no check, so only the scales and
+biases of a layer with 4-bit weights are read.
 
 Among the bit patterns of one sign, infinity and the NaNs are the largest. Two maxima therefore
 detect them: the maximum as signed integers is the largest positive number, and the maximum as
@@ -24,7 +24,7 @@ class _Format:
     signed: mx.Dtype
     unsigned: mx.Dtype
     positive_end: int  # lowest positive bit pattern that is infinite or NaN
-    negative_end: int  # lowest negative one, as an unsigned integer
+    negative_end: int  # same for negative patterns, as an unsigned integer
 
 
 FORMATS = {
@@ -77,7 +77,7 @@ _thread_local = local()
 
 
 def _stream() -> mx.Stream:
-    """The MLX stream for the calling thread's checks; MLX streams are bound to a thread."""
+    """The calling thread's stream for checks, because MLX streams are bound to a thread."""
     if not hasattr(_thread_local, "stream"):
         _thread_local.stream = mx.new_stream(mx.cpu)
     stream: mx.Stream = _thread_local.stream

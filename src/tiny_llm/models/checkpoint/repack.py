@@ -1,8 +1,9 @@
 """Repacking: lossless conversion to the CPU kernels' quantization formats.
 
 The kernels support 4- and 8-bit affine weights and 4-bit floating-point weights, in groups of 32,
-64 and 128, with 16-bit scales. MLX's CPU matmul is hundreds of times slower, so loading converts
-other formats to a supported one. Every weight keeps its exact value:
+64 and 128, with 16-bit scales. In other formats, a matmul would run in MLX, which is hundreds of
+times slower on a CPU. Loading therefore converts them to a supported format, in which every weight
+keeps its exact value:
 
     affine 2, 3 bits   affine 4 bits: the same integers, scales and biases
     affine 5, 6 bits   affine 8 bits: the same integers, scales and biases

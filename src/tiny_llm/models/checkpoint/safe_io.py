@@ -1,7 +1,7 @@
 """Bounded reads of checkpoint files.
 
 Checkpoints are untrusted. Only regular files, named without directories, are read, up to a size
-limit well above any real checkpoint's. `resolve_file` follows symbolic links.
+limit that no real checkpoint reaches. `resolve_file` follows symbolic links.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from ...errors import UserError, short_repr
 
-# Parsed Python objects take up to 25 times the memory of their JSON.
+# Limits memory as well, because parsed objects take up to 25 times as much as their JSON.
 MAX_JSON_BYTES = 5_000_000
 MAX_TEXT_BYTES = 1_000_000
 MAX_TOKENIZER_BYTES = 50_000_000  # Gemma 3's file is 33 MB
@@ -28,11 +28,11 @@ class ModelError(UserError):
 
 @contextmanager
 def model_errors(failure: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Converts errors in the block, such as an invalid field's, to `ModelError`.
+    """Context manager that converts the block's ValueErrors to `ModelError`.
 
     Args:
         failure: start of the message, for example "the model in /models/a cannot be loaded".
-        kinds: exception types to convert besides `ValueError`.
+        kinds: other exception types to convert.
     """
     try:
         yield
@@ -46,7 +46,8 @@ def model_errors(failure: str, *kinds: type[Exception]) -> Iterator[None]:
 def resolve_file(folder: Path, name: str) -> Path:
     """Path of a regular file in a checkpoint's folder.
 
-    Follows symbolic links: the hub cache consists of links, and downloads contain none.
+    Symbolic links are followed, because the hub cache consists of links. This is safe, because
+    downloads contain no links.
 
     Raises:
         ModelError: the name contains directories, or the file is missing or not a regular file.
@@ -186,7 +187,7 @@ def parse_json(text: str) -> Any:
 
 
 class _DuplicateKeyError(Exception):
-    """Duplicate key in a JSON object; rejected, because parsers differ in the value they use."""
+    """Rejects a duplicate key in a JSON object, because parsers differ in which value they use."""
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

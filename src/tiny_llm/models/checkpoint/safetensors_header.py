@@ -24,7 +24,7 @@ DTYPE_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
-FLOAT_DTYPES = ("F32", "F16", "BF16")  # for unquantized weights
+FLOAT_DTYPES = ("F32", "F16", "BF16")  # of unquantized weights, scales and biases
 # Last components of the names of floating-point tensors.
 FLOAT_TENSOR_SUFFIXES = ("weight", "bias", "scales", "biases", "A_log", "dt_bias", "gate_up_proj")
 MAX_NDIM = 8
@@ -129,7 +129,7 @@ def _tensors(header: Any, file: Path, header_end: int) -> dict[str, TensorInfo]:
 
 
 def _tensor(name: str, entry: Any, file: Path, header_end: int) -> TensorInfo:
-    """Validates a header entry."""
+    """Validates a tensor's header entry and converts it to `TensorInfo`."""
     what = short_repr(name)
     if not name.isprintable():
         raise ValueError(f"tensor name {what} has unprintable characters")

@@ -9,8 +9,8 @@
 Each expert is split like an MLP. MLP features are split at quantization group boundaries, so shard
 widths may differ by one group. A rank's config describes a smaller model with the tensor shapes of
 `tensor_shapes.py`; only norms and router keep their size. A row shard is contiguous in its file,
-and a rank reads only its shard. A column shard is a slice of each row: if rows are short, a rank
-reads full matrices, one at a time.
+and a rank reads only its shard. A column shard is a slice of each row. If these slices are short, a
+rank reads full matrices instead, one at a time.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism" (2019).
@@ -152,7 +152,7 @@ class RankShard:
         if self.skips_bias(name):
             return mx.zeros_like(array)
         if array.ndim == 0:
-            return array  # no family has scalar tensors; the shape check rejects it later
+            return array  # no model has scalar tensors, so the shape check rejects it later
         axis, ranges = self._local_ranges(name, array.shape)
         after = (slice(None),) * (array.ndim - 1 - axis)
         parts = [array[(..., slice(each.start, each.stop), *after)] for each in ranges]

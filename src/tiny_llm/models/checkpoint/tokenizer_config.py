@@ -16,7 +16,8 @@ SPECIAL_TOKEN_FIELDS = [
 ]
 SPECIAL_TOKEN_LIST_FIELDS = ("additional_special_tokens", "extra_special_tokens")
 
-# transformers and mlx_lm import the modules and open the files named in these fields.
+# transformers and mlx_lm import the modules and open the files named in these fields, so the names
+# must not contain a path.
 MODULE_FIELDS = ("tool_parser_type", "chat_template_type", "tokenizer_class")
 FILE_FIELDS = ("vocab_file", "merges_file", "tokenizer_file")
 
@@ -83,7 +84,7 @@ def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _listed(tokens: Any) -> list[Any]:
-    """Converts a field with tokens to a list: of an object's values, or of a single token."""
+    """Lists the tokens in a field that holds a list, an object, a single token or null."""
     if tokens is None:
         return []
     if isinstance(tokens, dict):

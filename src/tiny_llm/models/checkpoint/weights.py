@@ -1,7 +1,8 @@
 """Checkpoint weights as a tree of layers, read without `mlx_lm`.
 
 The tree has the attributes of `mlx_lm`'s model that the course's models and `Decoder` use; these
-models share its arrays. Checkpoints in other formats are loaded with `mlx_lm`.
+models share its arrays. Checkpoints whose quantization format is not MLX's are loaded with
+`mlx_lm`.
 """
 
 from collections.abc import Mapping
@@ -104,7 +105,7 @@ def read_checkpoint(
     used = {name: source for name, source in names.items() if not name.endswith(ROPE_BUFFER_SUFFIX)}
     weights = {name: loaded[source] for name, source in used.items()}
     if args.tie_word_embeddings:
-        weights.pop("lm_head.weight", None)  # copy of the tied embedding, from some converters
+        weights.pop("lm_head.weight", None)  # some converters store a copy of the embedding
     convert_layout(weights, full)
     unchanged = [name for name in weights if weights[name] is loaded.get(names.get(name, ""))]
     if rank_shard is not None:

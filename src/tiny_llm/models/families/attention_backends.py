@@ -6,7 +6,7 @@
 
 "flash" is bit-identical to "paged", and does not support 8-bit pages. "reference" is the oracle
 for both; its rounding may depend on how the prompt is chunked. "flash" and "reference" copy each
-sequence's entire KV in every layer of every step, and run without graph capture: use them for
+sequence's entire KV in every layer of every step and run without graph capture, so use them for
 comparison and debugging only. Batches are always ragged (`RaggedBatch`).
 """
 
@@ -95,7 +95,8 @@ def _attend_sequence(
     page_ids = metadata.block_table[index]
     mask: Mask = "causal"
     if window:
-        page_ids = mx.maximum(page_ids, 0)  # −1: a page before the window that has been freed
+        # −1 is a freed page before the window. Page 0 is read instead, and masked.
+        page_ids = mx.maximum(page_ids, 0)
         mask = sliding_window_mask(query.shape[2], length, window, query.dtype)
     keys = gather_pages(metadata.key_pages, page_ids, length)[None]  # 1×H×S×D
     values = gather_pages(metadata.value_pages, page_ids, length)[None]

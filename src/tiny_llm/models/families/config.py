@@ -148,7 +148,7 @@ class DecoderConfig:
         return min(map(self.window_of, range(self.num_hidden_layers)))
 
     def has_delta_net(self, layer: int) -> bool:
-        """Whether a layer is a Gated DeltaNet instead of attention."""
+        """Whether a layer uses Gated DeltaNet instead of attention."""
         return self.delta_net is not None and layer in self.delta_net.layers
 
     def has_experts(self, layer: int) -> bool:

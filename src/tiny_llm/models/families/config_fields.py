@@ -57,12 +57,12 @@ def text_fields(config: Fields) -> Fields:
 
 
 def invalid_field(name: str, value: Any, expected: object) -> ValueError:
-    """Error for an invalid value of a field."""
+    """Returns an error that states a field's invalid value and what was expected."""
     return ValueError(f"config.json has {name} {short_repr(value)}, expected {expected}")
 
 
 def required_field(fields: Fields, name: str) -> Any:
-    """Value of a required field."""
+    """Value of a field; ValueError if it is missing."""
     if name not in fields:
         raise ValueError(f"config.json has no {name}")
     return fields[name]

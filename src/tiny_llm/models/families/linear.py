@@ -75,7 +75,7 @@ Weight = QuantizedWeights | MlxQuantizedWeights | mx.array
 EmbeddingTable = QuantizedEmbedding | Embedding | MlxQuantizedWeights
 
 ACTIVATION_BITS = (16, 8)  # 16: exact
-GATES = ("gate", "shared_expert_gate")  # layers of mixture-of-experts blocks
+GATES = ("gate", "shared_expert_gate")  # names in a mixture of experts
 
 
 @dataclass
@@ -91,8 +91,8 @@ class LoraWeights:
 
     a: mx.array  # R×I, where R is the sum of all adapters' ranks
     b: mx.array  # R×O, premultiplied by the adapters' scales
-    # int32, one more entry than adapters: adapter k has rows rank_offsets[k] to
-    # rank_offsets[k + 1] − 1 of `a` and `b`; no rows if it does not adapt this layer.
+    # int32, one entry per adapter and the end. Adapter k has rows rank_offsets[k] to
+    # rank_offsets[k + 1] − 1 of `a` and `b`, and none if it does not adapt this layer.
     rank_offsets: mx.array
     batch: AdapterBatch  # the adapters used in the current step
 

@@ -22,8 +22,9 @@ from .config_fields import (
 )
 from .rope import RopeFields, RopeScaling
 
-# Layers with a sliding window. "always": all, if the config has a window size. "switched" (all) and
-# "by_layer" (per `layer_types` or `max_window_layers`) also require `use_sliding_window`.
+# Which layers have a sliding window, if the config has a window size. "always": all layers.
+# "switched": all layers, if `use_sliding_window` is on. "by_layer": the layers selected by
+# `layer_types` or `max_window_layers`, if `use_sliding_window` is on.
 WindowKind = Literal["none", "always", "switched", "by_layer"]
 
 
@@ -32,8 +33,8 @@ class Family:
     """Properties of a family that its configs do not state."""
 
     qk_norm: bool = False
-    # Attention biases: "qkv" for q, k and v; "switched" for all four projections if
-    # `attention_bias` is on; "none".
+    # Which attention projections have a bias. "qkv": q, k and v. "switched": all four, if
+    # `attention_bias` is on.
     bias: Literal["none", "qkv", "switched"] = "none"
     mlp_bias: bool = False
     window: WindowKind = "none"
@@ -96,7 +97,7 @@ MOE_FIELDS = {
     "num_local_experts",  # newer configs' name for `num_experts`
     *("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step"),
     "mlp_only_layers",
-    "router_aux_loss_coef",  # training only, like the next field
+    "router_aux_loss_coef",  # for training only, like the next field
     "output_router_logits",
 }
 
@@ -111,7 +112,8 @@ HYBRID_FIELDS = {
 }
 HYBRID_PARTIAL_ROTARY_FACTOR = 0.25  # default of `partial_rotary_factor`
 
-# Accepted but ignored here: fields read by other modules, training-only fields, redundant fields.
+# Fields that are accepted but not read here, because they are read by other modules, redundant or
+# for training only.
 IGNORED_FIELDS = {
     *("architectures", "attention_dropout", "attn_implementation", "bos_token_id", "dtype"),
     *("eos_token_id", "initializer_range", "keys_to_ignore_at_inference", "name_or_path"),
@@ -127,8 +129,8 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
     """Parses a `config.json`, or an `mlx_lm` model's args.
 
     Raises:
-        ValueError: names the unknown family, or the unknown, missing or invalid field; or the
-            family has no MTP layer.
+        ValueError: the family is unknown or has no MTP layer, or a field is unknown, missing or
+            invalid; the message names it.
     """
     config = text_fields(config)
     family = family_of(config)
@@ -189,7 +191,7 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         attn_output_gate=boolean(fields, "attn_output_gate", family.is_hybrid),
         experts=experts,
         delta_net=DeltaNetConfig.from_fields(fields) if family.is_hybrid else None,
-        # A window at least as long as the context masks nothing.
+        # A window at least as long as the context has no effect, so it is dropped.
         sliding_window=None if window is None or window.size >= context else window,
         has_mtp=mtp,
     )
@@ -256,7 +258,8 @@ def _sliding_window(fields: Fields, family: Family, num_layers: int) -> SlidingW
         listed = frozenset(i for i, each in enumerate(types) if each == "sliding_attention")
         if size is not None and family.window == "by_layer":
             layers = listed
-        # For Mistral, transformers ignores `layer_types`; `mlx_lm` sets each to full attention.
+        # For Mistral, transformers ignores `layer_types` and `mlx_lm` sets them all to full
+        # attention, so a list without sliding layers is accepted and ignored.
         elif listed != layers and (listed or family.window != "always"):
             raise ValueError(
                 f"config.json has {len(listed)} sliding_attention layers in layer_types, but its "

@@ -3,8 +3,9 @@
 All scaling types change the rotation frequencies; yarn also changes the magnitude:
 
     linear   divides all frequencies by one factor
-    llama3   divides low frequencies, keeps high ones, with a ramp in between
-    yarn     like llama3 with another ramp; also scales queries and keys slightly
+    llama3   divides low frequencies and keeps high ones, with a linear ramp in between
+    yarn     like llama3, but the ramp is linear in the pair's index instead of its frequency; also
+             scales queries and keys slightly
 
 Sources: Chen et al., "Extending Context Window of Large Language Models via Positional
 Interpolation" (2023), for linear; Meta's Llama 3.1 for llama3; Peng et al., "YaRN: Efficient

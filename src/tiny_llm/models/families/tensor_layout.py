@@ -58,7 +58,8 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
     """
     if config.delta_net is None:
         stored = list(stored)
-        # Embedding models are saved without the LM head or the "model." prefix.
+        # Embedding models are saved without the LM head and the "model." prefix; this adds the
+        # prefix.
         prefix = "" if any(name.startswith("model.") for name in stored) else "model."
         return {prefix + name: name for name in stored}
     names: dict[str, str] = {}
@@ -101,7 +102,7 @@ def split_names(path: str) -> tuple[str, ...]:
 
 
 def converted_quantization(quantization: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """`config["quantization"]` with converted layer paths."""
+    """`config["quantization"]` with layer paths converted to those of the text model."""
     if quantization is None:
         return None
     return {

@@ -33,7 +33,8 @@ class LoraMatrices:
     b: mx.array
 
 
-Adapter = Mapping[str, LoraMatrices]  # by layer path, for example model.layers.0.mlp.up_proj
+# Layer path, for example model.layers.0.mlp.up_proj -> the layer's update.
+Adapter = Mapping[str, LoraMatrices]
 
 
 def read_adapter(

@@ -1,7 +1,8 @@
 """Adapter configs: `adapter_config.json` as written by `mlx_lm.lora` or PEFT.
 
-Both tools use the same file name. Unsupported methods (DoRA, full fine-tuning) are rejected, and so
-are unsupported fields that would change the computation.
+Both tools use the same file name; PEFT's files have the field `peft_type`. Unsupported methods
+(DoRA, full fine-tuning) are rejected, and so are unsupported fields that would change the
+computation.
 
 Sources: `mlx_lm/tuner/utils.py`; https://huggingface.co/docs/peft/package_reference/lora
 """
@@ -105,7 +106,7 @@ def _mlx_config(fields: Mapping[str, Any], model: DecoderConfig) -> AdapterConfi
     layers, num_layers = fields.get("num_layers"), model.num_hidden_layers
     if not isinstance(layers, int) or isinstance(layers, bool):
         raise _invalid("num_layers", layers, "an integer")
-    # As in mlx_lm: the last `layers` layers are adapted; all, if the number is not positive.
+    # Like mlx_lm, adapts the last `layers` layers, or all layers if `layers` is not positive.
     first_layer = max(0, num_layers - layers) if layers > 0 else 0
     keys = lora.get("keys")
     if keys is not None:

@@ -54,7 +54,7 @@ def _concatenate(matrices: Sequence[LoraMatrices | None], batch: AdapterBatch) -
 
 
 def _linear_layers(block: Any) -> dict[str, tuple[dict[str, Any], str]]:
-    """Linear layers by path within the block, each as (`vars` of its owner, attribute)."""
+    """Linear layers: path within the block -> (`vars` of the layer's owner, attribute name)."""
     mixer = "linear_attn" if isinstance(block.mixer, GatedDeltaNet) else "self_attn"
     owners = {mixer: block.mixer, "mlp": block.mlp}
     if isinstance(block.mlp, SparseMoE) and block.mlp.shared_expert is not None:

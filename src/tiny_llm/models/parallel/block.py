@@ -31,7 +31,7 @@ class TensorParallelBlock:
         adapters: LoRA adapters used in the current step, read by the block's layers.
 
     Attributes:
-        block: the argument.
+        block: this rank's shard of the block, without all-reduces.
     """
 
     def __init__(self, block: DecoderBlock, group: Group, capture: bool, adapters: AdapterBatch):
@@ -98,6 +98,6 @@ class TensorParallelBlock:
     def _feed_forward(
         self, x: mx.array, update: mx.array, adapter_ids: mx.array | None = None
     ) -> tuple[mx.array, mx.array]:
-        # Passed as an argument, because this half is captured separately from `_attend`.
+        # The ids are an argument, because this half is captured separately from `_attend`.
         self._adapters.ids = adapter_ids
         return self.block.feed_forward(x, update)

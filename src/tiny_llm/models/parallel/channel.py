@@ -22,7 +22,8 @@ class Channel:
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
-        # Reentrant: the garbage collector may delete a model, which sends a message, at any time.
+        # Reentrant, because the garbage collector may delete a model during a send, and deleting it
+        # sends a message, too.
         self._send_lock = threading.RLock()
 
     def send(self, message: Any, *payload: Buffer) -> None:

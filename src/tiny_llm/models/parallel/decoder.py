@@ -28,7 +28,7 @@ class TensorParallelDecoder(Decoder):
         options: other arguments of `Decoder`, which also lists the errors.
 
     Attributes:
-        options: as given.
+        options: the other arguments of `Decoder`, for building the same model on other ranks.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class RankGroup:
         heartbeats: rank -> heartbeat connection.
 
     Attributes:
-        size: as given.
+        size: number of ranks.
         comm: MLX communicator; set once the ranks are connected.
         on_worker_lost: callbacks for a lost rank, called with the error message before this process
             exits.
@@ -96,8 +96,8 @@ class RankGroup:
     def abort(self, reason: str) -> None:
         """Shuts down after a failed step on this rank.
 
-        Sleeps first: if a lost rank caused the failure, the heartbeat thread reports it and exits
-        this process in the meantime.
+        Sleeps first, so that if a lost rank caused the failure, the heartbeat thread reports that
+        rank and exits this process.
         """
         time.sleep(LOSS_DETECTION_SECONDS)
         self.shutdown(reason)
@@ -114,10 +114,10 @@ class RankGroup:
         self._wait_for_exit()
 
     def _wait_for_exit(self) -> None:
-        """Hook: waits for the workers to exit."""
+        """Waits for the workers to exit; implemented by subclasses."""
 
     def _kill(self) -> None:
-        """Hook: kills the workers."""
+        """Kills the processes that this rank has started; implemented by subclasses."""
 
     def _exit_status(self, rank: int) -> str:
         """Fallback exit reason for a rank that reported none."""
@@ -126,7 +126,7 @@ class RankGroup:
 
     def _on_worker_lost(self, rank: int, reason: str) -> None:
         """Kills the workers, reports the lost rank and exits."""
-        with self._loss_lock:  # never released: only the first loss is reported
+        with self._loss_lock:  # never released, so that only the first loss is reported
             reason = reason or self._exit_status(rank)
             self._kill()
             message = f"rank {rank} of {self.size} is lost: {reason}."
@@ -156,7 +156,8 @@ class Worker:
     Attributes:
         rank: this process's rank.
         size: number of ranks.
-        comm, channel: as given.
+        comm: MLX communicator.
+        channel: connection that receives rank 0's commands.
     """
 
     def __init__(self, comm: Group, channel: Channel, heartbeat: Heartbeat):

@@ -60,7 +60,8 @@ class Heartbeat:
             sockets = list(self._connections.values())
             readable, _, _ = select.select(sockets, [], [], INTERVAL_SECONDS / 4)
             now = time.monotonic()
-            # Capped: this process's suspension must not count as the other ranks' silence.
+            # Capped, because time in which this process was suspended must not count as silence of
+            # the other ranks.
             elapsed, last = min(now - last, INTERVAL_SECONDS), now
             if now >= next_beat:
                 next_beat = now + INTERVAL_SECONDS
@@ -90,6 +91,9 @@ class Heartbeat:
 
 
 def _send_beat(connection: socket.socket) -> None:
-    """Sends a heartbeat, or drops it if the socket is full; the timeout detects a hung peer."""
+    """Sends a heartbeat without blocking; drops it if the socket is full.
+
+    A peer that hangs, and therefore does not read its socket, is detected by the timeout.
+    """
     with suppress(OSError):  # the next read detects a closed connection
         connection.send(BEAT, socket.MSG_DONTWAIT)

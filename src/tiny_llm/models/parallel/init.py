@@ -22,8 +22,9 @@ STDERR_FILENO = 2
 def init_timeout() -> Iterator[None]:
     """Exits with status 1 and a traceback if the block takes longer than `INIT_TIMEOUT_SECONDS`.
 
-    MLX holds the GIL while it connects, so no Python thread can enforce the timeout; faulthandler
-    uses a C thread. A process has only one faulthandler timer; the server's watchdog uses it, too.
+    MLX holds the GIL while it connects, so no Python thread can enforce the timeout. faulthandler
+    can, because its timer is a C thread. A process has only one such timer, so the block replaces
+    the timer of the server's watchdog.
     """
     faulthandler.dump_traceback_later(INIT_TIMEOUT_SECONDS, exit=True, file=STDERR_FILENO)
     try:

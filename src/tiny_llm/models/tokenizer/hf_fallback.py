@@ -17,7 +17,7 @@ from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
 from .tokenizer_json import TOKENIZER_FILE, raise_library_error, read_tokenizer_json
 
 SUFFIXES = (".json", ".txt", ".jinja", ".model", ".tiktoken")
-MAX_OTHER_BYTES = 20_000_000  # per file; tokenizer.json has a separate limit
+MAX_OTHER_BYTES = 20_000_000  # limit per file; tokenizer.json has a separate one
 ADDED_TOKEN_FILES = ("added_tokens.json", "special_tokens_map.json")
 
 

@@ -53,7 +53,7 @@ class SandboxedProcess:
                 reply = self._exchange(line, seconds or self.seconds)
                 response: dict[str, Any] = json.loads(reply)
             except (ValueError, BrokenPipeError):
-                self._stop()  # the process may hang or still send this response
+                self._stop()  # the process may hang, or send this response to a later request
                 raise
         if "error" in response:
             raise ValueError(response["error"])
@@ -81,7 +81,7 @@ class SandboxedProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # A preloaded sanitizer would exceed the memory limit.
+            # Without LD_PRELOAD, because a preloaded sanitizer would exceed the memory limit.
             env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
         )
         ready = json.loads(self._exchange(b"", self.startup_seconds))

@@ -19,7 +19,7 @@ from typing import Any
 def main() -> None:
     """Writes a response once the handler is loaded, then one for each request."""
     file, max_bytes, *arguments = sys.argv[1:]
-    _limit_memory(2 * int(max_bytes))  # loading may take more memory than handling requests
+    _limit_memory(2 * int(max_bytes))  # loading may take more memory than requests do
     try:
         handler = _load(file, arguments)
     except BaseException as error:  # a panic in a library's Rust code is not an Exception

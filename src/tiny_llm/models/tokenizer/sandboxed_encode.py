@@ -1,7 +1,8 @@
 """Sandboxed encoding, for tokenizers with unsafe components.
 
 These tokenizers (see `tokenizer_json.py`) run in a separate process with a memory limit and a time
-limit proportional to the text's length: slower, but bounded.
+limit proportional to the text's length. This is slower than encoding in this process, but a text
+cannot make the server hang or run out of memory.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from .tokenizer_json import TOKENIZER_FILE, unsafe_component
 ENCODER = Path(__file__).with_name("encode_handler.py")
 LOAD_TIMEOUT_SECONDS = 10.0  # the largest real tokenizer takes one second
 BASE_TIMEOUT_SECONDS = 3.0  # time limit for a short text
-MIN_CHARACTERS_PER_SECOND = 200_000  # encoding speed on a slow machine
+MIN_CHARACTERS_PER_SECOND = 200_000  # assumed encoding speed of a slow machine
 MAX_MEMORY_BYTES = 2**30  # a vocabulary of 250,000 tokens takes a third of it
 MAX_RESPONSE_BYTES = 2**27
 

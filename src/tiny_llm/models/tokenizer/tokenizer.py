@@ -1,8 +1,8 @@
 """Tokenizer and streaming detokenizer, without `transformers`.
 
 Uses the `tokenizers` library directly, because importing `transformers` takes seconds. Token ids,
-texts and EOS tokens are identical to those of `mlx_lm`'s tokenizer for the same folder, which is
-loaded lazily as a fallback for unsupported features.
+texts and EOS tokens are identical to those of `mlx_lm`'s tokenizer for the same folder. Features
+that are not implemented here fall back to that tokenizer, which is then loaded.
 
 A byte-level token may end in the middle of a UTF-8 sequence: `é` can be two tokens, an emoji four.
 The detokenizer holds back incomplete sequences, so emitted text never changes.
@@ -30,7 +30,7 @@ from .low_memory_load import load_tokenizer_json
 from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
 from .tokenizer_json import TOKENIZER_FILE, raise_library_error, read_tokenizer_json
 
-# Batches of one gain nothing from threads, and the library warns about its threads after a fork.
+# Disables the library's threads, which do not speed up batches of one and cause warnings in forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 REPLACEMENT_CHARACTER = "\ufffd"  # replaces invalid UTF-8
@@ -104,12 +104,13 @@ class StreamingDetokenizer:
 def detokenizer_with_leading_space(tokenizer: Any) -> Any:
     """Creates a detokenizer that keeps a leading space.
 
-    The concatenated `last_segment`s are the tokens' text; `text` starts with an extra "a".
+    A detokenizer strips the leading space of its first token, so an "a" is decoded first. Use only
+    `last_segment`, from which the "a" is removed, and not `text`, which still starts with it.
     """
     detokenizer = tokenizer.detokenizer
     if hasattr(tokenizer, "encode"):  # the benchmarks' stub tokenizer has no encoder
         for token in tokenizer.encode("a"):
-            detokenizer.add_token(token)  # only the first token loses its space
+            detokenizer.add_token(token)
         detokenizer.finalize()
         _ = detokenizer.last_segment  # discards the "a"
     return detokenizer
@@ -356,7 +357,7 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
 def _is_supported(folder: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> bool:
     """Whether `transformers` would use `tokenizer.json` unchanged.
 
-    It would add tokens that are listed only in other files, and an EOS token if none is set.
+    `transformers` adds tokens that are listed only in other files, and an EOS token if none is set.
     """
     ids = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     listed = settings.get("added_tokens_decoder")

@@ -5,8 +5,8 @@ tokens and 514,906 merges.
 
 A component needs a sandbox (`sandboxed_encode.py`) if it can make the library hang or abort.
 Regular expressions may take exponential time; those of common models, listed below, take a few
-steps per character. Components that lengthen a text can be chained: replacing `a` with `aa` 40
-times takes a terabyte. A post-processor may repeat the entire text.
+steps per character. Components that lengthen a text can be chained. For example, replacing `a` with
+`aa` in 40 components takes a terabyte. A post-processor may repeat the entire text.
 """
 
 import math
@@ -34,7 +34,8 @@ PATTERN_FIELDS = {"String", "Regex"}
 COMPONENTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 # Maximum growth: ratio of a text's bytes after a component to its bytes before. A few rare
-# characters grow by more under NFKC and NFKD, but normalizing their result adds nothing.
+# characters grow by more under NFKC and NFKD, but not repeatedly: normalizing their result again
+# leaves it unchanged.
 MAX_GROWTH = 32
 MAX_SANDBOXED_GROWTH = 4096
 MAX_GROWTH_BY_COMPONENT = {
@@ -81,7 +82,7 @@ def read_tokenizer_json(folder: Path) -> dict[str, Any]:
 
 
 def raise_library_error(failure: str, error: BaseException) -> NoReturn:
-    """Raises `error`, converted if it is an error or a panic of the `tokenizers` library.
+    """Raises UserError if `error` is from the `tokenizers` library, else `error` itself.
 
     Args:
         failure: start of the error message.
@@ -146,7 +147,7 @@ def _check_number(file: Path, what: str, number: int, most: int) -> None:
 
 
 def _text_growth(content: Mapping[str, Any]) -> float:
-    """`_growth` of the components that change a text before encoding."""
+    """Upper bound on the growth (see `_growth`) of a text before it is split into tokens."""
     return _growth(content.get("normalizer")) * _growth(content.get("pre_tokenizer"))
 
 
@@ -161,8 +162,8 @@ def _own_growth(part: Mapping[str, Any]) -> float:
     kind = part.get("type")
     if kind == "Replace":
         pattern, size = part.get("pattern"), _num_bytes(part.get("content"))
-        # An empty string, and some regular expressions, match between any two characters: then
-        # the content is inserted for every byte.
+        # An empty string, and some regular expressions, match between any two characters, so the
+        # content may be inserted once per byte.
         return max(1, size) if isinstance(pattern, dict) and pattern.get("String") else 1 + size
     if kind == "Prepend":
         return 1 + _num_bytes(part.get("prepend"))

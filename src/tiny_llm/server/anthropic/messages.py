@@ -100,7 +100,7 @@ class MessageSerializer:
             "role": "assistant",
             "model": handle.model_name,
         }
-        # The reason for a miss is unknown: earlier prompts are not stored.
+        # The reason for a cache miss is unknown, because earlier prompts are not stored.
         if body.wants_diagnostics:
             self._envelope["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
         self._omit_reasoning = body.omit_reasoning
@@ -187,7 +187,8 @@ class MessageSerializer:
             case ToolCallDelta(is_new=False):
                 return False
             case ToolCallDelta(name, arguments, call_id):
-                # Other ids are unchanged, because the chat template requires their format.
+                # Ids with other prefixes are unchanged, because the model's chat template requires
+                # their format.
                 tool_use_id = re.sub("^call_", "toolu_", call_id)
                 head = {"type": "tool_use", "id": tool_use_id, "name": name}
                 self._blocks.append({**head, "input": _parse_arguments(arguments)})

@@ -70,7 +70,7 @@ class PlainTextSource(StrictModel):
 
 
 class DocumentBlock(CacheableModel):
-    """A plain-text document. Other kinds are not supported."""
+    """A plain-text document; PDF files and other formats are not supported."""
 
     type: Literal["document"]
     source: PlainTextSource
@@ -141,8 +141,8 @@ ContentBlock = Annotated[
 class MessageParam(StrictModel):
     """A message. Claude Code also sends system messages between turns.
 
-    In a message with a tool result, images and documents are replaced with text, as in the result:
-    Claude Code sends a tool's PDF file as a separate block.
+    If a message has a tool result, images and documents are replaced with text not only in the
+    result but also beside it, because Claude Code sends a tool's PDF file as a separate block.
     """
 
     role: Literal["user", "assistant", "system"]
@@ -286,7 +286,7 @@ class CountTokensRequest(CacheableModel):
 
     @property
     def wants_thinking(self) -> bool:
-        """Whether thinking is enabled."""
+        """Whether the request enables thinking."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
@@ -367,7 +367,7 @@ def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
                 content = "\n".join(_texts(block.content))
-                # Chat templates have no field for errors.
+                # Marked in the text, because chat templates have no field for errors.
                 prefix = "Error: " if block.is_error else ""
                 result = {"role": "tool", "tool_call_id": block.tool_use_id}
                 results.append({**result, "content": prefix + content})

@@ -74,7 +74,7 @@ class EngineClient:
         self.is_shutting_down = False
         self.load_error: str | None = None
         self._on_dead = on_dead
-        self._stats = EngineStats()  # as of the last step
+        self._stats = EngineStats()  # as of the last step of this load
         self._earlier = EngineStats()  # totals from earlier loads of the model
         self._load_changed = asyncio.Event()  # set on load, unload or failure
         self.coalescer = Coalescer(
@@ -82,7 +82,8 @@ class EngineClient:
         )
         self._idle = asyncio.Event()
         self._idle.set()
-        self._handles: dict[str, RequestHandle | None] = {}  # by request id; None once closed
+        # Keyed by request id; None for a closed request.
+        self._handles: dict[str, RequestHandle | None] = {}
         self._unfinished: dict[str, int] = {}  # number of unfinished completions, by request id
         self._request_counter = itertools.count()
         self._subscribers: list[Callable[[StepReport], None]] = []
@@ -150,8 +151,8 @@ class EngineClient:
     def abort(self, handle: RequestHandle) -> None:
         """Aborts a request's unfinished completions.
 
-        Their ids stay in `_handles` and `_unfinished` until the engine has ended them: until then,
-        they count against the queue's capacity.
+        Their ids stay in `_handles` and `_unfinished` until the engine has ended them, because they
+        count against the queue's capacity until then.
         """
         # [task 5.1.4 abort]
         self.in_flight.discard(handle)
@@ -292,7 +293,7 @@ class EngineClient:
 
     def _dispatch(self, update: RequestUpdate) -> None:
         request_id = update.request_id
-        if request_id not in self._handles:  # `on_engine_dead` has removed it
+        if request_id not in self._handles:  # `on_engine_dead` has removed the request
             return
         handle = self._handles[request_id]
         if isinstance(update, StreamOutput):

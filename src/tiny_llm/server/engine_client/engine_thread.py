@@ -1,7 +1,7 @@
 """Engine thread: loads and unloads a model, runs steps, reports outputs.
 
 All MLX work runs in this thread, because MLX streams are thread-bound. Commands are processed
-between steps: an aborted request is removed before the next step is scheduled. Grammars are
+between steps, so an aborted request is removed before the next step is scheduled. Grammars are
 compiled in worker threads, so that slow compilation does not delay steps.
 
 While idle, the thread precomputes prefixes of likely next turns, one page per step, and polls for
@@ -116,11 +116,12 @@ class EngineThread(threading.Thread):
 
     def _release_memory(self) -> None:
         """Releases an unloaded model's memory; no references to the model may remain."""
-        self._workers.shutdown()  # an aborted request's compilation may still use the model
+        # Waits, because the compilation of an aborted request may still use the model.
+        self._workers.shutdown()
         self._workers = _grammar_workers()
         self._events.clear()
         self._warmup_prefixes.clear()
-        gc.unfreeze()  # after the `gc.freeze` in `_load_and_serve`, so that the model is collected
+        gc.unfreeze()  # undoes `_load_and_serve`'s `gc.freeze`, so that the model is collected
         gc.collect()
         gc.freeze()
         memory.release_free_memory()
@@ -235,8 +236,8 @@ class EngineThread(threading.Thread):
     def _compile_grammar(self, llm: LLM, request: messages.AddRequest) -> None:
         """Compiles a request's grammar, in a worker thread.
 
-        With `tool_choice` "auto", a grammar that cannot be compiled is dropped: tool calls are then
-        unconstrained.
+        With `tool_choice` "auto", a grammar that cannot be compiled is dropped, which leaves tool
+        calls unconstrained.
         """
         ids, thinking_enabled = request.token_ids, request.thinking_enabled
         constraint = request.params.structured_outputs
@@ -289,7 +290,7 @@ def _grammar_workers() -> ThreadPoolExecutor:
 def _add_request(
     llm: LLM, message: messages.AddRequest
 ) -> messages.RequestAccepted | messages.RequestRejected:
-    """Adds a request to the engine."""
+    """Adds a request to the engine; returns the reply to the event loop."""
     timeout = None
     if message.deadline is not None:  # the deadline may have passed during grammar compilation
         timeout = max(message.deadline - time.monotonic(), 1e-6)
@@ -309,7 +310,7 @@ def _add_request(
 
 def _engine_ready(llm: LLM) -> messages.EngineReady:
     config = llm.scheduler.config
-    # The keys and values of the last token are never stored.
+    # One more than the KV cache holds, because the last token's keys and values are never stored.
     capacity = config.num_pages * config.page_size + 1
     max_seq_len = min(config.max_seq_len, capacity)
     return messages.EngineReady(llm.vocab_size, max_seq_len, config.max_num_seqs, llm.describe())

@@ -65,7 +65,7 @@ COUNTERS = (
 
 
 class Metrics:
-    """One server's metrics, in a separate Prometheus registry.
+    """One server's metrics, registered apart from Prometheus's global registry.
 
     Args:
         models: values of the `model_name` label.
@@ -100,7 +100,7 @@ class Metrics:
         self._registry.register(self)
 
     def count_http_request(self, endpoint: str, method: str, status: int) -> None:
-        """Counts an HTTP request."""
+        """Counts an HTTP request by endpoint, method and status."""
         self._http_requests.labels(endpoint, method, str(status)).inc()
 
     def observe_output(self, model: str, output: StreamOutput) -> None:

@@ -4,8 +4,8 @@ Waking the event loop and writing to a socket for every token is expensive: a sm
 takes a few milliseconds, while a display refreshes every 16 ms. Therefore only urgent messages wake
 the loop immediately: a completion's first token, its end, an error, and any message after a pause.
 All others are delivered together at the next flush. The delay is 2 ms per stream, which limits all
-streams together to 500 writes per second, but at most `MAX_DELAY`: with a longer delay, streams
-would not look smooth.
+streams together to 500 writes per second. It is at most `MAX_DELAY`, because streams would not look
+smooth with a longer delay.
 
 The engine never blocks on a reader. When a queue is full, new output is merged into the last
 queued output of the same completion: nothing is lost and the length stays bounded.

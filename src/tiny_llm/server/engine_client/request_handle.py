@@ -106,7 +106,7 @@ class RequestHandle:
         self._abort(self)
 
     def handle_update(self, update: RequestUpdate) -> None:
-        """Processes an update from the engine."""
+        """Records that a prompt was accepted or rejected, or queues an output."""
         match update:
             case RequestAccepted(request_id):
                 self._unaccepted.discard(request_id)

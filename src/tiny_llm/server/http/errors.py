@@ -160,7 +160,7 @@ class JsonResponse(Response):
         super().__init__(content, status_code, {**request_id_headers(), **(headers or {})})
 
     def render(self, content: Any) -> bytes:
-        """Encodes the body."""
+        """Encodes the body as UTF-8 JSON."""
         return to_json(content)
 
 

@@ -206,7 +206,7 @@ class ApiKeyMiddleware:
         authorization = headers.get("authorization", "")
         if authorization[:7].lower() == "bearer ":
             authorization = authorization[7:].strip()
-        # Either header may hold the key: clients send placeholders in the other.
+        # Either header may hold the key, because some clients send a placeholder in the other.
         given = (headers.get("x-api-key", ""), authorization)
         # Constant-time comparison prevents timing attacks. Starlette decodes headers as Latin-1.
         return any(hmac.compare_digest(key.encode("latin-1"), self._key) for key in given)
@@ -250,7 +250,8 @@ class BodyMiddleware:
         """
         max_bytes = self._max_bytes()
         declared = headers.get("content-length", "")
-        # The HTTP parser enforces Content-Length, except with chunked transfer encoding.
+        # The declared length is reliable, because the HTTP parser enforces it. It does not do so
+        # with chunked transfer encoding.
         if declared.isdecimal() and "transfer-encoding" not in headers:
             _check_size(int(declared[:20]), max_bytes)
         limits = JsonLimits("the body", max(1.0, max_bytes / MIN_BODY_BYTES), RAISE_LIMIT)

@@ -14,9 +14,11 @@ from .errors import ApiError, to_json
 log = logging.getLogger("tiny_llm.server")
 
 MAX_HEADER_BYTES = 65536  # maximum size of request line and headers
-HEADER_TIMEOUT = 30.0  # seconds from the connection, or the first byte, to the end of the headers
-SEND_TIMEOUT = 30.0  # seconds for which a client may accept none of the data awaiting it
-MAX_UNSENT_BYTES = 16384  # bytes per connection that the kernel holds back from the network
+# Maximum seconds until the headers are complete, from the start of the connection or, for a later
+# request, from its first byte.
+HEADER_TIMEOUT = 30.0
+SEND_TIMEOUT = 30.0  # maximum seconds without progress while unsent data awaits the client
+MAX_UNSENT_BYTES = 16384  # unsent bytes per connection beyond which the kernel accepts no more
 RESERVED_FILES = 48  # file descriptors that connections may not use; the server needs about 12
 
 
@@ -29,13 +31,14 @@ class HttpProtocol(HttpToolsProtocol):
         asyncio sets TCP_NODELAY only on sockets created with an explicit protocol number. Without
         it, a second small write waits for the client's delayed ACK, 40 ms on Linux.
 
-        `MAX_UNSENT_BYTES` shows within kilobytes how fast the client reads: by default, the kernel
-        buffers megabytes and accepts more only when a third of them has been sent.
+        `MAX_UNSENT_BYTES` keeps the kernel's send buffer small, so that the send timeout notices
+        even a slow reader's progress. By default, the kernel buffers megabytes and accepts more
+        only when a third of them has been sent.
         """
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
-        transport.set_write_buffer_limits(high=0)  # `pause_writing` at the first unsent byte
+        transport.set_write_buffer_limits(high=0)  # call `pause_writing` at the first unsent byte
         super().connection_made(transport)
         self._send_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0  # bytes received of the current request head
@@ -57,18 +60,18 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handles a closed connection."""
+        """Stops the timers of a closed connection."""
         self._stop_head_timer()
         self._stop_send_timer()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Handles data that the socket does not accept at once."""
+        """Starts the send timeout, because the socket has not accepted all data."""
         super().pause_writing()
         self._start_send_timer()
 
     def resume_writing(self) -> None:
-        """Handles the acceptance of all data by the socket."""
+        """Stops the send timeout, because the socket has accepted all data."""
         self._stop_send_timer()
         super().resume_writing()
 
@@ -118,7 +121,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_head_timer()
 
     def on_headers_complete(self) -> None:
-        """Handles a complete request head."""
+        """Stops the header timeout; disables chunked encoding for HTTP/1.0."""
         self._head_bytes = 0
         self._stop_head_timer()
         super().on_headers_complete()

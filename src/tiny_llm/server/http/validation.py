@@ -53,8 +53,9 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """Converts pydantic's errors to a 400 error.
 
     Args:
-        errors: pydantic's list. The most deeply nested error is reported: in a union, errors from
-            alternatives that do not apply are shallower, or have another `type`.
+        errors: pydantic's list. For a union, it includes errors from alternatives that were not
+            meant. Only the most deeply nested error is reported, and errors of objects with a
+            wrong `type` field come last, because the others are more likely to be meant.
     """
     if any(error["type"] == "json_invalid" for error in errors):
         return bad_request(MESSAGES["json_invalid"])

@@ -86,10 +86,11 @@ class ChatSerializer(ChoicesSerializer):
         self._prompts = prompts
         self._prompt = prompt
         as_token_ids = bool(body.return_tokens_as_token_ids)
-        self._token_decoders = [  # empty without logprobs
+        # One decoder per choice; none if logprobs are not requested.
+        self._token_decoders = [
             TokenTextDecoder(prompts, as_token_ids) for _ in range(n) if body.logprobs
         ]
-        # Non-streaming only.
+        # Logprobs by choice, collected only for full responses.
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
         self._prompt_logprobs: list[Any] | None = None
 

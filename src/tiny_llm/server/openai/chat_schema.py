@@ -39,7 +39,7 @@ class RefusalPart(StrictModel):
 
     @property
     def text(self) -> str:
-        """The refusal as text."""
+        """The refusal, under the name that `TextPart` uses."""
         return self.refusal
 
 
@@ -121,7 +121,8 @@ class ChatMessage(StrictModel):
                 f"{path}.content",
             )
         if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)  # joined as by `LLM` and vLLM
+            # `LLM` and vLLM also join parts with newlines.
+            content = "\n".join(part.text for part in content)
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": content}
         reasoning = self.reasoning_content if self.reasoning is None else self.reasoning

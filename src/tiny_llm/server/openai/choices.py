@@ -39,7 +39,7 @@ class ChoicesSerializer:
         self._path = path
         self._handle = handle
         self._outputs = outputs
-        # Output token ids by choice; non-streaming only.
+        # Output token ids by choice, collected only for full responses.
         self._token_ids: list[list[int]] = [[] for _ in outputs]
         self._return_token_ids = bool(body.return_token_ids)
         self._envelope = {
@@ -73,7 +73,7 @@ class ChoicesSerializer:
         """Encodes a chunk in which only the text varies.
 
         Args:
-            key: identifies the template.
+            key: identifies the template, which is encoded once per key.
             choice: returns the chunk's choice with the given text.
         """
         template = self._event_templates.get(key)

@@ -207,7 +207,7 @@ class CompletionSerializer(ChoicesSerializer):
         """Encodes an output as chunks."""
         parsed, logprobs = self._outputs[index], self._logprobs[index]
         chunks = b""
-        if logprobs:  # those of the echoed prompt have not been sent
+        if logprobs:  # the echoed prompt has not been sent
             chunks = self._chunk([self._choice(index, self._echoed[index])])
             logprobs.clear()
         parsed.add(output)
@@ -236,7 +236,8 @@ class CompletionSerializer(ChoicesSerializer):
         If prompt logprobs are requested, a prompt's outputs are held back until an output of its
         completion 0 contains the prompt logprobs.
         """
-        if self._body.max_tokens == 0:  # the engine generates at least one token
+        # The engine generates at least one token, which is dropped if none was requested.
+        if self._body.max_tokens == 0:
             reason = output.finish_reason and "length"
             output = replace(output, text="", token_ids=(), logprobs=None, finish_reason=reason)
         number = self._handle.prompt_index[output.request_id]

@@ -44,7 +44,8 @@ class ResponseStore:
 
     def __init__(self, capacity: int):
         self._capacity = capacity
-        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()  # in LRU order
+        # By response id, least recently used first.
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         # By item id: the latest response that contains the item, and the item.
         self._items: dict[str, tuple[str, Item]] = {}
         self._num_bytes = 0

@@ -99,7 +99,7 @@ class ResponseSerializer:
         )
         self._output = ParsedOutput(parser, body.parallel_tool_calls is False)
         self._texts = TokenTextDecoder(server.prompts)
-        self._logprobs: list[dict[str, Any]] = []  # for tokens whose text has not been sent
+        self._logprobs: list[dict[str, Any]] = []  # entries for tokens whose text is unsent
         self._items = OutputItems(body.include_encrypted_reasoning)
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = time.time()

@@ -103,7 +103,7 @@ def _join_parts(content: Any, path: str) -> str:
 
 
 def encode_reasoning(reasoning: str) -> str:
-    """Encodes reasoning as `encrypted_content`, which clients send back. Base64, not encrypted."""
+    """Encodes reasoning in Base64, without encryption, as `encrypted_content` to be sent back."""
     return b64encode(reasoning.encode("utf-8", "replace")).decode()
 
 

@@ -15,7 +15,8 @@ from .responses_input import encode_reasoning
 
 Event = dict[str, Any]
 
-# Items with text: id prefix, content part type, prefix of the text event names.
+# By type of an item with text: prefix of its id, type of its content part, prefix of the names of
+# its text events.
 ITEM_TYPES = {
     "message": ("msg", "output_text", "response.output_text"),
     "reasoning": ("rs", "reasoning_text", "response.reasoning_text"),

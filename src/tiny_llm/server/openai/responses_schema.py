@@ -60,14 +60,14 @@ class TextFormat(StrictModel):
 
 
 class TextOptions(StrictModel):
-    """Text output options."""
+    """Options for text output: its format and verbosity."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium"] | None = None
 
 
 class ResponseStreamOptions(StrictModel):
-    """Options for streaming responses."""
+    """Options of a stream. Obfuscation, which pads events to equal lengths, is not supported."""
 
     include_obfuscation: Literal[False] | None = None
 
@@ -78,7 +78,7 @@ class ResponsesRequest(ConversationFields):
     input: str | BoundedList[JsonObject]
     instructions: str | None = None
     max_output_tokens: PositiveInt | None = None
-    max_tool_calls: PositiveInt | None = None  # limits server-side tools only: no-op
+    max_tool_calls: PositiveInt | None = None  # no-op: limits only server-side tools
     tools: ShortList[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     reasoning: Reasoning | None = None
@@ -201,7 +201,7 @@ class ResponsesRequest(ConversationFields):
         return functions
 
     def template_variables(self) -> dict[str, Any]:
-        """Chat template variables."""
+        """Chat template variables: thinking is off if the requested effort is "none"."""
         return {} if self.effort is None else {"enable_thinking": self.effort != "none"}
 
 

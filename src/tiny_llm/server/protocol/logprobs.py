@@ -111,12 +111,12 @@ class CompletionLogprobs:
     def add_prompt(
         self, token_ids: Sequence[int], logprobs: Sequence[Mapping[int, float] | None]
     ) -> None:
-        """Adds the prompt's tokens; the first has no log-probability."""
+        """Adds the prompt's tokens and their log-probabilities; the first token has none."""
         for token, logprobs_by_id in zip(token_ids, logprobs, strict=True):
             self._add(token, logprobs_by_id)
 
     def add(self, output: StreamOutput) -> None:
-        """Adds an output's tokens."""
+        """Adds an output's tokens and their log-probabilities."""
         for token, logprobs_by_id in content_logprobs(output, self._texts.as_token_ids):
             self._add(token, logprobs_by_id)
 
@@ -163,7 +163,8 @@ def prompt_logprobs_field(
         top: requested number of most likely tokens; None if not requested.
 
     Returns:
-        A list with None for the first token. `rank` is null beyond `top`.
+        A list with None for the first token. `rank` is null for a prompt token that
+        is not among the `top` most likely.
     """
     if scored is None or top is None:
         return None

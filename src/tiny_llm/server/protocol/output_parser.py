@@ -99,7 +99,7 @@ class OutputParser:
 
     @property
     def in_content(self) -> bool:
-        """Whether the last text was content."""
+        """Whether the last text was content or a tool call, not reasoning or its tags."""
         precedes_content = self._state in (_State.START, _State.REASONING)
         return not precedes_content and not self._at_start
 
@@ -278,7 +278,7 @@ class ParsedOutput:
         calls: tool calls; for each streamed call, its first delta.
         arguments: each call's arguments so far.
         tokens: number of tokens, of which `reasoning_tokens` are in the reasoning.
-        in_content: whether the last output was content rather than reasoning or a tag.
+        in_content: whether the last output was content or a tool call, not reasoning or its tags.
         finish_reason: "stop", "length" or "tool_calls"; None until the end.
         stop_reason: see `StreamOutput`.
     """
@@ -326,7 +326,7 @@ class ParsedOutput:
                 self.reasoning += text
             case ToolCallDelta():
                 if not delta.is_new:
-                    # A dropped call's later deltas have another id.
+                    # The later deltas of a dropped call have an id that is not in `calls`.
                     is_last = delta.id == self.calls[-1].id
                     self.arguments[-1] += delta.arguments if is_last else ""
                     return is_last

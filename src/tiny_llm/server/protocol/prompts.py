@@ -20,7 +20,8 @@ from .tool_calls import ToolCallOptions
 T = TypeVar("T")
 Message = dict[str, Any]
 
-NUM_TOKENIZER_WORKERS = 2  # tokenization releases the GIL, but template rendering does not
+# Tokenization releases the GIL, so that two workers run in parallel. Template rendering holds it.
+NUM_TOKENIZER_WORKERS = 2
 THINKING_VARIABLE = "enable_thinking"  # accepted whether or not the template reads it
 PLACEHOLDER = "next-user-message"  # placeholder for the user's next message in a rendered prompt
 
@@ -76,7 +77,7 @@ class PromptRenderer:
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *args)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Encodes text.
+        """Converts text to token ids.
 
         Raises:
             ApiError: see `encode_text`.
@@ -89,7 +90,7 @@ class PromptRenderer:
             raise bad_request(str(error)) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decodes token ids."""
+        """Converts token ids to text."""
         return str(self.tokenizer.decode(list(token_ids)))
 
     def token_bytes(self, token_id: int) -> bytes:

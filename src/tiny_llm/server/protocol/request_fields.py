@@ -67,7 +67,7 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    # Limits the number of errors, one per unknown field.
+    # Limits the number of validation errors, because pydantic reports each unknown field.
     _check_keys = model_validator(mode="before")(_check_keys)
 
 
@@ -188,7 +188,7 @@ class CommonFields(StrictModel):
 
 
 class StreamOptions(StrictModel):
-    """Options for streaming responses."""
+    """Options of a stream: usage statistics. Obfuscation of event lengths is not supported."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None

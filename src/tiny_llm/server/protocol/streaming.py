@@ -28,7 +28,8 @@ from ..http.errors import (
 log = logging.getLogger("tiny_llm.server")
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
-HEADER_DELAY = 0.1  # maximum seconds that headers wait for the first token, to share one write
+# Maximum seconds that headers wait for the first token, so that both are sent in one write.
+HEADER_DELAY = 0.1
 RESPONSES_PATH = "/v1/responses"
 TEXT_PLACEHOLDER = "\0"  # placeholder text in an `EventTemplate`
 
@@ -127,8 +128,8 @@ def error_event(path: str, error: ApiError, num_events: int = 0) -> bytes:
 
     Args:
         path: the request's path, which selects the protocol.
-        num_events: number of events sent so far: the error event's sequence number in the Responses
-            API.
+        num_events: number of events sent so far. In the Responses API, it is the error event's
+            sequence number.
     """
     if path == RESPONSES_PATH:
         event = {"type": "error", "code": "server_error", "message": error.message, "param": None}
@@ -255,7 +256,7 @@ class EventSourceResponse(Response):
         self._last_sent = time.monotonic()
         # [task 5.1.2 send]
         if not self._headers_sent:
-            self._headers_sent = True  # before `await`: the keep-alive task may run
+            self._headers_sent = True  # before `await`, when a keep-alive may be sent
             data = (self._start_data or b"") + data
             start = {"type": "http.response.start", "status": self.status_code}
             await send({**start, "headers": self.raw_headers})

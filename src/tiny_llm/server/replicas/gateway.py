@@ -19,7 +19,7 @@ from .routing import routing_key
 REPLICA_LOST = "The replica that computed this response was lost; retry."
 NO_REPLICA = "No replica is available; retry in a moment."
 MAX_ATTEMPTS = 3  # maximum attempts per request, including the first
-RETRY_DELAY = 0.5  # seconds before the next attempt, for the router to detect the lost replica
+RETRY_DELAY = 0.5  # seconds before the next attempt, so that the router detects the lost replica
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Gateway:
         self._replicas = replicas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request."""
+        """Forwards a request, at most `MAX_ATTEMPTS` times; aborts it if the client disconnects."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
@@ -105,12 +105,12 @@ class _ForwardedResponse:
         self._num_events = 0
 
     async def send(self, message: Message) -> None:
-        """Forwards an ASGI message."""
+        """Forwards an ASGI message, or holds back the start of the response."""
         if message["type"] == "http.response.start":
             self._start = message
             return
         if not self.has_started:
-            assert self._start is not None, "a body without a response start"
+            assert self._start is not None, "expected http.response.start before the body"
             self.has_started = True
             await self._send(self._start)
         self._num_events += message.get("body", b"").count(b"\ndata: ")

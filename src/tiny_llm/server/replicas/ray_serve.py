@@ -76,7 +76,7 @@ class RayServeArgs(BaseModel):
         return self.model_dump(include=names)
 
     def settings(self) -> Settings:
-        """Settings of each replica. Any Host is allowed: only Ray's proxy is exposed."""
+        """Settings of each replica. Any Host is allowed, because only Ray's proxy is exposed."""
         return Settings(
             model_names=(self.served_model_name or Path(self.model).name or self.model,),
             api_key=self.api_key or os.environ.get("TINY_LLM_API_KEY") or None,
@@ -118,7 +118,8 @@ class RayReplicaPool:
 
     async def stream(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
         """See `ReplicaPool.stream`."""
-        # The router reads `prompt` from positional arguments and fails on an empty one.
+        # Ray's router reads `prompt` from positional arguments and fails if it is empty. A request
+        # without a prompt is therefore passed by keyword.
         batches = (
             self._handle_request.remote(request)
             if request.prompt

@@ -11,7 +11,7 @@ constexpr int LORA_ROWS = 4;     // rows of one adapter computed together
 constexpr int LORA_RANKS = 4;    // dot products of a row computed together
 constexpr int LORA_VECTORS = 2;  // vectors of outputs computed together
 
-// Whether rows m … m + LORA_ROWS − 1 precede `last` and have the same adapter.
+// Whether rows m … m + LORA_ROWS − 1 all precede `last` and use the same adapter.
 inline bool is_block(const AddLoraJob& job, int64_t m, int64_t last) {
     for (int row = 1; row < LORA_ROWS; row++) {
         if (m + row >= last || job.adapter_ids[m + row] != job.adapter_ids[m]) {
@@ -68,8 +68,8 @@ void shrink(const AddLoraJob& job, int64_t first, int64_t last) {
     }
 }
 
-// Computes C vectors of outputs, starting at output o, for rows m … m + M − 1. The last vector has
-// `count` elements.
+// Computes C vectors of outputs, starting at output o, for rows m … m + M − 1. Only the first
+// `count` elements of the last vector are outputs.
 template <Format F, int M, int C>
 void expand_block(const AddLoraJob& job, int64_t m, const Ranks& ranks, int64_t o, int count) {
     const auto count_of = [&](int c) { return c == C - 1 ? count : LANES; };

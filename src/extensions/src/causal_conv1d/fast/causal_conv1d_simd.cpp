@@ -6,12 +6,11 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// State of channels first … first + n − 1 of a sequence: taps by position, and inputs before the
-// step.
+// Channels first … first + n − 1 of a sequence: their taps, and their inputs before the step.
 struct Channels {
     int64_t first, n;
     float taps[MAX_CONV_WIDTH][CONV_CHANNELS];
-    // The K − 1 inputs before the step, in the format of x: copied, because a token may overwrite
+    // The K − 1 inputs before the step, in the format of x. A copy, because a token may overwrite
     // the slot while later tokens still need them.
     char earlier[MAX_CONV_WIDTH - 1][CONV_CHANNELS * 4];
 };
@@ -71,7 +70,7 @@ void convolve_sequence(const CausalConv1dJob& job, int64_t sequence, int64_t fir
     for (int64_t t = begin; t < end_token(job.slots, sequence); t++) {
         const char* rows[MAX_CONV_WIDTH];
         for (int64_t j = 0; j < job.K; j++) {
-            const int64_t i = t - begin + j;  // index in `earlier`, then in the step's x
+            const int64_t i = t - begin + j;  // index among `earlier` followed by the step's inputs
             rows[j] = i < history ? channels.earlier[i]
                                   : static_cast<const char*>(job.x) +
                                         ((begin + i - history) * job.x_stride + first) * ITEM;

@@ -2,8 +2,8 @@
 //
 // Independent of how tiles are stored: the caller passes 64 row addresses at a time, in one buffer
 // or in pages. Both matmuls of a tile use one function: scores += query · keys (with the keys
-// transposed) and out += weights · values. A sum is never split over lanes; it runs in index
-// order, independent of the other rows.
+// transposed) and out += weights · values. A sum is never split over lanes but runs in index
+// order, so a row's result does not depend on the other rows.
 #pragma once
 
 #include "src/flash_attention/fast/attention_tile.h"
@@ -15,7 +15,7 @@ struct AttentionBlock {
     int rows;
     int64_t D;
     int64_t width;     // D, rounded up to a multiple of LANES
-    float* scores;     // rows × KEYS; later the weights
+    float* scores;     // rows × KEYS; replaced by the weights
     float* out;        // rows × width, before division by sums
     float* keys;       // score_steps × KEYS; shares memory with `values`
     float* values;     // KEYS × width, loaded after scoring: keys and values together exceed L1
@@ -23,8 +23,8 @@ struct AttentionBlock {
     float* largest;    // rows: running maximum of the scores
     float* query;      // rows × D elements, or half as many pairs of bfloat16 values
     float scale;       // factor of the scores
-    Format format;     // of query and out
-    Format kv_format;  // of keys and values: the same format, or int8
+    Format format;     // format of query and out
+    Format kv_format;  // format of keys and values: `format`, or int8
 };
 
 /// Scratch size of a block in floats.
@@ -71,7 +71,7 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
 /// visible: per row of the block, number of leading keys of the tile at or before the row's query;
 ///   non-decreasing. hidden: null, or per row, number of those keys before the row's window;
 ///   non-decreasing.
-///   mask: null, or rows × KEYS values added to the scores.
+/// mask: null, or rows × KEYS values added to the scores.
 void attend(const AttentionBlock& block, int first, const int* visible, const int* hidden,
             const float* mask, const Tile& tile, Prefetcher& prefetcher);
 

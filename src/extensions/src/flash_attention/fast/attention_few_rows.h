@@ -1,4 +1,4 @@
-// A few query rows attend to a tile: decoding, which is memory-bound.
+// Attention of a few query rows to a tile, as in decoding, which is memory-bound.
 //
 // With many rows, it pays off to convert keys and values to float32 in L1 first. With few rows,
 // each store and load would serve only one to four multiplications, so keys are multiplied in

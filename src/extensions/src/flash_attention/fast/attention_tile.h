@@ -51,8 +51,8 @@ inline void write_addresses(const void* row, int64_t step, int count, const void
     }
 }
 
-/// Prefetches rows of later tiles a little at a time while a tile is computed: a core tracks a few
-/// dozen outstanding cache lines; beyond that it stalls or drops prefetches.
+/// Prefetches rows of later tiles a little at a time while a tile is computed, because a core
+/// tracks only a few dozen outstanding cache lines; with more, it stalls or drops prefetches.
 class Prefetcher {
    public:
     /// Prefetches rows of `next` and then of `after` during `tile`: as many rows as `tile` has, for
@@ -83,7 +83,8 @@ class Prefetcher {
    private:
     static constexpr int LOOKAHEAD = 24;  // in rows: a few KiB, which fit in L1
 
-    // Alternates keys and values: memory serves two streams faster.
+    // Prefetches the next row. Alternates keys and values, because memory serves two streams faster
+    // than one.
     void prefetch_row() {
         const int i = done_ / 2, beyond = i - next_.count;
         const Tile& tile = beyond < 0 ? next_ : after_;
@@ -92,7 +93,8 @@ class Prefetcher {
         done_++;
     }
 
-    // Repeats prefetches in order of use: the tile's keys, its values, the next tile's keys.
+    // Prefetches a row again. Rows are repeated in order of use: the tile's keys, its values, then
+    // the next tile's keys.
     void repeat_prefetch() {
         const int count = tile_.count, i = repeated_++;
         if (i < count) {
@@ -121,7 +123,8 @@ class Prefetcher {
 
 namespace {
 
-// Elements transposed together as one 32-bit lane, which saves shuffles. float16 is widened first.
+// Number of adjacent elements that are transposed together as one 32-bit lane, to save shuffles.
+// float16 elements are converted to float32 first.
 template <Format FORMAT>
 constexpr int ELEMENTS_PER_LANE = FORMAT == Format::bfloat16 ? 2
                                   : FORMAT == Format::int8   ? 4

@@ -146,7 +146,7 @@ void attention_split(const AttentionRows& block, int64_t first, int64_t end, Sof
         KeyTile tile;
         tile.count = static_cast<int>(end - from < ATTENTION_TILE ? end - from : ATTENTION_TILE);
         block.find(block.head, from, tile);
-        for (int row = 0; row < block.rows; row++) {  // all rows while the tile is cached
+        for (int row = 0; row < block.rows; row++) {  // processes all rows while the tile is cached
             const int64_t seen = block.visible[row] - from;
             if (seen > 0) {
                 const int count = static_cast<int>(seen < tile.count ? seen : tile.count);

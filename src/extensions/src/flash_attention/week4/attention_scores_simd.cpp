@@ -20,7 +20,7 @@ void scores_of(const float* query, const void* keys, const KeyTile& tile, int co
     // [task 4.6.1 scores]
     const int64_t whole = D / LANES * LANES;
     for (int first = 0; first < count; first += KEY_BLOCK) {
-        int64_t offset[KEY_BLOCK];  // past the last key, its offset is repeated
+        int64_t offset[KEY_BLOCK];  // entries past the last key repeat its offset
         for (int k = 0; k < KEY_BLOCK; k++) {
             offset[k] = tile.keys[first + k < count ? first + k : count - 1];
         }

@@ -130,7 +130,8 @@ void recurrence(const GatedDeltaRuleJob& job, int64_t sequence, int64_t head, in
             delta.vectors[v] = error * (factors.beta * factors.k);
         }
         float* const to = state(write_slot(job.slots, t));
-        // `from` is in the cache already; the cache lines of other slots would be read from memory.
+        // Streaming stores avoid reading the slot's cache lines from memory. If the slot is `from`,
+        // its lines are already in the cache.
         const bool streams = to != from && count == DELTA_COLUMNS && can_stream(to, job.D_v);
         Columns o = update_tile(tile, to, streams, job.D_v, qkv + t * job.qkv_stride, key(t),
                                 key(t + 1 < end ? t + 1 : t), delta, factors.decay, job.D_k, count,

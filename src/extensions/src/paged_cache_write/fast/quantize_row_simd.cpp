@@ -14,7 +14,7 @@ inline Floats load_some(const void* x, int64_t d, int64_t D, Format format) {
 template <Format FORMAT>
 void quantize(const void* x, int64_t D, void* row) {
     constexpr int32_t INFINITE = 0x7f800000, SMALLEST_NORMAL = 0x00800000;
-    Ints magnitudes = {};  // bits of |x|, in the order of the values; NaN is largest
+    Ints magnitudes = {};  // bits of |x|, ordered like the values; NaN is the largest
     for (int64_t d = 0; d < D; d += LANES) {
         const Ints magnitude = as_ints(load_some(x, d, D, FORMAT)) & 0x7fffffff;
         magnitudes = magnitude > magnitudes ? magnitude : magnitudes;

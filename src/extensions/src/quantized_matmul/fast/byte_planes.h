@@ -17,13 +17,13 @@ namespace {
 
 constexpr int VECTOR = 64;  // bytes
 constexpr int MAX_PARTS = 2;
-constexpr int PLANES = 2;  // AMX tiles multiply 8-bit activations in one
+constexpr int PLANES = 2;  // AMX tiles use only one with 8-bit activations
 
 // Layout of one call's activations in scratch memory.
 struct PlanesLayout {
     int64_t row_bytes;  // bytes per row of b
-    int64_t vectors;    // per row of b; the last may be partial
-    int64_t groups;     // per row of b
+    int64_t vectors;    // vectors per row of b; the last may be partial
+    int64_t groups;     // groups per row of b
     int group_bytes;    // bytes of b per group: 16, 32, 64 or 128
     int parts;          // per vector: 2 for 4-bit weights, 1 for 8-bit weights
     int planes;         // the high and low bytes, or only the low bytes

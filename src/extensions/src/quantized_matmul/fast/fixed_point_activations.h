@@ -11,8 +11,9 @@ namespace {
 
 typedef int32_t Word __attribute__((may_alias));  // two 16-bit or four 8-bit integers
 
-// Whether activations are multiplied as bytes. NEON multiplies bytes only in extensions, and
-// without VNNI, two products with 8-bit weights can exceed 16 bits: both multiply 16-bit integers.
+// Whether activations are multiplied as bytes. They are multiplied as 16-bit integers on NEON,
+// which multiplies bytes only in extensions, and for 8-bit weights without VNNI, where the sum of
+// two products can exceed 16 bits.
 inline bool multiplies_bytes([[maybe_unused]] const QuantizedMatmulJob& job) {
 #if defined(TINY_LLM_SUMS_IN_SHORTS)
     return job.activation_bits == 8 && job.bits == 4;
@@ -23,7 +24,8 @@ inline bool multiplies_bytes([[maybe_unused]] const QuantizedMatmulJob& job) {
 #endif
 }
 
-// Activations as R = M · rows_of_integers rows of integers, by group.
+// Activations as R rows of integers, R = M · rows_of_integers. The integers are ordered by group,
+// then by row.
 struct Activations {
     int64_t R, group_size;
     int64_t row_words;  // words per group of a row

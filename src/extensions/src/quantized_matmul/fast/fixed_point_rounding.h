@@ -31,7 +31,7 @@ struct Factors {
 
 // One group of a row of integers.
 struct RoundedGroup {
-    Ints integers[MAX_GROUP / LANES];  // in the order of i
+    Ints integers[MAX_GROUP / LANES];  // in the order of the group's elements
     Factors factors;
 };
 

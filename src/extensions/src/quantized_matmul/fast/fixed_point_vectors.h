@@ -4,7 +4,7 @@
 #include "common/simd.h"
 
 #if defined(__AVX2__) && !defined(__AVXVNNI__) && !defined(__AVX512VNNI__)
-#define TINY_LLM_SUMS_IN_SHORTS  // products of bytes are added in 16 bits
+#define TINY_LLM_SUMS_IN_SHORTS  // two products of bytes are added in a 16-bit lane
 #endif
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
@@ -37,7 +37,7 @@ inline Shorts look_up(const uint8_t (&table)[16], UnsignedShorts x) {
 /// Sums of pairs of products in LANES 32-bit lanes. NEON multiplies to 32-bit lanes without adding
 /// neighbors, so it needs two registers, one per half of the 16-bit lanes.
 struct PairSums {
-    static constexpr bool CAN_SPLIT = true;  // into several sums that are added at the end
+    static constexpr bool CAN_SPLIT = true;  // a sum may be split into several, added at the end
 #if defined(__AVX2__)
     Ints all;
 #elif defined(__aarch64__)
@@ -83,7 +83,7 @@ inline Ints total_of(const PairSums& sums) {
 struct QuadSums {
     Ints all;
 #if defined(TINY_LLM_SUMS_IN_SHORTS)
-    static constexpr bool CAN_SPLIT = false;  // each would need an end_step
+    static constexpr bool CAN_SPLIT = false;  // every partial sum would need an end_step
     Shorts step;                              // products of the current step, two per lane
 #else
     static constexpr bool CAN_SPLIT = true;
@@ -94,7 +94,7 @@ inline void add(QuadSums& sums, const QuadSums& others) { sums.all += others.all
 
 #if defined(__AVX2__)
 /// Adds Σ weights[4l + k] · a[4l + k], k = 0 … 3, of unsigned and signed bytes, to 32-bit lane l.
-/// Without VNNI, at most 32767 / (2 · 127 · largest weight) products before end_step().
+/// Without VNNI, end_step() must follow after at most 32767 / (2 · 127 · largest weight) calls.
 inline void multiply_add(QuadSums& sums, Ints a, Quads weights) {
 #if defined(__AVX512VNNI__)
     sums.all = (Ints)_mm512_dpbusd_epi32((__m512i)sums.all, (__m512i)weights, (__m512i)a);
@@ -106,7 +106,8 @@ inline void multiply_add(QuadSums& sums, Ints a, Quads weights) {
 #endif
 }
 
-/// Moves a step's sums from 16 to 32 bits, where multiply_add uses 16.
+/// Adds a step's 16-bit sums to the 32-bit sums. A no-op with VNNI, where multiply_add sums in 32
+/// bits.
 inline void end_step([[maybe_unused]] QuadSums& sums) {
 #if defined(TINY_LLM_SUMS_IN_SHORTS)
     sums.all += (Ints)_mm256_madd_epi16((__m256i)sums.step, _mm256_set1_epi16(1));

@@ -9,7 +9,7 @@
 //
 //     Σ q·A = 256 · Σ q·high + Σ q·low        |Σ q·A| ≤ 255 · 32640 · 128 < 2³¹
 //
-// 8-bit activations have no high bytes: one multiplication instead of two.
+// 8-bit activations have no high bytes, so one multiplication suffices instead of two.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 #if defined(__AMX_INT8__)
@@ -67,8 +67,8 @@ struct Accumulators {
     alignas(64) int32_t sums[2][PLANES][TILE_SIDE][TILE_SIDE];
 };
 
-// total += (scale · step) · Σ q·A + bias · (step · Σ A), for vectors first … first + count − 1,
-// numbered by tile of outputs, then row.
+// total += (scale · step) · Σ q·A + bias · (step · Σ A), for `count` vectors of totals from vector
+// `first` on. Vector i is row i % ROWS of output tile i / ROWS.
 template <int ROWS, int PLANES>
 __attribute__((always_inline)) inline void add_to_totals(const Accumulators& from, int first,
                                                          int count) {
@@ -211,8 +211,8 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
 
 bool are_few(const QuantizedMatmulJob& job) { return job.M * rows_of_integers(job) <= FEW_ROWS; }
 
-// Layout with few rows per tile if they suffice, because the cost of multiplying tiles is
-// proportional to their rows of activations.
+// Layout with the fewest rows per tile (4, 8 or 16) that fit all rows in one tile if possible,
+// because the cost of multiplying tiles is proportional to their rows of activations.
 PlanesLayout layout_of(const QuantizedMatmulJob& job) {
     const int64_t rows = job.M * rows_of_integers(job);
     const int block_rows = rows <= 4 ? 4 : rows <= 8 ? 8 : TILE_SIDE;

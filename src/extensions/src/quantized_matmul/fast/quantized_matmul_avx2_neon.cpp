@@ -48,9 +48,9 @@ namespace {
 constexpr int PACK_VECTORS = LANES == 16 ? 4 : 2;   // vectors of outputs per pack
 constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
 constexpr int ROW_TILE = 6;                         // their sums fill the AVX2 registers
-constexpr int DIRECT_ROWS = 2 * ROW_TILE;    // maximum for multiply_few_rows: unpacks per tile
-constexpr int64_t CACHE_BYTES = 256 * 1024;  // activations per block, reused by every pack
-constexpr int64_t PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, for weights
+constexpr int DIRECT_ROWS = 2 * ROW_TILE;           // maximum rows for multiply_few_rows
+constexpr int64_t CACHE_BYTES = 256 * 1024;         // activations per block, reused by every pack
+constexpr int64_t PREFETCH_DISTANCE = 4096;         // prefetch distance in bytes, for weights
 
 // --- weights ------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ Pack interleaved(const QuantizedMatmulJob& job, int64_t first, int outputs, void
     return {&job, first, outputs, words, scales, biases};
 }
 
-// Step 2: unpacks part p of one word of each of LANES outputs: a pair of weights.
+// Step 2: unpacks part p, a pair of weights, of one word of each of LANES outputs.
 template <int BITS>
 struct Integers {
     using Part = Shorts;
@@ -157,7 +157,7 @@ struct FloatingPoint : Integers<4> {
     }
 };
 
-// For 8-bit activations: a part is four weights.
+// Unpacks weights for 8-bit activations. A part is four weights.
 template <int BITS>
 struct ByteIntegers {
     using Part = Quads;
@@ -176,8 +176,9 @@ struct ByteFloatingPoint : ByteIntegers<4> {
     }
 };
 
-// Calls f.operator()<WeightFormat>() for the formats of b and of the activations. NEON multiplies
-// only shorts, and AVX-512 only bytes: its 16-bit activations have another kernel.
+// Calls f.operator()<WeightFormat>() for the formats of b and of the activations. On NEON,
+// activations are always 16-bit integers; on AVX-512, always bytes, because
+// quantized_matmul_avx512.cpp handles 16-bit activations.
 template <typename Function>
 inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f) {
     const auto call = [&]<typename OfShorts, typename OfBytes>() {
@@ -281,8 +282,8 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
     using Format = typename Weights::Format;
     using Sums = typename Format::Sums;
     constexpr int STEP = Format::STEP;
-    // With one or two rows, a single chain of additions per output would wait for the latency of
-    // the instruction that multiplies and adds.
+    // Splits each output's sum over several chains of additions: with one or two rows, a single
+    // chain would wait for the latency of the instruction that multiplies and adds.
     constexpr int CHAINS = ROWS > 2 || !Sums::CAN_SPLIT ? 1 : 4 / ROWS;
     const int64_t row_words = a.row_words;
     const Word* words = a.words(g, row);
@@ -326,7 +327,7 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
     add_group<ROWS>(pack, g, a.factors + g * a.R + row, chains[0], totals);
 }
 
-// Few rows: every tile of rows unpacks all weights of the pack.
+// Multiplies few rows: every tile of rows unpacks all weights of the pack again.
 template <typename WeightFormat>
 void multiply_few_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
                        Floats* totals) {
@@ -339,7 +340,7 @@ void multiply_few_rows(const Pack& pack, const Activations& a, int64_t first_row
     });
 }
 
-// Many rows: each group is unpacked once for all tiles.
+// Multiplies many rows: each group is unpacked once for all tiles.
 template <typename WeightFormat>
 void multiply_many_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
                         Floats* totals) {

@@ -105,8 +105,8 @@ inline void store(const Avx512Panel& panel, int64_t first_row, int64_t rows, con
     }
 }
 
-// Prepacked weights are read in place, once per tile of rows: totals stay in the L1 cache, and
-// outputs are written a few rows at a time.
+// Computes a panel with prepacked weights, which are read in place, once per tile of rows. Totals
+// stay in the L1 cache, because a tile's outputs are written before the next tile begins.
 template <int BITS, int PLANES>
 void run_prepacked(const Avx512Panel& panel) {
     const PrepackedWeights weights(panel);
@@ -121,7 +121,8 @@ void run_prepacked(const Avx512Panel& panel) {
     });
 }
 
-// Row-major weights are transposed a block at a time, for as many rows as `totals` can hold.
+// Computes a panel with row-major weights, which are transposed a block at a time, for up to
+// ROW_BLOCK rows of activations, whose totals `totals` can hold.
 template <int BITS, int PLANES>
 void run_transposed(const Avx512Panel& panel, TransposedWeights& weights, __m512* totals) {
     const Avx512Layout& layout = panel.layout;

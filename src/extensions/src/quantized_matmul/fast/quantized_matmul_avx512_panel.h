@@ -30,8 +30,9 @@ constexpr int TILE_WORDS = 4;    // words whose weights match a vector of 16 pai
 static_assert(QUANTIZED_MATMUL_PANEL % PANEL_OUTPUTS == 0, "ranges of outputs begin at panels");
 
 // Layout of a call's activations in scratch memory: vectors of 16 pairs, in the order in which the
-// weights are unpacked, and group sums. All rows' vectors of one tile are adjacent, so that the
-// distances between a few rows are compile-time constants.
+// weights are unpacked, and group sums. A tile is the activations that match TILE_WORDS words of b.
+// The vectors of all rows for one tile are adjacent, so that the distances between a few rows are
+// compile-time constants.
 struct Avx512Layout {
     int64_t words;  // words per row of b
     int64_t groups;
@@ -102,7 +103,8 @@ inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layou
     }
 }
 
-// Table of sixteen values exact in bfloat16, stored twice: the fifth index bit is ignored.
+// Table of sixteen values exact in bfloat16, stored twice, so that the fifth index bit has no
+// effect.
 inline __m512i table_of(__m512 values) {
     const __m512i bits = _mm512_castps_si512(values);
     return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
@@ -120,7 +122,7 @@ inline void make_tables(const QuantizedMatmulJob& job, __m512i* tables) {
     tables[1] = job.bits == 8 ? table_of(_mm512_mul_ps(values, _mm512_set1_ps(16))) : tables[0];
 }
 
-// Unpacks 32 weights of a vector of words: lookup p.
+// Unpacks 32 weights of a vector of words with table lookup p.
 inline __m512i unpack(__m512i words, int p, __m512i table) {
     return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * p), table);
 }
@@ -194,8 +196,8 @@ class PrepackedWeights {
     }
 
    private:
-    // Prefetch distance in bytes. 8 and 16 KiB are as fast; with 2 KiB, lines arrive too late for
-    // 16 rows.
+    // Prefetch distance in bytes. 8 and 16 KiB are equally fast; with 2 KiB, lines arrive too late
+    // for 16 rows.
     static constexpr int64_t PREFETCH_DISTANCE = 4096;
 
     __m512 factor(const uint16_t* in, int64_t g, int c) const {

@@ -1,5 +1,5 @@
-// quantized_matmul for one or two rows, as quantized_matmul_few_rows_amx.cpp, with prepacked
-// weights: a vector of b is one word of 16 outputs, one output per lane.
+// quantized_matmul for one or two rows and prepacked weights: a vector of b is one word of 16
+// outputs, one output per lane. quantized_matmul_few_rows_amx.cpp is for row-major weights.
 //
 // vpdpbusd accumulates the four products of a lane, so all lanes multiply the same word of
 // activations, which the instruction broadcasts as it loads. Nothing is folded or transposed: a
@@ -87,8 +87,8 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
                             byte / VECTOR * (WeightFormat::PARTS * PLANES * ROWS * VECTOR) +
                             byte % VECTOR;
             const char* b = columns.b() + byte * LANES;
-            // The column after this one is already being read: past a column's end, prefetches the
-            // next group of columns.
+            // The column after this one is being read at the same time, so past a column's end, the
+            // next group of COLUMNS columns is prefetched.
             const char* prefetch_address = b + COLUMN_PREFETCH_DISTANCE;
             if (byte * LANES + COLUMN_PREFETCH_DISTANCE >= column_bytes) {
                 prefetch_address += (COLUMNS - 1) * column_bytes;

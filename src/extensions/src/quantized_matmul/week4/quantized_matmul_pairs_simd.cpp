@@ -8,7 +8,8 @@
 //
 // Other instruction sets need two instructions per half; their only gain is a panel of half the
 // size. Sums round in a different order than with float32 panels, so a single row uses this kernel,
-// too: a row must have the same bits in any batch. float16 activations use the float32 panels.
+// too, because a row must have the same bits in any batch. float16 activations use the float32
+// panels.
 #include "src/quantized_matmul/week4/panels.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {

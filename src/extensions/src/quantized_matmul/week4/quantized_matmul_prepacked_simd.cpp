@@ -36,7 +36,7 @@ inline void fetch(const uint32_t* words, int64_t ahead) {
 }
 
 // Computes outputs first … first + PACK_ROWS − 1 of the widened row, as VECTORS vectors. `bits` and
-// `fetches` are template parameters: shifts are constants, and the loop has no branches.
+// `fetches` are template parameters, so that shifts are constants and the loop has no branches.
 template <int bits, bool fetches>
 void block(const QuantizedMatmulJob& job, int64_t first, const float* a, const float* sums,
            Floats* out) {

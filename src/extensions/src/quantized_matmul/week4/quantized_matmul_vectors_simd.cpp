@@ -7,8 +7,8 @@
 //
 //     permuted[(block · per_word + k) · LANES + l] = a[(block · LANES + l) · per_word + k]
 //
-// Lanes are reduced at the very end, in an order that depends only on I: a row has the same bits in
-// any batch.
+// Lanes are reduced at the very end, in an order that depends only on I, so a row has the same bits
+// in any batch.
 #include "common/simd.h"
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
@@ -21,7 +21,8 @@ namespace {
 // permuted: space for I elements. sums: space for I/group_size.
 void prepare(const QuantizedMatmulJob& job, int64_t m, float* permuted, float* sums) {
     // [task 4.2.2 prepare]
-    // Loops in the order of i: a division per element would take longer than the multiplications.
+    // Loops in the order of i: computing an element's position from i would take a division, which
+    // costs more than the multiplications.
     const int per_word = 32 / job.bits;
     int64_t i = 0;
     for (int64_t g = 0; g < job.I / job.group_size; g++) {

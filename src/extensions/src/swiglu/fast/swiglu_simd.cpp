@@ -17,7 +17,7 @@ inline Floats round_1_to_2(Floats x) {
     return (x + shift) - shift;
 }
 
-// x · sigmoid(x), rounded to the format where the reference rounds.
+// silu(x) = x · sigmoid(x), rounded to the format after the same steps as in the reference.
 template <Format F>
 inline Floats silu(Floats x) {
     // [task 4.5.4 silu]

@@ -128,7 +128,7 @@ class DiskCache:
         deadline = time.monotonic() + CLOSE_SECONDS
         while (
             (self._new_pages or self._new_states)
-            and self._writer.can_queue(0)  # False while paused after a write error
+            and self._writer.can_queue(0)  # writes are not paused after an error
             and time.monotonic() < deadline
         ):
             self.store_new()
@@ -185,7 +185,7 @@ class DiskCache:
             self._on_checkpoint(node)
 
     def store_when_idle(self) -> bool:
-        """Like `store_new`, for idle periods; returns whether the statistics have changed."""
+        """Calls `store_new` in an idle period; returns whether the statistics have changed."""
         self.store_new()
         before, self._reported = self._reported, self.stats
         return before != self._reported
@@ -262,7 +262,7 @@ class DiskCache:
     def poll(self) -> None:
         """Copies the pages read since the last call to the requests' pages."""
         for request_id, item in list(self._loads.items()):
-            if not item.request.num_loading:  # preempted or finished
+            if not item.request.num_loading:  # the request was preempted or finished
                 self._cancel(request_id)
                 continue
             rows, is_done = self._reader.collect(item.load)
@@ -283,7 +283,7 @@ class DiskCache:
         if states is not None:
             slot = states.load_slot(item.request)
             self._write_rows("state", [slot] * len(rows), rows)
-            num_tokens *= len(rows)  # pages are useless without the state
+            num_tokens *= len(rows)  # 0 without the state: the pages are then useless
         self.hit_tokens += num_tokens
         self._scheduler.finish_load(item.request, num_tokens)
 

@@ -103,9 +103,9 @@ class Checkpoints:
     def allocate_other(self, node: PrefixNode, num_reserved: int) -> int:
         """Allocates a slot for a request whose current slot holds the checkpoint of `node`.
 
-        Uses a free slot, or evicts a checkpoint of lower priority than that of `node`. For the sake
-        of a rolling checkpoint, only checkpoints with a priority of at most the eviction clock are
-        evicted.
+        Uses a free slot, or evicts a checkpoint of lower priority than that of `node`. If that of
+        `node` is rolling, evicts only checkpoints whose priority does not exceed the eviction
+        clock.
 
         Args:
             node: node whose checkpoint is in the request's current slot.
@@ -165,7 +165,10 @@ class Checkpoints:
         # [/task 6.5.1 hit]
 
     def _demote_before(self, checkpoint: Checkpoint, min_hits: int) -> None:
-        """Demotes earlier checkpoints on the path that have `min_hits` ≤ `num_hits` ≤ 1."""
+        """Lowers the priority of earlier checkpoints on the path to the eviction clock.
+
+        Affects those with `min_hits` ≤ `num_hits` ≤ 1.
+        """
         while checkpoint.ancestor in self.by_node:
             checkpoint = self.by_node[checkpoint.ancestor]
             if min_hits <= checkpoint.num_hits <= 1:
@@ -189,10 +192,12 @@ class Checkpoints:
         # [/task 6.5.4 inherit]
 
     def check_integrity(self) -> None:
-        """Asserts that every checkpoint's node is in the tree and its value is consistent."""
+        """Asserts that checkpoints are in the prefix cache, with correct `pages` and `ancestor`."""
         for node, checkpoint in self.by_node.items():
             assert node.parent is not None
-            assert node.parent.children[node.tokens] is node, f"page {node.page} was evicted"
+            assert node.parent.children[node.tokens] is node, (
+                f"page {node.page} has a checkpoint, but is not in the prefix cache"
+            )
             pages, ancestor = 1, node.parent
             while ancestor is not checkpoint.ancestor:
                 assert ancestor.parent is not None

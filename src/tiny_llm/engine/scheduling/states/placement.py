@@ -18,15 +18,16 @@ from collections.abc import Sequence
 from ..prefix_cache import PrefixNode
 
 CHECKPOINT_INTERVAL = 2048  # tokens
-GENERATION_PROMPT_TOKENS = 16  # upper bound on trailing tokens that the next turn may change
+# Upper bound on trailing prompt tokens that the chat template may render differently next turn.
+GENERATION_PROMPT_TOKENS = 16
 
 
 def prompt_end_positions(num_tokens: int, page_size: int) -> set[int]:
     """Returns the positions of the checkpoints at the end of a prompt.
 
-    The last page boundary before the prompt's last token, which is always computed for its logits.
-    If fewer than `GENERATION_PROMPT_TOKENS` tokens follow it, also the preceding boundary. Callers
-    ignore positions ≤ 0.
+    The first position is the last page boundary before the prompt's last token, which is always
+    computed for its logits. If fewer than `GENERATION_PROMPT_TOKENS` tokens follow that boundary,
+    the preceding boundary is added. Callers ignore positions ≤ 0.
     """
     # [task 6.5.3 prompt-end]
     last = (num_tokens - 1) // page_size * page_size
@@ -37,7 +38,7 @@ def prompt_end_positions(num_tokens: int, page_size: int) -> set[int]:
 
 
 def cached_prefix(token_ids: Sequence[int], node: PrefixNode, position: int, page_size: int) -> int:
-    """Returns the length of the prefix with pages in the prefix cache, with or without a state.
+    """Returns the length of the prefix with cached pages, even if no state is cached for it.
 
     At least one token remains to be computed, as in `PrefixCache.match`.
 

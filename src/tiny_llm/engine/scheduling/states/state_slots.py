@@ -63,7 +63,7 @@ class StateSlots:
         enable_prefix_caching: whether checkpoints are placed.
 
     Attributes:
-        num_slots: as given.
+        num_slots: number of slots.
         checkpoints: states of prefix cache nodes.
     """
 
@@ -80,7 +80,7 @@ class StateSlots:
     # ---------------------------------------------------------------- prefix cache
 
     def up_to_checkpoint(self, path: list[PrefixNode]) -> list[PrefixNode]:
-        """Returns a prefix cache hit up to its last checkpoint."""
+        """Truncates a prefix cache hit after its last node that has a checkpoint."""
         return path[: self.checkpoints.last(path)]
 
     # ---------------------------------------------------------------- one step
@@ -99,10 +99,10 @@ class StateSlots:
             # [/task 6.5.2 elsewhere]
 
     def _allocate_next(self, request: EngineRequest) -> int:
-        """Returns a slot other than the current one, which is a checkpoint.
+        """Returns a slot to write instead of the current one, which is a checkpoint.
 
-        Returns −1 if that would evict a more valuable checkpoint: the current one is then discarded
-        and its slot becomes exclusive to the request.
+        Returns −1 if that would evict a more valuable checkpoint. The current checkpoint is then
+        discarded, and the request may overwrite its slot.
         """
         node = request.last_node
         assert self.checkpoints.by_node[node].slot == request.state_slots.current
@@ -123,9 +123,11 @@ class StateSlots:
         return len(reserved)
 
     def can_admit(self, request: EngineRequest, running: Iterable[EngineRequest]) -> bool:
-        """Whether slots are available and no running request is computing more of the same prefix.
+        """Whether slots are available, and waiting for a running request would not help.
 
-        Such a running request will place a checkpoint where the two prompts diverge.
+        Waiting helps while a running request is still computing the prefix that both prompts share,
+        because it will place a checkpoint at the end of that prefix, from which `request` can
+        continue.
         """
         if self._allocator.num_free + len(self.checkpoints.evictable) < MIN_STATE_SLOTS:
             return False
@@ -228,7 +230,7 @@ class StateSlots:
     def finish_load(self, chunk: Chunk) -> None:
         """Applies a chunk whose pages and final state have been read from disk."""
         request = chunk.request
-        # The state on disk was a checkpoint, so this one becomes a checkpoint, too.
+        # Only checkpoints are stored on disk, so the state that was read is a checkpoint here, too.
         request.state_slots.positions.add(chunk.end)
         write = chunk.end - chunk.start - 1, self.load_slot(request)
         self.update(replace(chunk, state_writes=(write,)))
@@ -250,7 +252,10 @@ class StateSlots:
     # ---------------------------------------------------------------- placement
 
     def _add_checkpoint(self, request: EngineRequest, position: int, slot: int) -> None:
-        """Passes one reference to `slot` to the node that ends at `position`, or frees it."""
+        """Makes `slot` the checkpoint of the node at `position`, or frees it.
+
+        It is freed if there is no node that ends there, or the node already has a checkpoint.
+        """
         node = self._node_at(request, position)
         if node is None or node in self.checkpoints.by_node:
             self._allocator.free(slot)
@@ -271,7 +276,7 @@ class StateSlots:
         return node
 
     def compact(self, running: Iterable[EngineRequest]) -> list[int]:
-        """Renumbers the used slots between steps; returns their old numbers. See `PageManager`."""
+        """Renumbers the used slots for `PageManager.compact`; returns their old numbers."""
         used = self._allocator.compact()
         number = {old: new for new, old in enumerate(used)} | {-1: -1}
         for checkpoint in self.checkpoints.by_node.values():
