@@ -10,7 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from .attention import as_int32, paged_attention, paged_attention_varlen
+from . import kernels
+from .attention import paged_attention, paged_attention_varlen
 from .kv_cache import (
     PagedKvMetadata,
     PagedStorage,
@@ -53,9 +54,7 @@ def attend_paged(
     # [/task 3.2.3]
 
 
-def attend_ragged(
-    query: mx.array, metadata: PagedKvMetadata, scale: float, window: int = 0
-) -> mx.array:
+def attend_ragged(query: mx.array, metadata: PagedKvMetadata, scale: float) -> mx.array:
     """Attends over a ragged batch whose T tokens are already in the cache; shape 1×H_q×T×D."""
     assert metadata.cu_seqlens_q is not None
     attended = paged_attention_varlen(
@@ -67,7 +66,6 @@ def attend_ragged(
         metadata.block_table,
         metadata.page_size,
         scale,
-        window,
     )
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
 
@@ -142,7 +140,7 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         Raises:
             ValueError: the number of ids is not T.
         """
-        ids, rows = as_int32(ids), as_int32(rows)
+        ids, rows = kernels.as_int32(ids), kernels.as_int32(rows)
         if ids.shape != (batch.num_tokens,):
             raise ValueError(
                 f"Qwen3ModelWeek3: ids must have shape ({batch.num_tokens},), one id per token of "

@@ -225,15 +225,15 @@ def test_unused_stream_adds_no_requests(demo):
 
 def test_failed_add_aborts_earlier_prompts(demo, monkeypatch):
     llm = engine(demo)
-    queue_request, calls = llm._queue_request, []
+    add_request, calls = llm.add_tokenized_request, []
 
     def fail_on_third_call(*args, **kwargs):
         calls.append(args)
         if len(calls) == 3:
             raise RuntimeError("the memory is on fire")
-        return queue_request(*args, **kwargs)
+        return add_request(*args, **kwargs)
 
-    monkeypatch.setattr(llm, "_queue_request", fail_on_third_call)
+    monkeypatch.setattr(llm, "add_tokenized_request", fail_on_third_call)
     with pytest.raises(RuntimeError, match="the memory is on fire"):
         llm.generate(["a", "b", "c"], GREEDY)
     assert_idle(llm)

@@ -258,7 +258,9 @@ class Engine:
     def has_unfinished_requests(self) -> bool:
         return bool(self.running)
 
-    def add_request(self, token_ids: Sequence[int], params: Any, request_id: str, **_: Any) -> None:
+    def add_tokenized_request(
+        self, token_ids: Sequence[int], params: Any, request_id: str, **_: Any
+    ) -> None:
         self.history.append(f"add {request_id}")
         self.running[request_id] = len(token_ids)
 

@@ -20,7 +20,6 @@ from .gated_delta import (
     gated_rms_norm_reference,
 )
 from .paged import (
-    as_int32,
     gather_pages,
     paged_attention,
     paged_attention_reference,
@@ -32,7 +31,6 @@ from .paged import (
 __all__ = [
     "Mask",
     "SimpleMultiHeadAttention",
-    "as_int32",
     "causal_conv1d_reference",
     "causal_mask",
     "flash_attention",

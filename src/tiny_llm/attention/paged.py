@@ -69,7 +69,7 @@ def paged_attention(
     _check_window(name, window, mask)
     queries = query.shape[-2]
     _check_pages(name, key_pages, page_size, block_table, context_lens, window, queries)
-    table, lengths = as_int32(block_table), as_int32(context_lens)
+    table, lengths = kernels.as_int32(block_table), kernels.as_int32(context_lens)
     if not kernels.is_built():
         numbers = _to_list(table), _to_list(lengths)
         _check_pages(name, key_pages, page_size, *numbers, window, queries)
@@ -153,8 +153,8 @@ def paged_attention_varlen(
                 f"[{name}] expected cu_seqlens_q ascending from 0 to {query.shape[0]}, the number "
                 f"of queries, got {ends}."
             )
-    ends_array, lengths = as_int32(cu_seqlens_q), as_int32(context_lens)
-    table = as_int32(block_table)
+    ends_array, lengths = kernels.as_int32(cu_seqlens_q), kernels.as_int32(context_lens)
+    table = kernels.as_int32(block_table)
     _check_pages(name, key_pages, page_size, block_table, context_lens, window, ends_array)
     if not kernels.is_built():
         numbers = _to_list(table), _to_list(lengths)
@@ -336,11 +336,6 @@ def _check_pages(
                 raise ValueError(
                     f"[{name}] expected page ids from 0 to {key_pages.shape[0] - 1}, got {page}."
                 )
-
-
-def as_int32(numbers: Integers | BlockTable) -> mx.array:
-    """Converts integers, or rows of integers, to an int32 array; returns arrays unchanged."""
-    return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)
 
 
 def _to_list(array: mx.array) -> Any:

@@ -14,7 +14,6 @@ from typing import Any
 
 from ..errors import (
     UserError,
-    array_to_list,
     check_token_ids,
     short_repr,
     summarize,
@@ -24,7 +23,6 @@ from ..models import memory
 from ..models.tokenizer.tokenizer import detokenizer_with_leading_space
 from .execution.disk_cache import DiskCache
 from .execution.sampler import TokenCounts, completion_seed
-from .inputs.prompts import ChatOptions, Prompt, encode_prompt, is_token_ids
 from .inputs.sampling_params import SamplingParams
 from .model_runner import ModelRunner
 from .output_processor import OutputProcessor, ReasoningTokens
@@ -101,30 +99,33 @@ class EngineCore:
         self._num_added = 0
         self._next_memory_check = 0.0
         self.num_memory_evictions = 0
+        self._outputs: deque[StreamOutput] = deque()  # not yet returned by `step`
 
-    def _queue_request(
+    def add_tokenized_request(
         self,
-        prompt: Prompt,
+        ids: Sequence[int],
         params: SamplingParams,
-        request_id: str | None,
-        chat: ChatOptions,
-        sink: deque[StreamOutput],
+        *,
+        request_id: str | None = None,
+        enable_thinking: bool = False,
         timeout: float | None = None,
         lora: str | None = None,
+        prompt: str | list[dict[str, Any]] | None = None,
+        sink: deque[StreamOutput] | None = None,
     ) -> RequestOutput:
         """Queues one request for each of a prompt's `n` completions, or none on an error.
 
         Args:
-            prompt, params, request_id, timeout, lora: see `LLM.add_request`, also for errors.
-            chat: chat template options.
-            sink: queue for the request's stream outputs.
+            ids: the prompt's token ids.
+            params, request_id, enable_thinking, timeout, lora: see `LLM.add_request`, also for
+                errors.
+            prompt: the text or messages with these token ids, for the output; None if unknown.
+            sink: queue for the request's stream outputs; None for that of `step`.
         """
         self.scheduler.check_queue_limit(params.n)
         if timeout is not None:
             validate_number("timeout", timeout, 0, math.inf, "a number of seconds > 0", above=True)
         adapter = self._adapter_index(lora)
-        prompt = array_to_list(prompt)
-        ids = encode_prompt(self.tokenizer, prompt, chat, self.scheduler.config.max_seq_len)
         check_token_ids("the prompt", ids, self.vocab_size)
         check_token_ids("logit_bias", params.logit_bias or (), self.vocab_size)
         generated_id = self._new_id()
@@ -133,14 +134,14 @@ class EngineCore:
         is_used = any(completion_id in self._processors for completion_id in completion_ids)
         if is_used or name in self._processors_by_request:
             raise UserError(f"request_id '{name}' is already used by an unfinished request.")
-        grammars = self.compile_grammar(ids, params, enable_thinking=chat.thinking_enabled)
+        grammars = self.compile_grammar(ids, params, enable_thinking=enable_thinking)
         seed = params.seed
         if seed is None:
             seed = completion_seed(self.seed, int(generated_id))
         request_output = RequestOutput(
             name,
-            None if is_token_ids(prompt) else prompt,  # type: ignore[arg-type]
-            ids,
+            prompt,
+            list(ids),
             [CompletionOutput(index) for index in range(params.n)],
             RequestMetrics(time.perf_counter()),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
@@ -157,9 +158,9 @@ class EngineCore:
                 output,
                 detokenizer_with_leading_space(self.tokenizer),
                 self.tokenizer.eos_token_ids,
-                sink,
+                self._outputs if sink is None else sink,
                 deadline,
-                self._reasoning_tokens(ids) if chat.thinking_enabled and params.stop else None,
+                self._reasoning_tokens(ids) if enable_thinking and params.stop else None,
             )
             # All completions have the same prompt, so this raises for the first one, when none has
             # been queued, or not at all.
@@ -351,6 +352,23 @@ class EngineCore:
                 num_evicted,
                 (before - self.runner.nbytes) / 1e6,
             )
+
+    def step(self) -> list[StreamOutput]:
+        """Computes one step and returns its outputs for requests without a `sink`.
+
+        If the model raises an exception, the requests in the step end with its message in `error`;
+        the others continue.
+        """
+        if not self._outputs:
+            self._compute_step()
+        outputs = list(self._outputs)
+        self._outputs.clear()
+        return outputs
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has requests to compute or outputs to return."""
+        return self.scheduler.has_requests or bool(self._outputs)
 
     def _compute_step(self) -> None:
         """Expires overdue requests, computes one step and emits its outputs."""

@@ -42,7 +42,7 @@ from .factory import (
     make_scheduler,
     resolve_task,
 )
-from .inputs.prompts import ChatOptions, Prompt, Prompts, normalize_prompts
+from .inputs.prompts import ChatOptions, Prompt, Prompts, encode_prompt, is_chat, normalize_prompts
 from .inputs.sampling_params import SamplingParams
 from .scheduling.config import SchedulerConfig
 from .scheduling.events import Listener
@@ -234,7 +234,6 @@ class LLM(EngineCore):
             adapters,
             make_disk_cache(*disk_options, scheduler, runner.models),
         )
-        self._outputs: deque[StreamOutput] = deque()
 
     # ---------------------------------------------------------------- batch interface
 
@@ -311,7 +310,7 @@ class LLM(EngineCore):
         sink: deque[StreamOutput],
     ) -> RequestOutput:
         try:
-            return self._queue_request(prompt, params, None, chat, sink, lora=lora)
+            return self._encode_and_add(prompt, params, chat, lora=lora, sink=sink)
         except UserError as error:
             output = CompletionOutput(0, finish_reason="error")
             now = time.perf_counter()
@@ -432,27 +431,21 @@ class LLM(EngineCore):
         """
         params = _check_params(sampling_params or SamplingParams())
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
-        request_output = self._queue_request(
-            prompt, params, request_id, chat, self._outputs, timeout, lora
+        request_output = self._encode_and_add(
+            prompt, params, chat, request_id=request_id, timeout=timeout, lora=lora
         )
         return request_output.request_id
 
-    def step(self) -> list[StreamOutput]:
-        """Computes one step and returns its outputs for requests from `add_request`.
-
-        If the model raises an exception, the requests in the step end with its message in `error`;
-        the others continue.
-        """
-        if not self._outputs:
-            self._compute_step()
-        outputs = list(self._outputs)
-        self._outputs.clear()
-        return outputs
-
-    @property
-    def has_unfinished_requests(self) -> bool:
-        """Whether `step` has requests to compute or outputs to return."""
-        return self.scheduler.has_requests or bool(self._outputs)
+    def _encode_and_add(
+        self, prompt: Prompt, params: SamplingParams, chat: ChatOptions, **options: Any
+    ) -> RequestOutput:
+        """Encodes a prompt and queues it; see `add_tokenized_request` for the options."""
+        ids = encode_prompt(self.tokenizer, prompt, chat, self.scheduler.config.max_seq_len)
+        text: Any = prompt if isinstance(prompt, str) or is_chat(prompt) else None
+        thinking = chat.thinking_enabled
+        return self.add_tokenized_request(
+            ids, params, enable_thinking=thinking, prompt=text, **options
+        )
 
     def reserve(self) -> None:
         """Allocates all of `kv_cache_bytes` now, so that later steps cannot stall or fail."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from ..attention import as_int32
+from .. import kernels
 from ..generate import SpeculationStatistics
 from .execution.async_scheduling import AsyncScheduling
 from .execution.logprobs import ScoredPrompt, add_prompt_logprobs, prompt_logprob_rows
@@ -163,7 +163,7 @@ class MtpRunner(ModelRunner):
     def _target_logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         num_tokens = sum(len(span.token_ids) for span in spans)
         self._hidden = self.target.features(spans, range(num_tokens))
-        return self.target.lm_head(self._hidden[as_int32(rows)])
+        return self.target.lm_head(self._hidden[kernels.as_int32(rows)])
 
 
 @dataclass

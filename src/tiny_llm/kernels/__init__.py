@@ -10,7 +10,7 @@ Reading order: prepack, mxfp4, graph_capture, roofline, heap.
 import functools
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -121,6 +121,11 @@ def use_cpu() -> None:
     global _stream
     mx.set_default_device(mx.cpu)
     _stream = mx.cpu
+
+
+def as_int32(numbers: Sequence[Any] | mx.array) -> mx.array:
+    """Converts integers, or rows of integers, to an int32 array; returns arrays unchanged."""
+    return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)
 
 
 def _operation(name: str) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..attention import as_int32
+from .. import kernels
 from ..kernels.heap import extend_rows, trim_heap
 from .full import GROWTH_TOKENS, INITIAL_TOKENS
 from .page_pool import compact_pages
@@ -67,14 +67,14 @@ class RaggedBatch:
         self.max_state_slot = max(
             [*(state_read_slots or ()), *(state_write_slots or ())], default=-1
         )
-        self.positions = as_int32(positions)
+        self.positions = kernels.as_int32(positions)
         optional = (state_read_slots, state_write_slots, adapter_ids)
         self.attention_metadata = metadata = AttentionMetadata(
-            as_int32(slot_mapping),
-            as_int32(context_lens),
+            kernels.as_int32(slot_mapping),
+            kernels.as_int32(context_lens),
             block_table,
-            as_int32(cu_seqlens_q),
-            *(None if x is None else as_int32(x) for x in optional),
+            kernels.as_int32(cu_seqlens_q),
+            *(None if x is None else kernels.as_int32(x) for x in optional),
         )
         T, B = self.num_tokens, self.num_seqs
         expected = {

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.engine.inputs.prompts import check_length
 from tiny_llm.errors import UserError
 from tiny_llm.models.tokenizer.hf_fallback import load_mlx_lm_tokenizer
 from tiny_llm.models.tokenizer.tokenizer import open_tokenizer
@@ -45,32 +44,6 @@ def test_transformers_tokenizer_is_sandboxed(tmp_path):
     for template in ("{{ 'a' * 10 ** 10 }}", "{{ messages[0].content * 100 }}"):
         with pytest.raises(ValueError, match=r"too much memory|cannot be encoded"):
             tokenizer.apply_chat_template([{"content": "a"}], chat_template=template + "!")
-
-
-def test_overlong_text_is_not_encoded_as_a_whole():
-    tokenizer = open_tokenizer(TARGET_PATH, CONFIG)
-    chunks = []
-
-    class CountingTokenizer:
-        def encode(self, text, **options):
-            chunks.append(text)
-            return tokenizer.encode(text, **options)
-
-    check_length(CountingTokenizer(), "it", "why " * 300_000, 1_200_000)
-    assert not chunks, "expected no encoding of the first characters of a text that may fit"
-    with pytest.raises(
-        UserError, match=r"^it is too long: the first 65,536 of its 1,200,000 characters are about"
-    ):
-        check_length(CountingTokenizer(), "it", "why " * 300_000, 2048)
-    assert list(map(len, chunks)) == [65536]
-
-
-def test_long_text_of_few_tokens_is_accepted():
-    class LongTokens:
-        def encode(self, text, **options):
-            return [0] * (len(text) // 1000)
-
-    check_length(LongTokens(), "it", "-" * 1_000_000, 1000)
 
 
 def test_panic_of_the_library_is_an_error():

@@ -8,7 +8,8 @@ import mlx.core as mx
 
 from ... import kernels
 from ...engine.execution.tp_model import load_sharded
-from ...engine.inputs.prompts import ChatOptions, check_length, encode_prompt
+from ...engine.inputs.limits import encode_text
+from ...engine.inputs.prompts import ChatOptions, encode_prompt
 from ...errors import UserError
 from ...models import default_model, load, load_weights
 from ..parsing.command import console
@@ -34,8 +35,7 @@ class Checkpoint:
         max_tokens = self.mlx_model.args.max_position_embeddings
         if not self.tokenizer.has_chat_template:
             text = "\n".join(message["content"] for message in messages)
-            check_length(self.tokenizer, "the prompt", text, max_tokens)
-            return self.tokenizer.encode(text)
+            return encode_text(self.tokenizer, "the prompt", text, max_tokens)
         chat = ChatOptions(self.enable_thinking)
         return encode_prompt(self.tokenizer, messages, chat, max_tokens)
 

@@ -2,5 +2,5 @@
 
 Plain Python without MLX. Must not know about scheduling or models.
 
-Reading order: json_limits, chat_template, prompts, structured_outputs, sampling_params.
+Reading order: limits, chat_template, prompts, structured_outputs, sampling_params.
 """

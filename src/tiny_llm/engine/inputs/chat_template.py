@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import UserError, short_repr
 from ..tool_calls.format import ToolCallFormat
 from ..tool_calls.registry import AUTO, find_format
-from .json_limits import JsonLimits
+from .limits import JsonLimits, check_unicode
 
 # Template variables that `render_chat` or the tokenizer sets; callers may not set them.
 RESERVED_VARIABLES = {
@@ -40,7 +40,7 @@ def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 
     Raises:
         UserError: a message has no role, its content is neither a string nor text parts, or tool
-            call arguments exceed a limit in `json_limits.py`.
+            call arguments exceed a limit in `limits.py`.
     """
     limits = JsonLimits("the JSON of the tool calls' arguments")
     return [
@@ -152,25 +152,6 @@ def _decode_arguments(arguments: Any, limits: JsonLimits) -> Any:
     return arguments
 
 
-def check_unicode(what: str, text: str) -> None:
-    """Rejects unpaired surrogates, which truncated JSON can contain.
-
-    Args:
-        what: subject of the error message, for example "the prompt".
-        text: text to check.
-
-    Raises:
-        UserError: the text is not valid Unicode.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        surrogate = text[error.start]
-        raise UserError(
-            f"{what} contains {surrogate!r}, an unpaired surrogate; text must be valid Unicode."
-        ) from error
-
-
 def render_chat(
     tokenizer: Any,
     messages: Sequence[Any],
@@ -216,7 +197,6 @@ def render_chat(
     except Exception as error:  # templates are programs and can raise any exception
         reason = str(error).rstrip(".") or type(error).__name__
         raise UserError(f"the chat template failed: {reason}.") from error
-    check_unicode("the rendered chat", text)
     return text
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ...errors import UserError, short_repr
 from .chat_template import normalize_tools
-from .json_limits import JsonLimits
+from .limits import JsonLimits
 
 ToolChoice = Literal["auto", "required"]
 

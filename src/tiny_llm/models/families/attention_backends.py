@@ -1,6 +1,6 @@
 """Attention backends over paged KV, selected by `LLM(attention_backend=…)`.
 
-    paged        kernel that reads pages through the block table, without a gather
+    paged        kernel that reads pages through the block table, called by `decoder.py`
     flash        gathers a sequence's pages into one array, then `flash_attention`
     reference    gathers pages, then attends in plain MLX in float32
 
@@ -10,8 +10,7 @@ sequence's entire KV in every layer of every step and run without graph capture,
 comparison and debugging only. Batches are always ragged (`RaggedBatch`).
 """
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -26,22 +25,12 @@ from ...attention import (
 from ...kv_cache import PagedKvMetadata
 from ...kv_cache.int8_rows import read_int8_pages, write_int8_rows
 from ...kv_cache.step_plan import LayerCacheView
-from ...qwen3_week2 import AttentionFn
-from ...qwen3_week3 import attend_paged, attend_ragged
-
-
-def attend_paged_in_window(
-    query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
-) -> mx.array:
-    """`attend_paged` over a ragged batch with a sliding window."""
-    metadata = cache.update_and_fetch_paged(key, value, mask="causal")
-    return attend_ragged(query, metadata, scale, window)
 
 
 def attend_flash(
-    query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int = 0
+    query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
 ) -> mx.array:
-    """`AttentionFn` that calls `flash_attention` once per sequence."""
+    """Writes keys and values to pages, then calls `flash_attention` once per sequence."""
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     lengths: list[int] = metadata.context_lens.tolist()
     queries = mx.split(query, metadata.cu_seqlens_q.tolist()[1:-1], axis=2)  # 1×H_q×L×D each
@@ -53,9 +42,9 @@ def attend_flash(
 
 
 def attend_reference(
-    query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int = 0
+    query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
 ) -> mx.array:
-    """`AttentionFn` that gathers the pages and computes attention in plain MLX."""
+    """Writes keys and values to pages, then attends in plain MLX."""
     if cache.buffers[0].dtype == mx.int8:
         metadata = update_and_fetch_int8(key, value, cache)
     else:
@@ -91,25 +80,12 @@ def update_and_fetch_int8(key: mx.array, value: mx.array, cache: LayerCacheView)
     )
 
 
-ATTENTION_FUNCTIONS: Mapping[str, AttentionFn] = {
-    "paged": attend_paged,
+# Functions of (query, key, value, cache, scale, window).
+COMPARISON_BACKENDS: Mapping[str, Callable[..., mx.array]] = {
     "flash": attend_flash,
     "reference": attend_reference,
 }
-ATTENTION_BACKENDS = tuple(ATTENTION_FUNCTIONS)
-
-
-def attention_function(backend: str, window: int) -> AttentionFn:
-    """Selects a layer's attention function.
-
-    Args:
-        backend: one of `ATTENTION_BACKENDS`.
-        window: number of most recent keys each query attends to; 0 for all.
-    """
-    if window == 0:
-        return ATTENTION_FUNCTIONS[backend]
-    function = attend_flash if backend == "flash" else attend_reference
-    return partial(attend_paged_in_window if backend == "paged" else function, window=window)
+ATTENTION_BACKENDS = ("paged", *COMPARISON_BACKENDS)
 
 
 def _attend_sequence(

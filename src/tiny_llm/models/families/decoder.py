@@ -12,14 +12,12 @@ from typing import Any
 import mlx.core as mx
 
 from ... import kernels
-from ...attention import as_int32
 from ...kernels.prepack import prepack_model
 from ...kv_cache import PagedStorage, RaggedBatch, StateStorage
 from ...kv_cache.int8_rows import KvCacheDtype, kv_row_width
 from ...kv_cache.step_plan import PlannedLayers
 from ...positional_encoding import RoPE
-from ...qwen3_week2 import AttentionFn
-from .attention_backends import attention_function
+from .attention_backends import COMPARISON_BACKENDS
 from .config import DecoderConfig
 from .experts import SparseMoE
 from .gated_delta_net import GatedDeltaNet, state_shape
@@ -38,6 +36,24 @@ from .rope import ScaledRoPE
 CosSin = tuple[mx.array, mx.array]  # cosines and sines at the new tokens' positions
 
 
+def attend_paged(
+    query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
+) -> mx.array:
+    """Writes keys and values to pages, then calls the kernel that reads pages."""
+    metadata = cache.update_and_fetch_paged(key, value, mask="causal")
+    attended = kernels.paged_attention_varlen(
+        query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
+        metadata.key_pages,
+        metadata.value_pages,
+        metadata.cu_seqlens_q,
+        metadata.context_lens,
+        metadata.block_table,
+        scale,
+        window,
+    )
+    return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
+
+
 class Attention:
     """Grouped-query attention over a KV cache, with optional QK norms, biases and output gate.
 
@@ -45,9 +61,13 @@ class Attention:
 
     Args:
         layer: the checkpoint's attention layer, with `q_proj`, `k_proj`, `v_proj` and `o_proj`.
+        window: number of most recent keys each query attends to; 0 for all.
+        backend: one of `ATTENTION_BACKENDS`.
     """
 
-    def __init__(self, config: DecoderConfig, layer: Any, dtype: mx.Dtype, attend: AttentionFn):
+    def __init__(
+        self, config: DecoderConfig, layer: Any, dtype: mx.Dtype, window: int, backend: str
+    ):
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
@@ -59,10 +79,11 @@ class Attention:
         self.k_norm = layer.k_norm.weight.astype(dtype) if config.qk_norm else None
         self.eps = config.rms_norm_eps
         self.has_gate = config.attn_output_gate
-        self._attend = attend
+        self.window = window
+        self._attend = COMPARISON_BACKENDS.get(backend, attend_paged)
 
     def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
-        """Attends from L new tokens per sequence to the cache and themselves: B×L×E -> B×L×E."""
+        """Attends from L new tokens to the cache and themselves: 1×L×E -> 1×L×E."""
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
         query, key, value = linear_each(x, (self.q_proj, self.k_proj, self.v_proj))
@@ -71,7 +92,7 @@ class Attention:
         value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
         query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *cos_sin)  # B×H_q×L×D
         key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *cos_sin)  # B×H×L×D
-        attended = self._attend(query, key, value, cache, self.scale)  # B×H_q×L×D
+        attended = self._attend(query, key, value, cache, self.scale, self.window)  # B×H_q×L×D
         attended = attended.swapaxes(1, 2)  # B×L×H_q×D
         if gate is not None:
             attended = kernels.sigmoid_gate(attended, gate)
@@ -97,8 +118,8 @@ class DecoderBlock:
             is_reference = attention_backend == "reference"
             self.mixer = GatedDeltaNet(config, layer.linear_attn, dtype, is_reference)
         else:
-            attend = attention_function(attention_backend, config.window_of(index))
-            self.mixer = Attention(config, layer.self_attn, dtype, attend)
+            window = config.window_of(index)
+            self.mixer = Attention(config, layer.self_attn, dtype, window, attention_backend)
         self.mlp: Mlp | SparseMoE
         if config.experts is not None and config.has_experts(index):
             self.mlp = SparseMoE(config.experts, layer.mlp, dtype)
@@ -264,7 +285,7 @@ class Decoder:
         storage: PagedStorage,
     ) -> mx.array:
         """Like `ragged_logits`, but returns the LM head's inputs, len(rows)×E."""
-        ids = as_int32(ids)
+        ids = kernels.as_int32(ids)
         if ids.shape != (batch.num_tokens,):
             raise ValueError(
                 f"Decoder: expected {batch.num_tokens} ids, one per token of the batch, got shape "
@@ -276,7 +297,7 @@ class Decoder:
         self, x: mx.array, batch: RaggedBatch, rows: Sequence[int] | mx.array, storage: PagedStorage
     ) -> mx.array:
         """Runs the layers and the final norm on the first layer's inputs, 1×T×E."""
-        rows = as_int32(rows)
+        rows = kernels.as_int32(rows)
         cos_sin = self.rope.cos_sin_at(batch.positions[None])  # 1×T×(rotated D)/2
         x, update = self._run_planned(x, cos_sin, storage.plan(batch))
         _, x = kernels.add_rms_norm(x[0, rows], update[0, rows], self.norm, self.eps)

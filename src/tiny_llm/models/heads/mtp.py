@@ -21,7 +21,6 @@ from typing import Any
 import mlx.core as mx
 
 from ... import kernels
-from ...attention import as_int32
 from ...kv_cache import PagedStorage, RaggedBatch
 from ..checkpoint.weights import CheckpointModel, TreeNode
 from ..families.decoder import Decoder
@@ -53,7 +52,9 @@ class MtpDecoder(Decoder):
             hidden: T×hidden_size: h_t, or g_{t-1} after the first drafting step.
             batch, rows, storage: see `ServingModel.ragged_logits`.
         """
-        x = kernels.rms_norm(self.embedding(as_int32(ids)[None]), self.embedding_norm, self.eps)
+        x = kernels.rms_norm(
+            self.embedding(kernels.as_int32(ids)[None]), self.embedding_norm, self.eps
+        )
         hidden = kernels.rms_norm(hidden[None], self.hidden_norm, self.eps)
         return self._features(self.fc(mx.concatenate([x, hidden], axis=-1)), batch, rows, storage)
 

@@ -295,7 +295,7 @@ def _add_request(
     if message.deadline is not None:  # the deadline may have passed during grammar compilation
         timeout = max(message.deadline - time.monotonic(), 1e-6)
     try:
-        llm.add_request(
+        llm.add_tokenized_request(
             message.token_ids,
             message.params,
             request_id=message.request_id,

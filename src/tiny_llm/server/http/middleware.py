@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...engine.inputs.json_limits import JsonLimits
+from ...engine.inputs.limits import JsonLimits
 from ...errors import UserError
 from ..settings import MIN_BODY_BYTES
 from .errors import ACCESS_RECORD, AccessRecord, ApiError, bad_request, single_line

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...engine.inputs.chat_template import check_unicode, render_chat
-from ...engine.inputs.prompts import check_length
+from ...engine.inputs.chat_template import render_chat
+from ...engine.inputs.limits import encode_text
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import UserError, short_repr
@@ -80,14 +80,13 @@ class PromptRenderer:
         """Converts text to token ids.
 
         Raises:
-            ApiError: the text has an unpaired surrogate or is too long for the context, or the
-                tokenizer rejects it.
+            ApiError: see `encode_text`.
         """
         try:
-            check_unicode("the prompt", text)
-            check_length(self.tokenizer, "the prompt", text, self.max_tokens)
-            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        except UserError as error:  # raised by the checks, or by a sandboxed tokenizer
+            return encode_text(
+                self.tokenizer, "the prompt", text, self.max_tokens, add_special_tokens
+            )
+        except UserError as error:
             raise bad_request(str(error)) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:

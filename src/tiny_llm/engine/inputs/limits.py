@@ -1,8 +1,13 @@
-"""Limits on a client's JSON, enforced on the text before parsing.
+"""Limits on a client's JSON before it is parsed, and on text before it is encoded.
 
 Parsing holds the GIL, and Python objects take up to 27 times as much memory as their JSON text.
 Counting values and nesting levels in the text takes a few microseconds per kilobyte.
+
+Tokenization takes a second or more per megabyte. Text that looks too long for the model's context
+is tokenized chunk by chunk, until it certainly exceeds the limit.
 """
+
+from typing import Any
 
 from ...errors import UserError
 
@@ -11,6 +16,12 @@ MAX_VALUES = 2**17  # values, such as token ids; this many take 15 ms to parse a
 # Objects and lists; this many take 40 ms to validate if each is a Pydantic model.
 MAX_CONTAINERS = 2**14
 CHUNK_CHARS = 2**16
+# Text of up to this many characters per token of the context length is not checked: English text
+# averages only 4 to 5 characters per token.
+UNCHECKED_CHARS_PER_TOKEN = 8
+# Tokens allowed before rejection, as a multiple of the context length. The count is not exact,
+# because splitting text into chunks changes the tokens at the boundaries.
+MARGIN = 2
 
 _OPENING, _CLOSING = b"[{", b"]}"
 _NOT_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING))
@@ -81,3 +92,46 @@ class JsonLimits:
                         f"{self._what} is nested more than {MAX_DEPTH} levels deep; flatten it."
                     )
         self._depth += 2 * num_opening - len(brackets)
+
+
+def encode_text(
+    tokenizer: Any, what: str, text: str, max_tokens: int, add_special_tokens: bool = True
+) -> list[int]:
+    """Encodes text, unless it has far more tokens than the model's context length.
+
+    Args:
+        what: subject of the error message, for example "the prompt".
+        max_tokens: the model's context length.
+        add_special_tokens: whether to add the tokenizer's special tokens.
+
+    Raises:
+        UserError: the text is too long or not valid Unicode, or the tokenizer rejects it.
+    """
+    check_unicode(what, text)
+    if len(text) > max(CHUNK_CHARS, UNCHECKED_CHARS_PER_TOKEN * max_tokens):
+        num_tokens = 0
+        for start in range(0, len(text), CHUNK_CHARS):
+            chunk = text[start : start + CHUNK_CHARS]
+            num_tokens += len(tokenizer.encode(chunk, add_special_tokens=False))
+            if num_tokens > MARGIN * max_tokens:
+                raise UserError(
+                    f"{what} is too long: the first {start + len(chunk):,} of its {len(text):,} "
+                    f"characters are about {num_tokens:,} tokens, but the model's context length "
+                    f"is {max_tokens:,} tokens, including the output."
+                )
+    return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+
+def check_unicode(what: str, text: str) -> None:
+    """Rejects unpaired surrogates, which truncated JSON can contain; see `encode_text`.
+
+    Raises:
+        UserError: the text is not valid Unicode.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = text[error.start]
+        raise UserError(
+            f"{what} contains {surrogate!r}, an unpaired surrogate; text must be valid Unicode."
+        ) from error

@@ -1,11 +1,17 @@
-"""JSON limits: incremental counts of values and nesting match the parsed document."""
+"""Limits: counts of JSON values and nesting match the document; over-long text is not encoded."""
 
 import json
 import random
 
 import pytest
 
-from tiny_llm.engine.inputs.json_limits import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES, JsonLimits
+from tiny_llm.engine.inputs.limits import (
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    MAX_VALUES,
+    JsonLimits,
+    encode_text,
+)
 from tiny_llm.errors import UserError
 
 TEXTS = ['a,b[{]}\\"', "\\", '\\\\"', '"', "[[[", "é,", ""]
@@ -64,3 +70,31 @@ def test_values_of_several_documents_are_summed():
         limits.check("[1]")
     with pytest.raises(UserError, match="^it has more than 16,384 JSON objects and lists; send"):
         JsonLimits("it").check("{}," * (MAX_CONTAINERS + 1))
+
+
+class CountingTokenizer:
+    """Tokenizer with one token per word; records the texts it encodes."""
+
+    def __init__(self):
+        self.texts = []
+
+    def encode(self, text, add_special_tokens):
+        self.texts.append(text)
+        return [0] * text.count(" ")
+
+
+def test_overlong_text_is_not_encoded_as_a_whole():
+    tokenizer, text = CountingTokenizer(), "why " * 300_000
+    assert len(encode_text(tokenizer, "it", text, 1_200_000)) == 300_000
+    assert tokenizer.texts == [text], "a text that may fit must be encoded only once"
+    tokenizer.texts.clear()
+    with pytest.raises(
+        UserError, match=r"^it is too long: the first 65,536 of its 1,200,000 characters are about"
+    ):
+        encode_text(tokenizer, "it", text, 2048)
+    assert list(map(len, tokenizer.texts)) == [65536]
+
+
+def test_long_text_of_few_tokens_is_accepted():
+    text = f"{'-' * 999} " * 1000
+    assert len(encode_text(CountingTokenizer(), "it", text, 1000)) == 1000
