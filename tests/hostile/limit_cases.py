@@ -31,7 +31,7 @@ def sequence(name: str, component: dict[str, Any], number: int) -> dict[str, Any
 
 
 def bpe(**new: Any) -> Corruption:
-    """Sets fields of the tokenizer's BPE model; a function receives the old value."""
+    """Sets fields of the tokenizer's BPE model; a function computes the new value from the old."""
 
     def corrupt(folder: Path) -> None:
         content = json.loads((folder / TOKENIZER).read_text())

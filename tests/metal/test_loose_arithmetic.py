@@ -1,9 +1,9 @@
-"""Test tolerances hold for the loosest arithmetic that a GPU may use.
+"""Checks that tests' tolerances hold for the loosest arithmetic that a GPU may use.
 
 The emulator's "loose" mode fuses some multiply-adds, reorders sums, perturbs `exp` and other
-functions by up to 4 ulp, flushes denormals and lowers the threadgroup size limit. A sample of the
-other tests runs in this mode with several seeds. Bitwise guarantees apply to a single GPU and
-compiler, which are deterministic.
+functions by up to 4 ulp, flushes denormals, and also lowers the threadgroup size limit. A sample
+of the other tests runs in this mode with several seeds. Tests of equal bits must also pass: they
+compare kernels on the same GPU and compiler, which are deterministic.
 """
 
 import mlx.core as mx

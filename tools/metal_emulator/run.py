@@ -7,10 +7,13 @@ r"""`pdm run metal-run`: runs a Metal kernel on the CPU and prints its outputs.
         --grid 7 --threads 128 --mode race
     pdm run metal-run my_kernel --file my.metal … --mode count
 
+--mode race reports data races between threads; --mode count prints the operations and bytes of a
+launch.
+
 --buffer is given once per [[buffer(i)]], in order:
-    TYPE:SIZE:FILL    SIZE like 7x333; FILL is random, zeros, ones or arange
-    FILE.npy          an array that NumPy saved
-    TYPE:N,N,N        a struct whose members all have this type
+    TYPE:SIZE:FILL    SIZE is a shape such as 7x333; FILL is random, zeros, ones or arange
+    FILE.npy          an array saved with `numpy.save`
+    TYPE:N,N,N        a struct with these members, all of the same type
     NUMBER            a scalar of the parameter's type
     -                 unbound
 TYPE is float, half, bfloat, bool or an integer such as int, uint, uchar, long.

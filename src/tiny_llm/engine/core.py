@@ -304,7 +304,7 @@ class EngineCore:
                 scheduler.update_from_output(step, self.runner.run(step))
         except UserError:  # too long, so every prompt with this prefix is rejected, too
             return False
-        except Exception:  # best effort: no caller depends on it
+        except Exception:  # best effort: no caller depends on success
             log.exception("failed to precompute a prefix cache page")
         scheduler.finish(request, "abort")
         if self.disk_cache is not None:

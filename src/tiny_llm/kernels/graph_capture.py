@@ -88,7 +88,7 @@ class CapturedFunction:
 
     @staticmethod
     def should_capture(x: mx.array) -> bool:
-        """Whether capture is beneficial for x, B×L×E, that is, in a decode step on the CPU."""
+        """Whether capture pays off for x (B×L×E): only in a decode step on the CPU."""
         return is_decode_step(x) and kernels.computes_on_cpu()
 
     def _should_capture_now(self, inputs: Sequence[mx.array]) -> bool:

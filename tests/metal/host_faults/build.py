@@ -19,10 +19,11 @@ inline bool is_active(int fault) {
 
 
 def build() -> Path:
-    """Incrementally builds the package `tiny_llm_ext` and returns its folder.
+    """Incrementally builds `tiny_llm_ext` with all faults, and returns the package's folder.
 
     Raises:
-        RuntimeError: the build failed, or a fault's original text is not found exactly once.
+        RuntimeError: the build failed, or the text that a fault replaces does not occur exactly
+            once in its file.
     """
     target = TREE / EXTENSION
     for file in (ROOT / EXTENSION).rglob("*"):

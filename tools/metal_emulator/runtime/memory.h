@@ -35,8 +35,8 @@ constexpr uint64_t ARENA_SIZE = 1 << 20;
 // "offset 12 of buffer(1)", or "offset 12 of the threadgroup memory 'tile'" if `buffer` is null.
 void describe_place(const Buffer* buffer, uint64_t offset, char* text, size_t size);
 
-// Reports an out-of-bounds access to a buffer or threadgroup variable; returns if the address
-// belongs to neither.
+// Reports an access beyond the bounds of a buffer or threadgroup variable, and exits. Returns if
+// the address is in no buffer's or variable's memory, guard pages included.
 void report_bad_address(const void* address, bool writes, uint32_t size, const void* pc);
 // Reports a write between a buffer's end and its guard page.
 void check_slack();

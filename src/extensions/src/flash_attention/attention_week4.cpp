@@ -1,5 +1,5 @@
-// Selection of the attention kernel of the course's Week 4. Runs on the calling thread, because an
-// exception in a worker thread could not be caught.
+// Selects the attention kernel of the course's Week 4: on the calling thread, which can catch the
+// exception for an unsupported TINY_LLM_ATTENTION.
 #include "src/flash_attention/attention_week4.h"
 
 #include <cstdlib>

@@ -277,7 +277,8 @@ class PageManager:
             assert computed <= capacity, f"{request} has {capacity} slots for {computed} tokens"
             for index, page in enumerate(pages, first):
                 assert (page in cached) == (index < request.num_shared), (
-                    f"{request}: only its {request.num_shared} leading pages must be in the cache"
+                    f"{request}: its first {request.num_shared} pages, and no others, must be in "
+                    "the cache"
                 )
                 owners[page] = owners.get(page, 0) + 1
         for page in range(self.allocator.num_pages):

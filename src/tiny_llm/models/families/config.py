@@ -173,7 +173,7 @@ def check_mtp_fields(fields: Fields, is_hybrid: bool) -> None:
         )
     if fields.get("mtp_use_dedicated_embeddings"):
         raise ValueError(
-            "config.json has mtp_use_dedicated_embeddings true; multi-token prediction requires "
+            "config.json sets mtp_use_dedicated_embeddings, but multi-token prediction requires "
             "the model's embedding"
         )
 

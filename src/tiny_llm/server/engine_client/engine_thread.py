@@ -290,7 +290,7 @@ def _grammar_workers() -> ThreadPoolExecutor:
 def _add_request(
     llm: LLM, message: messages.AddRequest
 ) -> messages.RequestAccepted | messages.RequestRejected:
-    """Adds a request to the engine; returns the reply to the event loop."""
+    """Adds a request to the engine, and returns the reply to send to the event loop."""
     timeout = None
     if message.deadline is not None:  # the deadline may have passed during grammar compilation
         timeout = max(message.deadline - time.monotonic(), 1e-6)

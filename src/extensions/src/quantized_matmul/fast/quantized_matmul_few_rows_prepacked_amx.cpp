@@ -1,12 +1,14 @@
-// quantized_matmul for one or two rows and prepacked weights: a vector of b is one word of 16
-// outputs, one output per lane. quantized_matmul_few_rows_amx.cpp is for row-major weights.
+// quantized_matmul for one or two rows and prepacked weights, too few rows for AMX's tiles: each
+// vector of b holds one 32-bit word of each of 16 outputs, one output per lane.
+// quantized_matmul_few_rows_amx.cpp is for row-major weights.
 //
-// vpdpbusd accumulates the four products of a lane, so all lanes multiply the same word of
-// activations, which the instruction broadcasts as it loads. Nothing is folded or transposed: a
-// group is a fixed number of consecutive vectors, followed by float32 arithmetic.
+// vpdpbusd adds the four products in a lane to the lane's sum. Because each lane is another output,
+// all lanes multiply the same word of activations, which the instruction broadcasts from memory. No
+// sum over lanes and no transpose is needed: a group of weights is a fixed number of consecutive
+// vectors, after which its sums are scaled and added in float32.
 //
-// Four *columns* of 16 outputs are read side by side: four sequential streams have a higher
-// bandwidth than one (benchmark/LOG.md).
+// Four blocks of 16 outputs, called columns, are read in turns, because four sequential streams
+// reach a higher bandwidth than one (benchmark/LOG.md).
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 #if defined(__AVX512VNNI__)

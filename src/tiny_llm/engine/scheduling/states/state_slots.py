@@ -276,7 +276,7 @@ class StateSlots:
         return node
 
     def compact(self, running: Iterable[EngineRequest]) -> list[int]:
-        """Renumbers the used slots for `PageManager.compact`; returns their old numbers."""
+        """Renumbers the slots in use from 0; returns the old number of each, in the new order."""
         used = self._allocator.compact()
         number = {old: new for new, old in enumerate(used)} | {-1: -1}
         for checkpoint in self.checkpoints.by_node.values():
