@@ -21,7 +21,8 @@ from typing import Any
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.kv_cache.disk.page_file import drop_from_page_cache
 
-from .command import benchmark_parser
+from .command import benchmark_parser, print_json, run_command
+from .systems.client import WorkerError
 from .make_checkpoint import shape_config
 from .timing import Times
 
@@ -29,7 +30,7 @@ ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
 def main() -> int:
-    """Runs all phases in child processes, or with --phase a single phase in this process."""
+    """Parses the command line and runs the benchmark."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--model", help="folder with a config.json (default: Qwen3-0.6B)")
     parser.add_argument("--tokens", type=int, default=8192, help="prompt length")
@@ -38,13 +39,15 @@ def main() -> int:
     )
     parser.add_argument("--directory", type=Path, help="parent folder of the temporary cache")
     parser.add_argument("--phase", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    return run_command("disk_cache", parser.parse_args(), run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs all phases in child processes, or with --phase a single phase in this process."""
     if args.phase == "alternate":
-        print(json.dumps(alternate(args.model, args.directory, args.rounds)))
-        return 0
+        return print_json(alternate(args.model, args.directory, args.rounds))
     if args.phase is not None:
-        print(json.dumps(run_phase(args.model, args.directory, args.tokens)))
-        return 0
+        return print_json(run_phase(args.model, args.directory, args.tokens))
     with tempfile.TemporaryDirectory(dir=args.directory) as folder:
         model = args.model or str(write_config(Path(folder) / "model"))
         cache = Path(folder) / "cache"
@@ -64,7 +67,17 @@ def main() -> int:
             f"512 tokens without / with disk writes: median {memory_only.median:.3f} / "
             f"{with_disk.median:.3f} s, best {memory_only.minimum:.3f} / {with_disk.minimum:.3f} s"
         )
-    return 0
+        seconds = {
+            "cold": before["seconds"][0],
+            "memory": before["seconds"][1],
+            "disk": after["seconds"][0],
+            "startup": after["startup"],
+            "without_writes": memory_only.median,
+            "with_writes": with_disk.median,
+        }
+        return print_json(
+            {"seconds": seconds, "cached_tokens": after["hits"], "stored_bytes": before["bytes"]}
+        )
 
 
 def write_config(folder: Path) -> Path:
@@ -78,8 +91,10 @@ def write_config(folder: Path) -> Path:
 def run_process(flags: Sequence[str]) -> dict[str, Any]:
     """Runs a phase in a new process and returns its result."""
     command = [sys.executable, "-m", "benchmark.disk_cache", *flags]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    phase = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if phase.returncode:
+        raise WorkerError("a phase failed; its error is above.")
+    result: dict[str, Any] = json.loads(phase.stdout.splitlines()[-1])
     return result
 
 
