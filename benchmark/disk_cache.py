@@ -22,8 +22,8 @@ from tiny_llm import LLM, SamplingParams
 from tiny_llm.kv_cache.disk.page_file import drop_from_page_cache
 
 from .command import benchmark_parser, print_json, run_command
-from .systems.client import WorkerError
 from .make_checkpoint import shape_config
+from .systems.client import WorkerError
 from .timing import Times
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
