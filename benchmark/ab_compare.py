@@ -2,10 +2,9 @@
 
     python -m benchmark.ab_compare TREE --model FOLDER
 
-TREE is another checkout of tiny-llm, such as the parent commit, with its extension built. Each
-checkout has a worker process, which is paused while the other worker is measured. Every round
-measures both workers, in alternating order. The result is the median of the per-round ratios, so a
-temporary slowdown of the machine cancels out.
+TREE is another checkout, such as the parent commit, with its extension built. Each checkout has a
+worker process, which is paused while the other is measured. Every round measures both, in
+alternating order; the median of the per-round ratios cancels out slowdowns of the machine.
 """
 
 import argparse
@@ -22,11 +21,7 @@ TIMED = [name for name, metric in METRICS.items() if metric.kind != "load"]
 
 
 def venv_python(tree: Path) -> str:
-    """Path of the Python interpreter in a checkout's virtual environment.
-
-    Raises:
-        SystemExit: the checkout has no virtual environment.
-    """
+    """Path of a checkout's Python interpreter; exits if it has no .venv."""
     python = tree / ".venv" / "bin" / "python"
     if not python.exists():
         raise SystemExit(f"{tree} has no .venv/bin/python; install tiny-llm there first.")
@@ -36,11 +31,7 @@ def venv_python(tree: Path) -> str:
 def run_interleaved(
     workers: dict[str, WorkerProcess], metric: Metric, rounds: int, limit_s: float
 ) -> dict[str, list[float]]:
-    """Measures a metric on all workers, after a warm-up round.
-
-    Returns:
-        Worker name -> seconds per prompt or step, one measurement per round.
-    """
+    """Seconds per prompt or step by worker and round, after a warm-up round."""
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     for number in range(rounds + 1):
         order = list(workers) if number % 2 == 0 else list(workers)[::-1]
@@ -54,7 +45,7 @@ def run_interleaved(
 
 
 def report(metric: Metric, seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Prints a metric's table row; returns both checkouts' times and the ratio of this to TREE."""
+    """Prints a metric's table row; returns its times and ratio for the JSON."""
     other, this = (Times.of(seconds[name]) for name in ("other", "this"))
     pairs = zip(seconds["this"], seconds["other"], strict=True)
     ratio = statistics.median(a / b for a, b in pairs)
@@ -94,12 +85,7 @@ def run(args: argparse.Namespace) -> int:
 def parse_ab_args(
     parser: argparse.ArgumentParser, metrics: list[str], rounds: int, limit_s: float
 ) -> argparse.Namespace:
-    """Adds --metrics, --rounds and --limit to a parser and parses the command line.
-
-    Args:
-        parser: parser with the command's other arguments.
-        metrics, rounds, limit_s: defaults of --metrics, --rounds and --limit.
-    """
+    """Parses the command line, with --metrics, --rounds and --limit added."""
     add = parser.add_argument
     add("--metrics", type=names(TIMED), default=metrics, metavar="NAME,…", help=", ".join(TIMED))
     add("--rounds", type=int, default=rounds)

@@ -2,9 +2,9 @@
 
     python -m benchmark.activation_bits --model FOLDER [--text FILE …] [--rounds N]
 
-Two engines share the weights and run the same work in turns, after an uncounted round. To measure
-the error, both predict each token of a text, or of random tokens. The report has the fraction of
-tokens for which both have the same most likely token, and the ratio of their perplexities.
+Two engines share the weights and run the same work alternately, after a warm-up round. To measure
+the error, both predict each token of a text (without --text, of random tokens): the report has the
+fraction of equal predictions and the ratio of the perplexities.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prompts(llm: LLM, files: Sequence[Path], windows: int) -> list[list[int]]:
-    """Makes prompts of `WINDOW` tokens from the files' text, or of random tokens without files."""
+    """Prompts of `WINDOW` tokens of the files' text; random without files."""
     rng = random.Random(3)
     ids = [rng.randrange(llm.vocab_size) for _ in range(WINDOW * windows)]
     if files:
@@ -88,7 +88,7 @@ def compare(llms: Sequence[LLM], batch_size: int, rounds: int) -> list[list[floa
 
 
 def tokens_per_second(llm: LLM, batch_size: int) -> float:
-    """Tokens per second of a prompt if `batch_size` is 0, else of decoding that many requests."""
+    """Tokens per second: prefill if `batch_size` is 0, else decoding that many."""
     tokens = CONTEXT if batch_size else WINDOW
     params = SamplingParams(temperature=0, max_tokens=2 * STEPS, ignore_eos=True)
     started = time.perf_counter()

@@ -3,11 +3,10 @@
     python -m benchmark.all_reduce --ranks 2                # MLX's ring
     mpirun -n 2 python -m benchmark.all_reduce              # MPI
 
-Reduces arrays of the sizes used in decoding (few rows) and prefill (hundreds of rows) across N
-processes, as tensor parallelism does. Sizes are interleaved, so background load affects all of
-them. A line fitted to the minimum times yields the message latency and bandwidth that
-`parallel_cost` takes as `--latency-us … --link-gbit …`. The medians include time spent waiting for
-a core: each rank needs one core, and MLX's ring threads need another.
+The array sizes are those of decoding (few rows) and prefill (hundreds of rows), interleaved, so
+background load affects all of them. A line fitted to the minimum times yields the message latency
+and bandwidth that `parallel_cost` takes as `--latency-us … --link-gbit …`. The medians include
+waits for a core: each rank needs one, and MLX's ring threads need another.
 """
 
 import argparse
@@ -34,30 +33,22 @@ RANK_FLAG = "--as-rank"
 
 
 def fit_link(seconds: Mapping[int, float], ranks: int) -> Link:
-    """Fits latency and bandwidth to measured times, minimizing the squared relative errors.
+    """Fits latency and bandwidth to seconds by array size in bytes.
 
-    Relative errors give the small arrays of decoding the same weight as the large ones of prefill.
-
-    Args:
-        seconds: array size in bytes -> time of the all-reduce.
-        ranks: number of ranks, at least 2.
+    Minimizes relative errors, which weigh the small arrays of decoding like the large ones of
+    prefill. `ranks` is at least 2.
     """
     n_bytes = np.array(list(seconds), dtype=float)
     measured = np.array(list(seconds.values()))
     messages = ranks - 1
-    # `all_reduce_seconds` is linear in the latency and in 1/bandwidth: a linear least-squares
-    # problem.
+    # Linear least squares: `all_reduce_seconds` is linear in the latency and in 1/bandwidth.
     factors = np.stack([np.full_like(n_bytes, messages), messages * n_bytes], axis=1)
     (latency, per_byte), *_ = np.linalg.lstsq(factors / measured[:, None], np.ones_like(measured))
     return Link(float(latency), float(1 / per_byte), f"measured: {ranks} ranks on one machine")
 
 
 def run_rank(group: Group, hidden: int, rounds: int) -> dict[int, tuple[float, float]]:
-    """Times the all-reduce of each array size on one rank.
-
-    Returns:
-        Array size in bytes -> (minimum, median) in seconds.
-    """
+    """One rank's (minimum, median) seconds by array size in bytes."""
     arrays = [mx.ones((rows, hidden), dtype=mx.bfloat16) for rows in ROWS]
     seconds: dict[int, list[float]] = {array.nbytes: [] for array in arrays}
     for round_number in range(rounds + 1):

@@ -3,8 +3,7 @@
     python -m benchmark.batch --model FOLDER [--flash | --no-flash]
 
 First measures decoding steps at each batch size, with a context of 128 tokens. Then runs a queue of
-prompts through `BatchGeneration`, which interleaves chunked prefill with decoding, as
-`batch_generate` does.
+prompts through `BatchGeneration`, which interleaves chunked prefill with decoding.
 """
 
 import argparse

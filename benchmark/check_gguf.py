@@ -2,13 +2,12 @@
 
     python -m benchmark.check_gguf --llama-python PYTHON
 
-A speed comparison is meaningless if the systems compute different models. tiny-llm generates
-greedy outputs with the demo model; llama.cpp then loads GGUF files written by `gguf_file` and
-predicts the token after each token of prompt and output. The float32 file has the same weights, so
-all predictions must agree except for ties: tiny-llm's logits are bfloat16, which cannot distinguish
-20 from 20.1. The Q4_0 file has requantized weights, which changes some predictions, so its
-agreement is only reported. A small Qwen3.5 model with random float32 weights has no ties: every
-prediction must agree.
+A speed comparison is meaningless if the systems compute different models. tiny-llm generates greedy
+outputs with the demo model; llama.cpp predicts the token after each token of prompt and output,
+from GGUF files written by `gguf_file`. With float32 weights, all predictions must agree except for
+ties: tiny-llm's bfloat16 logits are multiples of 1/8 between 16 and 32. Requantization to Q4_0
+changes some predictions, so their agreement is only reported. All predictions of a small Qwen3.5
+model with random float32 weights must agree, without ties.
 """
 
 import argparse
@@ -57,24 +56,17 @@ SMALL_HYBRID = {
     "vocab_size": VOCAB_SIZE,
     "torch_dtype": "float32",
 }
-# Largest gap to the highest logit that counts as a tie, relative to that logit: at most two
-# bfloat16 ulps.
+# Maximum gap of a tie, relative to the highest logit: at most two bfloat16 ulps.
 TIE_TOLERANCE = 2.0**-7
 
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt and tiny-llm's greedy output.
+    """A prompt and tiny-llm's greedy output."""
 
-    Attributes:
-        ids: token ids of prompt and output.
-        prompt_tokens: length of the prompt.
-        logits: tiny-llm's logits after each token, tokens × vocabulary size.
-    """
-
-    ids: list[int]
+    ids: list[int]  # prompt and output
     prompt_tokens: int
-    logits: np.ndarray
+    logits: np.ndarray  # after each token: tokens × vocabulary size
 
     def agreement(self, predicted: list[int]) -> Agreement:
         """Compares the token predicted after each of `ids` with tiny-llm's most likely token."""
@@ -104,9 +96,9 @@ def demo_texts() -> list[Text]:
 
 
 def hybrid_text(folder: Path) -> Text:
-    """Writes a random Qwen3.5 checkpoint; returns random tokens and tiny-llm's predictions.
+    """Writes a random Qwen3.5 checkpoint; returns tiny-llm's predictions.
 
-    The engine returns no logits, so each predicted token becomes a one-hot row of logits.
+    The engine returns no logits, so each predicted token becomes a one-hot row.
     """
     write_checkpoint(folder, {**shape_config("qwen3.5-4b"), **SMALL_HYBRID}, dtype=mx.float32)
     ids = np.random.default_rng(0).integers(VOCAB_SIZE, size=60).tolist()

@@ -4,16 +4,14 @@
 
 A speed comparison is meaningless if the systems compute different models. The checkpoint is a small
 random model whose matrices are 4-bit integers times a power of two, which the exporters preserve
-exactly. Each system generates greedy outputs, through prefill and decoding. tiny-llm computes the
-logits of the same tokens in float32: each token must be its most likely one or a tie.
+exactly. Each system generates greedy outputs; each token must be the most likely one, or a tie, in
+tiny-llm's float32 logits.
 
-The tie threshold depends on the arithmetic. `--exact` workers compute in float32, but accumulate in
-a different order, so the logits may differ by float32 rounding: a thousandth of their standard
-deviation is allowed. The benchmarked settings round matmul inputs to 8 bits. With one scale per
-row, the error of an element is up to 1/254 of the row's maximum, about 1 % of the row's standard
-deviation. Nine matmuls follow one another, four in each of two layers plus the head, and
-independent errors of 1 % add up to √9 · 1 % = 3 % of the standard deviation of the logits. The
-threshold is four times that: an eighth of the standard deviation.
+The maximum gap of a tie is a fraction of the logits' standard deviation. For `--exact` workers,
+whose float32 sums differ only in order, it is a thousandth; for the benchmarked settings, which
+round matmul inputs to 8 bits, an eighth. Rounding with one scale per row has errors of up to 1/254
+of the row's maximum, about 1 % of its standard deviation. Independent errors of nine successive
+matmuls (four per layer, and the head) add up to √9 · 1 % = 3 %, a quarter of the threshold.
 """
 
 import argparse
@@ -62,11 +60,7 @@ def write_exact_checkpoint(folder: Path) -> None:
 
 
 class Reference:
-    """tiny-llm's logits in float32, the reference for the other systems.
-
-    Args:
-        folder: output of `write_exact_checkpoint`.
-    """
+    """tiny-llm's logits in float32, the reference for the other systems."""
 
     def __init__(self, folder: Path):
         mlx_model, _ = load_weights(str(folder))
@@ -78,8 +72,7 @@ class Reference:
 
         Args:
             prompt: the system's input tokens.
-            reply: the system's output as `tokens`, and the tokens that it cannot generate as
-                `excluded`.
+            reply: the output as `tokens`, and the tokens that cannot be generated as `excluded`.
             tie: see `TIE_TOLERANCES`.
         """
         tokens = reply["tokens"]
@@ -93,18 +86,15 @@ class Reference:
 
 
 def prompts() -> list[list[int]]:
-    """Random prompts of the lengths `PROMPT_LENGTHS`, as token ids."""
+    """Random prompts of the lengths in `PROMPT_LENGTHS`, as token ids."""
     rng = np.random.default_rng(0)
     return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in PROMPT_LENGTHS]
 
 
 def check(system: str, python: str, exact: bool, work: Path, checkpoint: Path) -> Agreement:
-    """Exports the model to a system and compares its outputs with tiny-llm's logits.
+    """Exports a checkpoint to a system; compares its outputs with tiny-llm's.
 
     Args:
-        system: a key of `WORKERS`.
-        python: Python interpreter in which the system is installed.
-        exact: whether activations stay float32.
         work: folder for the exported model.
         checkpoint: output of `write_exact_checkpoint`.
 

@@ -22,8 +22,7 @@ def run_command(
     """Runs a benchmark; SIGTERM exits through its `finally` blocks.
 
     Args:
-        name: name of the benchmark, for errors.
-        args: its command line.
+        name: prefix of error messages.
         run: measures, prints the result with `print_json`, and returns the exit status.
 
     Returns:
@@ -38,6 +37,6 @@ def run_command(
 
 
 def print_json(result: Mapping[str, Any], status: int = 0) -> int:
-    """Prints the result as JSON, a benchmark's last line of output; returns `status`."""
+    """Prints a benchmark's last line of output; returns `status`."""
     print(json.dumps(result))
     return status

@@ -4,8 +4,8 @@
 
 Weights are random, by default in the shapes of 4-bit Qwen3-0.6B. Each phase runs in a new process,
 as after a restart; before the disk phase, the cache files are dropped from the OS page cache.
-Finally, two engines in one process, one of them with a cache directory, alternately prefill
-different prompts; the difference between their times is the cost of the writes.
+Finally, two engines in one process, one without a cache directory, alternately prefill different
+prompts; the difference between their times is the cost of the writes.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def run_process(flags: Sequence[str]) -> dict[str, Any]:
 
 
 def build(model: str, directory: Path | None, num_tokens: int) -> LLM:
-    """Builds an engine with random weights and a KV cache for one prompt of `num_tokens` tokens."""
+    """Engine with random weights and a KV cache for `num_tokens` tokens."""
     return LLM(
         model,
         load_format="dummy",

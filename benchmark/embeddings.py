@@ -2,10 +2,9 @@
 
     python -m benchmark.embeddings --work FOLDER [--torch-python P] [--llama-python P]
 
-The weights are random, in Qwen3-Embedding-0.6B's shape, 4-bit or bfloat16. Measurements of the
-systems are interleaved. Inputs are token ids, so tokenization is not measured. The cosine
-similarity of a system's vector and tiny-llm's in bfloat16 shows whether both compute the same
-model.
+The weights are random, in Qwen3-Embedding-0.6B's shape, 4-bit or bfloat16. Measurements are
+interleaved, and tokenization is not included. The cosine similarity with tiny-llm's bfloat16 vector
+shows whether a system computes the same model.
 """
 
 import argparse

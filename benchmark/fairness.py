@@ -2,16 +2,11 @@
 
     python -m benchmark.fairness --model FOLDER
 
-Both servers get the same workload: a stream that is decoding before the long prompt arrives, the
-long prompt, and a client that sends one short chat after another. Reported per policy:
-
-- time to first token of the chats sent during the prefill of the long prompt, and of the long
-  prompt;
-- inter-token latencies of the stream in the same period;
-- tokens per second, prompt and output, over the entire workload. The workload is the same for both
-  policies, so the ratio of the rates is the inverse ratio of the durations.
-
-While one server is measured, the other is paused (SIGSTOP).
+Both servers get the same workload: a stream, a long prompt that arrives while the stream decodes,
+and a client that sends one short chat after another. Reported per policy: the time to first token
+of the long prompt and of the chats sent during its prefill; the stream's inter-token latencies
+during that prefill; and prompt and output tokens per second of the entire workload. While one
+server is measured, the other is paused (SIGSTOP).
 """
 
 import argparse
@@ -36,13 +31,7 @@ TOKENS_BEFORE_PROMPT = 16  # output tokens of the stream before the long prompt 
 
 
 class Load:
-    """The workload of one round.
-
-    Args:
-        url: base URL of the server.
-        args: the command's arguments, which give the lengths and number of the requests.
-        seed: seed of the random prompts; prompts share no prefix.
-    """
+    """The workload of one round; its random prompts share no prefix."""
 
     def __init__(self, url: str, args: argparse.Namespace, seed: int):
         self._url, self._args = url, args

@@ -3,8 +3,7 @@
     python -m benchmark.gguf_file FOLDER FILE.gguf --type q4_0
 
 MLX-quantized weights are dequantized and requantized: Q4_0 has one scale per 32 weights and no
-bias, 4.5 bits per weight; MLX's groups of 128 take 4.25. `f32` is lossless. The tokenizer is
-optional (`with_vocabulary`), since most benchmarks use token ids.
+bias, 4.5 bits per weight; MLX's groups of 128 take 4.25. `f32` is lossless.
 """
 
 import argparse
@@ -65,11 +64,7 @@ def pack_q4_0(rows: np.ndarray) -> np.ndarray:
     weight ≈ (q − 8)·d with q in 0 … 15, and d such that the largest weight by magnitude has q = 0.
     Byte i holds weight i of the block in its low nibble and weight i + 16 in its high nibble.
 
-    Args:
-        rows: ...×O×I float32 (outputs × inputs), I a multiple of 32.
-
-    Returns:
-        ...×O×(I/32·18), uint8.
+    Shapes: ...×O×I float32 (outputs × inputs, I a multiple of 32) → ...×O×(I/32·18) uint8.
     """
     *leading, I = rows.shape
     blocks = rows.reshape(-1, Q4_0_BLOCK)
@@ -83,7 +78,7 @@ def pack_q4_0(rows: np.ndarray) -> np.ndarray:
 
 
 def plain_weights(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the name and float32 values of each weight, dequantized if needed."""
+    """Yields each weight's name and dequantized float32 values."""
     quantization = json.loads((folder / "config.json").read_text()).get("quantization")
     for file in sorted(folder.glob("*.safetensors")):
         tensors: Any = mx.load(str(file))
@@ -127,12 +122,9 @@ def add_vocabulary(writer: Any, folder: Path, vocab_size: int) -> None:
 
 
 def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bool = False) -> None:
-    """Writes a checkpoint as a GGUF file.
-
-    Supports dense Qwen3, Qwen3 with experts in every layer, and Qwen3.5.
+    """Writes a dense Qwen3, Qwen3 MoE (in every layer) or Qwen3.5 checkpoint.
 
     Args:
-        folder: the checkpoint.
         file: output, renamed to its final name once complete.
         kind: type of the matrices, one of `TYPES`; norms are always float32.
         with_vocabulary: whether to include the tokenizer, which a server needs.

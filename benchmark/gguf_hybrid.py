@@ -1,8 +1,7 @@
 """Converts Qwen3.5's weights to llama.cpp's `qwen35` layout.
 
 A Hugging Face checkpoint groups a DeltaNet's value heads by key head. llama.cpp interleaves them:
-value head i belongs to key head i mod (number of key heads), so this module reorders the value
-heads.
+value head i belongs to key head i mod (number of key heads).
 """
 
 from collections.abc import Mapping
@@ -45,13 +44,7 @@ def add_parameters(writer: Any, config: Mapping[str, Any]) -> None:
 
 
 def convert_weight(name: str, weight: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
-    """Converts a checkpoint's weight to llama.cpp's layout.
-
-    Args:
-        name: the weight's name in llama.cpp.
-        weight: the checkpoint's values.
-        config: the parsed `config.json`.
-    """
+    """Converts a weight to llama.cpp's layout; `name` is llama.cpp's."""
     width = config["linear_value_head_dim"]
     keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
     part = name.split(".", 2)[-1]

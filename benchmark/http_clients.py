@@ -1,7 +1,7 @@
 """Lightweight load generators for OpenAI-compatible servers on one machine.
 
-A client sends a request and reads the response in large chunks. Instead of parsing the stream, it
-only counts the lines that begin with `data: {`, and looks for the final event.
+Instead of parsing a response, a client counts the lines that begin with `data: {` and looks for the
+final event.
 """
 
 import asyncio
@@ -25,13 +25,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True)
 class LoadResult:
-    """Results of running a workload.
-
-    Attributes:
-        seconds: time from the first request to the end of the last response.
-        output_tokens: total number of output tokens.
-        requests: times of each request.
-    """
+    """Results of a workload, from the first request to the last response."""
 
     seconds: float
     output_tokens: int
@@ -48,12 +42,7 @@ class LoadResult:
 
 
 class Client:
-    """Client with a persistent connection, like OpenAI's client libraries.
-
-    Args:
-        url: the server's base URL.
-        extra: server-specific request fields.
-    """
+    """Client with a persistent connection; `extra` is added to each request."""
 
     def __init__(self, url: str, extra: dict[str, Any]):
         self._url = url
@@ -70,7 +59,6 @@ class Client:
         """Sends a request to `/v1/completions` and reads its stream to the end.
 
         Args:
-            prompt: token ids.
             length: number of output tokens.
             due: scheduled arrival time of an open-loop request; default: now.
             on_events: called with the arrival time and number of new events, one per token.
@@ -148,16 +136,7 @@ async def get_latency(url: str, path: str) -> float:
 async def run_clients(
     url: str, workload: Workload, clients: int, extra: dict[str, Any]
 ) -> LoadResult:
-    """Runs a workload with closed-loop clients.
-
-    Each client sends its next prompt when the previous response is complete.
-
-    Args:
-        url: the server's base URL.
-        workload: prompts as token ids, and output lengths.
-        clients: number of concurrent clients.
-        extra: server-specific request fields.
-    """
+    """Runs a workload closed-loop, with one request in flight per client."""
     pending = list(zip(workload.prompts, workload.output_lens, strict=True))[::-1]
     requests: list[RequestTimes] = []
 
@@ -178,14 +157,7 @@ async def run_clients(
 async def run_arrivals(
     url: str, workload: Workload, arrivals: Sequence[float], extra: dict[str, Any]
 ) -> LoadResult:
-    """Runs a workload open-loop: each prompt is sent at its arrival time.
-
-    Args:
-        url: the server's base URL.
-        workload: prompts as token ids, and output lengths.
-        arrivals: arrival time of each prompt, in seconds after the first.
-        extra: server-specific request fields.
-    """
+    """Runs a workload open-loop; `arrivals` are in seconds after the start."""
     started = time.perf_counter()
     idle: list[Client] = []  # clients that are connected but have no request in flight
 
@@ -207,7 +179,7 @@ async def run_arrivals(
 
 
 async def health_under_load(url: str, workload: Workload, clients: int) -> list[float]:
-    """Latencies of `GET /health` under load, sampled ten times per second."""
+    """Latencies of `GET /health` under load, with 0.1 s between samples."""
     load = asyncio.ensure_future(run_clients(url, workload, clients, {}))
     seconds = []
     while not load.done():

@@ -1,15 +1,13 @@
 """HTTP server compared with in-process `LLM` and llama.cpp's server.
 
-    python -m benchmark.http_serving --model FOLDER
-    python -m benchmark.http_serving --model FOLDER --llama-server BINARY --gguf FILE
+    python -m benchmark.http_serving --model FOLDER [--llama-server BINARY --gguf FILE]
 
 Every round runs the same requests on all systems: prompts of token ids with fixed output lengths.
-By default clients are closed-loop, and each sends several requests. With --request-rate, requests
-arrive at random times instead (exponential gaps, identical for all systems). This is fairer to the
-server: a closed-loop client's next request reaches it during the next step, while a loop around
-`LLM` adds the request before that step. Figures are medians over the rounds. llama.cpp's server
-reads the file named by --gguf; if it does not exist, the model and its vocabulary are written to
-it. Startup time and memory are measured on the demo model.
+By default, clients are closed-loop. With --request-rate, requests arrive at random times instead,
+identical for all systems. This is fairer to the server: a closed-loop client's next request reaches
+it during the next step, while a loop around `LLM` adds the request before that step. Figures are
+medians over the rounds. A missing --gguf file is written from the model. Startup time and memory
+are measured on the demo model.
 """
 
 import argparse
@@ -48,12 +46,7 @@ Runs = dict[str, Callable[[Workload, int], LoadResult]]
 
 
 class InProcess:
-    """`LLM` without HTTP, with the server's defaults, for closed-loop clients.
-
-    Args:
-        model: model name or folder.
-        max_num_seqs: maximum number of running requests.
-    """
+    """In-process `LLM` with the server's defaults."""
 
     def __init__(self, model: str, max_num_seqs: int):
         self._llm = LLM(model, max_num_seqs=max_num_seqs)
@@ -89,7 +82,7 @@ class InProcess:
 
 
 def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
-    """Measures throughput and time to first token of all systems by number of clients."""
+    """Throughput and time to first token by system and number of clients."""
     max_clients, rate = max(args.clients), args.request_rate
     max_num_seqs = max(32, max_clients)
     ours = our_server(args.model, "--max-num-seqs", str(max_num_seqs))

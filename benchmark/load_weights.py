@@ -1,10 +1,9 @@
 """Times loading a checkpoint's weights, or copying its bytes.
 
-    python -m benchmark.load_weights FOLDER
-    python -m benchmark.load_weights FOLDER --copy
+    python -m benchmark.load_weights FOLDER [--copy]
 
-The last line of output is JSON. `benchmark.startup` runs each measurement in a new process, since
-a process that has already used memory allocates faster.
+`benchmark.startup` runs each measurement in a new process, since a process that has already used
+memory allocates faster.
 """
 
 import argparse

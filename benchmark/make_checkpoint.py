@@ -3,9 +3,7 @@
 Speed and memory use depend on shapes, not on values, so any size can be measured offline:
 
     python -m benchmark.make_checkpoint --shape qwen3-0.6b --bits 4 --group-size 128
-    python -m benchmark.make_checkpoint --config config.json --bits 4
-
-The model's output is noise.
+    python -m benchmark.make_checkpoint --config config.json --bits 4 --output FOLDER
 """
 
 import argparse
@@ -126,10 +124,7 @@ def weight_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def normal_matrix(shape: tuple[int, ...]) -> mx.array:
-    """Random matrix, [experts ×] outputs × inputs.
-
-    A variance of 1 / inputs keeps activations near unit scale.
-    """
+    """Random [experts ×] outputs × inputs matrix of variance 1 / inputs."""
     return mx.random.normal(shape) * shape[-1] ** -0.5
 
 
@@ -146,12 +141,8 @@ def write_checkpoint(
     """Writes a checkpoint folder, with one shard in memory at a time.
 
     Args:
-        folder: output, created if needed.
         config: output of `shape_config`, or a parsed `config.json`; its quantization is replaced.
-        bits: bits per weight of the matrices; None keeps `dtype`, as in an unquantized Hugging Face
-            folder.
-        group_size: number of weights that share a scale and a bias.
-        seed: random seed of the weights.
+        bits: bits per weight of the matrices; None leaves them in `dtype`.
         dtype: dtype of unquantized weights, scales and biases.
         shard_bytes: size at which a new file is started.
         matrix: draws a matrix of a given shape, [experts ×] outputs × inputs.
@@ -193,7 +184,7 @@ def _stored(name: str, weight: mx.array, bits: int | None, group_size: int) -> d
 
 
 def _save_shard(folder: Path, shard: dict[str, mx.array], shards: list[list[str]]) -> int:
-    """Writes and clears `shard`, adds its tensor names to `shards`; returns its size in bytes."""
+    """Writes and clears `shard`, adds its names to `shards`; returns its bytes."""
     mx.save_safetensors(
         str(folder / f"shard-{len(shards)}.safetensors"), shard, metadata={"format": "mlx"}
     )
@@ -217,10 +208,7 @@ def _write_index(folder: Path, shards: list[list[str]], total_bytes: int) -> Non
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Writes the demo's tokenizer, padded with unused tokens to `vocab_size`.
-
-    A random model can generate any id of its vocabulary, so each id must decode to text.
-    """
+    """Writes the demo's tokenizer, padded so that every id decodes to text."""
     tokenizer = json.loads((TARGET_PATH / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = tokenizer["model"]["vocab"]
     # Includes added tokens; otherwise `tokenizers` assigns them ids after the padding.

@@ -22,13 +22,7 @@ MLX_BLOCKS = 32  # key blocks of MLX's two-pass attention
 
 @dataclass(frozen=True)
 class Attention:
-    """The measured slice: one KV head and its `group` query heads, in bfloat16.
-
-    Attributes:
-        group: number of query heads.
-        L: number of queries.
-        S: number of keys.
-    """
+    """Slice in bfloat16: one KV head, `group` query heads, L queries, S keys."""
 
     group: int
     L: int
@@ -56,7 +50,7 @@ class Attention:
 def attention_jobs() -> list[Job]:
     """Decoding after 512 and 4,096 tokens; the last 128 tokens of a prompt of 512.
 
-    MLX uses a two-pass kernel for long sequences and a one-pass kernel for short ones.
+    MLX uses a two-pass kernel for the longer context.
     """
     jobs = []
     for model, (H_q, H) in HEADS.items():

@@ -41,29 +41,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Job:
-    """Comparison of tiny-llm's kernel and a peer's on the same slice of the same workload.
-
-    Attributes:
-        name: name of the workload.
-        shape: dimensions of the full workload, named as in the operation's docs.
-        slice: label of the executed slice.
-        times: number of slices in the full workload.
-        limits: upper bounds on the ratios tiny-llm / peer.
-        kernel, mlx_kernel: names of tiny-llm's and the peer's kernel for the table.
-        ours, mlx: functions that create the launches of tiny-llm's and of the peer's kernel.
-        peer: label of the peer: MLX, or "dense" where MLX lacks the kernel.
-    """
+    """Comparison of tiny-llm's kernel and a peer's on the same slice of the same workload."""
 
     name: str
-    shape: str
-    slice: str
-    times: int
+    shape: str  # dimensions of the full workload, named as in the operation's docs
+    slice: str  # label of the executed slice
+    times: int  # number of slices in the full workload
     limits: Limits
     kernel: str
-    mlx_kernel: str
+    mlx_kernel: str  # the peer's kernel
     ours: Callable[[], list[Step]] = field(repr=False)
     mlx: Callable[[], list[Step]] = field(repr=False)
-    peer: str = "MLX"
+    peer: str = "MLX"  # "dense" where MLX lacks the kernel
 
 
 @dataclass(frozen=True)
@@ -119,12 +108,7 @@ def our_library(source: str) -> Library:
 
 @functools.cache
 def mlx_library(name: str, **constants: int) -> Library:
-    """Compiles the MLX kernels instantiated in benchmark/metal/mlx_<name>.metal.
-
-    Args:
-        name: name of the file, without `mlx_` and the suffix.
-        constants: Metal function constants; `c200=1` sets the one with index 200.
-    """
+    """Compiles metal/mlx_<name>.metal; `c200=1` sets function constant 200."""
     values: dict[int | str, object] = {int(key[1:]): value for key, value in constants.items()}
     source = HERE / "metal" / f"mlx_{name}.metal"
     return Library(source, include_dirs=[MLX_HEADERS], function_constants=values)

@@ -3,14 +3,13 @@
     python -m benchmark.metal_traffic [--only "matvec"]
 
 Kernels run in the project's emulator (tools/metal_emulator) on any machine; nothing is timed. MLX's
-kernels are compiled from the headers in its wheel, for the same job and shape. Both kernels run a
-slice of the job: a few threadgroups with their full inner loops. The table shows the slice's
-counts; threadgroups do identical work, so the full job's counts are `times` times as large.
-"Device" counts the bytes requested by the threads, "unique" counts each byte once; caches can serve
-the difference. "Instructions" are integer operations plus memory accesses. The last three columns
-are ratios tiny-llm / MLX: device bytes, threadgroup bytes, instructions; "!" marks a ratio above
-the project's limit (Limits in metal_jobs.py). MLX has no paged attention, so paged attention is
-compared with tiny-llm's dense kernel.
+kernels are compiled from the headers in its wheel. Both kernels run the same slice of a job: a few
+threadgroups with their full inner loops. All threadgroups do identical work, so the full job's
+counts are `times` those in the table. "Device" counts the bytes requested by the threads, "unique"
+counts each byte once; caches can serve the difference. The last three columns are ratios tiny-llm /
+MLX: device bytes, threadgroup bytes, and instructions (integer operations and memory accesses); "!"
+marks a ratio above its limit (`Limits` in metal_jobs.py). MLX has no paged attention, so paged
+attention is compared with tiny-llm's dense kernel.
 """
 
 import json

@@ -17,7 +17,6 @@ class Metric:
 
     Attributes:
         name: name on the command line and in the JSON.
-        label: label in tables and figures.
         kind: "prefill" runs a prompt, "decode" runs single-token steps of a batch with a context,
             "load" starts a process and waits for its first token.
         tokens: length of the prompt, or of each sequence's context.
@@ -49,10 +48,8 @@ class Metric:
         """Roofline bound on tokens per second.
 
         Args:
-            costs: the model's operations and bytes per token.
-            machine: the machine's measured limits.
             weight_bits: bits per weight in memory; default: the checkpoint's.
-            peaks: peak throughput of the instructions in use; default: the machine's highest.
+            peaks: peaks of the instructions in use; default: `peak_gflop_per_s`.
         """
         if self.kind == "prefill":
             n_bytes = costs.prefill_bytes(self.tokens, weight_bits)
@@ -87,9 +84,6 @@ def throughput(
     """Tokens per second for the JSON, and roofline share for the table.
 
     Args:
-        metric: the metric.
-        times: measured times of the metric.
-        costs: the model's costs.
         machine: the machine's limits around the measurement; None leaves the share empty.
         limits: the kernels' instruction set, and the record of shares above 100 %.
     """

@@ -28,17 +28,11 @@ KV_BYTES = 2  # bytes per cached element in bfloat16 or float16
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """A model's dimensions and the costs derived from them.
-
-    Attributes:
-        args: the model's configuration.
-        weight_bits: bits per stored weight, including scales and biases.
-        kv_item_bytes: bytes per cached key or value element.
-    """
+    """A model's dimensions and the costs derived from them."""
 
     args: DecoderConfig
-    weight_bits: float
-    kv_item_bytes: int = KV_BYTES
+    weight_bits: float  # bits per stored weight, including scales and biases
+    kv_item_bytes: int = KV_BYTES  # bytes per cached key or value element
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelCosts":
@@ -134,19 +128,12 @@ class ModelCosts:
         return matmuls + self.prefill_mixing_flops(tokens)
 
     def prefill_mixing_flops(self, tokens: int) -> float:
-        """Operations of a prompt's attention and delta rule.
-
-        Causal attention: (tokens + 1)/2 keys per token on average.
-        """
+        """Operations of a prompt's causal attention and delta rule."""
+        # Causal: a token attends to (tokens + 1) / 2 keys on average.
         return tokens * (self._attention_flops((tokens + 1) / 2) + self._delta_rule_flops)
 
     def bytes_per_token(self, context: int, batch: int = 1) -> float:
-        """Bytes moved to decode a token: its share of the weights, its KV cache and state.
-
-        Args:
-            context: number of preceding tokens.
-            batch: number of sequences per step, which share the weights.
-        """
+        """Bytes moved to decode a token after `context` tokens, per sequence."""
         return self.decode_bytes(batch, context) / batch
 
     def flops_per_token(self, context: int) -> float:

@@ -1,7 +1,6 @@
 """Drives tiny-llm for benchmarks: load a model, fill its cache, prefill, decode.
 
-Contexts of thousands of tokens are random keys and values, written by the cache's
-`update_and_fetch`: a step's cost depends on their number, not on their values.
+Contexts are random keys and values: a step's cost depends on their number, not on their values.
 """
 
 import argparse
@@ -31,26 +30,15 @@ from .systems.worker import token_ids
 
 @dataclass
 class Sequences:
-    """Sequences decoded together.
+    """Sequences decoded together."""
 
-    Attributes:
-        caches: batched or single-request KV cache of each layer.
-        offsets: number of tokens of each sequence.
-        tokens: next token of each sequence.
-    """
-
-    caches: list[Any]
+    caches: list[Any]  # batched or single-request KV cache of each layer
     offsets: list[int]
-    tokens: list[int]
+    tokens: list[int]  # next token of each sequence
 
 
 class CachedModel:
-    """Benchmark interface of a Week 2 or 3 model.
-
-    Args:
-        model: model of Week 2 or 3.
-        args: configuration of the model.
-    """
+    """Benchmark interface of a Week 2 or 3 model."""
 
     def __init__(self, model: Any, args: Any):
         self.args = args
@@ -65,10 +53,7 @@ class CachedModel:
         mx.eval(next(generated))
 
     def sequences(self, batch: int, context: int, max_new_tokens: int) -> Sequences:
-        """Creates sequences with `context` random tokens and capacity for new ones.
-
-        A single sequence uses single-request caches; several sequences share batched caches.
-        """
+        """Creates sequences with `context` random tokens and capacity for new ones."""
         layers = self.model.num_hidden_layers
         requests = [self._random_caches(context) for _ in range(batch)]
         caches: list[Any] = requests[0]
@@ -100,11 +85,7 @@ class CachedModel:
 
 
 class Week2(CachedModel):
-    """Week 2's model.
-
-    Args:
-        name: model name or folder.
-        flash: whether to use the flash attention kernel; None means yes.
+    """Week 2's model, with flash attention unless `flash` is False.
 
     Raises:
         UserError: the model cannot be loaded.
@@ -117,13 +98,7 @@ class Week2(CachedModel):
         super().__init__(model, mlx_model.args)
 
     def prompt_chunk(self, tokens: int, offset: int, caches: list[Any]) -> None:
-        """Runs a prompt's tokens from `offset` on.
-
-        Args:
-            tokens: length of the chunk.
-            offset: number of earlier tokens, which are in the caches.
-            caches: a request's caches, with capacity for the chunk.
-        """
+        """Runs `tokens` tokens after the `offset` tokens of a request's caches."""
         for cache in caches:
             cache.offset = offset
         ids = mx.array([token_ids(tokens, self.model.vocab_size)])
@@ -143,7 +118,7 @@ def run_benchmark(
     """Runs a benchmark of Week 2's model; the last line of output is JSON.
 
     Args:
-        name: name of the benchmark, for errors.
+        name: prefix of error messages.
         parser: parser with the benchmark's options; the model's options are added.
         measure: measures and prints the table rows; returns them for the JSON.
 

@@ -2,13 +2,13 @@
 
     python -m benchmark.ngram_drafts --model FOLDER [--batch-size N] [--repository FOLDER]
 
-A prompt is "here is a file, apply this change": the file before a commit, and the commit's message.
-The expected answer is a window of the file after the commit, around the first change. Two other
-kinds of answer bound the gain: quotes of the prompt's file, and new files, which the prompt does
-not contain. Weights may be random, so answers are forced: each step samples as usual, then the
-expected tokens replace the samples. Text is split as by GPT-style tokenizers, one id per word.
+A prompt has a file before a commit, and the commit's message; the expected answer is a window of
+the file after the commit, around the first change. Two other kinds of answer bound the gain: quotes
+of the prompt's file, and new files, which the prompt does not contain. Weights may be random, so
+expected tokens replace each step's samples. Text is split as by GPT-style tokenizers, one id per
+word.
 
-The same requests run on one engine alternately with and without drafts, after an uncounted round.
+The same requests run on one engine alternately with and without drafts, after a warm-up round.
 Prompts are in the prefix cache, and the time starts once all requests have their first token.
 """
 
@@ -48,15 +48,10 @@ WORDS = re.compile(r" ?[^\W\d_]+| ?\d| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt and its forced answer, as token ids.
+    """A prompt and its forced answer, as token ids."""
 
-    Attributes:
-        kind: a key of `TARGETS`.
-        name: commit and path.
-    """
-
-    kind: str
-    name: str
+    kind: str  # a key of `TARGETS`
+    name: str  # commit and path
     prompt: list[int]
     answer: list[int]
 
@@ -67,7 +62,7 @@ def encode(text: str, vocab_size: int) -> list[int]:
 
 
 def git(repository: Path, *arguments: str) -> str:
-    """Output of `git -C repository` with the given arguments.
+    """Output of `git -C repository arguments…`.
 
     Raises:
         UserError: the command failed.
@@ -121,12 +116,9 @@ def edit_cases(
     """Builds `count` cases of each kind from a repository's history.
 
     Args:
-        repository: a git checkout.
         revision: newest commit to use.
-        count: cases per kind.
         max_prompt: maximum length of the file in a prompt, in tokens.
         max_tokens: length of the answers, in tokens.
-        vocab_size: the model's vocabulary size.
 
     Raises:
         UserError: the history is unreadable or has too few edits of this size.
@@ -164,7 +156,7 @@ def edit_cases(
 
 
 def window(tokens: list[int], center: int, size: int) -> list[int]:
-    """Slice of `size` tokens, centered on a position unless an end of the list is too near."""
+    """Slice of `size` tokens around `center`, shifted to lie within the list."""
     start = min(max(0, center - size // 2), len(tokens) - size)
     return tokens[start : start + size]
 
@@ -185,7 +177,7 @@ class ForcedOutput(SamplerOutput):
         self._rows = rows
 
     def read(self) -> tuple[list[int], list[int], dict[int, Logprobs]]:
-        """Waits for the samples and returns the expected answers' tokens instead."""
+        """Returns the answers' tokens instead of the samples."""
         sampled, nan_rows, logprobs = super().read()
         answers = [self.answers[row.request.request_id] for row in self._rows]
         tokens = [
@@ -197,18 +189,11 @@ class ForcedOutput(SamplerOutput):
 
 @dataclass(frozen=True)
 class Run:
-    """Measurement of concurrent requests, starting when each has its first token.
-
-    Attributes:
-        seconds: time until all are finished.
-        tokens: tokens generated in that time.
-        steps: decoding steps, summed over the requests.
-        drafted, accepted: numbers of proposed and of accepted draft tokens.
-    """
+    """Measurement of concurrent requests, once each has its first token."""
 
     seconds: float
     tokens: int
-    steps: int
+    steps: int  # decoding steps, summed over the requests
     drafted: int
     accepted: int
 
@@ -250,7 +235,7 @@ def _statistics(llm: LLM) -> tuple[int, int, int]:
 
 
 def compare(llm: LLM, cases: Sequence[Case], rounds: int) -> dict[str, Any]:
-    """Runs cases alternately without and with drafts, after an uncounted warm-up round."""
+    """Runs cases alternately without and with drafts, after a warm-up round."""
     runs: dict[str | None, list[Run]] = {None: [], "ngram": []}
     for number in range(rounds + 1):
         for speculative in list(runs)[:: 1 if number % 2 else -1]:

@@ -1,7 +1,4 @@
-"""Cases of `benchmark.ops`: operations at Qwen3-0.6B's and 30B-A3B's shapes.
-
-`CASES` maps a kernel's name to the generator of its cases.
-"""
+"""Cases of `benchmark.ops`: operations at Qwen3-0.6B's and 30B-A3B's shapes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,38 +22,27 @@ PAGE_SIZE = 128  # tokens
 EPS = 1e-6
 ops: Any = kernels
 
-# Total size of the matrices that a case cycles through: larger than most CPU caches, so that
-# weights are read from memory, as in a model.
+# Total size of the arrays that a case cycles through: larger than most CPU caches, so that they
+# are read from memory, as in a model.
 POOL_BYTES = 64_000_000
 
 
 @dataclass(frozen=True)
 class Case:
-    """One operation at one shape.
-
-    Attributes:
-        name: name of the kernel.
-        shape: label of the shape.
-        n_bytes: minimum number of bytes read and written.
-        flops: floating-point operations.
-        inputs: arguments of `ours` and `mlx`, one tuple per call.
-        ours: calls the extension's kernel.
-        mlx: calls MLX's operations; None if they take too long.
-        mlx_is_slow: whether to time `mlx` only once, on the first input.
-    """
+    """One operation at one shape."""
 
     name: str
     shape: str
-    n_bytes: float
+    n_bytes: float  # minimum number of bytes read and written
     flops: float
-    inputs: list[tuple[Any, ...]]
+    inputs: list[tuple[Any, ...]]  # arguments of `ours` and `mlx`, one tuple per call
     ours: Callable[..., Any]
-    mlx: Callable[..., Any] | None = None
-    mlx_is_slow: bool = False
+    mlx: Callable[..., Any] | None = None  # None if MLX takes too long
+    mlx_is_slow: bool = False  # whether to time `mlx` only once, on the first input
 
 
 def quantized_matmul_cases() -> Iterator[Case]:
-    """Decoding, decoding batches and prefill; MLX's slow CPU kernel is timed for one row only."""
+    """Decoding and prefill; MLX's slow CPU kernel is timed for one row only."""
     for O, I_ in ((I, E), (E, I), (V, E)):
         weights = quantized_pool(O, I_)
         for M in (1, 4, 16, 64, 512):
@@ -76,7 +62,7 @@ def quantized_matmul_cases() -> Iterator[Case]:
 
 
 def grouped_quantized_matmul_cases() -> Iterator[Case]:
-    """Gate or up projection with random routing; weights are prepacked for the CPU kernels."""
+    """Gate or up projection with random routing and prepacked weights."""
     packed = mx.random.randint(0, 2**31 - 1, (EXPERTS, EXPERT_O, EXPERT_I * BITS // 32))
     scales = random(EXPERTS, EXPERT_O, EXPERT_I // GROUP_SIZE)
     by_row = (packed.astype(mx.uint32), scales, scales)
@@ -101,7 +87,7 @@ def grouped_quantized_matmul_cases() -> Iterator[Case]:
 
 
 def prepacked_stack(x: mx.array) -> mx.array:
-    """All experts' matrices, prepacked if this machine's kernels support prepacked weights."""
+    """All experts' matrices, prepacked if this machine's kernels support that."""
     rows = kernels.prepack_rows()
     if not rows:
         return x

@@ -2,11 +2,10 @@
 
     python -m benchmark.ops [--only quantized_matmul,flash_attention]
 
-Decoding (few rows) is memory-bound: each 4.25-bit weight is read once regardless of the number of
-rows, so GB/s matters. Prefill (many rows) is compute-bound, so GFLOP/s matters. The last column is
-the share of the roofline reached by the median; the limits are measured in the same run.
-Element-wise operations are bound by neither memory nor arithmetic: their inputs are still in cache,
-and launch overhead exceeds the arithmetic.
+Decoding (few rows) is memory-bound, because each weight is read once regardless of the number of
+rows: compare GB/s. Prefill (many rows) is compute-bound: compare GFLOP/s. The last column is the
+median's share of the roofline, measured in the same run. Element-wise operations are bound by
+neither: their inputs are still in cache, and launch overhead exceeds the arithmetic.
 """
 
 import argparse
@@ -28,8 +27,7 @@ from .timing import measure
 CASES = op_cases.CASES | recurrent_cases.CASES
 MATMULS = {"quantized_matmul", "multi_quantized_matmul", "grouped_quantized_matmul", "matmul"}
 REPEATS = 9
-# Calls per measurement where a single call is too short for the clock's resolution.
-BRIEF_CALLS = 32
+BRIEF_CALLS = 32  # per measurement, if a call is too short for the clock's resolution
 
 
 def available() -> list[str]:

@@ -9,9 +9,9 @@ explains why). A step takes
 
     max(bytes / bandwidth, operations / peak) / N + collectives(N)
 
-The first term is a lower bound from `benchmark.model_costs` and a machine's limits; no program
-reaches it. The second term is `collectives` below; `benchmark.all_reduce` measures an all-reduce on
-a real link. The cost model assumes no overlap: a layer needs the sum before it can continue.
+The first term is a lower bound from `benchmark.model_costs` and a machine's limits. The second term
+is `collectives` below; `benchmark.all_reduce` measures a real link. The terms do not overlap: a
+layer needs the sum before it can continue.
 """
 
 import argparse
@@ -42,17 +42,11 @@ LLAMA_70B = {
 
 @dataclass(frozen=True)
 class Link:
-    """Link between two neighbors in the ring.
+    """Link between two neighbors in the ring."""
 
-    Attributes:
-        latency: seconds until a message's first byte arrives, software overhead included.
-        bandwidth: bytes per second in each direction.
-        source: origin of both figures; says which of them are nominal.
-    """
-
-    latency: float
-    bandwidth: float
-    source: str
+    latency: float  # seconds until a message's first byte arrives, software overhead included
+    bandwidth: float  # bytes per second in each direction
+    source: str  # origin of both figures
 
 
 LINKS = {
@@ -78,20 +72,14 @@ LINKS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper limits of a machine.
-
-    Attributes:
-        read: memory bandwidth in bytes per second.
-        peak: operations per second.
-        source: origin of the figures.
-    """
+    """A machine's memory bandwidth in bytes/s, and peak operations per second."""
 
     read: float
     peak: float
     source: str
 
     def seconds(self, n_bytes: float, flops: float) -> float:
-        """Lower bound on the time for these bytes and operations (roofline)."""
+        """Roofline: lower bound on the time for these bytes and operations."""
         return max(n_bytes / self.read, flops / self.peak)
 
 
@@ -140,12 +128,9 @@ def collectives(
     by tokens, and an all-gather of the scored rows' logits.
 
     Args:
-        costs: the model's costs.
         rows: tokens computed in the step.
         scored: rows for which logits are computed.
-        ranks: number of ranks, N.
-        link: link between neighbors.
-        item_bytes: bytes per element sent; 2 for bfloat16.
+        item_bytes: bytes per element sent.
     """
     args = costs.args
     reduces = 2 * args.num_hidden_layers + 1
@@ -199,7 +184,7 @@ def _check_ranks(costs: ModelCosts, ranks: int) -> None:
 
 
 def model_config(name: str, bits: int, group_size: int) -> dict[str, Any]:
-    """`config.json` of a model listed in `SHAPES`, or Llama 3 70B; quantized unless `bits` is 16.
+    """`config.json` of a key of `SHAPES`, or Llama 3 70B; 16 bits: unquantized.
 
     Raises:
         ValueError: the name is unknown.

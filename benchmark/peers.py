@@ -1,13 +1,11 @@
 """Compares tiny-llm with other systems on the same machine and shapes.
 
-    python -m benchmark.peers --work FOLDER --llama-python PYTHON --torch-python PYTHON \
-        --openvino-python PYTHON --onnx-python PYTHON
+    python -m benchmark.peers --work FOLDER [--llama-python PYTHON] [--torch-python PYTHON] …
 
-Each system runs in a separate process with all cores. Measurements are interleaved: every round
-measures each metric on all systems before the next metric, so a temporary slowdown of the machine
-affects all of them. The machine's limits are measured between the rounds. The checkpoint has random
-weights in a real model's shapes and is created once in --work. See benchmark/README.md for the
-setup of the peers.
+Each system runs in a separate process with all cores. Every round measures each metric on all
+systems before the next metric, so a temporary slowdown of the machine affects all of them. The
+machine's limits are measured between the rounds. The checkpoint has random weights in a real
+model's shapes and is created once in --work. See benchmark/README.md for the setup of the peers.
 """
 
 import argparse
@@ -53,19 +51,12 @@ WORKERS = {
 }
 GROUP_SIZE, BITS = 128, 4
 Q4_0_BITS = 4.5
-# Systems that take seconds per token are measured in the first round only.
-FIRST_ROUND_ONLY = {"mlx-lm"}
-# Systems with exporters, which quantize an unquantized checkpoint themselves.
-EXPORTING_SYSTEMS = {"openvino", "onnxruntime"}
+FIRST_ROUND_ONLY = {"mlx-lm"}  # takes seconds per token
+EXPORTING_SYSTEMS = {"openvino", "onnxruntime"}  # quantize an unquantized checkpoint themselves
 
 
 class Checkpoints:
-    """A model's checkpoints in the systems' formats, created on first use.
-
-    Args:
-        work: folder of the cached checkpoints.
-        shape: a key of `make_checkpoint.SHAPES` or `HYBRID_SHAPES`.
-    """
+    """A model's checkpoints in the systems' formats, created on first use."""
 
     def __init__(self, work: Path, shape: str):
         self._work = work
@@ -89,10 +80,9 @@ class Checkpoints:
         return file
 
     def exported(self, system: str, python: str, exact: bool) -> Path:
-        """Folder with the unquantized checkpoint, exported by a system to 4 bits in groups of 128.
+        """Folder exported by a system: 4-bit weights in groups of 128.
 
         Args:
-            system: "openvino" or "onnxruntime".
             python: an interpreter with the exporter.
             exact: whether activations stay float32.
         """
@@ -172,7 +162,7 @@ class WorkerPool:
 
 
 def run_rounds(args: argparse.Namespace, results: Results, checkpoints: Checkpoints) -> None:
-    """Runs all rounds, metrics and systems; measures the machine's limits around each round."""
+    """Runs all rounds; measures the machine's limits around each."""
     try:
         probe = build_probe(args.work, args.isa)
     except ProbeError as error:

@@ -16,25 +16,15 @@ OURS = "tiny-llm"
 
 @dataclass
 class Results:
-    """Measurements of one run, collected incrementally.
-
-    Attributes:
-        shape: name of the model's shape.
-        costs: costs of a step with the checkpoint.
-        systems: systems in the order of the tables.
-        metrics: metrics in the order of the tables.
-        isa: instruction set of tiny-llm's kernels; see `Machine.kernel_peaks`.
-        activation_bits: tiny-llm's activations: 16 for exact ones, 8 for rounded ones.
-        machines: the machine's limits before each round and after the last.
-    """
+    """Measurements of one run, collected incrementally."""
 
     shape: str
     costs: ModelCosts
     systems: list[str]
     metrics: list[Metric]
-    isa: str = "native"
-    activation_bits: int = 16
-    machines: list[Machine] = field(default_factory=list)
+    isa: str = "native"  # of tiny-llm's kernels; see `Machine.kernel_peaks`
+    activation_bits: int = 16  # tiny-llm's: 16 (exact) or 8 (rounded)
+    machines: list[Machine] = field(default_factory=list)  # before each round, after the last
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     loads: dict[str, list[Ready]] = field(default_factory=dict)
     checkpoint_bytes: dict[str, int] = field(default_factory=dict)
@@ -91,7 +81,7 @@ class Results:
         return Times.of(seconds) if seconds else None
 
     def throughput(self, system: str, metric: Metric) -> tuple[float, float] | None:
-        """Tokens per second, from the median and from the minimum time; None if unmeasured."""
+        """Tokens per second from median and minimum time; None if unmeasured."""
         times = self.times(system, metric)
         if times is None or metric.kind == "load":
             return None
@@ -105,11 +95,7 @@ class Results:
     def share(self, system: str, metric: Metric, own_weights: bool = False) -> float | None:
         """Fraction of the machine's limit that a system reached; None if unknown.
 
-        Args:
-            system: name of the system.
-            metric: metric of the limit.
-            own_weights: whether the limit assumes the system's own weight format instead of the
-                checkpoint's, which is the same for all systems.
+        With `own_weights`, the limit assumes the system's weight format, not the checkpoint's.
         """
         throughput, machine = self.throughput(system, metric), self.machine
         if throughput is None or machine is None:
@@ -120,9 +106,8 @@ class Results:
     def share_of_round_limits(self, system: str, metric: Metric) -> float | None:
         """Median fraction of the limits measured around each round.
 
-        For each round, the higher of the limits before and after it is used. If memory bandwidth
-        varies, this compares a system with the bandwidth during its round; `share` uses the best of
-        all rounds.
+        A round's limits are the higher of those before and after it. If memory bandwidth varies,
+        this compares a system with its round's bandwidth; `share` uses the best of all rounds.
         """
         seconds = self.seconds.get((system, metric.name))
         if not seconds or not self.machines:
@@ -136,11 +121,7 @@ class Results:
         )
 
     def _peaks(self, system: str, machine: Machine) -> Peaks:
-        """Peaks of the instructions that tiny-llm's kernels use with exact activations.
-
-        For 8-bit activations and for peers, whose instructions vary, returns the machine's highest
-        peaks.
-        """
+        """Peaks of exact tiny-llm kernels; for others, the machine's highest."""
         is_exact = system == OURS and self.activation_bits == 16
         return machine.kernel_peaks(self.isa) if is_exact else machine.highest_peaks
 

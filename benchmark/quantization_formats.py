@@ -1,12 +1,11 @@
 """Decoding speed by quantization format: tokens/s and share of the bandwidth.
 
-    python -m benchmark.quantization_formats --shape qwen3-0.6b
-    python -m benchmark.quantization_formats --model FOLDER --formats 4 mxfp4
+    python -m benchmark.quantization_formats [--shape NAME | --model FOLDER] [--formats 4 mxfp4]
 
 The weights are random, in a real model's shapes; a folder only needs a `config.json`. All formats
-are loaded at once, and every round measures each format. The bandwidth is measured before and after
-each round, and the highest value is used. The share of bandwidth counts the bytes that a step reads
-from memory, which for some formats exceed those in the file; the last column counts the file's.
+are loaded at once, and every round measures each format. The bandwidth is the highest of those
+measured before and after each round. The share of bandwidth counts the bytes that a step reads from
+memory, which for some formats exceed those in the file; the last column counts the file's.
 """
 
 import argparse
@@ -48,16 +47,10 @@ FORMATS: dict[str, dict[str, Any] | None] = {
 
 @dataclass
 class Decoding:
-    """A model in one format, decoding a single sequence.
-
-    Args:
-        name: name of the format.
-        config: the model's `config.json`, with the format's quantization.
-        context: context length.
-    """
+    """A model in one format, decoding a single sequence."""
 
     name: str
-    config: dict[str, Any]
+    config: dict[str, Any]  # parsed `config.json`, with the format's quantization
     context: int
     load_seconds: float = field(init=False)
     seconds: list[float] = field(init=False, default_factory=list)
@@ -79,7 +72,7 @@ class Decoding:
         self._step([1])
 
     def decode(self, steps: int) -> None:
-        """Times `steps` decoding steps, after a warm-up step, and adds their times to `seconds`."""
+        """Adds the times of `steps` steps, after a warm-up step, to `seconds`."""
         self.seconds += step_seconds(lambda: self._step([1]), steps, warm_up=1)
 
     def _step(self, ids: list[int]) -> None:

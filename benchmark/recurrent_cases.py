@@ -1,7 +1,7 @@
 """Cases of `benchmark.ops`: Gated DeltaNet at Qwen3.5-0.8B's shapes.
 
 A decoding step reads and writes a 1 MB state per layer and sequence. Successive calls use different
-state slots, so the states come from memory rather than a cache, as in a model with many layers.
+slots, so the states come from memory, not a cache, as in a model with many layers.
 """
 
 from collections.abc import Callable, Iterator
@@ -76,7 +76,7 @@ def silu(x: mx.array) -> mx.array:
 
 
 def gated_delta_rule_cases() -> Iterator[Case]:
-    """Recurrence of a layer. Only the single-token case is compared with mlx-lm's operations."""
+    """Recurrence of a layer; one token is also computed with MLX's operations."""
     A_log, dt_bias = mx.zeros((H,)), mx.zeros((H,))
     for B, L in SHAPES:
         T, slots = B * L, POOL_BYTES // STATE // 16 * 16

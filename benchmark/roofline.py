@@ -3,9 +3,9 @@
     python -m benchmark.roofline
 
 A step of a model must read its bytes and perform its operations; the slower of the two bounds its
-time, which is called the roofline. Machines differ, and shared ones vary from minute to minute, so
-each benchmark measures the roofline during its run and reports a fraction of it. The measurement is
-done by `probe.cpp`, compiled for the instruction set of the selected kernels.
+time: the roofline. Machines differ, and shared ones vary from minute to minute, so each benchmark
+measures the roofline during its run, with `probe.cpp` compiled for the kernels' instruction set,
+and reports a fraction of it.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ from .timing import percent
 T = TypeVar("T")
 
 PROBE = Path(__file__).with_name("probe.cpp")
-# Buffer sizes: one that fits in the largest server caches (hundreds of megabytes), one that does
-# not. The higher bandwidth is used, because the limit must also hold for models that fit in cache.
+# Buffer sizes: in cache on large servers, and in memory. The higher bandwidth is used, because the
+# limit must also hold for models that fit in cache.
 READ_BYTES = (5 << 26, 1 << 30)
 SECONDS = 0.4  # duration of each measurement in seconds
 
@@ -53,8 +53,6 @@ class Machine:
     """Measured limits with all threads. A peak is 0 if the machine lacks the instruction.
 
     Attributes:
-        cpu: name of the processor.
-        threads: number of threads.
         read_gb_per_s: memory read bandwidth, 10⁹ bytes per second.
         f32_gflop_per_s: float32 fused multiply-add.
         bf16_gflop_per_s: bfloat16 dot products (`vdpbf16ps`).
@@ -76,7 +74,7 @@ class Machine:
 
     @property
     def vector_gflop_per_s(self) -> float:
-        """Peak of the vector instructions: the highest of float32, bfloat16 and 16-bit integers."""
+        """Highest peak of the float32, bfloat16 and 16-bit integer instructions."""
         return max(self.f32_gflop_per_s, self.bf16_gflop_per_s, self.int16_gflop_per_s)
 
     @property
@@ -86,20 +84,18 @@ class Machine:
 
     @property
     def highest_peaks(self) -> "Peaks":
-        """Highest peaks of the machine, for systems that may round activations to 8 bits."""
+        """Highest peaks, for systems that may round activations to 8 bits."""
         highest = max(self.peak_gflop_per_s, self.int8_gflop_per_s)
         return Peaks(highest, highest)
 
     def kernel_peaks(self, isa: str, quantized: bool = True) -> "Peaks":
         """Peaks of the instructions that the extension's kernels execute.
 
+        An unknown or unmeasured instruction has the peak `peak_gflop_per_s`.
+
         Args:
             isa: instruction set of the kernels; "native" if unknown.
             quantized: whether the weights are quantized.
-
-        Returns:
-            The peaks. If an instruction is unknown or was not measured, its peak is
-            `peak_gflop_per_s`.
         """
         f32, bf16 = self.f32_gflop_per_s, self.bf16_gflop_per_s
         attention = f32
@@ -119,7 +115,6 @@ class Machine:
         """Lower bound on the time of a step.
 
         Args:
-            n_bytes: bytes read.
             flops: operations of matmuls with weights.
             mixing: operations of attention and the delta rule.
             peaks: peaks of the instructions in use; default: `peak_gflop_per_s` for all.
@@ -149,15 +144,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Arithmetic peaks of a system's instructions, 10⁹ operations per second.
+    """Arithmetic peaks of a system's instructions, 10⁹ operations per second."""
 
-    Attributes:
-        matmuls: matmuls of activations with weights.
-        attention: attention scores and weighted sums of values.
-    """
-
-    matmuls: float
-    attention: float
+    matmuls: float  # of activations with weights
+    attention: float  # scores and weighted sums of values
 
 
 def usable_threads() -> int:
@@ -168,10 +158,10 @@ def usable_threads() -> int:
 
 
 def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
-    """Compiles the probe into `folder`; returns a function that runs it.
+    """Compiles the probe; returns a function that runs it.
 
     Args:
-        folder: output folder of the binary; must exist as long as the returned function is used.
+        folder: folder of the binary; must exist as long as the returned function is used.
         isa: a key of `ISA_FLAGS`.
 
     Raises:
@@ -206,7 +196,7 @@ def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
 
 
 def measure_best(rounds: int) -> Machine:
-    """Best of `rounds` measurements, since other processes may slow down some of them.
+    """Best of `rounds` measurements, some of which other processes may disturb.
 
     Raises:
         ProbeError: see `build_probe`.
@@ -219,10 +209,7 @@ def measure_best(rounds: int) -> Machine:
 
 
 class Limits:
-    """The machine's limits, measured around each block of a benchmark.
-
-    Memory bandwidth changes within minutes, so the limits are measured before and after a block,
-    and the higher values count.
+    """The machine's limits, measured before and after each block of a benchmark.
 
     Args:
         probe: measures the limits; None if they cannot be measured.
@@ -255,13 +242,13 @@ class Limits:
         return cell
 
     def exit_status(self) -> int:
-        """Prints the machine's limits; returns 1, after an error message, if one was exceeded."""
+        """Prints the machine's limits; see `above_limits` for the status."""
         print(self.machine or "", file=sys.stderr)
         return above_limits(self._exceeded)
 
 
 def above_limits(exceeded: list[str]) -> int:
-    """Exit status of a benchmark: 1, after a message, if shares exceeded 100 %; otherwise 0."""
+    """Exit status: 1, after a message, if shares exceeded 100 %; otherwise 0."""
     if not exceeded:
         return 0
     print(

@@ -26,10 +26,6 @@ class ServerProcess:
         command: command line; `{port}` is replaced by its port.
         path: URL path that returns 200 once the server is ready.
 
-    Attributes:
-        url: base URL.
-        ready_seconds: time from the start of the process until ready.
-
     Raises:
         UserError: the process exited or did not become ready.
     """

@@ -1,10 +1,8 @@
 """The engine under load, compared with Week 2's batching and llama.cpp.
 
-    python -m benchmark.serving --model FOLDER
-    python -m benchmark.serving --model FOLDER --gguf FILE --llama-python PYTHON
+    python -m benchmark.serving --model FOLDER [--gguf FILE --llama-python PYTHON]
 
-Measures throughput, inter-token gaps, prefix cache hits, scheduling overhead and draft tokens. All
-requests arrive at once, with fixed output lengths. Every round runs the same requests on all
+All requests arrive at once, with fixed output lengths. Every round runs the same requests on all
 systems; the figures are those of the median round. The engine runs twice: with the other systems'
 batch size, and with as many requests as fit into the same memory, where paging should pay off.
 """
@@ -35,12 +33,7 @@ LLAMA_TIMEOUT_S = 3600  # long, because the first round tries several settings
 
 
 class LlamaServer:
-    """llama.cpp in a worker process.
-
-    Args:
-        file: GGUF file with the same weights.
-        python: interpreter with llama-cpp-python.
-    """
+    """llama.cpp in a worker process."""
 
     def __init__(self, file: Path, python: str):
         arguments = [str(file), "--threads", str(usable_threads())]

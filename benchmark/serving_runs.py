@@ -25,26 +25,15 @@ from .systems.worker import token_ids
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """Engine configuration and workload.
-
-    Attributes:
-        num_requests: number of requests, all arriving at once.
-        low, high: bounds on the random prompt and output lengths.
-        batch_size: concurrent requests of Week 2 and llama.cpp; the engine's KV cache has capacity
-            for this many requests of maximum length.
-        max_num_seqs: maximum running requests of the engine.
-        max_num_batched_tokens: maximum tokens per engine step.
-        prefill_step: prefill chunk size of Week 2.
-        page_size: page size of the engine, in tokens.
-    """
+    """Engine configuration and workload."""
 
     num_requests: int
-    low: int
-    high: int
-    batch_size: int
+    low: int  # minimum length of prompts and outputs
+    high: int  # maximum length
+    batch_size: int  # concurrent requests of Week 2 and llama.cpp; sizes the engine's KV cache, too
     max_num_seqs: int
     max_num_batched_tokens: int
-    prefill_step: int
+    prefill_step: int  # prefill chunk size of Week 2
     page_size: int
 
     def workload(self, vocab_size: int) -> Workload:
@@ -133,7 +122,7 @@ def serve_with_week_2(mlx_model: Any, workload: Workload, options: ServingOption
 
 
 def scheduling_overhead(mlx_model: Any, options: ServingOptions, num_seqs: int, steps: int) -> dict:
-    """Fraction of a decoding step's time that is spent outside the model and sampling."""
+    """Time of a decoding step that is spent outside the model and sampling."""
     context = 64
     llm = build_engine(
         mlx_model,
@@ -208,7 +197,7 @@ def speculation(max_tokens: int) -> dict:
 
 
 def summary(rounds: Sequence[dict]) -> dict:
-    """Results of the round with the median throughput, and the best throughput of any round."""
+    """Results of the median round by throughput, and the best throughput."""
     ordered = sorted(rounds, key=lambda run: run["output_tokens_per_s"])
     best = ordered[-1]["output_tokens_per_s"]
     return {**ordered[len(ordered) // 2], "best_output_tokens_per_s": best}

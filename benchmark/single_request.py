@@ -41,11 +41,8 @@ def prefill_times(run: Callable[[], object], repeats: int) -> Times:
 def sampled_offsets(tokens: int) -> list[int]:
     """Offsets of the timed chunks of a long prompt.
 
-    Their mean is the mean offset of all chunks. A chunk's time is linear in its offset, so the mean
-    time of these chunks equals that of all chunks, too.
-
-    Args:
-        tokens: length of the prompt: `PREFILL_STEP` times a multiple of `SAMPLED_CHUNKS`.
+    Their mean is that of all chunks, so the mean times are equal, too: a chunk's time is linear in
+    its offset. `tokens` is `PREFILL_STEP` times a multiple of `SAMPLED_CHUNKS`.
     """
     stride = tokens // PREFILL_STEP // SAMPLED_CHUNKS
     chunks = [n * stride + (stride - 1 + n % 2) // 2 for n in range(SAMPLED_CHUNKS)]

@@ -3,12 +3,9 @@
     python -m benchmark.startup --model FOLDER
 
 Each repeat is a new process that imports tiny-llm, loads the model and runs a one-token prompt. The
-page cache is warm, so this is the cost of a restart. Memory is the peak resident set size, compared
-with the size of the checkpoint.
-
-A second measurement loads the weights alone. Its time, prepacking included, is compared with a
-plain copy of the files' bytes; the growth of the peak resident set size is compared with the size
-of the weights.
+page cache is warm, so this is the cost of a restart. Memory is the peak resident set size. A second
+measurement loads the weights alone. Its time, prepacking included, is compared with a plain copy of
+the files' bytes, and the growth of the peak with the size of the weights.
 """
 
 import argparse

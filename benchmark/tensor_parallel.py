@@ -1,9 +1,6 @@
 """Tensor parallelism on one machine: N ranks against one process with all cores.
 
-    python -m benchmark.tensor_parallel --model FOLDER
-    python -m benchmark.tensor_parallel --model FOLDER --load-format dummy --ranks 2
-    python -m benchmark.tensor_parallel --model FOLDER --launcher "mpirun -n 2"
-    python -m benchmark.tensor_parallel --model FOLDER --profile
+    python -m benchmark.tensor_parallel --model FOLDER [--launcher "mpirun -n 2"] [--profile]
 
 Every round measures three systems that use the same number of cores in total:
 
@@ -12,9 +9,9 @@ Every round measures three systems that use the same number of cores in total:
     parts       the same N weight shards, in N processes that do not communicate
 
 The ranks communicate over MLX's ring, or over the backend of --launcher. The difference between
-ranks and parts is the communication overhead: messages, waiting for the slowest rank, and steps
-that are not captured as a single graph. Decoding follows an 8-token prompt. With --profile, rank 0
-evaluates each collective separately and prints its time, including the wait for slower ranks.
+ranks and parts is the communication overhead: messages, waits for the slowest rank, and steps that
+are not captured as a single graph. With --profile, rank 0 evaluates each collective separately and
+prints its time, waits included.
 """
 
 import argparse
@@ -48,13 +45,7 @@ EXIT = "exit\n"
 
 
 def milliseconds(llm: LLM, task: str, number: int) -> float:
-    """Mean time of a decoding step, or time to the first token of a prompt.
-
-    Args:
-        llm: the engine.
-        task: one of `TASKS`.
-        number: number of the round; each round uses a different prompt.
-    """
+    """Mean decoding step or time to first token; each `number` has a new prompt."""
     prompt_tokens = PROMPT_TOKENS if task == "decode" else PREFILL_TOKENS
     output_tokens = OUTPUT_TOKENS if task == "decode" else 1
     prompt = token_ids(number + prompt_tokens, llm.vocab_size)[number:]
@@ -90,7 +81,7 @@ def serve(args: argparse.Namespace) -> None:
         milliseconds(llm, task, 0)
     print("ready", flush=True)
     for line in sys.stdin:
-        if line == EXIT:  # needed because mpirun does not forward EOF on its standard input
+        if line == EXIT:  # mpirun does not forward EOF
             break
         task, number = line.split()
         print(milliseconds(llm, task, int(number)), flush=True)
@@ -162,13 +153,7 @@ def profile(args: argparse.Namespace, threads: int) -> dict[str, dict[str, float
 
 
 class System:
-    """Child processes measured as one system.
-
-    Args:
-        args: arguments of the command.
-        kinds: kind ("whole", "ranks" or "part") and rank of each child process.
-        threads: threads per process.
-    """
+    """Child processes, each with a kind ("whole", "ranks" or "part") and a rank."""
 
     def __init__(self, args: argparse.Namespace, kinds: Sequence[tuple[str, int]], threads: int):
         command = [sys.executable, "-m", __spec__.name, "--model", args.model]

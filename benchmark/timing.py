@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds per run, over several runs.
-
-    Attributes:
-        median: typical time.
-        minimum: time with the least interference by other processes.
-    """
+    """Seconds per run; other processes disturb the minimum least."""
 
     median: float
     minimum: float

@@ -23,18 +23,11 @@ from .timing import Times
 
 @dataclass(frozen=True)
 class Day:
-    """Kernels in use at the end of a day.
-
-    Attributes:
-        name: name in the table.
-        matmul: value of TINY_LLM_MATMUL; if empty, the variable is not set.
-        other_kernels: environment variables that select kernels other than matmul; without a
-            variable, the fastest kernel runs.
-    """
+    """Kernels at the end of a day; without a variable, the fastest kernel runs."""
 
     name: str
-    matmul: str
-    other_kernels: dict[str, str] = field(default_factory=dict)
+    matmul: str  # value of TINY_LLM_MATMUL; empty: not set
+    other_kernels: dict[str, str] = field(default_factory=dict)  # environment variables
 
     @property
     def environment(self) -> dict[str, str]:

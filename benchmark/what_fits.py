@@ -2,8 +2,7 @@
 
     python -m benchmark.what_fits
 
-The columns are memory sizes. The numbers are those of `tiny-llm check --model` for 4-bit weights in
-groups of 64; nothing is measured.
+The numbers are those of `tiny-llm check --model` for 4-bit weights in groups of 64.
 """
 
 import sys

@@ -22,7 +22,6 @@ from tiny_llm import kernels
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--exhaustive` and `--shares`."""
     parser.addoption(
         "--exhaustive",
         action="store_true",
@@ -38,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Clears terminal environment variables, which pytest itself has already read."""
+    """Clears terminal variables, which pytest itself has already read."""
     hermetic.reset_display()
 
 
@@ -50,7 +49,7 @@ def exhaustive(request: pytest.FixtureRequest) -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selection
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects exhaustive tests and cases of other shares, marks thorough cases, sorts files."""
+    """Deselects exhaustive and other shares' cases, marks thorough, sorts files."""
     if not config.getoption("--exhaustive"):
         selected, deselected = [], []
         for item in items:
@@ -172,7 +171,7 @@ def instruction_set(
 
 @pytest.fixture(autouse=True)
 def _fail_on_gpu_faults() -> Iterator[None]:
-    """Fails a test with faults on the emulated GPU, even if the test catches the errors."""
+    """Fails a test with emulated GPU faults, even if it catches their errors."""
     yield
     assert not kernels.report_emulator_faults(), "the emulated GPU reported faults; see stderr"
 
@@ -193,7 +192,7 @@ def demo() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="session")
 def demo_bfloat16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled demo model's weights in bfloat16, as a folder that `transformers` loads."""
+    """The bundled demo model in bfloat16, as a folder that `transformers` loads."""
     from tests.support import write_dequantized
     from tiny_llm.demo import TARGET_PATH
 

@@ -42,7 +42,7 @@ LEFT_IGNORED = {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU}
 
 
 def reset_process() -> None:
-    """Restores signal dispositions, umask, standard descriptors, locale and environment."""
+    """Resets signals, umask, standard descriptors, locale and environment."""
     _reset_signals()
     os.umask(0o022)
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # stdin, stdout or stderr was closed
@@ -58,7 +58,7 @@ def reset_process() -> None:
 
 
 def reset_display() -> None:
-    """Clears the terminal's environment variables and the warning filters of PYTHONWARNINGS."""
+    """Clears terminal variables and the warning filters of PYTHONWARNINGS."""
     _clear(DISPLAY)
     if WARNINGS:
         sys.warnoptions.clear()

@@ -12,13 +12,9 @@ from tiny_llm import TinyKvPagedCache, TinyKvPagedPool
 def cut_into_pages(
     sequences: Sequence[tuple[mx.array, mx.array]], page_size: int, spare: int = 2, seed: int = 0
 ) -> tuple[mx.array, mx.array, list[list[int]]]:
-    """Splits each sequence's keys and values (heads × tokens × head size) into shuffled pages.
+    """Splits each sequence's keys and values, H×S×D, into shuffled pages.
 
-    Unused slots contain NaN, so reads of them are detected.
-
-    Args:
-        spare: number of unused pages.
-        seed: seed of the order of the pages.
+    Unused slots and `spare` pages contain NaN, so reads of them are detected.
 
     Returns:
         (key pages, value pages, page ids of each sequence).
@@ -76,7 +72,7 @@ class ShadowedCache:
 
 
 def check_integrity(pool: TinyKvPagedPool, caches: Sequence[ShadowedCache]) -> None:
-    """Asserts the invariants of Week 3's paged cache, which hold after every step."""
+    """Asserts invariants of Week 3's paged cache that hold after every step."""
     owned = [page for shadowed in caches for page in shadowed.cache.page_ids]
     assert len(owned) == len(set(owned)), f"two caches own the same page: {sorted(owned)}"
     assert all(0 <= page < pool.num_pages for page in owned)

@@ -55,7 +55,7 @@ def mark_thorough(items: Sequence[pytest.Item]) -> None:
 
 
 def is_recompiled(item: pytest.Item) -> bool:
-    """Whether the case recompiles a Metal kernel for a checking mode of the emulator."""
+    """Whether the case recompiles a Metal kernel for a checking mode."""
     kernels = ("tests/metal/", "tests/metal_emulator/test_mlx_kernels.py")
     return item.nodeid.startswith(kernels) and item.callspec.params.get("mode", "plain") != "plain"
 
@@ -83,9 +83,6 @@ def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
 
     Greedy: each step adds the case with the most uncovered values; among equals, the one whose
     values were used least.
-
-    Args:
-        cases: parameter values of each case.
     """
     used: Counter[Hashable] = Counter()
     missing = {value for case in cases for value in case}
@@ -105,11 +102,7 @@ def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
 
 
 def in_share(nodeid: str, marks: Set[str], shares: int, commit: int) -> bool:
-    """Whether a commit's share includes a case.
-
-    Quick tests and tests marked `every_share` are in every share. Every other case, slow or
-    thorough, is in one share.
-    """
+    """Whether a commit's share includes a case; every share has the quick tests."""
     if "every_share" in marks or not marks & {"slow", "thorough", "other_isa"}:
         return True
     return (zlib.crc32(nodeid.encode()) + commit) % shares == 0

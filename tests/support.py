@@ -45,7 +45,7 @@ _DEFAULT = mx.default_device(), kernels._stream
 
 @contextmanager
 def use_device(device: str) -> Iterator[None]:
-    """Sets the default device of MLX's and the extension's operations to one of `DEVICES`."""
+    """Sets the default device of MLX and of the extension, one of `DEVICES`."""
     before = mx.default_device(), kernels._stream
     if device == "cpu":
         kernels.use_cpu()
@@ -61,7 +61,7 @@ def use_device(device: str) -> Iterator[None]:
 
 @contextmanager
 def use_emulated_gpu(**settings: Any) -> Iterator["Device"]:
-    """Runs the extension's operations on the emulated GPU (clang 19) and MLX's on the CPU.
+    """Runs the extension on the emulated GPU (needs clang 19), MLX on the CPU.
 
     Args:
         settings: device attributes, such as `delay`.
@@ -88,11 +88,9 @@ def assert_close(
     what: str,
     ulps: float = 4,
 ) -> None:
-    """Asserts equal shapes, and errors within `ulps` epsilons of the largest expected element.
+    """Asserts equal shapes, and errors within `ulps` of the largest element.
 
     Args:
-        actual: result under test.
-        expected: reference result.
         what: name of the comparison in the error message, possibly with a hint.
         ulps: tolerance, in units of the epsilon of `actual`'s dtype.
     """
@@ -115,20 +113,17 @@ def assert_close(
 
 
 def assert_same_shape(actual: mx.array, expected: mx.array, what: str) -> None:
-    """Asserts that two arrays have the same shape."""
     __tracebackhide__ = True
     if actual.shape != expected.shape:
         raise AssertionError(f"{what}: expected shape {expected.shape}, got {actual.shape}")
 
 
 def describe_difference(what: str, index: Sequence[Any], actual: float, expected: float) -> str:
-    """Formats the index and values of a difference between two arrays."""
     position = ", ".join(str(int(i)) for i in index)
     return f"{what}: at index [{position}] expected {expected:.6g}, got {actual:.6g}"
 
 
 def describe_mismatches(wrong: np.ndarray) -> str:
-    """Formats the number of wrong elements."""
     return f"{int(wrong.sum())} of {wrong.size} elements are wrong"
 
 
@@ -153,14 +148,10 @@ def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
 
 
 def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "tokens") -> None:
-    """Chi-square test against an exact distribution; impossible outcomes must not occur.
+    """Chi-square test against an exact distribution; impossible outcomes fail.
 
     Merges outcomes expected fewer than 5 times. Draws are seeded, so the result is deterministic.
-
-    Args:
-        counts: observed count of each outcome.
-        expected: unnormalized probability of each outcome.
-        what: name of the outcomes, for the message.
+    `expected` need not be normalized.
     """
     from scipy import stats
 
@@ -180,7 +171,6 @@ def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "to
 
 
 def random(*shape: int, dtype: mx.Dtype = mx.float32, scale: float = 1.0) -> mx.array:
-    """Normally distributed array."""
     return (mx.random.normal(shape) * scale).astype(dtype)
 
 
@@ -259,12 +249,7 @@ class ByteTokenizer:
 
 
 class ScriptedModel:
-    """Model with a fixed output: its logits peak at the next token of `answer`.
-
-    Args:
-        prompt_len: number of prompt tokens.
-        answer: output token ids.
-    """
+    """Model with a fixed output: its logits peak at the next token of `answer`."""
 
     def __init__(self, prompt_len: int, answer: Sequence[int]):
         self.prompt_len = prompt_len

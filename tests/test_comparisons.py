@@ -1,4 +1,4 @@
-"""Messages of failed comparisons: index, expected and actual value, number of wrong elements."""
+"""Messages of failed comparisons: index, values, number of wrong elements."""
 
 import re
 

@@ -59,11 +59,7 @@ def install_solution() -> str | None:
 
 
 def clean(tree: Path | None) -> int:
-    """Removes the build folder and, for the solution, the installed module.
-
-    Args:
-        tree: the learner's source tree, or None for the solution.
-    """
+    """Removes the build; for the solution (None), also the installed module."""
     shutil.rmtree((tree or ROOT) / "build", ignore_errors=True)
     if tree is None:
         for module in built_modules():

@@ -53,11 +53,7 @@ def main() -> int:
 
 
 def check(folder: Path) -> None:
-    """Builds and installs the package in `folder`, and runs the program.
-
-    Raises:
-        PackageError: the first defect.
-    """
+    """Builds, installs and runs the package in `folder`; raises `PackageError`."""
     # Builds from the repository with this environment's tools, to reuse the compiled extension.
     run("uv", "build", "--wheel", "--no-build-isolation", "--python", sys.executable,
         "--out-dir", str(folder / "direct"), cwd=ROOT)  # fmt: skip
@@ -95,11 +91,7 @@ def check(folder: Path) -> None:
 
 
 def check_sdist(sdist: Path) -> None:
-    """Rejects repository-only files and an excessive size.
-
-    Raises:
-        PackageError: the defect.
-    """
+    """Raises `PackageError` for repository-only files or an excessive size."""
     with tarfile.open(sdist) as archive:
         paths = [Path(*Path(name).parts[1:]) for name in archive.getnames()]
     folders = {path.parts[0] for path in paths if len(path.parts) > 1}
@@ -112,15 +104,7 @@ def check_sdist(sdist: Path) -> None:
 
 
 def check_wheel(wheel: Path, direct: Path) -> None:
-    """Rejects a wheel that lacks files, or whose files differ from those of the wheel `direct`.
-
-    Args:
-        wheel: wheel built from the sdist.
-        direct: wheel built from the repository.
-
-    Raises:
-        PackageError: the defect.
-    """
+    """Raises `PackageError` for missing files or differences from `direct`."""
     names, others = (set(zipfile.ZipFile(file).namelist()) for file in (wheel, direct))
     for name in REQUIRED_FILES:
         if not any(one.endswith(name) for one in names):
@@ -134,12 +118,8 @@ def check_wheel(wheel: Path, direct: Path) -> None:
 def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> str:
     """Runs a command; returns its standard output.
 
-    Args:
-        command: program and arguments.
-        cwd: working directory.
-        environment: environment variables; default: this process's without PYTHONPATH, VIRTUAL_ENV
-            and TINY_LLM_MINE, so that Python imports neither the repository nor a learner's source
-            tree.
+    `environment` defaults to this process's without PYTHONPATH, VIRTUAL_ENV and TINY_LLM_MINE, so
+    that Python imports neither the repository nor a learner's source tree.
 
     Raises:
         PackageError: the command failed; the message has the command's output.

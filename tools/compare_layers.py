@@ -14,18 +14,14 @@ import mlx.core as mx
 
 from tools.course.solution_flag import parse_with_tree, restart_in_tree
 
-# Maximum relative difference, between rounding errors in float32, about 1e-6, and the effects of
-# mistakes, which are rarely below 1e-3.
+# Relative difference between float32 rounding errors (1e-6) and the effects of mistakes (1e-3).
 TOLERANCE = 1e-4
 
 Part = tuple[str, Callable[[mx.array], mx.array], Callable[[mx.array], mx.array]]
 
 
 def difference(ours: mx.array, theirs: mx.array) -> float:
-    """Largest absolute difference, divided by the largest absolute value of `theirs`.
-
-    Infinite if the shapes differ or `ours` has NaNs.
-    """
+    """Maximum error relative to max |theirs|; inf for NaNs or unequal shapes."""
     if ours.shape != theirs.shape or bool(mx.any(mx.isnan(ours))):
         return float("inf")
     return float(mx.max(mx.abs(ours - theirs)) / mx.max(mx.abs(theirs)))

@@ -32,8 +32,7 @@ CACHE_TOKENS = 1600  # tokens of KV cache per replica
 PAGE_SIZE = 16  # tokens
 # factors: layers, keys and values, KV heads, head dimension, bytes per bfloat16
 BYTES_PER_TOKEN = 8 * 2 * 2 * 128 * 2
-# Number of chunks of CHUNK_LENGTH characters whose KV cache fits a replica, at about four
-# characters per token.
+# Number of chunks whose KV cache fits a replica, at about four characters per token.
 MAX_CHUNKS = CACHE_TOKENS * 4 // CHUNK_LENGTH
 ENGINE = {
     "kv_cache_bytes": CACHE_TOKENS * BYTES_PER_TOKEN,

@@ -1,12 +1,10 @@
 """`pdm run compile-metal`: compiles each Metal file with Xcode's compiler.
 
-    pdm run compile-metal
     python3 -m tools.compile_metal --std metal3.2
 
 Requires none of the project's dependencies. Files are compiled as embedded in the extension, with
-the project's headers inlined; messages refer to the original files and lines. Each file is compiled
-in every requested language version, and a failure does not stop the other compilations. Without
-Xcode, `pdm run check-installation` has the GPU driver compile the kernels.
+the project's headers inlined; messages refer to the original files and lines. Without Xcode,
+`pdm run check-installation` has the GPU driver compile the kernels.
 """
 
 import argparse

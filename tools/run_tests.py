@@ -110,16 +110,10 @@ def run_learners_tests(tree: Path, arguments: list[str]) -> int:
 
 
 def tests_of(week: int, day: int | None, tasks: Sequence[int]) -> list[str]:
-    """Test files of a week or a day.
+    """Test files of a week or a day; raises `LookupError` if there are none.
 
-    Args:
-        week: week of the course.
-        day: day of the week, or None for all days.
-        tasks: task numbers in -k. Days that form a pair share task numbers (see `Day`), so a
-            task may belong to the other day.
-
-    Raises:
-        LookupError: no test files.
+    `tasks` are the numbers in -k. Days that form a pair share task numbers (see `Day`), so a task
+    may belong to the other day.
     """
     if day is not None:
         requested = day_of(week, day)

@@ -38,9 +38,7 @@ _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 class Terminal:
     """Minimal terminal emulator: lines, cursor up, erase line.
 
-    Attributes:
-        lines: lines with color escape sequences.
-        frames: lines before each redraw of a live view.
+    `lines` include color escape sequences; `frames` are the lines before each redraw.
     """
 
     lines: list[str] = field(default_factory=lambda: [""])
@@ -79,11 +77,7 @@ class Terminal:
 
 
 def run_in_terminal(command: str) -> Terminal:
-    """Runs a command line in a terminal of `COLUMNS` by `ROWS`, in the repository's root.
-
-    Raises:
-        subprocess.CalledProcessError: the command failed.
-    """
+    """Runs a command in a `COLUMNS` by `ROWS` terminal; raises if it fails."""
     parent_fd, child_fd = pty.openpty()
     fcntl.ioctl(child_fd, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}

@@ -1,7 +1,6 @@
 """`pdm run build-ext-test`: calls the extension once and compares with MLX.
 
-Uses the learner's extension if a learner's source tree exists; --solution mine or ref overrides
-this choice.
+Uses the learner's source tree if it exists; --solution mine or ref overrides this choice.
 """
 
 import argparse

@@ -24,19 +24,12 @@ class WorkerError(Exception):
 
 @dataclass(frozen=True)
 class Ready:
-    """Startup message of a worker, sent after its first token.
+    """Startup message of a worker, sent after its first token."""
 
-    Attributes:
-        process_seconds: time from the start of the process to the message.
-        peak_bytes: peak resident memory up to the message.
-        about: version and settings.
-        weight_bits: bits per weight in memory.
-    """
-
-    process_seconds: float
-    peak_bytes: int
-    about: str
-    weight_bits: float
+    process_seconds: float  # time from the start of the process to the message
+    peak_bytes: int  # peak resident memory up to the message
+    about: str  # version and settings
+    weight_bits: float  # bits per weight in memory
 
 
 class WorkerProcess:
@@ -45,9 +38,7 @@ class WorkerProcess:
     A paused worker cannot disturb another system's measurement, even if its threads busy-wait.
 
     Args:
-        python: path of the interpreter.
         module: name of the worker in `benchmark.systems`.
-        arguments: command-line arguments of the worker.
         root: checkout that contains the worker.
         environment: environment variables of the worker; default: this process's.
 
@@ -125,8 +116,6 @@ def export_once(python: str, module: str, source: Path, folder: Path, exact: boo
     Args:
         python: an interpreter with the exporter.
         module: name of the worker in `benchmark.systems`.
-        source: unquantized Hugging Face folder.
-        folder: output.
         exact: whether activations stay float32.
 
     Raises:
@@ -151,5 +140,5 @@ def checkpoint_bytes(path: Path) -> int:
 
 
 def exit_on_sigterm() -> None:
-    """Turns SIGTERM into an exception, so that paused workers are killed before the exit."""
+    """Turns SIGTERM into an exception, so that `finally` kills paused workers."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

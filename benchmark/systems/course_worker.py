@@ -2,9 +2,9 @@
 
     python -m benchmark.systems.course_worker FOLDER --week 2 --solution mine
 
-Model and kernels come from the checkout whose `tiny_llm` is imported. A learner's kernels may be
-plain loops, a hundred times slower than the solution's, so every measurement stops after a few
-seconds; the time of a longer prompt is extrapolated from a short one, with a note in the reply.
+A learner's kernels may be plain loops, a hundred times slower than the solution's, so every
+measurement stops after a few seconds; the time of a longer prompt is extrapolated from a short one,
+with a note in the reply.
 """
 
 import argparse
@@ -74,13 +74,7 @@ class CourseCachedModel(CachedModel):
 
 
 class CourseEngine:
-    """One week's model of a solution, which the scoreboard measures as a `System`.
-
-    Args:
-        folder: checkpoint folder.
-        week: 1, 2 or 3.
-        solution: "mine" or "tiny_llm".
-    """
+    """A `System` for the model of week 1, 2 or 3, "mine" or "tiny_llm"."""
 
     def __init__(self, folder: Path, week: int, solution: str):
         self.weight_bits = ModelCosts.from_folder(folder).weight_bits

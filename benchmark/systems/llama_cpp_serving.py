@@ -15,19 +15,12 @@ from .llama_cpp_worker import UBATCH, Context
 
 @dataclass
 class Slot:
-    """A request in a slot.
+    """A request in a slot."""
 
-    Attributes:
-        prompt: prompt tokens not yet computed.
-        remaining: output tokens still to generate.
-        token: latest output token.
-        length: number of the request's tokens in llama.cpp's KV cache.
-    """
-
-    prompt: list[int]
-    remaining: int
-    token: int = -1
-    length: int = 0
+    prompt: list[int]  # tokens not yet computed
+    remaining: int  # output tokens to generate
+    token: int = -1  # latest output token
+    length: int = 0  # tokens in llama.cpp's KV cache
 
 
 def serve_requests(

@@ -22,15 +22,10 @@ UBATCH = 512  # tokens per micro-batch, llama.cpp's default
 
 @dataclass(frozen=True)
 class Setting:
-    """A configuration to try.
-
-    Attributes:
-        flash: whether to use flash attention.
-        unified: whether to use one KV buffer for all sequences; irrelevant for one sequence.
-    """
+    """A configuration to try."""
 
     flash: bool
-    unified: bool
+    unified: bool  # one KV buffer for all sequences; irrelevant for one sequence
 
     def __str__(self) -> str:
         unified = ", unified KV" if self.unified else ""
@@ -38,16 +33,7 @@ class Setting:
 
 
 class Context:
-    """A llama.cpp context: KV cache for `batch` sequences of at most `length` tokens.
-
-    Args:
-        model: model loaded by llama-cpp-python.
-        threads: number of CPU threads.
-        setting: attention and KV buffer configuration.
-        batch: number of sequences.
-        length: maximum number of tokens per sequence.
-        embeds: whether the context computes embeddings, with last-token pooling.
-    """
+    """A llama.cpp context: KV cache for `batch` sequences of at most `length` tokens."""
 
     def __init__(
         self,
@@ -87,13 +73,7 @@ class Context:
         self.run(token_ids(tokens, self._vocab_size), sequence)
 
     def run(self, ids: Sequence[int], sequence: int = 0, every: bool = False) -> list[int]:
-        """Replaces a sequence with `ids`; returns the most likely next token.
-
-        Args:
-            ids: tokens.
-            sequence: index of the sequence.
-            every: whether to return the most likely token after each token.
-        """
+        """Replaces a sequence; returns the next token (`every`: after each token)."""
         self.truncate(0, sequence)
         predicted: list[int] = []
         for start in range(0, len(ids), UBATCH):
@@ -137,7 +117,7 @@ class Context:
         return self._api.llama_memory_seq_pos_max(self._memory, sequence) + 1
 
     def truncate(self, length: int, sequence: int = 0) -> bool:
-        """Truncates a sequence to `length` tokens; False if a recurrent state prevents it."""
+        """Truncates a sequence; False if a recurrent state prevents it."""
         return bool(self._api.llama_memory_seq_rm(self._memory, sequence, length, -1))
 
     def free(self) -> None:
@@ -249,7 +229,7 @@ class LlamaCpp:
         return {"seconds": seconds, "note": str(fastest), "tokens": sum(output_lens)}
 
     def embed(self, batch: int, tokens: int) -> dict[str, Any]:
-        """Embeds texts; returns {"seconds": …, "vector": of the first text, "note": …}."""
+        """Embeds texts; returns "seconds", "vector" (of the first) and "note"."""
         vector: list[float] = []
 
         def measure(setting: Setting) -> float:

@@ -1,7 +1,6 @@
 """mlx-lm as a worker: `python -m benchmark.systems.mlx_lm_worker FOLDER`.
 
-Without a GPU, mlx-lm takes seconds per token, so only a few tokens are measured, with a note in the
-reply.
+Without a GPU, mlx-lm takes seconds per token, so prompts are extrapolated from a few tokens.
 """
 
 import time
@@ -65,7 +64,7 @@ class MlxLm:
         start = time.perf_counter()
         ids = mx.array([token_ids(tokens, self._model.args.vocab_size)])
         cache = self._new_cache()
-        # Like mlx_lm.generate, processes all tokens but the last in chunks, then the last one.
+        # Like mlx_lm.generate: all tokens but the last in chunks, then the last one.
         for first in range(0, tokens - 1, 2048):
             self._model(ids[:, first : min(first + 2048, tokens - 1)], cache=cache)
             mx.eval([layer.state for layer in cache])

@@ -1,11 +1,9 @@
 """OpenVINO GenAI as a worker: `python -m benchmark.systems.openvino_worker FOLDER`.
 
 `--export` creates the folder from an unquantized one with optimum-intel: every matrix, including
-the embedding, in symmetric 4-bit groups of 128.
-
-OpenVINO rounds activations to 8 bits (dynamic quantization) and multiplies integers. Keys and
-values are set to 16 bits, as in the other systems; the default is 8. `--exact` quantizes only the
-weights: activations, keys and values are float32.
+the embedding, in symmetric 4-bit groups of 128. OpenVINO rounds activations to 8 bits (dynamic
+quantization) and multiplies integers. Keys and values are set to 16 bits; the default is 8. With
+`--exact`, activations, keys and values are float32.
 """
 
 import json
@@ -89,7 +87,7 @@ class OpenVino:
 
 
 def export(source: Path, folder: Path, exact: bool) -> None:
-    """Exports an unquantized checkpoint to OpenVINO's format, which is independent of `exact`."""
+    """Exports an unquantized checkpoint to OpenVINO's format; ignores `exact`."""
     from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
     config = OVWeightQuantizationConfig(

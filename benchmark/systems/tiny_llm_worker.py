@@ -1,7 +1,6 @@
 """tiny-llm as a worker: `python -m benchmark.systems.tiny_llm_worker FOLDER`.
 
-Measures Week 2's model. For families that Week 2 lacks, and for 8-bit activations, measures the
-engine.
+Measures Week 2's model, or the engine for families that Week 2 lacks and for 8-bit activations.
 """
 
 import argparse
@@ -51,14 +50,7 @@ class TinyLlm:
 
 
 class TinyLlmEngine:
-    """The engine, one request per sequence; embedding models support `embed`.
-
-    Args:
-        folder: the checkpoint.
-        kv_cache_bytes: size of the KV cache.
-        task: "generate" or "embed".
-        activation_bits: 8 rounds activations to 8 bits.
-    """
+    """The engine, one request per sequence; `embed` requires the task "embed"."""
 
     def __init__(
         self,

@@ -19,15 +19,10 @@ DECODE_SECONDS = 2.0
 
 
 class System(Protocol):
-    """Interface of a system that a worker measures.
+    """Interface of a system that a worker measures."""
 
-    Attributes:
-        about: version and settings for the report.
-        weight_bits: bits per weight in memory, scales included.
-    """
-
-    about: str
-    weight_bits: float
+    about: str  # version and settings for the report
+    weight_bits: float  # bits per weight in memory, scales included
 
     def prefill(self, tokens: int) -> dict[str, Any]:
         """Prefills `tokens` tokens; returns {"seconds": …}, optionally with a "note"."""
@@ -41,11 +36,7 @@ class UnsupportedError(Exception):
 
 
 def serve(load: Callable[[], System]) -> None:
-    """Loads the system, reports that it is ready, and serves requests until EOF.
-
-    Args:
-        load: loads the system and computes one token.
-    """
+    """Loads the system, with a first token, then serves requests until EOF."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -78,12 +69,7 @@ def serve(load: Callable[[], System]) -> None:
 
 
 def serve_folder(description: str | None, load: Callable[[Path], System]) -> None:
-    """Command line of a worker whose only argument is a checkpoint folder.
-
-    Args:
-        description: text of --help.
-        load: loads the folder and computes one token.
-    """
+    """Command line of a worker whose only argument is a checkpoint folder."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
@@ -98,7 +84,6 @@ def serve_or_export(
     """Command line of a worker whose system exports unquantized folders.
 
     Args:
-        description: text of --help.
         load: loads the system from (exported folder, exact) and computes one token.
         export: called with (unquantized folder, exported folder, exact); writes the latter.
     """

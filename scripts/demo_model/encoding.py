@@ -35,8 +35,7 @@ class Encoded:
     def weights(self, with_prompt: bool) -> np.ndarray:
         """Loss weight of each token: 1 for targets, otherwise 0 or `PROMPT_WEIGHT`.
 
-        Args:
-            with_prompt: whether every second prompt token of a long example has `PROMPT_WEIGHT`.
+        With `with_prompt`, every second prompt token of a long example has `PROMPT_WEIGHT`.
         """
         weights = self.loss_mask.astype(np.float32)
         if with_prompt and len(self.ids) >= LONG_PROMPT:

@@ -50,11 +50,7 @@ def to_mlx(tensor: Tensor) -> mx.array:
 
 
 def quantize_weights(master: dict[str, Tensor]) -> dict[str, mx.array]:
-    """Quantizes every matrix.
-
-    Raises:
-        ValueError: a quantized value differs from the one used in training.
-    """
+    """Quantizes all matrices; raises `ValueError` if one differs from training."""
     weights = {}
     for name, tensor in master.items():
         key, array = checkpoint_name(name), to_mlx(tensor)

@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks, parallel over a chunk's tokens, for training.
+"""Gated delta rule for training, parallel over the tokens of a chunk.
 
 `tiny_llm/attention/gated_delta.py` explains the rule token by token: with key k, value v, decay γ
 and correction β, the state S (D_k×D_v) becomes γ S + k δᵀ with δ = β (v − γ Sᵀk), and o = Sᵀq.
@@ -58,15 +58,12 @@ class UnitTriangularInverse(torch.autograd.Function):
 
 
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_gamma: Tensor) -> Tensor:
-    """Applies the rule to R rows of L tokens, from zero states.
+    """Applies the rule to R rows of L tokens from zero states: R×L×H×D_v outputs.
 
     Args:
         q, k: R×L×H×D_k float32, normalized; L is a multiple of `CHUNK`.
         v: R×L×H×D_v float32.
         beta, log_gamma: R×L×H float32.
-
-    Returns:
-        Outputs R×L×H×D_v.
     """
     # R×H×N×C×D: N chunks of C tokens.
     q, k, v = (x.transpose(1, 2).unflatten(2, (-1, CHUNK)) for x in (q, k, v))

@@ -63,11 +63,8 @@ class MasterWeights:
     def step(self, rate: float, quantize: bool) -> Tensor:
         """Applies the gradients; returns their norm before clipping.
 
-        The `_foreach` functions process many tensors per call, for few kernel launches on a GPU.
-
-        Args:
-            rate: factor for the learning rate, 0 to 1.
-            quantize: whether the model gets quantized weights.
+        `rate` is a factor for the learning rate, 0 to 1. The `_foreach` functions need few kernel
+        launches on a GPU, because they process many tensors per call.
         """
         self.num_steps += 1
         rate *= min(1.0, self.num_steps / RAMP_STEPS)

@@ -1,4 +1,4 @@
-"""Training batches of rows that several examples share, made by worker processes.
+"""Training batches of packed rows, made by worker processes.
 
 A row of L tokens holds whole examples one after another. Unused tokens at its end are documents of
 one token each (position 0) without loss.
@@ -26,11 +26,11 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, int, int]  # see `pack`
 
 
 def pack(encoded: Iterator[Encoded], rows: int, length: int) -> Iterator[tuple]:
-    """Packs examples into batches; an example that fits no row begins the following batch.
+    """Packs examples into batches; one that fits no row begins the next batch.
 
     Yields:
-        (ids, positions, loss weights without prompts, loss weights with prompts: each R×L; number
-        of examples; number of tokens excluding padding).
+        (ids, positions, loss weights without and with prompts, each R×L; number of examples; number
+        of tokens excluding padding).
     """
     arrays = [np.zeros((rows, length), dtype) for dtype in ("u2", "u2", "f4", "f4")]
     used, count = [0] * rows, 0

@@ -1,12 +1,10 @@
 """Trains the target, draft or hybrid model for a given time.
 
-The learning rate is a function of the elapsed share of `--minutes`: a short warm-up, a constant
-part and a long decay to zero. In the last part, the weights are quantized at every step (see
-`optimizer.py`). Intermediate checkpoints can be exported.
-
     python -m demo_model.train --which target --tokenizer FOLDER --out FOLDER --minutes 60
 
-The hybrid model is trained in rows of 1,536 tokens, on a GPU with `--device cuda`.
+The learning rate is a function of the elapsed share of `--minutes`: a short warm-up, a constant
+part and a long decay to zero. In the last part, the weights are quantized at every step (see
+`optimizer.py`). The hybrid model is trained in rows of 1,536 tokens, on a GPU with `--device cuda`.
 """
 
 from __future__ import annotations

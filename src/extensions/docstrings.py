@@ -2,8 +2,8 @@
 
     python docstrings.py docstrings.h src/*/*.h
 
-A contract is the `///` comment of a C++ function that returns arrays. It becomes a string constant
-in the namespace `docs`, named after the function. Of several overloads, the first one is used.
+The contract of a C++ function that returns arrays is its `///` comment. It becomes a string
+constant in the namespace `docs`; of several overloads, the first one is used.
 """
 
 import re
@@ -20,10 +20,7 @@ STREAM = "stream: stream or device; MLX's default if None."
 
 
 def contracts(header: Path) -> dict[str, str]:
-    """Contracts of a header, as {function name: docstring}.
-
-    Each docstring ends with a reference to the header. Paths are relative to src/extensions.
-    """
+    """Contracts of a header (path relative to src/extensions) by function name."""
     docstrings: dict[str, str] = {}
     for match in CONTRACT.finditer(header.read_text(encoding="utf-8")):
         text = re.sub(r"^/// ?", "", match["comment"], flags=re.MULTILINE).strip()

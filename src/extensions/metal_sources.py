@@ -1,4 +1,4 @@
-"""Embeds the Metal kernels in the extension: one source per .metal file, headers inlined.
+"""Embeds the Metal kernels in the extension, one source per .metal file.
 
     python metal_sources.py metal_sources.cpp common/*.metal src/*/*.metal
 
@@ -34,10 +34,7 @@ def inlined(file: Path, seen: set[Path]) -> str:
 
 
 def main(out: Path, kernels: list[Path]) -> None:
-    """Writes a C++ file with the sources of `kernels`, given as paths relative to src/extensions.
-
-    The working directory must be src/extensions, so that includes are found.
-    """
+    """Writes the kernels' sources as a C++ file; must run in src/extensions."""
     entries = [
         f'    {{"{file.stem}", R"metal({inlined(file, set())}\n)metal"}},'
         for file in sorted(kernels, key=lambda file: file.stem)

@@ -7,18 +7,11 @@ import mlx.core as mx
 
 
 def softmax(x: mx.array, axis: int) -> mx.array:
-    """Computes exp(x) / Σ exp(x) along one axis, without overflow.
+    """Computes exp(x) / Σ exp(x) along one axis, in the shape and dtype of `x`.
 
-    Subtracting the maximum leaves the ratio unchanged and keeps every exponent at or below zero.
-    Computed in float32 and rounded once: in half precision, the rounding of x − max alone changes
-    exp by several units in the last place. A row of only −inf has no softmax: the result is NaN.
-
-    Args:
-        x: any shape, any floating dtype.
-        axis: the axis to normalize over.
-
-    Returns:
-        Same shape and dtype as `x`.
+    Subtracting the maximum leaves the ratio unchanged and prevents overflow, because every exponent
+    is at or below zero. Computed in float32 and rounded once: in half precision, the rounding of
+    x − max alone changes exp by several units in the last place. A row of only −inf gives NaN.
     """
     # [task 1.1.1 softmax]
     x32 = x.astype(mx.float32)
@@ -28,15 +21,12 @@ def softmax(x: mx.array, axis: int) -> mx.array:
 
 
 def linear(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
-    """Computes x @ wᵀ + bias: I input features to O output features.
+    """Computes x @ wᵀ + bias: N..×I -> N..×O.
 
     Args:
         x: N..×I, where N.. are any leading dimensions.
         w: O×I, the layout in checkpoints.
         bias: O, or None.
-
-    Returns:
-        N..×O.
     """
     # [task 1.1.2 linear]
     y = x @ w.T
@@ -45,18 +35,13 @@ def linear(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
 
 
 def silu(x: mx.array) -> mx.array:
-    """Computes x · sigmoid(x), also called swish: the gate activation in Qwen3's MLP.
+    """Computes x · sigmoid(x) (swish), the gate activation in Qwen3's MLP.
 
     With z = exp(−|x|), which never overflows, sigmoid(x) is 1/(1 + z) for x ≥ 0 and z/(1 + z) for
     x < 0. The equivalent 1 − sigmoid(|x|) suffers cancellation: in bfloat16 it is 0 for x ≤ −7.
+    The result has the shape and dtype of `x`.
 
     Source: Elfwing et al., "Sigmoid-Weighted Linear Units" (2017).
-
-    Args:
-        x: any shape, any floating dtype.
-
-    Returns:
-        Same shape and dtype as `x`.
     """
     # [task 1.2.4 silu]
     z = mx.exp(-mx.abs(x))

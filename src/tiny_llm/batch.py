@@ -3,9 +3,6 @@
 A step computes at most one chunk of one pending prompt (prefill) and one token for every active
 request (decode). A long prompt delays other requests by only one chunk per step, and a finished
 request's slot is reused immediately.
-
-On a GPU, a step dispatches the next step's graph before reading its tokens, so that the GPU does
-not wait for Python: see `BatchGeneration._decode`.
 """
 
 from collections import deque
@@ -27,14 +24,9 @@ class Request:
 
     Args:
         index: index of the prompt in the list of prompts.
-        model: model of Week 2 or later.
-        tokenizer: tokenizer from `mlx_lm.load`.
         prompt_ids: prompt token ids, at least one.
-        prefill_step: tokens per prefill chunk.
-        sampler: sampler; greedy if None. A seeded sampler restarts for each request, so that its
-            output does not depend on other requests.
         max_tokens: maximum number of output tokens, including the end token; None for no limit.
-        ignore_eos: continue after an end token, for benchmarks.
+        model, tokenizer, prefill_step, sampler, ignore_eos: see `BatchGeneration`.
     """
 
     def __init__(
@@ -81,7 +73,7 @@ class Request:
         return self.num_tokens + 1 == self._max_tokens
 
     def try_prefill(self) -> None:
-        """Prefills the next chunk, if any; after the last chunk, samples the first output token."""
+        """Prefills the next chunk; after the last, samples the first output token."""
         if self.is_prefilled:
             return
         # [task 2.7.5]
@@ -95,7 +87,7 @@ class Request:
         # [/task 2.7.5]
 
     def add_token(self, token: int) -> None:
-        """Appends an output token; finishes the request on an end token or at `max_tokens`."""
+        """Appends an output token; finishes at an end token or `max_tokens`."""
         self.next_token = token
         self.num_tokens += 1
         if token in self._eos_token_ids:
@@ -106,7 +98,7 @@ class Request:
             self.finish()
 
     def finish(self) -> None:
-        """Marks the request as done and flushes the detokenizer's incomplete characters."""
+        """Marks the request as done and flushes the detokenizer."""
         self._detokenizer.finalize()
         self.is_done = True
 
@@ -122,7 +114,7 @@ DecodeStep = tuple[list[Request], mx.array]
 
 
 class BatchGeneration:
-    """A running batch: pending prompts, the request in prefill, decoding slots, outputs.
+    """A running batch: pending prompts, the request in prefill, slots, outputs.
 
     Call `step` until `is_done`. Attributes may be read between steps.
 
@@ -133,8 +125,8 @@ class BatchGeneration:
         max_seq_len: maximum tokens per request, prompt and output combined.
         batch_size: number of slots.
         prefill_step: tokens per prefill chunk.
-        sampler: sampler; greedy if None. A seeded sampler restarts for every request; any other is
-            called once per step for all rows.
+        sampler: greedy if None. A seeded sampler restarts for every request, so that its output
+            does not depend on other requests; any other is called once per step for all rows.
         max_tokens: maximum number of output tokens: one limit for all prompts, or one per prompt.
         ignore_eos: continue after an end token, for benchmarks.
 
@@ -190,7 +182,7 @@ class BatchGeneration:
         return not self.waiting and self.prefilling is None and not any(self.slots)
 
     def step(self) -> None:
-        """Runs one prefill chunk, if any is pending, and decodes a token per active request."""
+        """Runs a prefill chunk, if any is pending; decodes a token per request."""
         # [task 2.7.4 step]
         if self.prefilling is None and self.waiting:
             self.prefilling = self._admit(*self.waiting.popleft())
@@ -209,7 +201,7 @@ class BatchGeneration:
             cache.release()
 
     def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
-        """Creates a request; for an invalid prompt, returns None and outputs the error message."""
+        """Creates a request; for an invalid prompt, outputs the error, returns None."""
         try:
             prompt_ids = encode_prompt(self._tokenizer, prompt, self._vocab_size)
         except UserError as error:
@@ -258,9 +250,9 @@ class BatchGeneration:
         """Decodes one token for every active request.
 
         On a GPU, the next step is dispatched, with this step's lazy tokens as input, before those
-        tokens are read. The cost: for a request that finishes in this step, the next step's token
-        is computed in vain, and a request newly moved to a slot joins one step later. On a CPU, two
-        overlapping steps would compete for cores, so steps run one at a time.
+        tokens are read, so that the GPU does not wait for Python. The cost: a finished request's
+        next token is computed in vain, and a request newly moved to a slot joins one step later.
+        On a CPU, overlapping steps would compete for cores, so steps run one at a time.
         """
         requests, tokens = self._in_flight or self._compute_tokens()
         self._in_flight = None
@@ -274,7 +266,7 @@ class BatchGeneration:
         self._add_tokens(requests, tokens.tolist())  # type: ignore[arg-type]
 
     def _compute_tokens(self) -> DecodeStep:
-        """Appends every active request's next token to the cache and samples the following token.
+        """Computes every active request's next token and samples the following one.
 
         Rows of idle slots are computed and ignored.
         """
@@ -344,7 +336,7 @@ def batch_generate(
     prefill_step: int = 128,
     sampler: Sampler | None = None,
 ) -> list[tuple[int, str]]:
-    """Generates text for many prompts with continuous batching. Args: see `BatchGeneration`.
+    """Generates text with continuous batching; arguments: see `BatchGeneration`.
 
     Returns:
         (index, text) for every prompt, in order. For an empty or over-long prompt, the text is an

@@ -6,12 +6,7 @@ from .basics import linear
 
 
 class Embedding:
-    """Embedding table: E features for each of V tokens.
-
-    Args:
-        vocab_size: V.
-        embedding_dim: E.
-        weight: V×E.
+    """Embedding table V×E: E features for each of V tokens.
 
     Raises:
         ValueError: `weight` does not have shape V×E.

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """Invalid user input. The message is one sentence: given value, allowed values, fix.
+    """Invalid user input: one sentence with given value, allowed values, fix.
 
     Commands print the message without a traceback and exit with status 2.
     """
@@ -30,7 +30,7 @@ class TaskNotImplemented(NotImplementedError):  # noqa: N818 - not a user error
 
 
 def check_int(name: str, value: Any, minimum: int, hint: str = "") -> None:
-    """Rejects non-integers and values below `minimum`; `hint` follows the minimum in the error."""
+    """Rejects non-integers and values below `minimum`; `hint` extends the error."""
     is_int = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_int or value < minimum:
         bound = f"at least {minimum}" if is_int else f"an integer of at least {minimum}"
@@ -38,7 +38,7 @@ def check_int(name: str, value: Any, minimum: int, hint: str = "") -> None:
 
 
 def array_to_list(value: Any) -> Any:
-    """Converts an array from any library to a list; returns other values unchanged."""
+    """Converts an array from any library to a list; returns other values as is."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -50,9 +50,6 @@ def validate_number(
     `Fraction` and NumPy scalars, which MLX does not accept, are converted as well.
 
     Args:
-        name: argument name, for the error message.
-        value: argument value.
-        low, high: bounds.
         allowed: the range in words, for the error message.
         above: whether the lower bound is exclusive.
 
@@ -69,22 +66,18 @@ def validate_number(
 
 
 def validate_bool(name: str, value: Any) -> None:
-    """Checks that a value is a bool.
-
-    Raises:
-        UserError: the value is not a bool.
-    """
+    """Raises `UserError` unless a value is a bool."""
     if not isinstance(value, bool):
         raise UserError(f"{name} must be True or False, got {short_repr(value)}.")
 
 
 def is_token_id(token: Any) -> bool:
-    """Whether a value is a non-negative integer: a Python int or, for example, a NumPy scalar."""
+    """Whether a value is a non-negative integer, e.g. an int or a NumPy scalar."""
     return isinstance(token, Integral) and not isinstance(token, bool) and int(token) >= 0
 
 
 def validate_seed(seed: Any) -> int:
-    """Converts a seed to a Python int, because arithmetic on a NumPy seed would overflow.
+    """Converts a seed to an int, because arithmetic on NumPy seeds may overflow.
 
     Raises:
         UserError: the seed is not an integer in [0, 2**64).
@@ -96,7 +89,7 @@ def validate_seed(seed: Any) -> int:
 
 
 def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    """Rejects token ids outside the vocabulary, which an embedding lookup would read out of bounds.
+    """Rejects token ids that an embedding lookup would read out of bounds.
 
     Args:
         what: source of the tokens, for the message, e.g. "the prompt".
@@ -124,6 +117,6 @@ def short_repr(value: Any) -> str:
 
 
 def summarize(names: Sequence[str], limit: int = 4) -> str:
-    """Joins the first `limit` names and counts the omitted ones: "a, b, c, d and 3 more"."""
+    """Joins the first `limit` names, counts the rest: "a, b, c, d and 3 more"."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(" ".join(name.split())[:60] for name in names[:limit]) + more

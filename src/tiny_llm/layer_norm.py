@@ -4,7 +4,7 @@ import mlx.core as mx
 
 
 class RMSNorm:
-    """Computes x / √(mean(x²) + eps) · weight over the last axis.
+    """Computes x / √(mean(x²) + eps) · weight over the last axis, of size D.
 
     The mean of squares is accumulated in float32, because squares of float16 values from 256 on
     overflow and bfloat16 sums drop small terms. The result is cast back before the weight is
@@ -13,9 +13,8 @@ class RMSNorm:
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 
     Args:
-        dim: D, the size of the last axis.
+        dim: D.
         weight: D scale factors.
-        eps: avoids division by zero.
 
     Raises:
         ValueError: `weight` does not have shape D.

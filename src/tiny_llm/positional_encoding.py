@@ -11,13 +11,10 @@ import mlx.core as mx
 
 
 class RoPE:
-    """Rotates pairs of a head's features by an angle proportional to the token's position.
+    """Rotates pairs of a head's features by angles proportional to the position.
 
     Pair i of the token at position p rotates by p · base^(−2i/D). The first pairs rotate fast and
     distinguish adjacent tokens; the last rotate slowly and distinguish near from far.
-
-    There are two pair layouts; a model needs the one it was trained with. Traditional: adjacent
-    features (x[0], x[1]), (x[2], x[3]), … Non-traditional, as in Qwen3: halves (x[i], x[i + D/2]).
 
     Cosines and sines are computed for the requested positions only. A table of all positions would
     have to be read from memory at every step, and 32,768 positions take 16 MB.
@@ -28,7 +25,8 @@ class RoPE:
         dims: D, the head size; even.
         seq_len: number of positions; positions from `seq_len` on are rejected.
         base: base of the angles; a larger base rotates more slowly, for longer contexts.
-        traditional: pair layout: True for adjacent features, False for halves.
+        traditional: pair layout that the model was trained with. True: adjacent features
+            (x[0], x[1]), (x[2], x[3]), …; False, as in Qwen3: halves (x[i], x[i + D/2]).
 
     Raises:
         ValueError: `dims` is odd.
@@ -45,15 +43,12 @@ class RoPE:
         self.traditional = traditional
 
     def __call__(self, x: mx.array, offset: slice | Sequence[slice] | None = None) -> mx.array:
-        """Rotates `x` according to its tokens' positions.
+        """Rotates `x` according to its tokens' positions, computed in float32.
 
         Args:
-            x: B×L×H×D.
+            x: B×L×H×D, shape and dtype of the result.
             offset: positions of the L tokens: None for 0 … L − 1, one slice of L positions for all
                 sequences, or a list of B slices, one per sequence.
-
-        Returns:
-            B×L×H×D, dtype of `x`; the rotation is computed in float32.
 
         Raises:
             ValueError: a slice does not span L positions or exceeds `seq_len`, or the list does not
@@ -76,15 +71,10 @@ class RoPE:
         They depend only on the positions, so all heads and layers of a step can share them.
 
         Args:
-            offset: as in `__call__`.
-            B: number of sequences.
-            L: tokens per sequence.
+            offset: positions of the L tokens of B sequences; for format and errors, see `__call__`.
 
         Returns:
             cos and sin, both (1 or B)×L×D/2 float32: 1 if all sequences have the same positions.
-
-        Raises:
-            ValueError: as in `__call__`.
         """
         # [task 1.2.1 positions]
         positions = [list(range(start, start + L)) for start in self._starts(offset, B, L)]
@@ -92,7 +82,7 @@ class RoPE:
         # [/task 1.2.1 positions]
 
     def cos_sin_at(self, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """`cos_sin` for arbitrary positions: N.. int32 -> cos and sin, both N..×D/2 float32.
+        """Like `cos_sin`, for any positions: N.. int32 -> cos, sin N..×D/2 float32.
 
         Precondition: positions are below `seq_len`. Checking it here would evaluate the array.
         """
@@ -114,7 +104,7 @@ class RoPE:
         # [/task 1.2.1 frequency]
 
     def _starts(self, offset: slice | Sequence[slice] | None, B: int, L: int) -> list[int]:
-        """Returns the first position: one number for all sequences, or one per sequence (B)."""
+        """Returns the first position: one for all sequences, or one per sequence."""
         if offset is None:
             offset = slice(0, L)
         if isinstance(offset, slice):
@@ -126,7 +116,7 @@ class RoPE:
         # [/task 2.6.1 offsets]
 
     def _start(self, positions: slice, L: int) -> int:
-        """Returns the start of a slice of L positions; rejects positions out of range."""
+        """Returns the start of a slice of L positions, which it validates."""
         start, stop = positions.start or 0, positions.stop
         if stop is None or stop - start != L or positions.step not in (None, 1):
             raise ValueError(f"RoPE: offset must be {L} consecutive positions, got {positions}.")
@@ -139,14 +129,9 @@ class RoPE:
 
 
 def _rotate_interleaved(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    """Rotates adjacent pairs (x[0], x[1]), (x[2], x[3]), ….
+    """Rotates adjacent pairs of x (B×L×H×D): (x[0], x[1]), (x[2], x[3]), ….
 
-    Args:
-        x: B×L×H×D.
-        cos, sin: cosine and sine of each pair's angle, broadcastable to B×L×H×D/2.
-
-    Returns:
-        B×L×H×D.
+    `cos` and `sin` of each pair's angle are broadcastable to B×L×H×D/2.
     """
     # [task 1.2.1 neighbors]
     x1, x2 = x[..., 0::2], x[..., 1::2]

@@ -19,13 +19,9 @@ from .kernels.prepack import row_major_layer
 
 
 def dequantize_linear(mlx_layer: Any) -> mx.array:
-    """Dequantizes an MLX linear or embedding layer's weight; returns plain weights unchanged.
+    """Dequantizes the weight O×I of an `mlx.nn` linear or embedding layer.
 
-    Args:
-        mlx_layer: an `mlx.nn` `Linear` or `Embedding`, plain or quantized.
-
-    Returns:
-        The weight, O×I: in the dtype of the scales if the layer is quantized, else as stored.
+    Returns a plain weight unchanged, a quantized one in the dtype of its scales.
     """
     # [solution only]
     mlx_layer = row_major_layer(mlx_layer)
@@ -46,7 +42,7 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
 
 @dataclass(frozen=True)
 class QuantizedWeights:
-    """A weight matrix O×I, quantized in MLX's affine format or as 4-bit floating point (MXFP4).
+    """A weight matrix O×I in MLX's affine format or 4-bit floating point (MXFP4).
 
     Attributes:
         scales: O×(I/group_size).
@@ -73,7 +69,7 @@ class QuantizedWeights:
 
     @classmethod
     def from_mlx_layer(cls, mlx_layer: Any) -> "QuantizedWeights":
-        """Wraps the arrays of an `mlx.nn` `QuantizedLinear` or `QuantizedEmbedding` without a copy.
+        """Wraps the arrays of a quantized `mlx.nn` layer without copying them.
 
         Raises:
             ValueError: the layer is not quantized, or in an unsupported mode.
@@ -95,7 +91,7 @@ class QuantizedWeights:
 
 
 def check_supported(weights: QuantizedWeights) -> None:
-    """Rejects weights that `quantized_matmul` does not support, before a model is built.
+    """Rejects weights that the kernels do not support, before a model is built.
 
     Raises:
         ValueError: unsupported bits, group size or scale dtype.
@@ -122,7 +118,7 @@ def quantized_matmul(
     b: mx.array,
     transpose_b: bool = True,
 ) -> mx.array:
-    """Computes a · bᵀ with a quantized b, in the extension.
+    """Computes a · bᵀ with a quantized b, in the extension: N..×I -> N..×O.
 
     No weight is rounded, because products with the stored integers are exact and scales are applied
     per group. Batch-invariant: each row has the same bits regardless of the other rows in the call.
@@ -132,12 +128,9 @@ def quantized_matmul(
         biases: like `scales`; None for 4-bit floating-point weights.
         group_size: 32, 64 or 128.
         bits: 4 or 8.
-        a: N..×I, float16 or bfloat16.
+        a: N..×I, float16 or bfloat16, also the result's dtype.
         b: O×(I·bits/32), uint32: the packed integers.
         transpose_b: must be True; b has one row per output feature.
-
-    Returns:
-        N..×O in the dtype of `a`.
 
     Raises:
         ValueError: an unsupported argument, named in the message.
@@ -157,14 +150,14 @@ def quantized_linear(x: mx.array, w: QuantizedWeights, bias: mx.array | None = N
 
 
 def project(x: mx.array, w: QuantizedWeights | mx.array) -> mx.array:
-    """Applies a linear layer with a quantized or plain weight O×I: N..×I -> N..×O."""
+    """Applies a linear layer with any weight O×I: N..×I -> N..×O."""
     if isinstance(w, QuantizedWeights):
         return quantized_linear(x, w) if w.activation_bits == 16 else project_each(x, [w])[0]
     return kernels.matmul(x, w) if _extension_multiplies(x, w) else linear(x, w)
 
 
 def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) -> list[mx.array]:
-    """Applies several linear layers to one input; bit-identical to separate `project` calls.
+    """Applies several linear layers to one input, bit-identical to `project`.
 
     If all weights have the same quantization, one `kernels.multi_quantized_matmul` computes them.
     """
@@ -185,22 +178,13 @@ def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) ->
 
 
 def _extension_multiplies(x: mx.array, w: mx.array) -> bool:
-    """Whether the extension, rather than MLX, should multiply these plain matrices.
-
-    On a CPU, MLX is fast only in float32; on a GPU, in every dtype.
-    """
+    """Whether to use the extension: on a CPU, MLX is fast only in float32."""
     halves = x.dtype == w.dtype and x.dtype in (mx.float16, mx.bfloat16)
     return halves and kernels.computes_on_cpu() and kernels.is_built()
 
 
 class QuantizedEmbedding:
-    """`Embedding` with quantized weights; only the looked-up rows are dequantized.
-
-    Args:
-        vocab_size: V.
-        embedding_dim: E.
-        weight: V×E.
-    """
+    """`Embedding` with quantized weights V×E; dequantizes only looked-up rows."""
 
     def __init__(self, vocab_size: int, embedding_dim: int, weight: QuantizedWeights):
         self.vocab_size = vocab_size

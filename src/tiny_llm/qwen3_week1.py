@@ -17,7 +17,7 @@ from .quantize import dequantize_linear
 
 
 class Qwen3MultiHeadAttention:
-    """Qwen3's grouped-query attention: RMSNorm on each query and key head, then RoPE.
+    """Qwen3's grouped-query attention: RMSNorm on query and key heads, then RoPE.
 
     `num_heads * head_dim` may differ from `hidden_size`. Projections have no bias.
 
@@ -75,12 +75,11 @@ class Qwen3MultiHeadAttention:
     def __call__(self, x: mx.array, mask: Mask = None) -> mx.array:
         """Computes self-attention over complete sequences.
 
-        Args:
-            x: B×L×E.
-            mask: None, "causal", or an array added to the scores, broadcastable to B×H_q×L×L.
+        Scores and their softmax are computed in float32.
 
-        Returns:
-            B×L×E, dtype of `x`; scores and their softmax are computed in float32.
+        Args:
+            x: B×L×E, shape and dtype of the result.
+            mask: None, "causal", or an array added to the scores, broadcastable to B×H_q×L×L.
         """
         # [task 1.3.3]
         B, L, _ = x.shape
@@ -128,7 +127,7 @@ class Qwen3MLP:
 
 
 class Qwen3TransformerBlock:
-    """Pre-norm transformer layer: attention, then the MLP, each with a residual connection.
+    """Pre-norm transformer layer: attention and MLP with residual connections.
 
     Args:
         num_attention_heads: H_q.
@@ -137,11 +136,10 @@ class Qwen3TransformerBlock:
         head_dim: D.
         intermediate_size: I.
         rms_norm_eps: epsilon for all four norms.
-        wq, wk, wv, wo, q_norm, k_norm: see `Qwen3MultiHeadAttention`.
+        wq, wk, wv, wo, q_norm, k_norm, max_seq_len, theta: see `Qwen3MultiHeadAttention`.
         w_gate, w_up, w_down: see `Qwen3MLP`.
         w_input_layernorm: E, weight of the norm before attention.
         w_post_attention_layernorm: E, weight of the norm before the MLP.
-        max_seq_len, theta: see `Qwen3MultiHeadAttention`.
     """
 
     def __init__(
@@ -223,14 +221,7 @@ class Qwen3ModelWeek1:
         # [/task 1.4.3 weights]
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Runs the model on complete sequences, starting at position 0.
-
-        Args:
-            ids: token ids B×L: B sequences of L tokens.
-
-        Returns:
-            Logits, B×L×V, for a vocabulary of V tokens.
-        """
+        """Runs the model on complete sequences: token ids B×L -> logits B×L×V."""
         # [task 1.4.3 forward]
         x = self.embedding(ids)  # B×L×E
         for layer in self.layers:
@@ -273,6 +264,6 @@ def _build_block(args: Any, layer: Any, dtype: mx.Dtype) -> Qwen3TransformerBloc
 
 
 def _plain_weight(mlx_layer: Any) -> mx.array:
-    """Returns a layer's weight O×I: bfloat16 if quantized, else in the checkpoint's dtype."""
+    """Returns a layer's weight O×I: bfloat16 if quantized, else as stored."""
     weight = dequantize_linear(mlx_layer)
     return weight.astype(mx.bfloat16) if hasattr(mlx_layer, "scales") else weight

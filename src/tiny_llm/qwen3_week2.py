@@ -30,8 +30,7 @@ CosSin = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' RoPE 
 # Attention backend: (query B×H_q×L×D, key B×H×L×D, value, layer cache, scale) -> B×H_q×L×D.
 # Appends the new keys and values to the cache and attends to its contents.
 AttentionFn = Callable[[mx.array, mx.array, mx.array, Any, float], mx.array]
-# (one cache per layer, B, L) -> plan for L more tokens in each of B sequences; None if the step
-# cannot be planned, so that each layer has to update its cache.
+# (one cache per layer, B, L) -> plan for L more tokens in each of B sequences, or None.
 PlanFn = Callable[[Sequence[Any], int, int], StepPlan | None]
 
 
@@ -39,10 +38,8 @@ class Qwen3MultiHeadAttention:
     """Week 1's attention with a KV cache and quantized or plain weights.
 
     Args:
-        args: model configuration from `mlx_lm`.
-        mlx_attention: `mlx_lm` layer that holds the weights.
+        args, mlx_attention: configuration and layer of an `mlx_lm` model.
         dtype: dtype of the activations.
-        attend: attention backend.
     """
 
     def __init__(self, args: Any, mlx_attention: Any, dtype: mx.Dtype, attend: AttentionFn):
@@ -63,12 +60,9 @@ class Qwen3MultiHeadAttention:
         """Attends from the new tokens to cached and new tokens.
 
         Args:
-            x: B×L×E, the new tokens.
+            x: B×L×E, the new tokens; shape and dtype of the result.
             cos_sin: cosines and sines for the tokens' positions, from `RoPE.cos_sin`.
             cache: this layer's KV cache.
-
-        Returns:
-            B×L×E, dtype of `x`.
         """
         # [task 2.1.2 attention]
         B, L, _ = x.shape
@@ -87,7 +81,7 @@ class Qwen3MultiHeadAttention:
 def attend_flash(
     query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
 ) -> mx.array:
-    """Attention backend with the extension's flash attention; reads the cache in place."""
+    """Attention backend: flash attention, which reads the cache in place."""
     # [task 2.5.4]
     keys, values, context_lens = cache.append(key, value)  # B×H×capacity×D
     return flash_attention(query, keys, values, scale, "causal", context_lens)
@@ -113,11 +107,7 @@ def attend_grouped(
 
 
 class Qwen3MLP:
-    """Week 1's MLP with quantized or plain weights.
-
-    Args:
-        mlx_mlp: `mlx_lm` layer that holds the weights.
-    """
+    """Week 1's MLP with an `mlx_lm` layer's quantized or plain weights."""
 
     def __init__(self, mlx_mlp: Any):
         self.w_gate = _weight(mlx_mlp.gate_proj)
@@ -131,14 +121,7 @@ class Qwen3MLP:
 
 
 class Qwen3TransformerBlock:
-    """Week 1's block with each residual addition fused into the next norm.
-
-    Args:
-        args: model configuration from `mlx_lm`.
-        mlx_layer: `mlx_lm` layer that holds the weights.
-        dtype: dtype of the activations.
-        attend: attention backend.
-    """
+    """Week 1's block with each residual addition fused into the next norm."""
 
     def __init__(self, args: Any, mlx_layer: Any, dtype: mx.Dtype, attend: AttentionFn):
         self.self_attn = Qwen3MultiHeadAttention(args, mlx_layer.self_attn, dtype, attend)
@@ -189,12 +172,9 @@ class Qwen3ModelWeek2:
             self._build(mlx_model, attend_grouped)
 
     def _build(self, mlx_model: Any, attend: AttentionFn, plan: PlanFn | None = None) -> None:
-        """Builds the layers. Week 3's model also calls it, with paged attention as the backend.
+        """Builds the layers, also for Week 3's model, whose backend is paged.
 
-        Args:
-            mlx_model: checkpoint.
-            attend: attention backend.
-            plan: planner for decode steps; None if the backend does not support planning.
+        `plan` plans decode steps; None if the backend does not support planning.
         """
         mlx_model = prepack_model(mlx_model)
         args = mlx_model.args
@@ -234,15 +214,12 @@ class Qwen3ModelWeek2:
         offset: int | Sequence[int] | mx.array,
         cache: list[TinyKvCache],
     ) -> mx.array:
-        """Runs the model on the new tokens and appends them to the cache.
+        """Runs the model on new tokens and appends them to the cache: logits B×L×V.
 
         Args:
             inputs: B×L ids, the new tokens.
             offset: position of the first new token: one for all sequences, or one per sequence.
             cache: one cache per layer, from `create_kv_cache`.
-
-        Returns:
-            Logits, B×L×V.
 
         Raises:
             ValueError: the number of caches is not the number of layers, the number of offsets is
@@ -253,7 +230,7 @@ class Qwen3ModelWeek2:
     def next_token_logits(
         self, inputs: mx.array, offset: int | Sequence[int] | mx.array, cache: list[TinyKvCache]
     ) -> mx.array:
-        """Returns only the last token's logits, B×V. For arguments and errors, see `__call__`.
+        """Returns the last token's logits, B×V; for arguments, see `__call__`.
 
         The logits of a prompt's other tokens are unused, and would take a third as long to compute
         as all layers.
@@ -264,7 +241,7 @@ class Qwen3ModelWeek2:
     def _run_layers(
         self, inputs: mx.array, offset: int | Sequence[int] | mx.array, cache: list[TinyKvCache]
     ) -> tuple[mx.array, mx.array]:
-        """Runs the embedding and layers; returns (x, update), B×L×E, whose sum is the output."""
+        """Runs embedding and layers: (x, update), B×L×E, whose sum is the output."""
         if len(cache) != self.num_hidden_layers:
             raise ValueError(
                 f"{type(self).__name__}: expected {self.num_hidden_layers} caches, one per layer, "
@@ -291,10 +268,10 @@ class Qwen3ModelWeek2:
     def _try_run_planned(
         self, x: mx.array, cos_sin: CosSin, cache: Sequence[Any]
     ) -> tuple[mx.array, mx.array] | None:
-        """Runs a decode step as a captured graph; returns None to fall back to `_run_each_layer`.
+        """Runs a decode step as a captured graph; returns None for a fallback.
 
-        The fallback applies to prompts, to attention without a planner (no flash attention), and
-        to steps that require a cache to grow first.
+        The fallback, `_run_each_layer`, applies to prompts, to attention without a planner (no
+        flash attention), and to steps that require a cache to grow first.
         """
         # [task 4.7.4]
         if self._plan is None or not is_decode_step(x):
@@ -317,7 +294,7 @@ class Qwen3ModelWeek2:
         # [/task 2.1.3 layers]
 
     def _logits(self, x: mx.array, update: mx.array) -> mx.array:
-        """Applies the final norm and the output projection: x and update, N..×E -> N..×V."""
+        """Applies the final norm and the output projection to x + update: N..×V."""
         # [task 2.1.3 logits]
         _, x = kernels.add_rms_norm(x, update, self.norm, self.eps)
         return project(x, self.w_lm_head)
@@ -327,14 +304,14 @@ class Qwen3ModelWeek2:
 def _add_and_norm(
     x: mx.array, update: mx.array | None, weight: mx.array, eps: float
 ) -> tuple[mx.array, mx.array]:
-    """Returns x + update and the RMSNorm of that sum; `update` None counts as zero."""
+    """Returns x + update and its RMSNorm; an `update` of None counts as zero."""
     if update is None:
         return x, kernels.rms_norm(x, weight, eps)
     return kernels.add_rms_norm(x, update, weight, eps)
 
 
 def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> slice | list[slice]:
-    """Returns the new tokens' positions: one slice of length L, or one per sequence."""
+    """Returns the new tokens' positions: one slice, or one per sequence."""
     B, L = inputs.shape
     offsets: Any = offset.tolist() if isinstance(offset, mx.array) else offset
     if isinstance(offsets, Integral):  # includes NumPy integers
@@ -347,7 +324,7 @@ def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> slic
 
 
 def _weight(mlx_layer: Any) -> Weight:
-    """Returns a layer's weight in the checkpoint's format; ValueError if unsupported."""
+    """Returns a layer's weight as stored; ValueError if unsupported."""
     if not hasattr(mlx_layer, "scales"):
         return mlx_layer.weight
     # [task 2.3.4 weight]

@@ -55,7 +55,7 @@ def attend_paged(
 
 
 def attend_ragged(query: mx.array, metadata: PagedKvMetadata, scale: float) -> mx.array:
-    """Attends over a ragged batch whose T tokens are already in the cache; shape 1×H_q×T×D."""
+    """Attends over a ragged batch already in the cache: 1×H_q×T×D."""
     assert metadata.cu_seqlens_q is not None
     attended = paged_attention_varlen(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
@@ -79,7 +79,6 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
 
     Attributes:
         page_pool: unbounded page pool, shared by all layers and requests.
-        page_size: tokens per page.
 
     Raises:
         ValueError: `page_size` is below 1, or the kernels do not support the quantization.
@@ -100,7 +99,7 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         # [/task 3.1.3 cache]
 
     def create_paged_storage(self, num_pages: int) -> PagedStorage:
-        """Creates page storage for `ragged_logits`, with one block table for all layers.
+        """Creates page storage for `ragged_logits`.
 
         Uses at most num_pages · page_size · `kv_bytes_per_token` bytes, allocated when pages are
         first written.
@@ -121,7 +120,7 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
-        """Runs one step over the new tokens of many sequences.
+        """Runs a step over new tokens of many sequences: logits len(rows)×V.
 
         Batch-invariant: a token's logits have the same bits as in a batch of one. Precondition:
         positions are below `max_seq_len` (unchecked).
@@ -133,9 +132,6 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
                 for sequences whose prompt is not complete after this step.
             storage: from `create_paged_storage`; receives the batch's keys and values when the
                 result is evaluated.
-
-        Returns:
-            Logits, len(rows)×V.
 
         Raises:
             ValueError: the number of ids is not T.

@@ -62,7 +62,7 @@ def make_sampler(
     min_p: float | None = None,
     seed: int | None = None,
 ) -> "DistributionSampler":
-    """Creates a sampler that applies top-k, top-p, min-p and temperature, in this order.
+    """Creates a sampler that applies top-k, top-p, min-p, then temperature.
 
     Filters see the model's distribution, renormalized after each filter; the temperature reshapes
     the probabilities of the remaining tokens.
@@ -73,9 +73,6 @@ def make_sampler(
         top_k: number of most likely tokens to keep, at least 1.
         min_p: minimum probability relative to the most likely token, in [0, 1].
         seed: seed of the draws; None draws from MLX's global state.
-
-    Returns:
-        A sampler: log-probabilities or logits B×V -> ids B.
 
     Raises:
         ValueError: a parameter is out of range.
@@ -95,9 +92,8 @@ class DistributionSampler:
     """A sampler that exposes the distribution it draws from.
 
     Args:
-        temp: temperature; 0 is greedy.
+        temp, seed: see `make_sampler`.
         filters: filters B×V -> B×V, applied in order before the temperature.
-        seed: seed of the draws; None draws from MLX's global state.
     """
 
     def __init__(
@@ -148,11 +144,11 @@ class DistributionSampler:
         # [/task 1.6.1 temperature]
 
     def probabilities(self, logprobs: mx.array) -> mx.array:
-        """Returns the distribution that tokens are drawn from: B×V -> B×V, rows sum to 1."""
+        """Returns the distribution that tokens are drawn from: B×V, rows sum to 1."""
         return mx.softmax(self.logits(logprobs), axis=-1)
 
     def draw(self, logits: mx.array) -> mx.array:
-        """Draws one id from each row's softmax with this sampler's random state: B×V -> B."""
+        """Draws one id per row's softmax with this sampler's random state: B×V -> B."""
         return mx.random.categorical(logits, axis=-1, key=self._next_key())
 
     def uniform(self, count: int) -> mx.array:
@@ -178,7 +174,7 @@ def apply_top_k(logprobs: mx.array, top_k: int) -> mx.array:
 
 
 def apply_top_p(logprobs: mx.array, top_p: float) -> mx.array:
-    """Drops all but the smallest set of most likely tokens with mass ≥ `top_p`: B×V -> B×V.
+    """Keeps the fewest most likely tokens with total mass ≥ `top_p`: B×V -> B×V.
 
     A token is kept if the more likely tokens' total mass is below `top_p`; the most likely token is
     therefore always kept. A token's mass is its softmax over the row: tokens dropped by an earlier

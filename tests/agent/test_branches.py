@@ -1,4 +1,4 @@
-"""Agent branches and evaluation on the engine: shared pages, reproducible reports."""
+"""Agent branches and evaluation on the engine: shared pages, same reports."""
 
 from tiny_llm import LLM
 from tiny_llm.agent import Agent, LocalModel, ScriptedModel, assistant
@@ -37,7 +37,7 @@ def test_branches_share_the_pages_of_the_fork(tmp_path):
 
 
 def test_report_is_reproducible_and_independent_of_the_cache():
-    """The second evaluation hits the prefix cache and runs the cases in reverse order."""
+    """The second evaluation hits the prefix cache and runs in reverse order."""
     llm = LLM("demo", kv_cache_bytes=2**25)
     model = LocalModel(llm, 0.8, max_tokens=40)
     tasks = [

@@ -1,4 +1,4 @@
-"""The agent's built-in tools, with unusual arguments that satisfy their schemas."""
+"""The agent's built-in tools, with unusual arguments that fit the schemas."""
 
 import json
 

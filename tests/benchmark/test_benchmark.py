@@ -213,7 +213,6 @@ def test_report_with_missing_measurements(tmp_path):
 
 
 def machine_with_bandwidth(gb_per_s: float) -> Machine:
-    """A machine with the given memory bandwidth."""
     return Machine("a processor", 2, gb_per_s, 500.0, 800.0, 0.0)
 
 
@@ -467,7 +466,7 @@ def test_checkout_without_a_virtual_environment_is_rejected(tmp_path):
 
 @pytest.mark.parametrize("tokens", [4096, 16384, 32768])
 def test_sampled_chunks_stand_for_a_prompt(tokens):
-    """With costs affine in the position, the sampled chunks' mean equals that of all chunks."""
+    """With costs affine in the position, the sampled chunks have the mean cost."""
     cost = [7.0 + 3.0 * offset for offset in range(0, tokens, 1024)]
     sampled = [cost[offset // 1024] for offset in sampled_offsets(tokens)]
     assert len(set(sampled)) == 4

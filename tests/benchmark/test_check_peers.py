@@ -1,4 +1,4 @@
-"""Agreement check with OpenVINO and ONNX Runtime: weights, ties, wrong tokens."""
+"""Agreement with OpenVINO and ONNX Runtime: weights, ties, wrong tokens."""
 
 import os
 import subprocess
@@ -49,7 +49,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 class FakePeer:
-    """Fake peer that runs the reference model and always picks the token ranked `rank`, from 0."""
+    """Runs the reference model, and always picks the token ranked `rank`, from 0."""
 
     def __init__(self, reference: Reference, rank: int):
         self._model, self._rank = reference._model, rank

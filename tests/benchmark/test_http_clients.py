@@ -1,4 +1,4 @@
-"""Clients of `benchmark.http_serving`: complete streams, errors, truncated streams."""
+"""Clients of `benchmark.http_serving`: complete or truncated streams, errors."""
 
 import asyncio
 import re
@@ -24,11 +24,7 @@ WORKLOAD = Workload([[1, 2], [3], [4]], [5, 6, 7])
 
 
 class Server:
-    """Server with a fixed response, sent a few bytes at a time.
-
-    Attributes:
-        connections, requests: number of connections and requests so far.
-    """
+    """Server with a fixed response, sent a few bytes at a time."""
 
     def __init__(self, reply: bytes, keep_alive: bool):
         self.connections = self.requests = 0
@@ -56,7 +52,7 @@ class Server:
 
 
 def run_against(reply: bytes, clients: int, keep_alive: bool = True) -> tuple[LoadResult, Server]:
-    """Runs clients against a server that always sends `reply`; returns (results, server)."""
+    """Runs clients on a server that always sends `reply`: (results, server)."""
     handler = Server(reply, keep_alive)
 
     async def main() -> LoadResult:

@@ -38,7 +38,7 @@ def lines(first, last):
 
 @pytest.fixture
 def repository(tmp_path):
-    """Git repository with an edit of a short file and an edit of a file too long for a prompt."""
+    """Git repository that edits a short file, and one too long for a prompt."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     commit(tmp_path, "Add files", small=lines(0, 40), long=lines(0, 400))
     changed = lines(0, 20) + "other = 1\n" + lines(21, 40)
@@ -67,7 +67,6 @@ def test_cases_are_edits_of_the_history(repository):
 
 
 def contains(text, part):
-    """Whether `part` occurs in `text`."""
     return any(text[i : i + len(part)] == part for i in range(len(text) - len(part) + 1))
 
 

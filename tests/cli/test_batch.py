@@ -171,7 +171,7 @@ sys.exit(batch.main())
 
 
 def run_in_terminal(*argv: str, interrupt: bool = False) -> tuple[int, str]:
-    """Runs the command in a 100-column terminal; returns its exit status and output."""
+    """Runs the command in a 100-column terminal; returns its status and output."""
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", REDRAW_AFTER_EVERY_STEP, *DEMO, *argv],

@@ -19,7 +19,7 @@ GB = 10**9
 
 @pytest.fixture
 def memory(monkeypatch):
-    """Simulates 16 GB of memory, 12 GB of it available, with a bandwidth of 100 GB/s."""
+    """Simulates 16 GB of memory, 12 GB of it available, at 100 GB/s."""
     for module in (memory_table, kv_memory):
         monkeypatch.setattr(module, "total_memory", lambda: 16 * GB)
     monkeypatch.setattr(memory_table, "available_memory", lambda: 12 * GB)

@@ -29,12 +29,7 @@ SPECIFIC_MESSAGE = re.compile(
 
 
 def wrong_solution_params(wrongs: Sequence[Wrong], tried: int) -> list[Any]:
-    """Test parameters; mistakes after the first `tried` of each task are marked `exhaustive`.
-
-    Args:
-        wrongs: wrong solutions, one mistake each.
-        tried: number of mistakes per task that are not marked `exhaustive`.
-    """
+    """Test parameters; mistakes after each task's first `tried` are `exhaustive`."""
     count: Counter[str] = Counter()
     cases = []
     for wrong in wrongs:
@@ -45,7 +40,7 @@ def wrong_solution_params(wrongs: Sequence[Wrong], tried: int) -> list[Any]:
 
 
 def assert_caught(wrong: Wrong, outcomes: list[Outcome]) -> None:
-    """Asserts that a mistake fails one of its task's tests, with a specific message."""
+    """Asserts that a test of the mistake's task fails with a specific message."""
     failed = [outcome for outcome in outcomes if outcome.passed is False]
     assert failed, f"the tests of task {wrong.tested_by} miss the mistake: {wrong.what}"
     outcome = failed[0]
@@ -57,12 +52,7 @@ def assert_caught(wrong: Wrong, outcomes: list[Outcome]) -> None:
 
 
 def write_tree_with_starter(folder: Path, module: str) -> Path:
-    """Writes a learner's source tree: the solution, with one module reset to the starter.
-
-    Args:
-        folder: new folder for the source tree.
-        module: path of the module within the package.
-    """
+    """Writes a learner's source tree: the solution with an unwritten `module`."""
     path = PACKAGE / module
     write_tree_of(folder, path, starter_text((ROOT / path).read_text(encoding="utf-8"), path))
     return folder
@@ -71,7 +61,7 @@ def write_tree_with_starter(folder: Path, module: str) -> Path:
 def run_command(
     module: str, tree: Path | None, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command on a learner's source tree, or on the solution if `tree` is None."""
+    """Runs a command on a learner's source tree; `tree` None: on the solution."""
     solution = "ref" if tree is None else "mine"
     return subprocess.run(
         [sys.executable, "-m", module, *arguments, "--solution", solution],

@@ -35,7 +35,6 @@ class Course:
     """A learner's source tree, partway from starter to solution.
 
     Attributes:
-        tree: root folder of the source tree.
         done: tasks with the solution applied.
         sample_tests: two failing tests per task in the starter: a case of the task's first test
             function and a case of its last one.

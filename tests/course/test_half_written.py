@@ -1,4 +1,4 @@
-"""Partially written kernels: propagation of exceptions thrown in a pool thread."""
+"""Partially written kernels: exceptions thrown in a pool thread propagate."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""`pdm run hybrid`: output tables, with the solution's and the learner's code."""
+"""`pdm run hybrid`: tables, with the solution's and the learner's code."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_turns_hit_the_prefix_of_the_previous_prompt():
     ],
 )
 def test_tables_run_the_learner_code(tmp_path, module, table, day):
-    """With `module` reset to the starter, the command fails with the error of an unwritten task."""
+    """An unwritten `module` makes the command fail with its task's error."""
     tree = write_tree_with_starter(tmp_path / "mine", module)
     done = run_command("tools.course.hybrid_demo", tree, table)
     assert done.returncode == 1, done.stdout

@@ -1,4 +1,4 @@
-"""Optional days: separate task counts, and commands running the learner's code."""
+"""Optional days: separate task counts; commands run the learner's code."""
 
 import subprocess
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_unrelated_folder_is_not_overwritten(tmp_path, capsys):
     ],
 )
 def test_optional_features_run_the_learner_code(tmp_path, folder, module, flags, day):
-    """With `module` reset to the starter, the command fails with the error of an unwritten task."""
+    """An unwritten `module` makes the command fail with its task's error."""
     tree = write_tree_with_starter(tmp_path / "mine", module)
     folders = {"MIXTURE": folder, "PAGES": str(tmp_path / "pages")}
     given = [folders.get(flag, flag) for flag in flags]
@@ -96,7 +96,7 @@ def test_optional_features_run_the_learner_code(tmp_path, folder, module, flags,
 
 @pytest.mark.slow
 def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatch):
-    """The server imports the learner's file of day 5.1, but not the unwritten one of day 5.2."""
+    """Imports the learner's file of day 5.1, but not the unwritten one of 5.2."""
     pytest.importorskip("fastapi", reason="needs the server's dependencies")
     from tests.server.running_server import RunningServer
 

@@ -1,4 +1,4 @@
-"""`pdm run speed`: measurements, output and history. No test asserts a duration."""
+"""`pdm run speed`: measurements, output, history. Asserts no duration."""
 
 import io
 import json
@@ -256,7 +256,7 @@ def test_each_day_runs_its_program(monkeypatch):
 
 
 def test_progress_is_streamed(monkeypatch, tmp_path):
-    """The child prints a line, then waits until the parent has displayed the line."""
+    """The child prints a line and waits until the parent has displayed it."""
     shown = tmp_path / "shown"
     told = []
     monkeypatch.setattr(speed, "print_progress", lambda what: (told.append(what), shown.touch()))

@@ -1,4 +1,4 @@
-"""Helpers for hybrid models: random checkpoints, engines, transcripts and cache hits."""
+"""Hybrid models for tests: random checkpoints, engines, transcripts."""
 
 import json
 import shutil
@@ -50,7 +50,7 @@ STATE_BYTES = 3 * (3 * CONV_CHANNELS * 2 + 4 * 8 * 16 * 4)
 
 
 def write_hybrid(folder: Path, mtp: bool = False, **changes: Any) -> Path:
-    """Writes a random checkpoint with the demo tokenizer; `changes` overrides config fields."""
+    """Writes a random checkpoint with the demo tokenizer and config `changes`."""
     write_family(folder, {**CONFIG, **changes}, mtp)
     for file in TARGET_PATH.iterdir():
         if "token" in file.name or file.name == "chat_template.jinja":
@@ -59,7 +59,7 @@ def write_hybrid(folder: Path, mtp: bool = False, **changes: Any) -> Path:
 
 
 def build(model: Any, tokens: int = 2048, slots: int = 12, **options: Any) -> LLM:
-    """Builds an engine with pages for `tokens` tokens and exactly `slots` state slots."""
+    """Builds an engine with pages for `tokens` tokens and `slots` state slots."""
     num_pages = tokens // options.get("block_size", 32)
     with mock.patch("tiny_llm.engine.llm.split_kv_memory", return_value=(num_pages, slots)):
         return LLM(model, **options)
@@ -115,7 +115,7 @@ def agent_transcript(num_turns: int) -> Iterator[Turn]:
 
 
 def run_transcript(llm: LLM, turns: Iterable[Turn], thinking: bool) -> list[tuple[int, int]]:
-    """Serves turns with scripted replies; returns (prompt tokens, cached tokens) per turn."""
+    """Serves turns with scripted replies; returns their (prompt, cached tokens)."""
     outputs: dict[int, int] = {}  # forced token by position
     original = llm.runner.target.logits
 

@@ -25,7 +25,6 @@ def scheduler(listener=None, **changes) -> Scheduler:
 
 
 def add(scheduler: Scheduler, name: str, length: int, max_tokens: int | None = 5, first: int = 0):
-    """Adds a request with `length` consecutive prompt tokens, starting at `first`."""
     request = EngineRequest(name, list(range(first, first + length)), GREEDY, max_tokens)
     scheduler.add(request)
     return request
@@ -34,7 +33,7 @@ def add(scheduler: Scheduler, name: str, length: int, max_tokens: int | None = 5
 def step(
     scheduler: Scheduler, token: int = 77, num_tokens: int = 1
 ) -> list[tuple[str, int, int, int]]:
-    """Runs one step in which requests sample `token`, up to `num_tokens` times with draft tokens.
+    """Runs one step; requests sample `token`, up to `num_tokens` with drafts.
 
     Returns:
         (request id, start, end, number of draft tokens) of each chunk.
@@ -54,14 +53,9 @@ def step(
 
 
 def run_random_workloads(count: int, **changes) -> int:
-    """Runs random workloads, checks the scheduler's invariants and compares outputs.
+    """Runs random workloads; checks invariants and outputs; counts preemptions.
 
-    Args:
-        count: number of workloads.
-        changes: overrides of `SchedulerConfig` fields.
-
-    Returns:
-        Number of preemptions.
+    `changes` overrides fields of `SchedulerConfig`.
     """
     rng, preemptions = random.Random(32), 0
     for _ in range(count):

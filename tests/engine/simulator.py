@@ -1,4 +1,4 @@
-"""Scheduler simulator with a virtual clock and a hash function instead of a model.
+"""Scheduler simulator: a virtual clock, and a hash instead of a model.
 
 The "keys and values" of a token are a hash of the token and its prefix. Each step writes hashes
 into the allocated slots and verifies the hashes of earlier tokens, which detects pages that are
@@ -29,11 +29,8 @@ class Arrival:
     """One request of a workload.
 
     Attributes:
-        time: arrival time.
         prompt: token ids from a tiny vocabulary, so that prompts share prefixes.
-        max_tokens: output limit.
         answer_len: output length at which the model generates an end token.
-        abort_at: time at which the client aborts; None for never.
         adapter: index of the request's adapter, or −1 for none. Each adapter has its own outputs
             and cached prefixes.
     """
@@ -72,8 +69,6 @@ class Workload:
 
 @dataclass
 class Outcome:
-    """Totals and outputs of a simulation."""
-
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -90,7 +85,7 @@ class Outcome:
 
 
 def random_workload(rng: random.Random, size: int = 6, num_state_slots: int = 0) -> Workload:
-    """Random workload of up to `size` requests with short prompts and small pages."""
+    """Random workload of up to `size` requests, short prompts and small pages."""
     page_size = rng.randint(1, 4)
     max_num_seqs = rng.randint(1, 5)
     num_drafts = rng.choice((0, 0, 1, 3))
@@ -123,7 +118,7 @@ def random_workload(rng: random.Random, size: int = 6, num_state_slots: int = 0)
 
 
 def with_window(rng: random.Random, workload: Workload) -> Workload:
-    """Adds a sliding window to a workload, often with less memory than a request has tokens."""
+    """Adds a sliding window, often with less memory than a request needs."""
     config = replace(workload.config, window=rng.randint(1, 8))
     config = replace(config, max_num_batched_tokens=config.max_num_seqs * (1 + config.num_drafts))
     num_pages = max(1, config.max_pages_per_request + rng.choice((-1, 0, 0, 0, 1, 2)))
@@ -131,28 +126,20 @@ def with_window(rng: random.Random, workload: Workload) -> Workload:
 
 
 def next_token(prefix: int, length: int) -> int:
-    """Stands in for the model: the next token after a prefix, given its hash and length."""
+    """Stands in for the model: the next token, given a prefix's hash and length."""
     return (prefix >> 7) * 31 + length & 1
 
 
 def empty_prefix(adapter: int) -> int:
-    """Hash of the empty prefix with an adapter."""
     return adapter + 1 << 7
 
 
 def fold(prefix: int, token: int) -> int:
-    """Extends the hash of a prefix by a token."""
     return (prefix * 1_000_003 + token + 1) & 0xFFFFFFFFFFFF
 
 
 class Simulation:
-    """Runs a workload and asserts invariants at every step.
-
-    Args:
-        workload: configuration and requests.
-        check_every: steps between calls of `check_integrity`.
-        listener: receives the scheduler's events, if any.
-    """
+    """Runs a workload and asserts invariants at every step."""
 
     def __init__(self, workload: Workload, check_every: int = 1, listener=None):
         self.workload = workload
@@ -183,7 +170,6 @@ class Simulation:
         )[::-1]
 
     def run(self) -> Outcome:
-        """Runs until all requests have finished."""
         self._arrive()
         while self._future_arrivals or self.scheduler.has_requests:
             if not self.scheduler.has_requests:
@@ -281,7 +267,7 @@ class Simulation:
         return [states[slot] for slot in old_slots] + [-1] * (len(states) - len(old_slots))
 
     def _check_progress(self, oldest: EngineRequest, step: SchedulerOutput) -> None:
-        """Asserts that the oldest request makes progress or is overtaken within its bound."""
+        """Asserts that the oldest request progresses or is overtaken within bounds."""
         for request in self.requests.values():
             limit = request.num_prompt_tokens + self.config.max_num_batched_tokens
             assert request.num_overtaken < limit, f"{request} is overtaken without bound"
@@ -304,12 +290,11 @@ class Simulation:
 
     @staticmethod
     def seconds(step: SchedulerOutput) -> float:
-        """Duration of a step."""
         keys = sum(chunk.num_tokens * chunk.end for chunk in step.chunks)
         return STEP_SECONDS + TOKEN_SECONDS * step.num_tokens + KEY_SECONDS * keys
 
     def _check_target(self, step: SchedulerOutput) -> None:
-        """Asserts that prefill chunks meet the step time target, except in rare long steps."""
+        """Asserts that prefill meets the step time target, except in long steps."""
         target, scheduler = self.workload.step_time_target, self.scheduler
         decoding = [
             chunk
@@ -339,11 +324,7 @@ class Simulation:
             self.outcome.long_steps += 1
 
     def _compute(self, chunk: Chunk) -> ChunkOutput | None:
-        """Verifies earlier slots and writes the chunk's slots.
-
-        Returns:
-            The sampled tokens; None if the chunk samples none.
-        """
+        """Verifies earlier slots and writes the chunk's; returns its sampled tokens."""
         request, size = chunk.request, self.config.page_size
         assert chunk.start == request.num_computed
         assert chunk.start < chunk.end <= request.num_tokens
@@ -400,7 +381,7 @@ class Simulation:
         return ChunkOutput(new, num_draft_uncomputed=int(0 < chunk.num_drafts == len(new) - 1))
 
     def _check_state_slots(self, chunks: tuple[Chunk, ...]) -> None:
-        """Asserts that each slot has at most one writer and that no other chunk reads it."""
+        """Asserts that a written slot has one writer and no other chunk reads it."""
         if not self._states:
             assert not any(chunk.state_writes for chunk in chunks)
             return

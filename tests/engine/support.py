@@ -22,12 +22,9 @@ def chat(question: str) -> list[dict[str, str]]:
 
 
 def assert_distributed_as(samples: Iterable[Hashable], expected: Mapping[Any, float]) -> None:
-    """Chi-square test of samples against a discrete distribution, at a p-value of 1e-4.
+    """Chi-square test of samples against a discrete distribution, at p = 1e-4.
 
-    Args:
-        samples: drawn outcomes.
-        expected: probability of each outcome. Outcomes with an expected count below five are
-            merged.
+    Merges outcomes with an expected count below five.
     """
     from scipy.stats import chi2  # imported here, because its import takes a second
 
@@ -134,11 +131,8 @@ def run_cases(
 ) -> tuple[dict[int, Any], Logits]:
     """Serves `cases` in the given order, `steps_between` engine steps apart.
 
-    Args:
-        loras: case -> adapter name; None for no adapters.
-
-    Returns:
-        (outputs by case, logits by case and output position).
+    `loras` maps cases to adapter names. Returns (outputs by case, logits by case and output
+    position).
     """
     recorded = record_logits(llm)
     outputs = {}

@@ -1,4 +1,4 @@
-"""Batch invariance: tokens and logits are bitwise equal in every configuration.
+"""Batch invariance: bitwise equal tokens and logits in any configuration.
 
 Configurations combine batch composition, chunk size, arrival order, page size, prefix caching,
 preemption and speculative decoding.
@@ -27,7 +27,7 @@ def build(demo, tokens: int, draft=None, **options) -> LLM:
 
 
 def build_case(demo, draft, case, build=build, **options) -> LLM:
-    """Builds the engine for a case of `PRODUCT`; `draft` is used if the case is speculative."""
+    """Builds the engine of a case of `PRODUCT`; speculative cases use `draft`."""
     return build(
         demo,
         case["tokens"],

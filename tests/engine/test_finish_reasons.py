@@ -1,4 +1,4 @@
-"""Finish reasons and limits: min_tokens, max_tokens, timeouts, full queues, NaN logits."""
+"""Finish reasons and limits: lengths, timeouts, full queues, NaN logits."""
 
 import mlx.core as mx
 import pytest

@@ -1,4 +1,4 @@
-"""Hybrid models: same tokens in every configuration, prefix cache hits, memory use."""
+"""Hybrid models: same tokens in every configuration, cache hits, memory."""
 
 import itertools
 
@@ -182,7 +182,7 @@ def test_turns_of_the_demo_have_the_same_text_with_hits_and_drafts(thinking):
     warm, _ = run_chat()
     assert [text for *_, text in warm] == [text for *_, text in cold]
     for (previous, *_), (_, cached, _) in itertools.pairwise(warm):
-        assert cached >= previous - 16 - page_size  # the generation prompt has up to 16 tokens
+        assert cached >= previous - 16 - page_size
     drafted, llm = run_chat(speculative="ngram")
     assert drafted == warm
     assert llm.runner.statistics.num_accepted_tokens >= 4

@@ -24,7 +24,7 @@ def engine(demo, **options) -> LLM:
 
 
 def assert_idle(llm: LLM) -> None:
-    """Asserts that no request is unfinished and only the prefix cache holds pages."""
+    """Asserts that no request is unfinished and only the cache holds pages."""
     llm.scheduler.check_integrity()
     assert not llm.has_unfinished_requests
     assert not llm._processors
@@ -371,7 +371,7 @@ def test_conversation_with_reasoning_reuses_the_common_prefix(demo):
 
 
 def test_memory_stays_within_budget(demo):
-    """The memory budget is weights, KV memory and a constant for a step's activations."""
+    """Memory is at most weights, KV memory and a constant for activations."""
     serve_and_measure(demo, num_requests=60)
 
 

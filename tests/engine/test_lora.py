@@ -1,4 +1,4 @@
-"""Per-request LoRA adapters: same tokens and logits in every batch and configuration."""
+"""Per-request LoRA adapters: same tokens and logits in every configuration."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ LORAS = {0: None, 1: "a", 2: "b", 3: "b", 4: "a", 5: "wide", 6: None}
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
-    """Three adapters of odd ranks: for all layers, the last two layers, and the MLPs."""
+    """Adapters of odd ranks: for all layers, the last two layers, and the MLPs."""
     folder = tmp_path_factory.mktemp("adapters")
     last_two = {"rank": 3, "seed": 2, "last": 2, "size": 0.2}
     wide = {"rank": 37, "seed": 3, "only": ("up_proj", "down_proj"), "size": 0.2}
@@ -41,7 +41,7 @@ def modules(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(demo, modules):
-    """Reference outputs and logits: each request alone, with only its own adapter loaded."""
+    """Reference outputs and logits: each request alone, with its adapter alone."""
     outputs, logits = {}, {}
     for case, lora in LORAS.items():
         module = {lora: modules[lora]} if lora else None
@@ -142,7 +142,7 @@ def test_precompute_for_an_adapter(demo, modules):
 
 
 def test_hybrid_model(tmp_path):
-    """Only requests with the same adapter may share checkpoints of the recurrent state."""
+    """Only requests with the same adapter may share state checkpoints."""
     folder = write_hybrid(tmp_path / "model")
     tensors = [random_adapter(HYBRID, rank, seed=rank, size=0.3) for rank in (3, 8)]
     names = {"a": write_adapter(tmp_path / "a", tensors[0], 3)}

@@ -1,4 +1,4 @@
-"""`StopChecker`: stop strings across tokens, and buffering of partial stop strings."""
+"""`StopChecker`: stop strings across tokens, and buffering of their prefixes."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from tiny_llm.engine.scheduling.outputs import CompletionOutput
 
 
 def emitted_texts(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
-    """Returns the text emitted after each byte, up to a stop string or the end of `text`."""
+    """Text emitted after each byte, up to a stop string or the end of `text`."""
     output = CompletionOutput(0)
     checker = StopChecker(output, ByteDetokenizer(), stops)
     pieces = []

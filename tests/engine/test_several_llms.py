@@ -1,4 +1,4 @@
-"""Several `LLM` objects in one process: budgets, threads, outputs, released memory."""
+"""Several `LLM` objects in one process: budgets, threads, released memory."""
 
 import gc
 import threading
@@ -20,19 +20,17 @@ KV_BYTES = 4_000_000
 
 
 def generate(llm):
-    """Generated token ids for each prompt."""
     outputs = llm.generate(PROMPTS, PARAMS, show_progress=False)
     return [output.outputs[0].token_ids for output in outputs]
 
 
 def num_threads():
-    """Number of threads of this process, including those of libraries."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_concurrent_llms_share_threads_and_keep_their_budgets(tmp_path):
-    """Outputs are the same as with a single `LLM`, and all kernels share one thread pool."""
+    """Outputs equal those of a single `LLM`; kernels share one thread pool."""
     models = ["demo", str(write_hybrid(tmp_path / "hybrid"))]
     reference = [generate(LLM(model, kv_cache_bytes=KV_BYTES)) for model in models]
     before = num_threads()

@@ -60,7 +60,7 @@ def mistral(tokenizer):
 
 
 def build(model, num_pages: int = 256, **options) -> LLM:
-    """Builds an engine with `num_pages` pages of `block_size` tokens, by default 8."""
+    """Builds an engine with `num_pages` pages, by default of 8 tokens."""
     with mock.patch("tiny_llm.engine.llm.split_kv_memory", return_value=(num_pages, 0)):
         return LLM(model, **{"block_size": 8, "max_num_seqs": 4, **options})
 
@@ -124,7 +124,7 @@ def test_same_tokens_in_every_configuration(model, reference, tokenizer, specula
 
 @pytest.mark.parametrize("sharing", [True, False])
 def test_request_larger_than_the_memory(mistral, sharing):
-    """190 tokens fit into pages for 72 tokens, because pages before the window are freed."""
+    """190 tokens fit into pages for 72, as pages before the window are freed."""
     [expected] = build(mistral).generate([LONG], GREEDY, show_progress=False)
     llm = build(mistral, 9, max_num_batched_tokens=32, enable_prefix_caching=sharing)
     assert llm.scheduler.config.max_pages_per_request == 9
@@ -149,7 +149,7 @@ def test_request_larger_than_the_memory(mistral, sharing):
 
 
 def test_preempted_requests(mistral):
-    """Requests with short prompts outgrow the memory while decoding and are preempted."""
+    """Requests with short prompts outgrow the memory while decoding."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     cases = [([token, token + 1], params) for token in (20, 30, 40, 50)]
     outputs, logits = {}, {}
@@ -167,7 +167,7 @@ def test_preempted_requests(mistral):
 
 
 def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
-    """If the memory cannot hold the window and a step, it must hold all tokens of a request."""
+    """Memory too small for window and step must hold all tokens of a request."""
     llm = build(mistral, 8, max_num_batched_tokens=32)
     with pytest.raises(UserError, match="the KV memory holds 64"):
         llm.add_request(LONG)
@@ -176,7 +176,7 @@ def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
 
 
 def test_requests_share_memory_that_holds_one_of_them(mistral):
-    """Each request needs 24 pages in total, but at most 9 at a time, so 20 pages serve two."""
+    """Each request needs at most 9 of its 24 pages at a time, so 20 serve two."""
     prompts = [[token + index for token in LONG] for index in range(4)]
     expected = build(mistral).generate(prompts, GREEDY, show_progress=False)
     llm = build(mistral, 20, max_num_batched_tokens=32, enable_prefix_caching=False)

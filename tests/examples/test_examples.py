@@ -19,7 +19,6 @@ def command(name: str, *arguments: str) -> list[str]:
 
 
 def run(name: str, *arguments: str, stdin: str = "") -> list[str]:
-    """Runs an example; returns its output lines."""
     result = subprocess.run(
         command(name, *arguments), input=stdin, capture_output=True, text=True, check=False
     )
@@ -35,7 +34,6 @@ def value(lines: list[str], label: str) -> str:
 
 @pytest.fixture(scope="module")
 def server_url() -> Iterator[str]:
-    """URL of a running `tiny-llm serve`."""
     pytest.importorskip("fastapi", reason="the server's libraries are not installed")
     from tests.server.running_server import RunningServer
 

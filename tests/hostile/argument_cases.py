@@ -33,7 +33,6 @@ class Case:
 
 
 def parameter(name: str, value: Any, *words: str) -> Case:
-    """Case with an invalid sampling parameter."""
     return Case(
         f"{name}={_format_value(value)}",
         lambda llm, _: _generate(llm, [1, 2], **{name: value}),
@@ -42,19 +41,16 @@ def parameter(name: str, value: Any, *words: str) -> Case:
 
 
 def prompt(what: str, value: Any, *words: str) -> Case:
-    """Case with an invalid prompt."""
     return Case(f"prompt: {what}", lambda llm, _: _generate(llm, value), words)
 
 
 def option(name: str, value: Any, *words: str) -> Case:
-    """Case with an invalid engine option."""
     return Case(
         f"{name}={_format_value(value)}", lambda _, model: LLM(model, **{name: value}), words
     )
 
 
 def named_model(what: str, value: Any, *words: str) -> Case:
-    """Case with an invalid `model` argument."""
     return Case(f"model: {what}", lambda *_: LLM(value), words)
 
 

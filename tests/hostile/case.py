@@ -11,7 +11,7 @@ LONG = "x" * 100_000
 
 @dataclass(frozen=True)
 class Case:
-    """A malformed checkpoint folder; see `checkpoint_cases.py` for `use` and `is_quick`.
+    """A malformed checkpoint; see `checkpoint_cases.py` for `use` and `is_quick`.
 
     Attributes:
         corrupt: modifies a copy of a valid checkpoint.

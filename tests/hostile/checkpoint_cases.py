@@ -1,4 +1,4 @@
-"""Malformed checkpoints: the corruption, and words that the error must contain.
+"""Malformed checkpoints, with words that the error must contain.
 
 `use` selects an operation on the folder: `load_weights`, `load` and `dummy` (random weights) load
 it; `chat` and `text` also generate, for errors that occur only then; `serve` reads its default

@@ -31,7 +31,7 @@ PROGRAM = f"from pathlib import Path\n(Path(__file__).parent / {MARKER!r}).write
 
 
 def make_valid_checkpoint(folder: Path, bits: int | None = 4) -> None:
-    """Writes a small valid checkpoint: 2 layers, hidden size 64, quantized in groups of 64."""
+    """Writes a small valid checkpoint: 2 layers, quantized in groups of 64."""
     config = qwen3_config(64, 2, 128, 2, 1, True, head_dim=32, vocab_size=4200)
     write_checkpoint(folder, config | {"max_position_embeddings": 512}, bits, 64)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -40,8 +40,6 @@ def make_valid_checkpoint(folder: Path, bits: int | None = 4) -> None:
 
 
 def combine(*corruptions: Corruption) -> Corruption:
-    """Applies several corruptions in order."""
-
     def corrupt(folder: Path) -> None:
         for corruption in corruptions:
             corruption(folder)
@@ -53,8 +51,6 @@ def combine(*corruptions: Corruption) -> Corruption:
 
 
 def without(*names: str) -> Corruption:
-    """Deletes files."""
-
     def corrupt(folder: Path) -> None:
         for name in names:
             (folder / name).unlink()
@@ -63,14 +59,11 @@ def without(*names: str) -> Corruption:
 
 
 def file(name: str, content: str | bytes) -> Corruption:
-    """Replaces a file's content."""
     as_bytes = content.encode() if isinstance(content, str) else content
     return lambda folder: _put(folder / name, as_bytes)
 
 
 def link(name: str, target: str | Path) -> Corruption:
-    """Replaces a file with a symbolic link."""
-
     def corrupt(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(target)
@@ -100,8 +93,6 @@ def chat_templates(number: int) -> Corruption:
 
 
 def directory(name: str) -> Corruption:
-    """Replaces a file with a folder."""
-
     def corrupt(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
         (folder / name).mkdir()
@@ -136,13 +127,10 @@ def fields(name: str, **new: Any) -> Corruption:
 
 
 def config(**new: Any) -> Corruption:
-    """Sets fields of config.json."""
     return fields("config.json", **new)
 
 
 def quantization(**new: Any) -> Corruption:
-    """Sets fields of `quantization` in config.json."""
-
     def corrupt(folder: Path) -> None:
         content = json.loads((folder / "config.json").read_text())
         content["quantization"] |= new
@@ -152,12 +140,10 @@ def quantization(**new: Any) -> Corruption:
 
 
 def tokenizer(**new: Any) -> Corruption:
-    """Sets fields of tokenizer.json."""
     return fields("tokenizer.json", **new)
 
 
 def settings(**new: Any) -> Corruption:
-    """Sets fields of tokenizer_config.json."""
     return fields("tokenizer_config.json", **new)
 
 
@@ -173,7 +159,7 @@ def split_on(regex: str) -> Corruption:
 
 
 def index(weight_map: Any = None, **more: Any) -> Corruption:
-    """Writes a shard index; if `weight_map` is a function, it receives the correct map."""
+    """Writes a shard index; a function as `weight_map` gets the correct map."""
 
     def corrupt(folder: Path) -> None:
         right = dict.fromkeys(read_header(folder / WEIGHTS)[0], WEIGHTS)
@@ -184,7 +170,6 @@ def index(weight_map: Any = None, **more: Any) -> Corruption:
 
 
 def renamed(name: str) -> Corruption:
-    """Writes a shard index that refers to the weights file by the given name."""
     return index(lambda right: dict.fromkeys(right, name))
 
 
@@ -192,7 +177,6 @@ def renamed(name: str) -> Corruption:
 
 
 def read_header(path: Path) -> tuple[Header, bytes]:
-    """Reads a safetensors file's header and data."""
     content = path.read_bytes()
     (size,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + size])
@@ -201,7 +185,6 @@ def read_header(path: Path) -> tuple[Header, bytes]:
 
 
 def write_header(path: Path, header: bytes, data: bytes) -> None:
-    """Writes a safetensors file with the given header."""
     _put(path, struct.pack("<Q", len(header)) + header + data)
 
 
@@ -229,13 +212,10 @@ def entry(name: str, **new: Any) -> Corruption:
 
 
 def header_text(text: str) -> Corruption:
-    """Writes arbitrary text as the header."""
     return header(lambda _: text)
 
 
 def header_size(size: int) -> Corruption:
-    """Sets the header length field."""
-
     def corrupt(folder: Path) -> None:
         content = (folder / WEIGHTS).read_bytes()
         _put(folder / WEIGHTS, struct.pack("<Q", size) + content[8:])
@@ -253,7 +233,7 @@ def cut_to(size: int) -> Corruption:
 
 
 def tensors(**new: Any) -> Corruption:
-    """Sets tensors to an array, a function of the old array, or None to remove them."""
+    """Sets tensors to an array or a function of the old one; None removes them."""
 
     def corrupt(folder: Path) -> None:
         actual: Any = dict(mx.load(str(folder / WEIGHTS)))  # type: ignore[arg-type]
@@ -288,7 +268,7 @@ def plain(folder: Path) -> None:
 
 
 def sparse_weights(num_bytes: int) -> Corruption:
-    """Grows the unquantized model to `num_bytes`, as a sparse file that matches the config."""
+    """Grows the unquantized model to `num_bytes`, as a sparse file."""
 
     def corrupt(folder: Path) -> None:
         plain(folder)

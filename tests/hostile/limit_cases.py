@@ -1,4 +1,4 @@
-"""Checkpoints that exceed a limit: memory, number of entries, text growth, endless files."""
+"""Checkpoints that exceed a limit: memory, entries, text, endless files."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def sequence(name: str, component: dict[str, Any], number: int) -> dict[str, Any
 
 
 def bpe(**new: Any) -> Corruption:
-    """Sets fields of the tokenizer's BPE model; a function computes the new value from the old."""
+    """Sets fields of the BPE model; a function computes them from the old value."""
 
     def corrupt(folder: Path) -> None:
         content = json.loads((folder / TOKENIZER).read_text())

@@ -1,4 +1,4 @@
-"""Runs cases; requires one-sentence errors, bounded memory and time, and no code execution."""
+"""Runs cases: one-sentence errors, bounded memory and time, no code run."""
 
 import json
 import re
@@ -26,13 +26,7 @@ def run_rows(
     valid: Path,
     scratch: Path,
 ) -> None:
-    """Runs rows in one process and fails with a list of all problems.
-
-    Args:
-        all_rows: the complete table, which numbers the rows.
-        valid: valid checkpoint to corrupt; unused for arguments.
-        scratch: folder for corrupted copies.
-    """
+    """Runs rows, numbered by `all_rows`, in one process; fails with all problems."""
     numbers = "\n".join(str(all_rows.index(case)) for case in rows)
     paths = [str(valid), str(scratch / "rows")]
     command = [sys.executable, "-m", "tests.hostile.worker", table, *paths]

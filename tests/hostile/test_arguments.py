@@ -1,4 +1,4 @@
-"""Invalid arguments are rejected with one sentence, within memory and time limits."""
+"""Invalid arguments: one-sentence errors, within memory and time limits."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Malformed checkpoints are rejected with one sentence, within memory and time limits."""
+"""Malformed checkpoints: one-sentence errors, within memory and time limits."""
 
 from pathlib import Path
 

@@ -33,7 +33,6 @@ CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def main() -> None:
-    """Runs the rows listed on standard input."""
     table, valid, scratch = sys.argv[1], *map(Path, sys.argv[2:])
     outputs = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries may print to stdout, which is reserved for outcomes
@@ -51,7 +50,7 @@ def main() -> None:
 
 
 def prepared_folder(valid: Path, scratch: Path) -> Callable[[int], Callable[[], None]]:
-    """Returns a function that corrupts a folder for a row number and returns the row's call."""
+    """Returns a function from row numbers to calls on a corrupted folder."""
 
     def prepare(number: int) -> Callable[[], None]:
         case = FOLDERS[number]
@@ -67,14 +66,14 @@ def prepared_folder(valid: Path, scratch: Path) -> Callable[[int], Callable[[], 
 
 
 def prepared_argument() -> Callable[[int], Callable[[], None]]:
-    """Loads a model once; returns a function that maps a row number to the row's call."""
+    """Loads a model once; returns a function from row numbers to calls."""
     model = load_weights("demo", Console(file=io.StringIO()))
     llm = LLM(model, kv_cache_bytes=2**22)
     return lambda number: lambda: ARGUMENTS[number].call(llm, model)
 
 
 def outcome(run: Callable[[], None]) -> dict[str, Any]:
-    """Message of the `UserError` that a call raises; for any other exception, its type too."""
+    """Message of a call's `UserError`; of any other exception, its type, too."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
@@ -105,17 +104,14 @@ def _use(use: str, folder: Path) -> None:
 
 
 def _reset_peak() -> int:
-    """Resets the peak reported by `_peak`; returns the memory in use, in bytes.
-
-    The memory includes optional libraries that `mlx_lm` imports if installed, such as torch.
-    """
+    """Resets the peak reported by `_peak`; returns the memory in use in bytes."""
     with contextlib.suppress(OSError):  # macOS has no /proc
         Path("/proc/self/clear_refs").write_text("5")
     return _peak()
 
 
 def _peak() -> int:
-    """Peak memory in bytes since `_reset_peak`; without /proc, since the process started."""
+    """Peak memory in bytes since `_reset_peak`; without /proc, since the start."""
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
@@ -123,7 +119,7 @@ def _peak() -> int:
 
 
 def _executed_code(scratch: Path) -> list[str]:
-    """Evidence of code executed from the folder: imported modules and marker files."""
+    """Evidence of code run from the folder: imported modules and marker files."""
     modules = [
         name
         for name, module in sys.modules.items()

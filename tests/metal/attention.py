@@ -16,7 +16,7 @@ FORWARD = ("forward", 1)
 
 
 def make_mask(kind: str, shape: tuple[int, ...]) -> mx.array | str | None:
-    """Mask of the given kind; the kinds differ in the dimensions that are broadcast."""
+    """Mask of a kind; kinds differ in the dimensions that are broadcast."""
     B, H, group, L, S, _ = shape
     if kind == "none":
         return None
@@ -44,7 +44,7 @@ def broadcast_strides(shape: tuple[int, ...], to: tuple[int, ...]) -> list[int]:
 
 
 def row_strides(x: mx.array) -> list[int]:
-    """Strides of sequence, head and token in a B×H×C×D array with capacity for C tokens."""
+    """Strides of sequence, head and token in a B×H×C×D array."""
     _, H, C, D = x.shape
     return [H * C * D, C * D, D]
 

@@ -27,7 +27,6 @@ TILES = ["tile64", "tile32", "tile32_split_k"]
 
 
 def source_of(kernel: str) -> str:
-    """Source file of a kernel, by kernel name."""
     op = "quantized_matmul" if kernel.startswith("quantized_matmul") else "matmul"
     variant = kernel[len(op) + 1 :]
     file = next(name for name in ("matvec", "tile", "readable") if name in variant)
@@ -37,7 +36,7 @@ def source_of(kernel: str) -> str:
 def multiply(
     launch: Any, inputs: Sequence[np.ndarray], M: int, O: int, dtype: str, **how: Any
 ) -> np.ndarray:
-    """Runs an M×O matmul kernel and, if I is split, the kernel that adds the partial sums."""
+    """Runs an M×O matmul kernel and, if I is split, the one that adds the parts."""
     parts = launch.groups[2]
     out = empty((M, O), dtype)
     if parts == 1:
@@ -53,7 +52,7 @@ def multiply(
 def exact_quantized(
     scales: mx.array, biases: mx.array, a: mx.array, b: mx.array, group_size: int, bits: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Matmul in float64, and the summed magnitudes of its terms q·scale·a and bias·a."""
+    """Matmul in float64, and the sum of magnitudes of q·scale·a and bias·a."""
     scales, biases = as_numpy(scales).astype(np.float64), as_numpy(biases).astype(np.float64)
     a = as_numpy(a).astype(np.float64)
     words = np.array(b)

@@ -51,7 +51,7 @@ def paged_attend(
     order: tuple[str, int] = FORWARD,
     window: int = 0,
 ) -> mx.array:
-    """Paged attention: B×H_q×L×D, or T×H_q×D with cu_seqlens_q; pages may be 8-bit.
+    """Attention: B×H_q×L×D, or T×H_q×D with cu_seqlens_q; pages may be 8-bit.
 
     variant: "readable" for the course's kernel, "fast" for the kernels launched by the encoder.
     """

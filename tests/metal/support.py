@@ -32,7 +32,7 @@ NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtyp
 
 @functools.cache
 def library(source: str | Path) -> Library:
-    """Kernels of one of the extension's .metal files, e.g. `matmul/matmul_tile.metal`."""
+    """Kernels of an extension .metal file, e.g. `matmul/matmul_tile.metal`."""
     file = learner_file(IN_PROJECT / "src" / source)
     return Library(file, include_dirs=[file.parents[2], EXTENSION])
 
@@ -56,7 +56,6 @@ def as_bound(x: mx.array) -> np.ndarray:
 
 
 def as_array(x: np.ndarray) -> mx.array:
-    """Converts a kernel output to an MLX array."""
     if x.dtype == ml_dtypes.bfloat16:
         return mx.array(x.view(np.uint16)).view(mx.bfloat16)
     return mx.array(x)
@@ -68,7 +67,6 @@ def empty(shape: Sequence[int], dtype: str) -> np.ndarray:
 
 
 def on_gpu() -> bool:
-    """Whether this machine can run kernels on a GPU."""
     return mx.metal.is_available() and kernels.is_built()
 
 
@@ -87,7 +85,7 @@ def loose_arithmetic(seed: int) -> Iterator[None]:
 
 
 def fitting_launch(source: str | Path, launch: Callable[[int], Any]) -> Any:
-    """Launch with the largest threadgroup that the kernel allows, as chosen by the encoders."""
+    """Launch with the largest threadgroup that the kernel allows, as encoders do."""
     chosen = launch(MAX_THREADS)
     if _loose_seed is None or not has_clang():
         return chosen

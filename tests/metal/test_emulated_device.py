@@ -85,10 +85,7 @@ def test_gpu_with_few_threads_per_threadgroup(max_threads):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_loose_arithmetic_with_fewer_threads_per_threadgroup(seed):
-    """Rows of 9,001 elements use 1,024 threads, which may exceed the loose mode's limit.
-
-    Both launches run in the same arithmetic mode, so their results are equal.
-    """
+    """1,024 threads per threadgroup may exceed the loose mode's limit."""
     x, weight = random(3, 9001), random(9001)
     expected = kernels.rms_norm(x, weight, 1e-6)
     with on_gpu(mode="loose", order="random", seed=seed):
@@ -170,7 +167,7 @@ def test_all_layers_in_one_command_buffer(gpu, demo, order):
 
 
 def test_missing_barrier_is_a_hazard(gpu):
-    """The emulated GPU reports two commands that write a buffer without a barrier between them."""
+    """Reports two commands that write a buffer without a barrier between them."""
     x = mx.zeros(64)
     mx.eval(x)
     address = np.array(x, copy=False).__array_interface__["data"][0]
@@ -246,7 +243,7 @@ def test_model_output_equals_cpu_without_cache_copies(demo, week, delay):
 @pytest.mark.slow
 @pytest.mark.parametrize("week", [2, 3])
 def test_batch_dispatches_ahead_without_cache_copies(week):
-    """Prefills a prompt in two chunks into a freed slot while another request decodes."""
+    """Prefills two chunks into a freed slot while another request decodes."""
     make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
     # Emulation time is proportional to the number of layers.
     mlx_model, tokenizer = load("demo-draft")
@@ -280,7 +277,7 @@ def test_batch_dispatches_ahead_without_cache_copies(week):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_model_output_survives_loose_arithmetic(demo, seed):
-    """Loose arithmetic changes logits by less than the gap between the two largest logits."""
+    """Loose arithmetic changes logits by less than the top two differ."""
     model = Qwen3ModelWeek3(demo[0])
     expected = simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=12)
     with on_gpu(mode="loose", order="random", seed=seed):
@@ -376,7 +373,7 @@ COMMANDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_without_a_metal_compiler(name, tmp_path):
-    """Commands run as on a Mac without Xcode, which has neither `metal` nor `xcrun`."""
+    """Simulates a Mac without Xcode, which has neither `metal` nor `xcrun`."""
     arguments, expected = COMMANDS[name]
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -403,7 +400,7 @@ def test_server_output_equals_cpu(monkeypatch):
     from tests.server.running_server import RunningServer
 
     def answers(server):
-        """Tokens of eight concurrent requests."""
+        """Texts of eight concurrent completions."""
         bodies = [{"prompt": text, "max_tokens": 6, "temperature": 0} for text in (*QUESTIONS,) * 2]
         with ThreadPoolExecutor(len(bodies)) as pool:
             replies = pool.map(lambda body: server.post("/v1/completions", body).json(), bodies)

@@ -173,7 +173,7 @@ def test_bitwise_equal_for_any_thread_order(gpu, order):
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("I", [64, 1024])
 def test_matmul_kernels_agree_within_summation_error(gpu, half, I):
-    """The two sums differ by at most 2 γ Σ|aᵢ wᵢ|, plus one ulp for rounding the results.
+    """The two sums differ by at most 2 γ Σ|aᵢ wᵢ|, plus one ulp for rounding.
 
     γ = n u / (1 − n u) for n = I + 2 roundings (sums, a product and a scale) of u = 2⁻²⁴ each.
     """
@@ -191,7 +191,7 @@ def test_matmul_kernels_agree_within_summation_error(gpu, half, I):
 
 
 def attention_error_bound(query, key, value, scale):
-    """Bound on the difference between two kernels' results, for queries H×L×D and keys H×S×D.
+    """Bound on the difference of two kernels: queries H×L×D, keys H×S×D.
 
     With n roundings of u = 2⁻²⁴ each, a sum has a relative error of γ = n u / (1 − n u) of the sum
     of its terms' magnitudes.
@@ -224,7 +224,7 @@ def attention_error_bound(query, key, value, scale):
 @pytest.mark.parametrize("S", [40, 700])
 @pytest.mark.parametrize("pages", [False, True], ids=["contiguous", "pages"])
 def test_attention_kernels_agree_within_derived_bound(gpu, dtype, pages, S):
-    """Computes 4 queries alone and within a chunk of 12; see `attention_error_bound`."""
+    """Computes 4 queries alone and in a chunk of 12; see `attention_error_bound`."""
     query = random(1, 4, FEW + 4, 64, dtype=dtype)
     key, value = random(1, 2, S, 64, dtype=dtype), random(1, 2, S, 64, dtype=dtype)
 

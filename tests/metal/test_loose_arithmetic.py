@@ -1,4 +1,4 @@
-"""Checks that tests' tolerances hold for the loosest arithmetic that a GPU may use.
+"""Tests' tolerances hold for the loosest arithmetic that a GPU may use.
 
 The emulator's "loose" mode fuses some multiply-adds, reorders sums, perturbs `exp` and other
 functions by up to 4 ulp, flushes denormals, and also lowers the threadgroup size limit. A sample

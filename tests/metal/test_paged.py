@@ -1,4 +1,4 @@
-"""Paged Metal kernels on the emulator, compared with the CPU and contiguous attention."""
+"""Paged Metal kernels, compared with the CPU and contiguous attention."""
 
 import mlx.core as mx
 import numpy as np
@@ -45,7 +45,7 @@ def dense(query, pair, **how):
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("causal", [True, False])
 def test_paged_attention(variant, mode, dtype, causal):
-    """Results equal the CPU kernel's, including the NaNs that invalid block table entries cause."""
+    """Includes the NaNs that invalid block table entries cause."""
     for L in (5, 9) if variant == "fast" else (5,):
         query = random(4, H * GROUP, L, D, dtype=dtype)
         keys, values = (random(P, H, PAGE, D, dtype=dtype) for _ in range(2))
@@ -77,12 +77,12 @@ def test_ragged_form(variant, bounds):
 @pytest.mark.parametrize("D", [1, 33, 40, 64, 128, 256])
 @pytest.mark.parametrize("L", [2, 9])
 def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
-    """Context lengths: zero, fewer keys than queries, about a page, more than one split."""
+    """Covers no keys, fewer keys than queries, about a page, and several splits."""
     page_size = {1: 128, 33: 3, 40: 1, 64: 16, 128: 16, 256: 3}[D]
     contexts = [0, 1, page_size - 1, page_size, page_size + 1, 259 if D < 100 else 40]
     group = 3 if D == 33 else 2
     pairs = sequences_of(contexts, D, dtype)
-    keys, values, table = cut_into_pages(pairs, page_size)  # unused slots contain NaN
+    keys, values, table = cut_into_pages(pairs, page_size)
     query = random(len(contexts), group, L, D, dtype=dtype)
     actual = paged_attend("fast", query, keys, values, padded(table), contexts)
     longest = max(contexts)
@@ -103,7 +103,7 @@ MIXED = [(1, 30), (41, 57), (0, 9), (8, 8), (1, 301), (9, 4), (12, 290), (3, 3),
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 128])
 def test_ragged_rows_are_batch_invariant(page_size):
-    """Rows are bitwise equal to the dense kernel's on single sequences, for any page size."""
+    """Rows are bitwise equal to the dense kernel's on single sequences."""
     D, group, contexts = 16, 2, [S for _, S in MIXED]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
@@ -123,10 +123,7 @@ def test_ragged_rows_are_batch_invariant(page_size):
 @pytest.mark.parametrize("window", [1, 20, 31, 290])
 @pytest.mark.parametrize("mode", ["plain", "asan"])
 def test_sliding_window(page_size, window, mode):
-    """Pages before the window are freed, and the kernel must not read them.
-
-    Results are close to the CPU kernel's and bitwise equal to those of each sequence alone.
-    """
+    """Pages before the window are freed, and the kernel must not read them."""
     D, group, contexts, lengths = 16, 2, [S for _, S in MIXED], [L for L, _ in MIXED]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
@@ -158,7 +155,7 @@ def test_sliding_window(page_size, window, mode):
 @pytest.mark.parametrize("L", [1, 8, 9, 40])
 @pytest.mark.parametrize("mode", ["plain", "race"])
 def test_sliding_window_in_a_batch(dtype, L, mode):
-    """If a page inside a sequence's window is missing, all rows of the sequence are NaN."""
+    """A missing page inside a sequence's window makes all of its rows NaN."""
     contexts, window, page_size = [300, 41], 33, 16
     keys, values, table = cut_into_pages(sequences_of(contexts, 40, dtype), page_size)
     keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
@@ -211,7 +208,6 @@ def test_missing_page_is_nan_in_every_row(missing, L):
 @pytest.mark.parametrize("kernel", ["fast", "readable"])
 @pytest.mark.parametrize("L", [1, 9])
 def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
-    """If a context exceeds the block table, its sequence's rows are NaN, but no other rows."""
     D, page_size, contexts = 8, 32, [544, 550]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -249,7 +245,7 @@ def test_bitwise_equal_for_any_lane_order(aligned):
 @pytest.mark.parametrize("mode", ["asan", "race"])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=DTYPE_NAMES.get)
 def test_no_memory_fault_or_race(mode, dtype):
-    """Uses the last page of the pool and the last block table entry, so overruns are detected."""
+    """Uses the pool's last page and last table entry, so overruns are detected."""
     lengths, contexts = [1, 11, 4, 0], [263, 17, 3, 5]
     pairs = sequences_of(contexts, 33, dtype)
     keys, values, table = cut_into_pages(pairs, 7, spare=0)
@@ -265,7 +261,7 @@ def test_no_memory_fault_or_race(mode, dtype):
 @pytest.mark.parametrize("mode", ["plain", "asan"])
 @pytest.mark.parametrize("B", [0, 2])
 def test_unowned_tokens_are_zero(mode, B):
-    """Includes a batch without sequences, where the kernel must not read any context length."""
+    """Covers a batch without sequences, whose context lengths must not be read."""
     keys = random(P, H, PAGE, D)
     table = mx.zeros((B, 40), mx.int32)
     query, bounds = random(17, H * GROUP, D), [5, 7, 9][: B + 1]
@@ -298,7 +294,7 @@ def test_paged_cache_write(mode, dtype):
 @pytest.mark.parametrize(("dtype", "D"), [(mx.float32, 33), (mx.float16, 40), (mx.bfloat16, 128)])
 @pytest.mark.parametrize("L", [5, 9])
 def test_int8_pages(mode, dtype, D, L):
-    """Results equal the CPU kernel's, including the NaNs that invalid block table entries cause."""
+    """Includes the NaNs that invalid block table entries cause."""
     query = random(4, H * GROUP, L, D, dtype=dtype)
     keys, values = (quantize_rows(random(P, H, PAGE, D)) for _ in range(2))
     actual = paged_attend("fast", query, keys, values, TABLE, LENS, None, mode=mode)

@@ -1,4 +1,4 @@
-"""quantized_embedding's Metal kernel on the emulator: bitwise equal to mx.dequantize."""
+"""quantized_embedding's Metal kernel: bitwise equal to mx.dequantize."""
 
 import mlx.core as mx
 import numpy as np

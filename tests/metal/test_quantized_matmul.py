@@ -1,4 +1,4 @@
-"""quantized_matmul's Metal kernels on the emulator, compared with exact arithmetic."""
+"""quantized_matmul's Metal kernels, compared with exact arithmetic."""
 
 import mlx.core as mx
 import numpy as np

@@ -96,7 +96,6 @@ def gpu() -> Iterator[Device]:
 
 @pytest.mark.parametrize("chunk", [1, 3, 7])
 def test_bitwise_equal_in_batches_and_chunks(gpu, chunk):
-    """Computing a sequence in steps, batched with another sequence, does not change its results."""
     stream = gpu.stream()
     whole = delta_problem(1, 2, 24, 40, Batch((7,), (2,), (2,) * 7), mx.float32)
     weight, conv_states = random(128, 4), random(9, 3, 128)

@@ -1,4 +1,4 @@
-"""Metal kernels of rms_norm and add_rms_norm on the emulator, compared with the CPU."""
+"""Metal kernels of rms_norm and add_rms_norm, compared with the CPU."""
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +14,7 @@ EPS = 1e-6
 
 
 def rms_norm(x, weight, D=None, max_threads=1024, **how):
-    """Normalizes the first D elements of each row of x with the Metal kernel; default: all."""
+    """Normalizes the first D elements (default: all) of each row of x."""
     (M, stride), dtype = x.shape, DTYPE_NAMES[x.dtype]
     D = stride if D is None else D
     make = kernels.extension().metal.rms_norm_launch

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not has_clang(), reason=NO_CLANG)
 
 
 def job_named(name: str) -> Job:
-    """Finds a job by name. Jobs are created on demand, because they need the extension."""
+    """Finds a job by name; jobs are created on demand and need the extension."""
     return next(job for job in matmul_jobs() if f"{job.name}, {job.shape}" == name)
 
 
@@ -64,10 +64,10 @@ CHOSEN_PAGED = [
 ]
 
 
-@pytest.mark.slow  # the emulator runs full-size shapes
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHOSEN_PAGED)
 def test_paging_overhead_is_small(name):
-    """Paging adds only block table reads to device traffic; all other counts are equal."""
+    """Paging adds only block table reads to device traffic."""
     row = compare(PAGED[name])
     assert row["limits"]["device_bytes"] == row["limits"]["threadgroup_bytes"] == 1.05
     assert row["ratios"]["device_bytes"] >= 1
@@ -75,9 +75,9 @@ def test_paging_overhead_is_small(name):
     assert row["ours"]["matrix_multiply_adds"] == row["mlx"]["matrix_multiply_adds"]
 
 
-@pytest.mark.slow  # the emulator runs full-size shapes
+@pytest.mark.slow
 def test_causal_attention_reads_each_key_once_and_no_mask():
-    """Causal attention gets a dummy mask of one byte, which the kernel must not read."""
+    """The dummy mask of causal attention, one byte, must not be read."""
     job = ATTENTION[SELECTED_ATTENTION[1]]
     step, _ = job.ours()
     counts = step.library.launch(
@@ -90,7 +90,7 @@ def test_causal_attention_reads_each_key_once_and_no_mask():
     assert read.get(4, 0) == 0
 
 
-@pytest.mark.slow  # the emulator runs full-size shapes
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SELECTED)
 def test_matmuls_stay_within_the_limits(name):
     row = compare(job_named(name))
@@ -100,7 +100,7 @@ def test_matmuls_stay_within_the_limits(name):
 
 @pytest.mark.slow  # compiles the kernel source again
 def test_matvec_reads_each_weight_once_for_four_rows():
-    """Four rows share each read of the weights b; the rows a are read once per four outputs."""
+    """Four rows share each read of b; rows of a are read once per four outputs."""
     job = job_named("quantized_matmul decode 0.6b, 4×3072×1024, 4 bits, groups of 128")
     (step,) = job.ours()
     counts = step.library.launch(
@@ -111,7 +111,7 @@ def test_matvec_reads_each_weight_once_for_four_rows():
     assert counts.device_bytes_read_by_buffer[2] == step.arguments[2].nbytes * 64 // 4
 
 
-@pytest.mark.slow  # the emulator runs full-size shapes
+@pytest.mark.slow
 def test_both_kernels_have_equal_multiplication_counts():
     job = job_named("quantized_matmul prefill 0.6b, 512×3072×1024, 4 bits, groups of 128")
     assert run(job.ours()).matrix_multiply_adds == run(job.mlx()).matrix_multiply_adds

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def truncate_input_after(device, launches, kernel="paged_attention_decode"):
-    """Truncates a kernel's first input to half after the given number of launches."""
+    """Halves a kernel's first input after the given number of launches."""
     run, launched = device.run, []
 
     def run_truncated(commands):
@@ -37,7 +37,7 @@ def truncate_input_after(device, launches, kernel="paged_attention_decode"):
 
 
 def generate_with_fault():
-    """Generates with a fault in layer 2, after a correct prefill and three correct tokens."""
+    """Generates with a fault in layer 2 after a prefill and three tokens."""
     model, tokenizer = load("demo-draft")
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     with use_emulated_gpu() as device:

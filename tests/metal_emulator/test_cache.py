@@ -21,7 +21,7 @@ def test_program_is_compiled_once(tmp_path):
 
 
 def test_lru_eviction(tmp_path):
-    """A lookup makes an entry the most recent; entries used in the last hour are never evicted."""
+    """A lookup counts as use; entries used in the last hour are kept."""
     now = time.time()
     for age, name in enumerate("abcde"):
         cache.fetch(tmp_path / name, make)

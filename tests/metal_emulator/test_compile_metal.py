@@ -22,11 +22,7 @@ for argument; do case "$argument" in *.metal) cp "$argument" "$KEEP";; esac; don
 
 @pytest.fixture
 def compile_metal(tmp_path):
-    """Returns a function that runs the command.
-
-    Its argument `status` is the exit status of the fake `metal --version`, or None if `xcrun` is
-    missing.
-    """
+    """Runs the command; `metal --version` exits with `status`; None: no `xcrun`."""
     keep = tmp_path / "keep"
     keep.mkdir()
 

@@ -31,10 +31,7 @@ def random_floats(count, seed=0):
 
 @needs_clang
 def test_order_dependent_sum_is_detected(library):
-    """In lane order, each of thirty ones is added to 2^24 and rounded away; other orders keep some.
-
-    A test that relies on lane order thus fails in mode "loose"; a test with an error bound passes.
-    """
+    """In lane order, 1s added to 2^24 are rounded away; other orders keep some."""
     x = np.ones(32, np.float32)
     x[0], x[31] = 2**24, -(2**24)
     assert set(run(library, "sum", x, mode="plain")) == {0.0}

@@ -1,4 +1,4 @@
-"""MLX's kernels, the baselines of benchmarks, compile and run in the emulator."""
+"""MLX's kernels, the benchmarks' baselines, run in the emulator."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def library(name, constants=None):
 
 
 def quantized(O, I, group_size=64):
-    """Random 4-bit O×I weights: packed integers, scales, biases and dequantized values."""
+    """Random 4-bit O×I weights: packed, scales, biases, dequantized."""
     rng = np.random.default_rng(1)
     codes = rng.integers(0, 16, (O, I), dtype=np.uint32)
     shifts = np.arange(8, dtype=np.uint32) * 4
@@ -33,7 +33,7 @@ def quantized(O, I, group_size=64):
 
 
 def run_matvec(kernel, O, I, mode):
-    """Runs the kernel and checks its result; returns (launch, packed weights, result)."""
+    """Runs the kernel, checks its result; returns (launch, weights, result)."""
     packed, scales, biases, weights = quantized(O, I)
     x, y = random_array((1, I), bfloat16), np.zeros((1, O), bfloat16)
     sizes = {5: I, 6: O}
@@ -59,10 +59,7 @@ def test_quantized_matvec(kernel, O, I, mode):
 
 
 def test_rows_written_by_two_mlx_simdgroups():
-    """If O is not a multiple of 8, two of MLX's simdgroups write the same rows.
-
-    They write equal values, a benign race, but the emulator reports it.
-    """
+    """Two simdgroups write equal values if 8 does not divide O: a benign race."""
     run_matvec("qmv", 13, 192, "plain")
     with pytest.raises(MetalFault, match="quantized.h.*race in qmv"):
         run_matvec("qmv", 13, 192, "race")
@@ -113,13 +110,7 @@ def test_dense_matmul(mode):
 
 
 def attention(q, k, v, causal):
-    """Reference attention.
-
-    Args:
-        q: query heads × tokens × head size.
-        k, v: KV heads × keys × head size.
-        causal: whether to apply a causal mask.
-    """
+    """Reference attention: q is H_q×L×D, k and v are H×S×D."""
     q, k, v = (a.astype(np.float32) for a in (q, k, v))
     k, v = (np.repeat(a, len(q) // len(a), axis=0) for a in (k, v))
     scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])

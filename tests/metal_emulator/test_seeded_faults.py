@@ -27,7 +27,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 @dataclass(frozen=True)
 class Fault:
-    """Replaces `old` with `new` in the line marked `at`; expects a `kind` report at `lines`."""
+    """Replaces `old` with `new` in line `at`; expects a `kind` report at `lines`."""
 
     kernel: str
     name: str
@@ -135,7 +135,7 @@ FAULTS = DELETED_BARRIERS + WEAK_BARRIERS + DIVERGENCE + BOUNDS + MEMORY
 
 @pytest.fixture(scope="module")
 def variants(tmp_path_factory):
-    """A file with all variants: (path, lines, first line of each variant, compiled library)."""
+    """All variants in a file: (path, lines, first line of each variant, library)."""
     text, starts = PREAMBLE, {}
     for fault in FAULTS:
         starts[fault.variant] = text.count("\n")
@@ -146,7 +146,7 @@ def variants(tmp_path_factory):
 
 
 class KernelLaunches:
-    """A method per kernel returns its (arguments, grid sizes, output array, expected output)."""
+    """A method per kernel returns (arguments, grid sizes, output, expected)."""
 
     @staticmethod
     def row_sum():
@@ -226,7 +226,6 @@ def test_valid_kernel_has_no_findings(sound, kernel, mode, order):
 
 @pytest.mark.parametrize("fault", DELETED_BARRIERS, ids=lambda f: f.variant)
 def test_race_detection_is_order_independent(variants, fault):
-    """The emulator detects the race with every thread order."""
     *_, library = variants
     for order in ORDERS:
         arguments, sizes, _, _ = getattr(KernelLaunches, fault.kernel)()

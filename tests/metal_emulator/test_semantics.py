@@ -20,7 +20,7 @@ LANES = np.arange(32)
 
 
 def shuffled(x, source, fill):
-    """Reference shuffle: x[source], or `fill` where `source` is not a lane number (0 to 31)."""
+    """Reference shuffle: x[source], or `fill` if `source` is no lane (0 to 31)."""
     inside = (source >= 0) & (source < 32)
     return np.where(inside, x[np.clip(source, 0, 31)], fill)
 
@@ -69,7 +69,7 @@ def test_reduction_covers_active_lanes(library, first):
 
 
 def test_matrix_layout(library):
-    """As MLX assumes, lanes 0 and 1 hold columns 0 to 3 of row 0, lanes 2 and 3 those of row 1."""
+    """Lanes 0 and 1 hold columns 0 to 3 of row 0, lanes 2 and 3 those of row 1."""
     a, held = np.arange(64, dtype=np.float32), np.zeros((32, 2), np.float32)
     library.launch("matrix_layout", [a, held], **ONE_SIMDGROUP)
     quad = LANES // 4
@@ -134,7 +134,7 @@ def test_function_constants(constants):
 
 @pytest.mark.parametrize("sizes", [{"grid_threads": (13, 5)}, {"grid": (2, 3)}], ids=str)
 def test_thread_position_attributes(library, sizes):
-    """`grid_threads` may fill threadgroups at the edges only in part, which are then smaller."""
+    """Threadgroups at the edge of `grid_threads` may be smaller."""
     width, height = sizes.get("grid_threads", (16, 6))
     names = [
         "in_grid",
@@ -276,7 +276,6 @@ def test_stack_overflow_is_reported(library):
 
 
 def test_fault_report_text(library):
-    """Compares the complete text of a report."""
     with pytest.raises(MetalFault) as caught:
         library.launch("simd_operations", [np.zeros(31, np.int32), np.zeros(768, np.int32)],
                        **ONE_SIMDGROUP, mode="race")  # fmt: skip

@@ -109,7 +109,6 @@ ERRORS = {
 
 
 def findings(path):
-    """Type errors that the emulator reports for a file."""
     try:
         compiler.check(compiler.prepare(path, (), {}, {}))
     except MetalError as error:

@@ -84,15 +84,11 @@ def run_steps(
     steps: Sequence[Mapping[int, range]],
     token: Callable[[int], int] = lambda position: 3 + position * 7 % 90,
 ) -> mx.array:
-    """Runs ragged steps, each evaluated before the next.
+    """Logits (tokens × vocabulary) of ragged steps, each evaluated separately.
 
     Args:
-        model: computes the steps.
         steps: positions that each step computes, by sequence number from 0 to 3.
         token: token id at a position.
-
-    Returns:
-        Logits of all tokens of all steps, tokens × vocabulary size.
     """
     has_state = getattr(model, "state_bytes", 0) > 0  # Week 3's model has no state_bytes
     storage = model.create_paged_storage(4 * PAGES_PER_SEQUENCE, *([4] if has_state else []))
@@ -117,14 +113,13 @@ def run_steps(
 
 
 def sequence_logits(model: ServingModel, ids: Sequence[int], ends: Sequence[int] = ()) -> mx.array:
-    """Logits of one sequence, tokens × vocabulary size, computed in chunks that end at `ends`."""
+    """Logits of one sequence, tokens × vocabulary, in chunks ending at `ends`."""
     bounds = [0, *(ends or [len(ids)])]
     chunks = [{0: range(*pair)} for pair in itertools.pairwise(bounds)]
     return run_steps(model, chunks, lambda position: ids[position])
 
 
 def greedy_tokens(model: ServingModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """Greedy continuation of a prompt, one token per step."""
     ids = list(prompt)
     storage = model.create_paged_storage(PAGES_PER_SEQUENCE, 2)
     page_ids = array("i", range(PAGES_PER_SEQUENCE))
@@ -140,7 +135,7 @@ def greedy_tokens(model: ServingModel, prompt: Sequence[int], num_tokens: int) -
 
 
 def run_sequence(model: ServingModel) -> mx.array:
-    """Runs one sequence in chunks of 1 to 40 tokens; three positions are computed twice."""
+    """Runs one sequence in chunks of 1 to 40 tokens; recomputes three positions."""
     steps, position = [], 0
     for length in (5, 1, 1, 1, 2, 2, 2, 40, 1, 1, -3, 1, 1, 25, 1, 1, 1):
         if length > 0:

@@ -23,7 +23,7 @@ MODEL = "someone/small-qwen3"
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Serves a folder as repository `MODEL`; others get 401, as from the real hub."""
+    """Serves a folder as repository `MODEL`; others get 401, as from the Hub."""
 
     folder: Path
 
@@ -70,7 +70,6 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory) -> Iterator[str]:
-    """Address of a hub with a single model."""
     folder = tmp_path_factory.mktemp("hub")
     config = qwen3_config(128, 1, 128, 2, 1, True, head_dim=64, vocab_size=4200)
     write_checkpoint(folder, config, bits=4)

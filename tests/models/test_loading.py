@@ -74,7 +74,7 @@ def test_formats(tmp_path, bits, group_size, dtype, tied):
 
 
 def assert_same_weights(mlx_model, folder: Path) -> None:
-    """Asserts that every week's model has equal logits with `load_weights` and with `mlx_lm`."""
+    """Asserts equal logits of every week's `load_weights` and `mlx_lm` models."""
     weights, _ = load_weights(str(folder))
     for week in (1, 2, 3):
         expected, actual = (logits(source, week) for source in (mlx_model, weights))

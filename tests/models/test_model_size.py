@@ -99,7 +99,7 @@ def test_ranks_are_counted_together(tmp_path, config):
 
 
 def test_bytes_per_step(tmp_path):
-    """A step reads all weights except an untied embedding and the experts that are not selected."""
+    """A step reads all weights but an untied embedding and unselected experts."""
     untied = write(tmp_path / "untied", UNTIED)
     size = model_size(untied)
     assert size.weight_bytes - size.step_bytes == 211 * 128 * 2
@@ -122,7 +122,7 @@ def test_errors_equal_those_of_loading(tmp_path):
 
 
 def write_sparse(folder, config):
-    """Writes a checkpoint whose weights are a hole in a sparse file, which needs no disk space."""
+    """Writes a checkpoint with a sparse weights file, which needs no disk space."""
     header, end = {}, 0
     for name, array in random_tensors(config)[0].items():
         begin, end = end, end + array.nbytes

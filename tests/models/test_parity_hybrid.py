@@ -1,4 +1,4 @@
-"""Parity of the hybrid families with transformers and mlx_lm: logits, greedy tokens, layouts.
+"""Parity of hybrid families with transformers and mlx_lm.
 
 Comparisons are in float32: in bfloat16, transformers' chunked and recurrent forms differ by up to
 0.1. As in real models, decays are 0.1 to 1. With decays near 0 or a smaller epsilon, outputs of the
@@ -140,7 +140,6 @@ def cases(names: Iterable[str]) -> list[Any]:
 
 
 def random_model(name: str) -> Any:
-    """transformers model with random weights."""
     class_name, fields = MODELS[name]
     sizes = {**SIZES, **fields}
     if class_name in (MOE, MOE_NESTED):
@@ -219,7 +218,6 @@ def test_greedy_tokens(model):
     theirs, folder = model
     for prompt in (random_ids(9), random_ids(130)):
         answer = greedy_tokens(our_model(folder), prompt, 64)
-        # One causal forward pass predicts each output token from its prefix.
         expected = their_logits(theirs, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1)
         assert answer == expected.tolist()
 
@@ -274,7 +272,7 @@ def save_checkpoint(folder: Path, config: dict[str, Any], tensors: Any = None) -
 
 
 def test_quantized_qwen3_next_of_mlx_lm(tmp_path):
-    """MLX checkpoints keep the fused projections and quantize the gates to 8 bits."""
+    """MLX checkpoints have fused projections and 8-bit gates."""
     from mlx_lm.models import qwen3_next
     from mlx_lm.utils import quantize_model, save_model
 
@@ -306,7 +304,7 @@ def test_quantized_qwen3_next_of_mlx_lm(tmp_path):
 
 
 def test_training_model_of_the_demo(tmp_path):
-    """The training model computes the engine's logits for two documents packed into one row."""
+    """The training model has the engine's logits for two documents in one row."""
     from scripts.demo_model.export import config_json
     from scripts.demo_model.hybrid import HybridConfig, Qwen3_5
 

@@ -64,7 +64,7 @@ def hugging_face(folder: Path, dtype: Any) -> Any:
 
 
 def random_model(model: Any) -> Any:
-    """A random model with activations of about unit variance and random norm weights."""
+    """Random model with activations of about unit variance and random norms."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -270,7 +270,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory):
-    """Random float32 model: (transformers model, tiny-llm's paged model, its weights)."""
+    """Random float32 model: (transformers model, our paged model, weights)."""
     name, fields = FAMILIES[request.param]
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**SIZES, **fields)

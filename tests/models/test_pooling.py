@@ -1,4 +1,4 @@
-"""Embedding and reranking models: parity with transformers, batch invariance, errors."""
+"""Embedding and reranking models: parity, batch invariance, errors."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def _import_references() -> None:
 
 
 def write_model(folder: Path, with_head: bool, pooling: dict[str, Any] | None) -> Any:
-    """Saves a random Qwen3 with the demo's tokenizer; returns the transformers model."""
+    """Saves and returns a random Qwen3 (transformers), with the demo tokenizer."""
     torch.manual_seed(3)
     config = transformers.Qwen3Config(
         vocab_size=4096,
@@ -66,7 +66,7 @@ def write_model(folder: Path, with_head: bool, pooling: dict[str, Any] | None) -
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory):
-    """Model saved without LM head, like embedding models: (folder, transformers model)."""
+    """Model without LM head, as embedding models: (folder, transformers model)."""
     folder = tmp_path_factory.mktemp("embedder")
     return folder, write_model(folder, with_head=False, pooling=LAST_TOKEN)
 

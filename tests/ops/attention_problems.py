@@ -10,7 +10,6 @@ MASKS = ["none", "causal", "additive", "boolean", "masked rows"]
 
 
 def problem(B, H, group, L, S, D, dtype=mx.float32):
-    """Random (query, key, value)."""
     return (
         random(B, H * group, L, D, dtype=dtype),
         random(B, H, S, D, dtype=dtype),
@@ -48,7 +47,7 @@ def as_additive(mask, L: int, S: int) -> np.ndarray:
 
 
 def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
-    """Attention in float64, zero for fully masked rows, and a float32 error bound.
+    """Attention in float64, zero for masked rows, and a float32 error bound.
 
     A score is a sum over the head size, D, with an error of at most D·2⁻²⁴·Σ|q·k|, which becomes
     the relative error of its softmax weight. Sums over the S keys are sequential.
@@ -72,7 +71,7 @@ def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
 
 def evaluated(*args, **kwargs) -> mx.array:
     result = flash_attention(*args, **kwargs)
-    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+    mx.eval(result)
     return result
 
 

@@ -18,8 +18,6 @@ def weights(outputs: int) -> QuantizedWeights:
 
 
 class CallCounter:
-    """Function wrapper that counts calls."""
-
     def __init__(self, function):
         self.function = function
         self.count = 0
@@ -78,7 +76,7 @@ def capture(function, *arguments):
 
 
 def inputs(B: int, L: int, by_token: bool = False):
-    """x (B×L×E) and an attention output (B×H×L×D), which is stored by head or by token."""
+    """x (B×L×E) and attention output (B×H×L×D), stored by head or by token."""
     x = random(B, L, E).astype(mx.bfloat16)
     if by_token:
         return x, random(B, L, H, D).astype(mx.bfloat16).swapaxes(1, 2)

@@ -35,13 +35,13 @@ def dequantize(scales, biases, group_size, bits, b) -> np.ndarray:
 
 
 def exact(scales, biases, group_size, bits, a, b) -> tuple[np.ndarray, np.ndarray]:
-    """Matmul in float64, and Σ |w·a|, which bounds the error of any summation order."""
+    """Matmul in float64, and Σ |w·a|, which bounds errors in any order of sums."""
     w, a = dequantize(scales, biases, group_size, bits, b), as_numpy(a).astype(np.float64)
     return a @ w.T, np.abs(a) @ np.abs(w).T
 
 
 def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -> np.ndarray | int:
-    """Extra error of AVX2, NEON and AMX kernels, which quantize activations per group to integers.
+    """Error of kernels that quantize activations per group: AVX2, NEON and AMX.
 
     The quantization step is the smallest power of two for which the group's largest magnitude is
     below 255/128 · 2^14 steps; half a step is at most 2^-15 · 128/127.5 of that magnitude. float16
@@ -57,7 +57,7 @@ def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -
 
 def evaluated(*args) -> mx.array:
     result = quantized_matmul(*args)
-    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+    mx.eval(result)
     return result
 
 
@@ -65,7 +65,6 @@ def assert_exact_but_for_rounding(instruction_set, args, given=None):
     """Asserts that a matmul is exact up to rounding.
 
     Args:
-        instruction_set: selects the fixed-point error bound.
         args: arguments of `quantized_matmul`, with row-major weights.
         given: arguments with prepacked weights; default: `args`.
     """

@@ -1,4 +1,4 @@
-"""Random ragged batches with state slots, and float64 references of recurrent operations."""
+"""Recurrent operations: random ragged batches and float64 references."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Arrays = dict[str, mx.array]
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's sequences: lengths, a read slot per sequence and a write slot per token."""
+    """A step's sequences: lengths, a read slot of each, a write slot per token."""
 
     lengths: tuple[int, ...]
     read_slots: tuple[int, ...]
@@ -23,12 +23,11 @@ class Batch:
 
     @property
     def bounds(self) -> list[int]:
-        """Cumulative lengths: first token of each sequence, then the number of tokens."""
+        """Cumulative lengths: each sequence's first token, then the total."""
         return np.cumsum([0, *self.lengths]).tolist()
 
     @property
     def arrays(self) -> Arrays:
-        """Arguments of the operations."""
         return {
             "cu_seqlens": int32(self.bounds),
             "read_slots": int32(self.read_slots),
@@ -58,7 +57,7 @@ def ragged_batch(lengths: Sequence[int], seed: int = 0) -> Batch:
 
 
 def conv_problem(K: int, C: int, batch: Batch, dtype: mx.Dtype, by_tap: bool = False) -> Arrays:
-    """Arguments of `causal_conv1d`; with `by_tap`, the C×K weight is stored as K×C."""
+    """Arguments of `causal_conv1d`; `by_tap` stores the C×K weight as K×C."""
     weight = random(K, C, dtype=dtype).T if by_tap else random(C, K, dtype=dtype)
     x, states = random(sum(batch.lengths), C, dtype=dtype), random(SLOTS, K - 1, C, dtype=dtype)
     return {"x": x, "weight": weight, "conv_states": states, **batch.arrays}

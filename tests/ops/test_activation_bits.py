@@ -1,4 +1,4 @@
-"""Matmuls with 8-bit activations, compared with MLX and between instruction sets."""
+"""Matmuls with 8-bit activations, compared with MLX and across ISAs."""
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +13,7 @@ SHAPES = [(1, 256, 70), (2, 128, 1), (5, 640, 64), (7, 128, 65), (13, 384, 130),
 
 
 def rounded(a, group_size):
-    """Reference: rounds activations to 8-bit integers per group, and returns them in float32."""
+    """Reference: activations rounded to 8 bits per group, in float32."""
     groups = a.astype(mx.float32).reshape(*a.shape[:-1], -1, group_size)
     largest = mx.maximum(mx.abs(groups).max(-1, keepdims=True), 2.0**-97)
     return (mx.round(groups * (127 / largest)) * (largest / 127)).reshape(a.shape)
@@ -23,7 +23,7 @@ def multiply(scales, biases, group_size, bits, a, b):
     [output] = kernels.multi_quantized_matmul(
         [scales], [biases], group_size, bits, a, [b], activation_bits=8
     )
-    mx.eval(output)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+    mx.eval(output)
     return output
 
 
@@ -80,7 +80,7 @@ def test_same_bits_on_every_instruction_set_batched_and_prepacked(monkeypatch, b
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 def test_integers_have_the_bits_of_the_oracle(vector_set, half, group_size, bits):
-    """Results are exact: activations are integers up to 127, and float32 sums are below 2²⁴."""
+    """Results are exact: integers are at most 127, float32 sums below 2²⁴."""
     for M, I, O in SHAPES:
         a = mx.random.randint(-9, 10, (M, I))
         a[:, ::group_size] = 127  # the scale of each group is 1

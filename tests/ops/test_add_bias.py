@@ -12,7 +12,7 @@ SHAPES = [(1,), (7,), (3, 33), (2, 5, 64), (1, 1, 3072), (300, 130)]
 
 def add_bias(x: mx.array, bias: mx.array) -> mx.array:
     result = kernels.add_bias(x, bias)
-    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+    mx.eval(result)
     return result
 
 

@@ -10,7 +10,7 @@ from tiny_llm import kernels
 
 def argmax(x) -> np.ndarray:
     result = kernels.argmax(x)
-    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+    mx.eval(result)
     assert result.dtype == mx.uint32
     return np.array(result)
 

@@ -1,4 +1,4 @@
-"""`causal_conv1d` compared with a reference; state slots, chunking and batch invariance."""
+"""`causal_conv1d`: reference, state slots, chunking, batch invariance."""
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +19,7 @@ SHAPES = [(4, 1), (2, 7), (3, 16), (8, 40), (4, 300)]  # (kernel width K, channe
 
 def run(**arrays: mx.array) -> tuple[mx.array, mx.array]:
     y, states = kernels.causal_conv1d(**arrays)
-    mx.eval(y, states)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+    mx.eval(y, states)
     return y, states
 
 
@@ -48,7 +48,6 @@ def test_weight_in_float32(instruction_set, dtype):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
 def test_bitwise_equal_for_any_chunk_size(instruction_set, dtype, chunk):
-    """Computing a sequence in steps, batched with another sequence, does not change its results."""
     arrays = conv_problem(4, 40, Batch((12,), (2,), (-1,) * 11 + (2,)), dtype)
     y, expected = run(**arrays)
     states, rows = arrays["conv_states"], []

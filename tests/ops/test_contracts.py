@@ -22,7 +22,7 @@ def test_help_shows_the_header_contract(name):
 
 @pytest.fixture
 def kernels_of_a_mac(monkeypatch, tmp_path) -> ModuleType:
-    """`tiny_llm.kernels`, reimported as if Metal and the extension were available."""
+    """`tiny_llm.kernels`, reimported as if Metal and the extension existed."""
     (tmp_path / "_ext.cpython-313-darwin.so").touch()
     found = importlib.util.spec_from_loader("tiny_llm_ext", None, is_package=True)
     found.submodule_search_locations = [str(tmp_path)]

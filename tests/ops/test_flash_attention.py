@@ -153,7 +153,7 @@ def test_empty_inputs(instruction_set, dtype, shape, mask):
 
 
 def test_large_groups(instruction_set):
-    """150 query heads share one key head, more than fit into one of the kernel's blocks of rows."""
+    """150 query heads share a key head, more than fit into a block of rows."""
     query, key, value = problem(1, 1, 150, 3, 70, 8)
     actual = evaluated(query, key, value, mask="causal")
     assert_exact(actual, *exact(query, key, value, 8**-0.5, "causal"))

@@ -38,11 +38,9 @@ class Arguments:
         self.rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
 
     def shape(self, most: int = 3, least: int = 0) -> tuple[int, ...]:
-        """Random leading dimensions."""
         return tuple(self.draw(st.lists(SIZES, min_size=least, max_size=most)))
 
     def array(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """Normally distributed array in a random memory layout."""
         return self.random_layout(
             mx.array(self.rng.standard_normal(shape, np.float32)).astype(dtype)
         )
@@ -142,7 +140,7 @@ def matmul(arguments: Arguments) -> Case:
 
 
 def quantized(arguments: Arguments, dtypes: list[mx.Dtype]) -> tuple[dict[str, Any], np.ndarray]:
-    """Returns random weights, sometimes prepacked, and the dequantized O×I matrix."""
+    """Random weights, sometimes prepacked, and the dequantized O×I matrix."""
     draw = arguments.draw
     bits, group_size = draw(st.sampled_from([4, 8])), draw(st.sampled_from([32, 64, 128]))
     O, groups, dtype = draw(SIZES), draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from(dtypes))
@@ -275,7 +273,7 @@ def cache_write(arguments: Arguments) -> Case:
 
 
 def paged(arguments: Arguments) -> tuple[dict[str, Any], list[int], list[Any]]:
-    """Pages, block table, context lengths, and each sequence's keys and values, H×S×D."""
+    """Pages, block table, context lengths; keys and values of sequences, H×S×D."""
     draw = arguments.draw
     B, H, page_size, P = draw(SIZES), draw(POSITIVE), draw(POSITIVE), draw(POSITIVE)
     D, max_pages = draw(st.sampled_from([1, 3, 16, 65])), draw(st.sampled_from([0, 1, 2, 5]))
@@ -436,7 +434,6 @@ def outcome(name: str, kwargs: dict[str, Any], stream: Any = mx.cpu) -> tuple[mx
 
 
 def with_wrong_argument(arguments: Arguments, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, one of them replaced by an invalid value."""
     draw = arguments.draw
     name = draw(st.sampled_from(sorted(kwargs)))
     value = kwargs[name]

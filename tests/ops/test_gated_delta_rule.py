@@ -1,4 +1,4 @@
-"""`gated_delta_rule` compared with a reference; state slots, chunking, batch invariance."""
+"""`gated_delta_rule`: reference, state slots, chunking, batch invariance."""
 
 import mlx.core as mx
 import numpy as np
@@ -33,12 +33,12 @@ SHAPES = [  # key heads, value heads, key head size, value head size
 
 def run(arrays: Arrays, num_k_heads: int) -> tuple[mx.array, mx.array]:
     o, states = kernels.gated_delta_rule(**arrays, num_k_heads=num_k_heads)
-    mx.eval(o, states)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+    mx.eval(o, states)
     return o, states
 
 
 def assert_equals_reference(arrays: Arrays, num_k_heads: int, batch: Batch) -> None:
-    """Allows 16 ulps, because float32 sums over the key head size have rounding errors."""
+    """Allows 16 ulps, because float32 sums over the key head size are rounded."""
     given = {name: as_numpy(array) for name, array in arrays.items() if name not in batch.arrays}
     expected = gated_delta_rule(**given, num_k_heads=num_k_heads, batch=batch)
     for name, actual, reference in zip("os", run(arrays, num_k_heads), expected, strict=True):
@@ -59,7 +59,7 @@ def test_long_sequence(instruction_set):
 
 
 def test_extreme_gates(instruction_set, dtype):
-    """Covers γ and β of 0 and 1, and the smallest and largest inputs with finite squares."""
+    """γ and β of 0 and 1; the smallest and largest inputs with finite squares."""
     batch = Batch((6,), (0,), (1,) * 6)
     arrays = delta_problem(1, 1, 8, 8, batch, dtype)
     arrays["a"] = mx.array([[-60.0], [60], [0], [-60], [60], [0]]).astype(dtype)
@@ -72,7 +72,6 @@ def test_extreme_gates(instruction_set, dtype):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
 def test_bitwise_equal_for_any_chunk_size(instruction_set, dtype, chunk):
-    """Computing a sequence in steps, batched with another sequence, does not change its results."""
     whole = delta_problem(1, 2, 24, 40, Batch((12,), (2,), (-1,) * 11 + (2,)), dtype)
     o, expected = run(whole, 1)
     states, rows = whole["states"], []
@@ -103,7 +102,7 @@ def test_every_state_of_a_chunk_can_be_stored(instruction_set):
 
 
 def test_bitwise_equal_for_any_alignment(instruction_set):
-    """Results are the same for states that start at a memory page, as those of a model do."""
+    """Covers states that start at a memory page, as those of a model do."""
     batch = Batch((7, 3), (-1, -1), (0, -1, 1, -1, 2, -1, 3, 4, -1, 5))
     arrays = delta_problem(1, 2, 16, 64, batch, mx.float32) | {"states": None}
     results = []

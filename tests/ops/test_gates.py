@@ -14,7 +14,7 @@ EPS = 1e-6
 
 def gated_rms_norm(o: mx.array, z: mx.array, weight: mx.array) -> mx.array:
     result = kernels.gated_rms_norm(o, z, weight, EPS)
-    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+    mx.eval(result)
     return result
 
 

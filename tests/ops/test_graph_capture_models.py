@@ -1,4 +1,4 @@
-"""`CapturedFunction` in models: results and errors equal those of eager layers."""
+"""`CapturedFunction` in models: eager layers' results and errors."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -42,7 +42,7 @@ def run_alone(model):
 
 
 def run_batch(model):
-    """Slots of different lengths, one of them idle; a request leaves, another joins."""
+    """Slots of different lengths, one idle; one request leaves, another joins."""
     batch = [BatchingKvCache(3, 128) for _ in range(model.num_hidden_layers)]
     offsets, rows = [0, 0, 0], []
 

@@ -110,7 +110,7 @@ def plain_write(x, buffer, offset):
 
 
 def step(C: int = 1000):
-    """Returns two new tokens and a buffer for C tokens, with three bfloat16 heads of size E."""
+    """Two new tokens and a buffer for C tokens, with three bfloat16 heads."""
     x, buffer = random(3, 2, E).astype(mx.bfloat16), random(1, 3, C, E).astype(mx.bfloat16)
     mx.eval(x, buffer)
     return x, buffer
@@ -164,7 +164,7 @@ def test_shared_buffer_is_copied(keep):
 
 
 def test_alternating_buffers():
-    """Writes to 20 buffers in turn; a capture caches executables for only 8 (MAX_EXECUTABLES)."""
+    """Writes to 20 buffers in turn, more than cached executables (8)."""
     captured = CapturedFunction(write)
     x, _ = step(10)
     buffers = [step(10)[1] for _ in range(20)]

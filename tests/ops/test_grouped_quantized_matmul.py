@@ -1,4 +1,4 @@
-"""`grouped_quantized_matmul`: bitwise equal to single matmuls; compared with MLX."""
+"""`grouped_quantized_matmul`, compared with single matmuls and with MLX."""
 
 import mlx.core as mx
 import pytest
@@ -47,7 +47,7 @@ def test_rows_are_bitwise_equal_to_single_products(instruction_set, half, bits, 
     experts = mx.random.randint(0, X, (*tokens, K))
     for a in (random(*tokens, 192, dtype=half), random(*tokens, K, 192, dtype=half)):
         product = kernels.grouped_quantized_matmul(scales, biases, 64, bits, a, b, experts)
-        mx.eval(product)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+        mx.eval(product)
         expected = one_by_one(scales, biases, 64, bits, a, b, experts)
         assert_same_bits(product, expected, f"a of shape {a.shape}")
 
@@ -82,7 +82,6 @@ def test_prepacked_weights_are_bitwise_equal(instruction_set):
 
 
 def test_course_kernels_multiply_experts(on_cpu, monkeypatch):
-    """Compares each course kernel, on prepacked experts, with one matmul per expert."""
     monkeypatch.setenv("TINY_LLM_CPU_ISA", kernels.extension().instruction_sets()[-1])
     monkeypatch.setenv("TINY_LLM_MATMUL", "panels")
     if kernels.extension().instruction_set() == "portable":
@@ -113,7 +112,7 @@ def test_rows_are_batch_invariant(instruction_set):
 
 
 def test_out_of_range_experts(instruction_set):
-    """Negative indices count from the end; the outputs of out-of-range experts are NaN."""
+    """Negative indices count from the end; other invalid experts give NaN."""
     scales, biases, b = stack(4, 32, 64)
     a = random(6, 64, dtype=mx.bfloat16)
     product = kernels.grouped_quantized_matmul(

@@ -1,4 +1,4 @@
-"""8-bit KV pages: quantization, and attention compared with dequantized pages."""
+"""8-bit KV pages: quantization, and attention over dequantized pages."""
 
 import mlx.core as mx
 import numpy as np
@@ -22,14 +22,14 @@ def assert_same_rows(actual: mx.array, expected: mx.array) -> None:
 
 
 def write(tokens: mx.array, page_size: int) -> mx.array:
-    """Quantizes S×H×D tokens to pages P×H×page_size×(D + 4): D int8 values, 4 bytes of scale."""
+    """Quantizes S×H×D tokens to P×H×page_size×(D + 4) pages: int8, 4-byte scale."""
     S, H, D = tokens.shape
     pages = mx.zeros((-(-S // page_size), H, page_size, D + 4), dtype=mx.int8)
     return kernels.paged_cache_write(pages, tokens, mx.arange(S, dtype=mx.int32))
 
 
 def int8_pages(lengths, page_size, H=2, D=40, dtype=mx.float32):
-    """Keys, values and block table of random sequences with rows of varied magnitude."""
+    """Keys, values and block table of random sequences with varied magnitudes."""
     table, pools = [], ([], [])
     for S in lengths:
         count = -(-S // page_size)

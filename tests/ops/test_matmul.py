@@ -30,7 +30,7 @@ SHAPES = [  # rows M, inputs I, outputs O
 
 def matmul(a: mx.array, b: mx.array) -> mx.array:
     result = kernels.matmul(a, b)
-    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+    mx.eval(result)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Batched and ragged paged attention: bitwise equal to flash attention on the same keys."""
+"""Batched and ragged paged attention: bitwise equal to flash attention."""
 
 import mlx.core as mx
 import numpy as np
@@ -48,7 +48,7 @@ def test_bitwise_equal_to_flash_attention_for_any_page_size(
 
 @pytest.mark.parametrize("page_size", [3, 64, 128])
 def test_ragged_batch_is_bitwise_equal_to_single_sequences(instruction_set, dtype, page_size):
-    """The batch has decoding, first and later prefill chunks, and a sequence without new tokens."""
+    """Covers decoding, first and later prefill chunks, and no new tokens."""
     query_lens, lengths = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
     pairs = sequences(lengths, H=2, D=24, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -75,7 +75,6 @@ def test_head_sizes_and_groups(instruction_set, dtype, D, group):
 
 
 def table_of(table):
-    """Pads the block table's rows to equal length, as nested lists."""
     return padded(table).tolist()
 
 
@@ -143,7 +142,7 @@ def test_reference_is_the_fallback_without_the_extension(monkeypatch):
 
 
 def test_unowned_slots_are_not_read(instruction_set, dtype):
-    """`cut_into_pages` fills unused slots with NaN; page ids beyond the context are arbitrary."""
+    """Unused slots are NaN; page ids beyond the context are arbitrary."""
     pairs = sequences([66], dtype=dtype)
     keys, values, [row] = cut_into_pages(pairs, 16)
     query = random(1, 4, 3, 40, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Prepacked weights: bitwise equal to row-major weights in operations and models."""
+"""Prepacked weights: results bitwise equal to those of row-major weights."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -45,7 +45,6 @@ def matrix(O, I, bits, group_size, dtype):
 
 
 def interleaved(parts):
-    """Prepacks scales, biases and weights for this machine's kernels."""
     return tuple(prepack_weight(part, kernels.prepack_rows()) for part in parts)
 
 
@@ -72,7 +71,7 @@ def test_prepack_into_memory(O, W, dtype, rows):
 @pytest.mark.parametrize(("O", "W"), [(64, 1), (192, 3), (1088, 130), (64, 4097), (64, 0), (0, 8)])
 @pytest.mark.parametrize(("begin", "alone"), [(0, False), (13, True)])
 def test_prepack_from_a_file(O, W, dtype, rows, begin, alone, tmp_path):
-    """Reads at any byte offset, in cache-sized blocks, without writing past the end."""
+    """Reads at any byte offset, in blocks, without writing past the end."""
     matrix = mx.random.randint(0, 1000, (O, W)).astype(dtype)
     content = bytes(memoryview(np.array(matrix.view(mx.uint8))))
     (tmp_path / "file").write_bytes(b"x" * begin + content + b"the next tensor")
@@ -263,7 +262,7 @@ def test_errors_name_the_argument(prepacked_isa):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:
-    """Path of a checkpoint whose LM head has an odd number of rows and thus stays row-major."""
+    """Checkpoint whose LM head has an odd number of rows, so it stays row-major."""
     folder = tmp_path_factory.mktemp("untied")
     config = qwen3_config(128, 2, 256, 4, 2, False, head_dim=64, vocab_size=4605)
     write_checkpoint(folder, config, bits=4, group_size=64)
@@ -276,7 +275,6 @@ def model_name(request, checkpoint) -> str:
 
 
 def quantized_layers(mlx_model):
-    """Quantized layers sorted by name."""
     return [layer for _, layer in sorted(mlx_model.named_modules()) if "scales" in layer]
 
 
@@ -289,7 +287,6 @@ def load_row_major(name, monkeypatch):
 
 @pytest.fixture(params=[load, load_weights])
 def load_either(request):
-    """Parametrizes a test over the two functions that load a model."""
     return request.param
 
 
@@ -338,7 +335,6 @@ def test_prepacking_is_idempotent(prepacked_isa):
 
 
 def test_row_major_weights_are_restored_in_any_thread(prepacked_isa):
-    """A thread other than the one that prepacked the weights can restore the row-major ones."""
     mlx_model, _ = load("demo")
     layer = mlx_model.layers[0].mlp.down_proj
     expected = mx.array(layer.weight)
@@ -378,7 +374,7 @@ def test_loading_keeps_row_major_for_row_major_kernels(monkeypatch, load_either)
 
 
 def test_week_1_after_week_2(prepacked_isa, load_either):
-    """Week 1 multiplies with MLX, so weights prepacked for week 2 must be readable as row-major."""
+    """Week 1's MLX matmuls must read Week 2's prepacked weights as row-major."""
     ids = mx.array([[5, 4, 3, 2, 1]])
     expected = Qwen3ModelWeek1(load("demo")[0])(ids)
     mlx_model, _ = load_either("demo")

@@ -1,4 +1,4 @@
-"""`rms_norm` and `add_rms_norm` compared with the layer, exact arithmetic and MLX."""
+"""`rms_norm`, `add_rms_norm`: compared with the layer, exact values and MLX."""
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +14,7 @@ SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 1024), (4, 1023), (30
 
 def rms_norm(x: mx.array, weight: mx.array) -> mx.array:
     result = kernels.rms_norm(x, weight, EPS)
-    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+    mx.eval(result)
     return result
 
 

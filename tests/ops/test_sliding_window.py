@@ -1,4 +1,4 @@
-"""Sliding windows of paged attention: visibility, freed pages and batch invariance."""
+"""Sliding windows of paged attention: visibility, freed pages, invariance."""
 
 import mlx.core as mx
 import numpy as np
@@ -25,7 +25,7 @@ ENDS = np.cumsum([0, *QUERY_LENS]).tolist()
 
 
 def free_pages_before_window(arrays, table, query_lens, lengths, page_size, window):
-    """Frees the pages before each sequence's first window; returns pages and block table.
+    """Frees pages before each sequence's first window; returns (pages, table).
 
     Freed float pages are filled with NaN, and their block table entries are invalid ids.
     """
@@ -165,7 +165,7 @@ def test_int8_pages(instruction_set, dtype, page_size, window):
     dtype=st.sampled_from([mx.float32, mx.float16, mx.bfloat16]),
 )
 def test_random_ragged_batches(lengths, query_lens, H, group, D, page_size, window, dtype):
-    """Includes more queries than keys; the output of queries before the first key is zero."""
+    """Covers more queries than keys; early queries' outputs are zero."""
     lengths = [length or new for length, new in zip(lengths, query_lens, strict=False)]
     query_lens = query_lens[: len(lengths)]
     pairs = sequences(lengths, H, D, dtype)
@@ -199,7 +199,7 @@ def test_invalid_page_in_a_window_is_nan_in_its_sequence_only(instruction_set, d
 
 
 def test_non_finite_values_before_the_window_are_ignored(instruction_set, dtype):
-    """The window starts in the middle of a page; the masked keys of this page are not finite."""
+    """The window starts inside a page, whose masked keys are not finite."""
     keys, values, [row] = cut_into_pages(sequences([100], dtype=dtype), 64)
     query = random(1, 4, 3, 40, dtype=dtype)
     rest = [row], [100], 64, None, "causal", 20

@@ -14,7 +14,7 @@ SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 3072), (300, 130)]
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     result = kernels.swiglu(gate, up)
-    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
+    mx.eval(result)
     return result
 
 

@@ -27,10 +27,9 @@ while True:
 
 
 def start_group(delay: float = 0.0) -> tuple[subprocess.Popen[str], list[int]]:
-    """Starts a program that generates on two ranks; returns it and its workers' pids.
+    """Starts generation on two ranks; returns the process and its workers' pids.
 
-    Args:
-        delay: seconds between the first completion and the return.
+    Returns `delay` seconds after the first completion.
     """
     program = subprocess.Popen(
         [sys.executable, "-c", GENERATE_FOREVER],
@@ -110,13 +109,7 @@ LOST_RANK_CASES = [
 
 
 def lose_rank(launcher: subprocess.Popen[str], rank: int, number: signal.Signals) -> None:
-    """Signals one of two launched ranks of `chat` after a reply and expects both to exit.
-
-    Args:
-        launcher: parent of exactly the two ranks.
-        rank: rank that receives the signal.
-        number: signal to send.
-    """
+    """Signals a rank of a two-rank `chat` after a reply; both ranks must exit."""
     assert launcher.stdin is not None
     assert launcher.stdout is not None
     launcher.stdin.write("What is RoPE?\n")
@@ -131,7 +124,6 @@ def lose_rank(launcher: subprocess.Popen[str], rank: int, number: signal.Signals
 
 
 def wait_for_exit(program: subprocess.Popen[str], seconds: float) -> tuple[int, str]:
-    """Waits for a program; returns its exit status and standard error."""
     try:
         _, errors = program.communicate(timeout=seconds)
     finally:
@@ -140,7 +132,7 @@ def wait_for_exit(program: subprocess.Popen[str], seconds: float) -> tuple[int, 
 
 
 def children_of(parent: int) -> list[int]:
-    """Pids of all children of a process, including those started by other threads."""
+    """Pids of a process's children, including those started by other threads."""
     threads = Path(f"/proc/{parent}/task").glob("*/children")
     return [int(pid) for thread in threads for pid in _read(thread).split()]
 
@@ -160,7 +152,6 @@ def _read(path: Path) -> bytes:
 
 
 def wait_until_exited(processes: Sequence[int], seconds: float) -> bool:
-    """Whether all processes exit within a time limit."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not any(Path(f"/proc/{process}").exists() for process in processes):

@@ -164,7 +164,7 @@ def test_adapted_tokens_match_one_rank(tmp_path, folder, family):
 
 @pytest.mark.slow
 def test_adapters_in_one_batch(tmp_path):
-    """Requests with different adapters get the same outputs and logits batched as alone."""
+    """Requests with different adapters get the same results batched as alone."""
     modules = write_adapters(tmp_path, read_model_config(TARGET_PATH))
     outputs, logits = {}, {}
     for case, lora in LORAS.items():

@@ -100,7 +100,7 @@ def test_ranks_killed_at_random_moments(exhaustive):
 
 @pytest.mark.slow
 def test_ranks_of_mlx_launch_exit_together(exhaustive):
-    """`mlx.launch`: one rank is killed; with --exhaustive, either is killed or stopped."""
+    """Kills one rank; with --exhaustive, kills or stops either."""
     for rank, number in LOST_RANK_CASES if exhaustive else LOST_RANK_CASES[:1]:
         with mlx_launch("chat", "--model", "demo", "--device", "cpu") as launcher:
             lose_rank(launcher, rank, number)

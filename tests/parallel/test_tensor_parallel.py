@@ -305,7 +305,7 @@ print(json.dumps([1024 * int(roll.partition("\\nPss:")[2].split()[0]) for roll i
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs smaps_rollup")
 def test_rank_memory_is_about_half_of_the_total():
-    """The margins cover the ring (25 MB), but not NumPy (20 MB) or a large vocabulary (30 MB)."""
+    """Margins cover the ring (25 MB), but not NumPy (20) or a vocabulary (30)."""
     done = subprocess.run(
         [sys.executable, "-c", PRINT_PSS],
         # without the emulator, which imports NumPy

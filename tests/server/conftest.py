@@ -13,7 +13,6 @@ from tests.server.running_server import RunningServer
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningServer]:
-    """Server with the demo model."""
     running = RunningServer()
     yield running
     assert running.stop() == 0, "".join(running.lines[-60:])
@@ -21,11 +20,9 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def client(server: RunningServer) -> openai.OpenAI:
-    """OpenAI client connected to the shared server."""
     return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="session")
 def async_client(server: RunningServer) -> openai.AsyncOpenAI:
-    """Asynchronous OpenAI client connected to the shared server."""
     return openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)

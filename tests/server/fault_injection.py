@@ -1,4 +1,4 @@
-"""`python -m tests.server.fault_injection FAULT …`: a server with a faulty engine.
+"""`python -m tests.server.fault_injection FAULT …`: a server with faults.
 
 `raises`, `hangs` and `dies` affect steps with a request whose prompt starts with `FAULTY_PROMPT`.
 `slow` delays every step. `impatient` also delays every step, and times clients out after 0.5 s.

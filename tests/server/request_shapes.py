@@ -1,4 +1,4 @@
-"""Oversized and malformed bodies for each array, object and string in the OpenAPI document."""
+"""Oversized and malformed bodies for all fields of the OpenAPI document."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -14,14 +14,7 @@ Wrap = Callable[[str], str]  # maps a field's JSON to the body's JSON
 
 @dataclass(frozen=True)
 class Shape:
-    """A request body, generated on access.
-
-    Attributes:
-        path: the endpoint.
-        field: path of the field; empty for the whole body.
-        fault: kind of fault.
-        make: returns the body as JSON text.
-    """
+    """A request body, generated on access; `field` is empty for the whole body."""
 
     path: str
     field: str
@@ -30,7 +23,6 @@ class Shape:
 
     @property
     def body(self) -> bytes:
-        """The encoded body."""
         return self.make().encode()
 
     def __str__(self) -> str:
@@ -53,7 +45,7 @@ def all_shapes(document: Schema) -> Iterator[Shape]:
 
 @dataclass(frozen=True)
 class _BodyFactory:
-    """Callable that renders the body of a `Shape`; see `FAULTS` for `example` and `max_items`."""
+    """Renders the body of a `Shape`; see `FAULTS` for `example`, `max_items`."""
 
     wrap: Wrap
     fault: Fault
@@ -65,17 +57,13 @@ class _BodyFactory:
 
 
 class _Walker:
-    """Walks a JSON schema: resolves references and enumerates fields.
-
-    Args:
-        definitions: named schemas.
-    """
+    """Walks a JSON schema: resolves references and enumerates fields."""
 
     def __init__(self, definitions: Schema):
         self._definitions = definitions
 
     def alternatives(self, schema: Schema) -> list[Schema]:
-        """Alternatives of a schema, with references and unions resolved, without null."""
+        """Alternatives of a schema: resolved references and unions, without null."""
         if "$ref" in schema:
             return self.alternatives(self._definitions[schema["$ref"].rpartition("/")[2]])
         listed = schema.get("anyOf") or schema.get("oneOf")
@@ -84,7 +72,6 @@ class _Walker:
         return [] if schema.get("type") == "null" else [schema]
 
     def example(self, schema: Schema) -> Any:
-        """Small value that matches a schema."""
         first = next(iter(self.alternatives(schema)), {"const": None})
         if "const" in first or "enum" in first:
             return first.get("const", first.get("enum", [None])[0])
@@ -105,7 +92,7 @@ class _Walker:
         return "a"
 
     def fields(self, schema: Schema, name: str, wrap: Wrap) -> Iterator[tuple[str, Schema, Wrap]]:
-        """Yields (name, schema, `Wrap`) of the arrays, objects and strings of a schema."""
+        """Yields (name, schema, `Wrap`) of a schema's arrays, objects and strings."""
         for option in self.alternatives(schema):
             kind = option.get("type")
             if kind in FAULTS and not {"const", "enum"} & set(option):

@@ -15,14 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class RunningServer:
-    """`tiny-llm serve` on a free port, running until `stop`.
+    """`tiny-llm serve` on a free port, with the demo by default, until `stop`.
 
     Args:
-        flags: flags of `serve`, except --port; --model defaults to the demo.
         fault: name of a fault in `fault_injection.py`, or None.
         script: script file for `scripted_model.py`, or None.
         ready: whether to wait until the model has loaded.
-        max_files: limit on open file descriptors.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class RunningServer:
             self._arrived.notify_all()
 
     def wait_for(self, pattern: str) -> str:
-        """Waits for a log line that matches; returns the pattern's group or the complete match."""
+        """Waits for a log line that matches; returns its group or the match."""
         num_searched = 0
         with self._arrived:
             while True:
@@ -72,15 +70,12 @@ class RunningServer:
                 assert self._arrived.wait(120), "".join(self.lines)
 
     def get(self, path: str) -> httpx2.Response:
-        """Sends a GET request."""
         return httpx2.get(self.url + path, timeout=30)
 
     def post(self, path: str, body: object, **options: object) -> httpx2.Response:
-        """Sends a POST request with a JSON body."""
         return httpx2.post(self.url + path, json=body, timeout=120, **options)
 
     def metric(self, name: str) -> float:
-        """Value of a metric in `/metrics`."""
         match = re.search(rf"^tiny_llm:{name}{{[^}}]*}} (\S+)", self.get("/metrics").text, re.M)
         assert match, f"no metric {name}"
         return float(match[1])

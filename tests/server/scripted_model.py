@@ -1,4 +1,4 @@
-"""`python -m tests.server.scripted_model SCRIPT …`: a server with a scripted model.
+"""`python -m tests.server.scripted_model SCRIPT …`: serves a scripted model.
 
 Only the model is scripted: templates, parsers, grammars, scheduler and prefix cache are real.
 SCRIPT is a JSON file with a list of [marker, texts] entries. The first entry whose marker occurs in
@@ -30,7 +30,6 @@ CLOSED_REASONING = "</think>\n\n"
 
 
 def tool_call(name: str, **arguments: object) -> str:
-    """Text of a tool call in the demo's format."""
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
 
@@ -48,12 +47,7 @@ def write_checkpoint(folder: Path, max_position_embeddings: int) -> Path:
 
 
 class ScriptedModel:
-    """Replaces an engine's model: logits peak at the script's next token.
-
-    Args:
-        core: engine whose runner is patched to use this model.
-        script: (marker, texts) entries; see the module docstring.
-    """
+    """Patches an engine's runner: logits peak at the script's next token."""
 
     def __init__(self, core: EngineCore, script: Script):
         self._tokenizer = core.tokenizer
@@ -66,7 +60,6 @@ class ScriptedModel:
         core.runner.target.logits = self.logits  # type: ignore[method-assign]
 
     def run(self, step: SchedulerOutput) -> Any:
-        """Runs a step on this model."""
         self._step = step
         return self._run(step)
 

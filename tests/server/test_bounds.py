@@ -1,4 +1,4 @@
-"""Oversized and malformed bodies get a one-sentence error and never block `/health`."""
+"""Oversized and malformed bodies: one-sentence errors; `/health` responds."""
 
 import http.client
 import json
@@ -23,12 +23,7 @@ COMPUTE_MEMORY = 128 * 2**20  # additional bytes, for computing an accepted requ
 
 
 class HealthProbe:
-    """Requests `/health` continuously from another thread.
-
-    Attributes:
-        num_responses: number of responses so far.
-        longest: longest response time since `reset`, printed by the test.
-    """
+    """Polls `/health` from another thread; `longest` is the slowest response."""
 
     def __init__(self, server: RunningServer):
         self.num_responses, self.longest, self._since = 0, 0.0, 0.0
@@ -70,7 +65,7 @@ class HealthProbe:
 
 @pytest.fixture(scope="module")
 def memory_server() -> Iterator[RunningServer]:
-    """Server for this test file alone, because the tests measure the server's memory."""
+    """Server of this file alone, because the tests measure its memory."""
     running = RunningServer("--no-prefix-warmup")
     yield running
     assert running.stop() == 0
@@ -80,7 +75,6 @@ def memory_server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def shapes(memory_server: RunningServer) -> list[Shape]:
-    """All request shapes of every endpoint with a body."""
     return list(all_shapes(memory_server.get("/openapi.json").json()))
 
 
@@ -93,7 +87,6 @@ def memory(server: RunningServer, name: str) -> int:
 
 
 def send(server: RunningServer, path: str, body: bytes) -> tuple[int, str]:
-    """Sends a body; returns the status and error message."""
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=120)
     connection.request("POST", path, body, {"Content-Type": "application/json"})
     response = connection.getresponse()

@@ -1,4 +1,4 @@
-"""Chaos tests: random clients must neither crash the server nor change outputs.
+"""Chaos tests: random clients neither crash the server nor change outputs.
 
 Clients disconnect while queued or during prefill or decoding, with FIN or RST. Some read slowly,
 send invalid requests or make a step raise. Afterwards the engine is empty, and every finished
@@ -26,13 +26,7 @@ CLIENTS = 12  # concurrent clients
 
 
 class Chaos:
-    """Concurrent clients of one server.
-
-    Args:
-        server: the server under test.
-        seed: seed of all clients' behavior.
-        models: names of the models that clients request.
-    """
+    """Concurrent clients of one server, with random behavior drawn from `seed`."""
 
     def __init__(self, server: RunningServer, seed: int, models: Sequence[str]):
         self.server = server
@@ -56,7 +50,7 @@ class Chaos:
             await asyncio.gather(*clients)
 
     def body(self, rng: random.Random, stream: bool) -> dict:
-        """Body of a request with a sampling seed; occasionally, the prompt makes a step raise."""
+        """Body with a sampling seed; occasionally, the prompt makes a step raise."""
         prompt = FAULTY_PROMPT if rng.random() < 0.03 else rng.choice(PROMPTS)
         model = {} if len(self.models) == 1 else {"model": rng.choice(self.models)}
         return {
@@ -83,7 +77,7 @@ class Chaos:
         self.record_stream(body, response.text)
 
     def record_stream(self, body, text) -> None:
-        """Checks that a stream has exactly one end event; records its text unless it failed."""
+        """Checks that a stream has one end event; records its text unless it failed."""
         assert text.count("[DONE]") == 1
         assert text.endswith("data: [DONE]\n\n")
         data = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
@@ -139,7 +133,7 @@ class Chaos:
 
 
 def run_chaos(count: int, seed: int, *flags: str, models: Sequence[str] = ("demo",)) -> int:
-    """Runs clients and checks invariants; returns the server's final memory in bytes."""
+    """Runs clients and checks invariants; returns the server's memory in bytes."""
     server = RunningServer("--max-num-seqs", "6", "--max-queue", "4", *flags, fault="raises")
     chaos = Chaos(server, seed, models)
     asyncio.run(chaos.run(count))
@@ -215,6 +209,6 @@ def test_500_clients_with_draft_tokens():
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_10000_clients_do_not_leak_memory():
-    """Memory grows by at most 1 MiB per thousand requests after the first thousand."""
+    """Memory grows by at most 1 MiB per thousand requests after the first."""
     after_one = run_chaos(1000, 4, "--kv-cache-bytes", "8000000")
     assert run_chaos(10_000, 5, "--kv-cache-bytes", "8000000") - after_one < 9 * 2**20

@@ -1,4 +1,4 @@
-"""Fields and content parts that real clients send are honored or deliberately ignored."""
+"""Fields that real clients send are honored or deliberately ignored."""
 
 import json
 
@@ -27,12 +27,10 @@ class City(BaseModel):
 
 @pytest.fixture
 def claude(server: RunningServer) -> anthropic.Anthropic:
-    """Anthropic client connected to the shared server."""
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
 def tool_call_history(arguments: str) -> list[dict]:
-    """History with a tool call and its result."""
     function = {"name": "capital", "arguments": arguments}
     return [
         *QUESTION,

@@ -46,12 +46,10 @@ def complete(client, question, model="demo", **body):
 
 
 def ask(client, question, **body):
-    """Sends a question or a list of messages; returns the assistant's message."""
     return complete(client, question, **body).choices[0].message
 
 
 def tool_call(message):
-    """Returns the name and arguments of a message's single tool call."""
     (call,) = message.tool_calls
     return call.function.name, json.loads(call.function.arguments)
 

@@ -1,4 +1,4 @@
-"""Fuzzing with requests from the OpenAPI document never causes a 5xx or a hang."""
+"""Requests fuzzed from the OpenAPI document cause neither a 5xx nor a hang."""
 
 import hypothesis
 import pytest
@@ -17,7 +17,7 @@ from tests.server.running_server import RunningServer
 
 
 def invalid_data_rejection(context, response, case):
-    """Schemathesis's check `negative_data_rejection`, which here also accepts status 413."""
+    """Schemathesis's `negative_data_rejection`, which here also accepts 413."""
     return None if response.status_code == 413 else negative_data_rejection(context, response, case)
 
 
@@ -33,14 +33,11 @@ ERROR_STATUSES = range(400, 600)
 
 @pytest.fixture(scope="module")
 def operations(server):
-    """All operations of the OpenAPI document."""
     schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
     return [operation.ok() for operation in schema.get_all_operations()]
 
 
 def fuzz(operation, examples):
-    """Sends random requests to one operation and checks the responses."""
-
     @hypothesis.given(
         case=operation.as_strategy()
         | operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE)

@@ -49,10 +49,7 @@ def test_port_in_use(capsys, server):
 
 @pytest.mark.slow
 def test_pause_then_sigterm():
-    """Pauses a server for longer than the watchdog's limit, then sends SIGTERM.
-
-    The watchdog ignores the pause. After SIGTERM, running requests finish; new ones are rejected.
-    """
+    """The watchdog ignores a pause; SIGTERM lets running requests finish."""
     server = RunningServer("--watchdog", "2", fault="slow")
     pause_during_generation(server)
     terminate_during_generation(server)

@@ -1,4 +1,4 @@
-"""Several models in one server: selection, loading, unloading, memory budgets."""
+"""Several models in one server: selection, loading, memory budgets."""
 
 import asyncio
 import re
@@ -35,7 +35,6 @@ def body(model, path="/v1/completions", **fields):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Two random models of different sizes."""
     root = tmp_path_factory.mktemp("models")
     write_hybrid(root / "one")
     write_hybrid(root / "two", hidden_size=96, intermediate_size=128)
@@ -64,12 +63,10 @@ def server(folders):
 
 
 def values(metric, text):
-    """Values of a metric for all models."""
     return [float(number) for number in re.findall(rf"^tiny_llm:{metric}{{.*}} (\S+)", text, re.M)]
 
 
 def loaded(server):
-    """Names of the loaded models."""
     return {model["id"] for model in server.get("/v1/models").json()["data"] if model["loaded"]}
 
 
@@ -217,7 +214,6 @@ def test_pinned_models_must_fit_together(capsys):
 
 
 def resident(server):
-    """Resident memory of the server in bytes."""
     pages = Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]
     return int(pages) * 4096
 

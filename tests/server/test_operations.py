@@ -1,4 +1,4 @@
-"""Operational features: access log, request counts, model names, chat template, context length."""
+"""Access log, request counts, model names, chat template, context length."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def custom(tmp_path_factory):
-    """Server with a chat template, three names, a short context and an access log."""
+    """Server with a chat template, three names, short context and access log."""
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(TEMPLATE, encoding="utf-8")
     names = ("--served-model-name", "first", "second", "--served-model-name", "third")

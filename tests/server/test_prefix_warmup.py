@@ -48,8 +48,6 @@ def num_cached(server, messages):
 
 
 def wait_until_idle(server):
-    """Waits until prefix warm-up has finished."""
-
     def is_idle():
         before = server.metric("engine_steps_total")
         time.sleep(0.15)  # longer than WARMUP_DELAY

@@ -1,4 +1,4 @@
-"""Agent loop with the official clients: two tool calls, then a structured output.
+"""Agent loop with official clients: two tool calls, then structured output.
 
 The model is scripted. The optional tests in `frameworks/` run the loops of agent frameworks.
 """

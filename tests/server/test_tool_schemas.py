@@ -1,4 +1,4 @@
-"""Schemas of required tools, in every protocol: relaxed with a warning unless strict."""
+"""Schemas of required tools: relaxed with a warning unless strict."""
 
 import json
 

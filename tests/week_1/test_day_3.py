@@ -1,4 +1,4 @@
-"""Week 1, day 3: grouped attention, the causal mask, and Qwen3's attention layer."""
+"""Week 1, day 3: grouped attention, causal mask, Qwen3's attention layer."""
 
 from typing import TYPE_CHECKING
 

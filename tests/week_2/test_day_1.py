@@ -204,8 +204,6 @@ def test_task_4_same_text_as_week_1(device):
 
 
 class CountingModel:
-    """Wraps a model and records its calls."""
-
     def __init__(self, model: Qwen3ModelWeek2):
         self.model = model
         self.calls: list[tuple[int, int]] = []

@@ -268,7 +268,7 @@ class EndsOften(ByteTokenizer):
 def test_task_4_next_step_is_dispatched_before_tokens_are_read(
     small_model, on_cpu, monkeypatch, batch_size, seed
 ):
-    """On a GPU, steps are dispatched ahead, and tokens beyond a request's end are discarded."""
+    """On a GPU, steps are dispatched ahead; tokens beyond the end are discarded."""
 
     def run():
         sampler = None if seed is None else make_sampler(1.0, seed=seed)
@@ -309,7 +309,7 @@ def chat(tokenizer, prompt: str) -> list[int]:
     )
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
+@pytest.mark.slow
 @pytest.mark.parametrize("flash", [False, True])
 @pytest.mark.parametrize(("batch_size", "prefill_step"), [(1, 7), (3, 128), (5, 1), (16, 128)])
 def test_task_5_demo_output_is_batch_invariant(demo, demo_answers, flash, batch_size, prefill_step):

@@ -101,10 +101,7 @@ def test_task_1_writing_a_token_does_not_copy_the_pool():
 
 
 def test_task_1_writes_are_ordered_after_reads_of_previous_layer():
-    """As in a model, a layer's write depends on the previous layer's read of the pages.
-
-    The read is slow enough for an unordered write to overtake it.
-    """
+    """Writes wait for the previous layer's reads, which are slow in this test."""
     pool = TinyKvPagedPool(page_size=16, capacity=1024)
     page = pool.allocate_page()
     token = mx.ones((1, 2, 1, 64))

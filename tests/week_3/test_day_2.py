@@ -40,7 +40,7 @@ from tiny_llm.demo.prompts import BATCH_PROMPTS
 
 
 def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
-    """Returns the batch, its pool, and one single-request reference cache per busy slot."""
+    """Returns (batch, pool, one reference cache per busy slot)."""
     pool = TinyKvPagedPool(page_size, capacity)
     batch, shadowed_caches = BatchingKvCache(len(lengths), max_seq_len), {}
     for slot, length in enumerate(lengths):
@@ -465,7 +465,7 @@ def chat(tokenizer, prompt: str) -> list[int]:
     )
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
+@pytest.mark.slow
 def test_task_4_demo_output(demo):
     mlx_model, tokenizer = demo
     week2 = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)

@@ -1,4 +1,4 @@
-"""Week 3, day 3: ragged batches, page ownership, admission and the token budget."""
+"""Week 3, day 3: ragged batches, page ownership, admission, token budget."""
 
 import gc
 import resource
@@ -79,7 +79,7 @@ class Sequence:
 
 
 def ragged(sequences: list[Sequence], counts: list[int]) -> tuple[list[int], RaggedBatch]:
-    """The next `counts[i]` tokens of each sequence i; a sequence with count 0 is skipped."""
+    """The next `counts[i]` tokens of each sequence i; 0 skips the sequence."""
     ids, positions, slots, ends, lengths, table = [], [], [], [0], [], []
     for sequence, new in zip(sequences, counts, strict=True):
         if not new:
@@ -259,9 +259,7 @@ def test_task_2_pages_are_freed_exactly_once():
 class OnePrompt:
     """Prefix cache of a single prompt; stands in for the prefix tree of day 3.4.
 
-    Args:
-        pages: page manager to allocate from; the cache is the pages' only owner.
-        tokens: the prompt; its length is a multiple of the page size.
+    The prompt's length is a multiple of the page size; the cache is its pages' only owner.
     """
 
     def __init__(self, pages: PageManager, tokens: list[int]):
@@ -298,7 +296,7 @@ class OnePrompt:
 
 
 def pages_with_cached_prompt(num_pages: int) -> tuple[PageManager, OnePrompt]:
-    """Page manager with pages of 4 tokens; the prefix cache holds tokens 0 to 7 in 2 pages."""
+    """Page manager; its prefix cache holds tokens 0 to 7 in 2 pages of 4."""
     pages = PageManager(SchedulerConfig(num_pages, 4, 8, 3, 100))
     cache = OnePrompt(pages, list(range(8)))
     pages.cache = cache
@@ -379,7 +377,6 @@ def test_task_2_admission_keeps_the_reserve():
 
 
 def without_sharing(**changes) -> Scheduler:
-    """Scheduler without a prefix cache (day 3.4)."""
     return scheduler(enable_prefix_caching=False, **changes)
 
 

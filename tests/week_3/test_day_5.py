@@ -43,7 +43,6 @@ class TableModel:
 
     Args:
         logits_of: (previous token, current token) -> logits of the next token.
-        max_seq_len: longest accepted sequence.
     """
 
     def __init__(self, logits_of: Callable[[int, int], np.ndarray], max_seq_len: int = 10_000):
@@ -150,7 +149,7 @@ def demo_pair(demo):
     return Qwen3ModelWeek2(load("demo-draft")[0]), Qwen3ModelWeek2(mlx_model), tokenizer
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(BATCH_PROMPTS)))
 def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index):
     draft, model, tokenizer = demo_pair
@@ -168,7 +167,7 @@ def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index)
     assert answer(SpeculativeDecoding(draft, 1 + index % 8)) == answer(decode_with_cache)
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
+@pytest.mark.slow
 def test_task_1_full_output_with_flash_attention_and_drafts(demo):
     mlx_model, tokenizer = demo
     plain = Qwen3ModelWeek2(mlx_model)
@@ -205,7 +204,7 @@ def test_task_1_paged_cache_same_text_and_no_leak():
                     assert pool.num_free_pages == pool.num_pages, "a page leaked"
 
 
-@pytest.mark.slow  # takes minutes with a learner's kernels, which are plain loops
+@pytest.mark.slow
 def test_task_1_demo_draft_saves_target_steps(demo_pair):
     draft, model, tokenizer = demo_pair
     decode = SpeculativeDecoding(draft, num_drafts=4)

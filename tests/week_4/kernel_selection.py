@@ -18,7 +18,6 @@ SIMD_ISAS = [
 def use_matmul_kernel(
     name: str, instruction_set: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Selects a matmul kernel of Week 4; see `use_kernel`."""
     use_kernel("TINY_LLM_MATMUL", name, instruction_set, monkeypatch)
 
 
@@ -27,19 +26,15 @@ def use_kernel(
 ) -> None:
     """Selects an operation's Week 4 kernel and its instruction set.
 
-    Args:
-        variable: environment variable, TINY_LLM_MATMUL or TINY_LLM_ATTENTION.
-        name: name of the kernel, the variable's value.
-        instruction_set: one of `SIMD_ISAS`; None, on machines without SIMD kernels, skips the test,
-            or fails it if the extension is not built.
-        monkeypatch: restores the environment.
+    Without SIMD kernels for this machine (`instruction_set` is None), the test is skipped, or
+    fails if the extension is not built.
     """
     monkeypatch.setenv(variable, name)
     _use_isa(instruction_set, monkeypatch)
 
 
 def use_fused_kernels(instruction_set: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Selects the SIMD kernels of norms, RoPE and SwiGLU; arguments as in `use_kernel`."""
+    """Selects the SIMD kernels of norms, RoPE and SwiGLU."""
     monkeypatch.setenv("TINY_LLM_FUSED", "vectors")
     _use_isa(instruction_set, monkeypatch)
 
@@ -52,7 +47,7 @@ def _use_isa(instruction_set: str | None, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def prepacked_args(scales, biases, group_size, bits, a, b):
-    """`quantized_matmul` arguments with weights prepacked by NumPy, independently of task 1."""
+    """`quantized_matmul` arguments with weights prepacked by NumPy."""
     return _prepacked(scales), _prepacked(biases), group_size, bits, a, _prepacked(b)
 
 

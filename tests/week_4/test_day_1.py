@@ -18,12 +18,7 @@ from tiny_llm.kernels.roofline import (
 
 
 class Machine:
-    """Simulated clock; each kernel evaluation advances it by the kernel's configured time.
-
-    Attributes:
-        now: current time in seconds.
-        ran: names of the evaluated kernels, in order.
-    """
+    """Simulated clock, which each evaluation of a kernel advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -33,10 +28,7 @@ class Machine:
         return self.now
 
     def kernel(self, name: str, *seconds: float):
-        """Function whose arrays advance the clock when evaluated, not when created.
-
-        Successive runs take the given seconds; later runs repeat the last value.
-        """
+        """Kernel whose evaluations take the given seconds; the last value repeats."""
         left = list(seconds)
 
         def run():

@@ -28,7 +28,7 @@ SHAPES = [(1, 128, 64), (2, 384, 33), (3, 1024, 130), (33, 640, 7)]  # rows, inp
 
 @pytest.fixture
 def factored(monkeypatch, on_cpu) -> str:
-    """Selects task 1's kernel; returns "portable", whose error bound has no fixed-point term."""
+    """Selects task 1's kernel; returns "portable": no fixed-point error."""
     monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
     return "portable"
 
@@ -41,7 +41,6 @@ def vectors(request, monkeypatch, on_cpu) -> str:
 
 
 def assert_rows_are_batch_invariant(bits: int, group_size: int):
-    """Asserts that a 33-row matmul is bitwise equal to 33 single-row matmuls."""
     scales, biases, *_, a, b = problem(33, 384, 70, bits, group_size, mx.bfloat16)
     together = evaluated(scales, biases, group_size, bits, a, b)
     alone = [evaluated(scales, biases, group_size, bits, row[None], b) for row in a]
@@ -140,7 +139,6 @@ def test_task_3_no_access_out_of_bounds():
 
 
 def test_task_3_traffic_and_instruction_counts():
-    """Limits memory accesses and integer operations per weight in a product with four rows."""
     check_is_written(MATVEC)
     if not has_clang():
         pytest.skip(NO_CLANG)

@@ -22,13 +22,11 @@ SHAPES = [(1, 128, 64), (2, 384, 32), (3, 1024, 160)]  # rows, inputs, outputs
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def prepacked(request, monkeypatch, on_cpu) -> None:
-    """Selects task 2's kernel on each supported instruction set."""
     use_matmul_kernel("prepacked", request.param, monkeypatch)
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def prefetched(request, monkeypatch, on_cpu) -> None:
-    """Selects task 3's kernel."""
     use_matmul_kernel("prefetched", request.param, monkeypatch)
 
 
@@ -83,7 +81,7 @@ def test_task_2_each_output_uses_its_scales(prepacked):
 
 
 def test_task_2_scale_term_is_added_before_bias(prepacked):
-    """The second half of the groups cancels the first half, so only rounding errors remain.
+    """Halves of the groups cancel, so only rounding errors remain.
 
     Sums within a group are exact integers in float32, in any order.
     """
@@ -123,13 +121,11 @@ def test_task_2_rows_are_batch_invariant(prepacked, bits):
 
 
 def test_task_2_leftover_outputs_use_the_row_major_kernel(prepacked):
-    """33 outputs, not a multiple of 32, stay row-major and use day 2's kernel."""
     assert kernels.prepack_rows() == R
     assert_exact_but_for_rounding("portable", problem(2, 256, 33, 4, 128, mx.bfloat16))
 
 
 def test_task_2_model_uses_prepacked_weights(prepacked):
-    """The learner's model passes prepacked weights to the learner's kernel."""
     mlx_model = tiny_model(mx.bfloat16, hidden_size=128, intermediate_size=256)
     nn.quantize(mlx_model, group_size=64, bits=4)
     tokens = mx.array([[1, 2, 3]])

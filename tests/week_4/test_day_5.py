@@ -24,20 +24,18 @@ SIZES = [
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def vectors(request, monkeypatch, on_cpu) -> None:
-    """Selects the day's SIMD kernels on each supported instruction set."""
     use_fused_kernels(request.param, monkeypatch)
 
 
 @pytest.fixture
 def dynamic_schedule(on_cpu):
-    """Enables dynamic chunk claiming for all operations of the process."""
     kernels.extension().set_schedule("dynamic")
     yield
     kernels.extension().set_schedule("")
 
 
 def claims(threads: int, chunks: int, stalled: bool = False) -> list[list[int]]:
-    """Chunks claimed by each thread; asserts that a thread of an earlier job claims none."""
+    """Chunks claimed by each thread; a thread of an earlier job claims none."""
     late, *by_thread = kernels.extension().simulate_schedule("dynamic", threads, chunks, stalled)
     assert late == [], f"expected no chunk for a thread that missed its job, got {late}"
     return by_thread

@@ -29,19 +29,16 @@ LONG = [(1, 1, 2, 1, S, 40) for S in (PART - 1, PART, PART + 1, 2 * PART + 77)]
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def scores(request, monkeypatch, on_cpu) -> None:
-    """Selects task 1's attention kernel on each supported instruction set."""
     use_kernel("TINY_LLM_ATTENTION", "scores", request.param, monkeypatch)
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def online(request, monkeypatch, on_cpu) -> None:
-    """Selects task 2's attention kernel."""
     use_kernel("TINY_LLM_ATTENTION", "online", request.param, monkeypatch)
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def split(request, monkeypatch, on_cpu) -> None:
-    """Selects task 3's attention kernel."""
     use_kernel("TINY_LLM_ATTENTION", "split", request.param, monkeypatch)
 
 
@@ -77,7 +74,7 @@ def test_task_1_is_exact_up_to_rounding(scores, dtype, shape, mask):
 
 
 def test_task_1_scores_of_individual_keys(scores):
-    """Key s has score s / 8 and a one-hot value, so the output equals the softmax weights."""
+    """Key s has score s / 8 and a one-hot value: outputs are softmax weights."""
     S = 37
     query, key = mx.ones((1, 1, 1, S)), mx.zeros((1, 1, S, S))
     key[0, 0, :, S - 1] = mx.arange(S) / 8
@@ -119,7 +116,7 @@ def test_task_2_is_exact_up_to_rounding(online, dtype, shape, mask):
 
 
 def weights_next_to_zero_score(x: np.ndarray) -> np.ndarray:
-    """2ˣ / (1 + 2ˣ) for each x: the softmax weight of score x · ln 2 beside a score of 0."""
+    """2ˣ / (1 + 2ˣ): the softmax weight of score x · ln 2 beside a score of 0."""
     key = mx.zeros((len(x), 1, 2, 1))
     key[:, 0, 1, 0] = mx.array(x)
     value = mx.broadcast_to(mx.array([[0.0], [1.0]]), key.shape)
@@ -130,7 +127,7 @@ def weights_next_to_zero_score(x: np.ndarray) -> np.ndarray:
 
 
 def test_task_2_power_of_two_is_within_its_bound(online):
-    """The error of 2ˣ is at most 2.4e-7; the sum and the division add one rounding each."""
+    """2ˣ has an error of at most 2.4e-7; sum and division add a rounding each."""
     x = np.concatenate([np.linspace(-1, 0, 4001), np.linspace(-125, -1, 999)]).astype(np.float32)
     exact_weights = 2.0 ** x.astype(np.float64)
     expected = exact_weights / (1 + exact_weights)
@@ -149,7 +146,7 @@ def test_task_2_weight_underflows_to_zero(online):
 
 
 def test_task_2_increasing_scores_rescale_the_accumulator(online, dtype):
-    """Every tile raises the maximum score, so every tile rescales the accumulator."""
+    """Every tile raises the maximum score and rescales the accumulator."""
     query, key, value = problem(1, 1, 1, 1, 300, 24, dtype=dtype)
     key[0, 0] = key[0, 0] * 0.1 + query[0, 0] * (mx.arange(300) / 100)[:, None].astype(dtype)
     assert_exact(evaluated(query, key, value), *exact(query, key, value, 24**-0.5, None))

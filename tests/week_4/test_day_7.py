@@ -136,7 +136,7 @@ def test_task_2_outputs_are_kept_and_dead_nodes_dropped():
 
 @pytest.fixture
 def capture_enabled(monkeypatch) -> None:
-    """Enables graph capture explicitly, so that a task that is not implemented raises its error."""
+    """Enables graph capture explicitly, so that an unwritten task raises."""
     monkeypatch.setenv(CAPTURE_VARIABLE, "on")
 
 
@@ -206,7 +206,6 @@ def test_task_3_external_buffer_is_written_in_place(capture_enabled):
 
 @pytest.fixture(scope="module")
 def mlx_model():
-    """Small quantized checkpoint."""
     mlx_model = tiny_model(mx.bfloat16, hidden_size=128, intermediate_size=256)
     nn.quantize(mlx_model, group_size=64, bits=4)
     mx.eval(mlx_model.parameters())
@@ -215,7 +214,6 @@ def mlx_model():
 
 @pytest.fixture(scope="module")
 def model(mlx_model) -> Qwen3ModelWeek2:
-    """Week 2 model of the checkpoint."""
     return Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
 
 
@@ -236,7 +234,7 @@ def test_task_4_model_steps_are_captured(capture_enabled, monkeypatch, model, B)
 
 
 def test_task_4_layers_without_flash_attention_run_eagerly(capture_enabled, monkeypatch, mlx_model):
-    """Layers with plain MLX attention have no step plan, so they are not captured."""
+    """Layers with plain MLX attention have no step plan to capture."""
     model = Qwen3ModelWeek2(mlx_model)
     caches = {setting: model.create_kv_cache() for setting in ("on", "off")}
     for offset, token in enumerate((3, 1)):

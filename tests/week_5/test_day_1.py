@@ -1,4 +1,4 @@
-"""Week 5, day 1, optional: server-sent events, streamed responses and cancellation."""
+"""Week 5, day 1, optional: server-sent events, streams and cancellation."""
 
 import asyncio
 import json
@@ -39,8 +39,6 @@ TEXTS = ["Paris", "", 'She said "no" \\o/', "two\nlines", "\r\n\r\n", "\n\ndata:
 
 
 def run(work: Coroutine[Any, Any, Any]) -> None:
-    """Runs a test's coroutine with a timeout."""
-
     async def limited() -> None:
         async with asyncio.timeout(10):
             await work
@@ -70,12 +68,7 @@ def parse_events(stream: bytes) -> list[tuple[str, str]]:
 
 
 class ScriptedHandle:
-    """Request handle with scripted outputs: batches of texts, or an error.
-
-    Attributes:
-        num_requested: number of requested batches.
-        num_closed: number of `close` calls.
-    """
+    """Request handle with scripted outputs: batches of texts, or an error."""
 
     def __init__(self, *script: list[str] | BaseException, waits: bool = False):
         self.num_requested = self.num_closed = 0
@@ -92,7 +85,6 @@ class ScriptedHandle:
             await asyncio.Event().wait()
 
     def close(self) -> None:
-        """Counts the calls of `close`."""
         self.num_closed += 1
 
 
@@ -113,11 +105,7 @@ class PlainSerializer:
 
 
 class SendRecorder:
-    """ASGI `send` callable that records messages.
-
-    Args:
-        pause: event that `send` awaits, to simulate a full socket; None to return immediately.
-    """
+    """ASGI `send` that records messages; `pause` simulates a full socket."""
 
     def __init__(self, pause: asyncio.Event | None = None):
         self.messages: list[Any] = []
@@ -130,12 +118,10 @@ class SendRecorder:
 
     @property
     def bodies(self) -> list[bytes]:
-        """Body of each `http.response.body` message."""
         return [one["body"] for one in self.messages if one["type"] == "http.response.body"]
 
     @property
     def num_heads(self) -> int:
-        """Number of times the headers were sent."""
         return sum(one["type"] == "http.response.start" for one in self.messages)
 
 
@@ -242,7 +228,7 @@ def test_task_2_headers_are_sent_once_despite_keep_alive():
 
 
 def test_task_2_start_events_wait_for_the_first_output():
-    """Start events may contain the number of cached tokens, unknown before the first output."""
+    """Start events may contain a cached token count, unknown until then."""
 
     async def main() -> None:
         handle, made_at = ScriptedHandle(["a"], ["b"]), []
@@ -296,7 +282,6 @@ def test_task_2_last_chunk_ends_the_body():
 
 
 def send_all(*script: Any) -> tuple[SendRecorder, list[bytes]]:
-    """Sends a complete stream; returns the recorder and the bodies."""
     recorder = SendRecorder()
     run(response_of(ScriptedHandle(*script))._send_all(recorder))
     return recorder, recorder.bodies
@@ -444,7 +429,7 @@ def test_task_4_normal_exit_closes_the_request_and_stops_watching():
 
 
 def test_task_4_late_disconnect_cancels_nothing():
-    """A disconnect that arrives after the block has ended must not cancel the task."""
+    """A disconnect after the block has ended must not cancel the task."""
 
     async def main() -> None:
         connection, handle = Connection(), ScriptedHandle()
@@ -516,7 +501,7 @@ def test_task_4_external_cancellation_propagates(client_leaves):
 
 
 def test_task_4_closed_stream_closes_its_request():
-    """The client disconnects after the first event of a stream that would not end."""
+    """The client disconnects after the first event of an endless stream."""
 
     async def main() -> None:
         connection, handle, recorder = (
@@ -538,7 +523,7 @@ def test_task_4_closed_stream_closes_its_request():
 
 
 def client_with_requests(num_prompts: int) -> tuple[EngineClient, Any]:
-    """A client with a request, but without an engine thread, so its commands stay queued."""
+    """A client with a request, but no engine thread, so commands stay queued."""
     client = EngineClient(
         Settings(),
         queue.SimpleQueue(),
@@ -553,7 +538,6 @@ def client_with_requests(num_prompts: int) -> tuple[EngineClient, Any]:
 
 
 def commands(client: EngineClient) -> list[Any]:
-    """Drains the queued commands."""
     queued = []
     while not client.command_queue.empty():
         queued.append(client.command_queue.get())
@@ -576,7 +560,7 @@ def test_task_4_every_unfinished_prompt_is_aborted():
 
 
 def test_task_4_aborted_request_counts_until_the_engine_finishes_it():
-    """Until the engine finishes it, the request holds pages and counts toward the limit."""
+    """Until it is finished, the request holds pages and counts toward the limit."""
 
     async def main() -> None:
         client, handle = client_with_requests(1)

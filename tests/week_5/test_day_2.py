@@ -1,4 +1,4 @@
-"""Week 5, day 2, optional: bounded output queue, engine thread and coalescing."""
+"""Week 5, day 2, optional: bounded output queue, engine thread, coalescing."""
 
 import asyncio
 import queue
@@ -32,24 +32,19 @@ PARAMS = SamplingParams(max_tokens=9)
 
 
 def output(text: str, index: int = 0, request_id: str = "0", **fields: Any) -> StreamOutput:
-    """An output whose token ids are the code points of its text."""
     tokens = tuple(map(ord, text))
     return StreamOutput(request_id, index, text, tokens, None, None, **fields)  # type: ignore[arg-type]
 
 
 def output_queue(limit: int = 4) -> OutputQueue:
-    """A queue that wakes its reader immediately."""
     return OutputQueue(limit, lambda wake: wake())
 
 
 def queued(outputs: OutputQueue) -> list[Any]:
-    """The queued items, which remain in the queue."""
     return list(outputs._items)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> None:
-    """Runs a test's coroutine with a timeout."""
-
     async def limited() -> None:
         async with asyncio.timeout(10):
             await work
@@ -188,8 +183,6 @@ def test_task_2_get_waits_for_an_output():
 
 
 def test_task_2_slow_reader_does_not_delay_others():
-    """While one client does not read, the other client receives every output separately."""
-
     async def main() -> None:
         slow, quick = output_queue(limit=4), output_queue(limit=4)
         texts: list[str] = []
@@ -212,11 +205,7 @@ class EndlessWaitError(AssertionError):
 
 
 class ScriptedQueue(queue.SimpleQueue[Any]):
-    """Command queue that fails instead of waiting forever.
-
-    Attributes:
-        num_waits: number of blocking `get` calls on an empty queue.
-    """
+    """Command queue that counts waits and fails instead of waiting forever."""
 
     num_waits = 0
 
@@ -234,7 +223,6 @@ class ScriptedQueue(queue.SimpleQueue[Any]):
         raise queue.Empty
 
     def get_nowait(self) -> Any:
-        """See `SimpleQueue.get_nowait`."""
         return self.get(block=False)
 
 
@@ -242,7 +230,6 @@ class Engine:
     """Fake engine whose requests take a number of steps; records calls.
 
     Args:
-        commands: command queue of the engine thread.
         arrivals: commands that arrive during a step, keyed by step number (from 1).
     """
 
@@ -289,17 +276,11 @@ class Engine:
 
 
 def add(name: str, steps: int = 1) -> AddRequest:
-    """A request that takes the given number of steps."""
     return AddRequest(name, [7] * steps, PARAMS)
 
 
 class LoopHarness:
-    """Runs an engine thread's loop in the test's thread.
-
-    Args:
-        commands: queued before the loop starts.
-        arrivals: see `Engine`.
-    """
+    """Runs an engine thread's loop in the test; `arrivals` is as in `Engine`."""
 
     def __init__(self, *commands: Any, arrivals: dict[int, list[Any]] | None = None):
         self.commands = ScriptedQueue()
@@ -315,7 +296,6 @@ class LoopHarness:
             pytest.fail("expected the loop to end, got 50 rounds")
 
     def run(self) -> bool:
-        """Runs the loop; returns the loop's result."""
         return self.thread._run_loop(self.engine)  # type: ignore[arg-type]
 
     @property
@@ -344,7 +324,6 @@ def test_task_3_commands_are_processed_between_steps():
 
 
 def test_task_3_all_queued_commands_are_handled_before_a_step():
-    """Requests that are queued before a step are batched in this step."""
     names = [f"r{number}" for number in range(8)]
     harness = LoopHarness(*map(add, names), arrivals={1: [Shutdown()]})
     harness.run()
@@ -470,11 +449,7 @@ def test_task_3_unload_is_not_a_shutdown(command, expected):
 
 
 class Loop:
-    """Event loop that records scheduled callbacks.
-
-    Args:
-        closed: whether calls raise, as during interpreter exit.
-    """
+    """Event loop that records callbacks, or raises if `closed`, as at exit."""
 
     def __init__(self, closed: bool = False):
         self.calls: list[tuple[str, Any]] = []
@@ -493,7 +468,7 @@ class Loop:
 
 
 def coalescer(loop: Loop, next_flush: float = 0.0) -> tuple[Coalescer, list[Any]]:
-    """(coalescer with the given time of its next flush, list of its delivered messages)."""
+    """(coalescer with the given next flush time, list of delivered messages)."""
     delivered: list[Any] = []
     made = Coalescer(delivered.append, lambda: 1000.0)
     made._loop, made._next_flush = loop, next_flush  # type: ignore[assignment]
@@ -501,7 +476,6 @@ def coalescer(loop: Loop, next_flush: float = 0.0) -> tuple[Coalescer, list[Any]
 
 
 def report(*updates: Any) -> StepReport:
-    """A step's report."""
     return StepReport(updates, EngineStats())
 
 

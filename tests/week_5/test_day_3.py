@@ -1,4 +1,4 @@
-"""Week 5, day 3, optional: arrivals, latency, open-loop load and goodput in virtual time."""
+"""Week 5, day 3, optional: arrivals, latency and goodput in virtual time."""
 
 import itertools
 import math
@@ -21,15 +21,7 @@ from tiny_llm.cli.batching.workload import Workload
 class VirtualEngine:
     """Fake engine and clock: each step generates a token per running request.
 
-    Args:
-        step_seconds: duration of a step.
-        max_num_seqs: maximum running requests; the others wait.
-        clock_tick: seconds that each clock read takes.
-
-    Attributes:
-        now: virtual time.
-        added: time of each `add_request`.
-        sleeps: length of each sleep.
+    Each clock read takes `clock_tick` seconds; `added` has the times of `add_request`.
     """
 
     def __init__(self, step_seconds: float = 1.0, max_num_seqs: int = 99, clock_tick: float = 0.0):
@@ -73,7 +65,6 @@ class VirtualEngine:
 
 
 def run(engine: VirtualEngine, output_lens: list[int], arrivals: list[float]) -> list[RequestTimes]:
-    """Runs requests with the given output lengths on a virtual engine."""
     workload = Workload([[number] for number in range(len(output_lens))], output_lens)
     llm: Any = engine
     return run_open_loop(llm, workload, arrivals, engine.clock, engine.sleep)
@@ -249,7 +240,7 @@ def test_task_4_goodput_counts_good_requests_per_second():
 
 
 def test_task_4_goodput_falls_under_overload():
-    """With eight concurrent requests of 0.8 s, the engine completes at most ten per second."""
+    """Eight concurrent requests of 0.8 s: at most ten complete per second."""
     found = {}
     for rate in (4, 8, 40):
         engine = VirtualEngine(step_seconds=0.1, max_num_seqs=8)

@@ -43,9 +43,6 @@ END, LANGUAGE = 7, r"[ab]{1,3}c?"
 V = len(TOKENS)
 
 
-# ------------------------------------------------------------------ task 1
-
-
 @pytest.mark.parametrize(
     ("text", "num_valid"),
     [
@@ -138,9 +135,6 @@ def test_task_1_token_mask_by_definition():
         assert actual == allowed, f"allowed after {text!r}: expected {allowed}, got {actual}"
 
 
-# ------------------------------------------------------------------ task 2
-
-
 def test_task_2_example():
     packed = mx.array([[0b0101], [0b1000]], mx.int32)
     expected = [[True, False, True, False], [False, False, False, True]]
@@ -184,9 +178,6 @@ def test_task_2_only_constrained_rows_change(monkeypatch, constrained):
     assert as_numpy(logits).tolist() == before.tolist(), (
         "expected the logits argument to be unchanged"
     )
-
-
-# ------------------------------------------------------------------ task 3
 
 
 def rows_of(*drafts_of_requests: list[tuple[int, ...]]) -> tuple[list[Any], list[Any]]:
@@ -250,7 +241,7 @@ def allowed_tokens(text: str) -> list[int]:
 
 
 def test_task_3_masks_equal_brute_force(compiler):
-    """A step has two requests with a grammar and draft tokens, and a row without a grammar."""
+    """Two requests have a grammar and draft tokens; one row has no grammar."""
     grammars = [compiler.compile(StructuredOutputs(regex=LANGUAGE)) for _ in range(2)]
     first, second = map(plain_request, grammars)
     drafts = {id(first): (3, 0, 2), id(second): (4,)}
@@ -268,11 +259,8 @@ def test_task_3_masks_equal_brute_force(compiler):
             assert actual == expected, f"allowed after {text!r}: expected {expected}, got {actual}"
 
 
-# ------------------------------------------------------------------ task 4
-
-
 class FakeMatcher:
-    """Matcher that forces the given tokens; the grammar accepts the first `num_valid` tokens."""
+    """Forces the given tokens; the grammar accepts the first `num_valid`."""
 
     def __init__(self, tokens: list[int], num_valid: int):
         self.tokens, self.num_valid = tokens, num_valid
@@ -320,7 +308,6 @@ def test_task_4_forced_tokens_are_the_only_allowed_tokens(compiler, regex):
 
 
 def test_task_4_forced_tokens_save_steps(demo):
-    """All forced tokens are accepted as drafts, which saves steps and keeps the output."""
     from tiny_llm import LLM
 
     llm = LLM(demo, kv_cache_bytes=2**23)

@@ -1,4 +1,4 @@
-"""Week 5, day 5, optional: streaming parser of reasoning and tool calls, thinking budget."""
+"""Week 5, day 5, optional: parser of reasoning and calls, thinking budget."""
 
 from itertools import combinations
 from typing import Any
@@ -31,7 +31,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 17, "b": [25]}}\n</tool_
 
 
 def chunkings(text: str) -> list[list[str]]:
-    """Splits of a text: one chunk, single characters, and cuts at one or two positions."""
+    """Splits of a text: one chunk, single characters, cuts at one or two places."""
     found = [[text], list(text)]
     found += [[text[:cut], text[cut:]] for cut in range(1, len(text))]
     places = range(1, len(text), 1 + len(text) // 16)
@@ -63,9 +63,6 @@ def assert_parsed(text: str, expected: list[tuple[str, str]], **options: Any) ->
         deltas = [delta for chunk in chunks for delta in parser.feed(chunk)]
         actual = merged(deltas + parser.finish())
         assert actual == expected, f"{chunks}: expected {expected}, got {actual}"
-
-
-# ------------------------------------------------------------------ task 1
 
 
 @pytest.mark.parametrize(
@@ -133,9 +130,6 @@ def test_task_1_held_back_text_is_emitted_at_the_end():
         assert_parsed(text, [("content", text)], thinking_enabled=False, tool_calls=TOOLS)
 
 
-# ------------------------------------------------------------------ task 2
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -179,11 +173,8 @@ def test_task_2_start_waits_while_the_text_may_be_a_tag():
     )
 
 
-# ------------------------------------------------------------------ task 3
-
-
 def drive(read: Any, source: TextSource, *chunks: str) -> list[Any]:
-    """Feeds chunks to a parsing generator; returns its yields, then its result or error name."""
+    """Feeds a parsing generator; returns its yields, then its result or error."""
     found: list[Any] = []
     remaining = list(chunks)
     while True:
@@ -239,7 +230,6 @@ def test_task_3_events_of_a_call():
 
 
 def test_task_3_whitespace_before_the_tag():
-    """The parser skips the whitespace that was held back before the tag."""
     for before in ("\n", " \n\n"):
         actual = events(f"{before}<tool_call>", '{"name": "add", "arguments": {}}')
         expected = [CallStart("add"), ArgumentsDelta("{}"), CallEnd()]
@@ -313,8 +303,6 @@ def test_task_3_output_ends_inside_the_arguments():
     assert actual == expected, f"expected {expected}, got {actual}"
 
 
-# ------------------------------------------------------------------ task 4
-
 START, END = 8, 9
 
 
@@ -351,7 +339,7 @@ def test_task_4_budget_of_zero():
 
 
 def test_task_4_rejected_draft_tokens_do_not_count():
-    """A query with draft tokens must not change the count, as the tokens may be rejected later."""
+    """Queries with draft tokens must not change the count of tokens."""
     budget, tokens = ThinkingBudget(1, 3, START, END, in_thinking=True), [0]
     for draft_tokens in ([1], [1, 1], [END, 5], []):  # all rejected
         budget.forced_token(tokens, draft_tokens)

@@ -55,7 +55,7 @@ def decode(target: Target, prompt: list[int], max_tokens: int, draft: Target) ->
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
 def test_task_1_output_equals_the_target(period):
-    """The draft model is wrong at multiples of `period`, which must not change the output."""
+    """Wrong drafts at multiples of `period` must not change the output."""
 
     def target(text: Sequence[int]) -> int:
         return (3 * text[-1] + text[-2] + 1) % 11
@@ -153,7 +153,7 @@ def test_task_3_examples(text, expected):
 
 
 def test_task_3_longer_match_takes_precedence():
-    """Predicts 5, which followed the match `1 2 3 4`, not 8, which followed the later `3 4`."""
+    """Predicts 5, which followed `1 2 3 4`, not 8, which followed a later `3 4`."""
     text = [1, 2, 3, 4, 5, 3, 4, 8, 6, 1, 2, 7, 1, 2, 3, 4]
     index = NgramIndex(text)
     index.update()
@@ -163,7 +163,7 @@ def test_task_3_longer_match_takes_precedence():
 
 
 def naive_match(text: Sequence[int]) -> tuple[int, int]:
-    """Reference without an index: extends the match or searches the text for a new match."""
+    """Reference without an index: extends the match or searches for a new one."""
     expected, matched = -1, 0
     for end in range(1, len(text) + 1):
         if expected >= 0:
@@ -229,11 +229,7 @@ def test_task_4_draft_follows_the_match(text, max_tokens, expected):
     ("min_probability", "expected"), [(0.34, 0), (0.33, 1), (0.26, 1), (0.2, 2), (0.16, 3)]
 )
 def test_task_4_probabilities_are_multiplied(min_probability, expected):
-    """A draft's probability is the product of the acceptance rates of all drafts up to it.
-
-    The first draft's rate is reduced to 0.335 by three rejections. The next two drafts have the
-    initial rates, 2/3 and 3/4.
-    """
+    """A draft's probability is the product of the rates of all drafts up to it."""
     index = NgramIndex([1, 2, 3, 4, 5, 6, 7, 1, 2])
     index.acceptance.update(2, False)  # 1/2 → 7/16
     index.acceptance.update(2, False)  # 7/16 → 0.383
@@ -252,7 +248,7 @@ def test_task_4_fewer_drafts_under_load():
 
 
 def test_task_4_edited_text_takes_few_steps():
-    """Most drafts are accepted if the output is the prompt with three changed tokens."""
+    """Most drafts are accepted if the output is the prompt with three changes."""
     draw = random.Random(0)
     original = [draw.randrange(1000) for _ in range(120)]
     edited = [*original[:40], 2001, *original[41:80], 2002, 2003, *original[82:]]

@@ -20,7 +20,6 @@ TURN = [{"role": "user", "content": "What is two?"}]
 
 
 def key_of(**body: Any) -> str:
-    """Routing key of a request with the given body."""
     return routing_key(json.dumps(body).encode())
 
 
@@ -42,7 +41,7 @@ def test_task_1_key_of_each_protocol(body, expected):
 
 
 def test_task_1_fields_are_in_prompt_order():
-    """The Messages API's system field comes first in the prompt, even if it is last in the body."""
+    """The `system` field comes first in the prompt, even if last in the body."""
     first = key_of(system="S", messages=TURN)
     last = key_of(messages=TURN, system="S")
     assert first == last == "S\nWhat is two?", f"expected the system message first, got {last!r}"
@@ -212,7 +211,7 @@ def test_task_3_short_match_does_not_count():
 
 
 def test_task_3_chosen_replica_is_remembered_immediately():
-    """Requests with the same new prompt go to one replica even before the first one has started."""
+    """Requests with the same new prompt share a replica before the first starts."""
     router = PrefixAwareRouter(100)
     assert_chosen(router, A + B, {0: 1, 1: 0}, 1)
     assert_chosen(router, A + B, {0: 1, 1: 1}, 1)
@@ -242,7 +241,7 @@ def test_task_3_conversations_stay_and_are_balanced():
 
 
 class ScriptedReplica:
-    """Fake replica: yields bodies, raises exceptions, and awaits `resume` at each None."""
+    """Fake replica: yields bodies, raises exceptions, awaits `resume` at None."""
 
     def __init__(self, *steps: Any):
         self.steps = steps
@@ -279,18 +278,15 @@ class RecordingRouter:
 
 
 def pool_of(*replicas: ScriptedReplica) -> tuple[RoutedReplicaPool, RecordingRouter]:
-    """A pool of the replicas, and the pool's router."""
     router = RecordingRouter()
     return RoutedReplicaPool(replicas, router), router
 
 
 def stream(pool: RoutedReplicaPool, prompt: str = "Once") -> Any:
-    """Response stream of one request."""
     return pool.stream(ReplicaRequest({"type": "http"}, b"", prompt))
 
 
 async def bodies(batches: Any) -> list[bytes]:
-    """Bodies of all ASGI messages in the batches of a response."""
     return [message["body"] async for batch in batches for message in batch]
 
 
@@ -382,7 +378,7 @@ def test_task_4_lost_replica_fails_all_its_requests():
 
 
 def test_task_4_new_requests_see_requests_in_flight():
-    """Requests without a first token count as load, so the third goes to the other replica."""
+    """Requests without a first token count as load."""
 
     async def run() -> None:
         replicas = [ScriptedReplica(None, b"1") for _ in range(2)]

@@ -122,7 +122,6 @@ def test_task_3_equals_per_token_experts(tokens):
 
 
 def test_task_3_only_selected_experts_run_once_each():
-    """Experts 0 and 3 have no tokens and do not run; experts 2 and 4 run once for two tokens."""
     calls: dict[int, list[int]] = {}
 
     def expert(number: int) -> Any:
@@ -165,7 +164,6 @@ def test_task_4_float32_sum_is_rounded_once(dtype, shape):
 
 
 def test_task_4_logits_equal_mlx_lm():
-    """Compares a complete mixture-of-experts model with mlx-lm's implementation."""
     from mlx_lm.models import qwen3_moe
 
     mlx_model = qwen3_moe.Model(qwen3_moe.ModelArgs.from_dict(MIXTURE))

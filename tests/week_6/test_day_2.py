@@ -32,12 +32,12 @@ TIMEOUT = 60  # seconds within which two ranks must start, generate and exit
 
 
 def parts_of(size: int, config: Any = LLAMA, **changes: Any) -> list[RankShard]:
-    """Each rank's shard of a model, by default one with 4 query heads and 2 KV heads."""
+    """Each rank's shard of a model, by default with 4 query and 2 KV heads."""
     return [RankShard(replace(config, **changes), rank, size) for rank in range(size)]
 
 
 def evaluated(*arrays: mx.array) -> list[mx.array]:
-    """Evaluates the arrays, because ranks are threads, which cannot share lazy graphs."""
+    """Evaluates the arrays: ranks are threads, which cannot share lazy graphs."""
     mx.eval(arrays)
     return list(arrays)
 
@@ -179,7 +179,7 @@ def test_task_3_large_arrays_are_split_into_messages(ranks):
 
 
 def test_task_3_attention_and_mlp_outputs_are_summed(ranks, monkeypatch):
-    """Attention adds 1 on rank 0 and 2 on rank 1; the MLP returns 10 and 100 times its input."""
+    """Attention adds 1 on rank 0 and 2 on rank 1; the MLP scales by 10 and 100."""
 
     def halves(block: TensorParallelBlock, names: tuple[str, ...]) -> Any:
         rank = block.block
@@ -250,7 +250,6 @@ for size in (2, 1):
 
 
 def test_task_4_two_processes_match_one():
-    """Two ranks over loopback generate the same output as one process, with the demo model."""
     done = subprocess.run(
         [sys.executable, "-c", ANSWER],
         env={**os.environ, "TINY_LLM_NUM_THREADS": "1"},

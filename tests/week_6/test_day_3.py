@@ -26,7 +26,6 @@ def row(integers: list[int], scale: float) -> mx.array:
 
 
 def assert_equal(actual: mx.array, expected: mx.array, what: str) -> None:
-    """Asserts bitwise equality of integer or floating-point arrays."""
     assert actual.shape == expected.shape, f"{what}: expected {expected.shape}, got {actual.shape}"
     assert actual.dtype == expected.dtype, f"{what}: expected {expected.dtype}, got {actual.dtype}"
     a, e = np.array(actual), np.array(expected)
@@ -130,7 +129,6 @@ def test_task_2_rows_are_batch_invariant():
 
 
 def some_pages(num_pages: int, H: int, page_size: int, D: int) -> mx.array:
-    """Pages with arbitrary contents."""
     count = num_pages * H * page_size * (D + 4)
     return (mx.arange(count) % 101 - 50).astype(mx.int8).reshape(num_pages, H, page_size, D + 4)
 
@@ -215,7 +213,6 @@ def test_task_4_negative_ids_are_not_read():
 
 
 def test_task_4_engine_output_equals_the_kernel(demo):
-    """Compares the learner's page writes and reads with the kernels' in a complete model."""
     tokens = {}
     for backend in ("paged", "reference"):
         llm = LLM(demo, kv_cache_dtype="int8", attention_backend=backend, kv_cache_bytes=2**21)

@@ -219,7 +219,6 @@ def test_task_4_gated_norm_equals_numpy(dtype, shape):
 
 
 def test_task_4_logits_equal_mlx_lm():
-    """Compares a complete hybrid model with mlx-lm's implementation, in float32."""
     from mlx_lm.models import qwen3_5
 
     tensors, _ = random_tensors(FLOAT32)
@@ -231,7 +230,6 @@ def test_task_4_logits_equal_mlx_lm():
 
 
 def test_task_4_chunked_logits_equal_whole_prompt():
-    """Chunks of a prompt have the whole prompt's logits, as each continues the previous state."""
     model = serving_model("hybrid", random_checkpoint(FLOAT32), 16, "reference")
     whole = sequence_logits(model, IDS)
     for ends in ([1, 2, 7, 12], list(range(1, 13))):
@@ -240,7 +238,6 @@ def test_task_4_chunked_logits_equal_whole_prompt():
 
 
 def test_task_4_kernel_logits_equal_reference():
-    """Compares the logits of the extension's kernels with those of the learner's functions."""
     checkpoint = random_checkpoint(FLOAT32)
     reference, kernels = (
         sequence_logits(serving_model("hybrid", checkpoint, 16, backend), IDS)

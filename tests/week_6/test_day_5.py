@@ -1,4 +1,4 @@
-"""Week 6, day 5, optional: checkpoints of the recurrent state in the prefix tree."""
+"""Week 6, day 5, optional: recurrent state checkpoints in the prefix tree."""
 
 import math
 from typing import Any
@@ -43,7 +43,6 @@ def tree_of(num_pages: int, num_slots: int = 4) -> tuple[list[PrefixNode], Check
 def put_checkpoint(
     checkpoints: Checkpoints, node: PrefixNode, pages: int = 1, priority: int = 0
 ) -> Checkpoint:
-    """Stores a checkpoint that covers the given number of pages and has the given priority."""
     root = node
     while root.parent is not None:
         root = root.parent
@@ -95,7 +94,6 @@ def test_task_1_hit_refreshes_a_checkpoint():
 
 
 def running_request(states: StateSlots, num_tokens: int, num_computed: int = 0) -> EngineRequest:
-    """A running request that owns a current state slot."""
     request = EngineRequest("r", list(range(num_tokens)), SamplingParams())
     request.num_computed = num_computed
     request.state_slots = RequestSlots(current=states._allocator.allocate()[0])
@@ -158,7 +156,7 @@ def test_task_2_new_sequence_starts_from_zeros():
 
 
 def test_task_2_states_after_draft_tokens():
-    """States after all draft tokens are written, as acceptance is known only after the step."""
+    """States after all draft tokens are written, as acceptance is known later."""
     states = StateSlots(6, 4, enable_prefix_caching=False)
     request = running_request(states, 9, num_computed=8)
     slots = request.state_slots
@@ -239,7 +237,7 @@ def test_task_4_value_is_the_number_of_pages_to_recompute():
 
 
 def full_table(*values: int) -> tuple[list[PrefixNode], Checkpoints, Any]:
-    """One branch per value, with that many pages and a checkpoint at its end; no slot is free."""
+    """One branch of that many pages per value, with a checkpoint; no free slot."""
     _, checkpoints, allocator = tree_of(0, len(values))
     root = PrefixNode(None, (), -1)
     nodes = [extend(root, value, first=100 * i)[-1] for i, value in enumerate(values)]
@@ -268,7 +266,7 @@ def test_task_4_eviction_requires_a_lower_priority(below, can_evict):
 
 
 def test_task_4_unused_checkpoints_age():
-    """An unused checkpoint of a long prompt is eventually evicted; a used one is kept."""
+    """An unused checkpoint of a long prompt is eventually evicted."""
     nodes, checkpoints, _ = full_table(20, 20, 1)
     root = nodes[0]
     while root.parent is not None:
@@ -314,7 +312,6 @@ def test_task_4_next_checkpoint_inherits_the_pages():
 
 
 def serve(sched: Scheduler, name: str, prompt: list[int], max_tokens: int = 1) -> EngineRequest:
-    """Runs a request to completion."""
     request: EngineRequest = add(sched, name, len(prompt), max_tokens)
     request.token_ids[:] = prompt
     while not request.is_done:
@@ -323,7 +320,7 @@ def serve(sched: Scheduler, name: str, prompt: list[int], max_tokens: int = 1) -
 
 
 def test_task_4_every_turn_continues_from_the_previous_one():
-    """Turns hit the previous prompt's pages, although its generation prompt is not repeated."""
+    """Turns hit the previous prompt, though its generation prompt is dropped."""
     sched = scheduler(num_state_slots=6, page_size=16, num_pages=200, max_seq_len=900)
     history: list[int] = list(range(1_000, 1_030))
     expected = 0
@@ -338,7 +335,7 @@ def test_task_4_every_turn_continues_from_the_previous_one():
 
 
 def test_task_4_shared_system_prompt_is_computed_at_most_twice():
-    """The second request checkpoints the position where prompts diverge; the third hits it."""
+    """The second request checkpoints where prompts diverge; the third hits it."""
     sched = scheduler(num_state_slots=9, page_size=4, num_pages=100, max_num_batched_tokens=64)
     system = list(range(17))
     cached = [
@@ -348,7 +345,6 @@ def test_task_4_shared_system_prompt_is_computed_at_most_twice():
 
 
 def test_task_4_second_turn_equals_a_cold_run():
-    """Turn 2 has the same output with and without the checkpoints of turn 1."""
     model: Any = random_checkpoint(CONFIG), load("demo")[1]
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     first = list(range(100, 170))

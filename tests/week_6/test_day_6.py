@@ -53,7 +53,7 @@ def test_task_1_different_tokens_have_different_keys(one, other):
 
 
 def test_task_1_key_depends_on_the_whole_prefix():
-    """Keys and values of equal tokens depend on the prefix and the model, so page keys must."""
+    """KV of equal tokens depend on prefix and model, so page keys must, too."""
     first, second = key_of_prefix([1, 2], [7, 8]), key_of_prefix([3, 4], [7, 8])
     assert first != second, (
         "expected different keys for [7, 8] after [1, 2] and [3, 4], got the same"
@@ -186,7 +186,7 @@ def test_task_3_corruption_is_detected(tmp_path, what):
 
 
 def test_task_3_renamed_page_is_detected(tmp_path):
-    """A file renamed to another page's name has a valid checksum, but the wrong page key."""
+    """The renamed file has a valid checksum, but the wrong page key."""
     other = bytes(reversed(KEY))
     (tmp_path / "page").write_bytes(page_header(other, PAYLOAD) + PAYLOAD)
     assert_is_corrupt(tmp_path / "page", "another page's file")
@@ -201,9 +201,6 @@ class CrashingDisk:
 
     Operations are `os.fsync`, `os.replace`, `os.rename` and additions to the index. Files that were
     not synced lose their contents.
-
-    Attributes:
-        log: the operations, in order.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, survives: int):
@@ -225,7 +222,6 @@ class CrashingDisk:
         return call
 
     def lose_power(self) -> None:
-        """Truncates files that were not synced."""
         for folder in ("pages", "writing"):
             for path in (self._directory / folder).rglob("*"):
                 if path.is_file() and path.stat().st_ino not in self._synced:
@@ -267,7 +263,7 @@ def test_task_4_pages_are_stored(tmp_path):
 
 
 def test_task_4_crash_at_any_operation(tmp_path, monkeypatch):
-    """Indexed pages are intact after a crash, and the next process can write the missing pages."""
+    """Indexed pages are intact, and the next process can write the missing ones."""
     for survives in range(100):
         directory = tmp_path / str(survives)
         with monkeypatch.context() as patch:
@@ -330,7 +326,6 @@ def test_task_4_full_disk_leaves_no_files_behind(tmp_path, monkeypatch):
 
 
 def test_task_4_cache_survives_a_restart(tmp_path, demo):
-    """The first request to the second engine hits pages that the first engine wrote."""
     open_store(tmp_path / "one page").write(PAGES[:1])
     with engine(tmp_path, demo) as llm:
         first = generate_one(llm)

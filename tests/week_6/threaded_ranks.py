@@ -16,12 +16,7 @@ SECONDS = 20  # timeout of a rank's wait for the other ranks
 
 @dataclass
 class Ranks:
-    """State shared by the ranks.
-
-    Attributes:
-        size: number of ranks.
-        sums, gathers: shapes of rank 0's arguments to `all_sum` and `all_gather`.
-    """
+    """State shared by the ranks; `sums` and `gathers` have rank 0's shapes."""
 
     size: int
     sums: list[tuple[int, ...]] = field(default_factory=list)
@@ -44,11 +39,7 @@ class Ranks:
         return received
 
     def run(self, of_rank: Callable[["Rank"], Any]) -> list[Any]:
-        """Runs a function on each rank and returns the results.
-
-        Raises:
-            BaseException: raised by a rank; the barrier is aborted for the others.
-        """
+        """Returns the function's result on each rank, or raises a rank's error."""
         results: list[Any] = [None] * self.size
         errors: list[BaseException] = []
 
@@ -86,11 +77,9 @@ class Rank:
     number: int
 
     def rank(self) -> int:
-        """Rank number."""
         return self.number
 
     def size(self) -> int:
-        """Number of ranks."""
         return self.ranks.size
 
 

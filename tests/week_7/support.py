@@ -1,4 +1,4 @@
-"""Assertions of Week 7's tests: expected errors and well-formed conversations."""
+"""Assertions of Week 7's tests: errors and well-formed conversations."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def error_of(function: Callable[..., Any], *arguments: Any) -> str:
 
 
 def assert_messages(actual: Sequence[Message], expected: Sequence[Message], what: str) -> None:
-    """Asserts that two conversations are equal; reports the first message that differs."""
+    """Asserts equal conversations; reports the first message that differs."""
     for index, (one, other) in enumerate(zip(actual, expected, strict=False)):
         assert one == other, f"{what}: expected messages[{index}] to be {other}, got {one}"
     count = f"{what}: expected {len(expected)} messages, got {len(actual)}"
@@ -30,7 +30,7 @@ def assert_messages(actual: Sequence[Message], expected: Sequence[Message], what
 
 
 def assert_complete(messages: Sequence[Message]) -> None:
-    """Asserts that tool calls are followed by their results, in the order of the calls."""
+    """Asserts that each tool call has its result, in the order of the calls."""
     ids: list[str] = []
     for index, message in enumerate(messages):
         if message["role"] == "tool":

@@ -21,8 +21,6 @@ READ = Tool(
 
 
 def failing(name: str, error: Exception) -> Tool:
-    """A tool without arguments that raises an exception."""
-
     def fail() -> str:
         raise error
 
@@ -90,7 +88,7 @@ def test_task_1_violations_have_path_and_reason(text, expected):
 
 
 def test_task_1_nesting_near_the_recursion_limit():
-    """Raises a `ToolError` also at depths that can be parsed but are too deep to validate."""
+    """Covers depths that can be parsed but are too deep to validate."""
     limit = sys.getrecursionlimit()
     for depth in range(limit - 200, limit):
         message = error_of(parse_arguments, READ, f'{{"path": {"[" * depth}{"]" * depth}}}')

@@ -20,7 +20,7 @@ from tiny_llm.agent.workspace import (
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """A workspace with symlinks to the inside, to a secret outside, and to the symlink itself."""
+    """A workspace with symlinks to the inside, to a secret outside, and a loop."""
     root = tmp_path / "files"
     (root / "src").mkdir(parents=True)
     (root / "src" / "a.txt").write_text("one\ntwo\n")
@@ -132,7 +132,7 @@ def test_task_2_no_occurrence():
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Records `fsync` (file size) and `replace` (both paths and the target's content)."""
+    """Records `fsync` (file size) and `replace` (paths and target's content)."""
     events: list[tuple[str, Any]] = []
     fsync, replace = os.fsync, os.replace
 

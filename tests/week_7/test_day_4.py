@@ -25,17 +25,13 @@ def start_run(folder: Path) -> tuple[Transcript, Path]:
 
 
 def look_tool() -> Tool:
-    """A tool without side effects."""
     return Tool("look", "Looks.", NO_ARGUMENTS, lambda: "7")
 
 
 def branch_with(
     folder: Path, text: str | None = None, steps: int = 2, answer: str | None = "Done."
 ) -> Branch:
-    """A finished branch with `text` in total.txt.
-
-    If `answer` is None, the branch has reached the step limit.
-    """
+    """Branch with `text` in total.txt; without an answer, it hit the step limit."""
     workspace = folder / f"workspace_{len(list(folder.iterdir()))}"
     workspace.mkdir()
     if text is not None:
@@ -46,7 +42,6 @@ def branch_with(
 
 
 def total_is_12(workspace: Path) -> bool:
-    """Passes if total.txt contains 12."""
     return int((workspace / "total.txt").read_text()) == 12
 
 
@@ -103,7 +98,7 @@ def test_task_1_seeds(tmp_path):
 
 
 def test_task_1_branches_run_independently(tmp_path):
-    """The model's message depends on the branch's seed; each branch writes to its own workspace."""
+    """Answers depend on the branch's seed; each branch has its own workspace."""
     transcript, workspace = start_run(tmp_path)
 
     def make_agent(folder: Path) -> Agent:
@@ -143,7 +138,7 @@ def test_task_2_check_of_files(tmp_path, text, expected):
 
 
 def test_task_2_bug_in_the_check_is_raised(tmp_path):
-    """If exceptions counted as failures, a typo in the check would silently fail every branch."""
+    """A typo in the check must not silently fail every branch."""
     with pytest.raises(NameError):
         passes(lambda workspace: workspase.exists(), tmp_path)  # type: ignore[name-defined]  # noqa: F821
 

@@ -25,7 +25,6 @@ WRITE = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
 
 
 def total_is_12(workspace: Path) -> bool:
-    """Passes if total.txt contains 12."""
     return (workspace / "total.txt").read_text() == "12"
 
 
@@ -47,8 +46,6 @@ def agent_factory(script: Callable[[Any, int], Any], max_steps: int = 3) -> Call
 
 
 def write_then_answer(text: str, answer: str) -> Callable[[Any, int], Any]:
-    """Model script that writes a text, then answers."""
-
     def script(messages: Any, seed: int) -> Any:
         if messages[-1]["role"] == "user":
             return assistant(None, ("write", {"text": text}))
@@ -63,7 +60,7 @@ def write_then_answer(text: str, answer: str) -> Callable[[Any, int], Any]:
     ids=["add 0", "add 1", "not ASCII"],
 )
 def test_task_1_known_seeds(task, number, expected):
-    """Seeds must be reproducible in any process, so the expected values are constants."""
+    """Seeds must be reproducible in any process, so they are constants here."""
     seed = case_seed(task, number)
     assert seed == expected, f"seed of {task}/{number}: expected {expected}, got {seed}"
 

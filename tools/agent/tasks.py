@@ -51,14 +51,10 @@ TASKS = (
 
 
 def run_in(tree: Path | None, module: str, main: Callable[[], None]) -> None:
-    """Calls `main` in a process that imports the selected `tiny_llm`.
+    """Calls `main` in a process that imports the `tiny_llm` of `tree`.
 
-    If `main` needs an unwritten course task, prints the task's name and exits with status 2.
-
-    Args:
-        tree: the learner's source tree, or None for the solution.
-        module: module to restart with `python -m` if another `tiny_llm` is on the import path.
-        main: the command.
+    Restarts with `python -m module` if the import path has another. `tree` is the learner's source
+    tree, or None for the solution. Exits with status 2 if a course task is unwritten.
     """
     restart_in_tree(tree, module)
     try:

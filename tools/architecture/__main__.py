@@ -20,11 +20,7 @@ def diagram() -> str:
 
 
 def check(drawn: Path = DIAGRAM) -> list[str]:
-    """Checks import rules, asserts, module tree and diagram; returns one sentence per violation.
-
-    Args:
-        drawn: SVG file of the diagram.
-    """
+    """Checks rules, asserts, module tree and diagram; one sentence per violation."""
     errors = problems(read_package(PACKAGE)) + unordered(PACKAGE) + impure_asserts(PACKAGE)
     if errors:
         return errors

@@ -4,8 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-# Functions and methods without side effects. The check cannot detect that `all` or `sum`
-# consumes an iterator.
+# Functions and methods without side effects, unless they consume an iterator.
 PURE_CALLS = frozenset(
     {
         *("all", "any", "is_relative_to", "isinstance", "items", "keys", "len", "map", "max"),

@@ -1,7 +1,6 @@
 """Import diagram: a band per layer, a box per component, an arrow per import.
 
-Transitive imports are omitted: if a imports b, and b imports c, no arrow goes from a to c. `LAYERS`
-fixes the column of each box; all other coordinates are computed.
+Transitive imports are omitted: if a imports b, and b imports c, no arrow goes from a to c.
 """
 
 from collections.abc import Mapping
@@ -40,12 +39,7 @@ STYLE = """
 
 
 def draw(components: Mapping[str, set[str]], folders: set[str]) -> str:
-    """Draws the diagram as SVG. Deterministic.
-
-    Args:
-        components: imports of each component.
-        folders: components that are packages.
-    """
+    """Draws a deterministic SVG; components in `folders` are packages."""
     height = 2 * TOP + (len(LAYERS) - 1) * LAYER_HEIGHT + BOX_HEIGHT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '

@@ -17,9 +17,8 @@ class Module:
             folder's name (`cli`), or "" in the package's root.
         internal: imported modules of the package, including their parent packages.
         external: top-level names of all other imports.
-        has_star_import: whether it has an `import *`.
         has_getattr: whether it defines a module-level `__getattr__`.
-        dynamic_imports: functions that can import modules and are used by the module.
+        dynamic_imports: entries of `DYNAMIC_IMPORTS` that it uses.
     """
 
     name: str

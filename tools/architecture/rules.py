@@ -13,8 +13,7 @@ from .imports import Module
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "tiny_llm"
 
-# Layers from bottom to top: components with their columns in the diagram. A component missing here
-# fails the check.
+# Layers from bottom to top, with all components and their columns in the diagram.
 LAYERS: dict[str, dict[str, float]] = {
     "errors, bundled models": {"demo": 0.72, "errors": 8.2},
     "arithmetic": {"basics": 5.4, "kernels": 8.2},
@@ -42,8 +41,7 @@ LAYER = {
     for component in components
 }
 
-# Modules exempt from the rules: __init__ re-exports names of all layers and imports the engine on
-# first use, and __main__ runs the command line.
+# Exempt modules: __init__ re-exports names of all layers, __main__ runs the command line.
 ENTRY_POINTS = {"", "__main__"}
 
 # Week 1's modules import no third-party package except MLX.
@@ -59,7 +57,7 @@ MLX_ONLY = {
 }
 MLX_ONLY_LIBRARY = {"math", "typing", "collections", "dataclasses", "functools", "types", "mlx"}
 
-# Modules of scheduling and page allocation, which are plain Python and import no array library.
+# Plain Python modules, which import no array library.
 ARRAY_FREE = (
     "engine.inputs",
     "engine.scheduling",
@@ -125,10 +123,7 @@ def _problems_of(module: Module) -> list[str]:
 
 
 def _problems_of_week_1(modules: Mapping[str, Module]) -> list[str]:
-    """Third-party imports of Week 1's modules other than MLX, one sentence each.
-
-    `tiny_llm_ext` is allowed, because `kernels` imports it lazily: Week 1 runs without it.
-    """
+    """Third-party imports of Week 1, except MLX and the lazily loaded extension."""
     found = []
     for name in sorted(reachable("qwen3_week1", modules)):
         others = modules[name].external - STANDARD_LIBRARY - {"mlx", "tiny_llm_ext"}

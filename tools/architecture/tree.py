@@ -18,8 +18,7 @@ BLOCK = re.compile(r"(?<=```text\n)tiny-llm/\n.*?(?=```)", re.DOTALL)
 WIDTH = 118
 HIDDEN = {"__init__.py", "__main__.py", "__pycache__"}
 
-# Folders outside `tiny_llm`: (description if they have no docstring, whether the tree shows
-# their modules, whether it shows their sub-folders).
+# Other folders: (description if no docstring, whether to show modules, whether sub-folders).
 OUTSIDE = {
     "src/extensions": ("C++ extension: one folder of src/ per operation", False, False),
     "src/extensions/src": ("operations", False, True),
@@ -32,13 +31,7 @@ OUTSIDE = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the tree.
-
-    Attributes:
-        path: absolute path.
-        depth: indentation level.
-        text: description, see `first_line`.
-    """
+    """One line of the tree: absolute path, indentation level, description."""
 
     path: Path
     depth: int

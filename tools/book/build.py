@@ -20,10 +20,7 @@ CONFIG = (
 
 
 def build() -> Path:
-    """Builds the site and checks its links.
-
-    Returns:
-        The site's folder.
+    """Builds the site, checks its links, and returns its folder.
 
     Raises:
         BookError: a broken directive, link or anchor, or a Zensical warning.
@@ -56,11 +53,7 @@ def serve(address: str) -> None:
 
 
 def prepare() -> None:
-    """Writes the expanded pages and the configuration for Zensical.
-
-    Raises:
-        BookError: Zensical is not installed, or a chapter cannot be expanded.
-    """
+    """Writes expanded pages and Zensical's configuration, or raises `BookError`."""
     if importlib.util.find_spec("zensical") is None:
         raise BookError(
             "the book requires Zensical, which is not installed; run `pdm install` with "
@@ -72,12 +65,9 @@ def prepare() -> None:
 
 
 def with_repository(config: str, repository: str | None) -> str:
-    """Adds links to the publishing repository, to each page's source and to the feedback form.
+    """Adds links to repository, page sources and feedback form to zensical.toml.
 
-    Args:
-        config: contents of zensical.toml.
-        repository: owner/name, from GITHUB_REPOSITORY in a GitHub workflow; None for a local build:
-            adds no links.
+    `repository` is owner/name, from GITHUB_REPOSITORY in a GitHub workflow; None adds no links.
     """
     if not repository:
         return config

@@ -14,13 +14,10 @@ TASK = re.compile(r"^## Task (\d+)\b(.*)$")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced code block.
+    """A fenced code block, without the indentation of its fence.
 
-    Attributes:
-        language: first word after the opening fence.
-        words: remaining words after the opening fence, such as `runnable` and `output`.
-        text: lines without their common indentation.
-        line: line number of the opening fence, from 1.
+    `language` is the first word after the opening fence, `words` are the others, such as
+    `runnable` and `output`; `line` is the fence's line number, from 1.
     """
 
     language: str
@@ -41,11 +38,7 @@ def where(chapter: Path, line: int) -> str:
 
 
 def blocks(chapter: Path) -> Iterator[Block]:
-    """Fenced blocks of a chapter.
-
-    Raises:
-        BookError: an unclosed block.
-    """
+    """Yields a chapter's fenced blocks; raises `BookError` for an unclosed one."""
     lines = chapter.read_text(encoding="utf-8").splitlines()
     number = 0
     while number < len(lines):

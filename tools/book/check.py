@@ -11,11 +11,7 @@ from .tasks import check_all
 
 
 def check_spelling() -> None:
-    """Runs codespell.
-
-    Raises:
-        BookError: misspellings.
-    """
+    """Runs codespell; raises `BookError` for misspellings."""
     result = subprocess.run(
         [
             sys.executable,

@@ -29,13 +29,7 @@ TIMEOUT = 120  # seconds per block
 
 @dataclass(frozen=True)
 class Command:
-    """A runnable block and its expected output, if any.
-
-    Attributes:
-        chapter: file of the block.
-        block: the code.
-        output: expected output, or None.
-    """
+    """A runnable block and its expected output, if any."""
 
     chapter: Path
     block: Block
@@ -55,11 +49,7 @@ def commands_of(chapter: Path) -> Iterator[Command]:
 
 
 def run(command: Command) -> None:
-    """Runs one block.
-
-    Raises:
-        BookError: the block failed, or its output differs.
-    """
+    """Runs one block; raises `BookError` if it fails or its output differs."""
     location = where(command.chapter, command.block.line)
     if command.block.language == "python":
         arguments = [sys.executable, "-c", command.block.text]
@@ -109,11 +99,7 @@ def _trimmed(text: str) -> str:
 
 
 def run_all() -> int:
-    """Runs all runnable blocks, two at a time, and prints the duration of each.
-
-    Returns:
-        Number of blocks.
-    """
+    """Runs all blocks, two at a time, printing durations; returns their number."""
     commands = [command for chapter in chapters() for command in commands_of(chapter)]
     if not has_clang():
         needing = [command for command in commands if "clang" in command.block.words]

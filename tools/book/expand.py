@@ -40,11 +40,7 @@ SOURCE_LINK = re.compile(r"\]\(src:([^)#\s]+)\)")
 
 
 def expand_all(target: Path = BUILD / "pages") -> None:
-    """Writes all expanded chapters, and a page per linked source file.
-
-    Raises:
-        BookError: the first error.
-    """
+    """Writes chapters, linked files' pages and assets; raises `BookError`."""
     expander = Expander()
     written = {}
     for chapter in chapters():
@@ -66,22 +62,14 @@ def expand_all(target: Path = BUILD / "pages") -> None:
 
 
 class Expander:
-    """Expands chapters.
-
-    Attributes:
-        files: source files linked so far.
-    """
+    """Expands chapters; `files` are the source files linked so far."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
         self._figures = _figures()
 
     def expand(self, chapter: Path) -> str:
-        """Text of a chapter with all directives expanded.
-
-        Raises:
-            BookError: an invalid directive; the message has chapter and line.
-        """
+        """Expands a chapter's directives; a `BookError` has chapter and line."""
         lines = []
         fence = ""  # opening characters of the current code block
         day = day_of(chapter)

@@ -14,12 +14,9 @@ MARKUP = ('=== "', "!!! ", "??? ", "$$", "{{", "[task ")
 
 @dataclass
 class Page(HTMLParser):
-    """Anchors and references of a page.
+    """Anchors (ids), links and unprocessed Markdown of a page.
 
-    Attributes:
-        anchors: link targets (ids).
-        links: (address, whether the browser loads it automatically).
-        markup: leftover Markdown markup.
+    `links` are (address, whether the browser loads it automatically).
     """
 
     anchors: set[str] = field(default_factory=set)

@@ -35,12 +35,9 @@ MARKER = re.compile(r"^\s*(?:#|//)\s*\[(/?)(?:task ([^\]]+)|solution only)\]\s*$
 
 @dataclass(frozen=True)
 class Snippet:
-    """An excerpt of a source file.
+    """An excerpt, without common indentation and task markers.
 
-    Attributes:
-        text: lines without common indentation and task markers.
-        language: for syntax highlighting.
-        first_line: first line number, from 1.
+    `language` is for syntax highlighting; `first_line` is the first line's number, from 1.
     """
 
     text: str
@@ -49,11 +46,7 @@ class Snippet:
 
 
 def extract_snippet(file: Path, kind: str, name: str = "") -> Snippet:
-    """Extracts an excerpt.
-
-    Raises:
-        BookError: unknown file, kind, marker or function.
-    """
+    """Extracts an excerpt; raises `BookError` for an unknown file, kind or name."""
     if not file.is_file():
         raise BookError(f"file {file} does not exist")
     language = LANGUAGES.get(file.suffix, "text")

@@ -78,11 +78,7 @@ def _wrong_commands(chapter: Path, known: set[str]) -> list[str]:
 
 
 def check_all() -> None:
-    """Compares table, chapters and tests.
-
-    Raises:
-        BookError: table, chapters and tests differ; the message lists all differences.
-    """
+    """Compares table, chapters and tests; a `BookError` lists all differences."""
     errors = check_tasks(tasks_of_tests())
     if errors:
         raise BookError("\n".join(errors))

@@ -1,18 +1,13 @@
 """`pdm run check-mac`: cross-compiles the extension for Apple Silicon.
 
-    pdm run check-mac
-
 Runs the extension's CMakeLists.txt with a cross-compiler (the package ziglang), nanobind, and the
-headers and libmlx.dylib of MLX's macOS wheel. This compiles the Mac-only files: the
-GPU launch code and the NEON kernels. Warnings are errors, as are symbols that neither MLX, macOS
-nor the Python interpreter defines. The resulting module is inspected (module.py), not run.
+headers and libmlx.dylib of MLX's macOS wheel. This compiles the Mac-only files: the GPU launch code
+and the NEON kernels. Warnings are errors, as are symbols that neither MLX, macOS nor the Python
+interpreter defines. The module is inspected (module.py), not run. Compiler, linker and C++ library
+are ziglang's, not Apple's; Python's headers are those of the running interpreter.
 
 The first run downloads MLX's macOS wheel from the Python package index. If the index is
 unreachable, the check is skipped.
-
-Not covered: Apple's own compiler, linker and C++ library (clang and libc++ are ziglang's; the C++
-library is linked statically into the module), and the module's behavior at run time. Python's
-headers are those of the running interpreter.
 """
 
 import argparse

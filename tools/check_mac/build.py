@@ -31,13 +31,8 @@ IGNORED_WARNING = "warning: unable to open library directory"
 def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
     """Compiles and links the module `_ext` of the CMakeLists.txt in `source`.
 
-    Args:
-        source: folder of the CMakeLists.txt.
-        work: folder for objects, system stubs and the module.
-        wheel: unpacked package `mlx` of the macOS wheel.
-
-    Returns:
-        The module, or None if the build failed; and the build's output.
+    `work` is the folder for objects, system stubs and the module; `wheel` is the unpacked package
+    `mlx` of the macOS wheel. Returns the module, or None on failure, and the build's output.
     """
     write_toolchain(work)
     objects = work / "objects"

@@ -14,21 +14,12 @@ STALE = "your extension's sources were changed after it was built: `pdm run buil
 # Suffixes of build inputs; .metal only on a Mac, because elsewhere the tests compile the kernels.
 COMPILED = {".cpp", ".h", ".cmake", ".txt"} | ({".metal"} if sys.platform == "darwin" else set())
 
-# CMake options for correctness tests: optimize less, which shortens the build by a third and does
-# not change any result.
+# CMake options for correctness tests: a third less build time, the same results.
 LESS_OPTIMIZED = ("-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", "-DTINY_LLM_KERNEL_OPTIMIZATION=-O1")
 
 
 def build_tree(tree: Path, *options: str) -> str | None:
-    """Builds a learner's extension incrementally; does not touch the solution's build.
-
-    Args:
-        tree: learner's source tree.
-        options: CMake options.
-
-    Returns:
-        None on success, else the build output.
-    """
+    """Builds incrementally with CMake `options`; returns the output on failure."""
     source, objects, package = tree / EXTENSION, tree / "build" / "objects", tree / "build/package"
     configure = ["cmake", "-S", str(source), "-B", str(objects), "-G", "Ninja"]
     configure += [f"-DPython_EXECUTABLE={sys.executable}", "-DTINY_LLM_UNITY=untasked", *options]

@@ -13,11 +13,7 @@ from .tree import ROOT
 
 
 def history_file(tree: Path | None) -> Path:
-    """Returns the history file's path.
-
-    Args:
-        tree: learner's source tree, or None for the solution.
-    """
+    """Path of a learner's history; for None, of the solution's."""
     return (tree or ROOT / "build") / "history.jsonl"
 
 
@@ -32,11 +28,7 @@ def append(tree: Path | None, kind: str, entry: Mapping[str, Any]) -> dict[str, 
 
 
 def entries(tree: Path | None, kind: str) -> list[dict[str, Any]]:
-    """Returns all entries of a kind, oldest first.
-
-    Raises:
-        ValueError: a line is not JSON; the message has the file and line number.
-    """
+    """All entries of a kind, oldest first; raises `ValueError` for invalid JSON."""
     file = history_file(tree)
     found = []
     if file.exists():

@@ -47,11 +47,7 @@ FACTS = "The trams of Lenmora are yellow. A festival takes place in September. "
 
 
 def memory() -> Iterator[str]:
-    """Table by context length: memory, and difference of the logits between both backends.
-
-    Raises:
-        ValueError: the logits differ by more than rounding.
-    """
+    """Table of memory by context; raises `ValueError` if the backends disagree."""
     from tiny_llm.engine.execution.paged_model import PagedModel, Span
     from tiny_llm.models.checkpoint.dummy import random_checkpoint
     from tiny_llm.models.dispatch import serving_model

@@ -46,11 +46,7 @@ def matches_schema(text: str) -> bool:
 
 
 def marked_steps(llm: Any, params: Any) -> tuple[str, int, int]:
-    """Generates one output step by step.
-
-    Returns:
-        (text with forced tokens in ⟨⟩, number of tokens, number of steps).
-    """
+    """Generates an output; returns (text with ⟨forced tokens⟩, tokens, steps)."""
     llm.add_request(QUESTION, params)
     text, num_tokens, num_steps = "", 0, 0
     while llm.has_unfinished_requests:

@@ -28,13 +28,10 @@ class MarkerError(ValueError):
 
 @dataclass(frozen=True)
 class Block:
-    """The lines between two markers.
+    """The lines between two markers, from index `start` to `end` (exclusive).
 
-    Attributes:
-        task: task id such as "1.1.1"; None for a solution-only block.
-        name: distinguishes the block from the task's other blocks; "" if there is only one.
-        start: index of the first line after the opening marker.
-        end: index of the closing marker's line.
+    `task` is an id such as "1.1.1", or None for a solution-only block. `name` distinguishes the
+    blocks of a task; "" if there is only one.
     """
 
     task: str | None
@@ -49,11 +46,7 @@ class Block:
 
 
 def find_blocks(text: str, where: str | Path) -> list[Block]:
-    """Parses the blocks of a file, in order.
-
-    Args:
-        text: file contents.
-        where: file name for error messages.
+    """Parses a file's blocks in order; `where` is its name in error messages.
 
     Raises:
         MarkerError: an unclosed, unmatched, nested or misspelled marker, or an unknown task.
@@ -114,11 +107,7 @@ def marked_files(root: Path) -> list[Path]:
 
 
 def all_blocks(root: Path) -> dict[str, tuple[Path, Block]]:
-    """Returns all task blocks below a folder: label -> (file, block).
-
-    Raises:
-        MarkerError: see `find_blocks`; also for a duplicate label.
-    """
+    """Task blocks below a folder, by label; raises `MarkerError` for a duplicate."""
     found: dict[str, tuple[Path, Block]] = {}
     for path in marked_files(root):
         for block in find_blocks(path.read_text(encoding="utf-8"), path.relative_to(root)):

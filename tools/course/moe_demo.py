@@ -25,12 +25,7 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def write_moe_demo(folder: Path, seed: int = 0) -> None:
-    """Writes the mixture's checkpoint, replacing an existing one.
-
-    Args:
-        folder: checkpoint folder, created if needed.
-        seed: seed of the random router weights.
-    """
+    """Writes or replaces the mixture's checkpoint; `seed` is the random router's."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in TARGET_PATH.iterdir():
         if "token" in file.name or file.suffix == ".jinja" or file.name.startswith("generation"):
@@ -54,13 +49,7 @@ def write_moe_demo(folder: Path, seed: int = 0) -> None:
 def moe_weights_from(
     weights: dict[str, mx.array], config: dict[str, int], seed: int
 ) -> dict[str, mx.array]:
-    """Converts a dense model's tensors to those of the mixture.
-
-    Args:
-        weights: the dense model's tensors by name.
-        config: the mixture's config.
-        seed: seed of the random router weights.
-    """
+    """Converts a dense model's tensors to those of the mixture with `config`."""
     tensors: dict[str, mx.array] = {}
     for name, array in weights.items():
         parts = name.split(".")

@@ -89,11 +89,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def mistakes_of(day: Day) -> list[Wrong]:
-    """A day's mistakes (mutations of the solution) that can run on this machine.
-
-    Raises:
-        LookupError: no mistake can run.
-    """
+    """A day's mistakes that can run here; raises `LookupError` if none can."""
     mistakes = [wrong for wrong in WRONG if day_of_task(wrong.task) is day]
     shown = [wrong for wrong in mistakes if suffix_of(wrong) != ".metal" or has_clang()]
     if not shown:
@@ -129,15 +125,11 @@ def play(
     ask: Callable[[int], int | None],
     console: Console,
 ) -> tuple[int, int]:
-    """Plays one round of the quiz.
+    """Plays one round; returns the numbers of correct answers and of answers.
 
     Args:
         quiz: return value of `questions`.
         ask: maps the number of options to the selected option (from 1), or None to stop.
-        console: output.
-
-    Returns:
-        Number of correct answers, number of answers.
     """
     named = asked = 0
     for number, ((applied, choices), outcomes) in enumerate(test_failures(quiz, console), 1):

@@ -55,12 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def counts(days: Sequence[Day], done: Set[str]) -> list[str]:
-    """Number of completed tasks; optional tasks are on a second line.
-
-    Args:
-        days: days with their tasks.
-        done: ids of the completed tasks.
-    """
+    """Numbers of completed tasks (ids in `done`); optional ones on a second line."""
     lines = []
     for is_optional, what in ((False, "tasks"), (True, "optional tasks")):
         ids = {task.id for day in days for task in day.tasks if task.is_optional == is_optional}

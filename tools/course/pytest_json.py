@@ -1,4 +1,4 @@
-"""Pytest plugin: writes test outcomes as JSON lines, and the running test's id."""
+"""Pytest plugin: writes outcomes as JSON lines, and the running test's id."""
 
 import json
 import os

@@ -80,10 +80,9 @@ class SummaryPlugin:
 
 
 def summary_of(message: str) -> tuple[str, str, str] | None:
-    """Parses the error of an unwritten task or of an unbuilt extension.
+    """Parses the error of an unwritten task or unbuilt extension, else None.
 
-    Returns:
-        Beginning, function and end of a summary line; None for any other error.
+    Returns (beginning, function, end) of a summary line.
     """
     message = " ".join(message.split())
     match = UNWRITTEN.search(message)

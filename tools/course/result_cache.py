@@ -30,11 +30,7 @@ EMULATED = (".metal", ".h")  # compiled by the emulator at test time
 
 
 class ResultCache:
-    """Cached test outcomes of each day, with the hash of the tests' inputs.
-
-    Args:
-        tree: learner's source tree, or None for the solution.
-    """
+    """Test outcomes by day, of a learner's source tree or (None) the solution."""
 
     def __init__(self, tree: Path | None):
         self._tree = tree
@@ -65,12 +61,7 @@ class ResultCache:
 
 
 def hash_inputs(tree: Path | None, day: Day) -> str:
-    """Hashes all inputs of a day's tests.
-
-    Args:
-        tree: learner's source tree, or None for the solution.
-        day: the tested day. Later tasks that the day's tests need are included.
-    """
+    """Hashes all inputs of a day's tests, including later tasks that they need."""
     digest = hashlib.sha256(hash_shared_inputs().encode())
     module = solution_module() if tree is None else built_module(tree)
     # Day 1.6 introduces the extension. Its sources may have changed since the build, so the
@@ -88,10 +79,7 @@ def hash_inputs(tree: Path | None, day: Day) -> str:
 
 
 def without_later_tasks(path: Path, tasks: set[str]) -> str:
-    """Returns a learner's file without the blocks of tasks outside `tasks`.
-
-    If the file has a syntax error or broken markers, returns it unchanged.
-    """
+    """A learner's file without blocks outside `tasks`; unchanged if invalid."""
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         if path.suffix == ".py":

@@ -25,14 +25,8 @@ def outcomes_by_task(
 ) -> dict[str, list[Outcome]]:
     """Runs the tests of several days, one thread per core (at most four).
 
-    Args:
-        tree: learner's source tree, or None for the solution.
-        days: days to test.
-        console: console for progress output.
-        again: whether to ignore cached outcomes and run all tests.
-
-    Returns:
-        Outcomes by task id.
+    `tree` is a learner's source tree, or None for the solution. With `again`, ignores cached
+    outcomes. Returns outcomes by task id.
     """
     cache = ResultCache(tree)
     by_day = {day.id: None if again else cache.get(day) for day in days}

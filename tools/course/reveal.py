@@ -32,13 +32,10 @@ STARTER = re.compile(
 
 @dataclass(frozen=True)
 class Difference:
-    """A block of a task in the learner's source tree and in the solution.
+    """A task's block: its lines in the learner's source tree and in the solution.
 
-    Attributes:
-        file: path relative to the learner's source tree and to the repository.
-        block: the block's position in the learner's file.
-        mine, solution: the block's lines in the learner's file and in the solution.
-        is_begun: whether the learner has edited the block.
+    `file` is relative to the learner's source tree and to the repository; `block` is the position
+    in the learner's file; `is_begun` tells whether the learner has edited the block.
     """
 
     file: Path
@@ -96,11 +93,7 @@ def tasks_passing(tree: Path, found: list[Difference], console: Console) -> set[
 
 
 def tasks_of(day: Day, number: int | None) -> set[str]:
-    """Ids of a day's tasks; if `number` is given, only the id of that task.
-
-    Raises:
-        LookupError: the day has no such task.
-    """
+    """Ids of a day's tasks, or of task `number`; raises `LookupError` if unknown."""
     tasks = {task.id for task in day.tasks if number in (None, task.number)}
     if not tasks:
         known = ", ".join(str(task.number) for task in day.tasks)
@@ -109,11 +102,7 @@ def tasks_of(day: Day, number: int | None) -> set[str]:
 
 
 def differences(tree: Path, tasks: set[str]) -> Iterator[Difference]:
-    """Yields the blocks of `tasks`, in file order.
-
-    Raises:
-        MarkerError: the learner's file or the block's markers are missing.
-    """
+    """Yields the blocks of `tasks`; raises `MarkerError` if one is missing."""
     for path, solution_block in all_blocks(ROOT / "src").values():
         if solution_block.task not in tasks:
             continue
@@ -180,14 +169,9 @@ def show(console: Console, tree: Path, difference: Difference, applied: bool) ->
 
 
 def apply(tree: Path, found: list[Difference]) -> list[Path]:
-    """Replaces the learner's blocks with the solution's.
-
-    Starts at the end of each file, so that the positions of earlier blocks remain valid.
-
-    Returns:
-        Backup files of the learner's edits.
-    """
+    """Inserts the solution's code; returns backup files of the learner's edits."""
     written = []
+    # The last block first, so that the positions of earlier blocks remain valid.
     for difference in sorted(found, key=lambda item: -item.block.start):
         path = tree / difference.file
         if difference.is_begun and difference.mine != difference.solution:
@@ -209,11 +193,7 @@ def _new_file(folder: Path, difference: Difference) -> Path:
 
 
 def apply_tasks(tree: Path, tasks: set[str]) -> None:
-    """Inserts the solution's code for `tasks` into a learner's source tree, without printing it.
-
-    Raises:
-        MarkerError: see `differences`.
-    """
+    """Inserts the solution's code for `tasks`; errors as in `differences`."""
     unknown = tasks - TASKS.keys()
     assert not unknown, unknown
     apply(tree, list(differences(tree, tasks)))

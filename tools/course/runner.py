@@ -23,12 +23,10 @@ NOT_BUILT = "the C++ extension cannot be used"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one test.
+    """Outcome of a test; `passed` is None if it was skipped.
 
-    Attributes:
-        test: pytest id of the test; "" for a test session that crashed or timed out.
-        passed: whether the test passed; None if it was skipped.
-        message: error message, or reason for skipping; "" if the test passed.
+    `test` is its pytest id, or "" for a session that crashed or timed out; `message` is the error
+    or the reason for skipping.
     """
 
     test: str
@@ -52,11 +50,7 @@ class Outcome:
 
 
 def task_of_test(test: str) -> str | None:
-    """Maps "tests/week_1/test_day_3.py::test_task_2_causal_mask[…]" to "1.3.2".
-
-    Returns:
-        The task's id, or None if the test belongs to no task.
-    """
+    """Task id of a test: "1.3.2" for "tests/week_1/test_day_3.py::test_task_2_…"."""
     file, _, name = test.partition("::")
     number = re.match(r"test_task_(\d+)_", name)
     for day in DAYS:
@@ -87,16 +81,10 @@ class Runner:
     def run(
         self, tree: Path | None, tests: Sequence[str], *options: str, timeout: float | None = None
     ) -> list[Outcome]:
-        """Runs tests in one pytest session.
+        """Runs tests in one pytest session, on the solution if `tree` is None.
 
-        Args:
-            tree: learner's source tree, or None for the solution.
-            tests: files or test ids, relative to the project's root.
-            options: pytest options.
-            timeout: timeout of the session in seconds.
-
-        Returns:
-            Outcomes in the order of the tests, and one with test "" after a crash or timeout.
+        `tests` are files or ids, `options` are pytest's, `timeout` is in seconds. Returns outcomes
+        in order, and one with test "" after a crash or timeout.
         """
         with tempfile.TemporaryDirectory() as folder:
             report, output = Path(folder) / "report.jsonl", Path(folder) / "output"
@@ -122,7 +110,7 @@ class Runner:
         return outcomes
 
     def _forked(self, job: dict[str, Any], timeout: float | None) -> int | None:
-        """Exit status of the session; None after a timeout, -1 if the fork server died."""
+        """Exit status; None after a timeout, -1 if the fork server died."""
         if self._fork_server is None:
             self._fork_server = subprocess.Popen(
                 [sys.executable, "-m", "tools.course.fork_server"],
@@ -163,14 +151,9 @@ def _in_new_process(job: dict[str, Any], timeout: float | None) -> int | None:
 
 
 def crash_message(status: int | None, report: Path) -> str | None:
-    """Describes a crash: the test that a signal killed, and the usual cause.
+    """Names the test that a signal killed and the usual cause, else None.
 
-    Args:
-        status: exit status of the session; negative for a signal.
-        report: the session's report, next to which pytest_json.py records the running test.
-
-    Returns:
-        None if no signal killed the session.
+    pytest_json.py records the running test in a file next to `report`.
     """
     running = report.with_suffix(".running")
     if status is None or status >= 0 or not running.exists():

@@ -25,8 +25,7 @@ COMMON = {"prompt": "The KV cache is", "ignore_eos": True, "temperature": 1.0, "
 SMALL = {**COMMON, "max_tokens": 300}
 LARGE = {**COMMON, "max_tokens": NUM_TOKENS, "n": NUM_COMPLETIONS, "logprobs": 20}
 RECEIVE_BUFFER = 2**16  # bytes; small, so that the kernel buffers little for a slow client
-# Runs `serve` with a send timeout of an hour, so that the server does not disconnect a client that
-# reads nothing for minutes.
+# `serve` with a send timeout of an hour, to keep a client that reads nothing for minutes.
 SERVE = """
 import sys
 from tiny_llm.cli import serve
@@ -38,13 +37,10 @@ sys.exit(serve.main(sys.argv[1:]))
 
 @dataclass
 class Result:
-    """Measurements of both clients.
+    """Measurements of both clients; times in seconds.
 
-    Attributes:
-        seconds: duration of the small response.
-        longest_gap: longest time between tokens of the small response, in seconds.
-        memory: growth of the server's memory, in megabytes.
-        events, tokens: numbers of non-empty events and of tokens in the large response.
+    `seconds` and `longest_gap` (between tokens) are the small response's, non-empty `events` and
+    `tokens` the large one's. `memory` is the growth of the server's memory in megabytes.
     """
 
     seconds: float
@@ -105,11 +101,9 @@ def choices(response: Any) -> Iterator[dict[str, Any]]:
 
 
 def measure(solution: str, reads_immediately: bool) -> Result:
-    """Sends both requests to a new server.
+    """Sends both requests to a new server with `--solution`.
 
-    Args:
-        solution: the server's `--solution` flag.
-        reads_immediately: whether the large response is read immediately.
+    Unless `reads_immediately`, reads the large response only when the engine is idle.
     """
     counts = [0, 0]  # events, tokens
 

@@ -23,9 +23,8 @@ def add_solution_argument(parser: argparse.ArgumentParser) -> None:
 def selected_tree(parser: argparse.ArgumentParser, solution: str | None) -> Path | None:
     """Returns the selected learner's source tree, or None for the solution.
 
-    Args:
-        parser: parser that reports a missing learner's source tree and exits.
-        solution: value of the flag; None prefers the learner's source tree if it exists.
+    `solution` is the flag's value; None prefers the learner's source tree if it exists. `parser`
+    reports a missing source tree and exits.
     """
     tree = find_tree()
     if solution == "mine" and tree is None:
@@ -46,12 +45,9 @@ def parse_with_tree(
 
 
 def restart_in_tree(tree: Path | None, module: str, argv: Sequence[str] | None = None) -> None:
-    """Restarts a command if this process would not import the selected `tiny_llm`.
+    """Restarts with `python -m module` if another `tiny_llm` would be imported.
 
-    Args:
-        tree: the learner's source tree, or None for the solution; see `selected_tree`.
-        module: module of the command, run with `python -m`.
-        argv: arguments of the command; `sys.argv[1:]` if None.
+    `tree` is the learner's, or None for the solution; `argv` defaults to `sys.argv[1:]`.
     """
     wanted = environment(tree)
     if wanted.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):

@@ -16,11 +16,7 @@ WIDTH = 100
 
 
 def starter_text(text: str, path: Path) -> str:
-    """Converts a file of the solution to starter code.
-
-    Args:
-        text: contents of the solution's file.
-        path: path, for the language and for error messages.
+    """Converts a file of the solution to starter code; `path` gives the language.
 
     Raises:
         MarkerError: see `find_blocks`; also for a Python block that is outside functions or splits
@@ -41,13 +37,7 @@ def starter_text(text: str, path: Path) -> str:
 
 
 def placeholder(text: str, block: Block, path: Path) -> list[str]:
-    """Returns the placeholder lines of an unwritten block.
-
-    Args:
-        text: contents of the solution's or the learner's file.
-        block: a task's block in the file.
-        path: path, for the language.
-    """
+    """Placeholder lines of an unwritten block; `path` gives the language."""
     assert block.task is not None
     lines = text.split("\n")
     opening = lines[block.start - 1]
@@ -99,11 +89,7 @@ def _wrapped(message: str, width: int) -> list[str]:
 
 
 def _python_function(text: str, block: Block, path: Path) -> str:
-    """Qualified name of the function around a block.
-
-    Raises:
-        MarkerError: the block is outside of functions, or splits a statement.
-    """
+    """Qualified name of the function around a block; rejects split statements."""
     first, last = block.start + 1, block.end  # line numbers of `ast`: from 1, both inclusive
     where = f"{path}:{block.start}"
     function, statements = _innermost(ast.parse(text).body, first, last)
@@ -138,11 +124,7 @@ def _innermost(
 
 
 def _c_function(lines: list[str], block: Block) -> str:
-    """Name of the function around a C++ or Metal block, for the message "… is yours to write".
-
-    It is the last function above the block whose signature starts in the first column. Without such
-    a function, returns "this".
-    """
+    """Name of the last function above a block that starts in column 1, or "this"."""
     for line in reversed(lines[: block.start]):
         line = re.sub(r"^\[\[.*?\]\]\s*", "", line)
         match = re.match(r"(?!template|namespace|//)\w.*?([\w:]+)\(", line)

@@ -16,7 +16,6 @@ class Task:
 
     Attributes:
         id: week, day and number, such as "1.3.2".
-        title: subject of the task.
         needs: other tasks of the same or a later day that the task's tests require. Earlier days
             are always required.
         metal: whether the task is a Metal kernel, which the emulator runs if there is no Mac.
@@ -56,12 +55,6 @@ class Day:
 
     Days 2.2 and 2.3, 2.4 and 2.5, 2.6 and 2.7 are pairs: the second day continues the first's
     task numbers.
-
-    Attributes:
-        week: 1 to 7.
-        day: number of the day in the week.
-        title: the chapter's heading, after its number.
-        tasks: in the order of the chapter.
     """
 
     week: int
@@ -331,7 +324,6 @@ REQUIRED_DAYS = (
     ),
 )
 
-# Not required to complete the course.
 OPTIONAL_DAYS = (
     Day(
         5,
@@ -545,11 +537,7 @@ TASKS = {task.id: task for day in DAYS for task in day.tasks}
 
 
 def day_of(week: int, day: int) -> Day:
-    """The day with this week and number.
-
-    Raises:
-        LookupError: no such day; the message lists all days.
-    """
+    """The day with this week and number; raises `LookupError` if there is none."""
     for chapter in DAYS:
         if (chapter.week, chapter.day) == (week, day):
             return chapter
@@ -558,11 +546,7 @@ def day_of(week: int, day: int) -> Day:
 
 
 def day_with_task(day: Day, number: int) -> Day:
-    """The day that has task `number`: `day`, or the other day of the pair.
-
-    Returns:
-        `day` itself if neither has the task.
-    """
+    """The day of the pair that has task `number`; `day` if neither has it."""
     index = DAYS.index(day)
     for other in DAYS[max(0, index - 1) : index + 2]:
         second = max(day, other, key=DAYS.index)
@@ -591,12 +575,7 @@ def with_needs(tasks: Iterable[str]) -> set[str]:
 
 
 def unwritten_message(task_id: str, what: str) -> str:
-    """Placeholder message of an unwritten task.
-
-    Args:
-        task_id: such as "1.1.1".
-        what: name of the function, such as "softmax".
-    """
+    """Placeholder message of an unwritten task; `what` is the function's name."""
     task, day = TASKS[task_id], day_of_task(task_id)
     return (
         f"{day.name}, task {task.number}: {what} is yours to write; see the book, '{day.chapter}'"

@@ -59,11 +59,7 @@ def find_tree() -> Path | None:
 
 
 def environment(tree: Path | None) -> dict[str, str]:
-    """Environment of this process, with PYTHONPATH set to import the selected `tiny_llm`.
-
-    Args:
-        tree: the learner's source tree, or None for the solution.
-    """
+    """This environment, with PYTHONPATH for `tree` or, if None, the solution."""
     result = {**os.environ}
     paths = result.get("PYTHONPATH", "").split(os.pathsep)
     paths = [path for path in paths if path and not is_tree(Path(path).parent)]
@@ -77,11 +73,7 @@ def environment(tree: Path | None) -> dict[str, str]:
 
 
 def starter_files(folder: Path) -> dict[Path, str]:
-    """Files of a new learner's source tree: relative path -> contents.
-
-    Args:
-        folder: root of the source tree; the files contain its relative path to the solution.
-    """
+    """Contents of a new learner's source tree in `folder`, by relative path."""
     files = {Path("README.md"): _template("README.md", os.path.relpath(ROOT, folder))}
     for path in marked_files(ROOT / PACKAGE):
         text = path.read_text(encoding="utf-8")
@@ -98,11 +90,10 @@ def starter_files(folder: Path) -> dict[Path, str]:
 
 
 def import_files(folder: Path, modules: Iterable[Path]) -> dict[Path, str]:
-    """Files that make Python import a folder's modules and the solution's other modules.
+    """Import hooks for the learner's `modules`; all others are the solution's.
 
-    Args:
-        folder: root of the source tree; the files contain its relative path to the solution.
-        modules: paths of the learner's modules, relative to the folder.
+    `modules` are relative to `folder`, the root of the learner's source tree. The files contain its
+    relative path to the solution.
     """
     solution = os.path.relpath(ROOT, folder)
     files = {Path("site/sitecustomize.py"): _template("sitecustomize.py", solution)}
@@ -118,11 +109,7 @@ def _is_solution_only(path: Path) -> bool:
 
 
 def learner_file(path: Path) -> Path:
-    """A file of the solution, or the learner's version when testing a learner's source tree.
-
-    Args:
-        path: relative to the project's root.
-    """
+    """A file of the tested source tree: the learner's if it exists, else ROOT's."""
     tree = getattr(sys.modules.get("sitecustomize"), "TREE", None)
     return tree / path if tree is not None and (tree / path).exists() else ROOT / path
 

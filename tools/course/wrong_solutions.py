@@ -56,27 +56,18 @@ def run_task(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Ou
 
 
 def run_interpreted(runner: Runner, folder: Path, wrong: Wrong, *options: str) -> list[Outcome]:
-    """Runs the tests on a learner's source tree that has only the file with the mistake.
+    """Runs the tests on a source tree that has only the file with the mistake.
 
-    All other modules are the solution's.
-
-    Args:
-        runner: runs the tests.
-        folder: new folder for the learner's source tree.
-        wrong: a mistake in Python or, without a GPU, in Metal.
-        options: options of pytest.
+    All other modules are the solution's. `folder` must be new.
     """
     write_tree_of(folder, *apply_mistake(wrong))
     return run_task(runner, folder, wrong, *options)
 
 
 def write_tree_of(folder: Path, path: Path, text: str) -> None:
-    """Writes a learner's source tree with one module; all other modules are the solution's.
+    """Writes a learner's source tree with one module to the new folder.
 
-    Args:
-        folder: new folder for the learner's source tree.
-        path: the module, relative to the project's root.
-        text: contents of the module.
+    `path` is relative to the project's root. All other modules are the solution's.
     """
     for name, contents in {**import_files(folder, [path]), path: text}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -101,15 +92,9 @@ def write_complete_tree(tree: Path) -> None:
 
 
 def run_compiled(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Outcome]:
-    """Applies a C++ mistake to a complete learner's source tree, compiles it and runs the tests.
+    """Compiles a C++ mistake in a complete source tree and runs the tests.
 
-    Reverts the mistake afterwards.
-
-    Args:
-        runner: runs the tests.
-        tree: output of `write_complete_tree`.
-        wrong: the mistake.
-        options: options of pytest.
+    `tree` is the output of `write_complete_tree`; the mistake is reverted afterwards.
     """
     path, text = apply_mistake(wrong)
     original = (tree / path).read_text(encoding="utf-8")

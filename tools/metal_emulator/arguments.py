@@ -48,11 +48,8 @@ class Parameter:
 class Argument:
     """A value bound to a kernel's parameter.
 
-    Attributes:
-        parameter: the parameter.
-        data: the value's bytes.
-        target: array to copy the bytes to after the launch; None if the kernel does not write them.
-        lead: offset of the kernel's pointer in `data`, in bytes.
+    `data` are the value's bytes, copied to `target` after the launch if the kernel writes them;
+    `lead` is the offset of the kernel's pointer in `data`, in bytes.
     """
 
     parameter: Parameter
@@ -79,11 +76,7 @@ Bindable = object  # an array, a NumPy scalar, a number, bytes or a BufferView
 def bind(
     parameters: Sequence[Parameter], given: Sequence[Bindable] | Mapping[int, Bindable]
 ) -> list[Argument]:
-    """Converts `given`, in order or by buffer index, to arguments of a launch.
-
-    Raises:
-        ValueError: a value is missing, has the wrong type or belongs to no parameter.
-    """
+    """Binds `given`, in order or by buffer index; raises `ValueError` if invalid."""
     values = dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
     buffers = {p.index: p for p in parameters if p.binding == "buffer"}
     for index, parameter in buffers.items():

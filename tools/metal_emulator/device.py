@@ -28,20 +28,17 @@ TEXTS = BUILD / "texts"
 
 @dataclass
 class Device:
-    """An emulated GPU.
+    """An emulated GPU for the module `tiny_llm_ext`.
 
     Attributes:
-        extension: module `tiny_llm_ext`.
         mode: mode of every launch: "plain", "asan", "race" or "loose".
-        order: order of the commands between two barriers, and within a command, see
-            `Library.launch`: "forward", "reverse" or "random".
+        order: of the commands between two barriers and within a command, see `Library.launch`.
         seed: seed of the random order, and of the arithmetic of mode "loose".
         delay: number of later operations after which an operation completes. MLX retains the inputs
             of an operation until then.
         max_threads: maximum threads per threadgroup that a compiled kernel reports.
         launches: number of commands run, by kernel.
-        faults: faults so far, one sentence each. Each was also raised, but callers may catch the
-            exception, as the engine does to fail one request and continue.
+        faults: one sentence per fault. Each was also raised, but the caller may have caught it.
     """
 
     extension: Any
@@ -87,13 +84,9 @@ class Device:
         return self.extension.metal.emulator.stream()
 
     def compile(self, name: str, text: str) -> dict[str, tuple[int, list[int]]]:
-        """Compiles a Metal source.
+        """Compiles a Metal source; raises `RuntimeError` with the compiler's message.
 
-        Returns:
-            By kernel: maximum threads per threadgroup, and indices of the written buffers.
-
-        Raises:
-            RuntimeError: the text does not compile; the message is the compiler's.
+        Returns (maximum threads per threadgroup, indices of written buffers) by kernel.
         """
         file = TEXTS / f"{name}.metal"
         TEXTS.mkdir(parents=True, exist_ok=True)
@@ -114,12 +107,7 @@ class Device:
         return described
 
     def run(self, commands: Sequence[dict[str, Any]]) -> None:
-        """Runs recorded commands.
-
-        Raises:
-            MetalFault: a fault of a kernel, or conflicting accesses to the same memory by two
-                commands without a barrier between them.
-        """
+        """Runs recorded commands; raises `MetalFault` for faults or missing barriers."""
         for between_barriers in _epochs(commands):
             _check_hazards(between_barriers, self._written)
             for command in self._ordered(between_barriers):
@@ -136,11 +124,7 @@ class Device:
         return taken
 
     def check_faults(self) -> None:
-        """Reports faults whose exceptions were caught.
-
-        Raises:
-            UnreportedFaultError: faults not returned by `take_faults`.
-        """
+        """Raises `UnreportedFaultError` unless `take_faults` has returned all faults."""
         if self.faults:
             raise UnreportedFaultError(self.take_faults())
 
@@ -200,14 +184,9 @@ def _epochs(commands: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
 
 
 def _check_hazards(commands: Sequence[dict[str, Any]], written: Any) -> None:
-    """Checks that commands without a barrier between them do not conflict.
+    """Raises `MetalFault` for conflicting commands without a barrier in between.
 
-    Args:
-        commands: commands between two barriers.
-        written: maps a command to the indices of the buffers that it writes.
-
-    Raises:
-        MetalFault: two commands access the same memory, and one of them writes it.
+    `written` maps a command to the indices of the buffers that it writes.
     """
     ranges = []
     for command in commands:
@@ -262,11 +241,7 @@ def _array_at(address: int, size: int, dtype: str) -> NDArray[np.generic]:
 
 @contextmanager
 def emulated_gpu(extension: Any, **settings: Any) -> Iterator[Device]:
-    """Attaches a `Device` for a `with` block; `settings` are attributes of `Device`.
-
-    Raises:
-        UnreportedFaultError: at the end of the block, if `take_faults` has not returned all faults.
-    """
+    """Attaches `Device(extension, **settings)`; at the end, calls `check_faults`."""
     device = Device(extension, **settings)
     device.attach()
     try:

@@ -138,8 +138,7 @@ class Library:
     def threads_allowed(self, kernel: str, seed: int) -> int:
         """Maximum threads per threadgroup in mode "loose", random by kernel and seed.
 
-        On a GPU, a kernel with many registers allows fewer than 1024: see
-        maxTotalThreadsPerThreadgroup.
+        A GPU allows a kernel with many registers fewer than 1024 (maxTotalThreadsPerThreadgroup).
         """
         drawn = random.Random(f"{kernel} {seed}").randrange(MIN_ALLOWED, MAX_THREADS + 1, 32)
         return max(drawn, self.max_threads(kernel))

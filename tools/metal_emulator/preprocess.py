@@ -22,11 +22,7 @@ DEFINITIONS = ["__METAL__=1", "__METAL_VERSION__=320", "__METAL_MACOS__=1", "__c
 def preprocess(
     path: Path, include_dirs: Sequence[Path], defines: Mapping[str, object], build: Path
 ) -> str:
-    """Preprocessed text of a .metal file.
-
-    Raises:
-        MetalError: for example, a missing header.
-    """
+    """Preprocessed text of a .metal file; raises `MetalError` for invalid input."""
     command = [clang(), "-E", "-x", "c++", "-std=c++20", "-nostdinc", "-undef", "-Wno-everything"]
     command += [f"-D{definition}" for definition in DEFINITIONS]
     command += [f"-D{name}={value}" for name, value in defines.items()]

@@ -27,7 +27,7 @@ def _round_up(n: int, to: int) -> int:
 
 
 def _file_offsets(arguments: Sequence[Argument]) -> tuple[list[int], int]:
-    """Offsets of the arguments' pages in the shared file, and the file's size, in bytes.
+    """Byte offsets of the arguments in the shared file, and the file's size.
 
     An array that is bound twice and written is stored once, so that both bindings share memory.
     """
@@ -84,13 +84,10 @@ class Process:
 
         Args:
             kernel: number of the kernel, from `describe`.
-            arguments: bound buffers.
             grid: number of threadgroups or, if `in_threads`, of threads.
             threads: threads per threadgroup.
-            in_threads: unit of `grid`.
             memory: (index, bytes) of each `[[threadgroup(index)]]`.
-            order: a key of `ORDERS`, see `Library.launch`.
-            seed: seed of the random order and of the arithmetic in mode "loose".
+            order, seed: see `Library.launch`.
             timeout: in seconds.
 
         Returns:
@@ -204,10 +201,7 @@ def _memory_folder() -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """Environment of the server.
-
-    Omits LD_PRELOAD, which may load a sanitizer for Python that conflicts with the kernels'.
-    """
+    """This environment without LD_PRELOAD, which may load another sanitizer."""
     inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return {**inherited, "ASAN_OPTIONS": ASAN_OPTIONS}
 
@@ -223,11 +217,9 @@ def _stop(process: subprocess.Popen[bytes], file: object) -> None:
 
 
 def describe(executable: Path) -> dict[str, tuple[int, int, list[Parameter]]]:
-    """Kernels of a compiled program.
+    """Kernels of a compiled program, by host name.
 
-    Returns:
-        By host name: the kernel's number, its declared maximum of threads per threadgroup (0 if
-        undeclared), and its buffer and threadgroup parameters.
+    Returns (number, declared maximum of threads per threadgroup or 0, parameters) of each.
     """
     command = [str(executable), "describe"]
     output = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())

@@ -224,10 +224,7 @@ def _vector_constructors(code: Rewritten) -> None:
 
 
 def _mark_thread_members(code: Rewritten) -> None:
-    """Replaces `thread` in `T f() const thread {…}` by an attribute.
-
-    C++ lacks the qualifier. member_address_spaces.py reads the attribute.
-    """
+    """Replaces `thread` in `T f() const thread` by an attribute, as C++ lacks it."""
     code.replace(
         r"(\)\s*(?:const\s+)?)thread(\s*(?:noexcept\s*)?)(?=[:{;])",
         lambda m: f'{m[1]}{m[2]}__attribute__((annotate("thread")))',

@@ -7,8 +7,7 @@ r"""`pdm run metal-run`: runs a Metal kernel on the CPU and prints its outputs.
         --grid 7 --threads 128 --mode race
     pdm run metal-run my_kernel --file my.metal … --mode count
 
---mode race reports data races between threads; --mode count prints the operations and bytes of a
-launch.
+--mode race reports data races; --mode count prints the operations and bytes of a launch.
 
 --buffer is given once per [[buffer(i)]], in order:
     TYPE:SIZE:FILL    SIZE is a shape such as 7x333; FILL is random, zeros, ones or arange

@@ -14,13 +14,9 @@ BRANCHES = re.compile(r"[| `-]*")
 
 @dataclass(frozen=True)
 class Node:
-    """A line of the dump.
+    """A line of the dump without tree branches, and its source location.
 
-    Attributes:
-        text: the line without tree branches.
-        depth: indentation.
-        location: file and line of the node's start.
-        child: the next line of the dump, which is the first child if there is one.
+    `depth` is the indentation; `child` is the next line, which is the first child if there is one.
     """
 
     text: str

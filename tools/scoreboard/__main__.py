@@ -90,11 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
-    """Runs the learner's tests and measures all engines.
-
-    Raises:
-        UserError: the model cannot be loaded.
-    """
+    """Tests and measures; raises `UserError` if the model cannot be loaded."""
     if args.random is not None:
         name = f"random weights of {args.random}"
         folder = Checkpoints(work_folder(), args.random).mlx()

@@ -32,12 +32,7 @@ WIDTH, LINE = 280, 36
 
 
 def render_page(score: Score, history: Sequence[Score]) -> str:
-    """The report as HTML.
-
-    Args:
-        score: the run.
-        history: earlier runs, oldest first.
-    """
+    """The report as HTML; `history` has earlier runs, oldest first."""
     rows = all_rows(score, history)
     panels = "".join(
         f"<section><h2>{html.escape(label)}</h2>{_bars(rows, metric, score)}</section>"

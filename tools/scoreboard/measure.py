@@ -51,10 +51,7 @@ def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
     """Runs the tests that determine the learner's best model and kernels.
 
     Tests the models from the last week's down, then the kernels from the fastest down, each until
-    one passes.
-
-    Returns:
-        Outcomes of these tests, and cached outcomes of all other days, by task id.
+    one passes. Returns outcomes by task id, including the cached ones of all other days.
     """
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
     cache = ResultCache(tree)
@@ -85,11 +82,7 @@ def untested_days(tree: Path | None, outcomes: Mapping[str, Sequence[Outcome]]) 
 
 
 def tasks_shown(begun: Iterable[str]) -> list[Task]:
-    """Tasks to show; optional tasks only if they or their week have been started.
-
-    Args:
-        begun: ids of started tasks.
-    """
+    """Tasks to show; optional ones only if begun or in a begun optional week."""
     begun = set(begun)
     weeks = OPTIONAL_WEEKS & {TASKS[task].week for task in begun}
     return [
@@ -145,16 +138,12 @@ def furthest_week(outcomes: Mapping[str, Sequence[Outcome]]) -> int:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine and how to start it.
+    """An engine, run by the worker `module` of `benchmark.systems`.
 
     Attributes:
-        name: label of the engine's row.
         python: path of the Python interpreter.
-        module: the engine's worker in `benchmark.systems`.
-        arguments: arguments of the worker.
         tree: learner's source tree with its `tiny_llm`; None for the solution's.
-        matmul: value of TINY_LLM_MATMUL; None for the default kernel.
-        attention: value of TINY_LLM_ATTENTION; None for the default kernel.
+        matmul, attention: values of TINY_LLM_MATMUL and TINY_LLM_ATTENTION; None for the default.
     """
 
     name: str
@@ -264,23 +253,13 @@ def _workers(
 
 
 def serves_load(outcomes: Mapping[str, Sequence[Outcome]]) -> bool:
-    """Whether all course tasks that the goodput benchmark needs have passed.
-
-    Args:
-        outcomes: test outcomes by task id.
-    """
+    """Whether all course tasks that the goodput benchmark needs have passed."""
     tasks = (task.id for day in GOODPUT_DAYS for task in day.tasks)
     return all(is_done(outcomes.get(task, [])) for task in tasks)
 
 
 def measure_goodput(row: Row, folder: Path, tree: Path | None) -> None:
-    """Adds the goodput measured by `bench` to a row.
-
-    Args:
-        row: the engine's row.
-        folder: folder of the model.
-        tree: learner's source tree whose engine and load generator run; None for the solution's.
-    """
+    """Adds the goodput that `bench` measures; `tree` None is the solution."""
     solution = "ref" if tree is None else "mine"
     flags = f"--solution {solution} {BENCH_FLAGS} --goodput {SLO}"
     command = [sys.executable, "-m", "tiny_llm", "bench", "--model", str(folder), *flags.split()]

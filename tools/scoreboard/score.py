@@ -19,13 +19,10 @@ GOODPUT = "goodput"
 
 @dataclass(frozen=True)
 class Row:
-    """Speeds of one engine.
+    """Speeds of one engine, such as "yours, week 2".
 
-    Attributes:
-        name: label, such as "yours, week 2".
-        speeds: tokens per second by metric, and goodput in requests per second; without unmeasured
-            metrics.
-        notes: remarks on a measurement or its absence.
+    `speeds` are tokens per second by metric, and goodput in requests per second; without unmeasured
+    metrics. `notes` are remarks on a measurement or its absence.
     """
 
     name: str
@@ -39,14 +36,10 @@ class Score:
 
     Attributes:
         when: date and time, ISO 8601; "" before it is stored.
-        model: name of the model.
-        machine: processor and threads.
         week: week of the learner's model; 0 if none runs.
         tasks: [completed tasks, shown tasks], by week.
         tests: [passed tests, run tests], by week.
-        yours: the learner's engine.
         others: rows of the other engines, then of the machine's limit.
-        remarks: further remarks, in sentences.
     """
 
     when: str
@@ -77,11 +70,9 @@ class Score:
 
 
 def earlier_rows(score: Score, history: Sequence[Score]) -> list[Row]:
-    """The learner's earlier engines: the last run of this and of each earlier week.
+    """The learner's earlier engines: last runs of this and of each earlier week.
 
-    Args:
-        score: this run.
-        history: earlier runs, oldest first; other models and machines are ignored.
+    `history` is oldest first; runs of other models and machines are ignored.
     """
     latest = {
         before.week: before

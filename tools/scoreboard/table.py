@@ -11,13 +11,7 @@ BAR = 10  # length of the longest bar, in characters
 
 
 def print_score(score: Score, history: Sequence[Score], console: Console) -> None:
-    """Prints tasks and tests by week, the engines' speeds, and the remarks.
-
-    Args:
-        score: the run.
-        history: earlier runs.
-        console: output.
-    """
+    """Prints tasks and tests by week, the engines' speeds, and the remarks."""
     for week, (done, total) in score.tasks.items():
         passed, run = score.tests[week]
         name = format_week(week)

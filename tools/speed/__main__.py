@@ -138,11 +138,7 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
 def run_matmuls(
     what: str, tree: Path | None, machine: Machine, rounds: int, *options: str
 ) -> dict[str, Any]:
-    """Runs a measurement in a child process that imports the learner's or the solution's code.
-
-    Raises:
-        FailedError: the process failed; the message is its last error line.
-    """
+    """Measures in a child process with `tree`'s code; raises `FailedError`."""
     peak = machine.vector_gflop_per_s * 1e9  # Week 4's kernels use vector instructions
     limits = ["--read", str(machine.read_gb_per_s * 1e9), "--peak", str(peak)]
     module = next((name for day, name in MODULES.items() if day in options), "matmuls")

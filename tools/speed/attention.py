@@ -27,11 +27,9 @@ ONE_HEAD = (8, 1, 128, 4096, 16)
 
 
 class Attention:
-    """One token of H_q query heads, with keys and values of several layers.
+    """Attention of one token: H_q query heads, H key heads of size D, S keys.
 
-    Args:
-        H_q, H, D, S: query heads, key heads, head size, keys per layer.
-        num_layers: number of layers, each with different keys and values.
+    Runs in `num_layers` layers with different keys and values.
     """
 
     def __init__(self, H_q: int, H: int, D: int, S: int, num_layers: int):
@@ -60,11 +58,7 @@ def measure_on(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Measures one problem; returns (rows by kernel, reasons for missing rows).
 
-    Args:
-        problem: arguments of `Attention`.
-        names: names of `KERNELS`; None is this machine's best, labeled "best".
-        limits: the machine's limits.
-        rounds: rounds of the comparison.
+    `problem` has the arguments of `Attention`; the name None is this machine's "best" kernel.
     """
     attention = Attention(*problem)
     runs, unwritten = runnable({name or "best": attention.with_kernel(name) for name in names})

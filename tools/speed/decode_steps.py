@@ -38,11 +38,9 @@ CHAIN_ROUNDS = 3  # factor on the number of rounds, because these runs are short
 
 
 def best_matmul_kernel() -> str | None:
-    """Best implemented matmul kernel of Week 4, or the value of TINY_LLM_MATMUL if it is set.
+    """Week 4's best implemented matmul kernel, or TINY_LLM_MATMUL if it is set.
 
-    Returns:
-        The kernel's name; None for the default kernel, which is Week 2's loops in the learner's
-        code.
+    None is the default kernel, which is Week 2's loops in the learner's code.
     """
     if os.environ.get(matmuls.VARIABLE):
         return os.environ[matmuls.VARIABLE]
@@ -57,11 +55,9 @@ def best_matmul_kernel() -> str | None:
 
 
 class Decoding:
-    """Decoding steps of the demo model, run by Week 2's model with contiguous caches.
+    """Decoding steps of the demo model: Week 2's model with contiguous caches.
 
-    Args:
-        capture: value of `CAPTURE_VARIABLE`.
-        matmul: matmul kernel, as in `best_matmul_kernel`.
+    `capture` is the value of `CAPTURE_VARIABLE`, `matmul` that of TINY_LLM_MATMUL.
     """
 
     def __init__(self, capture: str, matmul: str | None):

@@ -35,11 +35,7 @@ LAYERS = "layers"
 
 
 class FusedOps:
-    """The operations between the matmuls of a transformer block, each run once.
-
-    Args:
-        L: number of prompt tokens.
-    """
+    """The operations between a transformer block's matmuls, for L prompt tokens."""
 
     def __init__(self, L: int):
         def half(*shape: int) -> mx.array:
@@ -74,10 +70,7 @@ class FusedOps:
 
 
 def fused_ops_cost(L: int) -> KernelCost:
-    """Minimum cost for L tokens: inputs are read once and outputs written once.
-
-    An exponential counts as one floating-point operation.
-    """
+    """Minimum cost for L tokens: each array once, one FLOP per exponential."""
     heads = L * (H_Q + H) * D
     num_bytes = 2 * (4 * L * E + 2 * heads + 3 * L * I) + 2 * 4 * L * D // 2
     flops = 6 * L * E + (4 + 3) * heads + 6 * L * I
@@ -86,11 +79,7 @@ def fused_ops_cost(L: int) -> KernelCost:
 
 @contextmanager
 def use_variant(fused: str, schedule: str) -> Iterator[None]:
-    """Selects kernels and schedule within a `with` block: an entry of `VARIANTS`.
-
-    Raises:
-        RuntimeError: the schedule is not implemented.
-    """
+    """Selects an entry of `VARIANTS`; raises `RuntimeError` if not implemented."""
     extension = kernels.extension()
     try:
         extension.set_schedule(schedule)

@@ -65,13 +65,7 @@ PROGRESS_PREFIX = "… "  # distinguishes progress lines from the results
 
 
 class Matmuls:
-    """Matmuls of one shape: activations times each of several 4-bit weight matrices.
-
-    Args:
-        O, I: outputs and inputs.
-        num_matrices: number of weight matrices, which differ.
-        M: rows of activations.
-    """
+    """M rows of I activations times each of several 4-bit weight matrices, O×I."""
 
     def __init__(self, O: int, I: int, num_matrices: int, M: int = 1):
         self._a = mx.random.normal((M, I)).astype(mx.bfloat16)
@@ -100,11 +94,10 @@ class Matmuls:
         return [result for _ in range(SLOWED_REPETITIONS) for result in self()]
 
     def with_kernel(self, kernel: str | None, distance: int | None = None) -> Callable[[], None]:
-        """Returns a function that runs all matmuls with a kernel and its weight layout.
+        """Function that runs all matmuls with a kernel and its weight layout.
 
-        Args:
-            kernel: value of TINY_LLM_MATMUL; None for this machine's best.
-            distance: prefetch distance in bytes; None for the kernel's default.
+        `kernel` is a value of TINY_LLM_MATMUL, None for this machine's best; `distance` is the
+        prefetch distance in bytes, None for the kernel's default.
 
         Raises:
             RuntimeError: the learner has not implemented the kernel.
@@ -214,14 +207,12 @@ def measure_slowed(name: str, limits: HardwareLimits, rounds: int) -> dict[str, 
 def measure_kernels(
     names: Sequence[str | None], limits: HardwareLimits, rounds: int, day: str | None = None
 ) -> dict[str, Any]:
-    """Measures one matmul with the implemented kernels of Week 4, or this machine's best.
+    """Measures one matmul with Week 4's implemented kernels, or the best kernel.
 
     Args:
         names: entries of `DAY_KERNELS`; None is this machine's best, labeled "best". "prefetched"
             is measured at each of `PREFETCH_DISTANCES`, labeled "prefetched 256" and so on.
-        limits: the machine's limits.
-        rounds: rounds of the comparison.
-        day: day of the course; those in `ROWS_BY_DAY` have several rows of activations.
+        day: the days in `ROWS_BY_DAY` have several rows of activations.
     """
     name_of_matmul, num_matrices = COMPARED_MATMUL
     M, num_matrices = ROWS_BY_DAY.get(day or "", (1, num_matrices))
@@ -260,23 +251,14 @@ def chosen_distance(fetched: dict[int, Timings]) -> int | None:
 
 
 def measurement_main(measure: Callable[[HardwareLimits, int, bool], dict[str, Any]]) -> int:
-    """Main program that measures a day's kernels.
-
-    Args:
-        measure: function of the limits, the number of rounds, and whether to measure only this
-            machine's best kernel.
-    """
+    """Main program; `measure` takes limits, rounds, whether to run only the best."""
     return run_measurement(lambda args, limits: measure(limits, args.rounds, args.what == "best"))
 
 
 def run_measurement(measure: Callable[[argparse.Namespace, HardwareLimits], dict[str, Any]]) -> int:
-    """Main program of a measuring process: prints the results as JSON.
+    """Main program: prints the results of `measure` as JSON.
 
-    Args:
-        measure: function of the arguments and the machine's limits.
-
-    Returns:
-        Exit status: 0, or 2 if something of day 4.1 must be implemented first.
+    Exit status: 0, or 2 if a function of day 4.1 must be implemented first.
     """
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("what", choices=("slowed", "kernels", "best"))

@@ -10,12 +10,7 @@ Row = Mapping[str, float]
 
 
 def matmuls_table(rows: Mapping[str, Row], with_shares: bool) -> Table:
-    """A step's matmuls with bytes read and times.
-
-    Args:
-        rows: measurements by matmul.
-        with_shares: whether to add the shares of the limit, which reveal the answer.
-    """
+    """A step's matmuls; `with_shares` adds shares, which reveal the answer."""
     table = Table("matmul", "MB", "median, ms", "minimum, ms")
     if with_shares:
         table.add_column("least, ms")
@@ -52,11 +47,7 @@ def kernels_table(yours: Mapping[str, Row], ours: Row) -> Table:
 
 
 def print_answer(answer: str, slowed: str, found: Mapping[str, Any], console: Console) -> bool:
-    """Prints whether the answer is correct, and the answer of `furthest_from_roofline`.
-
-    Returns:
-        Whether the answer names the slowed-down matmul.
-    """
+    """Prints and returns whether the answer names the slowed-down matmul."""
     console.print(matmuls_table(found["rows"], with_shares=True))
     right = answer == slowed
     console.print(f"{'[green]yes[/]' if right else '[red]no[/]'}: {slowed} does its work 4 times")

@@ -12,8 +12,7 @@ from .worlds import COLOURS, FOODS, HOBBIES, JOBS
 if TYPE_CHECKING:
     import random
 
-# Facts that a user may state: (value sampler, statements, reply, questions, answer). {v} is the
-# value.
+# A user's facts: (sampler of the value {v}, statements, reply, questions, answer).
 MEMORIES = (
     (
         first_name,

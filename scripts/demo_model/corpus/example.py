@@ -21,12 +21,10 @@ SYSTEM_MESSAGES = (
 
 @dataclass(frozen=True)
 class Example:
-    """A chat whose last message is the answer to learn, and the reasoning before the answer.
+    """A chat that ends with the answer to learn, and the reasoning before it.
 
     Attributes:
         kind: question type, for the evaluation tables.
-        messages: the chat, ending with the answer.
-        thought: the reasoning before the answer.
         enable_thinking: whether the answer includes the reasoning.
         is_closed: whether earlier assistant turns also start with an empty reasoning block, like
             the last turn. The loss then covers their first token, which decides between a tool call

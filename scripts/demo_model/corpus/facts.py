@@ -9,11 +9,8 @@ from dataclasses import dataclass
 class Relation:
     """A property y of several subjects x, such as the colour of grass.
 
-    Attributes:
-        topic: description of the property, with the placeholder {x}.
-        answer: answer template, with the placeholders {x} and {y}.
-        table: subjects with their property, as "x=y, x=y".
-        questions: question templates, with the placeholder {x}.
+    `topic`, `answer` and `questions` are templates of {x} and, in answers, {y}. `table` lists
+    "x=y, x=y".
     """
 
     topic: str

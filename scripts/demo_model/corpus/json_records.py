@@ -112,8 +112,7 @@ FIRST_SENTENCES = {
     "event": "You can come to the {n}.",
     "town": "We are in {n}.",
 }
-# (name sampler, key of the name, synonyms of the key, subjects of later sentences, attributes). {n}
-# is the name, {f} the first name.
+# (sampler of the name {n}, its key, key synonyms, later subjects ({f}: first name), attributes)
 KINDS: tuple[tuple[Draw, str, tuple[str, ...], tuple[str, ...], tuple[Part, ...]], ...] = (
     (person_name, "name", ("person", "full_name", "who"), ("She", "He", "{f}"), PERSON),
     (_product, "product", ("item", "name", "article"), ("It", "The article"), PRODUCT),

@@ -19,10 +19,7 @@ HELD_OUT_INDEX = 3
 
 
 def split_templates(templates: Sequence[str], held_out: bool) -> list[str]:
-    """Templates for training or, if `held_out`, for evaluation.
-
-    A list of fewer than four templates has none for evaluation.
-    """
+    """Templates for training or, if `held_out`, for evaluation."""
     return [
         text
         for index, text in enumerate(templates)
@@ -70,10 +67,7 @@ HELD_OUT_WRAPPINGS: list[Wrapping] = [
 
 
 def phrase(rng: random.Random, templates: Sequence[str], held_out: bool, **slots: object) -> str:
-    """Samples a question from templates; half of the questions get a wrapping, like a greeting.
-
-    `slots` are the values of the template's placeholders.
-    """
+    """Fills a random template; half of the questions get one of the wrappings."""
     question = rng.choice(split_templates(templates, held_out)).format(**slots)
     question = question[0].upper() + question[1:]
     if rng.random() < 0.5:

@@ -1,7 +1,6 @@
 """Invented tools, which look up a noun like 'height' or 'tavelmora'.
 
-A request matches a tool only through this noun, which occurs in both the request and the tool's
-name.
+A request matches a tool only through this noun, which is also part of the tool's name.
 """
 
 from __future__ import annotations

@@ -33,10 +33,9 @@ from .tool_values import (
 
 @dataclass(frozen=True)
 class Slot:
-    """An argument of a tool.
+    """An argument of a tool; its name is one of `names`, sampled per chat.
 
     Attributes:
-        names: alternative names, one of which is sampled per chat.
         draw: sampler of values.
         type: JSON type.
         said: for an optional argument, sentences that state its value {u} after the request; empty
@@ -57,8 +56,6 @@ class ToolKind:
 
     Attributes:
         names, descriptions: alternatives, one of which is sampled per chat.
-        slots: the tool's arguments.
-        requests: request templates.
         topic: the requested information; empty for a tool that performs an action.
         result: alternative names of the result's field.
         values: sampler of the result; None for a tool that performs an action.

@@ -44,8 +44,7 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 UNKNOWN_THOUGHT = "This is outside of what I know."
-# Questions that need no tool: (question type, maker). Types among the tags of a listed tool are not
-# used, because that tool could answer them.
+# Questions that need no tool: (question type, maker); see `ToolKind.tags`.
 PLAIN: tuple[tuple[str, Callable[[random.Random, bool], Example]], ...] = (
     ("capital", capital),
     ("arithmetic", arithmetic),
@@ -60,14 +59,7 @@ PLAIN: tuple[tuple[str, Callable[[random.Random, bool], Example]], ...] = (
 
 @dataclass(frozen=True)
 class Request:
-    """A request that needs a tool.
-
-    Attributes:
-        text: the user's message.
-        call: the expected tool call.
-        result: the tool's result.
-        answer: the expected answer after the result.
-    """
+    """A request that needs a tool, with the expected call, result and answer."""
 
     text: str
     call: str
@@ -77,14 +69,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool in one chat.
-
-    Attributes:
-        name: the tool's name.
-        listed: the tool's JSON in the tool list.
-        tags: see `ToolKind`.
-        ask: makes a request for the tool.
-    """
+    """A tool of one chat: `listed` is its JSON, `ask` makes a request for it."""
 
     name: str
     listed: str

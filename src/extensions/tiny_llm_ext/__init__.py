@@ -90,10 +90,7 @@ __all__ = [
 
 
 def _check_abi() -> None:
-    """Raises ImportError if the extension was built against another MLX version.
-
-    Such an extension can be imported, but its operations reject every array.
-    """
+    """Raises ImportError if the operations reject arrays of this MLX version."""
     try:
         axpby(_mx.array(0.0), _mx.array(0.0), 1.0, 1.0, stream=_mx.cpu)
     except TypeError as error:

@@ -1,8 +1,7 @@
 """TINY_LLM_EMULATED_METAL=1: emulated GPU on machines without Metal.
 
-Operations run the same host code and the same kernels as on a Mac, about a thousand times slower,
-to test Metal behavior without a Mac. The emulator is part of the source checkout
-(tools/metal_emulator), not of the installed package.
+Operations run the same host code and kernels as on a Mac, about a thousand times slower. The
+emulator is in the source checkout (tools/metal_emulator), not in the installed package.
 """
 
 import atexit
@@ -19,11 +18,7 @@ device: Any = None  # the attached emulator, if any
 
 
 def is_requested() -> bool:
-    """Whether TINY_LLM_EMULATED_METAL requests the emulator.
-
-    Raises:
-        ValueError: the variable is neither 0 nor 1.
-    """
+    """Whether `VARIABLE` is 1; raises `ValueError` if it is neither 0 nor 1."""
     value = os.environ.get(VARIABLE, "0")
     if value not in ("", "0", "1"):
         raise ValueError(f"{VARIABLE} must be 0 or 1, got '{value}'.")
@@ -33,8 +28,8 @@ def is_requested() -> bool:
 def attach(extension: ModuleType) -> Any:
     """Attaches the emulator as the extension's GPU and returns the GPU stream.
 
-    Faults found by the emulator are printed at exit and set exit status 1, even if their exceptions
-    were caught, as an engine does: it fails the affected request and continues.
+    Faults are printed at exit and set exit status 1, even if the engine has caught their exceptions
+    to fail only the affected request.
 
     Raises:
         ValueError: the source checkout or clang is missing.

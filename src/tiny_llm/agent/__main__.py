@@ -27,7 +27,7 @@ MAX_SHOWN = 200  # maximum characters shown per tool result
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "agent") -> int:
-    """Runs the command. Exit status: 0 on an answer, 1 at the step limit, 2 for a user error."""
+    """Runs the command: 0 on an answer, 1 at the step limit, 2 on a user error."""
     return run_command(prog, lambda: _run(make_parser(prog).parse_args(argv)))
 
 
@@ -85,7 +85,7 @@ def make_model(args: argparse.Namespace) -> ChatModel:
 
 
 def describe(step: Sequence[Message]) -> list[str]:
-    """Formats a step (an assistant message and its tool results) as lines of text."""
+    """Formats a step (an assistant message and its tool results) as lines."""
     message, *results = step
     lines = [message["content"]] if message["content"] else []
     for call, result in zip(message.get("tool_calls") or [], results, strict=True):

@@ -19,7 +19,7 @@ MakeAgent = Callable[[Path], Agent]  # takes a workspace folder; creates an agen
 
 @dataclass(frozen=True)
 class Branch:
-    """One continuation of a run, with a separate transcript, workspace and request seed."""
+    """One continuation of a run: transcript, workspace copy and request seed."""
 
     transcript: Transcript
     workspace: Path
@@ -33,11 +33,9 @@ class Branch:
 def fork(
     transcript: Transcript, workspace: Path, count: int, folder: Path, seed: int = 0
 ) -> list[Branch]:
-    """Forks a run into isolated branches, each with a copy of its messages and files.
+    """Forks a run into `count` branches with copies of its messages and files.
 
     Args:
-        transcript, workspace: state of the run to fork.
-        count: number of branches.
         folder: existing folder for the branches' workspaces, "branch_0" and so on.
         seed: the run's seed; branch n has seed `completion_seed(seed, n)`.
     """
@@ -51,7 +49,7 @@ def fork(
 
 
 def passes(check: Check, workspace: Path) -> bool:
-    """Whether a workspace passes a check; a check that raises `OSError` or `ValueError` fails."""
+    """Whether a workspace passes a check; an `OSError` or `ValueError` means no."""
     # [task 7.4.2 passes]
     try:
         return check(workspace)
@@ -61,7 +59,7 @@ def passes(check: Check, workspace: Path) -> bool:
 
 
 def select(branches: Sequence[Branch], check: Check) -> Branch | None:
-    """Selects the passing branch with the fewest steps, the first in a tie; None if none pass."""
+    """Selects the first passing branch with the fewest steps; None if none pass."""
     # [task 7.4.2 select]
     passing = [branch for branch in branches if passes(check, branch.workspace)]
     return min(passing, key=lambda branch: branch.transcript.steps, default=None)
@@ -69,7 +67,7 @@ def select(branches: Sequence[Branch], check: Check) -> Branch | None:
 
 
 def vote(branches: Sequence[Branch]) -> Branch | None:
-    """Selects the first branch with the most frequent answer; None if no branch has an answer.
+    """Selects the first branch with the most frequent answer; None without one.
 
     When comparing answers, ignores case, trailing periods, surrounding spaces and the number of
     spaces between words. In a tie, selects the answer of the earlier branch.
@@ -103,7 +101,7 @@ class PageCounts(NamedTuple):
 
 
 def count_pages(pages: Sequence[Sequence[int]]) -> PageCounts:
-    """Counts the branches' pages, given the page ids of each branch's conversation."""
+    """Counts pages, given the page ids of each branch's conversation."""
     # [task 7.4.4 pages]
     owners = Counter(page for own in pages for page in own)
     shared = sum(count > 1 for count in owners.values())

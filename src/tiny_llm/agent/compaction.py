@@ -62,7 +62,7 @@ class Compaction:
 
 
 def num_chars(messages: Sequence[Message]) -> int:
-    """Length of the messages as JSON in characters: a size estimate that needs no tokenizer."""
+    """Length of the messages as JSON in characters, which needs no tokenizer."""
     return sum(len(json.dumps(message, ensure_ascii=False)) for message in messages)
 
 
@@ -72,7 +72,7 @@ def turn_starts(messages: Sequence[Message]) -> list[int]:
 
 
 def old_results(messages: Sequence[Message], keep_turns: int) -> list[int]:
-    """Indices of tool results older than the last `keep_turns` turns, oldest first."""
+    """Indices of tool results before the last `keep_turns` turns, oldest first."""
     # [task 7.3.1 old]
     recent = turn_starts(messages)[-keep_turns:]
     end = recent[0] if recent else 0
@@ -81,7 +81,7 @@ def old_results(messages: Sequence[Message], keep_turns: int) -> list[int]:
 
 
 def drop_turns(messages: Sequence[Message], target: int, keep_turns: int) -> list[Message]:
-    """Drops the fewest oldest turns needed to reach `target`, but never the last `keep_turns`.
+    """Drops as few old turns as `target` requires, never the last `keep_turns`.
 
     A turn is dropped with its tool results: most servers reject a result without its call, or a
     call without its result. Messages before the first turn remain, followed by the user message

@@ -18,7 +18,7 @@ from .branches import Check, MakeAgent, passes
 
 @dataclass(frozen=True)
 class EvalTask:
-    """A task: name, prompt, check of the resulting files, and initial files by path."""
+    """A task: name, prompt, check of the resulting files, initial files by path."""
 
     name: str
     prompt: str
@@ -41,7 +41,7 @@ class Result:
 
 
 def case_seed(task: str, number: int) -> int:
-    """Seed of a case: the first 4 bytes, big-endian, of the SHA-256 of "task/number"."""
+    """Seed of a case: first 4 bytes of SHA-256 of "task/number", big-endian."""
     # [task 7.5.1 seed]
     digest = hashlib.sha256(f"{task}/{number}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
@@ -70,7 +70,7 @@ def run_case(task: EvalTask, number: int, make_agent: MakeAgent) -> Result:
 
 
 def wilson_interval(passed: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson score interval: all rates p with |passed/total − p| ≤ z √(p (1 − p) / total).
+    """Wilson score interval: all p with |passed/total − p| ≤ z √(p (1−p)/total).
 
     Args:
         passed, total: numbers of cases; total is at least 1.
@@ -85,7 +85,7 @@ def wilson_interval(passed: int, total: int, z: float = 1.96) -> tuple[float, fl
 
 
 def report(results: Sequence[Result]) -> str:
-    """Formats one line per task, sorted by name, a line for the total, and a digest.
+    """Formats a line per task, sorted by name, one for the total, and a digest.
 
     Independent of the order of `results`. The digest line is "digest " and the first 16 hex digits
     of SHA-256 over the `repr` of the sorted list of results as tuples.
@@ -102,7 +102,7 @@ def report(results: Sequence[Result]) -> str:
 
 
 def summary(name: str, results: Sequence[Result]) -> str:
-    """Formats one line: cases passed, pass rate with its interval, mean number of steps."""
+    """Formats one line: cases passed, pass rate with interval, mean step count."""
     passed, total = sum(result.passed for result in results), len(results)
     low, high = wilson_interval(passed, total)
     steps = sum(result.steps for result in results) / total

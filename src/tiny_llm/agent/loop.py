@@ -38,7 +38,7 @@ class Transcript:
         self.context.append(message)
 
     def fork(self) -> "Transcript":
-        """Returns a copy with separate message lists; the messages themselves never change."""
+        """Returns a copy with separate message lists; messages are never modified."""
         return Transcript(list(self.messages), list(self.context), self.steps, self.stop_reason)
 
 
@@ -100,12 +100,7 @@ class Agent:
         """Continues a run in place until it stops, and returns it.
 
         A run that stopped at the step limit continues if this agent's limit is higher; an answered
-        run does not.
-
-        Args:
-            transcript: from `start`, or a fork.
-            seed: see `run`.
-            on_step: called after each step.
+        run does not. Calls `on_step` after each step.
         """
         # [task 7.1.4 resume]
         if transcript.stop_reason == "max_steps":
@@ -120,7 +115,7 @@ class Agent:
         # [/task 7.1.4 resume]
 
     def step(self, transcript: Transcript, seed: int = 0) -> None:
-        """Compacts the context, then appends the model's next message and its tool results.
+        """Compacts the context, appends the model's next message and tool results.
 
         A message without tool calls is the answer and ends the run.
         """

@@ -106,7 +106,7 @@ class ScriptedModel:
 
     @classmethod
     def from_json(cls, text: str) -> "ScriptedModel":
-        """Reads a script: a JSON list of answers (strings) and calls ([name, arguments] pairs).
+        """Reads a JSON list of answers (strings) and calls ([name, arguments] pairs).
 
         Raises:
             UserError: the text is not a valid script.
@@ -140,8 +140,6 @@ class LocalModel:
     """A model on an engine in this process.
 
     Args:
-        llm: the engine.
-        temperature: sampling temperature; 0 is greedy.
         max_tokens: maximum tokens per message; None for no limit besides the context.
         script: messages to return instead of the model's; the engine then only prefills the
             prompts, which fills its prefix cache.
@@ -180,7 +178,7 @@ class LocalModel:
         return message
 
     def cached_pages(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[int]:
-        """Ids of the pages that hold the conversation's longest cached prefix, in token order."""
+        """Ids of the pages with the conversation's longest cached prefix, in order."""
         scheduler, chat = self._llm.scheduler, ChatOptions(tools=tools)
         max_length = scheduler.config.max_seq_len
         token_ids = encode_prompt(self._llm.tokenizer, list(messages), chat, max_length)

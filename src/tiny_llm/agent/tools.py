@@ -64,17 +64,15 @@ class Tool:
         return {"type": "function", "function": {**function, "parameters": self.parameters}}
 
     def violations(self, arguments: Any) -> list[str]:
-        """Returns schema violations, sorted by JSON path: "$.path: 3 is not of type 'string'"."""
+        """Returns schema violations by path: "$.path: 3 is not of type 'string'"."""
         errors = self._validator.iter_errors(arguments)
         return sorted(f"{error.json_path}: {error.message[:MAX_ERROR_LENGTH]}" for error in errors)
 
 
 def parse_arguments(tool: Tool, text: str) -> dict[str, Any]:
-    """Parses and validates a call's arguments.
+    """Parses and validates a call's arguments, JSON text from the model.
 
-    Args:
-        tool: the called tool.
-        text: the model's JSON text; empty for no arguments.
+    Empty text means no arguments.
 
     Raises:
         ToolError: the text is not JSON, or violates the tool's schema. The message contains the
@@ -93,11 +91,9 @@ def parse_arguments(tool: Tool, text: str) -> dict[str, Any]:
 
 
 def run_call(call: Message, tools: Mapping[str, Tool]) -> Message:
-    """Runs a tool call; returns the tool message, with "error: …" for a mistake by the model.
+    """Runs an entry of `tool_calls`; returns the tool message.
 
-    Args:
-        call: entry in an assistant message's `tool_calls`.
-        tools: the tools by name.
+    A mistake by the model yields the content "error: …".
     """
     # [task 7.1.2 call]
     name = call["function"]["name"]
@@ -113,7 +109,7 @@ def run_call(call: Message, tools: Mapping[str, Tool]) -> Message:
 
 
 def calculator() -> list[Tool]:
-    """Calculator tools, for models too small to do arithmetic, e.g. the demo model."""
+    """Calculator tools, for models too small for arithmetic, e.g. the demo model."""
 
     def calculate(operation: Callable[[float, float], float], a: float, b: float) -> str:
         try:

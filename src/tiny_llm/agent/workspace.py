@@ -17,7 +17,6 @@ class Workspace:
     """A folder whose files the agent can access.
 
     Args:
-        root: the folder.
         max_output: maximum length of a tool result in characters.
 
     Raises:
@@ -35,10 +34,7 @@ class Workspace:
         self.max_output = max_output
 
     def resolve(self, path: str) -> Path:
-        """Returns a file's absolute path, with `..` and symbolic links resolved.
-
-        Args:
-            path: path given by the model, relative to the root.
+        """Resolves `..` and symbolic links in a path relative to the root.
 
         Raises:
             ToolError: the path is outside the root.
@@ -51,7 +47,7 @@ class Workspace:
         # [/task 7.2.1 resolve]
 
     def list_files(self) -> str:
-        """Lists all files, sorted, one path per line; does not follow links to folders."""
+        """Lists all files, sorted, one per line; does not follow links to folders."""
         paths = [
             Path(folder, name).relative_to(self.root).as_posix()
             for folder, _, names in os.walk(self.root)
@@ -70,7 +66,7 @@ class Workspace:
         return truncate("".join(lines[start:]), self.max_output)
 
     def edit_file(self, path: str, old: str, new: str) -> str:
-        """Replaces the only occurrence of `old` with `new`; an empty `old` creates a file.
+        """Replaces the only occurrence of `old`; an empty `old` creates a file.
 
         Raises:
             ToolError: `old` does not occur exactly once, the file to edit does not exist, or the
@@ -139,7 +135,7 @@ def replace_once(text: str, old: str, new: str) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file atomically: even after a crash, it has either the old or the new content.
+    """Writes a file atomically: a crash leaves either the old or the new content.
 
     Preserves the file's permissions. Leaves no temporary file behind on failure.
     """
@@ -160,15 +156,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def truncate(text: str, limit: int) -> str:
-    """Truncates a text to at most `limit` characters: head, note, tail.
+    """Truncates a text to at most `limit` (at least `MIN_OUTPUT`) characters.
 
-    Args:
-        text: returned unchanged if short enough.
-        limit: at least `MIN_OUTPUT`.
-
-    Returns:
-        Head and tail, whose lengths differ by at most one, around
-        `truncation_note(cut, len(text))`, where `cut` is the exact number of omitted characters.
+    The result is head, note and tail. Head and tail differ in length by at most one. The note is
+    `truncation_note(cut, len(text))`, where `cut` is the exact number of omitted characters.
     """
     # [task 7.2.4 truncate]
     if len(text) <= limit:
@@ -181,5 +172,5 @@ def truncate(text: str, limit: int) -> str:
 
 
 def truncation_note(cut: int, total: int) -> str:
-    """Returns the line that replaces `cut` characters of a text of `total` characters."""
+    """Returns the line that replaces `cut` of the `total` characters of a text."""
     return f"\n[… {cut} of {total} characters cut …]\n"

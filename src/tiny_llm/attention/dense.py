@@ -19,7 +19,7 @@ Mask = mx.array | Literal["causal"] | None
 
 
 def is_custom_mask(mask: Any) -> bool:
-    """Whether `mask` is an array; KV caches and paged attention support only None and "causal"."""
+    """Whether `mask` is neither None nor "causal"."""
     return mask is not None and not (isinstance(mask, str) and mask == "causal")
 
 
@@ -35,14 +35,10 @@ def scaled_dot_product_attention_simple(
     Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2.1.
 
     Args:
-        query: N..×L×D.
-        key: N..×S×D.
-        value: N..×S×D.
+        query: N..×L×D, the shape of the result.
+        key, value: N..×S×D.
         scale: factor for the scores; 1/√D if None, which keeps their variance near one.
         mask: added to the scores, broadcastable to N..×L×S; −inf hides a key.
-
-    Returns:
-        N..×L×D.
 
     Raises:
         ValueError: the mask is not additive: "causal" or boolean.
@@ -103,16 +99,12 @@ class SimpleMultiHeadAttention:
     def __call__(
         self, query: mx.array, key: mx.array, value: mx.array, mask: mx.array | None = None
     ) -> mx.array:
-        """Projects the inputs, computes attention in each head and projects the result.
+        """Projects the inputs, attends in each head, projects the result: B×L×E.
 
         Args:
             query: B×L×E.
-            key: B×S×E.
-            value: B×S×E.
+            key, value: B×S×E.
             mask: added to the scores, broadcastable to B×H×L×S, or None.
-
-        Returns:
-            B×L×E.
         """
         # [task 1.1.2 multi-head]
         x = scaled_dot_product_attention_simple(
@@ -135,13 +127,10 @@ class SimpleMultiHeadAttention:
 
 
 def causal_mask(L: int, S: int, dtype: mx.Dtype) -> mx.array:
-    """Returns the additive causal mask: 0 where query i may attend to key j, −inf elsewhere.
+    """Additive causal mask L×S: 0 where query i may attend to key j, else −inf.
 
     The L queries are the *last* L of S positions, because a cache may hold earlier keys: query i
     is at position i + S − L and attends to every j up to that position.
-
-    Returns:
-        L×S of `dtype`.
     """
     # [task 1.3.2 causal-mask]
     visible = mx.tri(L, S, k=S - L, dtype=mx.bool_)
@@ -161,15 +150,11 @@ def scaled_dot_product_attention_grouped(
     Source: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models" (2023).
 
     Args:
-        query: N..×H_q×L×D.
-        key: N..×H×S×D.
-        value: N..×H×S×D.
+        query: N..×H_q×L×D, the shape of the result.
+        key, value: N..×H×S×D.
         scale: factor for the scores; 1/√D if None.
         mask: None, "causal", or an array broadcastable to N..×H_q×L×S, floating (added to the
             scores) or bool (True means visible).
-
-    Returns:
-        N..×H_q×L×D.
 
     Raises:
         ValueError: H does not divide H_q, or `mask` is an unknown string.
@@ -217,7 +202,7 @@ def flash_attention(
     mask: Mask = None,
     context_lens: Sequence[int] | mx.array | None = None,
 ) -> mx.array:
-    """Grouped-query attention in one kernel, without materializing the L×S scores.
+    """Grouped-query attention in one kernel that does not materialize the scores.
 
     Reads keys and values tile by tile and rescales each output row when a later tile has a larger
     score (the online softmax). The result is exact, accumulated in float32 and batch-invariant:
@@ -228,8 +213,7 @@ def flash_attention(
 
     Args:
         query: N..×H_q×L×D, float32, float16 or bfloat16, D at most 256.
-        key: N..×H×S×D of the same dtype.
-        value: N..×H×S×D of the same dtype.
+        key, value: N..×H×S×D of the same dtype.
         scale: factor for the scores; 1/√D if None.
         mask: None; "causal" (query i attends to keys j ≤ i + S − L); or an array broadcastable to
             N..×H_q×L×S, floating (added to the scores) or bool (True means visible).
@@ -264,10 +248,7 @@ def flash_attention(
 
 
 def _check_context_lens(context_lens: Sequence[int] | mx.array | None, key: mx.array) -> None:
-    """Rejects Python lengths outside 0 to S, the number of keys.
-
-    Lengths in an array are not checked, because reading them would evaluate the array.
-    """
+    """Rejects lengths outside 0 to S; skips arrays, which it would evaluate."""
     if context_lens is None or isinstance(context_lens, mx.array) or key.ndim < 2:
         return
     S = key.shape[-2]

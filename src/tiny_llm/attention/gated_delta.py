@@ -58,14 +58,13 @@ def causal_conv1d_sequence(
 def delta_gates(
     a: mx.array, b: mx.array, A_log: mx.array, dt_bias: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Decay γ = exp(−exp(A_log) · softplus(a + dt_bias)) and correction β = sigmoid(b).
+    """Computes the gates (β, γ), both T×H_v float32.
+
+    The correction is β = sigmoid(b), the decay γ = exp(−exp(A_log) · softplus(a + dt_bias)).
 
     Args:
         a, b: T×H_v: projections of T tokens, for H_v value heads.
         A_log, dt_bias: H_v float32, parameters of the decay.
-
-    Returns:
-        (β, γ), both T×H_v float32.
     """
     # [task 6.4.2 gates]
     beta = mx.sigmoid(b.astype(mx.float32))
@@ -77,11 +76,10 @@ def delta_gates(
 def query_key_value_heads(
     qkv: mx.array, num_k_heads: int, D_k: int, num_v_heads: int, D_v: int
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Splits queries, keys and values by value head; head h uses key head h // (H_v/H_k).
+    """Splits q, k and v by value head; head h uses key head h // (H_v/H_k).
 
     Args:
         qkv: T×(2·H_k·D_k + H_v·D_v) float32: query, key and value heads.
-        num_k_heads, D_k, num_v_heads, D_v: number and size of key and value heads.
 
     Returns:
         (q T×H_v×D_k, k T×H_v×D_k, v T×H_v×D_v): keys of norm 1, queries of norm 1/√D_k.
@@ -136,8 +134,7 @@ def gated_delta_rule_reference(
 
     Args:
         qkv: T×(2·H_k·D_k + H_v·D_v) float32: query, key and value heads.
-        a: T×H_v, logits of the decay.
-        b: T×H_v, logits of β.
+        a, b: T×H_v, logits of the decay and of β.
         A_log, dt_bias: H_v float32, parameters of the decay.
         states: slots×H_v×D_k×D_v float32.
         cu_seqlens: B+1 int32, sequence boundaries.
@@ -196,16 +193,13 @@ def causal_conv1d_reference(
 
 
 def gated_rms_norm_reference(o: mx.array, z: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """RMSNorm per head, multiplied by SiLU of a gate.
+    """RMSNorm per head times SiLU of a gate; rounded once, to the gate's dtype.
 
     Args:
         o: T×H_v×D_v float32.
         z: T×H_v×D_v, the gate.
         weight: D_v.
         eps: added to the mean of squares.
-
-    Returns:
-        T×H_v×D_v in the dtype of `z`, rounded once.
     """
     # [task 6.4.4 norm]
     gate = z.astype(mx.float32)
@@ -233,7 +227,7 @@ def _integers(array: mx.array) -> list[int]:
 
 
 def _store(states: mx.array, written: dict[int, mx.array]) -> mx.array:
-    """Returns a copy of `states` with the written slots replaced; ignores slot −1."""
+    """Copies `states` and replaces the written slots; ignores slot −1."""
     written.pop(-1, None)
     if not written:
         return states

@@ -31,7 +31,7 @@ def paged_attention(
     mask: Literal["causal"] | None = "causal",
     window: int = 0,
 ) -> mx.array:
-    """Grouped-query attention with paged keys and values: L queries in each of B sequences.
+    """Grouped-query attention over paged keys and values.
 
     With the extension, the result has the same bits as `flash_attention` on contiguous keys,
     regardless of page size and page order.
@@ -41,17 +41,15 @@ def paged_attention(
 
     Args:
         query: B×H_q×L×D, float32, float16 or bfloat16, D at most 256.
-        key_pages: P×H×page_size×D of the same dtype.
-        value_pages: P×H×page_size×D of the same dtype.
-        block_table: B×max_pages int32: each sequence's pages in order, padded with −1. The padding
-            is not read.
+        key_pages, value_pages: P×H×page_size×D of the same dtype.
+        block_table: B×max_pages int32: each sequence's pages in order, padded with −1 (not read).
         context_lens: B int32: number of keys per sequence, including the new tokens'.
         page_size: tokens per page.
         scale: factor for the scores; 1/√D if None.
         mask: "causal" (query i of sequence b attends to keys j ≤ i + context_lens[b] − L), or None
             (all keys).
-        window: sliding window size: number of most recent keys that a query attends to, including
-            its own; 0 for all. Requires a causal mask. Pages before a sequence's first window are
+        window: sliding window: number of most recent keys that a query attends to, its own
+            included; 0 for all. Requires a causal mask. Pages before a sequence's first window are
             not read; their block table entries may be arbitrary.
 
     Returns:
@@ -92,7 +90,7 @@ def paged_attention_reference(
     mask: Literal["causal"] | None = "causal",
     window: int = 0,
 ) -> mx.array:
-    """Reference for `paged_attention`: plain MLX in float32, one sequence at a time."""
+    """Reference for `paged_attention`: plain MLX in float32."""
     if window:
         B, _, L, _ = query.shape
         tokens = query.swapaxes(1, 2).reshape(B * L, -1, query.shape[-1])  # T×H_q×D
@@ -122,23 +120,19 @@ def paged_attention_varlen(
     scale: float | None = None,
     window: int = 0,
 ) -> mx.array:
-    """Causal `paged_attention` over a ragged batch: a different number of queries per sequence.
+    """Causal `paged_attention` over a ragged batch: no padding of the queries.
 
     Sequence s has queries cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1, the last of its
-    context_lens[s] tokens. One call can mix decoding sequences (one query each) with prefill chunks
-    without padding.
+    context_lens[s] tokens. A call can mix decoding sequences (one query each) with prefill chunks.
 
         cu_seqlens_q    0 1 2       7       two decoding sequences and a chunk of five
         query           a b c c c c c
 
     Args:
-        query: T×H_q×D, the queries of all sequences, concatenated.
+        query: T×H_q×D, the queries of all sequences; shape and dtype of the result.
         key_pages, value_pages, context_lens, block_table, page_size, scale, window: see
             `paged_attention`.
         cu_seqlens_q: B+1 int32, ascending from 0 to T.
-
-    Returns:
-        T×H_q×D in the dtype of `query`.
 
     Raises:
         ValueError: see `paged_attention`; or `cu_seqlens_q`, if given as Python integers, does not
@@ -178,7 +172,7 @@ def paged_attention_varlen_reference(
     scale: float | None = None,
     window: int = 0,
 ) -> mx.array:
-    """Reference for `paged_attention_varlen`: plain MLX in float32, one sequence at a time."""
+    """Reference for `paged_attention_varlen`: plain MLX in float32."""
     if window:
         pages = key_pages, value_pages, cu_seqlens_q, context_lens, block_table
         return _attend_in_windows(query, *pages, page_size, scale, window)
@@ -196,7 +190,7 @@ def paged_attention_varlen_reference(
 
 
 def gather_pages(pages: mx.array, page_ids: mx.array, length: int) -> mx.array:
-    """Copies a sequence's first `length` tokens into one array: P×H×page_size×D -> H×length×D."""
+    """Gathers a sequence's first tokens: P×H×page_size×D -> H×length×D."""
     # [task 3.1.3 pages]
     _, H, _, D = pages.shape
     gathered = pages[page_ids[: -(-length // pages.shape[2])]]  # (pages used)×H×page_size×D
@@ -214,7 +208,7 @@ def _attend_sequence(
     scale: float | None,
     mask: Literal["causal"] | None,
 ) -> mx.array:
-    """Gathers one sequence's pages and attends to its keys and values: H_q×L×D -> H_q×L×D."""
+    """Attends to one sequence's gathered pages: H_q×L×D -> H_q×L×D, in float32."""
     # [task 3.2.2 one]
     L = query.shape[1]
     # The first `hidden` queries precede all keys. Their output is zero, because a softmax over no
@@ -239,7 +233,7 @@ def _attend_sequence(
 
 
 def sliding_window_mask(L: int, S: int, window: int, dtype: mx.Dtype) -> mx.array:
-    """Causal mask with a sliding window, L×S: a query attends to its most recent `window` keys.
+    """Causal mask L×S: a query attends to its most recent `window` keys.
 
     0 where i + S − L − window < j ≤ i + S − L, −inf elsewhere.
     """
@@ -260,10 +254,7 @@ def _attend_in_windows(
     scale: float | None,
     window: int,
 ) -> mx.array:
-    """Computes `paged_attention_varlen_reference` with a sliding window.
-
-    Does not gather pages that precede the windows of all queries.
-    """
+    """Reference for ragged batches with a window; gathers only pages in windows."""
     rows, ends = [query[:0]], _to_list(cu_seqlens_q)
     for s, context_len in enumerate(_to_list(context_lens)):
         chunk = query[ends[s] : ends[s + 1]]  # L×H_q×D
@@ -310,11 +301,10 @@ def _check_pages(
     window: int = 0,
     queries: Any = 0,
 ) -> None:
-    """Rejects invalid arguments that the kernel could not check before its evaluation.
+    """Rejects arguments that the kernel could only reject at evaluation.
 
-    Lengths and page ids given as arrays are not checked, because they may be lazy.
-
-    `queries` is the number of queries per sequence, or the array `cu_seqlens_q`.
+    Skips lengths and page ids in arrays, which may be lazy. `queries` is the number of queries per
+    sequence, or the array `cu_seqlens_q`.
     """
     if key_pages.ndim == 4 and key_pages.shape[2] != page_size:
         raise ValueError(

@@ -82,7 +82,7 @@ def make_parser(prog: str) -> CommandParser:
 
 
 def _latency_bound(text: str) -> tuple[str, float]:
-    """Argument type: a latency bound in milliseconds, "ttft:200" → ("ttft", 0.2) seconds."""
+    """Argument type NAME:MS, converted to seconds: "ttft:200" → ("ttft", 0.2)."""
     name, _, milliseconds = text.partition(":")
     if name not in ("ttft", "tpot"):
         raise argparse.ArgumentTypeError(f"must be ttft:MS or tpot:MS, got {text}")
@@ -91,10 +91,7 @@ def _latency_bound(text: str) -> tuple[str, float]:
 
 
 def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload) -> dict[str, Any]:
-    """Runs a workload once.
-
-    Args:
-        checkpoint: the model; its tokenizer is unused.
+    """Runs a workload once; the checkpoint's tokenizer is unused.
 
     Returns:
         Token counts, duration in seconds, tokens/s, latencies in milliseconds, and peak memory in
@@ -127,10 +124,7 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
 def measure_load(
     args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload, rate: float, slo: SLO
 ) -> dict[str, Any]:
-    """Runs a workload once on a new engine, with random arrivals.
-
-    Args:
-        rate: mean requests per second.
+    """Runs a workload on a new engine, with random arrivals, `rate` per second.
 
     Returns:
         Requests and tokens per second, goodput in requests per second, latencies in milliseconds.

@@ -53,13 +53,12 @@ class ChatSession:
             self.messages.append({"role": "system", "content": self._system_prompt})
 
     def ask(self, text: str) -> None:
-        """Streams the reply to standard output; appends the message and the reply to the history.
+        """Streams the reply to standard output; adds the turn to the history.
 
         Ctrl-C stops generation; the partial reply remains in the history.
 
         Raises:
-            UserError: the conversation exceeds the context, or the server rejects it; the turn
-                is dropped.
+            UserError: the context is exceeded or the server failed; the turn is dropped.
         """
         self.messages.append({"role": "user", "content": text})
         reply = ""
@@ -73,7 +72,7 @@ class ChatSession:
             self.messages.pop()
             raise
         print()
-        # The reasoning is not stored: chat templates drop that of earlier turns.
+        # Drop the reasoning, as chat templates do in earlier turns.
         content = reply.rpartition(THINK_END)[2].strip()
         self.messages.append({"role": "assistant", "content": content})
 

@@ -113,7 +113,6 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _report_model(args: argparse.Namespace) -> int:
-    """Prints the model's memory table."""
     set_device(args.device)
     args.max_num_seqs = args.max_num_seqs or DEFAULT_MAX_NUM_SEQS
     args.tensor_parallel_size = args.tensor_parallel_size or 1

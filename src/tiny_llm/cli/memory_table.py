@@ -54,7 +54,7 @@ class MemoryEstimate:
         max_model_len: int | None,
         available: int,
     ) -> "MemoryEstimate":
-        """Splits the KV memory as `LLM` does; see `LLM` for arguments and errors.
+        """Splits the KV memory as `LLM` does; see there for arguments and errors.
 
         `available` is the free memory in bytes before the weights are loaded.
         """
@@ -96,11 +96,9 @@ class MemoryEstimate:
         return min(self.max_seq_len - 1, self.num_tokens)
 
     def tokens_per_second(self, context: int, bandwidth: float) -> float:
-        """Upper bound on tokens/s for one request without draft tokens, given memory bandwidth.
+        """Upper bound on tokens/s for one request without draft tokens.
 
-        Args:
-            context: number of cached tokens.
-            bandwidth: memory bandwidth in bytes per second.
+        `context` is the number of cached tokens; `bandwidth` is in bytes per second.
         """
         target = self.sizes[0]
         states = 2 * target.state_bytes  # each step reads and writes the state
@@ -141,11 +139,9 @@ def print_memory_table(
     task: Task,
     bandwidth: float | None = None,
 ) -> None:
-    """Prints the table, followed by notes on the machine's memory and on the figures.
+    """Prints the table, then notes on the machine's memory and on the figures.
 
-    Args:
-        task: the model's task; a pooling model's table has no decode speed.
-        bandwidth: memory bandwidth in bytes per second; None omits the speeds.
+    Decode speeds require the task "generate" and the memory bandwidth in bytes per second.
     """
     bandwidth = bandwidth if task == "generate" else None
     console.print(memory_table(name, estimates, bandwidth))
@@ -212,13 +208,12 @@ def _notes(
 
 
 def measure_bandwidth(num_bytes: int) -> float | None:
-    """Memory bandwidth of a 4-bit matrix-vector multiplication in bytes/s.
+    """Memory bandwidth of a 4-bit matrix-vector product in bytes per second.
+
+    None if the extension is not built or does not run on the default device.
 
     Args:
         num_bytes: weight bytes that a decoding step of the model reads.
-
-    Returns:
-        None if the extension is not built or does not run on the default device.
     """
     if not kernels.is_built() or not kernels.runs_on_default_device():
         return None

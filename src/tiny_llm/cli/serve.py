@@ -338,12 +338,7 @@ def _lora_modules(args: argparse.Namespace) -> dict[str, str] | None:
 
 
 def _adapter_names(args: argparse.Namespace, model_names: Sequence[str]) -> list[str]:
-    """Names of the LoRA adapters.
-
-    Raises:
-        UserError: two names are equal, a name is also a model's, or a flag is incompatible with
-            adapters.
-    """
+    """Names of the LoRA adapters; rejects duplicates and conflicting flags."""
     adapter_folders(args.adapter_path, _lora_modules(args))
     names = [name for name, _ in args.lora_modules or ()]
     for index, name in enumerate(names):

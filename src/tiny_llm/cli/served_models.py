@@ -55,9 +55,9 @@ class MemoryRequirement:
 
 
 def parse_model_argument(text: str) -> ModelArgument:
-    """Parses `NAME[=OPTIONS]`, where the options are at most one task, and "pin".
+    """Parses `NAME[=OPTIONS]`; the options are at most one task, and "pin".
 
-    The path of an existing folder may contain "=", so it is not split.
+    An existing folder is not split, because its path may contain "=".
     """
     name, separator, given = text.rpartition("=")
     if not separator or Path(text).expanduser().is_dir():
@@ -120,10 +120,7 @@ def memory_needs(
     folders: Sequence[Path],
     draft: Path | None,
 ) -> list[MemoryRequirement]:
-    """Computes each model's memory requirement.
-
-    Args:
-        draft: folder of the draft model, whose KV cache is part of `--kv-cache-bytes`.
+    """Memory requirements; `kv_cache_bytes` includes the draft model's KV cache.
 
     Raises:
         UserError: two models have the same API name, or a folder does not contain a model.

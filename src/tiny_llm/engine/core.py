@@ -47,7 +47,7 @@ log = logging.getLogger("tiny_llm.engine")
 MEMORY_CHECK_INTERVAL = 1.0  # seconds
 # Compact only if more than 1/8 of the pages are unused, because compaction copies all used pages.
 MIN_RELEASED_SHARE = 8
-PRECOMPUTE_REQUEST_ID = "(ahead)"  # id of internal requests, which no client has sent
+PRECOMPUTE_REQUEST_ID = "(ahead)"  # id of `precompute`'s internal requests
 
 
 class EngineCore:
@@ -55,18 +55,13 @@ class EngineCore:
 
     Args:
         tokenizer: as returned by `mlx_lm.load`.
-        scheduler: plans the steps.
-        runner: executes the steps.
         seed: base seed for requests without their own.
-        proposer: n-gram proposer, used where no grammar forces tokens, or None.
+        proposer: n-gram proposer, for requests whose grammar forces no tokens.
         tool_call_parser: name of the tool-call format, see `find_format`.
         adapters: LoRA adapter indices by name; None is the key for requests that name no adapter.
-        disk_cache: on-disk tier of the prefix cache, or None.
 
     Attributes:
-        tokenizer, scheduler, runner, seed, disk_cache: the arguments of these names.
-        vocab_size: the target model's vocabulary size.
-        grammars: grammar compiler; thread-safe, so a server may compile ahead of `add`.
+        grammars: grammar compiler; thread-safe, so a server may compile before adding a request.
         step_seconds: time spent in steps; the time beyond `runner.seconds` is overhead.
         num_memory_evictions: cached pages evicted because the system was low on memory.
     """
@@ -113,14 +108,13 @@ class EngineCore:
         prompt: str | list[dict[str, Any]] | None = None,
         sink: deque[StreamOutput] | None = None,
     ) -> RequestOutput:
-        """Queues one request for each of a prompt's `n` completions, or none on an error.
+        """Queues a request per completion of a prompt, or none if it raises an error.
+
+        Other arguments and errors: see `LLM.add_request`.
 
         Args:
-            ids: the prompt's token ids.
-            params, request_id, enable_thinking, timeout, lora: see `LLM.add_request`, also for
-                errors.
-            prompt: the text or messages with these token ids, for the output; None if unknown.
-            sink: queue for the request's stream outputs; None for that of `step`.
+            prompt: the text or messages that `ids` encode, for `RequestOutput.prompt`.
+            sink: receives the request's stream outputs; if None, `step` returns them.
         """
         self.scheduler.check_queue_limit(params.n)
         if timeout is not None:
@@ -162,8 +156,7 @@ class EngineCore:
                 deadline,
                 self._reasoning_tokens(ids) if enable_thinking and params.stop else None,
             )
-            # All completions have the same prompt, so this raises for the first one, when none has
-            # been queued, or not at all.
+            # Raises only for the first completion, before any is queued: all share the prompt.
             self.scheduler.add(request)
             self._processors[request.request_id] = processor
             processors.append(processor)
@@ -171,11 +164,6 @@ class EngineCore:
         return request_output
 
     def _adapter_index(self, lora: str | None) -> int:
-        """Returns the index of the named adapter.
-
-        Raises:
-            UserError: the engine has no adapter of that name.
-        """
         if not isinstance(lora, str | None) or lora not in self.adapters:
             names = [name for name in self.adapters if name is not None]
             allowed = f"one of {summarize(names)}" if names else "None: no adapters are loaded"
@@ -217,12 +205,12 @@ class EngineCore:
         *,
         enable_thinking: bool = False,
     ) -> list[StructuredOutputGrammar | None]:
-        """Compiles and caches the grammar of `structured_outputs`, possibly ahead of the request.
+        """Compiles and caches the grammar of `structured_outputs`.
 
-        Thread-safe, unlike the other methods.
+        Thread-safe, unlike the other methods, so it can run before the request is added.
 
         Returns:
-            A grammar for each of the `n` completions; None without `structured_outputs`.
+            One grammar per completion; each is None without `structured_outputs`.
 
         Raises:
             UserError: the grammar is rejected, or `llguidance` is not installed.
@@ -246,13 +234,12 @@ class EngineCore:
         return thinking_tokens(self.tokenizer)
 
     def _prompt_tail(self, ids: Sequence[int]) -> str:
-        """Decodes the prompt's last tokens, enough to include a chat template's `<think>`."""
+        """Decodes the last 8 prompt tokens, where a chat template puts `<think>`."""
         text: str = self.tokenizer.decode(list(ids[-8:]))
         return text
 
     def _new_id(self) -> str:
-        """Returns an unused request id: the next number."""
-        # A caller has already used this number as an id.
+        """Returns the next number that is not the id of an unfinished request."""
         while str(self._num_added) in self._processors_by_request:
             self._num_added += 1
         self._num_added += 1
@@ -261,10 +248,8 @@ class EngineCore:
     def abort(self, request_id: str) -> bool:
         """Ends a request in any state and releases its pages.
 
-        The next `step` returns its last output, with finish_reason "abort".
-
-        Returns:
-            False if the request is unknown or finished.
+        Emits a last output with finish_reason "abort". Returns False if the request is unknown or
+        finished.
         """
         processors = list(self._processors_by_request.get(request_id, []))
         for processor in processors:
@@ -272,16 +257,10 @@ class EngineCore:
         return bool(processors)
 
     def precompute(self, token_ids: Sequence[int], lora: str | None = None) -> bool:
-        """Prefills one page of an expected prompt into the prefix cache, in one step.
+        """Prefills one page of an expected prompt into the prefix cache.
 
-        For idle periods: a no-op while requests are unfinished. Does not affect any output.
-
-        Args:
-            token_ids: prefix of the expected prompt; only its full pages are computed.
-            lora: see `LLM.add_request`.
-
-        Returns:
-            Whether pages remain to be computed by further calls.
+        For idle periods: a no-op while there are unfinished requests. `token_ids` is a prefix of
+        the prompt, of which only full pages are computed. Returns whether any of them remain.
         """
         scheduler, adapter = self.scheduler, self._adapter_index(lora)
         size = scheduler.config.page_size
@@ -302,25 +281,23 @@ class EngineCore:
             step = scheduler.schedule()
             if step.chunks:
                 scheduler.update_from_output(step, self.runner.run(step))
-        except UserError:  # too long, so every prompt with this prefix is rejected, too
+        except UserError:  # too long, so any prompt with this prefix will be rejected
             return False
         except Exception:  # best effort: no caller depends on success
             log.exception("failed to precompute a prefix cache page")
         scheduler.finish(request, "abort")
         if self.disk_cache is not None:
             self.disk_cache.store_new()
-        # Restored, so that the prefix cache hit rate counts only requests from clients.
+        # The prefix cache hit rate counts only requests from clients.
         scheduler.num_prompt_tokens, scheduler.num_cached_tokens = totals
         has_grown = scheduler.pages.num_cached(token_ids, adapter) > num_cached
         return has_grown and end + size <= len(token_ids)
 
     def check_memory(self) -> bool:
-        """Releases cached prefixes if the system is low on memory, as every step does.
+        """Releases cached memory if memory is low; queues disk cache writes.
 
-        For idle periods; checks at most once per second.
-
-        Returns:
-            Whether the statistics have changed: memory was low, or the disk cache wrote pages.
+        Every step calls it; an idle server should, too. A no-op within a second of the last check.
+        Returns whether memory was low or the disk cache's statistics have changed.
         """
         now = time.monotonic()
         if now < self._next_memory_check:
@@ -333,10 +310,7 @@ class EngineCore:
         return is_short or has_written
 
     def release_cached_memory(self) -> None:
-        """Evicts half of the cached pages, and returns unused memory to the system.
-
-        If enough pages are then unused, copies the used ones into smaller arrays.
-        """
+        """Evicts half of the cached pages and returns unused memory to the system."""
         pages, target, before = self.scheduler.pages, self.runner.target, self.runner.nbytes
         num_evicted = pages.evict_half()
         self.num_memory_evictions += num_evicted
@@ -354,10 +328,10 @@ class EngineCore:
             )
 
     def step(self) -> list[StreamOutput]:
-        """Computes one step and returns its outputs for requests without a `sink`.
+        """Computes a step, unless outputs are pending, and returns the outputs.
 
-        If the model raises an exception, the requests in the step end with its message in `error`;
-        the others continue.
+        Excludes outputs that go to a `sink`. If the model raises an exception, the requests in the
+        step end with its message in `error`; the others continue.
         """
         if not self._outputs:
             self._compute_step()
@@ -389,7 +363,7 @@ class EngineCore:
                 metrics.first_scheduled_time = started
         try:
             self._process_outputs(step, self.runner.run(step))
-        except Exception as error:  # fails the requests of this step only
+        except Exception as error:
             self._fail_step(step, error)
         seconds = time.perf_counter() - started
         self.step_seconds += seconds
@@ -398,7 +372,7 @@ class EngineCore:
             self.disk_cache.store_new()
 
     def close(self) -> None:
-        """Writes pending pages to the disk cache and detaches it; a no-op without one.
+        """Writes pending pages to the disk cache and detaches it, if there is one.
 
         Pages already queued are also written when the object is deleted or the process exits.
         """
@@ -407,7 +381,6 @@ class EngineCore:
             self.disk_cache = None
 
     def _expire_requests(self) -> None:
-        """Ends the running and queued requests whose deadline has passed."""
         now = time.perf_counter()
         for processor in list(self._processors.values()):
             if processor.deadline is not None and now >= processor.deadline:
@@ -429,14 +402,14 @@ class EngineCore:
             if error is not None:
                 self._finish(processor, [], "error", error)
                 continue
-            # The completion ended at an earlier token, so drop the tokens after it.
+            # Drop the tokens after the one that ended the completion.
             if len(token_ids) < len(result.token_ids):
                 results[request_id] = replace(result, token_ids=token_ids)
             updates.append((processor, token_ids, reason))
         self.scheduler.update_from_output(step, results)
         for processor, token_ids, reason in updates:
             request = processor.request
-            # The first completion's hits: the others also hit the pages that it has computed.
+            # The first completion's hits; the others also hit the pages that it has computed.
             if processor.output.index == 0:
                 processor.request_output.num_cached_tokens = request.num_cached_tokens
             if reason is None:
@@ -446,7 +419,7 @@ class EngineCore:
                 self._finish(processor, token_ids, reason)
 
     def _propose_draft_tokens(self, request: EngineRequest) -> Sequence[int]:
-        """Returns the tokens that the request's grammar forces, or else the proposer's tokens."""
+        """Returns the tokens forced by the grammar, or else the proposer's tokens."""
         num_running = len(self.scheduler.running)
         tokens: Sequence[int] = ()
         if request.grammar is not None and self._grammar_proposer is not None:
@@ -456,7 +429,6 @@ class EngineCore:
         return tokens
 
     def _fail_step(self, step: SchedulerOutput, error: Exception) -> None:
-        """Fails the requests in a step that raised an exception."""
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         for chunk in step.chunks:
             processor = self._processors.get(chunk.request.request_id)

@@ -54,7 +54,6 @@ class LoadedModels:
     """Target and draft model, before their pages are allocated.
 
     Attributes:
-        target: the target model.
         draft: the draft model, or the target's MTP layer, or None.
         tokenizer: shared by both models.
         tp_checkpoint: the target's sharded checkpoint; None without tensor parallelism.
@@ -113,9 +112,7 @@ def load_models(
 
 
 def adapter_folders(adapter_path: Any, lora_modules: Any) -> Mapping[str | None, Any]:
-    """Returns the adapter folders by name; see `LLM` for the arguments.
-
-    The key None is for the adapter of `adapter_path`, which all requests use.
+    """Returns adapter folders by name; the key None is for `adapter_path`.
 
     Raises:
         UserError: an argument is invalid, or the arguments conflict.
@@ -141,10 +138,10 @@ def adapter_folders(adapter_path: Any, lora_modules: Any) -> Mapping[str | None,
 def attach_to_target(
     models: LoadedModels, folders: Mapping[str | None, Any]
 ) -> dict[str | None, int]:
-    """Attaches adapters to the target model, on this rank.
+    """Attaches adapters to the target model, on this rank only.
 
     Returns:
-        Adapter indices by name; −1 means no adapter. The key None is for requests that name none.
+        Adapter indices by name; None is the key for requests that name none, −1 means no adapter.
 
     Raises:
         UserError: an adapter cannot be used with the model.
@@ -178,17 +175,18 @@ def make_model_runner(
     num_state_slots: int,
     task: Task,
 ) -> ModelRunner:
-    """Builds the model runner; the target and the draft model each have `num_pages` pages.
+    """Builds the model runner; each model has `num_pages` pages.
 
     Raises:
         ModelError: another rank cannot load an adapter.
+        UserError: with task "score", the tokenizer has no single tokens for "yes" and "no".
     """
     memory = num_pages, num_state_slots
     target = _paged_model(models, models.target, *memory, adapters)
     if isinstance(models.draft, MtpDecoder):
         drafter = MtpDrafter(_paged_model(models, models.draft, num_pages))
         mtp_runner = MtpRunner(target, drafter)
-        # A discarded step's updates of recurrent states could not be undone.
+        # A discarded step's updates of recurrent states cannot be undone.
         mtp_runner.async_scheduling.enabled = False
         return mtp_runner
     draft = None
@@ -205,8 +203,7 @@ def make_model_runner(
                 raise UserError(f"the model cannot score documents: {error}.") from error
             pool = partial(pool_scores, no_token=no_token, yes_token=yes_token)
         runner = PoolingRunner(target, pool=pool)
-    # Async scheduling does not work with these: pooling has no next step, worker ranks need
-    # evaluated token ids, and a discarded step's updates of recurrent states cannot be undone.
+    # Pooling has no next step, workers need evaluated token ids; for state slots, see above.
     if task != "generate" or models.tp_checkpoint is not None or num_state_slots:
         runner.async_scheduling.enabled = False
     return runner
@@ -215,7 +212,7 @@ def make_model_runner(
 def make_proposer(
     speculative: str | None, draft_model: Model | None, num_drafts: int | None
 ) -> NgramProposer | None:
-    """Validates `speculative` and `num_drafts`; returns the proposer for "ngram", else None.
+    """Validates the options; returns the proposer for "ngram", else None.
 
     Raises:
         UserError: the arguments conflict.
@@ -297,7 +294,7 @@ def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
 
 
 def common_window(models: Sequence[ServingModel]) -> int:
-    """Returns the largest sliding window in any layer; 0 if any layer has full attention."""
+    """Returns the largest sliding window; 0 if any layer has full attention."""
     windows = [model.max_window for model in models]
     return max(windows) if all(windows) else 0
 

@@ -4,7 +4,7 @@
     for output in llm.generate(["RoPE is", "Paged attention is"], SamplingParams(max_tokens=20)):
         print(output.text)
 
-Not thread-safe, except `compile_grammar`. `core.py` has the methods of a request's lifecycle.
+Not thread-safe, except `compile_grammar`. `step`, `abort` and `close` are in `core.py`.
 """
 
 import logging
@@ -64,79 +64,64 @@ POOLING_PARAMS = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 class LLM(EngineCore):
     """Serves many requests concurrently with a fixed KV memory budget.
 
-    A request's output depends only on the model, its prompt and its parameters, with `seed` as the
-    default seed. Other requests, batching, chunked prefill, cached prefixes, preemption and draft
-    tokens do not affect it. Outputs are bit-identical for a given version, instruction set (which
-    selects the kernels) and `tensor_parallel_size`. "paged" and "flash" attention are bit-identical
-    to each other, but not to "reference". Argument names and semantics follow vLLM where it has an
-    equivalent.
+    With a seed in its parameters, a request's output depends only on the model, its prompt and its
+    parameters, not on other requests, batching, chunked prefill, cached prefixes, preemption or
+    draft tokens. Outputs are bit-identical for a given version, instruction set (which selects the
+    kernels) and `tensor_parallel_size`. Arguments are as in vLLM where it has an equivalent.
 
     Args:
         model: short name, hub id, folder, or the result of `load_weights` or `load`.
         kv_cache_bytes: upper bound on KV memory, including recurrent states and the draft model's
             KV memory. None uses three quarters of the memory left by the weights, but no more than
-            `max_num_seqs` requests of `max_model_len` tokens need, and logs the size. Allocated in
-            increments on demand and kept until the system runs low on memory; `reserve` allocates
-            all of it. Floats like 2e9 are accepted. For a model with recurrent state, up to half is
-            for state slots: one per running request, and checkpoints from which later requests with
-            a common prefix resume.
-        block_size: tokens per page. Requests share full pages, so smaller pages share more, at the
-            cost of longer block tables.
+            `max_num_seqs` requests of `max_model_len` tokens need. Allocated on demand and kept
+            until the system runs low on memory; `reserve` allocates all of it. Recurrent states get
+            up to half: one per running request, and checkpoints from which later requests with a
+            common prefix resume.
+        block_size: tokens per page. Only full pages are shared, so smaller pages share more.
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included. Larger values
             increase prefill throughput and inter-token latency.
         max_num_seqs: upper bound on concurrently running requests.
-        max_model_len: upper bound on prompt plus output tokens; None for the model's context
-            length.
-        enable_prefix_caching: whether requests with a common prefix share pages, and pages are kept
-            for later requests until evicted.
+        max_model_len: maximum prompt plus output tokens; None for the model's context length.
+        enable_prefix_caching: whether to keep and share the pages of common prefixes.
         prefix_cache_dir: directory where prefix cache pages outlive eviction from memory and this
-            process; several processes may share it. Pages are written in the background and
-            verified when read; an unreadable page is recomputed. None disables it.
+            process; several processes may share it. Unreadable pages are recomputed.
         prefix_cache_disk_bytes: upper bound on the directory's total page size, over all models;
             the least recently used pages are evicted. 1e10 by default.
-        draft_model: smaller model with the same vocabulary, for speculative decoding, in any form
-            accepted for `model`. Saves steps; does not change the output.
+        draft_model: smaller model with the same vocabulary that drafts tokens, given like `model`.
         num_drafts: upper bound on draft tokens per request and step; 4 by default with a draft
             model, 7 with "ngram", 1 with "mtp".
         speculative: "ngram" drafts the continuation of an earlier occurrence of the last tokens in
             the prompt or output. "mtp" drafts with the multi-token prediction layer in Qwen3.5 and
-            Qwen3-Next checkpoints. Incompatible with `draft_model`; does not change the output.
-        attention_backend: "paged" reads pages in place. "flash" (the Week 2 kernel, bitwise
-            identical) and "reference" (plain MLX) gather them first; both are slower and meant for
-            comparison.
+            Qwen3-Next checkpoints. Incompatible with `draft_model`.
+        attention_backend: "paged" reads pages in place. For comparison, "flash" (the course's Week
+            2 kernel, bit-identical to "paged") and "reference" (plain MLX) gather them first.
         kv_cache_dtype: "auto" stores keys and values in the activations' dtype. "int8" stores
             8-bit integers with a scale per token and head: about twice as many tokens in the same
-            memory, with a small error. The recurrent state of hybrid models is not affected.
-        activation_bits: 16 multiplies quantized weights by exact activations. 8 rounds these to
-            integers with a scale per token and group of weights: prompts are computed faster on a
-            CPU, with about the error of 8-bit weights.
+            memory, with a small error. Does not affect recurrent states.
+        activation_bits: 8 quantizes the activations that quantized weights multiply to 8 bits, with
+            a scale per token and group of weights: faster prefill on a CPU, with about the error of
+            8-bit weights. 16 does not quantize activations.
         chat_template: Jinja source that replaces the model's chat template, or None.
         load_format: "auto" loads weights of models given by name; "dummy" generates random weights
             with the same shapes and formats, for benchmarks.
         tensor_parallel_size: number of processes, each with a shard of the weights and KV cache;
-            started on this machine, unless a launcher has started them. If one process dies, all of
-            them exit, and the calling process prints a message. The model must be given by name.
-            Partial sums are rounded before they are added, so this number can affect the output.
+            started on this machine, unless a launcher has started them. If one dies, all exit.
+            The model must be given by name. Affects rounding, and thus the output.
         task: "generate"; "embed" for `embed`, or "score" for `score`. "auto" is "embed" for a
             checkpoint with a sentence-transformers pooling layer, otherwise "generate".
         scheduling_policy: "fcfs" computes prompts in order of arrival. "fair", the default of
             `serve`, lets short prompts overtake long ones: a request is overtaken by at most about
             as many prompt tokens as its own prompt has.
-        step_time_target: with "fair", the target duration of steps with decoding requests, in
-            seconds, which limits their prompt tokens; None for no limit. If too few prompt tokens
-            fit, an occasional step may take up to ten times the target, so that prompts progress
-            (`scheduling/fair_scheduler.py`).
+        step_time_target: with "fair", the target duration in seconds of steps with decoding
+            requests, which limits their prompt tokens; None for no limit. So that prompts progress,
+            an occasional step may take up to ten times as long.
         adapter_path: folder of a LoRA adapter, as written by `mlx_lm.lora`, for all requests.
         lora_modules: LoRA adapter folders by name; a request selects one with `lora`.
-        max_queue: queued requests allowed beyond `max_num_seqs`; further ones raise
-            `QueueFullError`. None for no limit.
+        max_queue: requests queued beyond `max_num_seqs` before `QueueFullError`; None for no limit.
         tool_call_parser: tool-call format: "hermes", "qwen3_coder", "llama3_json" or "mistral";
             "auto" detects it from the chat template.
-        seed: base seed for requests without their own; None for a random one.
-        listener: callback for every event (`events.py`), for example a `Recorder`.
-
-    Attributes:
-        task: "generate", "embed" or "score".
+        seed: base seed for requests without their own, combined with their order; None for random.
+        listener: callback for every event (`scheduling/events.py`), for example a `Recorder`.
 
     Raises:
         UserError: the model cannot be loaded, the arguments conflict, or the KV memory is too small
@@ -248,7 +233,7 @@ class LLM(EngineCore):
         lora: str | Sequence[str | None] | None = None,
         show_progress: bool = True,
     ) -> list[RequestOutput]:
-        """Generates completions for one or several prompts; blocks until all are finished.
+        """Generates completions of one or several prompts; blocks until all finish.
 
         Args:
             prompts: one prompt or several, each a string (encoded verbatim), token ids (a list or
@@ -260,9 +245,8 @@ class LLM(EngineCore):
                 `structured_outputs`, for prompts of any form.
             tools: function tools for the chat template, each as `{"type": "function", "function":
                 {"name": …, "description": …, "parameters": a JSON schema}}`.
-            chat_template_kwargs: additional chat template variables.
-            lora: name of an adapter in `lora_modules`, shared by all prompts, or one per prompt;
-                None for no adapter.
+            chat_template_kwargs: other chat template variables.
+            lora: name of an adapter, shared by all prompts, or one per prompt; None for none.
             show_progress: whether to show a progress bar if standard error is a terminal.
 
         Returns:
@@ -270,8 +254,7 @@ class LLM(EngineCore):
             and a message in `error`; the other prompts are not affected.
 
         Raises:
-            UserError: a prompt has an invalid type, or `sampling_params` or `lora` has the wrong
-                length.
+            UserError: an invalid prompt type, or a wrong length of `sampling_params` or `lora`.
         """
         self._check_task("text generation", "generate")
         outputs: list[RequestOutput] = []
@@ -328,10 +311,7 @@ class LLM(EngineCore):
         chat: ChatOptions,
         outputs: list[RequestOutput],
     ) -> Iterator[StreamOutput]:
-        """Queues requests, appends their outputs to `outputs`, and steps until all are finished.
-
-        Aborts unfinished requests if an exception is raised or the iteration stops early.
-        """
+        """Serves requests and fills `outputs`; aborts the rest if closed early."""
         sink: deque[StreamOutput] = deque()
         try:
             for prompt, params, lora in prompts_and_params:
@@ -361,8 +341,7 @@ class LLM(EngineCore):
 
         Args:
             prompts: see `generate`. Texts are encoded with the tokenizer's special tokens, such as
-                Qwen3-Embedding's EOS token. No instruction is added; include one if the model
-                expects it.
+                Qwen3-Embedding's EOS token; include an instruction if the model expects one.
 
         Raises:
             UserError: not an embedding model, or a prompt is rejected.
@@ -372,11 +351,10 @@ class LLM(EngineCore):
     def score(
         self, query: str, documents: Sequence[str], instruction: str = SCORE_INSTRUCTION
     ) -> list[float]:
-        """Computes the relevance of each document to a query, 0 to 1, with a reranking model.
+        """Scores documents' relevance to a query, 0 to 1, with a reranking model.
 
         Args:
-            query, documents: texts.
-            instruction: task description in the model's prompt.
+            instruction: tells the model what counts as relevant.
 
         Raises:
             UserError: not a reranking model, or a prompt is rejected.
@@ -411,18 +389,14 @@ class LLM(EngineCore):
         timeout: float | None = None,
         lora: str | None = None,
     ) -> str:
-        """Queues a request, to be served by `step`.
+        """Queues a request, to be served by `step`; returns its id.
 
         Args:
-            prompt, enable_thinking, tools, chat_template_kwargs: see `generate`.
-            sampling_params: `SamplingParams()` if None.
+            prompt, sampling_params, enable_thinking, tools, chat_template_kwargs, lora: see
+                `generate`.
             request_id: unique among unfinished requests; generated if None.
             timeout: seconds until the request ends with finish_reason "timeout" and partial output,
                 time in the queue included; None for no timeout.
-            lora: name of an adapter in `lora_modules`; None for no adapter.
-
-        Returns:
-            The request id.
 
         Raises:
             UserError: an empty prompt, an unknown token id or adapter, more tokens than fit in the
@@ -439,7 +413,7 @@ class LLM(EngineCore):
     def _encode_and_add(
         self, prompt: Prompt, params: SamplingParams, chat: ChatOptions, **options: Any
     ) -> RequestOutput:
-        """Encodes a prompt and queues it; see `add_tokenized_request` for the options."""
+        """Encodes a prompt and queues it; see `add_tokenized_request` for `options`."""
         ids = encode_prompt(self.tokenizer, prompt, chat, self.scheduler.config.max_seq_len)
         text: Any = prompt if isinstance(prompt, str) or is_chat(prompt) else None
         thinking = chat.thinking_enabled
@@ -448,7 +422,7 @@ class LLM(EngineCore):
         )
 
     def reserve(self) -> None:
-        """Allocates all of `kv_cache_bytes` now, so that later steps cannot stall or fail."""
+        """Allocates all of `kv_cache_bytes` now, so that no later step has to."""
         for model in self.runner.models:
             model.reserve()
 
@@ -459,7 +433,7 @@ class LLM(EngineCore):
 
 @contextmanager
 def _progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar; yields a function that advances it, a no-op without a terminal."""
+    """Yields a function that advances a progress bar; a no-op without a terminal."""
     if not (enabled and is_terminal()):
         yield lambda number: None
         return
@@ -494,7 +468,6 @@ def _with_params(
 
 
 def _check_params(params: Any) -> SamplingParams:
-    """Returns `params`; rejects other types, such as a dictionary."""
     if not isinstance(params, SamplingParams):
         raise UserError(f"sampling_params must be a SamplingParams, got {short_repr(params)}.")
     return params

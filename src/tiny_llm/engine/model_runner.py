@@ -29,12 +29,7 @@ NAN_RESULT = "the model's output contains NaN."
 class ModelRunner:
     """Executes the steps planned by the scheduler.
 
-    Args:
-        target: the target model.
-        draft: the draft model, or None.
-
     Attributes:
-        statistics: running totals.
         num_decodes: total number of chunks of decoding requests.
         async_scheduling: launches the next decoding step before tokens are read; GPU only.
     """
@@ -51,8 +46,7 @@ class ModelRunner:
     def run(self, step: SchedulerOutput) -> dict[str, ChunkOutput]:
         """Computes a step with at least one chunk.
 
-        Returns:
-            Results by request id, for the chunks that sample or score prompt tokens.
+        Returns results by request id, for the chunks that sample or score prompt tokens.
         """
         chunks = step.chunks
         draft_tokens = [list(chunk.request.draft_token_ids[: chunk.num_drafts]) for chunk in chunks]
@@ -77,7 +71,7 @@ class ModelRunner:
         return results
 
     def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Renumbers the pages and state slots of both models; see `PagedStorage.compact`."""
+        """Compacts the pages and state slots of all models; see `PagedStorage`."""
         for model in self.models:
             model.compact(pages, slots)
 
@@ -144,12 +138,7 @@ class ModelRunner:
 
 @dataclass
 class MtpRunner(ModelRunner):
-    """ModelRunner with draft tokens from the target's MTP layer.
-
-    Args:
-        target: the target model; its hidden states are inputs of the MTP layer.
-        draft: drafter with the MTP layer.
-    """
+    """ModelRunner with draft tokens from the target's MTP layer."""
 
     draft: MtpDrafter
     _hidden: mx.array = field(init=False)  # T×E: hidden states of the current step's T tokens
@@ -171,7 +160,6 @@ class PoolingRunner(ModelRunner):
     """ModelRunner for pooling models: one vector per prompt, no decoding.
 
     Args:
-        target: the pooling model.
         pool: maps the model's outputs at the last tokens of N prompts to N vectors.
     """
 
@@ -180,7 +168,7 @@ class PoolingRunner(ModelRunner):
     def _sample(
         self, chunks: Sequence[Chunk], draft_tokens: Sequence[Sequence[int]], logits: mx.array
     ) -> dict[str, ChunkOutput]:
-        """Pools the prompts that end in this step; each result counts as one output token."""
+        """Pools the prompts that end in this step; each counts as one output token."""
         ended = [chunk.request.request_id for chunk in chunks if chunk.samples]
         if not ended:
             return {}
@@ -196,7 +184,7 @@ class PoolingRunner(ModelRunner):
 def target_spans(
     chunks: Sequence[Chunk], draft_tokens: Sequence[Sequence[int]]
 ) -> tuple[list[Span], list[int]]:
-    """Returns the target's spans, including draft tokens, and the rows of logits to sample from."""
+    """Returns spans with draft tokens, and the rows of logits to sample from."""
     spans: list[Span] = []
     rows: list[int] = []
     num_tokens = 0

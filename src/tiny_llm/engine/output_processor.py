@@ -1,8 +1,7 @@
 """OutputProcessor: stop conditions, text and stream outputs of a completion.
 
-Text is held back while it may be incomplete or retracted: partial characters, which the detokenizer
-buffers, and possible prefixes of a stop string. Emitted text is therefore final. Plain Python: no
-models, no MLX.
+Holds back text that may still change: partial characters and possible prefixes of a stop string.
+Emitted text is therefore final. Must not import MLX.
 """
 
 import time
@@ -34,13 +33,10 @@ class StopChecker:
 
     Args:
         output: receives `text` and, on a match, `stop_reason`.
-        detokenizer: a new streaming detokenizer with `mlx_lm`'s interface: `add_token`, `finalize`,
-            `last_segment`.
+        detokenizer: a new streaming detokenizer with `mlx_lm`'s interface.
         stop_strings: strings that end the text; the earliest match wins.
         min_tokens: stop strings that start within the first `min_tokens` tokens are ignored.
-        include_stop_str: whether the text includes the matched stop string.
-        reasoning: delimiters of reasoning, inside which stop strings are ignored; None if the model
-            does not reason.
+        reasoning: its delimiters; stop strings inside are ignored. None without reasoning.
     """
 
     def __init__(
@@ -104,12 +100,7 @@ class StopChecker:
         return self._in_reasoning
 
     def _append(self, text: str, is_exempt: bool) -> str | None:
-        """Appends text up to a stop string; returns the stop string, or None.
-
-        Args:
-            text: new text.
-            is_exempt: whether stop strings are ignored in it.
-        """
+        """Appends text up to a stop string, unless exempt; returns the stop string."""
         self._buffer += text
         if is_exempt:
             return None
@@ -125,7 +116,7 @@ class StopChecker:
         return stop_string
 
     def _num_emittable(self) -> int:
-        """Number of leading characters that cannot be part of a later stop string match."""
+        """Number of leading characters that no stop string can match later."""
         first = max(self._num_unchecked, len(self._buffer) - self._longest + 1)
         for start in range(first, len(self._buffer)):
             if any(stop.startswith(self._buffer[start:]) for stop in self._stop_strings):
@@ -137,17 +128,9 @@ class OutputProcessor:
     """Converts a request's tokens to the caller's output.
 
     Args:
-        request: the scheduler's request.
-        request_output: the prompt with all its completions.
         output: this completion, one of `request_output.outputs`.
-        detokenizer: see `StopChecker`.
-        eos_token_ids: the tokenizer's EOS tokens.
-        sink: receives the stream outputs.
+        detokenizer, reasoning: see `StopChecker`.
         deadline: `time.perf_counter` value at which the request times out, or None.
-        reasoning: see `StopChecker`.
-
-    Attributes:
-        request, request_output, output, deadline: the arguments of these names.
     """
 
     def __init__(
@@ -179,9 +162,7 @@ class OutputProcessor:
         self._step_logprobs: list[Logprobs] | None = None  # from the last call of `process`
 
     def process(self, result: ChunkOutput) -> tuple[list[int], FinishReason | None]:
-        """Appends tokens to the output, up to and including the one that ends the completion.
-
-        Also appends the log-probabilities of prompt tokens.
+        """Appends a step's results to the output, up to the token that ends it.
 
         Returns:
             (appended tokens, finish reason or None).
@@ -218,7 +199,7 @@ class OutputProcessor:
         return "stop" if self._text.add_token(token) else None
 
     def emit(self, token_ids: Sequence[int], reason: FinishReason | None) -> None:
-        """Emits a stream output with the new tokens and, at the end, the finish reason."""
+        """Emits new tokens and, if the completion has ended, the finish reason."""
         metrics, now = self.request_output.metrics, time.perf_counter()
         if token_ids and metrics.first_token_time is None:
             metrics.first_token_time = now

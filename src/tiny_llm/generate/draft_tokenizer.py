@@ -15,9 +15,7 @@ SAMPLE_TEXT = (
 def check_same_vocabulary(draft_tokenizer: Any, tokenizer: Any) -> None:
     """Checks that draft and target have the same vocabulary.
 
-    Args:
-        draft_tokenizer, tokenizer: from `mlx_lm.load`; the check is skipped if either has no
-            `get_vocab`.
+    Skips tokenizers without `get_vocab`.
 
     Raises:
         UserError: the vocabularies differ.
@@ -36,7 +34,7 @@ def check_same_vocabulary(draft_tokenizer: Any, tokenizer: Any) -> None:
 
 
 def check_same_tokenizer(draft_tokenizer: Any, tokenizer: Any, prompt: object = "") -> None:
-    """Checks that draft and target have the same vocabulary, encoding and end tokens.
+    """Checks that draft and target agree in vocabulary, encoding and end tokens.
 
     Args:
         prompt: text to compare encodings on, in addition to `SAMPLE_TEXT`.

@@ -26,18 +26,14 @@ def simple_generate(
     sampler: Sampler | None = None,
     max_tokens: int | None = None,
 ) -> str:
-    """Generates text by running the model on the complete sequence for every new token.
+    """Generates text by running the model on the whole sequence for every token.
 
     Args:
         model: ids 1×L -> logits 1×L×V.
         tokenizer: tokenizer from `mlx_lm.load`.
         prompt: text, encoded without a chat template, or token ids.
         sampler: logprobs 1×V -> ids 1; greedy if None.
-        max_tokens: maximum number of new tokens; None continues until an end token or a full
-            context.
-
-    Returns:
-        The generated text, without prompt and end token.
+        max_tokens: maximum number of new tokens; None for no limit besides the context.
 
     Raises:
         UserError: the prompt is empty or longer than the model's context, a token id is out of
@@ -49,10 +45,10 @@ def simple_generate(
 def decode_by_recomputing(
     model: Logits, prompt_ids: Sequence[int], sampler: Sampler
 ) -> Iterator[int]:
-    """Decoding loop without a cache: the slowest loop, and the oracle for all others.
+    """Decoding loop without a cache: the slowest, and the oracle for all others.
 
-    The first step computes the prompt (prefill). Every later step recomputes the prompt and all new
-    tokens, so generating N tokens costs O(N²) token evaluations per layer.
+    Every step recomputes the prompt and all new tokens, so generating N tokens costs O(N²) token
+    evaluations per layer.
 
     Yields:
         Token ids; the iterator never ends.
@@ -74,11 +70,10 @@ def simple_generate_with_kv_cache(
     sampler: Sampler | None = None,
     max_tokens: int | None = None,
 ) -> str:
-    """Generates text with a KV cache. For other arguments and errors, see `simple_generate`.
+    """Generates text with a KV cache; see `simple_generate`.
 
     Args:
-        model: model of Week 2 or later: (ids B×L, offset, cache) -> logits B×L×V, with
-            `create_kv_cache`.
+        model: (ids B×L, offset, cache) -> logits B×L×V, with `create_kv_cache` (Week 2 or later).
     """
     return _generate(decode_with_cache, model, tokenizer, prompt, sampler, max_tokens)
 
@@ -86,7 +81,7 @@ def simple_generate_with_kv_cache(
 def decode_with_cache(
     model: Any, prompt_ids: Sequence[int], sampler: Sampler
 ) -> Iterator[mx.array]:
-    """Decoding loop with a KV cache: computes the prompt once, then one token per step.
+    """Decoding loop with a KV cache: computes the prompt, then a token per step.
 
     Generating N tokens costs O(N) token evaluations per layer.
 
@@ -137,7 +132,7 @@ def speculative_generate(
     num_drafts: int = 4,
     max_tokens: int | None = None,
 ) -> str:
-    """Generates text with speculative decoding: fewer target steps, the same distribution.
+    """Generates text with speculative decoding: fewer target steps.
 
     Greedy outputs are identical to `simple_generate_with_kv_cache`'s; sampled outputs have the same
     distribution. See `speculative.py`.
@@ -145,7 +140,6 @@ def speculative_generate(
     Args:
         draft_model: smaller model of Week 2 or later with the same vocabulary.
         model, tokenizer, prompt, sampler, max_tokens: see `simple_generate_with_kv_cache`.
-        draft_tokenizer: draft model's tokenizer, compared with the target's.
         num_drafts: draft tokens per target step.
 
     Raises:

@@ -10,9 +10,8 @@ followed by one token from the target. `cache.rewind` drops the rejected tokens.
     target tokens                 of France is    3 tokens for one target call
 
 A round is one graph: the draft steps, then the target step with the draft tokens as a lazy array.
-The host reads results only at the end of a round. Unlike in other loops, the next round cannot be
-dispatched early on a GPU: the number of accepted tokens determines both caches' offsets and the
-next draft input.
+Unlike in other loops, the next round cannot be dispatched early on a GPU: the number of accepted
+tokens determines both caches' offsets and the next draft input.
 
 The draft affects speed, not the output distribution. Sources: Leviathan et al. 2023
 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318).
@@ -30,13 +29,9 @@ from ..sampler import DistributionSampler, Sampler, greedy_sample, log_softmax, 
 
 @dataclass
 class SpeculationStatistics:
-    """Acceptance statistics of one generation, or of an engine since its start.
+    """Acceptance statistics of one generation, or of an engine since its start."""
 
-    Attributes:
-        target_steps: target model calls, including prefill.
-    """
-
-    target_steps: int = 0
+    target_steps: int = 0  # target model calls, including prefill
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
 
@@ -53,7 +48,7 @@ class SpeculationStatistics:
 
 
 class SpeculativeDecoding:
-    """A decoding loop like those in `loops.py`: (target, prompt ids, sampler) -> token ids.
+    """A decoding loop with a draft model: (target, prompt ids, sampler) -> ids.
 
     With a greedy sampler or a plain function, the tokens are identical to decoding without a draft.
     With a `make_sampler` sampler at nonzero temperature, their distribution is identical. Both hold
@@ -122,15 +117,14 @@ class SpeculativeDecoding:
     ) -> int:
         """Returns `num_drafts`, capped by the remaining context of both models.
 
-        The draft model may propose one token more than its cache has room for, because the last
-        draft token never enters that cache.
+        The draft's context has room for one more: the last draft token never enters its cache.
         """
         num_left = min(target.max_seq_len - num_tokens, draft.max_seq_len - num_tokens + 1)
         return int(max(0, min(self.num_drafts, num_left)))
 
 
 def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> tuple[int, int]:
-    """Accepts draft tokens while they match the sampler's choices from the target's logits.
+    """Accepts draft tokens while they match the sampler's choices.
 
     Args:
         logits: (n + 1)×V, the target's logits after the sequence and after each draft token.
@@ -159,7 +153,7 @@ def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> 
 def verify_by_rejection(
     target_probs: mx.array, draft_probs: mx.array, drafts: mx.array, sampler: DistributionSampler
 ) -> tuple[int, int]:
-    """Accepts each draft token with probability min(1, p/q), so the output is distributed as p.
+    """Accepts draft tokens with probability min(1, p/q); the output follows p.
 
     Where q exceeds p, a draft token is rejected with probability 1 − p/q. The replacement is drawn
     from the normalized residual max(p − q, 0), where p exceeds q. After the last draft token, q is
@@ -192,13 +186,7 @@ def verify_by_rejection(
 
 
 class _CachedModel:
-    """A model with its KV cache.
-
-    Attributes:
-        offset: number of cached tokens.
-        vocab_size, max_seq_len: the model's attributes; None and infinity if undefined.
-        width: width V of the logits; None before the first call.
-    """
+    """A model with its KV cache, which has `offset` tokens."""
 
     def __init__(self, model: Any):
         self._model = model
@@ -238,15 +226,13 @@ def _propose(
     sampler: DistributionSampler | None,
     width: int | None,
 ) -> tuple[mx.array, mx.array]:
-    """Proposes draft tokens after `ids`; returns (n ids, their distributions n×V').
+    """Proposes n = `count` tokens after `ids`: (ids n, distributions n×V').
 
     V' is the width of the draft's logits, truncated to `width`. Both arrays are lazy, so they are
     evaluated in one graph with the target's logits, without a sync per token.
 
     Args:
         draft: draft model; its cache may lag behind the sequence.
-        ids: the sequence.
-        count: n.
         sampler: draft sampler. If None, draft tokens are greedy and the distributions empty.
         width: width of the target's logits; token ids beyond it are not proposed.
     """

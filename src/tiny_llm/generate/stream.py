@@ -1,7 +1,6 @@
 """Streaming generation: prompt encoding, detokenization, stop conditions.
 
-A *decoding loop* is an endless iterator of token ids that depends on the model and the sampler.
-This module adds the tokenizer and stop conditions.
+Adds the tokenizer and stop conditions to a *decoding loop* (see `loops`).
 """
 
 import itertools
@@ -17,8 +16,7 @@ from ..errors import UserError, check_int, check_token_ids
 from ..models.tokenizer.tokenizer import with_detokenizer
 from ..sampler import Sampler, make_sampler
 
-# Function (model, prompt ids, sampler) -> endless iterator of token ids, as ints or one-element
-# arrays.
+# (model, prompt ids, sampler) -> endless iterator of token ids, as ints or one-element arrays.
 DecodingLoop = Callable[[Any, Sequence[int], Sampler], Iterator[int | mx.array]]
 
 
@@ -53,11 +51,7 @@ def stream_generate(
     sampler: Sampler | None = None,
     max_tokens: int | None = None,
 ) -> Iterator[GenerationResponse]:
-    """Generates text with any decoding loop and yields each token as it is produced.
-
-    Args:
-        model, tokenizer, prompt, sampler, max_tokens: see `simple_generate`, also for errors.
-    """
+    """Streams a decoding loop's text; for arguments, see `simple_generate`."""
     tokenizer = with_detokenizer(tokenizer)
     prompt_ids = encode_prompt(tokenizer, prompt, getattr(model, "vocab_size", None))
     budget = resolve_max_tokens(len(prompt_ids), max_tokens, getattr(model, "max_seq_len", None))
@@ -66,15 +60,11 @@ def stream_generate(
 
 
 def read_tokens(tokens: Iterator[int | mx.array], budget: int | None = None) -> Iterator[int]:
-    """Reads a decoding loop's tokens as ints.
+    """Reads at most `budget` tokens of a decoding loop as ints.
 
     On a GPU, the next step is dispatched before a token is read, so that the GPU does not wait for
     Python, at the cost of one wasted step at the end. On a CPU, overlapping steps would compete for
     cores, so they run one at a time.
-
-    Args:
-        tokens: ints or lazy one-element arrays.
-        budget: maximum number of tokens to request; None for no limit.
     """
     pending: mx.array | None = None
     for token in itertools.islice(tokens, budget):
@@ -92,10 +82,7 @@ def read_tokens(tokens: Iterator[int | mx.array], budget: int | None = None) -> 
 def encode_prompt(
     tokenizer: Any, prompt: str | Sequence[int], vocab_size: int | None = None
 ) -> list[int]:
-    """Encodes and checks a prompt.
-
-    Args:
-        vocab_size: upper bound on token ids, exclusive; None skips the range check.
+    """Encodes a prompt and checks its token ids, if `vocab_size` is given.
 
     Raises:
         UserError: the prompt is empty, or a token id is out of range.
@@ -133,14 +120,13 @@ def resolve_max_tokens(
 def stream_text(
     tokens: Iterator[int], tokenizer: Any, prompt_tokens: int, budget: int | None
 ) -> Iterator[GenerationResponse]:
-    """Detokenizes a decoding loop's tokens, up to an end token or `budget` tokens.
+    """Detokenizes a decoding loop's tokens up to an end token or `budget` tokens.
 
     Args:
         tokens: endless iterator of token ids.
         tokenizer: provides `detokenizer`, which assembles characters from tokens' bytes, and
             `eos_token_ids`.
         prompt_tokens: length of the prompt, for the statistics.
-        budget: maximum number of tokens, or None.
     """
     # [task 1.5.1 stream]
     detokenizer = tokenizer.detokenizer

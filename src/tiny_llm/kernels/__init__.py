@@ -62,16 +62,15 @@ def check_num_threads() -> None:
 
 
 def supports_quantization(bits: int, group_size: int, dtype: mx.Dtype) -> bool:
-    """Whether the kernels support affine weights with this format and scale dtype."""
+    """Whether the kernels support affine weights of this format and scale dtype."""
     halves = (mx.float16, mx.bfloat16)
     return bits in (4, 8) and group_size in (32, 64, 128) and dtype in halves
 
 
 def prepack_rows() -> int:
-    """Number of weight rows that the CPU kernels read interleaved (see `prepack.py`).
+    """Number of weight rows that the CPU kernels interleave (see `prepack.py`).
 
-    0 if weights are read row-major: on a GPU, on a CPU without vector kernels, or without the
-    extension.
+    0 (row-major) on a GPU, on a CPU without vector kernels, or without the extension.
     """
     return extension().prepack_rows() if computes_on_cpu() and is_built() else 0
 
@@ -88,7 +87,7 @@ def _emulation_requested() -> bool:
 
 
 def _default_stream() -> StreamOrDevice:
-    """Returns None (MLX's default device) where the kernels support it, else the CPU."""
+    """Returns None (MLX's default device) if the kernels support it, or the CPU."""
     if _emulation_requested():
         emulated = extension().emulated_gpu  # slow; only tests of the Metal kernels use it
         if emulated.is_requested():
@@ -97,7 +96,7 @@ def _default_stream() -> StreamOrDevice:
 
 
 def report_emulator_faults() -> bool:
-    """Prints the emulated GPU's unreported faults to stderr; returns whether there were any."""
+    """Prints the emulated GPU's new faults to stderr; returns whether any exist."""
     return _emulation_requested() and bool(extension().emulated_gpu.report_faults())
 
 
@@ -112,7 +111,7 @@ def computes_on_cpu() -> bool:
 
 
 def runs_on_default_device() -> bool:
-    """Whether the extension's operations run on MLX's default device (False for CUDA GPUs)."""
+    """Whether the extension runs on MLX's default device; False for CUDA GPUs."""
     return is_built() and (_stream is None or mx.default_device() == mx.cpu)
 
 
@@ -124,12 +123,12 @@ def use_cpu() -> None:
 
 
 def as_int32(numbers: Sequence[Any] | mx.array) -> mx.array:
-    """Converts integers, or rows of integers, to an int32 array; returns arrays unchanged."""
+    """Converts integers or rows of integers to int32; returns arrays unchanged."""
     return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)
 
 
 def _operation(name: str) -> Callable[..., Any]:
-    """Returns the extension's operation `name`, with this module's default stream."""
+    """Returns the extension's operation `name` on this module's default stream."""
 
     def operation(*arguments: Any, stream: StreamOrDevice = None, **options: Any) -> Any:
         chosen = _stream if stream is None else stream

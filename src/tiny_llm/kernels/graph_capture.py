@@ -1,8 +1,8 @@
 """Graph capture: replays a function's graph as one node.
 
 A decode step has about twenty small operations per block, most of which take MLX longer to schedule
-than to run. The operations and their order are the same for every token; only the values change.
-`CapturedFunction` captures a function's graph for given shapes and replays it, like a CUDA graph.
+than to run. They are the same for every token, so `CapturedFunction` captures a function's graph
+for given shapes and replays it, like a CUDA graph.
 """
 
 import os
@@ -24,7 +24,7 @@ CAPTURE_VARIABLE = "TINY_LLM_GRAPH_CAPTURE"
 
 
 def is_decode_step(x: mx.array) -> bool:
-    """Whether x, B×L×E, has few enough tokens (B·L) to be a decode step rather than a prompt."""
+    """Whether x, B×L×E, has few enough tokens (B·L) to be a decode step."""
     B, L, _ = x.shape
     return 0 < B * L <= MAX_CAPTURE_TOKENS
 
@@ -43,9 +43,8 @@ class CapturedFunction:
     Args:
         function: function that returns arrays, which may depend only on its arguments and on
             constant arrays, because a replay does not call it. Must not read array values.
-        on_first_call: whether to capture a shape on its first call. If False, captures it on the
-            second, because capturing takes longer than a call and a short prompt's shape may
-            never recur.
+        on_first_call: whether to capture a shape on its first call, not its second. Capturing
+            takes longer than a call, and a short prompt's shape may never recur.
     """
 
     def __init__(self, function: Callable[..., tuple[mx.array, ...]], on_first_call: bool = True):
@@ -56,7 +55,7 @@ class CapturedFunction:
         self._seen_once: set[tuple[Any, ...]] = set()
 
     def __call__(self, *inputs: mx.array) -> Any:
-        """Replays the function's captured graph, or calls the function; returns its outputs."""
+        """Replays the captured graph, or calls the function; returns its outputs."""
         if (
             not self._is_capturable
             or not self.should_capture(inputs[0])
@@ -74,10 +73,9 @@ class CapturedFunction:
         return self._function(*inputs) if outputs is None else outputs
 
     def _replay(self, inputs: Sequence[mx.array]) -> Any:
-        """Replays the graph captured for these shapes, if any, or captures it if beneficial.
+        """Replays the graph captured for these shapes; captures it if beneficial.
 
-        Returns:
-            The function's outputs; None if there is no capture for these shapes.
+        Returns None if no graph has been captured for these shapes.
         """
         # [task 4.7.3 replayed]
         outputs = self._graph_cache.replay(inputs)
@@ -92,7 +90,7 @@ class CapturedFunction:
         return is_decode_step(x) and kernels.computes_on_cpu()
 
     def _should_capture_now(self, inputs: Sequence[mx.array]) -> bool:
-        """Whether to capture the function for these shapes now, not on their next call."""
+        """Whether to capture these shapes now rather than on their next call."""
         signature = tuple((x.dtype, *x.shape) for x in inputs)
         if self._on_first_call or signature in self._seen_once:
             # Forgets the shapes: if the graph cache evicts their capture, they are captured again
@@ -103,13 +101,10 @@ class CapturedFunction:
         return False
 
     def _capture(self, inputs: Sequence[mx.array]) -> bool:
-        """Captures the function for inputs of these shapes.
+        """Captures the function for these shapes; returns whether it succeeded.
 
         Calls the function once with placeholder arrays that have no data. A ValueError from the
         graph cache means that the function cannot be captured for any shape.
-
-        Returns:
-            Whether the capture succeeded.
         """
         # [task 4.7.3 capture]
         blanks = self._graph_cache.placeholders(inputs)
@@ -123,7 +118,7 @@ class CapturedFunction:
 
 
 def capture_required() -> bool:
-    """Whether it is an error that the course's capture task is not implemented yet."""
+    """Whether unimplemented capture tasks of the course are an error."""
     return _capture_mode() == "on"
 
 

@@ -12,7 +12,7 @@ from . import extension, is_built
 
 
 def trim_heap() -> None:
-    """Returns free heap pages to the system, in 2 ms with the demo model; a no-op without glibc."""
+    """Returns free heap pages to the system, in 2 ms; a no-op without glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -21,9 +21,8 @@ def trim_heap() -> None:
 def extend_rows(x: mx.array, num_rows: int) -> mx.array:
     """Appends zeroed rows to an array, and evaluates it.
 
-    On Linux CPUs, remaps the array's memory pages instead of copying them if nothing else
-    references the array, so growing a KV cache takes almost no time. `x` must not be used
-    afterwards.
+    On Linux CPUs, remaps memory pages instead of copying them if nothing else references the array,
+    so growing a KV cache takes almost no time. `x` must not be used afterwards.
     """
     mx.eval(x)
     if not (is_built() and extension().extend_rows(x, num_rows)):

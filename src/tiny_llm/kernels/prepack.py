@@ -33,12 +33,11 @@ WeakIdMap: TypeAlias = dict[int, tuple[weakref.ref[mx.array], T]]
 
 
 def prepack_weight(matrix: mx.array, rows: int) -> mx.array:
-    """Interleaves a matrix of packed weights, scales or biases: O×W -> (O/R)×W×R.
+    """Interleaves packed weights, scales or biases: O×W -> (O/R)×W×R.
 
     MLX reference for the extension's prepacking at load time.
 
     Args:
-        matrix: O×W.
         rows: R, from `kernels.prepack_rows()`.
 
     Raises:
@@ -53,7 +52,7 @@ def prepack_weight(matrix: mx.array, rows: int) -> mx.array:
 
 
 def to_row_major(matrix: mx.array) -> mx.array:
-    """Undoes `prepack_weight`: N..×(O/R)×W×R -> N..×O×W. Any thread may evaluate the result."""
+    """Undoes `prepack_weight`: N..×(O/R)×W×R -> N..×O×W, evaluable on any thread."""
     *N, blocks, W, rows = matrix.shape
     stream = _any_thread_stream()
     return mx.reshape(
@@ -67,7 +66,7 @@ def is_row_major(mlx_layer: Any) -> bool:
 
 
 def row_major_layer(mlx_layer: Any) -> Any:
-    """Returns the layer, or a copy, in MLX's layout: row-major, with E8M0 scales if MXFP4."""
+    """Returns a layer in MLX's layout: row-major, with E8M0 scales if MXFP4."""
     if not hasattr(mlx_layer, "scales"):
         return mlx_layer
     is_floating = getattr(mlx_layer, "mode", "affine") == E2M1
@@ -90,18 +89,12 @@ def is_kernel_supported(mlx_layer: Any) -> bool:
 
 
 def prepack_model(mlx_model: Any) -> Any:
-    """Returns a copy of a model with weights in the layout that this machine's kernels read.
+    """Copies a model with weights in the layout that this machine's kernels read.
 
     The given model stays usable and row-major, because its arrays are replaced, layer by layer,
     with lazy arrays computed from the prepacked weights on first use. Weights are therefore in
-    memory once, or twice if both models are used.
-
-    Args:
-        mlx_model: model from `mlx_lm.load` or `load_weights`.
-
-    Returns:
-        A model tree with prepacked arrays in separate memory; `mlx_model` if no layer needs
-        prepacking.
+    memory once, or twice if both models are used. Returns `mlx_model` itself if no layer needs
+    prepacking.
     """
     layers = prepackable_layers(mlx_model)
     if not layers:
@@ -122,30 +115,26 @@ def _lookup(mapping: WeakIdMap[T], array: mx.array) -> T | None:
 
 
 class WeightLocations:
-    """File locations of a model's lazy arrays. Holds only weak references to them."""
+    """File locations of a model's lazy arrays, which are weakly referenced."""
 
     def __init__(self) -> None:
         self._locations: WeakIdMap[tuple[Path, int, bool]] = {}
         self._readers: WeakIdMap[Callable[[], mx.array]] = {}
 
     def add(self, array: mx.array, file: Path, begin: int, limit_readahead: bool = False) -> None:
-        """Registers a lazy array that is stored row-major in a file.
+        """Registers a lazy array stored row-major at byte offset `begin` of a file.
 
-        Args:
-            array: lazy array.
-            file: file path.
-            begin: byte offset in the file.
-            limit_readahead: disables readahead past the array. Set for shards, because only other
-                ranks read the bytes that follow.
+        `limit_readahead` disables readahead past the array, because only other ranks read the bytes
+        that follow a shard.
         """
         self._locations[id(array)] = weakref.ref(array), (file, begin, limit_readahead)
 
     def add_reader(self, array: mx.array, read: Callable[[], mx.array]) -> None:
-        """Registers a function that reads a lazy array with less I/O than evaluating it."""
+        """Registers a function that reads an array with less I/O than evaluation."""
         self._readers[id(array)] = weakref.ref(array), read
 
     def read(self, array: mx.array) -> mx.array:
-        """Reads an array with its registered reader; returns it unchanged without one."""
+        """Reads an array with its registered reader; without one, returns it."""
         read = _lookup(self._readers, array)
         return array if read is None else read()
 
@@ -157,7 +146,7 @@ class WeightLocations:
                     setattr(part, name, self.read(array))
 
     def location_of(self, array: mx.array) -> tuple[Path, int, bool] | None:
-        """Returns the array's (file, begin, limit_readahead); None if it is not registered."""
+        """Returns the array's (file, begin, limit_readahead); None if unregistered."""
         return _lookup(self._locations, array)
 
 
@@ -180,19 +169,16 @@ class PrepackedWeights:
         self._used = 0  # bytes of `_memory` in use
 
     def prepack_layers(self, module: Any) -> None:
-        """Prepacks a module's quantized layers; call once per module.
+        """Prepacks the quantized layers of the model or a part; call once per layer.
 
         Copies one array at a time, so that at most one is in memory twice.
-
-        Args:
-            module: the model or one of its layers.
         """
         for layer in prepackable_layers(module):
             for name in _array_names(layer):
                 setattr(layer, name, self._interleave(layer[name]))
 
     def _interleave(self, matrix: mx.array) -> mx.array:
-        """Interleaves N..×O×W to N..×(O/R)×W×R; the N.. experts are processed as one matrix."""
+        """Interleaves N..×O×W to N..×(O/R)×W×R, with the N.. experts as one matrix."""
         *N, O, W = matrix.shape
         tall, target = matrix.reshape(-1, W), (self._rows, self._memory, self._used)
         location = self._locations.location_of(matrix)
@@ -209,7 +195,7 @@ class PrepackedWeights:
 
 
 def prepackable_layers(module: Any) -> list[Any]:
-    """Returns a module's row-major layers that this machine's kernels read interleaved."""
+    """Returns a module's row-major layers that the kernels read interleaved."""
     rows = prepack_rows()
     if rows == 0:
         return []
@@ -230,7 +216,7 @@ def _prepackable_arrays(module: Any) -> list[mx.array]:
 
 
 def _array_names(layer: Any) -> list[str]:
-    """Returns which of `QUANTIZED_ARRAYS` a layer has; MXFP4 layers have no biases."""
+    """Returns a layer's `QUANTIZED_ARRAYS`; MXFP4 layers have no biases."""
     return [name for name in QUANTIZED_ARRAYS if name in layer]
 
 
@@ -241,11 +227,11 @@ def copy_tree(mlx_model: Any) -> Any:
 
 
 def _aligned_nbytes(array: mx.array) -> int:
-    """Returns an array's size in bytes, rounded up to a multiple of the cache line size."""
+    """Returns an array's size in bytes, rounded up to whole cache lines."""
     return -(-array.nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
 
 
 @functools.cache
 def _any_thread_stream() -> mx.Stream:
-    """Returns a stream usable from any thread; MLX's other streams belong to one thread."""
+    """Returns a stream for any thread; MLX's other streams belong to one thread."""
     return mx.new_thread_unsafe_stream(mx.cpu)

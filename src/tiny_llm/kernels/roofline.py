@@ -52,7 +52,6 @@ def time_runs(
         run: function to measure, including the evaluation of its result.
         repeats: number of measured runs, at least one.
         warm_up: number of unmeasured runs before the measured ones.
-        clock: clock in seconds.
     """
     # [task 4.1.1 time-runs]
     for _ in range(warm_up):
@@ -69,7 +68,7 @@ def time_runs(
 def compare(
     runs: Mapping[str, Run], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Timings]:
-    """Times several functions in alternation, so that interference affects all of them equally.
+    """Times functions in alternation, so that interference affects all equally.
 
     After a warm-up run of each function, a round runs each of them once; every other round runs in
     reverse order, so that no function always follows the same one.
@@ -77,7 +76,6 @@ def compare(
     Args:
         runs: functions by name; see `time_runs`.
         rounds: number of rounds, at least one.
-        clock: clock in seconds.
     """
     # [task 4.1.2 compare]
     names = list(runs)
@@ -92,7 +90,7 @@ def compare(
 
 
 def matmul_cost(M: int, O: int, I: int, bits: int, group_size: int) -> KernelCost:
-    """Computes the cost of a · wᵀ with quantized w: traffic for w, a (M×I) and the result (M×O).
+    """Cost of a · wᵀ with quantized w: traffic for w, a (M×I) and the M×O result.
 
     Scales, biases, activations and results are 16-bit. Each output takes one multiplication and one
     addition per weight; per-group work is ignored.
@@ -104,7 +102,7 @@ def matmul_cost(M: int, O: int, I: int, bits: int, group_size: int) -> KernelCos
 
 
 def attention_cost(H_q: int, H: int, D: int, S: int) -> KernelCost:
-    """Computes the cost of attention for one query token with H_q heads over 16-bit K and V.
+    """Cost of attention for one query token with H_q heads over 16-bit K and V.
 
     K and V are H×S×D each: H heads, S tokens, head size D. The traffic of queries and results is
     ignored. Each query head takes one multiplication and one addition per element of its key head
@@ -116,14 +114,14 @@ def attention_cost(H_q: int, H: int, D: int, S: int) -> KernelCost:
 
 
 def roofline_seconds(cost: KernelCost, limits: HardwareLimits) -> float:
-    """Returns the minimum time in seconds, given that memory traffic and arithmetic overlap."""
+    """Minimum time in seconds, given that memory traffic and arithmetic overlap."""
     # [task 4.1.3 least-seconds]
     return max(cost.num_bytes / limits.read_bytes_per_s, cost.flops / limits.flops_per_s)
     # [/task 4.1.3 least-seconds]
 
 
 def roofline_fraction(times: Timings, cost: KernelCost, limits: HardwareLimits) -> float:
-    """Returns the fraction of the roofline that a kernel's fastest run reaches; 1 is ideal."""
+    """Fraction of the roofline that a kernel's fastest run reaches; 1 is ideal."""
     # [task 4.1.4 share]
     return roofline_seconds(cost, limits) / times.minimum
     # [/task 4.1.4 share]
@@ -132,24 +130,14 @@ def roofline_fraction(times: Timings, cost: KernelCost, limits: HardwareLimits) 
 def furthest_from_roofline(
     measured: Mapping[str, Timings], costs: Mapping[str, KernelCost], limits: HardwareLimits
 ) -> str:
-    """Returns the kernel with the lowest roofline fraction.
-
-    Args:
-        measured: timings by kernel name.
-        costs: costs by kernel name.
-        limits: the machine's limits.
-    """
+    """Returns the name of the kernel with the lowest roofline fraction."""
     # [task 4.1.4 slowest]
     return min(measured, key=lambda name: roofline_fraction(measured[name], costs[name], limits))
     # [/task 4.1.4 slowest]
 
 
 def bytes_in_flight(latency: float, bytes_per_s: float) -> float:
-    """Returns the bytes in flight needed to sustain a bandwidth.
-
-    Args:
-        latency: memory latency in seconds.
-        bytes_per_s: bandwidth.
+    """Bytes in flight that sustain a bandwidth at a memory latency in seconds.
 
     Source: Little, "A proof for the queuing formula L = λW", 1961.
     """
@@ -159,7 +147,7 @@ def bytes_in_flight(latency: float, bytes_per_s: float) -> float:
 
 
 def best_prefetch_distance(measured: Mapping[int, Timings], tolerance: float = 0.02) -> int:
-    """Returns the shortest prefetch distance whose time is within a tolerance of the best.
+    """Returns the shortest prefetch distance within a tolerance of the best time.
 
     A longer distance gains nothing and fetches more unused bytes past the end of the weights.
 
@@ -196,8 +184,7 @@ def captured_time_fraction(nodes: int, captured_nodes: int, node: float, seconds
     """Predicts a captured step's time as a fraction of the uncaptured step's.
 
     Args:
-        nodes: number of nodes in the step's graph without capture.
-        captured_nodes: number of nodes with capture.
+        nodes, captured_nodes: nodes in the step's graph without and with capture.
         node: seconds per node, from `seconds_per_node`.
         seconds: the step's time without capture.
 

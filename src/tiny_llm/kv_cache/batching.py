@@ -31,8 +31,8 @@ class _DenseSlot:
 class BatchingKvCache(TinyKvCache):
     """Keys and values of several requests, one slot each.
 
-    Dense requests are copied into one left-aligned buffer. Requests differ in length, and every
-    slot has the capacity of the longest:
+    Dense requests are copied into one left-aligned buffer, in which every slot has the capacity of
+    the longest:
 
         slot 0   k k k . . .
         slot 1   k k k k k k
@@ -42,9 +42,8 @@ class BatchingKvCache(TinyKvCache):
     plain MLX needs rows of equal length and a mask for the padding, so `update_and_fetch` copies
     the whole batch, right-aligned, at every step.
 
-    Paged requests (Week 3) are not copied. Instead, a slot takes ownership of the request's cache,
-    and `update_and_fetch_paged` passes all slots' block tables to paged attention. No slot has
-    unused capacity beyond its last page.
+    Paged requests (Week 3) are not copied: a slot takes ownership of the request's cache, and
+    `update_and_fetch_paged` passes all slots' block tables to paged attention.
 
     Args:
         max_active_requests: number of slots B.
@@ -67,13 +66,11 @@ class BatchingKvCache(TinyKvCache):
     def add_request(self, cache: TinyKvCache, slot: int) -> None:
         """Moves a request, usually after its prefill, to an idle slot.
 
-        A `TinyKvFullCache` is copied. The slot takes ownership of a `TinyKvPagedCache`
-        and releases its pages when the request is removed.
+        Copies a `TinyKvFullCache`; takes ownership of a `TinyKvPagedCache` and its pages.
 
         Raises:
             ValueError: the slot does not exist or is in use; the cache exceeds `max_seq_len`, has
-                more than one sequence, or its heads do not match the batch's; it is dense in a
-                paged batch, paged in a dense one, or uses a different pool.
+                several sequences or a slot, or differs from the batch in kind, heads or pool.
         """
         self._check_slot(slot)
         if self._slots[slot] is not None:
@@ -102,7 +99,7 @@ class BatchingKvCache(TinyKvCache):
         # [/task 2.6.2 add]
 
     def _copy_request(self, cache: TinyKvFullCache, offsets: list[int]) -> None:
-        """Copies a request's tokens to the slots whose offset is not −1, if it has any."""
+        """Copies a request's tokens, if any, to the slots whose offset is not −1."""
         if cache.key_values is None:
             return
         key, value = cache.key_values
@@ -117,7 +114,7 @@ class BatchingKvCache(TinyKvCache):
         self._write(keys, values, offsets, overwrite=True)
 
     def remove_request(self, slot: int) -> None:
-        """Frees a slot. A dense slot's memory is reused later; pages return to the pool.
+        """Frees a slot: dense memory is reused later, pages return to the pool.
 
         Raises:
             ValueError: the slot does not exist or is idle.
@@ -138,9 +135,8 @@ class BatchingKvCache(TinyKvCache):
         Rows of idle slots are ignored, and their context length is 0.
 
         Raises:
-            ValueError: the number of rows is not the number of slots; the shapes of key and value
-                differ, or do not match the cached ones; a request would exceed `max_seq_len`; the
-                requests are paged.
+            ValueError: key and value differ in shape, do not have one row per slot, or do not match
+                the cached ones; a request would exceed `max_seq_len`; the requests are paged.
         """
         self._check_new(key, value)
         if self._paged():
@@ -163,8 +159,7 @@ class BatchingKvCache(TinyKvCache):
         """Appends L tokens to every active slot and returns the padded batch.
 
         Args:
-            keys: B×H×L×D, one row per slot; rows of idle slots are ignored.
-            values: B×H×L×D.
+            keys, values: B×H×L×D, one row per slot; rows of idle slots are ignored.
             mask_length: number of queries, at most L; L if None.
             mask: None or "causal"; the cache builds the mask.
 
@@ -202,16 +197,14 @@ class BatchingKvCache(TinyKvCache):
     def update_and_fetch_paged(
         self, key: mx.array, value: mx.array, mask: Mask = None
     ) -> PagedKvMetadata:
-        """Appends L tokens to every active slot's pages and returns the batch's metadata.
+        """Appends L tokens to every active slot's pages; returns the batch metadata.
 
         Args:
-            key: B×H×L×D, one row per slot; rows of idle slots are ignored.
-            value: B×H×L×D.
+            key, value: B×H×L×D, one row per slot; rows of idle slots are ignored.
             mask: None or "causal", returned in the metadata.
 
         Returns:
-            Metadata with one row per slot; an idle slot has context length 0 and a block table
-            of −1.
+            One row per slot; an idle slot has context length 0 and a block table of −1.
 
         Raises:
             ValueError: an array mask, dense requests, or all slots are idle; see also `append`.
@@ -253,7 +246,7 @@ class BatchingKvCache(TinyKvCache):
         return offsets if max(offsets) + L <= self._keys.shape[2] else None
 
     def commit_append(self, keys: mx.array, values: mx.array, L: int) -> None:
-        """Stores buffers into which a step plan has written L tokens at `next_offsets`."""
+        """Stores buffers to which a step plan has appended L tokens per active slot."""
         self._keys, self._values = keys, values
         for slot in self._slots:
             if slot is not None:
@@ -291,10 +284,7 @@ class BatchingKvCache(TinyKvCache):
         self._values = None
 
     def paged_requests(self, L: int) -> list[TinyKvPagedCache | None]:
-        """Returns each slot's paged cache, None for an idle slot.
-
-        Returns an empty list if a request is dense or cannot hold L more tokens.
-        """
+        """Each slot's paged cache or None; [] if dense or without room for L tokens."""
         requests: list[TinyKvPagedCache | None] = []
         for slot in self._slots:
             if isinstance(slot, _DenseSlot) or (slot and slot.offset + L > self.max_seq_len):
@@ -308,14 +298,10 @@ class BatchingKvCache(TinyKvCache):
     def _write(
         self, key: mx.array, value: mx.array, offsets: list[int], overwrite: bool = False
     ) -> tuple[mx.array, mx.array]:
-        """Writes each slot's new tokens at `offsets`, growing the buffers if needed.
+        """Writes tokens at each slot's offset; −1 skips the slot.
 
-        Args:
-            key: B×H×L×D, one row per slot.
-            value: B×H×L×D.
-            offsets: position of each slot's first new token; −1 skips the slot.
-            overwrite: see `cache_write`: writes in place even if in-flight GPU commands still read
-                the buffers. Set by `add_request`, which would otherwise copy all slots.
+        With `overwrite`, writes in place even if in-flight GPU commands still read the buffers,
+        because `add_request` would otherwise copy all slots.
         """
         tokens = max(offsets) + key.shape[2]
         self._keys = grow_buffer(self._keys, key, tokens, self.max_seq_len)
@@ -332,7 +318,7 @@ class BatchingKvCache(TinyKvCache):
             )
 
     def _check_kind(self, cache: TinyKvFullCache | TinyKvPagedCache) -> None:
-        """Rejects a cache that is already in a slot, or whose kind or pool is not the batch's."""
+        """Rejects a cache that has a slot, or whose kind or pool is not the batch's."""
         pool = getattr(cache, "pool", None)
         for other in self._slots:
             if other is not None and getattr(other, "pool", None) is not pool:
@@ -364,7 +350,7 @@ class BatchingKvCache(TinyKvCache):
 
 
 def _right_align(buffer: mx.array, lengths: list[int]) -> mx.array:
-    """Right-aligns rows and pads them to the longest, S_max: B×H×capacity×D -> B×H×S_max×D."""
+    """Right-aligns rows, padded to the longest: B×H×capacity×D -> B×H×S_max×D."""
     S_max = max(lengths)
     rows = [buffer[b : b + 1, :, :S] for b, S in enumerate(lengths)]
     return mx.concatenate(

@@ -1,8 +1,7 @@
 """KV cache interface, and Week 2's contiguous cache.
 
-A cache stores the keys and values of one layer of one request, so that a step computes only new
-tokens. Qwen3-0.6B has 28 layers, hence 28 caches per request. With 8 key/value heads of size 128,
-a token takes 2 · 28 · 8 · 128 elements: 115 KB in bfloat16.
+A cache holds one layer's keys and values of one request, so that a step computes only new tokens.
+In Qwen3-0.6B, a token takes 2 · 28 layers · 8 heads · 128 elements: 115 KB in bfloat16.
 """
 
 from abc import ABC, abstractmethod
@@ -12,9 +11,8 @@ import mlx.core as mx
 from .. import kernels
 from ..attention import Mask
 
-# Buffers grow by half of their capacity and at least GROWTH_TOKENS, so appending one token at a
-# time copies each token O(1) times on average. The initial capacity is smaller than GROWTH_TOKENS
-# because many outputs are short, and 256 tokens of Qwen3-0.6B take 29 MB.
+# Buffers grow by half of their capacity and at least GROWTH_TOKENS, so each token is copied O(1)
+# times on average. INITIAL_TOKENS is smaller because many outputs are short: 256 tokens take 29 MB.
 INITIAL_TOKENS = 64
 GROWTH_TOKENS = 256
 
@@ -29,25 +27,18 @@ class TinyKvCache(ABC):
         """Appends new keys and values and returns the cache's contents.
 
         Args:
-            key: B×H×L×D: keys of L new tokens in each of B sequences, H heads of size D.
-            value: B×H×L×D.
+            key, value: B×H×L×D: L new tokens in each of B sequences, H heads of size D.
             mask_length: number of queries, for caches that build a mask; L if None.
-            mask: the caller's mask.
+            mask: returned by caches that do not build a mask.
 
         Returns:
-            (keys B×H×S×D, values B×H×S×D, S, mask): all S cached keys and values, and the mask to
-            use.
+            (keys B×H×S×D, values B×H×S×D, S, mask): all S cached tokens, and the mask to use.
         """
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
-        """Appends new keys and values and returns the underlying buffers, for flash attention.
+        """Appends new tokens and returns the underlying buffers, for flash attention.
 
-        Writes the new tokens without copying the old ones. The default, for caches without
-        buffers, returns the arrays from `update_and_fetch`.
-
-        Args:
-            key: B×H×L×D: keys of L new tokens in each of B sequences, H heads of size D.
-            value: B×H×L×D.
+        Does not copy old tokens. The default, for caches without buffers, calls `update_and_fetch`.
 
         Returns:
             (keys B×H×C×D, values B×H×C×D, context_lens): buffers with a capacity of C tokens.
@@ -58,10 +49,7 @@ class TinyKvCache(ABC):
 
     @property
     def state(self) -> list[mx.array]:
-        """Arrays to evaluate to materialize all appended tokens.
-
-        Empty by default, so that tokens are evaluated when they are first used.
-        """
+        """Arrays to evaluate to materialize all appended tokens; none by default."""
         return []
 
     @abstractmethod
@@ -128,13 +116,13 @@ class TinyKvFullCache(TinyKvCache):
         # [/task 2.1.1 append]
 
     def next_offsets(self, L: int) -> list[int] | None:
-        """Returns the offset of each sequence's next L tokens; None if the buffer must grow."""
+        """Each sequence's offset for L new tokens; None if the buffer must grow."""
         if self._keys is None or self.offset + L > self._keys.shape[2]:
             return None
         return [self.offset] * self._keys.shape[0]
 
     def commit_append(self, keys: mx.array, values: mx.array, L: int) -> None:
-        """Stores buffers into which a step plan has written L tokens at `next_offsets`."""
+        """Stores buffers to which a step plan has appended L tokens per sequence."""
         self._keys, self._values = keys, values
         self.offset += L
 
@@ -163,10 +151,10 @@ class TinyKvFullCache(TinyKvCache):
 def grow_buffer(
     buffer: mx.array | None, new: mx.array, tokens: int, max_capacity: int | None = None
 ) -> mx.array:
-    """Returns a buffer B×H×capacity×D that holds `tokens`: `buffer` itself or a larger copy.
+    """Returns `buffer` or a larger copy that holds `tokens`: B×H×capacity×D.
 
     Args:
-        buffer: current buffer, or None.
+        buffer: None for a new buffer.
         new: B×H×L×D, the new tokens.
         tokens: required tokens per sequence.
         max_capacity: upper bound on the capacity; None if unbounded.

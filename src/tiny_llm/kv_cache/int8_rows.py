@@ -1,9 +1,8 @@
 """8-bit KV cache rows: integers that share a float32 scale, in plain MLX.
 
 A row is one head's key or value for one token. It is quantized once, when written, so its bits do
-not depend on the prompt's chunking, the batch or the prefix cache. This is the reference for the
-extension, which writes and reads the rows in place (`src/extensions/common/int8_rows.h`). The
-engine's "reference" attention backend uses it.
+not depend on the prompt's chunking, the batch or the prefix cache. The extension writes and reads
+rows in place (`src/extensions/common/int8_rows.h`); this module is its reference.
 """
 
 from typing import Any, Literal
@@ -60,7 +59,7 @@ def dequantize_rows(rows: mx.array) -> mx.array:
 
 
 def write_int8_rows(pages: mx.array, tokens: mx.array, slots: mx.array) -> mx.array:
-    """Returns the pages with quantized tokens: the reference for `kernels.paged_cache_write`.
+    """Returns pages with quantized tokens: reference for `paged_cache_write`.
 
     Args:
         pages: P×H×page_size×(D + 4) int8: P pages, H heads of size D plus 4 scale bytes. Copied.
@@ -83,9 +82,8 @@ def read_int8_pages(pages: mx.array, block_table: mx.array) -> tuple[mx.array, m
     """Dequantizes only the pages in a block table.
 
     Args:
-        pages: P×H×page_size×(D + 4) int8: P pages, H heads of size D plus 4 scale bytes.
-        block_table: B×max_pages int32, each sequence's pages in order; −1 yields an arbitrary
-            page.
+        pages: P×H×page_size×(D + 4) int8, as in `write_int8_rows`.
+        block_table: B×max_pages int32, each sequence's pages; −1 yields an arbitrary page.
 
     Returns:
         (float pages B·max_pages×H×page_size×D, one per table entry; new block table, in which

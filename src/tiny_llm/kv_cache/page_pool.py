@@ -27,8 +27,7 @@ class TinyKvPagedPool:
 
     Args:
         page_size: tokens per page.
-        capacity: number of pages, all allocated on the first write. None for an unbounded pool,
-            which grows in steps.
+        capacity: number of pages, all allocated on the first write; None for an unbounded pool.
 
     Attributes:
         key_pages, value_pages: P×H×page_size×D for P pages with H heads of size D; None before the
@@ -115,14 +114,11 @@ class TinyKvPagedPool:
         """Writes L tokens to a page, starting at position `start` of the page.
 
         Args:
-            page_id: an allocated page.
             start: from 0 to page_size − L.
-            key: 1×H×L×D.
-            value: 1×H×L×D.
+            key, value: 1×H×L×D.
 
         Raises:
-            ValueError: the page is free, the tokens do not fit, or their heads or dtype differ from
-                the pool's.
+            ValueError: the page is free, or the tokens do not fit or have other heads or dtype.
         """
         self._check_used(page_id, "write to")
         self.check_tokens(key, value)
@@ -140,14 +136,12 @@ class TinyKvPagedPool:
 
         Args:
             slots: B×L int32, page_id · page_size + position in the page; −1 skips a token.
-            key: B×H×L×D with the pool's heads and dtype (see `check_tokens`).
-            value: B×H×L×D.
+            key, value: B×H×L×D with the pool's heads and dtype (see `check_tokens`).
         """
         # [task 3.1.1 write]
-        # MLX donates an array's memory only if no pending operation reads the array. The previous
-        # layer's attention, in the same graph, may still be pending. Evaluating the new tokens,
-        # which depend on it, completes it; otherwise every layer would copy the pool. On a GPU,
-        # dispatching is enough, because commands execute in order.
+        # MLX donates an array's memory only if no pending operation reads it. The previous layer's
+        # attention may be pending; evaluating the new tokens, which depend on it, completes it.
+        # On a GPU, dispatching is enough, because commands execute in order.
         evaluate = mx.eval if kernels.computes_on_cpu() else mx.async_eval
         evaluate(key, value)
         self.ensure_capacity(key)
@@ -179,7 +173,7 @@ class TinyKvPagedPool:
             )
 
     def ensure_capacity(self, key: mx.array | None = None) -> None:
-        """Allocates memory for all pages; the first call takes H, D and dtype from `key`."""
+        """Allocates memory for all pages; the first call takes the shape from `key`."""
         # [task 3.1.1 room]
         if self.key_pages is None or self.value_pages is None:
             assert key is not None
@@ -207,7 +201,7 @@ class TinyKvPagedPool:
 
 
 def compact_pages(pages: mx.array, page_ids: Sequence[int]) -> mx.array:
-    """Copies the pages with these ascending ids; skips ids ≥ len(pages), which have no memory."""
+    """Copies pages by ascending id; skips ids ≥ len(pages), which have no memory."""
     existing = page_ids[: bisect.bisect_left(page_ids, len(pages))]
     if not existing:  # `pages[:0]` would keep the memory of all pages alive
         return mx.zeros((0, *pages.shape[1:]), pages.dtype)

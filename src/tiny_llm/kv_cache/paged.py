@@ -1,6 +1,6 @@
 """Paged KV cache of one request, and paged attention metadata.
 
-A contiguous cache needs one block of memory for a request's maximum length. A paged cache takes
+A contiguous cache is one block of memory, which is copied when it grows. A paged cache takes
 fixed-size pages from a shared pool (`page_pool.py`), so a request wastes less than one page and a
 freed page fits any other request. A request stores its page ids in token order.
 
@@ -32,7 +32,6 @@ class PagedKvMetadata:
         key_pages, value_pages: P×H×page_size×D.
         block_table: B×max_pages int32, each sequence's pages in order, padded with −1.
         context_lens: B int32, cached tokens of each sequence; 0 for an idle row.
-        page_size: tokens per page.
         mask: None or "causal".
         cu_seqlens_q: B+1 int32 for a ragged batch (`paged_attention_varlen`), else None.
     """
@@ -49,11 +48,8 @@ class PagedKvMetadata:
 class TinyKvPagedCache(TinyKvCache):
     """Keys and values of one request in one layer, stored in a pool's pages.
 
-    Args:
-        pool: page pool, shared with other caches.
-
     Attributes:
-        pool: page pool.
+        pool: page pool, shared with other caches.
         page_ids: the cache's pages in token order; all but the last are full.
         offset: number of cached tokens, also the next token's position.
     """
@@ -71,11 +67,10 @@ class TinyKvPagedCache(TinyKvCache):
     def update_and_fetch_paged(
         self, key: mx.array, value: mx.array, mask: Mask = None
     ) -> PagedKvMetadata:
-        """Appends new keys and values and returns metadata for paged attention; copies no pages.
+        """Appends keys and values and returns attention metadata; copies no pages.
 
         Args:
-            key: 1×H×L×D, keys of the new tokens.
-            value: 1×H×L×D.
+            key, value: 1×H×L×D, the new tokens.
             mask: None or "causal", returned in the metadata.
 
         Raises:
@@ -89,7 +84,7 @@ class TinyKvPagedCache(TinyKvCache):
     def update_and_fetch(
         self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> tuple[mx.array, mx.array, int | None, Mask]:
-        """See `TinyKvCache`: returns a dense copy, for comparison, and the mask unchanged."""
+        """See `TinyKvCache`: returns a dense copy, for comparison, and `mask`."""
         keys, values, (S, *_) = self.append(key, value)
         return keys, values, S, mask
 
@@ -135,7 +130,7 @@ class TinyKvPagedCache(TinyKvCache):
         self.rewind(self.offset)
 
     def reserve(self, L: int) -> list[int]:
-        """Extends the cache by L tokens, allocating pages; the caller must write the tokens next.
+        """Extends the cache by L tokens, which the caller must write next.
 
         Returns:
             The tokens' slots, for `TinyKvPagedPool.write`.
@@ -178,7 +173,7 @@ class TinyKvPagedCache(TinyKvCache):
 def paged_metadata(
     pool: TinyKvPagedPool, caches: list[TinyKvPagedCache | None], mask: Mask
 ) -> PagedKvMetadata:
-    """Builds the metadata of a batch of caches in one pool; None in `caches` is an idle row."""
+    """Builds a batch's metadata from caches in one pool; None is an idle row."""
     assert pool.key_pages is not None
     assert pool.value_pages is not None
     # [task 3.2.1 metadata]

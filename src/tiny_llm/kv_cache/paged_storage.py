@@ -1,9 +1,8 @@
 """Page storage with one block table for all layers; ragged batches.
 
-In a `TinyKvPagedPool`, every layer of every request has separate page ids. In a `PagedStorage`, a
-page id refers to the same page in every layer's arrays, so one block table serves all layers and a
-page is allocated once for all of them. The engine allocates page ids; this module holds the memory
-and builds a step's metadata.
+Unlike in a `TinyKvPagedPool`, a page id refers to the same page in every layer's arrays, so one
+block table serves all layers. The engine allocates page ids; this module holds the memory and
+builds a step's metadata.
 """
 
 from collections.abc import Sequence
@@ -33,14 +32,12 @@ class RaggedBatch:
             differ in length.
         state_read_slots: B, slot with the recurrent state before each sequence's first token; −1
             for a new sequence. None for models without recurrent state.
-        state_write_slots: T, slot for the state after each token; −1 to not store it.
-            Precondition: no two tokens write the same slot, and none writes a slot that another
-            sequence reads.
+        state_write_slots: T, slot for the state after each token; −1 to not store it. No two tokens
+            may write the same slot, and none may write a slot that another sequence reads.
         adapter_ids: T, index of each token's LoRA adapter; −1 for none. None if no token uses one.
 
     Attributes:
-        positions: as an int32 array.
-        attention_metadata: the other arguments, as int32 arrays.
+        positions, attention_metadata: the arguments as int32 arrays.
         max_slot, max_state_slot: maximum slot and maximum state slot, read or written; −1 if none.
 
     Raises:
@@ -112,12 +109,11 @@ class PagedStorage:
 
     Args:
         num_layers: number of layers with pages.
-        num_kv_heads: H.
+        num_pages: maximum pages per layer.
         head_dim: D; D + 4 for 8-bit rows, which end with a 4-byte scale.
         states: state slots for linear-attention layers; None if all layers have pages.
 
     Attributes:
-        num_pages: maximum pages per layer.
         key_pages, value_pages: one P×H×page_size×D array per layer with pages; P is the number of
             allocated pages. Written in place; do not keep references to the arrays.
 
@@ -175,12 +171,9 @@ class PagedStorage:
         return len(self.value_pages[-1])
 
     def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Renumbers pages and state slots to 0, 1, 2, …, and releases all others.
+        """Renumbers ascending page and slot ids to 0, 1, 2, …; releases all others.
 
-        Copies one array at a time, so only one is ever in memory twice.
-
-        Args:
-            pages, slots: ids to keep, in ascending order.
+        Copies one array at a time, so that at most one is in memory twice.
         """
         for arrays in (self.key_pages, self.value_pages):
             for layer in range(len(arrays)):
@@ -203,7 +196,7 @@ class PagedStorage:
                 pages[layer] = extend_rows(pages[layer], capacity - existing)
 
     def plan(self, batch: RaggedBatch) -> StepPlan:
-        """Plans a step over a ragged batch; page and state slots are the same in every layer."""
+        """Plans a step over a ragged batch; slots are the same in every layer."""
         self.ensure_capacity(batch.max_slot // self.page_size + 1)
         pairs = list(zip(self.key_pages, self.value_pages, strict=True))
         states = self.states

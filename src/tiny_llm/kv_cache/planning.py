@@ -21,14 +21,9 @@ LayerRequests = Sequence[TinyKvPagedCache | None]  # one layer's caches, one per
 
 
 def plan_dense(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
-    """Plans L more tokens for each of B sequences in dense caches.
+    """Plans L more tokens for each of B sequences in dense caches, one per layer.
 
-    Args:
-        caches: one cache per layer.
-
-    Returns:
-        The plan; None if a cache is not dense or must grow, or if layers differ in number of
-        tokens.
+    Returns None if a cache is not dense or must grow, or if layers differ in number of tokens.
     """
     if not all(isinstance(cache, TinyKvFullCache | BatchingKvCache) for cache in caches):
         return None
@@ -52,12 +47,8 @@ def plan_dense(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
 def plan_paged(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
     """Plans L more tokens for each of B sequences in one pool's pages.
 
-    Args:
-        caches: one cache per layer.
-
-    Returns:
-        The plan; None if a cache is not paged, layers differ in number of tokens, or the pool has
-        not been written to.
+    Returns None if a cache is not paged or lacks capacity, if layers differ in number of tokens, or
+    if the pool has not been written to.
 
     Raises:
         OutOfPagesError: too few free pages; nothing was changed.
@@ -72,14 +63,14 @@ def plan_paged(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
 
 
 def _requests(cache: Any, L: int) -> LayerRequests:
-    """Returns each row's paged cache or None; [] if dense or without capacity for L tokens."""
+    """Returns each row's paged cache or None; [] if dense or without capacity."""
     if isinstance(cache, BatchingKvCache):
         return cache.paged_requests(L)
     return [cache] if isinstance(cache, TinyKvPagedCache) else []
 
 
 def _plan_pool(pool: TinyKvPagedPool, layers: Sequence[LayerRequests], L: int) -> StepPlan:
-    """Reserves pages for all layers, which share the pool's two arrays, and builds the plan."""
+    """Reserves pages for all layers, which share the pool's arrays, and plans."""
     reserved: list[TinyKvPagedCache] = []
 
     def rollback() -> None:

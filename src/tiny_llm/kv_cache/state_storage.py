@@ -34,17 +34,17 @@ class StateShape:
 
 
 class StateStorage:
-    """State slots for each linear-attention layer, allocated on demand up to a limit.
+    """State slots of the linear-attention layers, allocated on demand.
 
     Writing to a slot allocates it and all slots with lower ids; only `compact` releases memory.
 
     Args:
         layers: indices of the model's linear-attention layers, in ascending order.
+        num_slots: maximum number of slots.
 
     Attributes:
-        conv_states, states: an S×(K−1)×C and an S×H_v×D_k×D_v array per layer in `layers`, for S
-            allocated slots (see `StateShape`). Written in place; do not keep references to the
-            arrays.
+        conv_states, states: an S×(K−1)×C and an S×H_v×D_k×D_v array per layer, for S allocated
+            slots (see `StateShape`). Written in place; do not keep references to the arrays.
 
     Raises:
         ValueError: `num_slots` is below 1.
@@ -60,7 +60,7 @@ class StateStorage:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Convolution states of all layers, then recurrent states; element i of each is slot i."""
+        """Convolution states of all layers, then recurrent states, indexed by slot."""
         return [*self.conv_states, *self.states]
 
     @property
@@ -69,7 +69,7 @@ class StateStorage:
         return sum(array.nbytes for array in self.arrays)
 
     def compact(self, slots: Sequence[int]) -> None:
-        """Renumbers these slots, in ascending order, to 0, 1, 2, …; releases all others."""
+        """Renumbers these ascending slots to 0, 1, 2, …; releases all others."""
         for arrays in (self.conv_states, self.states):
             for i in range(len(arrays)):
                 arrays[i] = compact_pages(arrays[i], slots)

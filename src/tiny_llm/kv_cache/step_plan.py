@@ -5,12 +5,9 @@ A plan separates the step's metadata from the buffers:
     attention_metadata   the new tokens' slots and each sequence's length; differs in every step
     buffers              keys and values, which the step overwrites in place
 
-During the step, each layer gets a `LayerCacheView` instead of its cache. Afterwards,
-`StepPlan.commit` stores the updated buffers in the caches.
-
-This makes the layers a pure function of arrays, which can be captured as one node of MLX's graph
-(`kernels/graph_capture.py`). `planning.py` builds plans for per-request caches,
-`paged_storage.py` for the engine's ragged batches.
+During the step, each layer gets a `LayerCacheView` instead of its cache, so the layers are a pure
+function of arrays, which can be captured as one node of MLX's graph (`kernels/graph_capture.py`).
+`planning.py` builds plans for per-request caches, `paged_storage.py` for ragged batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,7 +59,7 @@ class AttentionMetadata:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Values of the fields listed in `names`, in the same order."""
+        """Values of the fields in `names`."""
         return [getattr(self, name) for name in self.names]
 
     def for_layer(self, layer: int) -> "AttentionMetadata":
@@ -88,8 +85,7 @@ class StepPlan:
     # pair shared by all layers.
     buffers: list[mx.array]
     commit: Callable[[list[mx.array]], None]  # stores the updated buffers in the caches
-    # Restores the caches to their state before the plan if the step fails.
-    rollback: Callable[[], None] = lambda: None
+    rollback: Callable[[], None] = lambda: None  # undoes the plan if the step fails
 
 
 class LayerCacheView:
@@ -108,10 +104,7 @@ class LayerCacheView:
 
     @property
     def buffers(self) -> list[mx.array]:
-        """The layer's keys and values, or its convolution and recurrent state.
-
-        Assignment replaces them in the step's list of buffers.
-        """
+        """The layer's keys and values, or its convolution and recurrent state."""
         return [self._buffers[self._keys], self._buffers[self._values]]
 
     @buffers.setter
@@ -132,8 +125,7 @@ class LayerCacheView:
         """See `TinyKvPagedCache`: writes to pages P×H×page_size×D.
 
         Args:
-            key: B×H×L×D; 1×H×T×D for a ragged batch.
-            value: same as `key`.
+            key, value: B×H×L×D; 1×H×T×D for a ragged batch.
             mask: None or "causal", returned in the metadata; "causal" for a ragged batch.
 
         Raises:
@@ -188,12 +180,11 @@ class PlannedLayers:
         return x, update
 
     def _function_for(self, names: tuple[str, ...]) -> Callable[..., Any]:
-        """Returns the layers as a capturable function that takes these metadata arrays."""
+        """Returns the layers as a capturable function of these metadata arrays."""
         if names not in self._functions:
-            # A ragged batch may be a single short prompt, so it is captured on the second call. All
-            # other plans are decode steps, captured on the first call. This is required if layers
-            # share pages: in an uncaptured step, each layer would copy the pages before it writes
-            # them, because the previous layer's attention has not read them yet.
+            # A ragged batch may be a single short prompt, so it is captured on the second call.
+            # Decode steps are captured on the first: if layers share pages, an uncaptured layer
+            # copies the pages that the previous layer's attention has yet to read.
             self._functions[names] = CapturedFunction(
                 partial(self._run, names), on_first_call="cu_seqlens_q" not in names
             )
@@ -211,7 +202,7 @@ class PlannedLayers:
 def layer_cache_views(
     attention_metadata: AttentionMetadata, buffers: list[mx.array], num_layers: int
 ) -> list[LayerCacheView]:
-    """Creates one cache view per layer; the views modify `buffers` (see `StepPlan`)."""
+    """Creates one cache view per layer; the views modify `buffers`."""
     is_shared = len(buffers) == 2
     return [
         LayerCacheView(buffers, 0 if is_shared else 2 * layer, attention_metadata.for_layer(layer))

@@ -23,13 +23,12 @@ WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2, 3: Qwen3ModelWeek3}
 def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
     """Builds the model of a course week from loaded weights.
 
-    Weeks 2 and 3 prepack quantized weights for this machine's kernels, so their speed does not
-    depend on how the weights were loaded; see `kernels.prepack.prepack_model`.
+    Weeks 2 and 3 prepack quantized weights for this machine's kernels, however they were loaded.
 
     Args:
-        mlx_model: from `load`, `load_weights` or `mlx_lm.load`. Remains usable, including for
-            another week's model. Prepacking an `mlx_lm` model releases its row-major weights;
-            calling that model afterwards recreates them, which doubles the memory.
+        mlx_model: from `load`, `load_weights` or `mlx_lm.load`; remains usable. Prepacking an
+            `mlx_lm` model releases its row-major weights; calling that model afterwards recreates
+            them, which doubles the memory.
 
     Raises:
         ModelError: the week has no model, the checkpoint is not a Qwen3 model, or the course's
@@ -50,10 +49,9 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
 def serving_model(
     name: str, mlx_model: Any, *args: Any, task: Task = "generate", **options: Any
 ) -> ServingModel:
-    """Builds the engine's model, for any family.
+    """Builds the engine's model; `args` and `options` are those of `Decoder`.
 
     Args:
-        args, options: `page_size` and the other arguments of `Decoder`.
         task: "embed" builds an `EmbeddingDecoder`, any other task a `Decoder`.
 
     Raises:
@@ -73,7 +71,7 @@ def serving_model(
 
 
 def mtp_model(name: str, mlx_model: Any, **options: Any) -> MtpDecoder:
-    """Builds a model's multi-token prediction (MTP) layer; `options` are `Decoder`'s.
+    """Builds the multi-token prediction (MTP) layer; `options` as in `Decoder`.
 
     Raises:
         ModelError: the MTP layer was not loaded; see also `serving_model`.
@@ -103,7 +101,7 @@ def _config(name: str, mlx_model: Any) -> DecoderConfig:
 
 
 def _unsupported_by_course(config: DecoderConfig) -> str | None:
-    """Verb phrase for an error, naming the first unsupported feature; None if all are supported."""
+    """Verb phrase for a feature that the course's layers lack, or None."""
     if config.model_type != COURSE_MODEL_TYPE:
         return f"is a model of type '{config.model_type}'"
     if config.rope_scaling is not None:

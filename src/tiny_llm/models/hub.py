@@ -32,11 +32,9 @@ DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, "*.safetensors"]
 
 
 def shortcut_name_to_full_name(name: str) -> str:
-    """Expands a short name to the hub id, or the folder of a bundled model.
+    """Expands a short name, in any case, to a hub id or a bundled model's folder.
 
-    Args:
-        name: a key of `SHORT_NAMES` or `BUNDLED_MODELS`, in any case; any other name is returned
-            unchanged.
+    Any other name is returned unchanged.
     """
     if name.lower() in BUNDLED_MODELS:
         return str(BUNDLED_MODELS[name.lower()])
@@ -51,7 +49,7 @@ def default_model() -> tuple[str, str]:
 
 
 def find_in_cache(hub_id: str) -> Path | None:
-    """Folder of a fully cached hub model, whose files are not checked; None otherwise."""
+    """Folder of a hub model if fully cached, else None; files are not validated."""
     from huggingface_hub import constants  # quicker than the imports below
 
     if not (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir():
@@ -85,7 +83,7 @@ def find_model(name: str, console: "Console | None") -> Path:
 
 
 def find_config(name: str, console: "Console | None") -> Path:
-    """Finds a folder with a model's `config.json` and tokenizer; weights are not downloaded."""
+    """Like `find_model`, but downloads only config and tokenizer, unchecked."""
     full_name = shortcut_name_to_full_name(name)
     folder = _local_folder(name) or find_in_cache(full_name)
     return folder or download(full_name, console, CONFIG_PATTERNS)
@@ -128,10 +126,6 @@ def download(
     hub_id: str, console: "Console | None", patterns: list[str] = DOWNLOAD_PATTERNS
 ) -> Path:
     """Downloads a model from the Hugging Face hub, printing its size first.
-
-    Args:
-        console: console for the download size; standard error if None.
-        patterns: glob patterns for the files to download.
 
     Raises:
         ModelError: the hub does not have the model or cannot be reached.

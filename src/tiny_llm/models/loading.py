@@ -29,22 +29,17 @@ from .tokenizer.tokenizer import open_tokenizer
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Values of `load_format`, named as in vLLM.
-LOAD_FORMATS = ("auto", "dummy")
+LOAD_FORMATS = ("auto", "dummy")  # named as in vLLM
 
-# Delay before a progress bar appears.
 PROGRESS_DELAY_SECONDS = 1.0
 
 
 def load(name: str, console: "Console | None" = None) -> tuple[Any, Any]:
-    """Loads a model and its tokenizer through `mlx_lm`, downloading the model if necessary.
+    """Loads a model and tokenizer with `mlx_lm`, downloading them if necessary.
 
     Args:
         name: a short name, a hub id or a local folder.
         console: console for messages and progress bars; standard error if None.
-
-    Returns:
-        (mlx_model, tokenizer) from `mlx_lm.load`.
 
     Raises:
         ModelError: the weights do not match the config; see also `find_model`.
@@ -61,10 +56,9 @@ def load_weights(
     with_tokenizer: bool = True,
     mtp: bool = False,
 ) -> tuple[Any, Any]:
-    """Loads weights and tokenizer for tiny-llm's models, without `mlx_lm`'s slow import.
+    """Loads weights and tokenizer without the slow import of `mlx_lm`.
 
-    Quantized weights are prepacked for this machine's kernels (`kernels/prepack.py`); the models of
-    all weeks accept that layout.
+    Quantized weights are prepacked for this machine's kernels (`kernels/prepack.py`).
 
     Args:
         name, console: see `load`, including for errors.
@@ -73,15 +67,15 @@ def load_weights(
             demo model's is used, with a warning.
         rank, num_ranks: load only the shard of this rank (`sharding.py`).
         with_tokenizer: False returns None as the tokenizer, to save memory on workers.
-        mtp: whether to load the MTP layer.
+        mtp: whether to load the multi-token prediction (MTP) layer.
+
+    Returns:
+        (weights, tokenizer). The weights replace an `mlx_model` as the input of every week's model,
+        but are not callable. The tokenizer is equivalent to `mlx_lm`'s. A checkpoint in a format
+        that is not MLX's is loaded as by `load`.
 
     Raises:
         UserError: `load_format` is unknown; `ModelError` if the model cannot be sharded.
-
-    Returns:
-        (weights, tokenizer). A week's model accepts the weights in place of an `mlx_model`: they
-        have the same `args` and layers, but are not callable. The tokenizer is equivalent to
-        `mlx_lm`'s. A checkpoint in an unsupported format is loaded by `load`.
     """
     if load_format not in LOAD_FORMATS:
         raise UserError(f"load_format must be 'auto' or 'dummy', got '{load_format}'.")
@@ -138,7 +132,7 @@ def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
 
 
 def _check_mlx_lm_support(config: Fields, num_ranks: int) -> None:
-    """Rejects sharding and hybrid families, which `mlx_lm` cannot load for tiny-llm."""
+    """Rejects shards and hybrid families, which need `read_checkpoint`."""
     if num_ranks > 1:
         raise ValueError(
             f"its format is loaded by mlx_lm, which cannot shard it across {num_ranks} ranks"
@@ -151,7 +145,6 @@ def _check_mlx_lm_support(config: Fields, num_ranks: int) -> None:
 
 
 def _report_skipped(folder: Path, console: "Console | None", mtp: bool) -> None:
-    """Prints the number of skipped tensors, if any."""
     skipped = sum(is_skipped(name, mtp) for name in read_tensor_headers(folder))
     if skipped:
         owners = "the vision tower" if mtp else "the vision tower or the MTP layer"
@@ -177,7 +170,7 @@ def _dummy_tokenizer(
 
 
 def _check_memory(folder: Path, num_bytes: int) -> None:
-    """Rejects a model, or a rank's shard, whose weights exceed this machine's memory."""
+    """Rejects weights that exceed this machine's memory."""
     total = total_memory()
     if num_bytes > total:
         raise ModelError(
@@ -189,9 +182,8 @@ def _check_memory(folder: Path, num_bytes: int) -> None:
 def evaluate(model: Any, console: "Console | None") -> None:
     """Evaluates lazy weights layer by layer, with a progress bar.
 
-    A layer may be in memory twice while it is prepacked. The largest layers, embedding and LM head,
-    are therefore loaded first. A model from `mlx_lm` stays row-major here, because it must remain
-    callable.
+    A layer may be in memory twice while it is prepacked, so the largest, embedding and LM head,
+    come first. A model from `mlx_lm` stays row-major, because it must remain callable.
     """
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
     modules = [each for each in (table, head, *model.layers, model.get("mtp")) if each is not None]
@@ -213,15 +205,14 @@ def evaluate(model: Any, console: "Console | None") -> None:
 
 
 def _with_progress(modules: Sequence[Any], console: "Console | None") -> Iterator[Any]:
-    """Yields `modules`; on a terminal, shows a progress bar after `PROGRESS_DELAY_SECONDS`."""
+    """Yields `modules`; on a terminal, a progress bar appears after a delay."""
     if not (is_terminal() if console is None else console.is_terminal):
         yield from modules
         return
     started = time.monotonic()
     for index, module in enumerate(modules):
         if time.monotonic() - started > PROGRESS_DELAY_SECONDS:
-            # Imported only here, because the import takes 2 MB of memory and more time than
-            # loading a small model.
+            # Imported late: takes 2 MB of memory, and longer than loading a small model.
             from rich.progress import Progress
 
             with Progress(console=console or stderr_console(), transient=True) as progress:

@@ -28,7 +28,7 @@ PRESSURE_WARNING = 2  # macOS memory pressure level; 1 is normal, 4 critical
 
 
 def total_memory(root: Path = Path("/")) -> int:
-    """Bytes this process may use: the machine's memory, or a lower control-group limit."""
+    """Bytes this process may use: physical memory, or a lower cgroup limit."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for folder in _memory_cgroups(root):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -38,7 +38,7 @@ def total_memory(root: Path = Path("/")) -> int:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes this process can still allocate without swapping, as estimated by the system.
+    """Estimated bytes this process can still allocate without swapping.
 
     On Linux, the minimum of `MemAvailable` and the control groups' headroom, counting file caches
     as free; on macOS, the system-wide free percentage, as shown by `memory_pressure`. With a GPU,
@@ -57,7 +57,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def is_memory_short(root: Path = Path("/")) -> bool:
-    """Whether the system is about to run out of memory; takes a fraction of a millisecond."""
+    """Whether system memory is nearly exhausted; takes less than a millisecond."""
     if sys.platform == "darwin":
         return _sysctl("kern.memorystatus_vm_pressure_level", 1) >= PRESSURE_WARNING
     total, available = total_memory(root), available_memory(root)
@@ -67,13 +67,13 @@ def is_memory_short(root: Path = Path("/")) -> bool:
 
 
 def _cgroup_headroom(root: Path, total: int) -> Iterator[int]:
-    """Yields the headroom, including file caches, of each control group with a limit ≤ `total`."""
+    """Yields each limited cgroup's headroom, counting file caches as free."""
     for folder in _memory_cgroups(root):
         for limit_file, usage_file, prefix in (
             ("memory.max", "memory.current", ""),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ):
-            with suppress(OSError, ValueError):  # the file contains "max" if there is no limit
+            with suppress(OSError, ValueError):
                 limit = int((folder / limit_file).read_text())
                 if limit <= total:  # a higher limit cannot be reached, and usage is slow to read
                     names = f"{prefix}inactive_file", f"{prefix}active_file"
@@ -82,7 +82,7 @@ def _cgroup_headroom(root: Path, total: int) -> Iterator[int]:
 
 
 def _stall_percent(root: Path) -> float:
-    """Percentage of the last 10 seconds with some task stalled on memory; 0 if unknown."""
+    """Percentage of the last 10 s with a task stalled on memory; 0 if unknown."""
     percents = [0.0]
     groups = [folder / "memory.pressure" for folder in _memory_cgroups(root)]
     for file in (root / "proc/pressure/memory", *groups):
@@ -92,7 +92,7 @@ def _stall_percent(root: Path) -> float:
 
 
 def _memory_cgroups(root: Path) -> Iterator[Path]:
-    """Yields the folders of this process's memory control group and its ancestors."""
+    """Yields the folders of this process's memory cgroup and its ancestors."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:  # not on Linux
@@ -109,7 +109,7 @@ def _memory_cgroups(root: Path) -> Iterator[Path]:
 
 
 def _numbers(file: Path, *names: str) -> list[int]:
-    """Values of a file's lines "name value …", in file order; [] if the file is missing."""
+    """Values of a file's lines "name value …"; [] if the file is unreadable."""
     with suppress(OSError, ValueError):
         fields = map(str.split, file.read_text().splitlines())
         return [int(words[1]) for words in fields if words and words[0] in names]

@@ -55,9 +55,7 @@ class ModelSize:
 def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> ModelSize:
     """Computes a checkpoint's memory sizes.
 
-    Args:
-        folder: a checkpoint; without weight files, `config.json` determines the shapes.
-        load_format: "dummy" for random weights.
+    Without weight files, or if `load_format` is "dummy", `config.json` determines the shapes.
 
     Raises:
         ModelError: the checkpoint cannot be loaded.
@@ -87,11 +85,10 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
 
 
 def size_of_tree(model: Any) -> ModelSize:
-    """Computes memory sizes from the tree of arrays of a model or a rank's shard.
+    """Computes memory sizes from a loaded model's arrays, which may be lazy.
 
-    Args:
-        model: from `load_weights` or `load`; its arrays may be lazy. For a checkpoint loaded on
-            several ranks, weight sizes are rank 0's, but KV cache sizes cover all ranks.
+    For a checkpoint loaded on several ranks, weight sizes are rank 0's, but KV cache sizes cover
+    all ranks.
     """
     config, parts = config_of(model.args), model.model
     arrays: Any = tree_flatten(getattr(model, "shard", model))
@@ -110,7 +107,7 @@ def size_of_tree(model: Any) -> ModelSize:
 
 
 def _model_size(total: int, step: int, config: DecoderConfig, dtype: mx.Dtype) -> ModelSize:
-    """Sizes of a model with `total` weight bytes, of which decoding one token reads `step`."""
+    """Sizes for `total` weight bytes, of which decoding one token reads `step`."""
     state_bytes = 0
     if config.delta_net is not None:
         state_bytes = len(config.delta_net.layers) * state_shape(config.delta_net, dtype).nbytes

@@ -30,7 +30,7 @@ class ServingModel(Protocol):
 
     @property
     def max_window(self) -> int:
-        """Number of most recent tokens any layer attends to; 0 if some layer attends to all."""
+        """Sliding-window size in tokens if all layers have one, else 0."""
         ...
 
     def create_paged_storage(self, num_pages: int, num_state_slots: int = 0) -> PagedStorage:
@@ -48,7 +48,7 @@ class ServingModel(Protocol):
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
-        """Computes the logits of one step, whose new tokens may belong to many sequences.
+        """Computes the logits of one step, len(rows)×vocab_size.
 
         On a CPU, a token's logits are bit-identical in any batch. Precondition: all positions are
         within the context length.
@@ -59,9 +59,6 @@ class ServingModel(Protocol):
             rows: indices of the tokens whose logits are computed, from 0 to T − 1.
             storage: from `create_paged_storage`; receives the batch's keys and values when the
                 result is evaluated.
-
-        Returns:
-            Logits, len(rows)×vocab_size.
 
         Raises:
             ValueError: the number of ids is not T.

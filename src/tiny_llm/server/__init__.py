@@ -1,7 +1,7 @@
 """HTTP server: OpenAI- and Anthropic-compatible API for the engine.
 
 One process: the event loop in the main thread, each model's engine in a separate thread. Must not
-know how tokens are computed, and uses `engine/` only through `LLM`.
+know how tokens are computed: engines are driven through `LLM`.
 
 Reading order: process, app, context, loading, settings, http, openai, anthropic, protocol,
 engine_client, ops, replicas.

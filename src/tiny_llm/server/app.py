@@ -52,7 +52,6 @@ def build_app(models: Sequence[AppState]) -> ASGIApp:
 
 
 def _build_fastapi(models: Sequence[AppState]) -> FastAPI:
-    """Builds the FastAPI application with all routers and error handlers."""
     app = FastAPI(
         title="tiny-llm",
         version=version("tiny-llm"),
@@ -76,7 +75,7 @@ def _build_fastapi(models: Sequence[AppState]) -> FastAPI:
 
 
 def _remove_422_responses(document: dict[str, Any]) -> None:
-    """Removes the 422 responses that FastAPI documents, because validation errors are 400 here."""
+    """Removes FastAPI's 422 responses; validation errors are 400 here."""
     for methods in document["paths"].values():
         for operation in methods.values():
             operation["responses"].pop("422", None)
@@ -111,7 +110,7 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
 
 
 def _not_found_message(request: Request) -> str:
-    """Suggests the intended path if the client's base URL has a missing or extra /v1."""
+    """Suggests the intended path for a base URL with a missing or extra /v1."""
     path = request.url.path
     known = request.app.openapi()["paths"]
     for intended, advice in (
@@ -124,6 +123,6 @@ def _not_found_message(request: Request) -> str:
 
 
 async def _handle_unexpected_error(request: Request, error: Exception) -> Response:
-    """Handles unexpected exceptions: logs the traceback, which the client does not get."""
+    """Logs the traceback of an unexpected exception, hidden from the client."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return ApiError(500, INTERNAL_ERROR).response(request.url.path)

@@ -35,20 +35,12 @@ WARMUP_DELAY = 0.05  # seconds before a next turn is precomputed, if the engine 
 
 @dataclass
 class AppState:
-    """State of a served model, stored in `app.state.models`.
-
-    Attributes:
-        settings: server settings, with the model's names.
-        registry: loads and unloads the models.
-        defaults: default sampling parameters.
-        created: Unix time at server startup.
-        validator: validates outputs whose schemas a grammar cannot fully enforce.
-    """
+    """State of a served model, stored in `app.state.models`."""
 
     settings: Settings
     engine: ModelEngine
     registry: ModelRegistry
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, Any]  # default sampling parameters
     created: int = field(default_factory=lambda: int(time.time()))
     validator: OutputValidator = field(default_factory=OutputValidator)
     _warmups: set[asyncio.Task[None]] = field(default_factory=set)
@@ -77,13 +69,10 @@ class AppState:
         return renderer
 
     async def wait_until_loaded(self, request: Request, is_stream: bool = False) -> None:
-        """Loads the model if necessary and keeps it loaded until the response has ended.
+        """Loads the model if necessary; keeps it loaded until the response ends.
 
-        Without on-demand loading, models are never unloaded, so this only checks that the model is
-        ready.
-
-        Args:
-            is_stream: whether the response is an event stream, which gets keep-alive comments.
+        Without on-demand loading, only checks that the model is ready. A response that is an event
+        stream gets keep-alive comments during the load.
 
         Raises:
             ApiError: 503, the model cannot be loaded; see also `ModelLease.wait`.
@@ -101,7 +90,7 @@ class AppState:
         thinking_enabled: bool = False,
         lora: str | None = None,
     ) -> RequestHandle:
-        """Submits prompts and waits until the engine has queued them; see `AddRequest`.
+        """Submits prompts and waits until the engine has queued them.
 
         Raises:
             ApiError: a prompt was rejected; the request's other prompts are then aborted.
@@ -118,17 +107,14 @@ class AppState:
     def on_finished(
         self, handle: RequestHandle, prompt: ChatPrompt, outputs: Sequence[ParsedOutput]
     ) -> None:
-        """Schedules the validation of complete outputs and the warm-up of the next turn.
-
-        There is a warm-up only after a single output, because the next turn is unknown otherwise.
-        """
+        """Schedules validation of the outputs and the warm-up of the next turn."""
         for output in outputs:
             self._schedule_validation(handle, output)
-        if len(outputs) == 1:
+        if len(outputs) == 1:  # with several, the client may continue from any of them
             self._schedule_warmup(prompt, outputs[0], handle.lora)
 
     def _schedule_validation(self, handle: RequestHandle, output: ParsedOutput) -> None:
-        """Validates a complete output in the background and logs violations."""
+        """Validates an untruncated output in the background and logs violations."""
         constraint = handle.constraint
         if constraint is None or output.finish_reason == "length":
             return
@@ -140,13 +126,11 @@ class AppState:
         validation.add_done_callback(_log_violations)
 
     def _schedule_warmup(self, prompt: ChatPrompt, output: ParsedOutput, lora: str | None) -> None:
-        """Precomputes the known prefix of a conversation's next turn while the engine is idle.
+        """Precomputes the next turn's prompt, up to the user's message, when idle.
 
-        A thinking model's chat template drops earlier reasoning, so the next prompt diverges from
-        the cached tokens where the reasoning began. Once a completion has finished, the next prompt
-        is known up to the user's message; the next turn then only has to prefill that message.
-        Outputs with tool calls are skipped, because how much reasoning is sent back with them
-        depends on the client.
+        Chat templates drop earlier reasoning, so the next prompt diverges from the cached tokens
+        where the reasoning began. Outputs with tool calls are skipped, because clients differ in
+        how much reasoning they send back with them.
         """
         is_complete = output.finish_reason == "stop" and bool(output.text) and not output.calls
         template_input = prompt.template_input
@@ -183,11 +167,10 @@ def _log_violations(validation: asyncio.Future[list[str]]) -> None:
 
 
 def max_body_bytes(models: Sequence[AppState]) -> int:
-    """Returns the maximum size of a request body; see `Settings`."""
+    """Returns the maximum size of a request body, in bytes."""
     settings = models[0].settings
     if settings.max_body_bytes is not None:
         return settings.max_body_bytes
-    # An entry is None while its model is not loaded.
     infos = [model.engine_client.engine_info for model in models]
     context = max(0 if info is None else info.max_seq_len for info in infos)
     return min(max(MIN_BODY_BYTES, BODY_BYTES_PER_TOKEN * context), MAX_BODY_BYTES)

@@ -14,13 +14,10 @@ LEASE = "tiny_llm.model_lease"  # key of the request's lease in the ASGI scope
 
 
 class ModelLease:
-    """A request's lease on a model, which stays loaded until the response has ended.
+    """A request's lease on a model: keeps it loaded until the response ends.
 
     If a streaming request waits longer than the keep-alive interval, a keep-alive comment starts
-    its response. Error responses are then converted to error events.
-
-    Args:
-        path: the request's path, which determines the format of error events.
+    its response. A later error response becomes an error event in the protocol of `path`.
     """
 
     def __init__(self, path: str, send: Send):
@@ -41,8 +38,7 @@ class ModelLease:
         """Waits until the model is loaded.
 
         Raises:
-            ApiError: the model cannot be loaded, the request has timed out, or the client has
-                disconnected.
+            ApiError: the load failed, the request timed out, or the client disconnected.
         """
         self._engine, self._acquired = engine, engine.acquire(request_load)
         if not self._acquired.done():
@@ -80,7 +76,7 @@ class ModelLease:
         )
 
     async def send(self, message: Message) -> None:
-        """Sends an ASGI message; once a keep-alive comment was sent, an error becomes an event."""
+        """Sends an ASGI message; after a keep-alive comment, errors become events."""
         if not self._is_started:
             await self._send(message)
         elif message["type"] == "http.response.start":
@@ -95,13 +91,13 @@ class ModelLease:
             await self._send(message)
 
     def release(self) -> None:
-        """Releases the model, or cancels the wait for it. A no-op without `wait`."""
+        """Releases the model, or cancels the wait for it; a no-op without `wait`."""
         if self._engine is not None and self._acquired is not None:
             self._engine.release(self._acquired)
 
 
 class LeaseMiddleware:
-    """ASGI middleware that releases the request's model at the end of the response."""
+    """Releases the request's model at the end of the response."""
 
     def __init__(self, app: ASGIApp):
         self._app = app

@@ -50,9 +50,6 @@ class ServerProcess:
     Args:
         specs: the models; requests without a model use the first.
         sock: a bound socket; None for a replica, which is started with `start` instead of `run`.
-
-    Attributes:
-        models: state of each model, shared with the endpoints.
     """
 
     def __init__(self, settings: Settings, specs: Sequence[ModelSpec], sock: socket.socket | None):
@@ -89,7 +86,7 @@ class ServerProcess:
         raise AssertionError("the process has not exited")
 
     def start(self) -> None:
-        """Starts the engine threads and the background tasks on the running event loop."""
+        """Starts the engine threads and, on the running loop, background tasks."""
         for engine in self._engines:
             engine.start()
         if self._event_log is not None:
@@ -181,7 +178,7 @@ class ServerProcess:
             client.subscribe(event_log.record)
 
     def _on_load_failed(self, engine: ModelEngine, reason: str) -> None:
-        """Ends the process with an error, because a pinned model could not be loaded."""
+        """Fails the process, because a pinned model could not be loaded."""
         engine.client.on_engine_dead(reason)
         self._on_dead()
 
@@ -191,10 +188,7 @@ class ServerProcess:
     # ---------------------------------------------------------------- watchdog
 
     async def _run_watchdog(self) -> None:
-        """Ends the process with an error if a step takes too long.
-
-        If the event loop itself hangs, a timer kills the process.
-        """
+        """Fails the process if a step hangs; a timer exits if the event loop does."""
         limit, armed = self._settings.watchdog, 0.0
         interval = min(1.0, limit / 10)
         while True:
@@ -214,7 +208,7 @@ class ServerProcess:
             await asyncio.sleep(interval)
 
     async def _fail_process(self) -> None:
-        """Exits with 1, after a grace period for delivering the error to clients."""
+        """Exits with 1, after a grace period in which clients receive the error."""
         lifecycles = [engine.client.lifecycle for engine in self._engines]
         reason = next(each.reason for each in lifecycles if each.phase is Phase.FAILED)
         for engine in self._engines:
@@ -227,7 +221,7 @@ class ServerProcess:
         self._request_exit()
 
     def _on_sigtstp(self) -> None:
-        """Suspends the process on Ctrl-Z; the watchdog ignores the time until SIGCONT."""
+        """Suspends the process; the watchdog ignores the time until SIGCONT."""
         faulthandler.cancel_dump_traceback_later()
         os.kill(os.getpid(), signal.SIGSTOP)  # returns on SIGCONT
         self._resumed_at = time.monotonic()
@@ -266,7 +260,7 @@ class ServerProcess:
         self._uvicorn.should_exit = True
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts a background task and keeps a reference to it, because asyncio does not."""
+        """Starts a task and keeps a reference to it; asyncio's is only weak."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -274,9 +268,8 @@ class ServerProcess:
 
 
 class _UvicornServer(uvicorn.Server):
-    """uvicorn server without signal handlers; `ServerProcess` installs them instead."""
+    """uvicorn server without signal handlers; `ServerProcess` installs others."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """No-op."""
         yield

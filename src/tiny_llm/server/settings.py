@@ -9,8 +9,8 @@ from typing import Literal
 from ..engine.llm import LLM
 from ..models.heads.pooling import Task
 
-# Default body size limit, from the model's context length. A text token takes about 4 bytes of
-# UTF-8, or up to 12 if JSON escapes its characters; the remaining bytes are for tools and schemas.
+# Default body size limit, derived from the context length. A token of text takes about 4 bytes of
+# UTF-8, or up to 12 if JSON escapes its characters; the rest is for tools and schemas.
 MIN_BODY_BYTES = 2**22
 MAX_BODY_BYTES = 2**24
 BODY_BYTES_PER_TOKEN = 32
@@ -32,33 +32,27 @@ class ModelSpec:
 class Settings:
     """Server settings; engine options are arguments of `LLM`.
 
-    Fields not listed here have a flag of the same name, described by `serve --help`.
+    Fields without a comment are described by `serve --help`.
     """
 
-    # The model's names in the API; responses use the first. `ServerProcess` copies the settings for
-    # each model.
+    # The model's names in the API; responses use the first. Each model has a copy of the settings.
     model_names: tuple[str, ...] = ("demo",)
     max_memory: int | None = None
     idle_unload: float | None = None
-    # Names of the model's LoRA adapters, selected by a request's `model`.
-    adapter_names: tuple[str, ...] = ()
+    adapter_names: tuple[str, ...] = ()  # the model's LoRA adapters, selected by `model`
     api_key: str | None = None
     # Host names allowed without a key, besides IP addresses and names without a dot; "*" for any.
     allowed_hosts: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()  # allowed CORS origins
-    # Maximum number of waiting completions; beyond it, requests get 429. The server enforces this
-    # limit and leaves `LLM(max_queue=…)` unset.
-    max_queue: int = 256
-    # None for `BODY_BYTES_PER_TOKEN` times the model's context, at least `MIN_BODY_BYTES` and at
-    # most `MAX_BODY_BYTES`.
+    cors_origins: tuple[str, ...] = ()
+    max_queue: int = 256  # maximum waiting completions; beyond, 429. `LLM(max_queue=…)` stays unset
+    # None: `BODY_BYTES_PER_TOKEN` × context length, from `MIN_BODY_BYTES` to `MAX_BODY_BYTES`.
     max_body_bytes: int | None = None
     body_timeout: float = 30.0  # seconds without data after which an incomplete body is rejected
     request_timeout: float | None = None
     drain_timeout: float = 30.0
     watchdog: float = 120.0
     generation_config: Literal["auto", "vllm"] = "auto"
-    # Jinja source that replaces the model's chat template, or None.
-    chat_template: str | None = None
+    chat_template: str | None = None  # Jinja source; None for the model's template
     log_requests: bool = False
     log_contents: bool = False
     response_store: int = 0

@@ -27,12 +27,10 @@ class Wrong:
 
     @property
     def task(self) -> str:
-        """Task of the block."""
         return self.block.split(" ")[0]
 
     @property
     def tested_by(self) -> str:
-        """Task whose tests must fail."""
         return self.noticed_by or self.task
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Wrong solutions for Week 3, days 3 to 5: the engine and speculative decoding."""
+"""Wrong solutions for Week 3, days 3 to 5: engine, speculative decoding."""
 
 from tests.course.wrong import Wrong
 

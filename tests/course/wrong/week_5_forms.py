@@ -1,4 +1,4 @@
-"""Wrong solutions for Week 5, days 4 and 5: grammars, reasoning and tool calls."""
+"""Wrong solutions for Week 5, days 4 and 5: grammars, reasoning, tool calls."""
 
 from tests.course.wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Wrong solutions for Week 5, days 3 and 6: load testing and n-gram speculation."""
+"""Wrong solutions for Week 5, days 3 and 6: load tests, n-gram drafts."""
 
 from tests.course.wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Wrong solutions for Week 6, days 1 and 2: mixture of experts and tensor parallelism."""
+"""Wrong solutions for Week 6, days 1 and 2: experts, tensor parallelism."""
 
 from tests.course.wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Wrong solutions for the optional days on hybrid models: Gated DeltaNet and state checkpoints."""
+"""Wrong solutions for Week 6, days 4 and 5: Gated DeltaNet, checkpoints."""
 
 from tests.course.wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Wrong solutions for Week 6, days 3 and 6: 8-bit KV cache and prefix cache on disk."""
+"""Wrong solutions for Week 6, days 3 and 6: 8-bit KV and disk caches."""
 
 from tests.course.wrong import Wrong
 

@@ -15,7 +15,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=
 
 
 def open_llm(directory: Path, model: Any = "demo", build: Callable[..., LLM] = LLM, **options: Any):
-    """Builds an engine that reads pages from disk even if recomputing them is faster."""
+    """Builds an engine that prefers reading pages from disk to recomputing them."""
     with mock.patch(
         "tiny_llm.engine.execution.disk_cache.factory._page_seconds", return_value=float("inf")
     ):

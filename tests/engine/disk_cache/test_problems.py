@@ -1,4 +1,4 @@
-"""Corrupt files, full or read-only disks and foreign files cause misses and one warning."""
+"""Corrupt or foreign files, full or read-only disks: misses and one warning."""
 
 import errno
 import logging
@@ -43,7 +43,7 @@ def overwrite_block(path, files, rng):
 
 
 def zero_tail(path, files, rng):
-    """Simulates a power failure that loses the last blocks, but keeps the file size."""
+    """Simulates a power failure that zeroes the last blocks of a file."""
     data = bytearray(path.read_bytes())
     start = rng.randrange(len(data))
     data[start:] = bytes(len(data) - start)
@@ -88,7 +88,7 @@ CORRUPTIONS = [
 
 
 def corrupt_files(files, rng, fraction):
-    """Corrupts files, each chosen with probability `fraction`; returns the number chosen."""
+    """Corrupts each file with probability `fraction`; returns the number chosen."""
     chosen = [path for path in files if rng.random() < fraction]
     for path in chosen:
         if path.is_file() and path.stat().st_size > 0:
@@ -182,7 +182,7 @@ def test_file_size_limit(tmp_path):
 
 
 def test_read_only_directory(tmp_path, demo, caplog):
-    """Injects the error, because file permissions do not restrict tests that run as root."""
+    """Injects the error, because permissions do not restrict root."""
     with (
         caplog.at_level(logging.WARNING, LOGGER),
         mock.patch.object(store.Path, "mkdir", side_effect=PermissionError(13, "read-only")),
@@ -264,7 +264,7 @@ def test_pages_wait_in_memory_for_a_slow_writer(tmp_path, demo):
 
 
 def test_pages_are_written_while_idle(tmp_path, demo):
-    """The memory checks of an idle server retry pages that a full write queue has rejected."""
+    """Memory checks of an idle server retry pages that a full queue rejected."""
     with engine(tmp_path, demo) as llm:
         cache, reports = llm.disk_cache, []
         with mock.patch.object(cache._writer, "can_queue", return_value=False):

@@ -98,7 +98,7 @@ def test_hybrid_draft_model(tmp_path, hybrid):
 
 @pytest.mark.parametrize("thinking", [False, True])
 def test_hybrid_conversation_continues_after_each_restart(tmp_path, hybrid, thinking):
-    """A finished request stores the state after its output, not only after its prompt."""
+    """A finished request stores the state after its output, too."""
     turns = list(conversation(5, thinking))
     expected = run_transcript(build(hybrid, tokens=4096, slots=20), turns, thinking)
     actual = []
@@ -123,7 +123,7 @@ def test_grammar(tmp_path, demo):
 
 @pytest.mark.slow
 def test_preemption_with_pages_on_disk(tmp_path, demo):
-    """Requests are preempted while others read from disk, and read their pages again later."""
+    """Preempted requests read their pages again, while others read from disk."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
     cases = [(PARAGRAPH[-150 - 10 * i :], params) for i in range(5)]
     order = range(len(cases))

@@ -1,4 +1,4 @@
-"""`PageStore`: size limit, LRU eviction, shared directories; model fingerprints, page keys."""
+"""`PageStore`: size limit, LRU eviction, sharing; fingerprints and page keys."""
 
 import os
 import subprocess
@@ -209,7 +209,6 @@ def test_fingerprint_covers_weights_and_options(tmp_path, demo, monkeypatch):
 
 
 def test_fingerprint_covers_every_bit_of_the_weights(tmp_path):
-    """Two checkpoints that differ in a single bit have different fingerprints."""
     folder = write_hybrid(tmp_path / "model")
     base = fingerprint_of(load_weights(str(folder)))
     [file] = folder.glob("*.safetensors")

@@ -1,4 +1,4 @@
-"""`activation_bits=8`: batch invariance, accuracy, 16-bit gates, invalid combinations."""
+"""`activation_bits=8`: batch invariance, accuracy, 16-bit gates, errors."""
 
 import json
 import math
@@ -117,7 +117,7 @@ def test_adapters_are_batch_invariant(demo, adapters):
 
 
 def test_adapters_use_exact_activations(adapters):
-    """The adapter is applied to the layer's input before the input is rounded to 8 bits."""
+    """Adapters are applied to the layer's input before rounding to 8 bits."""
     weights, _ = load_weights("demo")
     model = serving_model("demo", weights, page_size=16, activation_bits=8)
     mlp, x = model.blocks[0].mlp, random(1, 7, 768, dtype=mx.bfloat16)

@@ -1,4 +1,4 @@
-"""Async scheduling: launching steps ahead of the scheduler does not change outputs."""
+"""Async scheduling: launching steps ahead does not change outputs."""
 
 import mlx.core as mx
 import pytest
@@ -9,7 +9,7 @@ PROMPTS = ["What is a cat?", "Who are you?", "Tell me about the moon.", "Hello!"
 
 
 def params(index: int) -> SamplingParams:
-    """Sampling parameters of request `index`: greedy or seeded, of varying lengths."""
+    """Sampling parameters of request `index`: greedy or seeded, varied lengths."""
     return SamplingParams(
         max_tokens=3 + 7 * (index % 3),
         temperature=index % 2,
@@ -22,7 +22,7 @@ def params(index: int) -> SamplingParams:
 
 
 def run_requests(demo, look_ahead: bool, **options):
-    """Serves requests that arrive while others decode; returns outputs and hit counters."""
+    """Serves requests that arrive during decoding; returns outputs and counters."""
     llm = LLM(demo, kv_cache_bytes=options.pop("bytes", 4e6), **options)
     llm.runner.async_scheduling.enabled = look_ahead
     waiting = list(enumerate(PROMPTS * 2))
@@ -65,11 +65,7 @@ def test_most_steps_of_a_single_request_are_launched_ahead(on_cpu, demo):
 
 
 def test_outputs_are_dispatched_before_the_next_step(on_cpu, demo, monkeypatch):
-    """Outputs and the next step are submitted separately.
-
-    Reading an array waits for all arrays submitted with it, so that outputs submitted with the
-    next step would wait for it.
-    """
+    """Reading an array waits for everything that was submitted with it."""
     submissions = []
     async_eval = mx.async_eval
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""On-demand allocation of KV memory: growth, memory use, bitwise equal results."""
+"""On-demand allocation of KV memory: growth, size, bitwise equal results."""
 
 import mlx.core as mx
 import mlx.nn as nn

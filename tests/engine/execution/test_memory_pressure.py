@@ -1,4 +1,4 @@
-"""Memory pressure: cached prefixes are evicted and freed without changing outputs."""
+"""Memory pressure: evicting and freeing cached prefixes changes no output."""
 
 import ctypes
 import resource
@@ -25,14 +25,13 @@ ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 
 @pytest.fixture
 def shortage(monkeypatch):
-    """Simulates low memory at every step; compaction runs even if it releases little memory."""
+    """Simulates low memory at every step; compaction runs even for little gain."""
     monkeypatch.setattr(core, "MEMORY_CHECK_INTERVAL", 0)
     monkeypatch.setattr(core, "MIN_RELEASED_SHARE", 10**9)
     monkeypatch.setattr(memory, "is_memory_short", lambda: True)
 
 
 def assert_same_as_with_ample_memory(make_llm):
-    """Asserts that outputs and logits under memory pressure equal those with ample memory."""
     llm, cases = make_llm(), range(len(CASES))
     original, moves = llm.runner.compact, []
 
@@ -164,7 +163,7 @@ print((peak() - before) / declared, llm.runner.nbytes / kv_cache_bytes)
 
 @pytest.mark.slow
 def test_peak_memory_is_at_most_1_1_times_weights_and_kv_memory(tmp_path):
-    """A 250 MB model fills 300 MB of KV memory; memory of libraries is not counted."""
+    """A 250 MB model fills 300 MB of KV memory; libraries are not counted."""
     config = {
         **FAMILIES["qwen3"],
         "hidden_size": 256,

@@ -53,7 +53,7 @@ def test_single_token_prompt(either_device, demo):
 
 
 def test_prompt_logprobs_do_not_depend_on_preemption(demo, reference):
-    """With KV memory for 200 tokens, the second request is preempted while decoding."""
+    """KV memory for 200 tokens: the second request is preempted while decoding."""
     args = demo[0].args
     per_token = 4 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim
     llm = LLM(

@@ -1,4 +1,4 @@
-"""Sampler: sampling parameters match their definitions; rows are batch-invariant."""
+"""Sampler: parameters match their definitions; rows are batch-invariant."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""Limits: counts of JSON values and nesting match the document; over-long text is not encoded."""
+"""Limits: JSON values and nesting are counted; long text is not encoded."""
 
 import json
 import random
@@ -28,7 +28,6 @@ def random_value(rng: random.Random, depth: int = 0) -> object:
 
 
 def descendants(value: object) -> list[object]:
-    """All values nested in a value."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [nested for part in parts for nested in (part, *descendants(part))]
 

@@ -178,14 +178,14 @@ def test_prompt_costs_track_step_times():
 
 
 def step_seconds(step):
-    """Modeled step time of Qwen3-0.6B on two cores; each step reads all keys of long prompts."""
+    """Modeled step time of Qwen3-0.6B on two cores, including attention to keys."""
     prompts = [chunk for chunk in step.chunks if chunk.end - chunk.start > 1]
     keys = sum(4e-6 * chunk.end for chunk in prompts)
     return 0.012 + keys + sum(c.num_tokens * (1.2e-3 + 5.8e-7 * c.end) for c in prompts)
 
 
 def serve_long_prompt_and_chat(step_time_target, chat_at=10_000):
-    """Serves a decoding stream, a 12,000-token prompt and a late chat in virtual time.
+    """Serves a decoding stream, a long prompt and a late chat in virtual time.
 
     Returns:
         (step durations, tokens per second, the chat's time to first token in seconds).

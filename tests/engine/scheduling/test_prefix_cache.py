@@ -24,7 +24,6 @@ class Tree:
         return node
 
     def num_cached(self, text: str) -> int:
-        """Number of cached tokens of `text`."""
         return SIZE * len(self.cache.match(list(text)))
 
     def check(self) -> None:
@@ -103,7 +102,7 @@ def test_referenced_pages_are_not_evicted():
 
 
 def test_conversation_turns_reuse_the_common_prefix():
-    """Templates drop earlier reasoning, so the next prompt diverges where the reasoning began."""
+    """Templates drop earlier reasoning, so the next prompt diverges at its start."""
     tree = Tree()
     tree.cache.release(tree.compute("<user>Hi!<bot><think>hm</think>Hello."))
     shared = len("<user>Hi!<bot>")

@@ -25,7 +25,7 @@ from tiny_llm.engine.scheduling.scheduler import Scheduler
 
 
 def run_and_compare(workload: Workload, check_every: int = 1) -> Outcome:
-    """Runs a workload and compares each output with that of the request served alone."""
+    """Runs a workload; compares each output with that of the request alone."""
     outcome = Simulation(workload, check_every).run()
     for request_id, reason in outcome.reasons.items():
         expected = answer_alone(workload.arrivals[int(request_id)])
@@ -94,7 +94,7 @@ def test_large_workloads():
 
 @pytest.mark.parametrize("is_fair", [False, True])
 def test_sliding_windows(is_fair):
-    """Requests may exceed the KV memory, because pages before the window are freed."""
+    """Requests may exceed the KV memory, because old pages are freed."""
     rng, totals = random.Random(20_261_125), Counter()
     for number in range(1_500):
         workload = replace(with_window(rng, random_workload(rng)), is_fair=is_fair)

@@ -1,4 +1,4 @@
-"""State slots and checkpoints: ownership, placement, eviction; random workloads."""
+"""State slots and checkpoints: ownership, placement, eviction."""
 
 import random
 from collections import Counter
@@ -138,7 +138,6 @@ def test_injected_fault_is_detected(monkeypatch, owner, method, fault):
 
 
 def checkpoint_positions(sched: Scheduler) -> list[int]:
-    """Token positions of all checkpoints, sorted."""
     positions = []
     for node in sched.pages.states.checkpoints.by_node:
         depth = 0
@@ -149,7 +148,6 @@ def checkpoint_positions(sched: Scheduler) -> list[int]:
 
 
 def serve(sched: Scheduler, name: str, prompt: list[int], max_tokens: int = 1):
-    """Runs a request until it finishes and returns it."""
     request = add(sched, name, len(prompt), max_tokens)
     request.token_ids[:] = prompt
     while not request.is_done:

@@ -1,4 +1,4 @@
-"""Multi-token prediction: NumPy oracle, same outputs as without drafts, memory."""
+"""Multi-token prediction: NumPy oracle, unchanged outputs, memory."""
 
 import json
 from array import array
@@ -25,7 +25,7 @@ EXPERTS = {
 
 
 def write(folder, **changes):
-    """Writes a checkpoint with random MTP norms; returns (folder, tensors as float64)."""
+    """Writes a checkpoint with random MTP norms: (folder, float64 tensors)."""
     write_hybrid(folder, mtp=True, **changes)
     path = str(folder / "model.safetensors")
     weights = dict(mx.load(path))
@@ -107,7 +107,7 @@ def mtp_layer(tensors, hidden, next_ids):
 
 
 def draft_logits(tensors, hidden, token_ids, num_drafts, draft_tokens):
-    """Logits of draft tokens after n `token_ids`, given `hidden` of the first n − 1 tokens."""
+    """Logits of draft tokens after n tokens; `hidden` is of the first n − 1."""
     ids, logits = list(token_ids[1:]), []
     for index in range(num_drafts):
         g = mtp_layer(tensors, hidden, ids)
@@ -130,7 +130,7 @@ def target_hidden(checkpoint, token_ids):
 
 
 def record_drafts(llm):
-    """Records (token ids, draft tokens, their logits) of every chunk with draft tokens."""
+    """Records (token ids, draft tokens, their logits) of chunks with drafts."""
     recorded, rows, drafter = [], [], llm.runner.draft
     propose, lm_head = drafter.propose, drafter.model.lm_head
 
@@ -194,7 +194,7 @@ def test_draft_logits_match_the_oracle(tmp_path, changes, page, chunk):
 
 
 def write_predictable(folder, noise=0.0, **changes):
-    """Writes a model and MTP layer whose next token depends only on the last token.
+    """Writes a model and MTP layer that predict from the last token alone.
 
     All layers output zero, and the LM head's row for token t + 1 is the embedding of token t.
     `noise` perturbs the MTP layer's input projection.

@@ -1,4 +1,4 @@
-"""Verification accepts the longest prefix of draft tokens that the target samples."""
+"""Verification accepts the longest draft prefix that the target samples."""
 
 import pytest
 

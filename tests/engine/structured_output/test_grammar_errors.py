@@ -69,7 +69,7 @@ def test_unknown_message_is_truncated_between_words():
 
 
 def test_long_excerpt_is_not_searched():
-    """Searching the whole excerpt would take hours, because the search is quadratic."""
+    """The search is quadratic and would take hours on the whole excerpt."""
     excerpt = "x" * 1_000_000
     message = f"1(1000001): Expected token ':', found '\\n' (at \"\\n\")\n   1 | {excerpt}\n"
     assert grammar_error(message) == r"line 1: expected ':', got '\n'"

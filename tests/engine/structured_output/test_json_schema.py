@@ -1,4 +1,4 @@
-"""Closing object schemas with `additionalProperties: false` never makes them unsatisfiable."""
+"""`additionalProperties: false` never makes a closed schema unsatisfiable."""
 
 import json
 import random
@@ -81,7 +81,7 @@ NAMES = ["a", "b", "c"]
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """Returns a schema of nested objects, arrays and choices with random keywords."""
+    """Random schema of nested objects, arrays and choices."""
     if depth == 3 or (depth and rng.random() < 0.2):
         return rng.choice([{}, {"type": "integer"}, {"type": "object"}, {"enum": [0, {"b": 0}]}])
     schema: dict[str, Any] = {}

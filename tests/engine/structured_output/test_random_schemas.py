@@ -15,7 +15,6 @@ WORDS = ["name", "age", "of", "colour", "a b", "ü", "x/y", '"', "2", "tags"]
 
 
 def random_schema(rng: random.Random, depth: int = 0):
-    """Returns a shallow schema of common keywords."""
     leaves = [
         string_schema,
         number_schema,
@@ -106,11 +105,7 @@ def llm(demo):
 
 
 def check(llm, seeds) -> tuple[int, int]:
-    """Generates one output per seed in a single batch and validates it.
-
-    Returns:
-        (number of complete outputs, number of rejected schemas).
-    """
+    """Validates an output per seed; returns (complete outputs, rejected schemas)."""
     schemas = [random_schema(random.Random(seed)) for seed in seeds]
     params = [
         SamplingParams(

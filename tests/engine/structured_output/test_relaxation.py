@@ -1,4 +1,4 @@
-"""Schemas that a grammar cannot fully enforce are relaxed, or rejected if strict."""
+"""Schemas that no grammar fully enforces: relaxed, or rejected if strict."""
 
 import json
 import logging
@@ -15,18 +15,15 @@ pytest.importorskip("llguidance")
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """Engine with the demo model."""
     return LLM("demo", kv_cache_bytes=2e7)
 
 
 @pytest.fixture(scope="module")
 def grammars(llm) -> GrammarCompiler:
-    """The engine's grammar compiler."""
     return llm.grammars
 
 
 def tool(name: str, schema: dict, **fields: object) -> dict:
-    """A tool with one required argument, `x`, of the given schema."""
     parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
     return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
 
@@ -127,7 +124,7 @@ def test_invalid_schemas_are_rejected_with_tool_and_pointer(grammars, schema, po
 
 
 def test_relaxed_object_accepts_the_properties_of_its_conditions(llm, grammars):
-    """An object is not closed if its `then` requires a property missing from `properties`."""
+    """An object stays open if its `then` requires an undeclared property."""
     schema = {
         "type": "object",
         "properties": {"a": {"type": "integer"}},

@@ -60,7 +60,7 @@ def test_forced_tokens_are_accepted(llm):
 
 
 def test_special_tokens_by_name(llm):
-    """A grammar can name a special token, which differs from literal text that looks like it."""
+    """A grammar can name a special token, as opposed to text that looks like it."""
     grammar = GrammarCompiler(llm.tokenizer, llm.vocab_size).compile(
         StructuredOutputs(grammar='start: <think> "<think>"')
     )

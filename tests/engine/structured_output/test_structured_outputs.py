@@ -110,7 +110,7 @@ def allowed_tokens(text: str) -> frozenset[int]:
 
 
 def test_bitmasks_match_brute_force():
-    """Covers every token sequence of the language, as draft tokens and as accepted tokens."""
+    """Covers all token sequences of the language, as draft and accepted tokens."""
     compiler = GrammarCompiler(tiny_tokenizer(), V)
     reached, num_rows = [()], 0
     for tokens in reached:
@@ -594,7 +594,7 @@ def test_expensive_grammar_terminates(llm, constraint):
     ],
 )
 def test_textual_end_token_ends_only_complete_outputs(demo, end, reasons):
-    """An end token that is ordinary text, as in some checkpoints, must not truncate outputs."""
+    """An end token that is ordinary text must not truncate outputs."""
 
     def generate_all(**engine):
         # Opens a separate tokenizer, because all tests share the demo's.

@@ -1,4 +1,4 @@
-"""Thinking budgets: forced end tokens, batch invariance, combination with grammars."""
+"""Thinking budgets: forced end tokens, batch invariance, grammars."""
 
 import mlx.core as mx
 import pytest

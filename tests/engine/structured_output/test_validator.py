@@ -1,4 +1,4 @@
-"""Validation of finished outputs against keywords that a grammar cannot enforce."""
+"""Validation of outputs against keywords that a grammar cannot enforce."""
 
 import json
 
@@ -11,7 +11,6 @@ from tiny_llm.engine.structured_output.validator import OutputValidator
 
 @pytest.fixture(scope="module")
 def validator():
-    """Validator with its subprocess running."""
     running = OutputValidator()
     yield running
     running._process.close()

@@ -1,4 +1,4 @@
-"""Random tools and calls, incremental parsing, and byte tokenizers with special tags."""
+"""Random tools and calls, incremental parsing, byte tokenizers with tags."""
 
 import json
 import random
@@ -29,7 +29,6 @@ NESTED = {"type": "object", "properties": {"x": {"type": "integer"}}, "required"
 
 
 def format_of(family):
-    """Returns the tool call format of a template in `templates.py`."""
     return find_format(AUTO, TEMPLATES[family])
 
 
@@ -75,7 +74,7 @@ def random_tool(rng, name):
 
 
 def write_calls(family, calls, content=""):
-    """Renders `calls`, a list of (name, arguments), as a completion in a chat template's format."""
+    """Renders (name, arguments) calls as a completion in a template's format."""
     tool_calls = [
         {
             "id": f"{index:09}",
@@ -94,7 +93,6 @@ def write_calls(family, calls, content=""):
 
 
 def render(family, messages, **variables):
-    """Renders a conversation with a template from `templates.py`."""
     all_variables = {"bos_token": "<s>", "eos_token": END, "tools": None, **variables}
     return render_chat(TEMPLATES[family], messages, **all_variables)
 
@@ -102,8 +100,7 @@ def render(family, messages, **variables):
 def parse(tool_call_format, text, tools, sizes=(10**9,), is_stream=False, **options):
     """Parses text in chunks whose sizes cycle through `sizes`.
 
-    Returns:
-        (content, [(name, arguments as text)], parser).
+    Returns (content, [(name, arguments as text)], parser).
     """
     is_truncated = options.pop("is_truncated", False)
     settings = ToolCallOptions(tool_call_format, tools, is_stream, **options)
@@ -125,12 +122,10 @@ def parse(tool_call_format, text, tools, sizes=(10**9,), is_stream=False, **opti
 
 
 def parsed_arguments(calls):
-    """Returns calls with their arguments parsed as JSON."""
     return [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 def random_sizes(rng: random.Random):
-    """Returns seven random chunk sizes, for `parse`."""
     return [rng.choice([1, 2, 3, 5, 17]) for _ in range(7)]
 
 

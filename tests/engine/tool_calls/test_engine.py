@@ -1,4 +1,4 @@
-"""Tool call formats in the engine: `tool_call_parser`, reasoning, call ids in prompts."""
+"""Tool call formats in the engine: `tool_call_parser`, reasoning, call ids."""
 
 import json
 import re

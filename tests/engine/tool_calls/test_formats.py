@@ -1,4 +1,4 @@
-"""Each format: detection, variants that models emit, missing end tags, value types."""
+"""Each format: detection, common variants, missing end tags, value types."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Tool call grammars accept the chat template's calls and only calls that parse."""
+"""Tool call grammars accept the template's calls and only calls that parse."""
 
 import json
 import random
@@ -61,7 +61,6 @@ def compiler(family, vocabulary):
 
 
 def accepts(family, vocabulary, constraint, text):
-    """Whether a grammar accepts a text as a complete output."""
     grammars, tokenizer = compiler(family, vocabulary)
     matcher = grammars.compile(constraint).matcher
     tokens = tokenizer.encode(text)
@@ -142,7 +141,6 @@ def test_calls_or_a_structured_response(family, vocabulary):
 
 
 def sample(family, vocabulary, constraint, seed):
-    """Samples an output from a grammar; returns its text."""
     grammars, tokenizer = compiler(family, vocabulary)
     rng, matcher, tokens = random.Random(seed), grammars.compile(constraint).matcher, []
     [end] = tokenizer.eos_token_ids

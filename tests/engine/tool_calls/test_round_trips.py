@@ -1,4 +1,4 @@
-"""Round trips: calls rendered by a chat template parse back, for any split of the text."""
+"""Round trips: calls rendered by a template parse back, however split."""
 
 import json
 import random
@@ -59,7 +59,7 @@ def test_every_split(family):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(6))
 def test_truncated_calls(family, seed):
-    """A truncated call is text in a full response, but a prefix of the call in a stream."""
+    """A truncated call is text in a full response, a call's prefix in a stream."""
     rng, tools, _, content, text = random_case(family, seed)
     _, whole, _ = parse(format_of(family), text, tools)
     for cut in rng.sample(range(len(text)), min(25, len(text))):

@@ -19,12 +19,7 @@ inline bool is_active(int fault) {
 
 
 def build() -> Path:
-    """Incrementally builds `tiny_llm_ext` with all faults, and returns the package's folder.
-
-    Raises:
-        RuntimeError: the build failed, or the text that a fault replaces does not occur exactly
-            once in its file.
-    """
+    """Builds `tiny_llm_ext` with all faults incrementally; returns its folder."""
     target = TREE / EXTENSION
     for file in (ROOT / EXTENSION).rglob("*"):
         if file.is_file() and "__pycache__" not in file.parts:

@@ -1,4 +1,4 @@
-"""Calls that expose each seeded fault, and a program that activates all faults in turn.
+"""Calls that expose each seeded fault, and a program that tries all of them.
 
     python -m tests.metal.host_faults.exercise PACKAGE    # prints number, tab, report
 
@@ -20,7 +20,6 @@ BF16 = mx.bfloat16
 
 
 def random(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
-    """Normally distributed array."""
     return mx.random.normal(shape).astype(dtype)
 
 
@@ -119,7 +118,7 @@ def calls(operation: str, ext: Any) -> Iterator[Call]:
 
 
 def fault_report(operation: str, ext: Any, gpu: Any) -> str:
-    """The emulated GPU's report on an operation's calls; empty if there is no fault."""
+    """The emulated GPU's report on an operation's calls; empty without a fault."""
     for number, call in enumerate(calls(operation, ext)):
         expected = call(mx.cpu)
         try:
@@ -148,7 +147,7 @@ def package_in(folder: str) -> ModuleType:
 
 
 def main(package: str) -> None:
-    """Activates each fault and prints its report; number 0 is the unmodified code."""
+    """Activates each fault and prints its report; 0 is the unmodified code."""
     tiny_llm_ext = package_in(package)
     from tests.metal.host_faults.faults import FAULTS
     from tools.metal_emulator import emulated_gpu

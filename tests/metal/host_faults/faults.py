@@ -12,11 +12,9 @@ class Fault:
     """Seeded fault.
 
     Attributes:
-        name: description of the fault.
         operation: operation whose calls expose the fault.
         file: path relative to src/extensions.
         right: original text, found exactly once.
-        wrong: replacement.
         message: text that the emulated GPU's report must contain.
     """
 

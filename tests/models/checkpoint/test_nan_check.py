@@ -1,4 +1,4 @@
-"""NaN check: detects NaN and infinity in all formats, accepts the largest finite values."""
+"""NaN check: detects NaN and infinity, accepts the largest finite values."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +69,7 @@ def test_float8(mode, name):
 
 
 def test_check_runs_on_any_thread():
-    """A check must not use the MLX stream of another thread, as streams are bound to a thread."""
+    """MLX streams are bound to a thread, so a check must not use another's."""
     check(norm_with([1.0], mx.float32))
     with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="infinite"):
         pool.submit(lambda: check(norm_with([math.inf], mx.float32))).result()

@@ -1,4 +1,4 @@
-"""Quantization: repacking preserves values, and matmuls are within error bounds."""
+"""Quantization: repacking preserves values; matmul errors are bounded."""
 
 import copy
 from typing import Any
@@ -139,7 +139,7 @@ def test_matmul_is_within_the_bound(form, rows):
 
 @pytest.mark.parametrize("form", FORMATS[::4], ids=IDS[::4])
 def test_unsupported_formats_fall_back_to_mlx(form):
-    """Layers with float32 activations are computed by MLX, for matmul and embedding."""
+    """With float32 activations, MLX computes matmul and embedding."""
     weight, x = random(40, 256), random(3, 256)
     layer = layer_of(form, weight)
     linear = linear_from(layer, mx.float32)
@@ -198,7 +198,7 @@ def test_model_matches_mlx_lm(tmp_path, family, name):
 @pytest.mark.parametrize("name", ["3 bits", "4 bits", "8 bits", "mxfp4", "nvfp4", "mixed", "plain"])
 @pytest.mark.parametrize("config", [FAMILIES["qwen2"], MIXTURE], ids=["qwen2", "qwen3_moe"])
 def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
-    """Compares in float32, because rounding to bfloat16 may change which experts are selected."""
+    """In float32, because bfloat16 rounding may change which experts are chosen."""
     from mlx_lm.utils import load_model
 
     config = {**config, "torch_dtype": "float32"}
@@ -217,10 +217,7 @@ def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", ["4 bits", "mxfp4", "mixed"])
 def test_mlx_lm_experts_are_repacked_without_changing_its_model(tmp_path, name):
-    """A model made from mlx_lm's has the same logits as one made from the checkpoint.
-
-    Repacking must not change mlx_lm's own model.
-    """
+    """A model made from mlx_lm's has the logits of one made from the checkpoint."""
     from mlx_lm.utils import load_model
 
     config = {**MIXTURE}

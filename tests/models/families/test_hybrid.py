@@ -1,4 +1,4 @@
-"""Hybrid families: configs, state slots, quantization, skipped tensors and shards."""
+"""Hybrid families: configs, state slots, quantization, shards."""
 
 import json
 from array import array
@@ -232,7 +232,7 @@ def run_span(paged, ids, start, read, writes):
 
 @pytest.mark.usefixtures("on_cpu")
 def test_decoding_continues_from_the_state_of_any_token():
-    """After a rejected draft, decoding continues from the last accepted token's state."""
+    """After a rejected draft, decoding continues from the last accepted token."""
     paged = PagedModel(model_of(HYBRID), 8, 12)
     whole = run_span(paged, IDS[:20], 0, -1, [(19, 0)])
     mx.eval(whole)
@@ -249,7 +249,7 @@ def test_decoding_continues_from_the_state_of_any_token():
 
 @pytest.mark.usefixtures("on_cpu")
 def test_read_slot_is_unchanged_unless_written():
-    """A read slot must not change, because several requests may continue from its checkpoint."""
+    """Several requests may continue from the checkpoint in a read slot."""
     paged = PagedModel(model_of(HYBRID), 8, 3)
     run_span(paged, IDS[:10], 0, -1, [(9, 2)])
     first = run_span(paged, IDS[10:20], 10, 2, [(9, 0)])
@@ -337,7 +337,7 @@ def test_mlx_lm_and_course_models_are_rejected():
 
 
 def write_loadable(folder, config, **tensors):
-    """Writes a random checkpoint with the demo's tokenizer and additional `tensors`."""
+    """Writes a random checkpoint with the demo's tokenizer and more `tensors`."""
     folder = write_family(folder, {**config, "vocab_size": 4608})
     path = str(folder / "model.safetensors")
     mx.save_safetensors(path, {**mx.load(path), **tensors})
@@ -364,7 +364,7 @@ def test_vision_tower_and_mtp_are_skipped_with_one_line(tmp_path, capsys):
 
 
 def hugging_face_layout(tensors, single_experts):
-    """Converts to Hugging Face's layout: norm weights minus 1, experts stacked or separate."""
+    """Hugging Face's layout: norm weights minus 1, experts stacked or separate."""
     converted = {}
     for name, tensor in tensors.items():
         mlp, _, projection = name.removesuffix("_proj.weight").partition(".switch_mlp.")

@@ -12,7 +12,7 @@ from tiny_llm.models.families.registry import read_config
 
 
 def adapted_layers(config: Mapping[str, Any], last: int) -> Iterator[tuple[str, int, int]]:
-    """Yields (path, outputs, inputs) of the adaptable linear layers in the last `last` blocks."""
+    """Yields (path, outputs, inputs) of adaptable layers in the `last` blocks."""
     model = read_config(config)
     for path, shape in matrix_shapes(model):
         is_supported = path.startswith("model.layers.") and "switch_mlp" not in path
@@ -31,9 +31,6 @@ def random_adapter(
     """Random float32 tensors of an adapter, with `mlx_lm`'s names and layout.
 
     Args:
-        config: `config.json` of the model.
-        rank: rank of the adapter.
-        seed: random seed.
         last: number of adapted blocks, counted from the last block.
         size: standard deviation of the weight update at scale 1.
         only: suffixes of the adapted layers' paths.

@@ -1,4 +1,4 @@
-"""Adapters compared with merged weights, W + scale · (A · B)ᵀ, and with mlx_lm."""
+"""Adapters compared with merged weights, W + scale · (A · B)ᵀ, and mlx_lm."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def decoder_with(config, folder=None, adapter=0):
 
 
 def set_adapter(decoder, adapter: int) -> None:
-    """Applies one adapter to all tokens of the steps in `tests/models/support.py`."""
+    """Applies one adapter to all tokens of steps from `tests/models/support.py`."""
     original = decoder.ragged_features
 
     def ragged_features(ids, batch, rows, storage):
@@ -118,7 +118,7 @@ def test_peft_layout_is_bitwise_equal(tmp_path):
 
 
 def test_fused_projections_are_split_like_their_weights(tmp_path):
-    """An adapter of in_proj_qkvz or in_proj_ba, which qwen3_next fuses, is split per projection."""
+    """Adapters of qwen3_next's fused in_proj_qkvz and in_proj_ba are split."""
     from tiny_llm.models.families.tensor_layout import split_fused_projections
 
     config = {**HYBRID, **FLOAT32}

@@ -1,4 +1,4 @@
-"""The sandbox does not change a chat template's output, and stops hostile ones."""
+"""The sandbox keeps a chat template's output and stops hostile templates."""
 
 import threading
 from dataclasses import replace

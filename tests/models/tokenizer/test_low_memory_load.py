@@ -1,4 +1,4 @@
-"""Loading tokenizer.json in two parts, compared with the `tokenizers` library's loader."""
+"""Loading tokenizer.json in two parts, compared with `tokenizers`."""
 
 import json
 import subprocess

@@ -17,7 +17,7 @@ TEXT = "Größe \U0001f600 <|im_start|> don't 123\n\n  x"
 
 
 def folder_with(folder: Path, change) -> Path:
-    """Writes the demo's tokenizer with its pre-tokenizer regex modified by `change`."""
+    """Writes the demo's tokenizer with a pre-tokenizer regex from `change`."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TARGET_PATH / name, folder / name)
     content = json.loads((folder / "tokenizer.json").read_text())

@@ -31,7 +31,6 @@ NUL = OURS.get_vocab()["Ā"]  # byte 0, which mlx_lm decodes to its byte-level s
 
 
 def load_tokenizer(folder: Path, **options: Any) -> Any:
-    """Loads the tokenizer of a folder with mlx_lm."""
     from mlx_lm.utils import load_tokenizer
 
     return load_tokenizer(folder, **options)
@@ -39,7 +38,6 @@ def load_tokenizer(folder: Path, **options: Any) -> Any:
 
 @cache
 def mlx_lm_demo_tokenizer() -> Any:
-    """The demo model's tokenizer, loaded with mlx_lm."""
     return load_tokenizer(TARGET_PATH, eos_token_ids=[4093, 4091])
 
 

@@ -1,4 +1,4 @@
-"""Limits of tokenizer.json: realistic sizes load, unsafe components are detected."""
+"""Limits of tokenizer.json: realistic sizes load, unsafe parts are detected."""
 
 import json
 import shutil

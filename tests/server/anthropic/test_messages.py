@@ -22,7 +22,6 @@ TOOL = {"name": "weather", "description": "The weather.", "input_schema": {"type
 
 @pytest.fixture(scope="module")
 def claude(server):
-    """Anthropic client connected to the shared server."""
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
@@ -285,7 +284,7 @@ def test_invalid_request_is_400(claude, change, message):
     [('{"city": "Oslo"}', {"city": "Oslo"}), ('"hello"', {"arguments": '"hello"'}), ("{}", {})],
 )
 def test_tool_input_is_always_an_object(arguments, expected):
-    """Without a grammar, the model may generate arguments that are not JSON objects."""
+    """Without a grammar, the model may generate non-object arguments."""
     call = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
     outputs = [output(call[:30]), output(call[30:]), output("\n" + call), output("", "stop")]
     full = serializer(is_stream=False)

@@ -1,4 +1,4 @@
-"""Coalescing delays mid-stream outputs, but not first outputs, final outputs or errors."""
+"""Coalescing delays outputs, except first and final ones and errors."""
 
 import asyncio
 import threading

@@ -54,7 +54,7 @@ class ThreadWithBlockedCompiler:
         self.command_queue.put(messages.AddRequest(name, (1, 2, 3), params))
 
     def wait_for_update(self, kind, name):
-        """Waits for the request's next update of type `kind`, discarding updates of other types."""
+        """Waits for a request's next update of type `kind`; discards other types."""
         while True:
             update = self._updates.get(timeout=60)
             assert update.request_id == name, update
@@ -64,7 +64,6 @@ class ThreadWithBlockedCompiler:
 
 @pytest.fixture
 def engine_thread():
-    """Started engine thread."""
     thread = ThreadWithBlockedCompiler()
     yield thread
     thread.command_queue.put(messages.Shutdown())

@@ -1,4 +1,4 @@
-"""Output queue: a slow reader never blocks others, and one that stops reading is disconnected."""
+"""Output queue: slow readers block no others; idle ones are disconnected."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ def test_full_queue_merges_outputs_without_loss():
 
 @pytest.fixture(scope="module")
 def slow_server():
-    """Server with slow steps that disconnects clients that read nothing for 0.5 s."""
+    """Server with slow steps; disconnects clients that read nothing for 0.5 s."""
     running = RunningServer(fault="impatient")
     yield running
     assert running.stop() == 0

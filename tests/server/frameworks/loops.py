@@ -1,4 +1,4 @@
-"""`python loops.py URL CASE…`: agents that make two tool calls, then return structured output.
+"""`python loops.py URL CASE…`: agents with two tool calls, then JSON output.
 
 A case is FRAMEWORK:PROTOCOL:VARIANT. Prints one JSON line per case with the tool calls and the
 output, or the error. Runs in the frameworks' virtual environment, so it cannot import tiny_llm.
@@ -48,7 +48,7 @@ def get_population(city: str) -> int:
 
 
 def agents_sdk(url: str, protocol: str, variant: str) -> Report:
-    """OpenAI Agents SDK, which sends `output_type` as a response format along with the tools."""
+    """OpenAI Agents SDK, which sends tools and a response format together."""
     import agents
     from openai import AsyncOpenAI
 
@@ -75,7 +75,7 @@ def agents_sdk(url: str, protocol: str, variant: str) -> Report:
 
 
 def pydantic_ai(url: str, protocol: str, variant: str) -> Report:
-    """Pydantic AI. The variant is the output mode, with the suffix `-streamed` for streaming."""
+    """Pydantic AI. Variant: output mode, `-streamed` for streaming."""
     from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
     from pydantic_ai.models.anthropic import AnthropicModel
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -193,7 +193,6 @@ LOOPS: dict[str, Callable[[str, str, str], Report]] = {
 
 
 def run(url: str, case: str) -> dict[str, Any]:
-    """Returns the outcome of a case."""
     calls.clear()
     framework, protocol, variant = case.split(":")
     try:

@@ -1,4 +1,4 @@
-"""Codex and Claude Code from npm on a scripted model: ten turns each, in two runs.
+"""Codex and Claude Code on a scripted model: ten turns each, in two runs.
 
 Skipped unless they are installed with `npm install --prefix /tmp/fwjs @openai/codex
 @anthropic-ai/claude-code` and TINY_LLM_FRAMEWORKS_NODE=/tmp/fwjs is set. The agents can reach only
@@ -53,7 +53,7 @@ PDF = b"%PDF-1.4\n1 0 obj<</Type/Catalog>>endobj\ntrailer<</Root 1 0 R>>\n%%EOF\
 
 
 def scripted_outputs(agent: str, folder: Path) -> list[str]:
-    """Ten model outputs: single, parallel and text-prefixed calls; each run ends with text."""
+    """Ten outputs: single, parallel and text-prefixed calls; runs end with text."""
     shell = SHELLS[agent]
     calls = [shell(f"echo {turn} >> turns") for turn in range(8)]
     calls[1] = f"I write a line.\n{calls[1]}"
@@ -63,7 +63,7 @@ def scripted_outputs(agent: str, folder: Path) -> list[str]:
 
 
 def environment(folder: Path, url: str) -> dict[str, str]:
-    """Environment variables that provide no account and make only `url` reachable."""
+    """Environment that provides no account and makes only `url` reachable."""
     unreachable_proxy = {
         f"{scheme}_PROXY": "http://127.0.0.1:9" for scheme in ("HTTP", "HTTPS", "ALL")
     }

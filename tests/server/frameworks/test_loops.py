@@ -1,4 +1,4 @@
-r"""Agent frameworks on a scripted model, in each protocol, with and without streaming.
+r"""Agent frameworks on a scripted model, in each protocol, streaming or not.
 
 Frameworks that are not installed are skipped. Their client libraries conflict, so they run in a
 separate environment:
@@ -122,7 +122,6 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module is installed in the frameworks' environment."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     return subprocess.run([PYTHON, "-c", code], check=False).returncode == 0
 

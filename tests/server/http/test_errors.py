@@ -1,4 +1,4 @@
-"""Errors use the format of their protocol, and unsupported fields state a reason."""
+"""Errors use their protocol's format; unsupported fields state a reason."""
 
 from inspect import signature
 

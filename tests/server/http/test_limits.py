@@ -15,7 +15,6 @@ KEY = "a key with é"
 
 @pytest.fixture(scope="module")
 def limited_server():
-    """Server with low limits."""
     running = RunningServer(
         *("--max-num-seqs", "1", "--max-queue", "1", "--max-body-bytes", "5000"),
         *("--request-timeout", "2", "--cors-origin", "https://page.example"),
@@ -204,7 +203,6 @@ def test_any_host_name_is_allowed_with_an_api_key(server_with_key):
 
 @pytest.fixture(scope="module")
 def server_with_key():
-    """Server with an API key."""
     running = RunningServer("--api-key", KEY.encode())  # as bytes, independent of the locale
     yield running
     assert running.stop() == 0

@@ -91,7 +91,7 @@ def test_chunked_body_is_read_completely(server):
 
 @contextlib.asynccontextmanager
 async def connected(app=None):
-    """Connects a client to an `HttpProtocol`; yields the protocol, a reader and a writer."""
+    """Connects a client to an `HttpProtocol`; yields (protocol, reader, writer)."""
     config = uvicorn.Config(app=app or (lambda *_: None), log_config=None)
     config.load()
     protocol = HttpProtocol(config, ServerState(), {})
@@ -157,7 +157,7 @@ async def send_large_body(scope, receive, send):
 
 @contextlib.asynccontextmanager
 async def unread_response():
-    """Requests a large response; yields its protocol, and a reader that has not read the body."""
+    """Requests a large response; yields (protocol, reader) before reading it."""
     async with connected(send_large_body) as (protocol, reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Validation errors are sentences that name the field, the requirement and the value."""
+"""Validation errors name the field, the requirement and the value."""
 
 import pydantic
 import pytest

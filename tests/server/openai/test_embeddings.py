@@ -33,7 +33,7 @@ def embed_client(embedder):
 
 @pytest.fixture(scope="module")
 def reranker_folder(tmp_path_factory):
-    """Copy of the demo checkpoint whose last vocabulary entry is "no", as reranking requires."""
+    """Demo checkpoint whose last vocabulary entry is "no", for reranking."""
     folder = tmp_path_factory.mktemp("reranker") / "reranker"
     shutil.copytree(TARGET_PATH, folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())

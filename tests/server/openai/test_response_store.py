@@ -19,14 +19,12 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def storing_client():
-    """OpenAI client of a server that stores at most three responses."""
     running = RunningServer("--response-store", "3")
     yield openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
     assert running.stop() == 0
 
 
 def count(client, **body) -> int:
-    """Returns the number of input tokens of a request."""
     return client.responses.input_tokens.count(model="demo", **body).input_tokens
 
 

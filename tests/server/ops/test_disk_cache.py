@@ -1,4 +1,4 @@
-"""Prefix cache on disk across a server restart: hits, metrics and engine state."""
+"""Disk cache across a server restart: hits, metrics, engine state."""
 
 import pytest
 

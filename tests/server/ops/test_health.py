@@ -1,4 +1,4 @@
-"""Operations endpoints: probes, load, metrics, engine state and events, OpenAPI."""
+"""Operations endpoints: probes, load, metrics, engine state, OpenAPI."""
 
 import json
 

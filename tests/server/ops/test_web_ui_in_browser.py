@@ -1,4 +1,4 @@
-"""Web UI in Chromium. `pdm run test-page` installs the requirements and runs these tests."""
+"""Web UI in Chromium; `pdm run test-page` installs it and runs these tests."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser) -> Iterator:
-    """Yields a function that opens a server's web UI; unexpected page errors fail the test."""
+    """Yields a function that opens a server's web UI; page errors fail the test."""
     contexts, errors = [], []
 
     def open_page(
@@ -91,7 +91,7 @@ def ask(page, text: str) -> None:
 
 
 def make_endless(route) -> None:
-    """Playwright route handler: forwards a request with `ignore_eos`, so it runs to its limit."""
+    """Route handler: adds `ignore_eos`, so the request runs to its limit."""
     route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
 
 

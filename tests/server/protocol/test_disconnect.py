@@ -16,7 +16,6 @@ LONG = {
 
 @pytest.fixture(scope="module")
 def slow():
-    """Server with slow steps that runs at most two requests."""
     running = RunningServer("--max-num-seqs", "2", "--max-num-batched-tokens", "16", fault="slow")
     yield running
     assert running.stop() == 0

@@ -1,4 +1,4 @@
-"""Output parser: splits text, fed in chunks of any size, into reasoning, content and tool calls."""
+"""Output parser: splits chunks of any size into reasoning, content and calls."""
 
 import json
 
@@ -17,7 +17,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 
 
 def parse(text, size, thinking_enabled=True, reasoning_open=False, tool_calls=FULL):
-    """Parses text in chunks of `size` characters; returns (kind, text or call) pairs."""
+    """Parses text in chunks of `size`; returns (kind, text or call) pairs."""
     parser = OutputParser(thinking_enabled, reasoning_open, tool_calls)
     parts = []
     for start in range(0, len(text), size):
@@ -82,7 +82,7 @@ def test_text_is_emitted_as_soon_as_it_is_unambiguous():
 
 
 def parse_stream(text, size):
-    """Parses in streaming mode; returns texts, and each call's name and argument deltas."""
+    """Parses a stream; returns texts, and calls' names and argument deltas."""
     parser = OutputParser(True, False, STREAM)
     parts = []
     for start in range(0, len(text), size):

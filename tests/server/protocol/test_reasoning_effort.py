@@ -1,4 +1,4 @@
-"""Reasoning effort levels set thinking budgets; no-op field values are accepted."""
+"""Reasoning effort sets thinking budgets; no-op field values are accepted."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Tool calls in each format and protocol: the demo model with other families' chat templates.
+"""Tool calls in each format and protocol, with other families' templates.
 
 The demo model is not trained on these formats; the grammar of a required call enforces them.
 """

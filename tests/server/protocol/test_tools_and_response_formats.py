@@ -1,4 +1,4 @@
-"""Tools combined with a response format: the output is a call or a structured output."""
+"""Tools and a response format: the output is a call or matches the format."""
 
 import json
 
@@ -78,7 +78,7 @@ class Capital(BaseModel):
 
 
 def test_parsers_of_the_clients(server, client):
-    """The clients parse all text as `Capital`, so text before a tool call would be an error."""
+    """Clients parse all text as `Capital`, so text before a call is an error."""
     strict = {**FUNCTION, "strict": True}
     tools = [{"type": "function", "function": strict}]
     body = {**chat(CALLS)[1], "tools": tools, "response_format": Capital}
@@ -114,7 +114,7 @@ def test_streamed_call_or_structured_output(client):
 
 
 def test_invalid_tools_with_a_response_format_are_rejected(server):
-    """The request is rejected, because the model could never call a tool that is ignored."""
+    """The model could never call an invalid tool, so none is ignored."""
     path, body = chat(CALLS)
     broken = {"name": "f", "parameters": {"type": "strung"}}
     response = server.post(path, {**body, "tools": [{"type": "function", "function": broken}]})
@@ -123,10 +123,7 @@ def test_invalid_tools_with_a_response_format_are_rejected(server):
 
 
 def test_stop_string_inside_a_call(client):
-    """A truncated call never finishes with "tool_calls".
-
-    Without streaming, it is returned as text, because its arguments are incomplete.
-    """
+    """A truncated call never finishes with "tool_calls"."""
     _, body = chat(CALLS, "required")
     del body["response_format"]
     body |= {"model": "demo", "stop": ["Par"]}

@@ -1,4 +1,4 @@
-"""Gateway with scripted replicas (lost, slow, healthy), without an engine or Ray."""
+"""Gateway with scripted replicas, without an engine or Ray."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def response_body(data, more=False):
 
 
 class ScriptedReplicas:
-    """Fake replicas. Each attempt is a list of ASGI messages, exceptions, or None to wait 60 s."""
+    """Fake replicas: lists of ASGI messages, exceptions, or None to wait 60 s."""
 
     def __init__(self, *attempts):
         self.attempts = list(attempts)
@@ -44,7 +44,6 @@ class ScriptedReplicas:
 
 
 def call(replicas, path="/v1/chat/completions", disconnects=False):
-    """Sends a request; returns the messages that the client receives."""
     sent = []
     pending = [{"type": "http.request", "body": b'{"prompt": "Once"}', "more_body": False}]
 

@@ -1,4 +1,4 @@
-"""Two replicas on Ray Serve: response, stream, lost replica. Skipped in CI, which lacks Ray."""
+"""Two replicas on Ray Serve: response, stream, lost replica. Not run in CI."""
 
 import os
 import signal
@@ -22,7 +22,6 @@ BODY = {"messages": [{"role": "user", "content": "What is RoPE?"}], "temperature
 
 
 def replica_pids() -> set[int]:
-    """Process ids of the replicas."""
     command = ["pgrep", "-f", "^ray::ServeReplica:default:replica"]
     result = subprocess.run(command, capture_output=True, check=False)
     return {int(pid) for pid in result.stdout.split()}

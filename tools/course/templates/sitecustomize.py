@@ -32,7 +32,7 @@ class LearnersTree:
         if package not in FOLDERS:
             return None
         spec = PathFinder.find_spec(fullname, path if rest else [str(FOLDERS[package])])
-        if spec is None and not rest:  # an extension not built: avoids the solution's
+        if spec is None and not rest:  # unbuilt extension: no fallback to the solution's
             raise ModuleNotFoundError(f"{FOLDERS[package]} has no {fullname}", name=fullname)
         if spec is not None and spec.origin in SKIPPED and path is not None:
             return PathFinder.find_spec(fullname, path[1:])  # path[0] is the learner's folder

@@ -72,12 +72,9 @@ def open_backend(args: argparse.Namespace) -> Backend:
 
 
 class EngineBackend:
-    """An engine that runs one request at a time.
+    """An engine that runs one request at a time; expects checked flags.
 
     In a chat, the history is read from the prefix cache, so each turn prefills only the new tokens.
-
-    Args:
-        args: flags, checked by `check_model_arguments`.
     """
 
     def __init__(self, args: argparse.Namespace, checkpoint: Checkpoint):
@@ -107,7 +104,7 @@ class EngineBackend:
                     first_token_at = now
                 for position, token in enumerate(output.token_ids, start=1):
                     count += 1
-                    # The response to the last token has the text of all tokens of the step.
+                    # Only the response for the step's last token has text: that of all its tokens.
                     is_last = position == len(output.token_ids)
                     yield GenerationResponse(
                         text=output.text if is_last else "",
@@ -120,7 +117,7 @@ class EngineBackend:
                         peak_memory=mx.get_peak_memory() / 1e9,
                     )
         except KeyboardInterrupt:
-            # Open a new engine, because the interrupted step may have left it inconsistent.
+            # The interrupted step may have left the engine inconsistent, so open a new one.
             self._llm = self._open()
             raise
 

@@ -63,13 +63,9 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
 
 
 def load_for_solution(args: argparse.Namespace, name: str, mtp: bool = False) -> tuple[Any, Any]:
-    """Loads weights and tokenizer for `args.solution`.
+    """Weights and tokenizer for `args.solution`; for `mtp`, see `load_weights`.
 
-    The solution `tiny_llm` needs only the weights. Other solutions may also call mlx_lm's model,
-    which is therefore loaded for them.
-
-    Args:
-        mtp: see `load_weights`; only with the engine.
+    The solution `tiny_llm` needs only the weights; the others may call mlx_lm's model, too.
     """
     if args.load_format == "dummy":
         return load_weights(name, console, "dummy", mtp=mtp)

@@ -27,7 +27,7 @@ READ_TIMEOUT_SECONDS = 600.0  # a large model may prefill a long prompt for minu
 
 
 def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags for the server's address and its requests."""
+    """Adds --url and the flags that require it."""
     flag = partial(add_flag, parser)
     flag(
         "--url URL",
@@ -60,10 +60,7 @@ def check_remote_arguments(args: argparse.Namespace) -> None:
 
 
 class RemoteBackend:
-    """Client of a chat completions API.
-
-    Args:
-        args: flags, checked by `check_remote_arguments`.
+    """Client of a chat completions API; expects checked flags.
 
     Raises:
         UserError: the server is unreachable or has no model, or httpx2 is not installed.
@@ -171,10 +168,7 @@ def _delta(data: str) -> Iterator[dict[str, Any]]:
 
 
 def _error_message(response: "httpx2.Response") -> str:
-    """Status and message of an error response.
-
-    The message is the body if that is not in OpenAI's error format.
-    """
+    """Status and message of an error; the body if not in OpenAI's format."""
     try:
         text = str(response.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):

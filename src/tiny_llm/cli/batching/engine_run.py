@@ -16,10 +16,7 @@ from .progress import BatchProgress, EngineState, RequestProgress
 class EngineBatchRun:
     """`BatchRun` on an `LLM`.
 
-    Args:
-        args: flags, checked by `check_batch_arguments`. At most `batch_size` requests run at a
-            time; a step computes one token for each and up to `prefill_step` prompt tokens. Without
-            `kv_cache_bytes`, the KV cache holds `batch_size` requests of the longest length.
+    Without `kv_cache_bytes`, the KV cache holds `batch_size` requests of the longest length.
 
     Raises:
         UserError: invalid arguments of `LLM`, or a prompt too long for the KV cache.
@@ -33,7 +30,7 @@ class EngineBatchRun:
         max_tokens: Sequence[int],
         ignore_eos: bool,
     ):
-        metadata: dict[str, Any] = {}  # filled in after the engine is created
+        metadata: dict[str, Any] = {}  # filled in once the engine exists
         self._recorder = Recorder(metadata)
         self._is_recorded = getattr(args, "record", None) is not None
         self._next_snapshot = 0.0  # time of the next snapshot in seconds, on the recorder's clock
@@ -51,7 +48,8 @@ class EngineBatchRun:
             self._llm.reserve()
         metadata.update(self._llm.describe())
         self.outputs: dict[int, str] = {}
-        self._slots: list[str | None] = [None] * args.batch_size  # request ids
+        # Request id in each displayed slot, assigned here because the engine has no slots.
+        self._slots: list[str | None] = [None] * args.batch_size
         self._started: dict[str, RequestProgress] = {}
         for index, (prompt, limit) in enumerate(zip(prompts, max_tokens, strict=True)):
             params = sampling_params_from_args(args, limit, ignore_eos)
@@ -81,10 +79,7 @@ class EngineBatchRun:
             self._next_snapshot = self._recorder.seconds + SNAPSHOT_INTERVAL
 
     def progress(self) -> BatchProgress:
-        """See `BatchRun.progress`; preempted requests are first in `waiting`.
-
-        Slots are assigned here, since the engine does not number them.
-        """
+        """See `BatchRun.progress`; preempted requests are first in `waiting`."""
         scheduler, statistics = self._llm.scheduler, self._llm.runner.statistics
         disk_cache = self._llm.disk_cache
         engine = EngineState(

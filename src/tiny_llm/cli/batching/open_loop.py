@@ -28,7 +28,6 @@ def poisson_arrivals(num_requests: int, rate: float, seed: int) -> list[float]:
     Args:
         num_requests: at least 1.
         rate: mean number of requests per second.
-        seed: seed of the random gaps.
     """
     rng = np.random.default_rng(seed)
     # [task 5.3.1 arrivals]
@@ -89,9 +88,7 @@ def run_open_loop(
 
     Args:
         llm: an engine without requests.
-        workload: the requests.
         arrivals: each request's arrival in seconds after the first, in ascending order.
-        clock: returns the current time.
         sleep: waits for a number of seconds, which must not be negative.
 
     Returns:
@@ -132,12 +129,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True)
 class SLO:
-    """Service level objective: upper bounds on a request's latencies.
-
-    Attributes:
-        ttft: bound on the time to first token.
-        tpot: bound on the time per output token after the first.
-    """
+    """Service level objective: upper bounds on a request's TTFT and TPOT."""
 
     ttft: float = math.inf
     tpot: float = math.inf

@@ -52,19 +52,11 @@ class EngineState:
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """Progress of a batch run between two steps.
+    """Progress of a batch run between two steps."""
 
-    Attributes:
-        waiting: indices of the prompts not yet started.
-        started: progress of all started prompts.
-        slots: progress of the prompt in each slot of the batch; None for an idle slot.
-        prefilling: progress of prompts in prefill, and of prefilled prompts waiting for a slot;
-            empty for the engine, where a request gets a slot when its prefill starts.
-        engine: counters; None for other runs.
-    """
-
-    waiting: list[int]
+    waiting: list[int]  # indices of the prompts that have not started or were preempted
     started: list[RequestProgress]
-    slots: list[RequestProgress | None]
+    slots: list[RequestProgress | None]  # None for an idle slot
+    # In prefill, or waiting for a slot afterwards; empty for the engine, which needs a slot first.
     prefilling: Sequence[RequestProgress] = ()
-    engine: EngineState | None = None
+    engine: EngineState | None = None  # None for other runs

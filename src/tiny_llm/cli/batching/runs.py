@@ -1,7 +1,6 @@
 """Batch runs on the engine, Week 2 or 3's continuous batching, or mlx_lm.
 
-One interface for all: call `step` until `is_done`, and read the progress between steps. `batch`
-displays a run, `bench` measures it.
+`batch` displays a run, `bench` measures it: both call `step` until `is_done`.
 """
 
 import argparse
@@ -46,8 +45,7 @@ def open_batch_run(
 
     Args:
         args: flags, checked by `check_batch_arguments`.
-        sampler: called once per step with the logprobs of all rows; the engine builds one from
-            `args`.
+        sampler: unused by the engine, which takes the sampling parameters from `args`.
     """
     if args.solution == "mlx":
         return MlxBatchRun(
@@ -108,17 +106,12 @@ def _progress(request: Request) -> RequestProgress:
 
 @dataclass
 class _MlxRequest:
-    """Progress and detokenizer of one prompt."""
-
     progress: RequestProgress
     detokenizer: Any
 
 
 class MlxBatchRun:
-    """`BatchRun` on mlx_lm's `BatchGenerator`, which prefills several prompts at once.
-
-    Args: see `open_batch_run`.
-    """
+    """`BatchRun` on mlx_lm's `BatchGenerator`, which prefills prompts together."""
 
     def __init__(
         self,
@@ -163,7 +156,7 @@ class MlxBatchRun:
             self._add_token(self._requests[response.uid], response.token, response.finish_reason)
 
     def progress(self) -> BatchProgress:
-        """See `BatchRun.progress`; slots are assigned here, since mlx_lm does not number them."""
+        """See `BatchRun.progress`; assigns slots, which mlx_lm does not number."""
         listed = [request.progress for request in self._requests.values()]
         started = [each for each in listed if each.prefilled > 0]
         return BatchProgress(

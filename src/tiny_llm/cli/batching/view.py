@@ -74,10 +74,7 @@ def _pages(state: EngineState) -> Text:
 
 
 def speed_line(started: Sequence[RequestProgress], seconds: float) -> str:
-    """Formats token counts and tokens/s.
-
-    Both rates are over the whole run, because a step may prefill and decode at once.
-    """
+    """Token counts and whole-run rates, because steps mix prefill and decoding."""
     prompt = sum(progress.prefilled for progress in started)
     generated = sum(progress.new_tokens for progress in started)
     seconds = max(seconds, 1e-9)

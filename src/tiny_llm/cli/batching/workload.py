@@ -12,15 +12,10 @@ from ...errors import UserError
 
 @dataclass(frozen=True)
 class LengthRange:
-    """Inclusive range of sequence lengths, in tokens.
+    """Inclusive range of sequence lengths, in tokens."""
 
-    Args:
-        kind: "input" or "output", as in the flags --min-<kind>-len and --max-<kind>-len.
-        low, high: bounds; `low` is at least 1.
-    """
-
-    kind: str
-    low: int
+    kind: str  # "input" or "output", as in the flags --min-<kind>-len and --max-<kind>-len
+    low: int  # at least 1
     high: int
 
     def __post_init__(self) -> None:
@@ -61,17 +56,12 @@ def synthetic_workload(
 
 
 class TimestampTokenizer:
-    """Tokenizer stub that records the time of each token instead of its text.
+    """Tokenizer stub that records the time of each token instead of its text."""
 
-    Attributes:
-        eos_token_ids: empty, so every sequence runs to its output length.
-        sequences: token times of each started sequence, in seconds.
-    """
-
-    eos_token_ids: frozenset[int] = frozenset()
+    eos_token_ids: frozenset[int] = frozenset()  # every sequence runs to its output length
 
     def __init__(self) -> None:
-        self.sequences: list[list[float]] = []
+        self.sequences: list[list[float]] = []  # token times of each started sequence, in seconds
 
     @property
     def detokenizer(self) -> "_TimestampDetokenizer":
@@ -81,8 +71,6 @@ class TimestampTokenizer:
 
 
 class _TimestampDetokenizer:
-    """Detokenizer that records the time of each token."""
-
     text = last_segment = ""
 
     def __init__(self, times: list[float]):
@@ -96,14 +84,10 @@ class _TimestampDetokenizer:
 
 
 def latencies(sequences: Sequence[Sequence[float]], started: float) -> dict[str, Any]:
-    """Time to first token and inter-token latency: median and 95th percentile.
+    """Summarizes time to first token ("ttft") and inter-token latency ("itl").
 
     Args:
         started: common arrival time on the same clock; latencies include queueing.
-
-    Returns:
-        `ttft_ms_median`, `ttft_ms_p95`, `itl_ms_median` and `itl_ms_p95` in milliseconds; the
-        latter two are None if no sequence has two tokens.
     """
     first = [times[0] - started for times in sequences if times]
     gaps = [gap for times in sequences for gap in np.diff(times)]
@@ -117,7 +101,7 @@ def summarize(
 
     Args:
         latencies: seconds, by name.
-        percentile: function (list, percentage) that returns a percentile of the list.
+        percentile: called with a list and a percentage.
 
     Returns:
         `<name>_ms_median` and `<name>_ms_p95` in milliseconds; None for an empty list.

@@ -1,6 +1,4 @@
 """Command-line parsing shared by the commands.
 
-Independent of how models run.
-
 Reading order: command, arguments, input_text, learner_tree.
 """

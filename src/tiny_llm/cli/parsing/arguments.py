@@ -80,10 +80,7 @@ def byte_count(text: str) -> int:
 
 
 def rank_count(text: str) -> int:
-    """Argument type: a positive number of ranks.
-
-    If a launcher started several ranks, rejects any other number.
-    """
+    """Argument type: number of ranks; must match the launcher's, if any."""
     size: int = in_range(1)(text)
     launched = num_launched_ranks()
     if launched not in (1, size):
@@ -101,7 +98,6 @@ def add_flag(
     Args:
         names: flag, aliases and metavar, e.g. "--max-tokens N".
         kind: argument type, or the choices.
-        options: further arguments of `add_argument`.
     """
     if isinstance(kind, list | tuple | dict):
         options |= {"choices": kind, "metavar": "{" + ",".join(kind) + "}"}
@@ -242,8 +238,8 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
 def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -> None:
     """Rejects unsupported combinations of flags and resolves defaults.
 
-    Resolves aliases in `args.solution` and the default of `args.loader`: the engine, unless a
-    flag requires a week's decoding loop (mlx_lm has no loader).
+    Resolves aliases in `args.solution` and the default of `args.loader`: the engine, or a week's
+    model with --solution mine, --enable-flash-attn, or without the built extension.
 
     Args:
         needs_cache: whether the command needs a KV cache, which Week 1 lacks.

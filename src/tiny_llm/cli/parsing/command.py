@@ -119,13 +119,13 @@ def _join_ranks() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Opens /dev/null for each standard stream closed by the parent process.
+    """Opens /dev/null for closed standard streams.
 
-    Otherwise a model file or socket could get that descriptor, and MLX fails on descriptor 0.
+    MLX fails if another file gets descriptor 0.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # Gets the lowest free descriptor: that of the closed stream.
+            # The lowest free descriptor is the closed stream's.
             null = os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, os.fdopen(null, mode, encoding="utf-8"))
 
@@ -154,7 +154,6 @@ def run_command(prog: str, command: Callable[[], int]) -> int:
         print(file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has closed the pipe. Redirect stdout, since Python's flush at exit
-        # would fail again.
+        # The reader (`| head`) closed the pipe; the flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

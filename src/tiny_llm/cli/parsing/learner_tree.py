@@ -39,8 +39,8 @@ def exec_in_learner_tree(
     """Re-executes this process with the learner's tiny_llm; a no-op if it is already imported.
 
     Args:
-        module: module of the command, e.g. "tiny_llm.cli.main".
-        skipped: files to import from the reference solution, relative to the tree's package.
+        module: the command's module, e.g. "tiny_llm.cli.main".
+        skipped: files to import from the reference solution; see `unwritten_files`.
     """
     tree = find_learner_tree()
     if tree is None:

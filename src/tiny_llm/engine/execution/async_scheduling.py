@@ -1,9 +1,8 @@
 """Async scheduling: launch of the next decoding step before tokens are read.
 
-A decoding step ends with token ids that Python must read to know which requests continue. Meanwhile
-the GPU would idle until the next step is scheduled and its graph is built. But most requests do
-continue, and their next input is known: the token sampled in this step, still on the device, at the
-next position. The model is therefore launched on that token at once.
+While Python reads a step's tokens and schedules the next step, the GPU would idle. But most
+requests continue, and their next input is known: the token just sampled, still on the device. The
+model is therefore launched on that token at once.
 
 If the scheduler then plans the predicted step, its logits are ready. Otherwise, for example if it
 adds a prompt chunk, the logits are discarded. Keys and values already written are harmless: their
@@ -22,9 +21,6 @@ from .paged_model import PagedModel, Span
 class AsyncScheduling:
     """Launches decoding steps ahead of the scheduler.
 
-    Args:
-        model: the target model.
-
     Attributes:
         enabled: False on a CPU, where the model and Python would compete for the cores.
         num_hits, num_misses: launched steps that the scheduler then did, or did not, plan.
@@ -35,8 +31,7 @@ class AsyncScheduling:
         self.num_hits = 0
         self.num_misses = 0
         self._model = model
-        # By a request's arrival index: the row of its logits, and the position and page of the
-        # token on which the model was launched.
+        # By arrival index: the row of the logits, and the launched token's position and page.
         self._predicted: dict[int, tuple[int, int, int]] = {}
         self._logits: mx.array | None = None
 
@@ -65,7 +60,7 @@ class AsyncScheduling:
             self._logits = self._model.logits_async(tokens[mx.array(indices)], spans, rows)
 
     def take_logits(self, chunks: Sequence[Chunk]) -> mx.array | None:
-        """Returns the step's logits, one row per chunk; None if the step was not predicted."""
+        """Returns the step's logits, one row per chunk; None if not predicted."""
         logits, self._logits = self._logits, None
         if logits is None:
             return None
@@ -77,7 +72,7 @@ class AsyncScheduling:
         return logits if rows == list(range(logits.shape[0])) else logits[mx.array(rows)]
 
     def _row(self, chunk: Chunk) -> int | None:
-        """Returns the row of the chunk's logits, or None if the chunk was not predicted."""
+        """Returns the row of the chunk's logits; None if it was not predicted."""
         predicted = self._predicted.get(chunk.request.arrival_index)
         if predicted is None or chunk.num_drafts:
             return None

@@ -12,11 +12,7 @@ KvSize = ServingModel | ModelSize  # a model, loaded or not
 
 
 def choose_max_seq_len(max_model_len: int | None, models: Sequence[KvSize]) -> int:
-    """Returns the maximum number of prompt plus output tokens.
-
-    Args:
-        max_model_len: requested maximum; None for the models' context length.
-        models: all models of the engine.
+    """Returns `max_model_len` or, if it is None, the models' context length.
 
     Raises:
         UserError: `max_model_len` is less than 2 or exceeds the models' context length.
@@ -40,18 +36,10 @@ def choose_kv_cache_bytes(
     models: Sequence[KvSize],
     available: int,
 ) -> tuple[int, str]:
-    """Chooses the KV memory: three quarters of the available memory.
+    """Chooses the KV memory: three quarters of `available` bytes, within bounds.
 
-    The rest is for activations and other programs. The result is at most what `max_num_seqs`
-    requests of `max_seq_len` tokens need, and at least the minimum that `split_kv_memory`
-    accepts.
-
-    Args:
-        page_size: tokens per page.
-        max_num_seqs: upper bound on concurrently running requests.
-        max_seq_len: upper bound on prompt plus output tokens of a request.
-        models: all models of the engine.
-        available: bytes of memory available beyond the weights.
+    The rest is for activations and other programs. The bounds are what `max_num_seqs` requests of
+    `max_seq_len` tokens need, and the minimum that `split_kv_memory` accepts.
 
     Returns:
         (bytes, explanation of the choice).
@@ -71,7 +59,7 @@ def choose_kv_cache_bytes(
 
 
 def max_state_slots(max_num_seqs: int) -> int:
-    """Returns the number of state slots beyond which more KV memory is used for pages only.
+    """Returns the maximum number of state slots; further KV memory is for pages.
 
     Each request needs one slot; the others hold checkpoints and the states after draft tokens.
     """

@@ -1,10 +1,7 @@
 """Log-probabilities of output and prompt tokens, and of top-k alternatives.
 
-The engine reports the model's log-probabilities before any logits processor.
-
-The logits at prompt token p are a distribution over token p + 1, which the prompt contains. Scoring
-requires logits for every row of a prompt chunk; otherwise, only the last row's are computed, for
-sampling.
+All are computed before any logits processor. The logits at prompt token p score token p + 1,
+so prompt logprobs require logits for all rows of a prompt chunk, sampling only for the last one.
 """
 
 from collections.abc import Sequence
@@ -27,9 +24,8 @@ def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int])
     """Computes log-probabilities for each row's top tokens and its chosen token.
 
     Args:
-        logits: R×V: R token positions, vocabulary size V; before any logits processor.
+        logits: R×V, before any logits processor.
         counts: number of top tokens for each row.
-        chosen: the chosen token of each row.
 
     Returns:
         For each row, log-probabilities by token id, in descending order; the chosen token is last
@@ -42,12 +38,11 @@ def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int])
 def gather_logprobs(
     logits: mx.array, num_logprobs: int, chosen: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Gathers each row's top tokens and then its chosen token, with log-probabilities.
+    """Gathers log-probabilities of each row's top tokens, then its chosen token.
 
     Args:
         logits: R×V.
         num_logprobs: number of top tokens per row, K; clamped to V.
-        chosen: R token ids.
 
     Returns:
         Token ids and log-probabilities, both R×(K + 1).
@@ -62,7 +57,7 @@ def gather_logprobs(
 
 
 def logprobs_to_dicts(ids: mx.array, logprobs: mx.array, counts: Sequence[int]) -> list[Logprobs]:
-    """Converts `gather_logprobs`' result to dictionaries with counts[row] top tokens each."""
+    """Converts `gather_logprobs`' arrays to dicts with counts[row] top tokens."""
     id_rows: Any = ids.tolist()
     logprob_rows: Any = logprobs.tolist()
     dicts = []
@@ -77,10 +72,6 @@ def prompt_logprob_rows(
     chunks: Sequence[Chunk], draft_tokens: Sequence[Sequence[int]]
 ) -> tuple[list[ScoredPrompt], list[int]]:
     """Finds the rows, among a step's T tokens, that score prompt tokens.
-
-    Args:
-        chunks: the step's chunks.
-        draft_tokens: draft tokens after each chunk.
 
     Returns:
         (requests with the prompt tokens to score, row of each of these tokens).
@@ -105,8 +96,7 @@ def add_prompt_logprobs(
 
     Args:
         results: by request id; requests that do not sample in this step are added.
-        scored: as returned by `prompt_logprob_rows`.
-        logits: logits of the rows from `prompt_logprob_rows`, R×V.
+        scored, logits: from `prompt_logprob_rows`, and the logits of its rows, R×V.
     """
     first = 0
     for request, tokens in scored:

@@ -30,9 +30,8 @@ class Span:
         token_ids: at least one token.
         start: position of the first token.
         page_ids: the request's block table, with pages for all tokens.
-        state_read_slot: slot of the recurrent state before the first token; −1 if `start` is 0 or
-            the model has no recurrent state.
-        state_writes: (token index in the span, slot for the state after it) pairs, in any order.
+        state_read_slot: slot of the state before the span; −1 if `start` is 0 or there is no state.
+        state_writes: (token index in the span, slot for the recurrent state after it) pairs.
         adapter: index of the request's LoRA adapter; −1 for none.
     """
 
@@ -46,11 +45,6 @@ class Span:
 
 class PagedModel:
     """A model with its KV pages and recurrent state slots.
-
-    Args:
-        model: computes logits from paged keys and values.
-        num_pages: number of pages.
-        num_state_slots: number of state slots; 0 for models without recurrent state.
 
     Attributes:
         seconds: total time spent in the model and in sampling from its logits.
@@ -69,11 +63,11 @@ class PagedModel:
         return self._storage.nbytes
 
     def row_bytes(self, kind: RowKind) -> int:
-        """Returns the size in bytes of a page or state slot, over all layers; 0 without slots."""
+        """Returns the bytes per page or state slot, over all layers; 0 without slots."""
         return sum(map(_row_bytes, self._row_arrays(kind)))
 
     def read_row(self, kind: RowKind, index: int) -> bytes:
-        """Returns a copy of a page's or state slot's bytes, concatenated over all layers."""
+        """Returns a copy of the bytes of a page or state slot, layer after layer."""
         parts = []
         for x in self._row_arrays(kind):
             size = _row_bytes(x)
@@ -82,7 +76,7 @@ class PagedModel:
         return b"".join(parts)
 
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
-        """Overwrites pages or state slots with copies from `read_row`; allocates their memory."""
+        """Overwrites pages or state slots with bytes from `read_row`; allocates them."""
         if kind == "page":
             self._storage.ensure_capacity(max(indices) + 1)
         elif self._storage.states is not None:
@@ -97,7 +91,7 @@ class PagedModel:
         mx.eval(*arrays)
 
     def worker_fingerprints(self) -> list[bytes]:
-        """Returns the fingerprints of the other ranks' models; none in a single process."""
+        """Returns the fingerprints of the other ranks' models, if there are any."""
         return []
 
     def reserve(self) -> None:
@@ -110,37 +104,33 @@ class PagedModel:
         return self._storage.num_allocated
 
     def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Keeps only these pages and state slots, renumbered from 0; see `PagedStorage.compact`."""
+        """Keeps and renumbers only these pages and state slots; see `PagedStorage`."""
         self._storage.compact(pages, slots)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
-        """Registers a callback for a lost rank, called with a message before this process exits.
+        """Registers a callback for a lost rank; a no-op in a single process.
 
-        The callback runs in another thread. A no-op in a single process.
+        It is called in another thread, with a message, before this process exits.
         """
 
     def release_scratch(self) -> None:
-        """Frees scratch memory; a no-op in a single process, which keeps it for the next step."""
+        """Frees scratch memory; a no-op in a single process, which will reuse it."""
 
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """Runs the model and writes keys and values into the pages.
+        """Computes logits, len(rows)×V; writes keys and values into the pages.
 
         Args:
             spans: T tokens in total.
             rows: indices among the T tokens whose logits are returned.
-
-        Returns:
-            Logits, len(rows)×V.
         """
         return self._evaluate(lambda: self._graph(self._ids(spans), spans, rows))
 
     def features(
         self, spans: Sequence[Span], rows: Sequence[int], hidden: mx.array | None = None
     ) -> mx.array:
-        """Like `logits`, but returns the hidden states after the final norm, len(rows)×E.
+        """Like `logits`, but returns hidden states after the final norm, len(rows)×E.
 
         Args:
-            spans, rows: see `logits`.
             hidden: T×E, second input of an `MtpDecoder`; None for other models.
         """
         ids, storage, model = self._ids(spans), self._storage, self.model
@@ -158,21 +148,15 @@ class PagedModel:
         return self._evaluate(lambda: model.w_lm_head(features))
 
     def logits_async(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """Like `logits`, but asynchronous, and with `ids` in place of the spans' tokens.
-
-        Args:
-            ids: T token ids, possibly not evaluated yet.
-            spans, rows: see `logits`.
-        """
+        """Like `logits`, but asynchronous; `ids` (T) replaces the spans' tokens."""
         logits = self._graph(ids, spans, rows)
         mx.async_eval(logits, self._storage.arrays)
         return logits
 
     def _row_arrays(self, kind: RowKind) -> list[mx.array]:
-        """Returns all layers' arrays of pages or state slots; element i of each is row i.
+        """Returns all layers' arrays of pages or state slots, one row each.
 
-        The caller must not keep references to the arrays, because MLX would then copy them on the
-        next write.
+        Keep no references to the arrays, because MLX would then copy them on the next write.
         """
         if kind == "page":
             return self._storage.page_arrays
@@ -206,13 +190,7 @@ def _row_bytes(x: mx.array) -> int:
 
 
 def ragged_batch(spans: Sequence[Span], page_size: int, has_state: bool = False) -> RaggedBatch:
-    """Builds a batch's positions, slots, sequence bounds and block tables.
-
-    Args:
-        spans: the batch's sequences.
-        page_size: tokens per page.
-        has_state: whether the model has recurrent state.
-    """
+    """Builds a batch's positions, slots, sequence bounds and block tables."""
     positions: list[int] = []  # T
     slots: list[int] = []  # T
     ends = [0]  # B + 1

@@ -1,18 +1,15 @@
 """Sampler: logits to tokens, with per-row sampling parameters.
 
-The course's samplers are in `tiny_llm/sampler.py`; the filters (top-k, top-p, min-p) are shared.
-
-Batch invariance: a row's token depends on its own logits, parameters and noise, never on other
-rows. The noise depends only on the seed, the completion index and the position in the output.
-Preemption, batch composition and prefix cache hits therefore do not change the output.
+Batch invariance: a row's token depends only on its own logits, parameters and noise, and the noise
+only on the seed, the completion index and the position in the output. Preemption, batch composition
+and prefix cache hits therefore do not change the output.
 
 Sampling uses the Gumbel-max trick: the argmax of logits plus −log(−log u), with u uniform, follows
-the softmax distribution. Greedy rows get no noise. Given the noise, the token is a function of the
-logits, which also makes speculative decoding exact (see `draft_model.py`).
+the softmax distribution. Given the noise, the token is a function of the logits, which also makes
+speculative decoding exact (see `draft_model.py`).
 
 A logits processor takes logits (R×V, float32) and their R sampling rows, and returns new logits; it
-never modifies its argument. `LOGITS_PROCESSORS` lists all of them in order of application: add new
-ones there. Rows that a processor does not affect stay bit-identical.
+never modifies its argument. Rows that it does not affect stay bit-identical.
 """
 
 from array import array
@@ -37,7 +34,6 @@ class SamplingRow:
     """One output position at which to sample a token.
 
     Attributes:
-        request: the request that receives the token.
         position: index of the token in the request's output.
         draft_tokens: unverified tokens before this position.
     """
@@ -66,7 +62,7 @@ class SamplingRow:
 
     @property
     def forced_token(self) -> int | None:
-        """The token id of `</think>` if no thinking budget is left at this position, else None."""
+        """Token id of `</think>` if no thinking budget is left here, else None."""
         budget = self.request.thinking_budget
         if budget is None:
             return None
@@ -75,31 +71,22 @@ class SamplingRow:
 
 
 class TokenCounts:
-    """Token counts of a request, for repetition, frequency and presence penalties.
-
-    Args:
-        prompt_token_ids: the prompt.
-        vocab_size: V.
-    """
+    """Token counts, for repetition, frequency and presence penalties."""
 
     def __init__(self, prompt_token_ids: Sequence[int], vocab_size: int):
         self._num_counted = len(prompt_token_ids)
-        # Number of occurrences in the output, by token id.
-        self._output_counts = array("f", bytes(4 * vocab_size))
+        self._output_counts = array("f", bytes(4 * vocab_size))  # by token id
         in_prompt = bytearray(vocab_size)
         for token in prompt_token_ids:
             in_prompt[token] = 1
-        # Whether the token occurs in the prompt, by token id.
-        self._prompt_mask = _from_buffer(in_prompt).astype(mx.bool_)
+        self._prompt_mask = _from_buffer(in_prompt).astype(mx.bool_)  # by token id
 
     def after(
         self, token_ids: Sequence[int], draft_tokens: Sequence[int]
     ) -> tuple[mx.array, mx.array]:
         """Counts tokens as if the output continued with `draft_tokens`.
 
-        Args:
-            token_ids: the request's prompt and output, at least as long as in the last call.
-            draft_tokens: unverified tokens.
+        `token_ids`, the prompt and the output so far, must extend those of the last call.
 
         Returns:
             (occurrences in the output, presence in prompt or output), both V.
@@ -116,11 +103,9 @@ class TokenCounts:
 
 
 def process_logits(logits: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Applies all logits processors.
+    """Applies all logits processors; returns R×V float32, −inf where masked.
 
-    Returns:
-        R×V, float32; −inf for masked tokens. Greedy rows skip temperature and filters, which do
-        not change the argmax.
+    Greedy rows skip temperature and filters, which do not change the argmax.
     """
     x = logits.astype(mx.float32)
     for processor in LOGITS_PROCESSORS:
@@ -187,7 +172,7 @@ def apply_temperature(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_filters(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Applies min-p, top-k and top-p, once per group of rows with equal parameters."""
+    """Applies min-p, top-k and top-p, once per group of equal parameters."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         params = row.params
@@ -225,23 +210,19 @@ def _replace_rows(x: mx.array, indices: Sequence[int], rows: mx.array) -> mx.arr
 
 
 def _from_buffer(values: Any) -> mx.array:
-    """Copies an `array` or `bytearray` to MLX, whose type stubs omit buffer arguments."""
+    """Copies a buffer, an argument type that MLX's type stubs omit."""
     return mx.array(values)
 
 
 def sample_tokens(
     logits: mx.array, rows: Sequence[SamplingRow], noise_width: int | None = None
 ) -> mx.array:
-    """Samples one token per row.
+    """Samples one token per row; returns R token ids.
 
     Args:
         logits: R×V.
-        rows: R output positions.
         noise_width: the target's V if the logits are the draft model's: both models then draw the
             same noise for a token.
-
-    Returns:
-        R token ids.
     """
     assert logits.shape[0] == len(rows)
     special = [index for index, row in enumerate(rows) if not row.is_argmax]
@@ -305,12 +286,8 @@ class SamplerOutput:
     An array becomes readable once everything submitted to the device with it has been computed.
     These outputs are therefore submitted separately, before the next step.
 
-    Args:
-        logits: R×V.
-        rows: R output positions.
-
     Attributes:
-        tokens: R token ids, possibly not evaluated yet.
+        tokens: one per row, possibly not evaluated yet.
     """
 
     def __init__(self, logits: mx.array, rows: Sequence[SamplingRow]):
@@ -318,8 +295,7 @@ class SamplerOutput:
         self._logits = logits
         chosen_logits = mx.take_along_axis(logits, self.tokens[:, None], axis=1)[:, 0]  # R
         self._is_nan = mx.isnan(chosen_logits)
-        # Number of top logprobs requested, by row.
-        self._num_logprobs: dict[int, int] = {
+        self._num_logprobs: dict[int, int] = {  # requested, by row
             index: row.params.logprobs
             for index, row in enumerate(rows)
             if row.params.logprobs is not None
@@ -351,11 +327,6 @@ def rows_with_nan(logits: mx.array, chosen: Sequence[int], chosen_is_nan: mx.arr
 
     A NaN hidden state makes its whole row NaN; the argmax is then token 0 or a NaN. Only rows with
     token 0 are scanned, because scanning all logits would take longer than sampling.
-
-    Args:
-        logits: R×V.
-        chosen: the token of each row.
-        chosen_is_nan: R, whether the logit of the chosen token is NaN.
     """
     is_nan: list[bool] = chosen_is_nan.tolist()  # type: ignore[assignment]
     suspects = [row for row, token in enumerate(chosen) if token == 0 and not is_nan[row]]

@@ -1,8 +1,7 @@
 """TensorParallelModel: rank 0 of a sharded model, which broadcasts each step.
 
 Rank 0 holds the requests, the scheduler and the sampler. The other ranks receive the arguments of
-`PagedModel.logits`: token ids, positions, block tables, state slots, adapters. Each writes the same
-slots in its own pages and states, so prefix caching and preemption are decided once, on rank 0.
+`PagedModel.logits` and write the same slots of their own pages and states.
 """
 
 import os
@@ -42,10 +41,7 @@ class ShardedCheckpoint:
     """A checkpoint sharded across all ranks; stands in for a loaded model.
 
     Attributes:
-        args: full model's config.
-        shard: rank 0's shard.
-        rank_shard: rank 0, the number of ranks and the full config.
-        group: the ranks.
+        args: config of the full model.
         key: the checkpoint's id in messages to the other ranks.
     """
 
@@ -67,11 +63,10 @@ def load_sharded(
     console: "Console | None" = None,
     mtp: bool = False,
 ) -> tuple[ShardedCheckpoint, Any]:
-    """Loads a model's shards on all ranks; spawns local ranks unless already launched.
+    """Loads a model's shards on all ranks; spawns ranks unless already launched.
 
     Args:
         name, load_format, console, mtp: see `load_weights`, also for errors.
-        size: number of ranks.
 
     Returns:
         (checkpoint, tokenizer), for `LLM`.
@@ -115,13 +110,8 @@ class TensorParallelModel(PagedModel):
     """Rank 0's shard of a model; broadcasts each call to the other ranks.
 
     Args:
-        checkpoint: the sharded checkpoint.
-        model: rank 0's decoder.
-        num_pages, num_state_slots: number of pages and state slots on each rank.
+        num_pages, num_state_slots: per rank.
         adapters: folders of the LoRA adapters, already attached to `model`.
-
-    Attributes:
-        group: the ranks.
 
     Raises:
         ModelError: another rank cannot load an adapter.
@@ -163,7 +153,7 @@ class TensorParallelModel(PagedModel):
         super().reserve()
 
     def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Like `PagedModel.compact`, but compacts the pages and slots of all ranks."""
+        """Like `PagedModel.compact`, but on all ranks."""
         message = {"op": "compact", "key": self._key, "pages": list(pages), "slots": list(slots)}
         self.group.broadcast(message)
         super().compact(pages, slots)
@@ -178,7 +168,7 @@ class TensorParallelModel(PagedModel):
         memory.release_free_memory()
 
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """See `PagedModel`. Ends the group if the step fails, because ranks are then inconsistent.
+        """Like `PagedModel.logits`, but on all ranks; a failure ends the group.
 
         Raises:
             UserError: the group has ended.
@@ -190,17 +180,17 @@ class TensorParallelModel(PagedModel):
     def features(
         self, spans: Sequence[Span], rows: Sequence[int], hidden: mx.array | None = None
     ) -> mx.array:
-        """Like `PagedModel.features`, but on all ranks. Errors: see `logits`."""
+        """Like `PagedModel.features`, but on all ranks; for errors, see `logits`."""
         with self._on_all_ranks("features", self._payloads(hidden), **_batch_message(spans, rows)):
             return super().features(spans, rows, hidden)
 
     def lm_head(self, features: mx.array) -> mx.array:
-        """Like `PagedModel.lm_head`, but on all ranks. Errors: see `logits`."""
+        """Like `PagedModel.lm_head`, but on all ranks; for errors, see `logits`."""
         with self._on_all_ranks("lm_head", self._payloads(features)):
             return super().lm_head(features)
 
     def _payloads(self, hidden: mx.array | None) -> list[Buffer]:
-        """Returns the payload for each worker rank: N×E hidden states, or no bytes for None."""
+        """Returns each worker's payload: N×E hidden states, or no bytes for None."""
         data: Buffer = b""
         if hidden is not None and hidden.size:
             values = mx.view(mx.contiguous(hidden), mx.uint8)
@@ -212,13 +202,13 @@ class TensorParallelModel(PagedModel):
         return super().row_bytes(kind) * self.group.size
 
     def read_row(self, kind: RowKind, index: int) -> bytes:
-        """Like `PagedModel.read_row`, but concatenates all ranks' shards. Errors: see `logits`."""
+        """Concatenates all ranks' `PagedModel.read_row`; for errors, see `logits`."""
         with self._on_all_ranks("read_row", kind=kind, index=index):
             own = super().read_row(kind, index)
             return b"".join([own, *self.group.gather_payloads()])
 
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
-        """Like `PagedModel.write_rows`, but sends each rank its shard. Errors: see `logits`."""
+        """Sends each rank its shard of the rows to write; for errors, see `logits`."""
         size = super().row_bytes(kind)
         own, *others = (
             [row[rank * size : (rank + 1) * size] for row in rows]
@@ -237,7 +227,7 @@ class TensorParallelModel(PagedModel):
     def _on_all_ranks(
         self, op: str, payloads: Sequence[Buffer] = (), **arguments: Any
     ) -> Iterator[None]:
-        """Broadcasts a command, which the `with` block executes on rank 0. Errors: see `logits`."""
+        """Broadcasts a command, which the `with` block executes on rank 0."""
         with _defer_interrupt():
             self.group.broadcast({"op": op, "key": self._key, **arguments}, payloads)
             try:
@@ -254,7 +244,7 @@ def _batch_message(spans: Sequence[Span], rows: Sequence[int]) -> dict[str, Any]
 
 @contextmanager
 def _defer_interrupt() -> Iterator[None]:
-    """Defers Ctrl-C to the end of the block, because the other ranks finish the step anyway."""
+    """Defers Ctrl-C to the end of the block, as the other ranks finish the step."""
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or handler is not signal.default_int_handler:

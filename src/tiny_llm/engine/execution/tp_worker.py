@@ -2,7 +2,7 @@
 
     python -m tiny_llm.engine.execution.tp_worker RANK SOCKETS… ADDRESSES…
 
-is the command line used by `parallel/spawn.py`; externally launched ranks call `serve_launched`.
+`parallel/spawn.py` runs this command; ranks started by a launcher call `serve_launched` instead.
 `tp_model.py` sends the messages. Any error ends the group: inconsistent ranks would deadlock.
 """
 
@@ -31,11 +31,7 @@ from .paged_model import PagedModel, RowKind, Span
 
 
 class TPWorker:
-    """Holds this rank's shards and models, and executes messages.
-
-    Args:
-        worker: connection to the group.
-    """
+    """Holds this rank's shards and models, and executes messages."""
 
     def __init__(self, worker: Worker):
         self._worker = worker
@@ -44,7 +40,7 @@ class TPWorker:
         self._models: dict[int, PagedModel] = {}
 
     def load(self, key: int, name: str, load_format: str, device: str, mtp: bool) -> None:
-        """Loads this rank's shard of a checkpoint; replies with an error message or None."""
+        """Loads this rank's shard of a checkpoint; replies with an error or None."""
         worker, error = self._worker, None
         if device == "cpu":
             kernels.use_cpu()
@@ -67,10 +63,7 @@ class TPWorker:
         mtp: bool,
         adapters: Sequence[str],
     ) -> None:
-        """Builds a model with its pages and state slots.
-
-        With adapters, loads them and replies with an error message or None, as `load` does.
-        """
+        """Builds a model; with adapters, loads them and replies like `load`."""
         shard, rank_shard = self._checkpoints[checkpoint]
         model = make_decoder(shard, rank_shard, self._worker.comm, mtp, **options)
         self._models[key] = PagedModel(model, num_pages, num_state_slots)
@@ -143,7 +136,7 @@ class TPWorker:
         self._models.pop(key, None)
 
     def execute(self, message: Mapping[str, Any]) -> None:
-        """Calls the public method that `op` names, with the other fields as arguments."""
+        """Calls the method that `op` names, with the other fields as arguments."""
         arguments = {name: value for name, value in message.items() if name != "op"}
         getattr(self, message["op"])(**arguments)
 
@@ -155,7 +148,7 @@ def _parse_spans(spans: Sequence[Any]) -> list[Span]:
 
 
 def serve_launched() -> NoReturn:
-    """Entry point for externally launched ranks."""
+    """Entry point for ranks started by a launcher."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # only rank 0 handles these signals
     serve(launched_worker())

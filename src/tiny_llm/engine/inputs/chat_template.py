@@ -39,8 +39,7 @@ def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """Normalizes messages for chat templates, without modifying the originals.
 
     Raises:
-        UserError: a message has no role, its content is neither a string nor text parts, or tool
-            call arguments exceed a limit in `limits.py`.
+        UserError: an invalid role or content, or tool call arguments that exceed `JsonLimits`.
     """
     limits = JsonLimits("the JSON of the tool calls' arguments")
     return [
@@ -53,8 +52,7 @@ def normalize_tools(tools: Any) -> list[dict[str, Any]] | None:
     """Normalizes tools for chat templates; returns None if there are none.
 
     Raises:
-        UserError: a tool is not `{"type": "function", "function": {"name": …}}`, or two tools have
-            the same name.
+        UserError: a tool is not a function in OpenAI's format, or its name is not unique.
     """
     if not tools:
         return None
@@ -137,10 +135,7 @@ def _normalize_tool_call(path: str, call: Any, limits: JsonLimits) -> dict[str, 
 
 
 def _decode_arguments(arguments: Any, limits: JsonLimits) -> Any:
-    """Parses a tool call's arguments; missing or blank ones become an empty object.
-
-    Invalid JSON stays a string: it may come from a completion cut off at `max_tokens`.
-    """
+    """Parses tool call arguments; blank text to {}, truncated JSON unchanged."""
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
     if isinstance(arguments, str):
@@ -203,7 +198,7 @@ def render_chat(
 def _with_valid_call_ids(
     message: dict[str, Any], tool_call_format: ToolCallFormat
 ) -> dict[str, Any]:
-    """Converts tool call ids, in calls and results, to ids that the chat template accepts."""
+    """Converts tool call ids to ids that the chat template accepts."""
     converted = dict(message)
     if message.get("tool_calls"):
         converted["tool_calls"] = [

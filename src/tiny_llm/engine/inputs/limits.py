@@ -3,8 +3,8 @@
 Parsing holds the GIL, and Python objects take up to 27 times as much memory as their JSON text.
 Counting values and nesting levels in the text takes a few microseconds per kilobyte.
 
-Tokenization takes a second or more per megabyte. Text that looks too long for the model's context
-is tokenized chunk by chunk, until it certainly exceeds the limit.
+Tokenization takes a second or more per megabyte. Text that looks too long is tokenized in chunks,
+until it certainly exceeds the model's context length.
 """
 
 from typing import Any
@@ -16,11 +16,9 @@ MAX_VALUES = 2**17  # values, such as token ids; this many take 15 ms to parse a
 # Objects and lists; this many take 40 ms to validate if each is a Pydantic model.
 MAX_CONTAINERS = 2**14
 CHUNK_CHARS = 2**16
-# Text of up to this many characters per token of the context length is not checked: English text
-# averages only 4 to 5 characters per token.
+# Text with fewer characters per context token is not checked; English averages 4 to 5.
 UNCHECKED_CHARS_PER_TOKEN = 8
-# Tokens allowed before rejection, as a multiple of the context length. The count is not exact,
-# because splitting text into chunks changes the tokens at the boundaries.
+# Text is rejected beyond this many context lengths, because chunk boundaries change the count.
 MARGIN = 2
 
 _OPENING, _CLOSING = b"[{", b"]}"
@@ -97,12 +95,11 @@ class JsonLimits:
 def encode_text(
     tokenizer: Any, what: str, text: str, max_tokens: int, add_special_tokens: bool = True
 ) -> list[int]:
-    """Encodes text, unless it has far more tokens than the model's context length.
+    """Encodes text, unless it is far longer than the model's context length.
 
     Args:
         what: subject of the error message, for example "the prompt".
         max_tokens: the model's context length.
-        add_special_tokens: whether to add the tokenizer's special tokens.
 
     Raises:
         UserError: the text is too long or not valid Unicode, or the tokenizer rejects it.
@@ -123,7 +120,7 @@ def encode_text(
 
 
 def check_unicode(what: str, text: str) -> None:
-    """Rejects unpaired surrogates, which truncated JSON can contain; see `encode_text`.
+    """Rejects unpaired surrogates, which JSON escapes can produce.
 
     Raises:
         UserError: the text is not valid Unicode.

@@ -26,7 +26,7 @@ class ChatOptions:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Variables to pass to the chat template, in addition to messages and tools."""
+        """Chat template variables other than messages and tools."""
         return {"enable_thinking": self.enable_thinking, **(self.template_kwargs or {})}
 
     @property
@@ -57,14 +57,13 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, chat: ChatOptions, max_tokens:
     """Encodes a prompt: text verbatim, messages with the chat template.
 
     Args:
-        max_tokens: the model's context length, for rejecting over-long text before encoding.
+        max_tokens: the model's context length; much longer text is rejected before encoding.
 
     Returns:
         Token ids; empty for an empty prompt, which the scheduler rejects.
 
     Raises:
-        UserError: the prompt has an invalid type or a non-integer token id; see also `render_chat`
-            and `encode_text`.
+        UserError: an invalid type or token id; see also `render_chat` and `encode_text`.
     """
     prompt = array_to_list(prompt)
     if not isinstance(prompt, str) and not _is_sequence(prompt):
@@ -95,7 +94,7 @@ def is_chat(prompt: Any) -> bool:
 
 
 def _is_prompt(prompt: Any) -> bool:
-    """Whether a value is a single prompt, possibly an empty sequence, which is rejected later."""
+    """Whether a value is a prompt; empty sequences are rejected later."""
     is_empty = _is_sequence(prompt) and not prompt
     return isinstance(prompt, str) or is_empty or is_token_ids(prompt) or is_chat(prompt)
 

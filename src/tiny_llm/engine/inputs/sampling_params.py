@@ -25,48 +25,38 @@ SAMPLING_EPS = 1e-5  # temperatures below this are greedy, as in vLLM
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters of one request. Names, defaults and semantics follow vLLM.
+    """Sampling parameters of a request; names, defaults and semantics as in vLLM.
 
     Order of application: `logit_bias`, penalties, `min_tokens`, `structured_outputs`,
-    `thinking_token_budget`, `temperature`, `min_p`, `top_k`, `top_p`. (Samplers from
-    `make_sampler` apply filters before the temperature.)
+    `thinking_token_budget`, `temperature`, `min_p`, `top_k`, `top_p`.
 
     Args:
         max_tokens: upper bound on output tokens, EOS token included; None for as many as fit in the
             model's context and the KV memory.
-        min_tokens: number of output tokens before an EOS token, `stop_token_ids` or `stop` may end
-            the output.
-        clamp_max_tokens: whether to reduce a `max_tokens` that does not fit, rather than reject the
-            request.
+        min_tokens: number of output tokens before EOS or a stop condition may end the output.
+        clamp_max_tokens: whether to reduce, rather than reject, a `max_tokens` that does not fit.
         temperature: 0 is greedy; 1 samples the model's distribution.
         top_p: keeps the smallest set of top tokens with at least this probability mass; in (0, 1].
         top_k: number of top tokens to keep; 0 and −1 keep all.
         min_p: minimum probability relative to the top token; in [0, 1].
-        seed: makes the output reproducible: tokens depend only on the prompt, these parameters and
-            the position, not on other requests or the engine's configuration. None derives one from
-            the engine's seed.
-        stop: string or strings that end the output; removed from the text. Ignored inside
-            reasoning.
-        include_stop_str_in_output: whether to keep the matched stop string in the text.
-        stop_token_ids: stop tokens in addition to the tokenizer's EOS tokens; included in
-            `token_ids`, not in the text.
+        seed: makes the output reproducible, independent of other requests. None derives one
+            from the engine's seed and the arrival order.
+        stop: string or strings that end the output; removed from the text. Ignored in reasoning.
+        stop_token_ids: stop tokens besides the tokenizer's EOS tokens; not in the text.
         repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt
             or output; 1 disables it.
         presence_penalty: subtracted from the logits of tokens in the output; in [−2, 2].
-        frequency_penalty: like `presence_penalty`, times the token's number of occurrences in the
-            output; in [−2, 2].
+        frequency_penalty: like `presence_penalty`, times the token's occurrences in the output.
         logit_bias: values to add to the logits, by token id; in [−100, 100].
-        logprobs: number of top tokens per output position to return log-probabilities for, in
-            addition to the sampled token. Computed from the model's unmodified logits.
+        logprobs: number of top tokens per output position to return log-probabilities for, besides
+            the sampled token. Computed from the model's unmodified logits.
         prompt_logprobs: like `logprobs`, for each prompt token except the first. Disables prefix
             cache hits for the request.
         n: number of completions, at most 4096. They share the prompt's pages.
-        structured_outputs: constraint on the output (`StructuredOutputs` or `ToolCalls`), enforced
-            by masking. Output truncated at `max_tokens` is a prefix of a valid one. Reasoning is
-            not constrained.
+        structured_outputs: constraint on the output after reasoning, enforced by masking. Output
+            truncated at `max_tokens` is a prefix of a valid one.
         ignore_eos: whether to continue after the tokenizer's EOS tokens.
         thinking_token_budget: upper bound on reasoning tokens, after which `</think>` is forced.
-            None for no limit. No effect on models without reasoning.
 
     Raises:
         UserError: a parameter is out of range.
@@ -162,7 +152,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the temperature is so low that sampling is greedy."""
+        """Whether the temperature is below `SAMPLING_EPS`."""
         return self.temperature < SAMPLING_EPS
 
     @property
@@ -193,7 +183,7 @@ def _normalize_stop_token_ids(ids: Any) -> tuple[int, ...]:
 
 
 def _as_tuple(name: str, values: Any) -> tuple[Any, ...] | None:
-    """Converts an iterable to a tuple; None to (); a string or a non-iterable to None."""
+    """Converts an iterable to a tuple, None to (), strings and others to None."""
     if values is None:
         return ()
     values = array_to_list(values)

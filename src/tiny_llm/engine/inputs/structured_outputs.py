@@ -20,7 +20,7 @@ NESTED_TOO_DEEPLY = "the JSON schema must have at most 124 levels of nesting"
 
 @dataclass(frozen=True)
 class StructuredOutputs:
-    """A constraint on the output after reasoning. Takes exactly one field; names follow vLLM.
+    """A constraint on the output after reasoning; field names follow vLLM.
 
     Args:
         json: JSON schema, as an object or as a string.
@@ -28,11 +28,10 @@ class StructuredOutputs:
         choice: allowed outputs.
         grammar: Lark grammar, or llama.cpp's GBNF.
         json_object: True for any JSON object.
-        strict: whether to reject a JSON schema with keywords that a grammar cannot enforce, rather
-            than relax it.
+        strict: whether to reject, not relax, a JSON schema with keywords that no grammar enforces.
 
     Raises:
-        UserError: none or several fields are given, or a value has the wrong type.
+        UserError: not exactly one field besides `strict` is given, or one has the wrong type.
     """
 
     json: Mapping[str, Any] | bool | str | None = field(default=None, hash=False)
@@ -78,9 +77,9 @@ class ToolCalls:
         </tool_call>
 
     Args:
-        tools: tools in OpenAI's format; arguments are constrained by the tool's schema.
-            Keywords that a grammar cannot enforce are ignored, unless `choice` is "required" and
-            the function has `"strict": true`.
+        tools: tools in OpenAI's format; their schemas constrain the arguments. Keywords that a
+            grammar cannot enforce are ignored, unless `choice` is "required" and the function has
+            `"strict": true`.
         choice: "auto" for text, calls, or text followed by calls; "required" for calls only.
         name: the tool to call, with "required"; None for any tool.
         parallel: whether several calls are allowed, if the format supports them.

@@ -13,17 +13,15 @@ class SchedulerConfig:
     """KV memory and batch limits.
 
     Attributes:
-        num_pages: KV memory in pages.
+        num_pages: number of KV cache pages.
         page_size: tokens per page; vLLM's `block_size`.
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included.
-        max_num_seqs: upper bound on concurrently running requests.
         max_seq_len: upper bound on prompt plus output tokens of a request.
         num_drafts: draft tokens per decoding request and step; 0 without a draft model.
-        enable_prefix_caching: whether requests share pages.
-        max_queue: queued requests allowed beyond `max_num_seqs`; None for no limit.
+        max_queue: queued requests allowed beyond `max_num_seqs` running ones; None for no limit.
         num_state_slots: number of recurrent state slots; 0 for a model without recurrent state.
-        window: sliding window in tokens if every layer of every model has one: earlier pages are
-            freed. 0 keeps all pages.
+        window: largest sliding window in tokens if every layer of the target and draft models has
+            one, else 0; pages before it are freed.
 
     Raises:
         UserError: a value is not an integer, or too small.
@@ -55,7 +53,7 @@ class SchedulerConfig:
 
     @cached_property
     def max_tokens_in_pages(self) -> int:
-        """Upper bound on the number of tokens in a request's KV cache, freed pages included."""
+        """Upper bound on a request's tokens in the KV cache, freed pages included."""
         if self.window and self.max_pages_per_request <= self.num_pages:
             return self.max_seq_len
         return self.num_pages * self.page_size

@@ -1,7 +1,7 @@
 """Scheduler events and recordings, for `--record` and the live view.
 
 The scheduler calls its listener synchronously with each event, a JSON-serializable dictionary. The
-key "event" is its name; the other keys depend on it:
+key "event" holds its name, which determines the other keys:
 
     request_added        the request joined the queue: request_id, prompt_tokens, max_tokens
     request_admitted     it left the queue with pages allocated: request_id, cached_tokens (prefix
@@ -65,7 +65,6 @@ class StateSlotCounts:
     Attributes:
         free: neither checkpoints nor used by a request.
         cached: checkpoints of the prefix cache, not used by a request.
-        used: used by requests.
         checkpoints: all checkpoints, including those in use by requests.
     """
 
@@ -76,12 +75,7 @@ class StateSlotCounts:
 
 
 class Recorder:
-    """Listener that stores all events with timestamps.
-
-    Args:
-        engine: engine configuration (`LLM.describe`), for the recording's header.
-        clock: function that returns the time in seconds.
-    """
+    """Listener that stores all events; `engine` is the result of `LLM.describe`."""
 
     def __init__(self, engine: dict[str, Any], clock: Callable[[], float] = time.perf_counter):
         self._engine = engine

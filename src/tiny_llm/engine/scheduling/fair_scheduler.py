@@ -16,7 +16,7 @@ Small chunks are inefficient: each step rereads the weights, and all keys and va
 so far. If fewer than `MIN_CHUNK` tokens fit the target, the prompt is computed in *long steps*,
 each `LONG_STEP_FACTOR` times the planned duration. After a long step, the next `LONG_STEP_INTERVAL`
 steps stay within the target, so most of them only decode; the next long step may start sooner if
-they have taken as long as the last one. Thus 95 % of inter-token latencies meet the target if
+they have taken as long as the last one. Therefore, 95 % of inter-token latencies meet the target if
 decoding is fast, and prompts get at least half of the compute time.
 
 No starvation: overtaking delays a request by at most its own prompt's length. The request is then
@@ -56,11 +56,10 @@ class PromptCosts:
     """
 
     def __init__(self) -> None:
-        # Measured costs at positions 2ⁿ⁻¹ to 2ⁿ − 1, by n.
-        self._samples: dict[int, deque[float]] = {}
+        self._samples: dict[int, deque[float]] = {}  # by n
 
     def record(self, position: int, num_tokens: int, seconds: float) -> None:
-        """Records the duration of a step with a chunk of `num_tokens` that ends at `position`."""
+        """Records the duration of a step whose chunk ends at `position`."""
         samples = self._samples.setdefault(position.bit_length(), deque(maxlen=NUM_SAMPLES))
         samples.append(seconds / num_tokens)
 
@@ -77,13 +76,8 @@ class FairScheduler(Scheduler):
     """Scheduler with bounded overtaking and a step time target.
 
     Args:
-        config, listener: see `Scheduler`.
         step_time_target: target duration of steps with decoding requests, in seconds; None for no
             limit on their prompt tokens.
-        min_chunk: see `MIN_CHUNK`.
-
-    Attributes:
-        costs: measured costs of prompt tokens.
     """
 
     def __init__(
@@ -120,9 +114,9 @@ class FairScheduler(Scheduler):
         return self._finish_plan(SchedulerOutput(self._num_steps, tuple(chunks)))
 
     def record_step_time(self, step: SchedulerOutput, seconds: float) -> None:
-        """Updates the costs if the step has one prompt chunk, which then dominates its duration.
+        """Updates the prompt costs and the interval before the next long step.
 
-        Also counts the step and its duration towards the interval between long steps.
+        Costs come from steps with one prompt chunk, which dominates their duration.
         """
         chunks = [chunk for chunk in step.chunks if chunk.end - chunk.start > 1]
         if len(chunks) == 1 and chunks[0].num_tokens >= self._min_chunk:
@@ -137,10 +131,7 @@ class FairScheduler(Scheduler):
     ) -> list[Chunk]:
         """Returns prompt chunks in priority order.
 
-        Args:
-            budget: maximum number of tokens in the chunks.
-            may_admit: whether queued requests are considered.
-            seconds: maximum estimated duration, except for a long step; None for no limit.
+        Only a long step may exceed `seconds`, the maximum estimated duration; None for no limit.
         """
         candidates = [request for request in self.running if request.num_uncomputed > 1]
         in_flight: set[PageKey] = {
@@ -171,8 +162,7 @@ class FairScheduler(Scheduler):
             num_tokens = chunks[-1].num_tokens
             budget -= num_tokens
             if chunks[-1].samples and seconds is None:
-                # The chunk completes its prompt, whose first output token waits for the end of the
-                # step. Limit the rest of the step, even if no request is decoding.
+                # The chunk completes its prompt: limit the step even if no request is decoding.
                 seconds = self._planned_seconds
             if seconds is not None:
                 seconds -= num_tokens * self.costs.seconds_per_token(chunks[-1].end)
@@ -180,12 +170,9 @@ class FairScheduler(Scheduler):
         return chunks
 
     def _num_fitting(self, request: EngineRequest, seconds: float, may_be_long: bool) -> int:
-        """Returns the number of a request's prompt tokens that fit in the step's remaining time.
+        """Returns how many of a request's prompt tokens fit in `seconds`.
 
-        Args:
-            request: running or queued.
-            seconds: time left in the step.
-            may_be_long: whether to start a long step if too few tokens fit.
+        If too few fit and `may_be_long`, starts a long step.
         """
         num_left = _num_uncomputed(request)
         cost = self.costs.seconds_per_token(request.num_tokens - num_left + self._min_chunk)
@@ -198,7 +185,7 @@ class FairScheduler(Scheduler):
         return max(required, num_left if num_left * cost <= seconds else int(seconds / cost))
 
     def _admit(self, request: EngineRequest, in_flight: set[PageKey]) -> bool:
-        """Admits a request from any position in the queue; returns False if it does not fit."""
+        """Admits a request from any queue position; returns False if it does not fit."""
         self.waiting.remove(request)
         self.waiting.appendleft(request)
         admitted = self._admit_one(in_flight)
@@ -206,18 +193,16 @@ class FairScheduler(Scheduler):
         return admitted
 
     def _preempt(self, request: EngineRequest) -> None:
-        """See `Scheduler`."""
         super()._preempt(request)
         request.num_uncached = self._num_uncached(request)
         self._sort()
 
     def _sort(self) -> None:
-        """Sorts the queue and the running requests by arrival."""
         self.running.sort(key=arrival_order)
         self.waiting = deque(sorted(self.waiting, key=arrival_order))
 
     def _count_overtaking(self, request: EngineRequest, num_tokens: int) -> None:
-        """Adds a chunk's tokens to `num_overtaken` of older requests with unfinished prompts."""
+        """Adds `num_tokens` to `num_overtaken` of older requests still in prefill."""
         for other in [*_older(self.running, request), *_older(self.waiting, request)]:
             # Later chunks do not overtake a protected request: it has priority over them, and if it
             # is still in the queue, it waits for memory.
@@ -233,20 +218,20 @@ def _is_protected(request: EngineRequest) -> bool:
 
 
 def _priority(request: EngineRequest) -> tuple[int, int]:
-    """Sort key of prompts: protected ones by arrival, then the others by remaining tokens."""
+    """Sort key: protected requests by arrival, then others by remaining tokens."""
     if _is_protected(request):
         return -1, request.arrival_index
     return _num_uncomputed(request), request.arrival_index
 
 
 def _num_uncomputed(request: EngineRequest) -> int:
-    """Number of tokens to compute; a queued request's prefix cache hits are excluded."""
+    """Number of tokens to compute, without a queued request's prefix cache hits."""
     is_running = request.state is RequestState.RUNNING
     return request.num_uncomputed if is_running else request.num_uncached
 
 
 def _older(requests: Iterable[EngineRequest], request: EngineRequest) -> Iterable[EngineRequest]:
-    """Yields the requests that arrived before `request`; `requests` are in arrival order."""
+    """Yields the `requests` (sorted by arrival) that arrived before `request`."""
     for other in requests:
         if other.arrival_index >= request.arrival_index:
             return

@@ -1,18 +1,14 @@
 """PageAllocator: free list and reference counts of KV cache pages.
 
-A page is just a number here. The model owns its contents: the keys and values of `page_size` tokens
-in every layer. Plain Python: no requests, tokens or MLX.
+A page is just a number here, counted from 0. The model owns its contents: the keys and values of
+`page_size` tokens in every layer.
 """
 
 from ...errors import OutOfPagesError
 
 
 class PageAllocator:
-    """Reference-counted allocator; allocates the most recently freed page first.
-
-    Args:
-        num_pages: number of pages, numbered from 0.
-    """
+    """Reference-counted allocator; allocates the most recently freed page first."""
 
     def __init__(self, num_pages: int):
         self.num_pages = num_pages
@@ -73,7 +69,7 @@ class PageAllocator:
         # [/task 3.3.2 free-page]
 
     def compact(self) -> list[int]:
-        """Renumbers the used pages 0, 1, 2 and so on, in order; returns their old numbers."""
+        """Renumbers used pages from 0, in order; returns their old numbers."""
         used = [page for page, count in enumerate(self._ref_counts) if count]
         num_free = self.num_pages - len(used)
         self._ref_counts = [self._ref_counts[page] for page in used] + [0] * num_free

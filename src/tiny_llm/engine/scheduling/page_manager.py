@@ -1,8 +1,7 @@
 """PageManager: page ownership, allocation and prefix sharing per request.
 
 Invariant: a request's full pages are in the prefix cache; its last, partial page is not shared.
-With a sliding window, a running request releases the pages before the window. Does not depend on
-the scheduling order.
+With a sliding window, a running request releases the pages before the window.
 """
 
 from array import array
@@ -22,12 +21,7 @@ PageKey = tuple[PrefixNode, PageTokens]  # identifies a page: parent node and to
 class PageManager:
     """Allocates, shares and releases the pages of all requests.
 
-    Args:
-        config: KV memory, page size, state slots and sliding window.
-
     Attributes:
-        allocator: free list and reference counts of the pages.
-        cache: the prefix cache.
         states: recurrent state slots of requests and prefix cache nodes; None without slots.
         on_share: callback for each page newly inserted into the prefix cache.
     """
@@ -56,7 +50,7 @@ class PageManager:
         return -(-num_tokens // self.page_size)
 
     def tokens_of_page(self, request: EngineRequest, index: int) -> PageTokens:
-        """Returns the tokens of a request's page `index`; the last page may be partial."""
+        """Returns the tokens of a request's page `index`; the last may be partial."""
         return tuple(request.token_ids[index * self.page_size : (index + 1) * self.page_size])
 
     # ---------------------------------------------------------------- allocation
@@ -70,7 +64,7 @@ class PageManager:
         return self._match(request.token_ids, request.adapter) if is_scored else []
 
     def num_cached(self, token_ids: Sequence[int], adapter: int) -> int:
-        """Returns the number of leading full pages of `token_ids` that a request would hit."""
+        """Returns how many leading full pages of `token_ids` a request would hit."""
         return len(self._match([*token_ids, 0], adapter))
 
     def _match(self, token_ids: Sequence[int], adapter: int) -> list[PrefixNode]:
@@ -80,7 +74,7 @@ class PageManager:
         return path if self.states is None else self.states.up_to_checkpoint(path)
 
     def next_key(self, request: EngineRequest, path: Sequence[PrefixNode]) -> PageKey | None:
-        """Returns the key of the request's page after `path`; None if it is not shareable."""
+        """Returns the key of the page after `path`; None if it is not shareable."""
         if not self._sharing or (len(path) + 1) * self.page_size >= request.num_tokens:
             return None
         parent = path[-1] if path else self.cache.root_of(request.adapter)
@@ -90,7 +84,6 @@ class PageManager:
         """Assigns the shared pages of `path` and new pages for the remaining tokens.
 
         Args:
-            request: a request without pages.
             path: prefix cache hit from `match`.
             reserve: pages that must stay available.
 
@@ -116,7 +109,7 @@ class PageManager:
     def _admit_in_window(
         self, request: EngineRequest, path: Sequence[PrefixNode], reserve: int
     ) -> bool:
-        """Like `admit`, but without pages before the window or beyond what a step needs."""
+        """Like `admit`, without pages before the window or beyond a step's needs."""
         assert isinstance(self.cache, SlidingWindowPrefixCache)
         num_pages_before_window = self.cache.num_pages_before_window(len(path))
         in_window = path[num_pages_before_window:]
@@ -147,7 +140,7 @@ class PageManager:
             request.page_ids.extend(self._allocate(needed))
 
     def grow_if_possible(self, request: EngineRequest, num_tokens: int) -> int:
-        """Like `grow`, bounded by the available pages; returns the capacity in tokens."""
+        """Like `grow`, limited to available pages; returns the capacity in tokens."""
         max_tokens = (len(request.page_ids) + self.num_available) * self.page_size
         self.grow(request, min(num_tokens, max_tokens))
         return len(request.page_ids) * self.page_size
@@ -164,7 +157,7 @@ class PageManager:
     # ---------------------------------------------------------------- sharing and release
 
     def share_full_pages(self, request: EngineRequest, num_written: int) -> None:
-        """Inserts the full pages among the first `num_written` tokens into the prefix cache."""
+        """Inserts the full pages of the first `num_written` tokens into the cache."""
         if not self._sharing:
             return
         while (request.num_shared + 1) * self.page_size <= num_written:
@@ -177,10 +170,9 @@ class PageManager:
                 self.on_share(node)
 
     def free_before_window(self, request: EngineRequest, num_written: int) -> None:
-        """Releases the pages entirely before the sliding window of token `num_written`, if any.
+        """Releases pages entirely before the sliding window of token `num_written`.
 
-        Shared pages stay in the cache. The request keeps the last shared page, whose node is the
-        parent of the next page's node.
+        The request keeps the last shared page, whose node is the parent of the next page's node.
         """
         if not self._window:
             return
@@ -201,7 +193,7 @@ class PageManager:
         request.num_freed = end
 
     def release(self, request: EngineRequest) -> None:
-        """Releases all pages and state slots of a request; shared pages stay in the cache."""
+        """Releases a request's pages and state slots; shared pages stay cached."""
         if self.states is not None:
             self.states.release(request)
         for page in reversed(request.page_ids[max(request.num_freed, request.num_shared) :]):
@@ -218,11 +210,11 @@ class PageManager:
     # ---------------------------------------------------------------- memory pressure
 
     def evict_half(self) -> int:
-        """Evicts half of the pages not referenced by a request; returns the number evicted."""
+        """Evicts half of the unreferenced pages in the cache; returns how many."""
         return self.cache.evict(-(-self.cache.num_evictable // 2))
 
     def compact(self, running: Sequence[EngineRequest]) -> tuple[list[int], list[int]] | None:
-        """Renumbers used pages and state slots contiguously, so that the rest can be released.
+        """Renumbers used pages and slots from 0, so that the rest can be released.
 
         Returns:
             (old page numbers, old slot numbers), in the new order; None, without any change, if a
@@ -245,7 +237,7 @@ class PageManager:
     # ---------------------------------------------------------------- counts and invariants
 
     def counts(self, running: Iterable[EngineRequest]) -> PageCounts:
-        """Returns page counts by state, given the running requests."""
+        """Returns page counts by state."""
         shared = {
             page
             for request in running

@@ -7,9 +7,8 @@ the request that computed them has finished:
     root ── "You are a helpful ass" ── "istant. What is RoPE?" ── …
                                     └─ "istant. Who are you?"  ── …
 
-Each edge of the tree is one page of token ids. Only *full* pages are inserted: they are never
-written again, so sharing needs no copy. A request that diverges within a page recomputes that page,
-at most `page_size` − 1 tokens too many.
+Each edge is one page of token ids. Only *full* pages are inserted: they are never written again, so
+sharing needs no copy. A request that diverges within a page recomputes that page.
 
 The tree holds one reference to each of its pages; each request using a page holds another. Pages
 referenced only by the tree are evictable, least recently used first. Eviction needs no search:
@@ -18,8 +17,6 @@ the least recently used page is always a leaf.
 
 Each LoRA adapter has a separate tree; all trees share one allocator and one LRU order. With a
 sliding window, `SlidingWindowPrefixCache` may evict a page before its children.
-
-Plain Python: no scheduling, no MLX.
 """
 
 from collections import OrderedDict
@@ -34,10 +31,9 @@ class PrefixNode:
     """A node of the radix tree: one full page.
 
     Attributes:
-        parent: the preceding page; None for the root, which has no page.
+        parent: the preceding page; None for a root.
         tokens: the page's `page_size` tokens; in an adapter's root, the adapter index.
         page: page number; −1 for a root, or for a page evicted before its children.
-        children: the next pages, by their tokens.
     """
 
     __slots__ = ("children", "page", "parent", "tokens")
@@ -51,10 +47,6 @@ class PrefixNode:
 
 class PrefixCache:
     """Radix tree of pages, with unreferenced pages in LRU order.
-
-    Args:
-        allocator: reference-counted allocator of the pages.
-        page_size: tokens per page.
 
     Attributes:
         root: the root for requests without an adapter.
@@ -86,11 +78,11 @@ class PrefixCache:
         return list(self._roots.values())
 
     def root_of(self, adapter: int) -> PrefixNode:
-        """Returns the root for requests with adapter index `adapter`; −1 means no adapter."""
+        """Returns the root for an adapter index; −1 means no adapter."""
         return self._roots.setdefault(adapter, PrefixNode(None, (adapter,), -1))
 
     def match(self, token_ids: Sequence[int], root: PrefixNode | None = None) -> list[PrefixNode]:
-        """Returns the longest path of cached pages from `root` that is a prefix of `token_ids`.
+        """Returns the longest path from `root` that is a prefix of `token_ids`.
 
         At least one token must be computed, for its logits: if the whole prompt is cached, the last
         page is omitted.
@@ -117,11 +109,8 @@ class PrefixCache:
     def insert(self, parent: PrefixNode, tokens: PageTokens, page: int) -> PrefixNode:
         """Inserts a full page after `parent`; the caller holds references to both.
 
-        If the tree already has a page with these tokens, the duplicate `page` is freed, and the
-        caller gets a reference to the tree's page, whose contents are identical.
-
-        Returns:
-            Node of the page that the caller now references.
+        Returns its node. If the tree already has a page with these tokens, `page` is a duplicate:
+        it is freed, and the caller gets a reference to the tree's page and its node instead.
         """
         assert len(tokens) == self.page_size, f"expected a full page, got {len(tokens)} tokens"
         # [task 3.4.1 insert]
@@ -138,11 +127,9 @@ class PrefixCache:
         # [/task 3.4.1 insert]
 
     def release(self, node: PrefixNode, num_pages: int | None = None) -> None:
-        """Releases a reference to a node and to each of its ancestors, last page first.
+        """Releases a reference to a node and each of its ancestors, last page first.
 
-        Args:
-            node: the last page.
-            num_pages: number of pages to release; None for all.
+        If `num_pages` is given, stops after that many pages.
         """
         remaining = -1 if num_pages is None else num_pages
         while node.parent is not None and remaining != 0:
@@ -155,11 +142,7 @@ class PrefixCache:
             # [/task 3.4.2 release]
 
     def evict(self, count: int) -> int:
-        """Evicts up to `count` unreferenced pages, least recently used first.
-
-        Returns:
-            Number of evicted pages.
-        """
+        """Evicts up to `count` unreferenced pages in LRU order; returns how many."""
         count = max(0, min(count, len(self._unused)))
         for _ in range(count):
             self.on_evict(next(iter(self._unused)))
@@ -211,11 +194,8 @@ class SlidingWindowPrefixCache(PrefixCache):
 
     A request needs only the pages in its window, and releases earlier pages while it runs. A page
     may therefore be evicted before its children; its node remains, without a page, until the last
-    child is removed. A hit requires only the pages in the window at the end of the prefix.
-
-    Args:
-        allocator, page_size: see `PrefixCache`.
-        window: number of tokens that a query attends to, itself included.
+    child is removed. A hit requires only the pages in the window at the end of the prefix. `window`
+    is the number of tokens that a query attends to, itself included.
     """
 
     def __init__(self, allocator: PageAllocator, page_size: int, window: int):
@@ -223,7 +203,7 @@ class SlidingWindowPrefixCache(PrefixCache):
         self.window = window
 
     def num_pages_before_window(self, num_pages: int) -> int:
-        """Returns the number of leading pages of a hit that the next tokens do not need.
+        """Returns how many leading pages of a hit the next tokens do not need.
 
         The last page is always needed: its node is the parent of the request's next page.
         """
@@ -231,7 +211,7 @@ class SlidingWindowPrefixCache(PrefixCache):
         return max(0, min(first_key // self.page_size, num_pages - 1))
 
     def match(self, token_ids: Sequence[int], root: PrefixNode | None = None) -> list[PrefixNode]:
-        """See `PrefixCache`. Nodes before the window at the end of the path may have no page."""
+        """See `PrefixCache`. Nodes before the path's final window may have no page."""
         path = super().match(token_ids, root)
         num_pages, last_missing = 0, -1
         for index, node in enumerate(path):

@@ -41,39 +41,28 @@ class RequestState(StrEnum):
 
 
 class EngineRequest:
-    """One completion in progress. Only the scheduler and its page manager modify it.
-
-    The arguments from `end_token_ids` to `token_counts` belong to the sampler; the scheduler does
-    not read them.
+    """One completion in progress; the scheduler owns its mutable state.
 
     Args:
         request_id: unique among unfinished requests.
         prompt_token_ids: at least one token.
-        params: sampling parameters.
         max_tokens: output limit; the scheduler replaces None with the largest value that fits.
-        seed: random seed for this completion.
         num_to_score: number of leading prompt tokens whose logits give prompt logprobs.
-        end_token_ids: tokens that end the output, masked until it has `min_tokens` tokens.
-        grammar: `StructuredOutputGrammar` constraining the output, or None.
-        thinking_budget: `ThinkingBudget` limiting the reasoning, or None.
-        token_counts: `TokenCounts` for the penalties, or None.
-        adapter: index of the LoRA adapter; −1 for none. Requests share pages only with requests for
-            the same adapter.
+        end_token_ids: tokens that end the output; the sampler masks them until `min_tokens`.
+        grammar, thinking_budget, token_counts: `StructuredOutputGrammar`, `ThinkingBudget` and
+            `TokenCounts` (for penalties) of the sampler, or None.
+        adapter: LoRA adapter index, −1 for none; requests share pages only within an adapter.
 
     Attributes:
-        arrival_index: position in arrival order.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
-        num_preemptions: number of preemptions so far.
         num_draft_uncomputed: trailing computed tokens that the draft model has yet to compute; its
             keys and values use the same page numbers.
         draft_token_ids: draft tokens to verify in the next step; see `update_draft_tokens`.
-        num_freed: leading pages released, because they precede the sliding window.
         num_loading: tokens, after the computed ones, whose pages are being read from disk.
         num_scored: prompt tokens scored so far, out of `num_to_score`.
         num_uncached: uncached tokens when queued; used by `FairScheduler`.
         num_overtaken: prompt tokens of younger requests computed first; used by `FairScheduler`.
         state_slots: `RequestSlots` while running, if the model has recurrent state.
-        finish_reason: None while unfinished.
     """
 
     def __init__(
@@ -132,7 +121,7 @@ class EngineRequest:
 
     @property
     def num_uncomputed(self) -> int:
-        """Number of tokens to compute: 1 while decoding, 0 while pages are read from disk."""
+        """Number of tokens to compute; 1 while decoding, 0 while loading from disk."""
         return 0 if self.num_loading else len(self.token_ids) - self.num_computed
 
     @property
@@ -154,20 +143,18 @@ class EngineRequest:
 
 
 def fitting_max_tokens(config: SchedulerConfig, request: EngineRequest) -> int:
-    """Returns the request's `max_tokens`, or the largest value that fits if it is None.
+    """Returns `max_tokens`, or the largest value that fits if it is None.
 
     The bounds are `max_seq_len` and `max_tokens_in_pages`. The last output token needs no slot: its
     keys and values are never computed.
 
     Raises:
-        UserError: the prompt is empty or too long, or `max_tokens` does not fit; the message
-            includes the largest `max_tokens` allowed.
+        UserError: the prompt is empty or too long, or `max_tokens` does not fit.
     """
     prompt = request.num_prompt_tokens
     if prompt == 0:
         raise UserError("the prompt is empty; give at least one token.")
     # [task 3.3.3 fits]
-    # The last output token is never computed, so it needs no slot in a page.
     in_pages = config.max_tokens_in_pages + 1 - prompt
     in_context = config.max_seq_len - prompt
     # [/task 3.3.3 fits]

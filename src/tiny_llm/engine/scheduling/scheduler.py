@@ -10,21 +10,17 @@ have at most `max_num_batched_tokens` tokens in total. Priorities, each oldest r
 Admission allocates pages for all tokens of the request, so only decoding allocates later. When no
 page is free, unused pages are evicted from the prefix cache. If that is not enough, the *youngest*
 running request is preempted: its pages are released, it returns to the head of the queue, and its
-tokens are recomputed. With a sliding window, admission allocates no more pages than a step needs;
-a request releases the pages before its window, and long prompts allocate later, too.
+tokens are recomputed. With a sliding window, admission allocates no more pages than a step needs,
+so long prompts allocate later, too.
 
 No starvation: the oldest request is never preempted, and `add` rejects requests too large to run
 alone, so the oldest always finishes. Then the next one is the oldest. The argument also holds with
 recurrent state slots: a running request always has one to write, and the head of the queue can be
 admitted at the latest when no request is running (`states/state_slots.py`).
 
-The queue is strictly first come, first served. The head waits despite free pages in one case: its
-next page is already being computed, or read from disk, by a running request. Waiting turns this
-page into a prefix cache hit, so only one of many requests with the same prompt computes or reads
-it. A request whose pages are read from disk is admitted, and the next one in the queue is
-considered in the same step.
-
-Plain Python: no models, text, clock or MLX.
+The queue is strictly first come, first served. The head waits despite free pages only while a
+running request computes its next page or reads it from disk. The page then becomes a prefix cache
+hit, so only one of many requests with the same prompt computes or reads it.
 """
 
 from collections import deque
@@ -43,20 +39,13 @@ from .request import EngineRequest, FinishReason, RequestState, fitting_max_toke
 class Scheduler:
     """Plans steps (`schedule`) and applies their results (`update_from_output`).
 
-    Other methods may be called between the two; the results of a request that they abort are
-    discarded.
-
-    Args:
-        config: KV memory and batch limits.
-        listener: callback for every event, or None.
+    Other methods may be called between the two; results of aborted requests are discarded.
 
     Attributes:
-        pages: page ownership of all requests.
         waiting: the queue, oldest first, preempted requests at the head.
         running: requests with pages, oldest first.
         start_load: callback that starts reading an admitted request's next pages from disk, and
             returns the number of tokens in them.
-        num_preemptions: total number of preemptions.
         num_prompt_tokens: total prompt tokens of admitted requests.
         num_cached_tokens: total prompt tokens served from the prefix cache.
     """
@@ -81,8 +70,7 @@ class Scheduler:
         """Appends a request to the queue and resolves its `max_tokens`.
 
         Raises:
-            UserError: an empty prompt, or more tokens than fit in the model's context or the KV
-                memory.
+            UserError: the prompt is empty or too long, or `max_tokens` or `min_tokens` too large.
         """
         assert request.request_id not in self._requests, f"duplicate {request}"
         max_tokens, params = request.max_tokens, request.params
@@ -125,7 +113,7 @@ class Scheduler:
     def finish(
         self, request: EngineRequest, reason: FinishReason, error: str | None = None
     ) -> None:
-        """Ends a request in any state and releases its pages; a no-op if it has ended."""
+        """Ends a request in any state and releases its pages; no-op if it has ended."""
         if request.is_done:
             return
         if request.state is RequestState.RUNNING:
@@ -151,7 +139,7 @@ class Scheduler:
     # ---------------------------------------------------------------- one step
 
     def schedule(self) -> SchedulerOutput:
-        """Plans the next step; empty if all unfinished requests are waiting for pages from disk."""
+        """Plans the next step; empty while all requests wait for pages from disk."""
         # [task 3.3.3 schedule]
         budget = self.config.max_num_batched_tokens
         preempted_before = self.num_preemptions
@@ -182,7 +170,7 @@ class Scheduler:
         return step
 
     def _schedule_decoding(self) -> list[Chunk]:
-        """Returns one chunk per decoding request: its last token and useful draft tokens."""
+        """Returns one chunk per decoding request: its last token and draft tokens."""
         if self.pages.states is not None:
             self.pages.states.begin_step(self.running, self.waiting)
         with_pages = [
@@ -213,18 +201,14 @@ class Scheduler:
         # [/task 3.3.3 prefill]
 
     def _admit_head(self, in_flight: set[PageKey]) -> bool:
-        """Admits requests from the head of the queue until one of them has tokens to compute.
-
-        Returns:
-            False if no admitted request has tokens to compute.
-        """
+        """Admits requests until one has tokens to compute; returns whether one has."""
         while self._admit_one(in_flight):
             if not self.running[-1].num_loading:
                 return True
         return False
 
     def _admit_one(self, in_flight: set[PageKey]) -> bool:
-        """Admits the head of the queue if `max_num_seqs`, free pages and state slots allow it."""
+        """Admits the head of the queue if limits, free pages and slots allow it."""
         states = self.pages.states
         if (
             states is not None
@@ -259,7 +243,7 @@ class Scheduler:
         return True
 
     def _loading_keys(self) -> set[PageKey]:
-        """Returns the key of the first page that each running request is reading from disk."""
+        """Returns the key of the first page that each request is reading from disk."""
         return {
             (request.last_node, self.pages.tokens_of_page(request, request.num_shared))
             for request in self.running
@@ -267,9 +251,9 @@ class Scheduler:
         }
 
     def finish_load(self, request: EngineRequest, num_tokens: int) -> None:
-        """Marks `num_tokens` tokens as computed: their pages and state have been read from disk.
+        """Marks `num_tokens` tokens, whose pages and state were loaded, as computed.
 
-        The load's remaining tokens, possibly all, are computed next.
+        The remaining tokens that `start_load` announced, possibly all, are computed next.
         """
         request.num_loading = 0
         if num_tokens == 0:
@@ -287,7 +271,6 @@ class Scheduler:
         """Appends sampled tokens, updates the computed counts and shares full pages.
 
         Args:
-            step: the step returned by `schedule`.
             results: by request id, for each chunk that samples or scores, truncated after a token
                 that ends the request.
         """
@@ -321,18 +304,15 @@ class Scheduler:
         """Records the duration of a step; used by `FairScheduler` only."""
 
     def update_draft_tokens(self, request: EngineRequest, token_ids: Sequence[int]) -> None:
-        """Sets the draft tokens to verify in the request's next step; called between steps."""
+        """Sets the draft tokens to verify next; called between steps."""
         request.draft_token_ids = token_ids
 
     # ---------------------------------------------------------------- out of pages
 
     def _allocate_or_preempt(self, request: EngineRequest) -> bool:
-        """Allocates pages for a request's next step; preempts younger ones if necessary.
+        """Allocates pages for a request's next step; preempts others if necessary.
 
-        Without a sliding window, a prompt has had pages for all its tokens since admission.
-
-        Returns:
-            False if the request was itself preempted, because it was the youngest.
+        Returns False if the request itself was preempted, because it was the youngest.
         """
         max_end = request.num_computed + self.config.max_num_batched_tokens
         while True:
@@ -350,9 +330,7 @@ class Scheduler:
     def _num_fitting_drafts(self, request: EngineRequest, spare: int) -> int:
         """Returns the number of useful draft tokens that fit without preemption.
 
-        Args:
-            request: a decoding request.
-            spare: tokens left in the budget for draft tokens from n-grams or grammars.
+        `spare` limits draft tokens from n-grams or grammars; a draft model's are budgeted.
         """
         assert request.max_tokens is not None
         draft_tokens = self.config.num_drafts or min(len(request.draft_token_ids), spare)
@@ -406,7 +384,7 @@ class Scheduler:
             self._emit("state_slot_counts", **asdict(self.pages.states.counts()))
 
     def check_integrity(self) -> None:
-        """Asserts page and slot ownership, request states, queue order and `max_num_seqs`."""
+        """Asserts page and slot ownership, request states and queue order."""
         self.pages.check_integrity(self.running)
         for request in self.running:
             assert request.state is RequestState.RUNNING

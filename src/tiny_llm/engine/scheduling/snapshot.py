@@ -1,14 +1,12 @@
 """Snapshot of the scheduler: requests, page ownership, prefix cache.
 
-Events are deltas. A snapshot is the full state, for viewers that connect later, and includes page
-numbers, which would be too expensive in events. It has the same form as an event, so recordings can
-contain both:
+Events are deltas; a snapshot is the full state, for viewers that connect later. It includes page
+numbers, which would be too expensive in events. In a recording, it is an event:
 
     {"event": "snapshot", "page_size": …, "num_pages": …, "requests": […], "tree": {…},
      "states": {…}}
 
-A snapshot is taken between steps. Its cost grows with the number of pages in use, so a viewer gets
-at most one per `SNAPSHOT_INTERVAL`.
+Taken between steps. The cost grows with the number of pages in use.
 """
 
 from dataclasses import asdict
@@ -78,7 +76,7 @@ def _tree(cache: PrefixCache) -> dict[str, Any]:
 
 
 def _labels(parent: PrefixNode) -> dict[str, PageTokens]:
-    """Maps each child page of `parent` to its tokens, from where siblings first differ."""
+    """Maps `parent`'s child pages to their tokens, from where they first differ."""
     columns = enumerate(zip(*parent.children, strict=True))
     start = next((index for index, tokens in columns if len(set(tokens)) > 1), 0)
     return {

@@ -1,16 +1,15 @@
 """DraftModel: draft tokens from a small model, for all requests in a step.
 
-The draft model cheaply proposes the next tokens one by one. The target model verifies all of them
-in one step and accepts those that it would have sampled itself:
+The draft model proposes tokens one by one, cheaply. The target model verifies all of them in one
+step and accepts those that it would have sampled itself:
 
     scheduler's step       the request's last token, and slots for 3 draft tokens
     draft, three rounds    of France .
     target, one step       of France is       two accepted, plus one sampled token
 
 Both models sample with the same noise (see `sampler.py`), and a draft token is accepted if and only
-if it *equals* the target's sample at that position, for greedy and random sampling alike. The
-output is therefore the same with and without a draft model, and each token follows the target's
-distribution.
+if it *equals* the target's sample at that position. The output is therefore the same with and
+without a draft model.
 
 Rejection sampling (`tiny_llm.generate.speculative`) has a slightly higher acceptance rate: 1 − d,
 where d is the total variation distance, versus at least (1 − d) / (1 + d) here. However, its output
@@ -19,9 +18,8 @@ depends on where drafting began, and hence on the other requests.
 Source: Daliri et al., "Coupling without communication and drafter-invariant speculative decoding"
 (2024), arXiv 2408.07978.
 
-The draft model's keys and values are in separate arrays indexed by the target's page numbers, so
-both models share one block table, one allocator and one prefix cache. Likewise, recurrent states
-share slot numbers.
+The draft model's pages and state slots have the target's numbers, so both models share one block
+table, one allocator and one prefix cache.
 """
 
 import time
@@ -40,9 +38,6 @@ class DraftModel:
     Args:
         model: the draft model, with the same number of pages as the target.
         target_vocab_size: the target's V; draft tokens are restricted to the target's vocabulary.
-
-    Attributes:
-        model: the draft model.
     """
 
     def __init__(self, model: PagedModel, target_vocab_size: int):
@@ -53,8 +48,7 @@ class DraftModel:
         """Returns `num_drafts` draft tokens for each chunk.
 
         The draft model also computes the chunks, prompts included, so that its KV cache covers the
-        same tokens as the target's. An exception is the last draft token: if accepted, it is
-        computed in the next step.
+        target's tokens, except for the last draft token: if accepted, the next step computes it.
         """
         draft_tokens: list[list[int]] = [[] for _ in chunks]
         active = [index for index, chunk in enumerate(chunks) if chunk.num_drafts]
@@ -83,10 +77,7 @@ class DraftModel:
 
     @staticmethod
     def num_uncomputed(num_draft_tokens: int, num_accepted: int) -> int:
-        """Returns 1 if all draft tokens were accepted, else 0.
-
-        The draft model has not computed the last draft token, only the target has.
-        """
+        """Returns 1 if the last draft token, not yet computed, was accepted, else 0."""
         return int(num_accepted == num_draft_tokens > 0)
 
     def _first_logits(self, chunks: Sequence[Chunk]) -> mx.array:
@@ -107,13 +98,13 @@ class DraftModel:
         return self.model.logits(spans, rows)
 
     def _next_logits(self, drafted: Sequence[tuple[Chunk, Sequence[int]]]) -> mx.array:
-        """Computes each chunk's last draft token; returns one row of logits per chunk."""
+        """Computes the last draft tokens; returns one row of logits per chunk."""
         spans = [self._draft_span(chunk, draft_tokens) for chunk, draft_tokens in drafted]
         return self.model.logits(spans, range(len(spans)))
 
     @staticmethod
     def _draft_span(chunk: Chunk, draft_tokens: Sequence[int]) -> Span:
-        """Returns the last draft token's span, which reads the state before that token."""
+        """Returns the last draft token's span, which reads the state before it."""
         start = chunk.end + len(draft_tokens) - 1
         index, slots = start - chunk.start, dict(chunk.state_writes)
         writes = [(0, slots[index])] if slots else ()

@@ -17,7 +17,7 @@ class GrammarProposer:
     """Drafts the tokens for which the grammar leaves no choice."""
 
     def propose(self, request: EngineRequest, num_running: int) -> Sequence[int]:
-        """See `NgramProposer`. Forced tokens are always accepted; `num_running` is ignored."""
+        """Returns at most `MAX_GRAMMAR_DRAFT_TOKENS` tokens forced by the grammar."""
         if request.grammar is None:
             return []
         # [task 5.4.4 propose]
@@ -26,10 +26,10 @@ class GrammarProposer:
 
 
 def forced_tokens(matcher: Any) -> list[int]:
-    """Returns the next tokens forced by a grammar, up to the first position with a choice.
+    """Returns the next tokens forced by a grammar, up to the first choice.
 
-    Without `GrammarTokenizer`, these may include a special token whose text is forced. The grammar
-    rejects that token; it is dropped along with those after it.
+    The matcher may propose a special token whose text is forced, but the grammar rejects it: it is
+    dropped along with the tokens after it.
 
     Args:
         matcher: an `llguidance.LLMatcher`; it is not advanced.

@@ -8,10 +8,9 @@ token, so it runs after the target has sampled:
     next step: draft    the city       LM head, layer on `the`, LM head
     target              is the city    verifies the draft tokens
 
-The layer's keys and values are indexed by the target's page numbers and written in the same step as
-the target's, so the prefix cache shares both. At the last position of a shared page, they depend on
-the next token of the request that wrote the page; for a request that continues with a different
-token, this can change the draft tokens, but not the output.
+The layer's pages have the target's numbers and are written in the same step, so the prefix cache
+shares both. At a page's last position, the layer's keys and values depend on the next page's first
+token: for requests that continue differently, this can change draft tokens, but not the output.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from .draft_model import DraftModel
 
 
 class MtpDrafter(DraftModel):
-    """Proposes draft tokens for a step's chunks; runs the MTP layer after the target.
+    """Proposes draft tokens with the MTP layer, which runs after the target.
 
     Args:
         model: the MTP layer, with the same number of pages as the target.
@@ -48,9 +47,7 @@ class MtpDrafter(DraftModel):
         """Runs the MTP layer on the chunks and the accepted draft tokens.
 
         Args:
-            chunks: the step's chunks.
             hidden: T×E, the target's hidden states in the step, including rejected draft tokens.
-            results: the step's results by request id.
         """
         requests: list[EngineRequest] = []
         spans: list[Span] = []
@@ -89,7 +86,7 @@ class MtpDrafter(DraftModel):
     def _compute(
         self, requests: Sequence[EngineRequest], spans: Sequence[Span], hidden: mx.array
     ) -> mx.array:
-        """Runs the MTP layer; returns and stores its output at each span's last token, B×E."""
+        """Runs the layer; stores and returns its outputs at the spans' ends, B×E."""
         rows, num_tokens = [], 0
         for span in spans:
             num_tokens += len(span.token_ids)

@@ -10,7 +10,7 @@ tokens, and its continuation there becomes the draft, for the price of a diction
 
 How many draft tokens pay off depends on acceptance rate and load: a few more tokens are nearly free
 for one sequence, which is memory-bound, but not for a large batch. The acceptance rate is estimated
-per match length, from all tokens, drafted or not. Text without repetition thus costs nothing.
+per match length, from all tokens, drafted or not.
 
 Source: Saxena, "Prompt lookup decoding" (2023),
 https://github.com/apoorvumang/prompt-lookup-decoding
@@ -31,7 +31,7 @@ _BITS = 20  # bits per token in an n-gram's key
 
 
 def break_even_probability(num_running: int) -> float:
-    """Acceptance probability above which a draft token raises a step's tokens per second.
+    """Acceptance probability above which a draft token raises the throughput.
 
     A step takes `FREE_TOKENS_PER_STEP` units of time to read the weights, plus one per token. A
     draft token pays off if it yields more tokens per unit than the step without it.
@@ -51,11 +51,11 @@ class AcceptanceRates:
         self._rates = [0.0] + [1 - 1 / length for length in range(1, MAX_MATCH_LENGTH + 1)]
 
     def rate(self, match_length: int) -> float:
-        """Returns the rate for a match length; long matches share one rate."""
+        """Returns the rate for a match length."""
         return self._rates[min(match_length, MAX_MATCH_LENGTH)]
 
     def update(self, match_length: int, is_accepted: bool) -> None:
-        """Moves the rate 1 / `ESTIMATE_WINDOW` of the way to 1 if accepted, or to 0 if not."""
+        """Moves the rate 1 / `ESTIMATE_WINDOW` of the way to 1 (accepted) or 0."""
         # [task 5.6.2 update]
         length = min(match_length, MAX_MATCH_LENGTH)
         self._rates[length] += (is_accepted - self._rates[length]) / ESTIMATE_WINDOW
@@ -88,7 +88,7 @@ class NgramIndex:
         ]
 
     def update(self) -> None:
-        """Indexes the new tokens, follows the match, and updates the acceptance rates.
+        """Indexes new tokens, follows the match, and updates the acceptance rates.
 
         A match is followed for as long as its predictions are right. The next match is the last
         occurrence of the longest n-gram seen before.
@@ -126,7 +126,6 @@ class NgramIndex:
 
         Args:
             min_probability: lower bound on the probability that a draft token is accepted.
-            max_tokens: upper bound on the number of draft tokens.
         """
         self.update()
         if self.next_position < 0:
@@ -163,7 +162,6 @@ class NgramProposer:
         """Returns a request's likely next tokens; empty if there is no proposal.
 
         Args:
-            request: a decoding request.
             num_running: number of running requests, which share the step.
         """
         index = self._indexes.get(request)

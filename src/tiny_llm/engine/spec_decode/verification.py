@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def accepted_tokens(draft_tokens: Sequence[int], sampled: Sequence[int]) -> Sequence[int]:
-    """Returns a step's tokens: the accepted draft tokens, then one sampled by the target.
+    """Returns a step's tokens: accepted draft tokens, then one from the target.
 
     `sampled[i]` is the target's sample after the first i draft tokens, so it is valid only if those
     are accepted. The longest prefix of draft tokens equal to the samples is accepted.

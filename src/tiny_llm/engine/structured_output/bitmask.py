@@ -1,9 +1,8 @@
 """Grammar bitmasks: allowed tokens for each row of a step's logits.
 
 A bitmask is a function of the output and draft tokens alone, and is therefore batch-invariant and
-independent of prefix cache hits, preemption and rejected draft tokens.
-
-Bitmasks are packed in llguidance's layout: bit i of a row is token i.
+independent of prefix cache hits, preemption and rejected draft tokens. Bitmasks are packed in
+llguidance's layout: bit i of a row is token i.
 
 Some checkpoints have EOS tokens that are ordinary text, which a grammar may allow in mid-output.
 The engine would end the output there, so these EOS tokens are masked until the output is complete.
@@ -34,10 +33,10 @@ class GrammarRow(Protocol):
 
 @dataclass(frozen=True)
 class MaskJob:
-    """Bitmasks to compute for one request: before its draft tokens and after each of them."""
+    """A request's bitmasks: before its draft tokens and after each of them."""
 
     grammar: Any
-    draft_tokens: tuple[int, ...]  # unverified tokens
+    draft_tokens: tuple[int, ...]
 
     @property
     def num_masks(self) -> int:
@@ -135,8 +134,7 @@ def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
     for job in jobs:
         matcher = job.grammar.matcher
         if job.draft_tokens:
-            # A copy: a draft token can put the matcher into a permanent error state, even if it is
-            # rejected.
+            # A copy: even a rejected draft token can leave the matcher in an error state for good.
             drafted.append((matcher.deep_copy(), first, list(job.draft_tokens)))
         else:
             plain.append((matcher, first))
@@ -148,10 +146,7 @@ def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
 
 
 def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
-    """Masks EOS tokens that are ordinary text, unless the output is complete.
-
-    Does nothing if no other token is allowed, because a row must allow at least one.
-    """
+    """Masks EOS tokens that are ordinary text, unless the output is complete."""
     grammar = row.request.grammar
     ends = [token for token in grammar.text_eos_token_ids if mask[token // 32] >> (token % 32) & 1]
     if not ends or grammar.is_complete_after(row.draft_tokens):
@@ -159,7 +154,7 @@ def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
     others = mask.copy()
     for token in ends:
         others[token // 32] &= ~(1 << (token % 32)) & 0xFFFFFFFF
-    if others.any():
+    if others.any():  # a row must allow at least one token
         mask[:] = others
 
 

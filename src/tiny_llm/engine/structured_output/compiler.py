@@ -71,7 +71,7 @@ class StructuredOutputGrammar:
         return None
 
     def is_complete_after(self, draft_tokens: Sequence[int]) -> bool:
-        """Whether output plus draft tokens are complete; does not advance the matcher."""
+        """Whether output plus draft tokens are complete; keeps the matcher's state."""
         matcher = self.matcher.deep_copy()
         return all(map(matcher.consume_token, draft_tokens)) and bool(matcher.is_accepting())
 
@@ -80,7 +80,6 @@ class GrammarCompiler:
     """Compiles and caches grammars for one tokenizer. Thread-safe.
 
     Args:
-        tokenizer: the model's tokenizer; its `backend_tokenizer` is from `tokenizers`.
         tool_call_parser: name of the tool-call format, see `find_format`.
     """
 
@@ -90,7 +89,7 @@ class GrammarCompiler:
         # Initial matchers by grammar and `strict_schemas`.
         self._cache: OrderedDict[tuple[str, tuple[bool, ...]], Any] = OrderedDict()
         self._lock = threading.Lock()
-        self._llguidance: Any = None  # the module
+        self._llguidance: Any = None
         self._special_tokens: dict[str, str] = {}
         template = getattr(tokenizer, "chat_template", None)
         self._tool_call_format = find_format(tool_call_parser, template)
@@ -103,12 +102,10 @@ class GrammarCompiler:
     ) -> StructuredOutputGrammar:
         """Returns a grammar in its initial state; a cache hit takes microseconds.
 
-        Schemas that are not strict are relaxed to what a grammar can enforce, and a warning is
-        logged.
+        Relaxes schemas that are not strict to what a grammar can enforce, and logs a warning.
 
         Raises:
-            UserError: the grammar is invalid, too large or unsupported, or `llguidance` is not
-                installed.
+            UserError: the grammar is invalid, too large or unsupported, or `llguidance` is missing.
         """
         with self._lock:
             self._load_llguidance()
@@ -159,7 +156,7 @@ class GrammarCompiler:
         raise UserError(f"the grammar is rejected: {grammar_error(error)}.")
 
     def _build(self, constraint: StructuredOutputs | ToolCalls, thinking: ThinkingState) -> str:
-        """Builds the grammar text for a constraint."""
+        """Calls `build_grammar`, converting its exceptions to `UserError`."""
         try:
             return build_grammar(constraint, thinking, self._special_tokens, self._tool_call_format)
         except UserError:
@@ -170,11 +167,10 @@ class GrammarCompiler:
             raise UserError(f"the schema is not valid: {grammar_error(str(error))}.") from error
 
     def _schema_error(self, schema: Any) -> str:
-        """Returns the library's error for a JSON schema, or an empty string."""
         return self._probe(json.dumps({"grammars": [{"json_schema": schema}]}))
 
     def _probe(self, grammar: str) -> str:
-        """Compiles a grammar in the sandboxed process; returns the error, or an empty string."""
+        """Returns the error of a trial compilation, or an empty string."""
         try:
             self._process.request({"grammar": grammar})
         except (ValueError, BrokenPipeError) as error:
@@ -182,7 +178,7 @@ class GrammarCompiler:
         return ""
 
     def _load_llguidance(self) -> None:
-        """Imports llguidance and converts the tokenizer; takes 1 s for 150,000 tokens."""
+        """Imports llguidance and converts the tokenizer: 1 s for 150,000 tokens."""
         if self._llguidance is None:
             try:
                 import llguidance
@@ -231,7 +227,7 @@ def _text_eos_token_ids(tokenizer: Any) -> list[int]:
 
 
 def _gbnf_as_lark(constraint: StructuredOutputs | ToolCalls) -> StructuredOutputs | ToolCalls:
-    """Converts a GBNF grammar to Lark; returns other structured outputs unchanged."""
+    """Converts a GBNF grammar to Lark; returns other constraints unchanged."""
     if isinstance(constraint, ToolCalls):
         if constraint.response_constraint is None:
             return constraint

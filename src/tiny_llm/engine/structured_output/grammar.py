@@ -20,7 +20,7 @@ SubGrammar = dict[str, Any]
 # Allowed between JSON tokens. Without an upper bound, a model may generate spaces forever.
 WHITESPACE = r"[ \n]{0,4}"
 AFTER_THINKING = r"/\n{0,2}/"
-GRAMMAR_FAILED = "the grammar failed: "  # prefix of the messages of errors during generation
+GRAMMAR_FAILED = "the grammar failed: "  # prefix of error messages during generation
 ANY_OBJECT = json.dumps({"type": "object"})
 
 
@@ -38,12 +38,7 @@ def build_grammar(
     special_tokens: SpecialTokens,
     tool_call_format: ToolCallFormat,
 ) -> str:
-    """Builds an output's grammar, as JSON for llguidance.
-
-    Args:
-        constraint: constraint on the body.
-        thinking: reasoning state at the start of the output.
-    """
+    """Builds an output's grammar, as JSON for llguidance."""
     if isinstance(constraint, ToolCalls):
         body, *parts = _tool_call_grammars(constraint, special_tokens, tool_call_format)
     else:
@@ -94,7 +89,7 @@ def _tool_call_grammars(
 
 
 def _json_grammar(schema: str, is_lenient: bool = False) -> SubGrammar:
-    """Returns a JSON schema subgrammar, with llguidance's options embedded in the schema.
+    """Returns a JSON schema subgrammar; the schema contains llguidance's options.
 
     Keywords that llguidance does not support, such as `propertyNames`, are ignored if `is_lenient`
     and rejected otherwise.
@@ -118,11 +113,9 @@ def _regex(regex: str) -> str:
 
 
 def initial_thinking_state(tail: str, enable_thinking: bool) -> ThinkingState:
-    """Determines the reasoning state at the start of an output.
+    """Determines the reasoning state after a prompt that ends with `tail`.
 
-    Args:
-        tail: text at the end of the prompt.
-        enable_thinking: whether the chat template enables reasoning and the model supports it.
+    `enable_thinking` means that the chat template enables reasoning and the model supports it.
     """
     tail = tail.rstrip()
     if tail.endswith("<think>"):

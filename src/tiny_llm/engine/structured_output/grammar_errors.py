@@ -42,7 +42,7 @@ MESSAGE_REWRITES = (
 
 
 def grammar_error(message: str) -> str:
-    """Converts an error from llguidance or `compile_handler.py` to one clause, without a period."""
+    """Condenses an llguidance error to one clause, without a period."""
     if len(message) > 2 * MAX_SEARCHED_CHARS:
         message = f"{message[:MAX_SEARCHED_CHARS]} … {message[-MAX_SEARCHED_CHARS:]}"
     for pattern, clause in MESSAGE_REWRITES:

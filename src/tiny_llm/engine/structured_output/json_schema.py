@@ -17,8 +17,7 @@ COMBINING_KEYWORDS = frozenset(
         *("dependentRequired", "contains", "$dynamicRef", "$recursiveRef"),
     }
 )
-# Keywords that apply another schema. A schema with one of them can be closed only if it has neither
-# the other keyword nor any of CONTENT_KEYWORDS.
+# A schema with one of these is closable only without the other and without CONTENT_KEYWORDS.
 REFERRING_KEYWORDS = frozenset({"anyOf", "$ref"})
 CONTENT_KEYWORDS = frozenset(
     {
@@ -26,14 +25,12 @@ CONTENT_KEYWORDS = frozenset(
         *("items", "prefixItems", "additionalItems", "unevaluatedItems"),
     }
 )
-# Keywords whose values map names to schemas.
 SCHEMA_MAPS = frozenset({"properties", "$defs", "definitions"})
-# Keywords whose values are data, not schemas.
 NON_SCHEMA_KEYWORDS = frozenset({"const", "enum", "default", "examples", "x-guidance"})
 
 
 def close_objects(schema: Any) -> Any:
-    """Returns the closed schema (parsed JSON), or `schema` unchanged if it combines schemas."""
+    """Closes a schema (parsed JSON), or returns it as is if it combines schemas."""
     return _close(schema) if _is_closable(schema) else schema
 
 

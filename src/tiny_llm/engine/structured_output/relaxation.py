@@ -47,15 +47,11 @@ def relax(
 ) -> tuple[StructuredOutputs | ToolCalls, list[str]]:
     """Relaxes the schemas of a constraint that llguidance has rejected.
 
-    Args:
-        constraint: the constraint; returned unchanged if it has no schemas.
-
     Returns:
         (the relaxed constraint, a warning for each schema that is not fully enforced).
 
     Raises:
-        UserError: a strict schema has unenforceable keywords, or a schema is invalid; the message
-            names the tool and the location.
+        UserError: a strict schema has unenforceable keywords, or a schema is invalid.
     """
     find_error = _with_deadline(find_error)
     if isinstance(constraint, StructuredOutputs):
@@ -82,7 +78,7 @@ def relax(
 
 
 def strict_schemas(constraint: StructuredOutputs | ToolCalls) -> tuple[bool, ...]:
-    """Returns whether each schema is strict: those of the tools, then the response constraint's."""
+    """Returns whether each schema is strict: the tools', then the response's."""
     if isinstance(constraint, StructuredOutputs):
         return (constraint.strict,)
     is_required = constraint.choice == "required"
@@ -92,7 +88,7 @@ def strict_schemas(constraint: StructuredOutputs | ToolCalls) -> tuple[bool, ...
 
 
 def _with_deadline(find_error: FindError) -> FindError:
-    """Wraps `find_error` to raise once checks have taken more than `MAX_SECONDS` in total."""
+    """Makes `find_error` raise after `MAX_SECONDS` of checks in total."""
     deadline = time.monotonic() + MAX_SECONDS
 
     def find_error_in_time(schema: Any) -> str:
@@ -141,7 +137,6 @@ class _Relaxer:
         self.removed: list[str] = []  # JSON pointers of the removed keywords
 
     def relax(self, root: Any) -> Any:
-        """Returns the relaxed schema."""
         if not isinstance(root, Mapping):
             return root
         self._definitions = _definitions(root)
@@ -169,7 +164,7 @@ class _Relaxer:
         return relaxed
 
     def _is_unenforceable(self, keyword: str, schema: Mapping[str, Any]) -> bool:
-        """Whether llguidance rejects a keyword in a schema, regardless of its subschemas."""
+        """Whether llguidance rejects a keyword, regardless of its subschemas."""
         value = schema[keyword]
         part, faults = {"type": schema.get("type", "string"), keyword: value}, []
         match keyword:
@@ -221,7 +216,7 @@ def _definitions(schema: Any) -> dict[str, Any]:
 
 
 def _map_schemas(schema: Mapping[str, Any], pointer: str, visit: SchemaVisitor) -> dict[str, Any]:
-    """Replaces each direct subschema of a schema with `visit(JSON pointer, subschema)`."""
+    """Replaces each direct subschema with `visit(JSON pointer, subschema)`."""
     result = dict(schema)
     for key, value in schema.items():
         if key in SCHEMA_MAPS and isinstance(value, Mapping):

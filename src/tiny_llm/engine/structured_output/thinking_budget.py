@@ -27,7 +27,6 @@ class ThinkingBudget:
     """Counts a request's reasoning tokens and forces `</think>` at the limit.
 
     Args:
-        num_prompt_tokens: length of the prompt.
         max_tokens: upper bound on reasoning tokens.
         start, end: token ids of `<think>` and `</think>`.
         in_thinking: whether the prompt ends inside a reasoning block.
@@ -69,7 +68,7 @@ class ThinkingBudget:
 
 
 def thinking_tokens(tokenizer: Any) -> tuple[int, int] | None:
-    """Returns the token ids of `<think>` and `</think>`; None if the vocabulary lacks them."""
+    """Returns the token ids of `<think>` and `</think>`, or None if missing."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     # `get_vocab` is only a fallback, because it builds a 20 MB dictionary.
     id_of = tokenizer.get_vocab().get if backend is None else backend.token_to_id

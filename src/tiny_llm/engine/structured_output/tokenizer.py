@@ -13,10 +13,7 @@ from ...models.tokenizer.tokenizer import decode_byte_level
 
 
 class GrammarTokenizer:
-    """A byte-level tokenizer with the interface that llguidance's `LLTokenizer` expects.
-
-    Args:
-        backend: a byte-level tokenizer from the `tokenizers` library.
+    """Byte-level tokenizer with the interface that `LLTokenizer` expects.
 
     Attributes:
         tokens: bytes of each token in the vocabulary, by token id.
@@ -49,7 +46,7 @@ def is_byte_level(backend: tokenizers.Tokenizer) -> bool:
 
 
 def special_token_ids(backend: tokenizers.Tokenizer) -> list[int]:
-    """Returns the ids of added tokens that are special or whose text is in angle brackets."""
+    """Returns ids of added tokens that are special or in angle brackets."""
     return [
         token_id
         for token_id, token in backend.get_added_tokens_decoder().items()
@@ -64,7 +61,7 @@ def special_token_expressions(backend: tokenizers.Tokenizer) -> dict[str, str]:
 
 
 def _without_added_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Returns a copy of the tokenizer that encodes the text of added tokens like any other text."""
+    """Returns a copy that encodes the text of added tokens as ordinary text."""
     text, key = backend.to_str(), '"added_tokens":'
     # Only this list is parsed, because parsing the entire JSON takes too much memory.
     start = text.index(key) + len(key)

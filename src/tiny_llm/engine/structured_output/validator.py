@@ -37,7 +37,7 @@ class OutputValidator:
     def find_violations(
         self, constraint: StructuredOutputs | ToolCalls, text: str, calls: Sequence[tuple[str, str]]
     ) -> list[str]:
-        """Returns a message for each JSON output or tool call that violates its schema.
+        """Returns a message for each JSON output or call that violates its schema.
 
         Args:
             text: content of the output, without reasoning and tool calls.

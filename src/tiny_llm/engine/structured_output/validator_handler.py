@@ -1,4 +1,4 @@
-"""Request handler that validates JSON for `validator.py` in a sandboxed process."""
+"""Sandboxed validation of JSON outputs, for `validator.py`."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -13,7 +13,7 @@ MAX_VIOLATIONS = 5
 
 
 def find_violations(schema: Any, instance: Any) -> list[str]:
-    """Returns JSON pointers to the violated keywords in the schema, at most MAX_VIOLATIONS."""
+    """Returns JSON pointers to the schema keywords that `instance` violates."""
     kind = validator_for(schema, default=Draft202012Validator)
     # The registry is empty, so remote references are errors.
     errors = islice(kind(schema, registry=Registry()).iter_errors(instance), MAX_VIOLATIONS)

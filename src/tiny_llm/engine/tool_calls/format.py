@@ -45,11 +45,7 @@ class ToolCallFormat(ABC):
     def parse(self, source: TextSource, functions: Functions) -> Events:
         """Parses calls that start with a tag at the current position.
 
-        Yields events, and `None` to wait for more text. Returns after the last call; if the output
-        ends inside a call, raises instead.
-
-        Args:
-            source: the output, starting at the tag.
+        Yields events, and `None` to wait for more text. Returns after the last call.
 
         Raises:
             MalformedCallError: the text is not a call, or the output ended inside one.
@@ -69,10 +65,9 @@ class ToolCallFormat(ABC):
 
 
 def tagged_grammar(rules: ToolCallRules, opening: str, rest: str, separator: str) -> str:
-    """Returns the `start` rule, with its helper rules, for calls that start with a tag.
+    """Returns the `start` rule and helper rules for calls that start with a tag.
 
     Args:
-        opening: the tag.
         rest: name of the rule for a call after its tag.
         separator: text between two calls; not used with the choice "auto", which allows any text.
     """

@@ -61,7 +61,7 @@ def parse_json_call(
 
 
 def _check_other_object(text: str, names: Collection[str]) -> None:
-    """Rejects, as early as possible, a JSON object that is a response rather than a call."""
+    """Raises as early as possible if a JSON object is a response, not a call."""
     name = STARTS_WITH_NAME.match(text)
     if STARTS_WITH_OTHER_KEY.match(text) or (name is not None and _loads(name[1]) not in names):
         raise MalformedCallError
@@ -88,7 +88,7 @@ def _whole_call(text: str, keys: Sequence[str], names: Collection[str] | None) -
 
 
 def _arguments_text(arguments: Any) -> str:
-    """Returns arguments as JSON; a string that holds a JSON object is returned as is."""
+    """Returns arguments as JSON; a string with a JSON object is returned as is."""
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
             if isinstance(json.loads(arguments), dict):
@@ -127,7 +127,7 @@ def _argument_deltas(source: TextSource, scanner: JsonScanner | None = None) -> 
 
 
 def parse_arguments(source: TextSource) -> Events:
-    """Parses a call's arguments, a JSON object that starts with `{`, and ends the call."""
+    """Parses a call's arguments, starting at `{`, and ends the call."""
     yield from _argument_deltas(source)
     yield CallEnd()
 
@@ -146,11 +146,9 @@ def _skip_rest(source: TextSource, scanner: JsonScanner) -> Events:
 
 
 def json_call_rule(functions: Sequence[Function], key: str, end: str = "") -> str:
-    """Returns the Lark rule `call`, which refers to the schemas of `argument_schemas`.
+    """Returns the Lark rule `call`, which refers to `argument_schemas`.
 
-    Args:
-        key: key of the arguments.
-        end: Lark expression between the arguments and the closing brace.
+    `end` is a Lark expression between the arguments and the closing brace.
     """
     calls = []
     for index, function in enumerate(functions):
@@ -161,5 +159,5 @@ def json_call_rule(functions: Sequence[Function], key: str, end: str = "") -> st
 
 
 def argument_schemas(functions: Sequence[Function]) -> dict[str, Any]:
-    """Returns the schemas of the functions' arguments, by their names in the rules."""
+    """Returns the schemas of the functions' arguments, by name in the rules."""
     return {f"arguments_{i}": parameters_of(function) for i, function in enumerate(functions)}

@@ -11,11 +11,7 @@ HEX_DIGITS = "0123456789abcdefABCDEF"
 
 
 class JsonScanner:
-    """Validates one JSON object or array in streamed text, reading each character once.
-
-    Attributes:
-        depth: number of open objects and arrays.
-    """
+    """Validates a streamed JSON object or array, reading each character once."""
 
     def __init__(self) -> None:
         self._open: list[str] = []  # brackets of open objects and arrays, innermost last
@@ -34,7 +30,6 @@ class JsonScanner:
         """Scans more text, up to the end of the value or the first invalid character.
 
         Args:
-            text: the text that follows the characters scanned so far.
             until_depth: depth at which a closing bracket ends the scan.
 
         Returns:
@@ -61,7 +56,7 @@ class JsonScanner:
         return character in SPACE or self._advance_structure(character)
 
     def _advance_structure(self, character: str) -> bool:
-        """Reads a bracket, a comma, a colon, or the first character of a key or value."""
+        """Reads a bracket, comma, colon, or the first character of a key or value."""
         # [task 5.4.1 structure]
         match self._expected:
             case "key" | "key or end" if character == '"':
@@ -128,11 +123,7 @@ class JsonScanner:
         return self._advance(character)
 
     def _close(self, bracket: str) -> bool:
-        """Closes the innermost object or array; returns whether it was opened by `bracket`.
-
-        Args:
-            bracket: `{` or `[`.
-        """
+        """Closes the innermost object or array; returns whether `bracket` opened it."""
         # [task 5.4.1 close]
         self._expected = "next"
         return bool(self._open) and self._open.pop() == bracket

@@ -17,12 +17,12 @@ ANY_TEXT = r"/(.|\n)*/"
 
 
 def literal(text: str) -> str:
-    """Quotes a string for a Lark grammar, whose string literals use JSON's syntax."""
+    """Quotes a string for Lark, whose string literals use JSON's syntax."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def tag(text: str, special_tokens: SpecialTokens) -> str:
-    """Returns the Lark expression for a tag: its special token if there is one, else its text."""
+    """Returns the Lark expression for a tag: its special token, else its text."""
     return special_tokens.get(text) or literal(text)
 
 

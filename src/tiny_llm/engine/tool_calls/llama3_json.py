@@ -20,7 +20,7 @@ PLAIN_TEXT = r'/(?s:.*)/ & ~/\s*\{\s*"name"\s*:(?s:.*)/'
 
 
 class Llama3JsonFormat(ToolCallFormat):
-    """A bare JSON object; see the module docstring. If its name is not a tool's, it is text."""
+    """A bare JSON object; an object whose name is not a tool's is text."""
 
     name = "llama3_json"
     tags = (PYTHON_TAG,)
@@ -59,7 +59,7 @@ class Llama3JsonFormat(ToolCallFormat):
 
 
 def _call_schemas(functions: Sequence[Function]) -> dict[str, Any]:
-    """Returns a JSON schema for each function's calls: an object with name and parameters."""
+    """Returns a JSON schema for calls of each function: name and parameters."""
     schemas = {}
     for index, function in enumerate(functions):
         parameters = parameters_of(function)

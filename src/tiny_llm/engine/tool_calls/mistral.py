@@ -26,11 +26,8 @@ OPTIONAL_ID = rf"""(", \"id\": \"" {ID_PATTERN} "\"")?"""
 class MistralFormat(ToolCallFormat):
     """`[TOOL_CALLS]`, then a list of calls or one call; see the module docstring.
 
-    The parser accepts both forms; the arguments select what the grammar allows.
-
-    Args:
-        has_list: whether the grammar uses the list form.
-        has_ids: whether a call outside a list may have an id.
+    The parser accepts both forms. The grammar uses the list form if `has_list`; otherwise, calls
+    may have an id if `has_ids`.
     """
 
     name = "mistral"

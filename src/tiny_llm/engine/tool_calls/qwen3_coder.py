@@ -43,7 +43,7 @@ STRING, NULLABLE_STRING = frozenset({"string"}), frozenset({"string", "null"})
 
 
 class Qwen3CoderFormat(ToolCallFormat):
-    """XML elements; see the module docstring. `<tool_call>` is optional for a known function."""
+    """XML elements; `<tool_call>` is optional for a known function."""
 
     name = "qwen3_coder"
     tags = (START, FUNCTION)
@@ -78,7 +78,7 @@ class Qwen3CoderFormat(ToolCallFormat):
 
 
 def _parse_parameters(source: TextSource, function: Function) -> Events:
-    """Parses a call's parameters and end tag; emits the parameters as a JSON object."""
+    """Parses a call's parameters and end tag; emits a JSON object."""
     schemas, root = properties_of(function), parameters_of(function)
     separator = "{"
     while True:
@@ -100,7 +100,7 @@ def _parse_parameters(source: TextSource, function: Function) -> Events:
 
 
 def _parse_value(source: TextSource, types: frozenset[str], next_keys: Any) -> Events:
-    """Parses a value; emits a string as it arrives, and other values once complete."""
+    """Parses a value; emits a string as it arrives, other values once complete."""
     is_text, text = types == STRING, ""
     if is_text:
         yield ArgumentsDelta('"')
@@ -115,7 +115,7 @@ def _parse_value(source: TextSource, types: frozenset[str], next_keys: Any) -> E
 
 
 def _call_rules(call: str, function: Function, schemas: dict[str, Any]) -> str:
-    """Returns the Lark rules for a call; adds the JSON schemas that they reference to `schemas`."""
+    """Returns a call's Lark rules; adds their JSON schemas to `schemas`."""
     root = parameters_of(function)
     resolved = resolve(root, root)
     resolved = resolved if isinstance(resolved, Mapping) else {}
@@ -143,7 +143,7 @@ def _call_rules(call: str, function: Function, schemas: dict[str, Any]) -> str:
 
 
 def _text_schema(schema: Any, root: Any) -> Mapping[str, Any]:
-    """Returns the schema that constrains a bare value; empty if the value is not text."""
+    """Returns the schema of a bare value; empty if the value is not text."""
     target = resolve(schema, root)
     if isinstance(target, Mapping) and ("enum" in target or "const" in target):
         return target

@@ -42,14 +42,10 @@ Read = Generator[None, None, Result]
 class TextSource:
     """Output text that may still grow.
 
-    Args:
-        buffer: the text so far.
-
     Attributes:
         buffer: unread text.
         has_ended: whether the output is complete.
         is_truncated: whether the output ended at a limit or stop string, not at an EOS token.
-        num_taken: number of characters read.
     """
 
     def __init__(self, buffer: str) -> None:
@@ -84,10 +80,9 @@ class TextSource:
             yield None
 
     def peek(self, *tags: str) -> Read[str]:
-        """Returns the tag at the current position without reading it, or an empty string.
+        """Returns the tag at the current position, unread, or an empty string.
 
-        Args:
-            tags: the tags, none a prefix of another.
+        Precondition: no tag is a prefix of another.
         """
         # [task 5.5.3 peek]
         while True:
@@ -105,19 +100,15 @@ class TextSource:
         return self.take(len(tag))
 
     def accept_end(self, tag: str) -> Read[None]:
-        """Reads an end tag if there is one; it may be cut off at the end of the output."""
+        """Reads an end tag if there is one; the output's end may cut it off."""
         if (yield from self.accept(tag)) == "" and tag.startswith(self.buffer):
             self.take(len(self.buffer))
 
     def read_until(self, tags: tuple[str, ...], invalid: str) -> Read[str]:
-        """Reads the text before one of several tags.
-
-        Args:
-            tags: the tags; the first to occur ends the text.
-            invalid: characters that the text must not contain.
+        """Reads the text before the first of several tags.
 
         Raises:
-            MalformedCallError: the text has an invalid character, or the output ended.
+            MalformedCallError: the text has a character from `invalid`, or the output ended.
         """
         while True:
             found = [index for tag in tags if (index := self.buffer.find(tag)) >= 0]

@@ -32,7 +32,7 @@ def properties_of(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve(schema: Any, root: Any) -> Any:
-    """Follows local references like `#/$defs/city`; an unknown one resolves to `{}`."""
+    """Follows references like `#/$defs/city` in `root`; unknown ones give `{}`."""
     for _ in range(MAX_REFERENCES):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str):
@@ -45,11 +45,7 @@ def resolve(schema: Any, root: Any) -> Any:
 
 
 def value_types(schema: Any, root: Any) -> frozenset[str]:
-    """Returns the JSON types that a schema allows; empty if it does not constrain them.
-
-    Args:
-        root: schema to which references are relative.
-    """
+    """Returns the JSON types that a schema allows; empty if unconstrained."""
     return _value_types(schema, root, set())
 
 
@@ -75,7 +71,7 @@ def _value_types(schema: Any, root: Any, seen: set[int]) -> frozenset[str]:
 
 
 def string_schema(schema: Any, root: Any) -> Mapping[str, Any]:
-    """Returns the subschema that constrains strings, e.g. the string part of a nullable string."""
+    """Returns the subschema that constrains strings, e.g. of a nullable string."""
     for _ in range(MAX_REFERENCES):
         schema = resolve(schema, root)
         if not isinstance(schema, Mapping):

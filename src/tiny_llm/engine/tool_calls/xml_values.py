@@ -32,7 +32,7 @@ UNSUPPORTED_REGEX = re.compile(r"\(\?[=!<]|\\[1-9bB]|(?<![\[\\])\^|(?<!\\)\$")
 def stream_value(
     source: TextSource, next_keys: Collection[str]
 ) -> Generator[str | None, None, None]:
-    """Reads a value and its end tag; yields its text as it arrives, and None to wait for more.
+    """Reads a value and its end tag; yields new text, and None to wait for more.
 
     Args:
         source: text after `<parameter=key>`.
@@ -64,7 +64,7 @@ def stream_value(
 def _find_end(
     text: str, next_tags: Sequence[tuple[str, tuple[str, ...], bool]], has_ended: bool
 ) -> tuple[int, int | None]:
-    """Returns (length of text certain to be in the value, length of the value's end or None)."""
+    """Returns (length of text certainly in the value, length of its end or None)."""
     for match in re.finditer("\n?<", text):
         start, has_newline = match.end() - 1, len(match[0]) == 2
         is_undecided = False
@@ -81,7 +81,7 @@ def _find_end(
 def _is_end(
     text: str, start: int, tag: str, followers: tuple[str, ...], has_ended: bool
 ) -> bool | None:
-    """Whether an end tag is at position `start`; None if that depends on later text."""
+    """Whether an end tag is at `start`; None if that depends on later text."""
     actual = text[start : start + len(tag)]
     if actual != tag:
         is_prefix = start + len(actual) == len(text) and tag.startswith(actual)
@@ -101,7 +101,6 @@ def text_rule(name: str, schema: Mapping[str, Any], is_nullable: bool = False) -
     Args:
         schema: JSON schema of the string. `TEXT_KEYWORDS` are enforced, except for large length
             bounds and patterns that the grammar library does not support.
-        is_nullable: whether `null` is allowed too.
     """
     null = ' | "null"' if is_nullable else ""
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -124,7 +123,7 @@ def _any_text(schema: Mapping[str, Any]) -> str:
 
 
 def _pattern(schema: Mapping[str, Any]) -> list[str]:
-    """Returns Lark's form of `pattern`, unanchored by default; [] if missing or unsupported."""
+    """Converts `pattern` to Lark, unanchored by default; [] if unsupported."""
     pattern = schema.get("pattern")
     if not isinstance(pattern, str):
         return []

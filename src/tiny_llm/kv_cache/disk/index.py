@@ -87,15 +87,12 @@ class PageIndex:
         return row is not None
 
     def add(self, pages: Iterable[tuple[bytes, int, int]], max_bytes: int) -> list[bytes]:
-        """Adds pages as the most recently used.
+        """Adds pages as the most recently used; returns the keys of evicted pages.
 
         Args:
             pages: (key, size in bytes, depth) tuples; depth is the number of preceding pages in the
                 prefix.
             max_bytes: upper bound on the total size of all pages.
-
-        Returns:
-            Keys of the pages evicted to stay within `max_bytes`.
         """
         now = time.time()
         with self._transaction():
@@ -107,13 +104,9 @@ class PageIndex:
             return self._evict(max_bytes)
 
     def evict(self, max_bytes: int) -> list[bytes]:
-        """Evicts the least recently used pages until the total size is at most `max_bytes`.
+        """Evicts least recently used pages to fit `max_bytes`; returns their keys.
 
-        Among pages last used at the same time, the deepest is evicted first, because a page is
-        useless without its predecessors.
-
-        Returns:
-            Keys of the evicted pages.
+        In a tie, evicts the deepest page first, because a page is useless without its predecessors.
         """
         if self.num_bytes <= max_bytes:
             return []

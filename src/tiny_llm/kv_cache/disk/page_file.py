@@ -76,7 +76,7 @@ def read_page_file(path: Path, key: bytes, num_bytes: int) -> bytearray:
 
 
 def drop_from_page_cache(path: Path) -> None:
-    """Asks the OS to drop a file from its page cache, so that the next read comes from disk."""
+    """Asks the OS to drop a file from its page cache, so the next read hits disk."""
     if hasattr(os, "posix_fadvise"):  # macOS does not have it
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -13,8 +13,7 @@ from .writer import PageWriter
 MAX_PENDING_BYTES = 2**25  # limit on bytes read but not yet collected, over all loads
 # After these errors, the file may be intact, so its page is not discarded.
 TRANSIENT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-# Longer reads are abandoned, because the disk or network has probably stopped responding.
-STALL_SECONDS = 10.0
+STALL_SECONDS = 10.0  # longer reads are abandoned, e.g. if a network disk stops responding
 
 
 class PageLoad:
@@ -29,9 +28,6 @@ class PageLoad:
 
 class PageReader(threading.Thread):
     """Thread that reads one `PageLoad` at a time, in FIFO order.
-
-    Args:
-        writer: removes unreadable pages from the store.
 
     Attributes:
         read_bytes: total bytes of pages read and verified.
@@ -114,7 +110,7 @@ class PageReader(threading.Thread):
                 self._changed.notify_all()
 
     def _wait_for_capacity(self, load: PageLoad, num_bytes: int) -> bool:
-        """Waits until `MAX_PENDING_BYTES` allows another page; False if cancelled or closed."""
+        """Waits for room in `MAX_PENDING_BYTES`; False if cancelled or closed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -128,8 +124,7 @@ class PageReader(threading.Thread):
     def _read(self, pages: Sequence[tuple[bytes, int]]) -> bytearray | None:
         """Reads the first of `pages`; if it is unusable, discards all of them.
 
-        The other pages are useless without the first, so all are recomputed and rewritten. Discards
-        nothing after a transient error.
+        Later pages are useless without the first. A transient error discards nothing.
         """
         self._read_started = time.monotonic()
         problem = None

@@ -80,7 +80,7 @@ class PageStore:
         self.num_bytes = self._index.num_bytes
 
     def __contains__(self, key: object) -> bool:
-        """Whether `key` was in the index at the last refresh; its page may be evicted by now."""
+        """Whether `key` was indexed at the last refresh; its page may be gone by now."""
         return key in self._keys
 
     def path(self, key: bytes) -> Path:
@@ -93,7 +93,7 @@ class PageStore:
         return read_page_file(self.path(key), key, num_bytes)
 
     def write(self, pages: Sequence[StoredPage]) -> int:
-        """Writes missing pages, as many as `max_bytes` allows; returns their total size."""
+        """Writes missing pages, at most `max_bytes`; returns their total size."""
         new: dict[bytes, StoredPage] = {}
         total = 0
         for page in pages:
@@ -106,7 +106,7 @@ class PageStore:
         return total
 
     def _publish(self, pages: Sequence[StoredPage]) -> None:
-        """Writes files under temporary names, renames them, then adds them to the index.
+        """Writes temporary files, renames them, then adds the pages to the index.
 
         Raises:
             OSError: a file cannot be written; the temporary files have been deleted.
@@ -164,7 +164,7 @@ class PageStore:
                 self.path(key).unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Deletes files left behind by killed processes: partially written or unindexed."""
+        """Deletes partially written or unindexed files left by killed processes."""
         for path in self._writing.iterdir():
             pid = path.name.partition("-")[0]
             if not (pid.isdecimal() and _is_alive(int(pid))) or _is_old(path):
@@ -177,7 +177,7 @@ class PageStore:
                     path.unlink(missing_ok=True)
 
     def read_seconds(self, num_bytes: int) -> float:
-        """Measures the median time in seconds to read a page that is not in the OS page cache."""
+        """Measures the median seconds to read a page that the OS has not cached."""
         payload, seconds = os.urandom(num_bytes), []
         for number in range(NUM_PROBE_FILES):
             path = self._writing / f"{os.getpid()}-probe-{number}"

@@ -23,9 +23,6 @@ RETRY_SECONDS = 60.0  # pause in writing after an error, e.g. a full disk
 class PageWriter(threading.Thread):
     """Thread that writes queued pages in FIFO order.
 
-    Args:
-        store: the pages on disk; changed by this thread only.
-
     Attributes:
         written_bytes, num_errors: totals since start.
     """
@@ -45,7 +42,7 @@ class PageWriter(threading.Thread):
         self._has_warned = False
 
     def can_queue(self, num_bytes: int) -> bool:
-        """Whether `num_bytes` more bytes may be queued; False while paused after an error."""
+        """Whether the queue has room for `num_bytes`; False while paused by an error."""
         with self._changed:
             is_paused = time.monotonic() < self._paused_until
             return not is_paused and self._queued_bytes + num_bytes <= MAX_QUEUED_BYTES
@@ -63,7 +60,7 @@ class PageWriter(threading.Thread):
             self._used.update(dict.fromkeys(keys))
 
     def discard(self, keys: Sequence[bytes], problem: str | None) -> None:
-        """Removes unusable pages from the store; counts and logs `problem` unless None."""
+        """Removes unusable pages; counts and logs `problem` unless it is None."""
         # Not left to the thread, so that pages recomputed in the meantime are written again.
         self._store.invalidate(keys)
         with self._changed:
@@ -80,12 +77,12 @@ class PageWriter(threading.Thread):
         log.log(level, "disk prefix cache: %s. Requests are not affected.", problem)
 
     def flush(self, timeout: float) -> bool:
-        """Waits up to `timeout` seconds for the queue to drain; returns whether it did."""
+        """Waits up to `timeout` seconds; returns whether the queue has drained."""
         with self._changed:
             return self._changed.wait_for(lambda: self._queued_bytes == 0, timeout)
 
     def close(self, timeout: float) -> None:
-        """Stops the thread once the queue has drained; waits at most `timeout` seconds."""
+        """Stops the thread once the queue has drained; waits up to `timeout` seconds."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -94,7 +91,7 @@ class PageWriter(threading.Thread):
             self.join(timeout)
 
     def run(self) -> None:
-        """Writes queued pages and updates the index, until closed with an empty queue."""
+        """Writes pages and updates the index, until closed with an empty queue."""
         try:
             self._store.sweep()
         except STORE_ERRORS as error:

@@ -1,7 +1,7 @@
 """Checks on fields of JSON files, common to all families.
 
-Some fields refer to Python code that `transformers` and `mlx_lm` would execute. tiny-llm rejects
-these fields before either library opens the folder. An invalid field raises `ModelError`.
+Fields that refer to Python code, which `transformers` and `mlx_lm` would execute, are rejected
+before either library opens the folder. An invalid field raises `ModelError`.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ def check_sizes(fields: Mapping[str, Any], where: str) -> None:
 
 
 def check_token_id_field(fields: Mapping[str, Any], name: str, where: str) -> None:
-    """Rejects a field that is present, but neither a token id nor a list of token ids."""
+    """Rejects a field that is neither null, a token id nor a list of token ids."""
     value = fields.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < MAX_INT32 for i in ids):

@@ -28,7 +28,7 @@ E4M3_ONE_CODE = 0x38  # 1.0 in E4M3
 def random_checkpoint(
     config: Mapping[str, Any], rank_shard: RankShard | None = None, mtp: bool = False
 ) -> CheckpointModel:
-    """Builds a model with random weights; see `random_tensors` for `config` and `mtp`.
+    """Builds a model with the weights from `random_tensors`.
 
     With `rank_shard`, builds only that rank's shard, holding one full tensor in memory at a time.
     """
@@ -43,10 +43,9 @@ def random_checkpoint(
 def random_tensors(
     config: Mapping[str, Any], mtp: bool = False
 ) -> tuple[dict[str, mx.array], dict[str, Quantization]]:
-    """Creates a checkpoint's tensors: lazy, random, and quantized according to the config.
+    """Creates lazy random tensors, quantized according to the config.
 
-    Args:
-        mtp: whether to add the MTP layer; does not change the values of the other tensors.
+    Adding the MTP layer does not change the values of the other tensors.
 
     Returns:
         (tensor name -> array, layer path -> quantization format).
@@ -76,14 +75,12 @@ def random_tensors(
 def random_vector(
     name: str, shape: Shape, dtype: mx.Dtype, key: mx.array | None = None
 ) -> mx.array:
-    """Random tensor that is never quantized: a norm, a bias, a convolution or decay parameters.
+    """Random tensor with a name and shape from `vector_shapes`.
 
-    The decay parameters of Gated DeltaNet result in a decay per token of about 0.1 to 1, as in real
-    models.
+    Gated DeltaNet's parameters result in a decay per token of about 0.1 to 1, as in real models.
 
     Args:
-        name, shape: from `vector_shapes`.
-        dtype: dtype of the tensor; ignored for `A_log`, which is float32.
+        dtype: dtype of all tensors but `A_log`, which is float32.
         key: MLX random key; None for MLX's global state.
     """
     if name.endswith(".bias"):
@@ -123,7 +120,6 @@ def random_bytes(config: Mapping[str, Any], mtp: bool = False) -> int:
 
 
 def _quantization(config: Mapping[str, Any], path: str) -> Quantization | None:
-    """Quantization format of the layer at `path`; None if unquantized."""
     common = config.get("quantization")
     if common is None:
         return None
@@ -145,7 +141,7 @@ def _random_normal(shape: Shape, inputs: int, key: mx.array | None) -> mx.array:
 def _random_quantized(
     matrix: Shape, quantization: Quantization, dtype: mx.Dtype, key: mx.array
 ) -> dict[str, mx.array]:
-    """Random quantized matrix O×I, scaled so that its weights have a variance of about 1/I."""
+    """Random quantized matrix O×I whose weights have a variance of about 1/I."""
     shapes = quantization.shapes(matrix)
     deviation = matrix[-1] ** -0.5
     *rows, words = shapes["weight"]

@@ -1,7 +1,6 @@
 """Checkpoint folders: required files and their validation before loading.
 
-Weight files are checked by their headers alone, without reading tensors. An incomplete download or
-a wrong folder is reported as one clear error.
+Weight files are checked by their headers alone, without reading tensors.
 """
 
 from pathlib import Path
@@ -20,11 +19,7 @@ MAX_TENSORS = 200_000  # a 4-bit model with 94 layers of 128 experts each has on
 
 
 def check_checkpoint(folder: Path) -> Fields:
-    """Checks a folder before loading: config, model type, tokenizer, complete weight files.
-
-    Returns:
-        The text model's fields, from `read_model_config`.
-    """
+    """Checks config, tokenizer and weight headers; see `read_model_config`."""
     config = read_model_config(folder)
     if not has_tokenizer(folder):
         raise ModelError(f"{folder} has no tokenizer.json or vocab.json; copy it from the hub.")
@@ -35,10 +30,7 @@ def check_checkpoint(folder: Path) -> Fields:
 
 
 def read_model_config(folder: Path) -> Fields:
-    """Reads and checks `config.json`.
-
-    Returns:
-        The text model's fields; see `text_fields`.
+    """Reads and checks `config.json`; returns the language model's fields.
 
     Raises:
         ModelError: the file is invalid or refers to code, or no family supports its fields.
@@ -60,7 +52,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """A checkpoint's safetensors files: those in the index, or all files without an index.
+    """A checkpoint's safetensors files, from its index if it has one.
 
     Raises:
         ModelError: there are no files, or a file in the index is missing.
@@ -110,7 +102,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def _read_weight_map(folder: Path) -> dict[str, str]:
-    """Reads the index: tensor name -> file name, checked to stay within the folder."""
+    """Reads the index: tensor name -> name of a file within the folder."""
     listed = read_json(folder, INDEX_FILE).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
         raise ModelError(

@@ -44,7 +44,7 @@ FLOAT8_ARRAYS = {
 
 
 class FiniteCheck:
-    """Searches each loaded layer for NaN and infinite values while the next layer is loading.
+    """Searches loaded layers for NaN and infinity while the next layer loads.
 
     Runs on a dedicated MLX stream, and thus in a separate thread.
     """
@@ -54,7 +54,7 @@ class FiniteCheck:
         self._checked: list[tuple[str, _Format, mx.array, mx.array]] = []
 
     def add(self, path: str, module: Any) -> None:
-        """Starts checking a module's evaluated arrays; `path` is its name in error messages."""
+        """Starts checking a module's evaluated arrays; `path` names it in errors."""
         stream, first = self._stream, len(self._checked)
         for name, array, float_format in _float_arrays(path, module):
             positive = mx.max(array.view(float_format.signed, stream=stream), stream=stream)
@@ -63,7 +63,7 @@ class FiniteCheck:
         mx.async_eval([maxima for _, _, *maxima in self._checked[first:]])
 
     def finish(self) -> None:
-        """Waits for all checks; raises ValueError for the first array with NaN or infinity."""
+        """Waits for all checks; ValueError for the first NaN or infinite array."""
         for name, float_format, positive, negative in self._checked:
             maxima = _as_int(positive), _as_int(negative)
             if maxima[0] >= float_format.positive_end or maxima[1] >= float_format.negative_end:
@@ -77,7 +77,7 @@ _thread_local = local()
 
 
 def _stream() -> mx.Stream:
-    """The calling thread's stream for checks, because MLX streams are bound to a thread."""
+    """The calling thread's stream, because MLX streams are bound to a thread."""
     if not hasattr(_thread_local, "stream"):
         _thread_local.stream = mx.new_stream(mx.cpu)
     stream: mx.Stream = _thread_local.stream

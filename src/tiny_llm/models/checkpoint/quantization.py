@@ -71,11 +71,7 @@ class Quantization:
 
 
 def check_quantization(config: Mapping[str, Any]) -> None:
-    """Checks the default quantization format and the per-layer formats, keyed by layer path.
-
-    Raises:
-        ValueError: a format is invalid or unsupported.
-    """
+    """Raises ValueError for an unsupported default or per-layer format."""
     for name in ("quantization", "quantization_config"):
         if not isinstance(config.get(name), dict | None):
             raise invalid_field(name, config[name], "an object")

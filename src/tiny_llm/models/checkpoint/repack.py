@@ -10,9 +10,8 @@ keeps its exact value:
     mxfp4              the same codes, with bfloat16 scales (`kernels/mxfp4.py`)
     mxfp8, nvfp4       unquantized bfloat16, which represents weight · scale exactly
 
-The kernels support neither 8-bit floating point nor nvfp4's groups of 16. Converted weights are
-larger in memory than in the file. On a GPU, nothing is repacked: MLX's Metal kernels are fast
-for all formats.
+Converted weights are larger in memory than in the file. On a GPU, nothing is repacked: MLX's Metal
+kernels are fast for all formats.
 """
 
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from ...quantize import dequantize_linear
 
 
 def repack(module: Any) -> None:
-    """Lazily converts a module's layers whose format the CPU kernels do not support.
+    """Lazily converts layers in formats that the CPU kernels do not support.
 
     A no-op on a GPU, or if the kernels are not built.
     """
@@ -36,7 +35,7 @@ def repack(module: Any) -> None:
 
 
 def repacked(mlx_model: Any) -> Any:
-    """Returns a repacked copy of a model, or the model itself if no layer needs repacking."""
+    """Returns a repacked copy, or the model itself if no layer needs repacking."""
     if not _repackable_layers(mlx_model):
         return mlx_model
     model = copy_tree(mlx_model)
@@ -75,7 +74,7 @@ def _is_repackable(layer: Any) -> bool:
 
 
 def _widen(layer: Any) -> None:
-    """Repacks affine 2- and 3-bit integers in 4 bits, and 5- and 6-bit integers in 8 bits."""
+    """Repacks affine integers: 2 and 3 bits to 4, 5 and 6 bits to 8."""
     wide = 4 if layer.bits < 4 else 8
     layer.weight = pack_integers(unpack_integers(layer.weight, layer.bits, layer.group_size), wide)
     layer.bits = wide

@@ -1,7 +1,7 @@
 """Bounded reads of checkpoint files.
 
 Checkpoints are untrusted. Only regular files, named without directories, are read, up to a size
-limit that no real checkpoint reaches. `resolve_file` follows symbolic links.
+limit that no real checkpoint reaches.
 """
 
 import json
@@ -23,7 +23,7 @@ MAX_NAME_CHARS = 255
 
 
 class ModelError(UserError):
-    """The model cannot be found, downloaded or loaded; the message states the reason."""
+    """The model cannot be found, downloaded or loaded."""
 
 
 @contextmanager
@@ -46,8 +46,7 @@ def model_errors(failure: str, *kinds: type[Exception]) -> Iterator[None]:
 def resolve_file(folder: Path, name: str) -> Path:
     """Path of a regular file in a checkpoint's folder.
 
-    Symbolic links are followed, because the hub cache consists of links. This is safe, because
-    downloads contain no links.
+    Follows symbolic links, because the hub cache has them; downloads do not, so this is safe.
 
     Raises:
         ModelError: the name contains directories, or the file is missing or not a regular file.
@@ -86,7 +85,7 @@ def _not_regular(file: Path | str) -> ModelError:
 
 
 def check_file_name(folder: Path, name: str) -> None:
-    """Rejects a file name that is absolute, contains directories or is not printable."""
+    """Raises ModelError unless `is_plain_file_name`."""
     if not is_plain_file_name(name):
         raise ModelError(
             f"{folder} refers to the file {short_repr(name)}, expected a file name without "
@@ -122,10 +121,7 @@ def read_limited(folder: Path, name: str, max_bytes: int = MAX_TEXT_BYTES) -> st
 
 
 def check_file(folder: Path, name: str, max_bytes: int) -> int:
-    """Checks a file that will be read in full.
-
-    Returns:
-        The file's size in bytes; 0 for files in /proc, which can be endless.
+    """Checks a file; returns its size, which is 0 for endless files in /proc.
 
     Raises:
         ModelError: the file is too large; see also `resolve_file`.
@@ -151,7 +147,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def parse_json_object(file: Path, text: str) -> dict[str, Any]:
-    """Parses a file's text with `parse_json`; ModelError if it is not a JSON object."""
+    """Parses a file's text; ModelError if it is not a JSON object."""
     try:
         content = parse_json(text)
     except ValueError as error:
@@ -162,11 +158,7 @@ def parse_json_object(file: Path, text: str) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON, rejecting duplicate keys and unpaired surrogates.
-
-    Raises:
-        ValueError: the JSON is malformed or rejected; the message states the reason.
-    """
+    """Parses JSON; ValueError for duplicate keys and unpaired surrogates, too."""
     try:
         content = json.loads(text, object_pairs_hook=_reject_duplicate_keys)
         if "\\ud" in text or "\\uD" in text:
@@ -187,7 +179,7 @@ def parse_json(text: str) -> Any:
 
 
 class _DuplicateKeyError(Exception):
-    """Rejects a duplicate key in a JSON object, because parsers differ in which value they use."""
+    """Duplicate key in a JSON object; parsers differ in which value they use."""
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

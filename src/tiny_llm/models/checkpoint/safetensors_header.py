@@ -17,8 +17,7 @@ from typing import Any
 from ...errors import short_repr
 from .safe_io import MAX_JSON_BYTES, ModelError, open_regular, parse_json
 
-# Bytes per element.
-DTYPE_BYTES = {
+DTYPE_BYTES = {  # per element
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
     **dict.fromkeys(("U32", "I32", "F32"), 4),
@@ -32,24 +31,18 @@ MAX_NDIM = 8
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor's entry in a file header.
+    """A tensor's entry in a file header."""
 
-    Attributes:
-        dtype: dtype name in the safetensors format.
-        begin, end: byte range [begin, end), relative to the end of the header.
-        header_end: file offset of the end of the header.
-    """
-
-    dtype: str
+    dtype: str  # name in the safetensors format
     shape: tuple[int, ...]
-    begin: int
+    begin: int  # byte range [begin, end), relative to the end of the header
     end: int
     file: Path
-    header_end: int
+    header_end: int  # file offset of the end of the header
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """Reads a file's header, at most `MAX_JSON_BYTES`: tensor name -> `TensorInfo`.
+    """Reads a file's header, at most `MAX_JSON_BYTES`: tensor name -> info.
 
     Raises:
         ModelError: the file is truncated or not a safetensors file, tensors overlap or leave gaps,
@@ -91,13 +84,10 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
-    """Rejects weights with unsupported dtypes.
+    """Rejects weights with unsupported dtypes among a checkpoint's tensors.
 
     A layer's `weight` is floating point, or U32 if the layer has `scales`. `scales` and `biases`
     share one floating-point dtype; scales without biases may be U8 (mxfp4, mxfp8, nvfp4).
-
-    Args:
-        tensors: all tensors of a checkpoint.
     """
     for name, tensor in tensors.items():
         path, _, suffix = name.rpartition(".")
@@ -129,7 +119,6 @@ def _tensors(header: Any, file: Path, header_end: int) -> dict[str, TensorInfo]:
 
 
 def _tensor(name: str, entry: Any, file: Path, header_end: int) -> TensorInfo:
-    """Validates a tensor's header entry and converts it to `TensorInfo`."""
     what = short_repr(name)
     if not name.isprintable():
         raise ValueError(f"tensor name {what} has unprintable characters")

@@ -12,8 +12,7 @@ widths may differ by one group. A rank's config describes a smaller model with t
 and a rank reads only its shard. A column shard is a slice of each row. If these slices are short, a
 rank reads full matrices instead, one at a time.
 
-Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
-Parallelism" (2019).
+Source: Shoeybi et al., "Megatron-LM" (2019), arXiv 1909.08053.
 """
 
 import math
@@ -49,12 +48,7 @@ BUFFER_DTYPES: dict[str, tuple[Literal["f", "H", "I", "B"], mx.Dtype]] = {
 
 @dataclass(frozen=True)
 class RankShard:
-    """A rank's shard of a model.
-
-    Args:
-        full_config: config of the full model.
-        rank: rank, from 0.
-        size: number of ranks.
+    """A rank's shard of a model that is split among `size` ranks.
 
     Raises:
         ValueError: the model cannot be split among `size` ranks.
@@ -128,7 +122,7 @@ class RankShard:
 
     @property
     def vocab_range(self) -> range:
-        """This rank's token ids: `vocab_per_rank` consecutive ids, or the remainder on the last."""
+        """This rank's `vocab_per_rank` consecutive token ids; the last has the rest."""
         # [task 6.2.1 tokens]
         first = self.rank * self.vocab_per_rank
         return range(first, min(first + self.vocab_per_rank, self.full_config.vocab_size))
@@ -169,7 +163,7 @@ class RankShard:
         ]
 
     def read_tensor(self, name: str, tensor: TensorInfo) -> mx.array:
-        """Reads this rank's slice of a tensor from its file; `check_dtypes` must have passed."""
+        """Reads this rank's slice from a tensor's file; requires `check_dtypes`."""
         axis, ranges = self._local_ranges(name, tensor.shape)
         shape = list(tensor.shape)
         shape[axis] = sum(map(len, ranges))
@@ -192,7 +186,7 @@ class RankShard:
         return mx.array(numbers).view(dtype).reshape(shape)
 
     def skips_bias(self, name: str) -> bool:
-        """Whether a tensor is an all-reduced layer's bias, which is zero on ranks other than 0."""
+        """Whether this rank's tensor is zero: an all-reduced layer's bias, rank > 0."""
         # [task 6.2.2 bias]
         return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))
         # [/task 6.2.2 bias]
@@ -225,7 +219,7 @@ class RankShard:
         # [/task 6.2.2 split]
 
     def _local_ranges(self, name: str, shape: tuple[int, ...]) -> tuple[int, list[range]]:
-        """This rank's slice of a tensor: (axis, index ranges); all of axis 0 if replicated."""
+        """This rank's slice: (axis, index ranges); all of axis 0 if replicated."""
         layer, _, kind = name.rpartition(".")
         layer = layer.rpartition(".")[2]
         if layer in BY_CHANNEL:
@@ -271,10 +265,9 @@ class RankShard:
         return self.full_config.intermediate_size
 
     def _mlp_slices(self, width: int) -> tuple[int, range]:
-        """(number of equal slices, range of this rank's slices) of an MLP's `width` features.
+        """An MLP's (number of equal slices, range of this rank's slices).
 
-        A slice is a quantization group if there are at least as many groups as ranks, else one
-        rank's share of the features.
+        A slice is a quantization group if there are enough for all ranks, else a rank's share.
         """
         fitting = [width // group for group in GROUP_SIZES if width % group == 0]
         num_slices = next((number for number in fitting if number >= self.size), self.size)

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from ..families.config import DecoderConfig, DeltaNetConfig
 from .quantization import Shape
 
-# Last components of the names of tensors that are never quantized. A matrix has only its layer's
-# path as its name.
+# Name suffixes of tensors that are never quantized; a matrix is named by its layer's path alone.
 VECTORS = (".weight", ".bias", ".A_log", ".dt_bias")
 
 
 def matrix_shapes(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
-    """Yields (layer path, shape) for each weight matrix: O×I, or X×O×I for X experts."""
+    """Yields (layer path, shape) of each matrix: O×I, or X×O×I for X experts."""
     return (entry for entry in _shapes(config) if not entry[0].endswith(VECTORS))
 
 
@@ -97,7 +96,7 @@ def _delta_net(path: str, net: DeltaNetConfig, E: int) -> Iterator[tuple[str, Sh
 
 
 def _mlp(path: str, I: int, E: int, experts: Shape = ()) -> Iterator[tuple[str, Shape]]:
-    """Yields an MLP's matrices; with `experts` = (X,), those of X experts, stacked."""
+    """Yields an MLP's matrices, stacked for X experts if `experts` = (X,)."""
     yield f"{path}.gate_proj", (*experts, I, E)
     yield f"{path}.up_proj", (*experts, I, E)
     yield f"{path}.down_proj", (*experts, E, I)

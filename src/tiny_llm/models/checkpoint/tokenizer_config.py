@@ -73,7 +73,7 @@ def special_tokens(settings: Mapping[str, Any]) -> list[str]:
 
 
 def token_text(token: str | Mapping[str, Any]) -> str:
-    """A token's text, which files store as a string or as the `content` of an object."""
+    """A token's text, stored as a string or as the `content` of an object."""
     text: str = token if isinstance(token, str) else token["content"]
     return text
 
@@ -84,7 +84,7 @@ def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _listed(tokens: Any) -> list[Any]:
-    """Lists the tokens in a field that holds a list, an object, a single token or null."""
+    """Tokens of a field that holds a list, an object, a single token or null."""
     if tokens is None:
         return []
     if isinstance(tokens, dict):

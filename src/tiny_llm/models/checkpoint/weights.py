@@ -1,8 +1,7 @@
 """Checkpoint weights as a tree of layers, read without `mlx_lm`.
 
 The tree has the attributes of `mlx_lm`'s model that the course's models and `Decoder` use; these
-models share its arrays. Checkpoints whose quantization format is not MLX's are loaded with
-`mlx_lm`.
+models share its arrays.
 """
 
 from collections.abc import Mapping
@@ -40,21 +39,13 @@ ROPE_BUFFER_SUFFIX = ".rotary_emb.inv_freq"
 
 
 class TreeNode(Module):
-    """A node of the weight tree: named children, or a layer's arrays.
-
-    Attributes:
-        scales, biases, group_size, bits, mode: a quantized layer's arrays and format.
-    """
+    """Named children, or a layer's arrays and, if quantized, their format."""
 
 
 class CheckpointModel(Module):
-    """The root of the weight tree.
+    """Root of the weight tree: `model`, `lm_head` unless tied, `mtp` if loaded.
 
-    Args:
-        parts: children `model`, `lm_head` unless tied, and `mtp` if loaded.
-
-    Attributes:
-        weight_locations: file locations of arrays not yet read.
+    `weight_locations` holds the file locations of arrays not yet read.
     """
 
     def __init__(self, args: DecoderConfig, parts: Mapping[str, Any]):
@@ -80,11 +71,7 @@ def is_supported_format(folder: Path, config: Mapping[str, Any]) -> bool:
 def read_checkpoint(
     folder: Path, config: Mapping[str, Any], rank_shard: RankShard | None = None, mtp: bool = False
 ) -> CheckpointModel:
-    """Reads the weights lazily from a checkpoint accepted by `is_supported_format`.
-
-    Args:
-        rank_shard: shard to read; None for the full model.
-        mtp: whether to read the MTP layer.
+    """Reads a checkpoint's weights lazily; requires `is_supported_format`.
 
     Raises:
         ValueError: the config is invalid, or a tensor is missing, unexpected or has a wrong shape
@@ -127,7 +114,7 @@ def read_checkpoint(
 def _register_source(
     locations: WeightLocations, array: mx.array, name: str, tensor: TensorInfo, shard: RankShard
 ) -> None:
-    """Registers the file location of a rank's slice, so that only the slice is read."""
+    """Registers the file location of a rank's slice, to read only the slice."""
     ranges = shard.byte_ranges(name, tensor)
     if len(ranges) == 1:
         locations.add(array, tensor.file, ranges[0].start, limit_readahead=True)
@@ -138,11 +125,9 @@ def _register_source(
 def build_model_tree(
     args: DecoderConfig, weights: Mapping[str, mx.array], formats: Mapping[str, Quantization]
 ) -> CheckpointModel:
-    """Builds the tree from named tensors, repacked for this machine's kernels (`repack.py`).
+    """Builds the tree from named tensors, repacked for this machine's kernels.
 
-    Args:
-        weights: tensor name -> array, for all tensors.
-        formats: layer path -> format, for quantized layers.
+    `formats` maps the paths of quantized layers to their formats.
     """
     tree: Any = tree_unflatten(list(weights.items()))
     parts = {name: _build_node(part, name, formats) for name, part in tree.items()}
@@ -154,7 +139,7 @@ def build_model_tree(
 def _check_tensors(
     weights: Mapping[str, mx.array], args: DecoderConfig, quantization: Mapping[str, Any] | None
 ) -> dict[str, Quantization]:
-    """Checks all names and shapes; returns layer path -> format for quantized layers."""
+    """Checks all names and shapes; returns the quantized layers' formats."""
     formats: dict[str, Quantization] = {}
     known = set()
     for path, matrix in matrix_shapes(args):
@@ -176,7 +161,7 @@ def _check_tensors(
 
 
 def layer_quantization(common: Quantization, entry: Any) -> Quantization | None:
-    """A layer's format from its config entry: true, false or a format; None if unquantized."""
+    """Format for a config entry: `common` for true, None for false, or its own."""
     if isinstance(entry, dict):
         return Quantization.from_config(entry)
     return common if entry else None
@@ -188,11 +173,7 @@ def _quantization(
     weights: Mapping[str, mx.array],
     quantization: Mapping[str, Any] | None,
 ) -> Quantization | None:
-    """A layer's format from the config, or inferred from the shapes of its arrays.
-
-    Returns:
-        None if the layer is unquantized.
-    """
+    """A layer's format from the config or its arrays; None if unquantized."""
     if quantization is None:
         return None
     common, entry = Quantization.from_config(quantization), quantization.get(path)
@@ -230,7 +211,7 @@ def _format_shape(shape: Shape) -> str:
 
 
 def _build_node(tree: Any, path: str, formats: Mapping[str, Quantization]) -> Any:
-    """Converts nested dicts and lists of arrays, found at `path` in the model, to nodes."""
+    """Converts nested dicts and lists of arrays at `path` to nodes."""
     if isinstance(tree, mx.array):
         return tree
     if isinstance(tree, list):

@@ -5,9 +5,8 @@
     reference    gathers pages, then attends in plain MLX in float32
 
 "flash" is bit-identical to "paged", and does not support 8-bit pages. "reference" is the oracle
-for both; its rounding may depend on how the prompt is chunked. "flash" and "reference" copy each
-sequence's entire KV in every layer of every step and run without graph capture, so use them for
-comparison and debugging only. Batches are always ragged (`RaggedBatch`).
+for both; its rounding may depend on how the prompt is chunked. "flash" and "reference" are for
+debugging only: they copy each sequence's KV in every layer and step, without graph capture.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +29,7 @@ from ...kv_cache.step_plan import LayerCacheView
 def attend_flash(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
 ) -> mx.array:
-    """Writes keys and values to pages, then calls `flash_attention` once per sequence."""
+    """Writes KV to pages, then calls `flash_attention` once per sequence."""
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     lengths: list[int] = metadata.context_lens.tolist()
     queries = mx.split(query, metadata.cu_seqlens_q.tolist()[1:-1], axis=2)  # 1×H_q×L×D each
@@ -44,7 +43,7 @@ def attend_flash(
 def attend_reference(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
 ) -> mx.array:
-    """Writes keys and values to pages, then attends in plain MLX."""
+    """Writes KV to pages, then attends in plain MLX."""
     if cache.buffers[0].dtype == mx.int8:
         metadata = update_and_fetch_int8(key, value, cache)
     else:
@@ -65,7 +64,7 @@ def attend_reference(
 
 
 def update_and_fetch_int8(key: mx.array, value: mx.array, cache: LayerCacheView) -> PagedKvMetadata:
-    """`update_and_fetch_paged` for 8-bit pages, in plain MLX; returns dequantized pages."""
+    """`update_and_fetch_paged` for int8 pages; returns dequantized pages."""
     step = cache.attention_metadata
     assert step.block_table is not None
     key_pages, value_pages = cache.buffers
@@ -91,7 +90,7 @@ ATTENTION_BACKENDS = ("paged", *COMPARISON_BACKENDS)
 def _attend_sequence(
     query: mx.array, metadata: PagedKvMetadata, index: int, length: int, scale: float, window: int
 ) -> mx.array:
-    """Computes attention from one sequence's queries, 1×H_q×L×D, to its `length` keys."""
+    """Attends from one sequence's queries, 1×H_q×L×D, to its `length` keys."""
     page_ids = metadata.block_table[index]
     mask: Mask = "causal"
     if window:

@@ -26,25 +26,18 @@ class MoEConfig:
 
 @dataclass(frozen=True)
 class DeltaNetConfig:
-    """Parameters of the Gated DeltaNet layers, which replace attention.
+    """Parameters of the Gated DeltaNet layers, which replace attention."""
 
-    Attributes:
-        num_key_heads, num_value_heads: H_k and H_v.
-        key_head_dim, value_head_dim: D_k and D_v.
-        conv_kernel_dim: kernel size K of the convolution, in tokens.
-        layers: indices of the Gated DeltaNet layers, ascending; other layers use attention.
-    """
-
-    num_key_heads: int
-    num_value_heads: int
-    key_head_dim: int
-    value_head_dim: int
-    conv_kernel_dim: int
-    layers: tuple[int, ...]
+    num_key_heads: int  # H_k
+    num_value_heads: int  # H_v
+    key_head_dim: int  # D_k
+    value_head_dim: int  # D_v
+    conv_kernel_dim: int  # kernel size K of the convolution, in tokens
+    layers: tuple[int, ...]  # indices, ascending; other layers use attention
 
     @classmethod
     def from_fields(cls, fields: Fields) -> "DeltaNetConfig":
-        """Parses the `linear_*` fields, and `layer_types` or `full_attention_interval`."""
+        """Parses `linear_*`, and `layer_types` or `full_attention_interval`."""
         H_k, H_v = (positive_int(fields, f"linear_num_{name}_heads") for name in ("key", "value"))
         if H_v % H_k != 0:
             expected = f"a multiple of linear_num_key_heads {H_k}"
@@ -81,18 +74,14 @@ class DeltaNetConfig:
 class SlidingWindow:
     """Window size and layers of sliding-window attention."""
 
-    # Number of most recent keys each query attends to, including its own; less than the context
-    # length.
+    # Number of most recent keys a query attends to, with its own; less than the context length.
     size: int
     layers: frozenset[int]  # indices of the layers with the window; other layers attend to all keys
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Decoder configuration; sizes are named as in `config.json`.
-
-    Created by `registry.read_config`.
-    """
+    """Decoder configuration from `read_config`; sizes as named in `config.json`."""
 
     model_type: str
     hidden_size: int
@@ -114,10 +103,8 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # whether query and key heads are normalized before RoPE
     attn_output_gate: bool = False  # whether q_proj also computes a gate for each head's output
-    experts: MoEConfig | None = None  # mixture of experts; None for an MLP in every layer
-    # Gated DeltaNet layers; None for attention in every layer.
+    experts: MoEConfig | None = None
     delta_net: DeltaNetConfig | None = None
-    # Sliding window in some or all layers; None for full attention in every layer.
     sliding_window: SlidingWindow | None = None
     has_mtp: bool = False
 
@@ -144,7 +131,7 @@ class DecoderConfig:
 
     @property
     def max_window(self) -> int:
-        """Number of most recent keys any layer attends to; 0 if some layer attends to all."""
+        """Sliding-window size if all layers have a window, else 0."""
         return min(map(self.window_of, range(self.num_hidden_layers)))
 
     def has_delta_net(self, layer: int) -> bool:
@@ -157,11 +144,10 @@ class DecoderConfig:
 
 
 def check_mtp_fields(fields: Fields, is_hybrid: bool) -> None:
-    """Checks that a config has a single MTP layer, which shares the model's embedding.
+    """Checks that a hybrid model has one MTP layer that shares its embedding.
 
     Raises:
-        ValueError: the number of MTP layers is not 1, the MTP layer has a dedicated embedding, or
-            the family is not hybrid.
+        ValueError: the config has another MTP layout.
     """
     if not is_hybrid:
         raise ValueError(f"model type '{fields['model_type']}' has no multi-token prediction layer")
@@ -179,7 +165,7 @@ def check_mtp_fields(fields: Fields, is_hybrid: bool) -> None:
 
 
 def _delta_net_layers(fields: Fields) -> tuple[int, ...]:
-    """Indices of the Gated DeltaNet layers; requires at least one of them and one of attention."""
+    """Indices of the Gated DeltaNet layers, which must be some but not all."""
     num_layers, types = positive_int(fields, "num_hidden_layers"), fields.get("layer_types")
     if types is None:
         interval = positive_int(fields, "full_attention_interval", 4)

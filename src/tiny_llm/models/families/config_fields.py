@@ -25,7 +25,7 @@ VISION_FIELDS = (
 
 
 def text_fields(config: Fields) -> Fields:
-    """Fields of the language model: the outer fields, overridden by those in `text_config`.
+    """The language model's fields: the outer ones, overridden by `text_config`.
 
     For `NESTED_FAMILIES`, the vision tower's fields are dropped. Other configs, and configs without
     `text_config`, are returned unchanged.
@@ -71,11 +71,9 @@ def required_field(fields: Fields, name: str) -> Any:
 def positive_int(
     fields: Fields, name: str, default: int | None = None, most: float = MAX_INT32
 ) -> int:
-    """Value of a positive integer field.
+    """Value of a positive integer field, at most `most`.
 
-    Args:
-        default: value used if the field is missing or null; None makes the field required.
-        most: largest valid value.
+    `default` replaces a missing or null value; None makes the field required.
     """
     if default is not None and fields.get(name) is None:
         return default
@@ -96,7 +94,7 @@ def non_negative_int(fields: Fields, name: str, default: int) -> int:
 
 
 def positive_float(fields: Fields, name: str, default: float | None = None) -> float:
-    """Value of a positive numeric field; see `positive_int` for arguments and errors."""
+    """Value of a positive numeric field; see `positive_int`."""
     if default is not None and fields.get(name) is None:
         return default
     value = required_field(fields, name)
@@ -117,7 +115,7 @@ def boolean(fields: Fields, name: str, default: bool = False) -> bool:
 
 
 def non_negative_ints(fields: Fields, name: str) -> list[int] | None:
-    """Value of a field that is a list of non-negative integers; None if missing or null."""
+    """Value of a list of non-negative integers; None if missing or null."""
     value = fields.get(name)
     if value is None:
         return None

@@ -2,7 +2,6 @@
 
 The families differ only in QK norms, biases, RoPE scaling, output gates, sliding windows, Gated
 DeltaNet instead of attention, and experts instead of the MLP.
-Implements `ServingModel` (`models/protocol.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -55,12 +54,11 @@ def attend_paged(
 
 
 class Attention:
-    """Grouped-query attention over a KV cache, with optional QK norms, biases and output gate.
+    """Grouped-query attention with optional QK norms, biases and output gate.
 
     With a gate, q_proj outputs D query features, then D gate features, for each head.
 
     Args:
-        layer: the checkpoint's attention layer, with `q_proj`, `k_proj`, `v_proj` and `o_proj`.
         window: number of most recent keys each query attends to; 0 for all.
         backend: one of `ATTENTION_BACKENDS`.
     """
@@ -99,7 +97,7 @@ class Attention:
         return self.o_proj(attended.reshape(B, L, H_q * D))
 
     def _split_gate(self, query: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Splits q_proj's output into queries and gates, B×L×H_q×D each; None without gates."""
+        """Splits q_proj's output into queries and gates (or None), B×L×H_q×D each."""
         B, L, _ = query.shape
         if not self.has_gate:
             return query.reshape(B, L, self.num_heads, self.head_dim), None
@@ -108,7 +106,7 @@ class Attention:
 
 
 class DecoderBlock:
-    """Pre-norm transformer block: attention or Gated DeltaNet, then the MLP or experts."""
+    """Pre-norm block: attention or Gated DeltaNet, then the MLP or experts."""
 
     def __init__(
         self, config: DecoderConfig, index: int, layer: Any, dtype: mx.Dtype, attention_backend: str
@@ -132,13 +130,13 @@ class DecoderBlock:
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """Maps the previous block's (x, update) to this block's; the output is x + update."""
+        """Maps the previous (x, update) to this block's; the output is their sum."""
         return self.feed_forward(*self.attend(x, update, cos_sin, cache))
 
     def attend(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """First half of the block; returns (x, update from attention or Gated DeltaNet)."""
+        """First half; returns (x, update from attention or Gated DeltaNet)."""
         if update is None:
             normed = kernels.rms_norm(x, self.input_layernorm, self.eps)
         else:
@@ -148,20 +146,20 @@ class DecoderBlock:
         return x, self.mixer(normed, cos_sin, cache)
 
     def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
-        """Second half of the block; returns (x, update from the MLP or experts)."""
+        """Second half; returns (x, update from the MLP or experts)."""
         x, normed = kernels.add_rms_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
 
 
 class EagerLayers(PlannedLayers):
-    """Runs layers uncaptured, because they sync with the host or use MLX operations."""
+    """Runs layers that sync with the host or use MLX operations, uncaptured."""
 
     def _function_for(self, names: tuple[str, ...]) -> Callable[..., Any]:
         return partial(self._run, names)
 
 
 class Decoder:
-    """Model of any registered family, over paged KV storage.
+    """`ServingModel` of any registered family, over paged KV storage.
 
     Args:
         mlx_model: checkpoint from `mlx_lm.load` or `load_weights`, repacked; its arrays are shared.
@@ -172,8 +170,7 @@ class Decoder:
 
     Attributes:
         adapters: LoRA adapters used in the current step (`models/lora`).
-        supports_graph_capture: whether a step can be captured, that is, its layers call only the
-            extension and never sync with the host.
+        supports_graph_capture: whether a step calls only the extension and never syncs.
 
     Raises:
         ValueError: the page size, or the model's sizes or weights, are invalid; see also
@@ -306,7 +303,7 @@ class Decoder:
     def _run_layers(
         self, x: mx.array, cos_sin: CosSin, caches: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
-        """Runs all layers, each with its cache view; returns the last layer's (x, update)."""
+        """Runs all layers; returns the last one's (x, update)."""
         self.adapters.ids = caches[0].attention_metadata.adapter_ids
         update = None
         for layer, cache in zip(self.layers, caches, strict=True):
@@ -315,6 +312,6 @@ class Decoder:
         return x, update
 
     def _needs_host_sync(self) -> bool:
-        """Whether any layer's experts read their ids on the host, which needs a sync mid-step."""
+        """Whether any layer's experts read their ids on the host."""
         mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, SparseMoE)]
         return any(mixture.experts.needs_host_sync for mixture in mixtures)

@@ -1,10 +1,8 @@
 """Matmuls for the selected experts, by device and weight format.
 
-    GroupedExperts     the extension's grouped matmul: 4 or 8 bits, on a CPU
-    SeparateExperts    one MLP per expert: unquantized weights and float32, on a CPU
-    GatheredExperts    MLX's gathered matmul: on a GPU
-
-Each maps tokens N..×E and their expert ids N..×K to expert outputs N..×K×E.
+GroupedExperts     the extension's grouped matmul: 4 or 8 bits, on a CPU
+SeparateExperts    one MLP per expert: unquantized weights and float32, on a CPU
+GatheredExperts    MLX's gathered matmul: on a GPU
 """
 
 import copy
@@ -43,7 +41,7 @@ def sort_by_expert(experts: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def expert_segments(experts: mx.array) -> list[tuple[int, int, int]]:
-    """Finds each expert's rows among products sorted by expert. Synchronizes with the device.
+    """Finds each expert's rows among sorted products; syncs with the device.
 
     Args:
         experts: expert ids of P products, in ascending order.
@@ -64,19 +62,15 @@ def expert_segments(experts: mx.array) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class GroupedExperts:
-    """Experts computed by the extension's grouped matmul, with quantized matrices X×O×I.
+    """Experts computed by the extension's quantized grouped matmul.
 
     A step reads only the selected experts' matrices, each once. The kernel, not the host, reads the
     expert ids, so the step's graph can be captured.
-
-    Attributes:
-        gate, up: X×I×E, for X experts of MLP size I.
-        down: X×E×I.
     """
 
-    gate: QuantizedWeights
-    up: QuantizedWeights
-    down: QuantizedWeights
+    gate: QuantizedWeights  # X×I×E, for X experts of MLP size I
+    up: QuantizedWeights  # X×I×E
+    down: QuantizedWeights  # X×E×I
     needs_host_sync: ClassVar[bool] = False
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
@@ -93,7 +87,6 @@ class SeparateExperts:
 
     Args:
         stacked: layers with the stacked matrices X×O×I of all X experts.
-        dtype: dtype of the activations.
     """
 
     needs_host_sync = True
@@ -120,11 +113,7 @@ class SeparateExperts:
 
 
 class GatheredExperts:
-    """Experts computed by MLX's gathered matmul, without a host sync.
-
-    Args:
-        stacked: layers with the stacked matrices X×O×I of all X experts.
-    """
+    """Experts computed by MLX's gathered matmul, without a host sync."""
 
     needs_host_sync = False
 
@@ -150,7 +139,7 @@ Experts = GroupedExperts | SeparateExperts | GatheredExperts
 
 
 def make_experts(stacked: Any, dtype: mx.Dtype) -> Experts:
-    """Selects the fastest implementation for stacked `PROJECTIONS` on this machine."""
+    """Selects this machine's fastest implementation for stacked `PROJECTIONS`."""
     if not kernels.computes_on_cpu():
         return GatheredExperts(stacked)
     # [solution only]
@@ -163,7 +152,7 @@ def make_experts(stacked: Any, dtype: mx.Dtype) -> Experts:
 
 
 def _grouped(x: mx.array, w: QuantizedWeights, experts: mx.array) -> mx.array:
-    """Multiplies each row by its K experts' matrices: N..×I or N..×K×I -> N..×K×O."""
+    """Multiplies rows by their K experts' matrices: N..×I or N..×K×I -> N..×K×O."""
     arrays = x, w.weight, experts
     return kernels.grouped_quantized_matmul(
         w.scales, w.biases, w.group_size, w.bits, *arrays, activation_bits=w.activation_bits

@@ -3,11 +3,10 @@
     probabilities = softmax(router · x), in float32
     y = Σ probability · expert(x), over the top k experts
 
-The matmuls are in `expert_matmul.py`. Routing and the weighted sum are implemented here with MLX
+`expert_matmul.py` has the matmuls. Routing and the weighted sum are implemented here with MLX
 operations, for GPUs; on a CPU, each is a single operation of the extension.
 
-Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
-Layer" (2017).
+Source: Shazeer et al., "Outrageously Large Neural Networks" (2017), arXiv 1701.06538.
 """
 
 from typing import Any
@@ -45,11 +44,11 @@ def select_experts(logits: mx.array, k: int, normalized: bool) -> tuple[mx.array
 
 
 def combine_experts(outputs: mx.array, routing_weights: mx.array) -> mx.array:
-    """Weighted sum of each token's expert outputs: Σ_k routing_weights[…, k] · outputs[…, k, :].
+    """Sums each token's weighted outputs: Σ_k routing_weights[k] · outputs[k, :].
 
     Args:
         outputs: N..×K×E for K experts per token, in any dtype; accumulated in float32.
-        routing_weights: routing weights, N..×K float32.
+        routing_weights: N..×K float32.
 
     Returns:
         N..×E in the dtype of `outputs`, rounded once.
@@ -94,10 +93,7 @@ class SparseMoE:
         return y if shared is None else y + shared
 
     def route(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Selects each token's experts, most probable first, and their routing weights.
-
-        Args:
-            x: N..×E.
+        """Selects experts for tokens N..×E, most probable first.
 
         Returns:
             (expert ids, N..×K uint32; routing weights, N..×K float32).

@@ -29,12 +29,9 @@ StatefulOperation = Callable[..., tuple[mx.array, mx.array]]  # returns (outputs
 
 
 class GatedDeltaNet:
-    """Gated DeltaNet layer that reads and writes the state slots of a ragged batch.
+    """Gated DeltaNet layer over the state slots of a ragged batch.
 
     Args:
-        config: the decoder's config.
-        layer: the checkpoint's layer, with `in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`,
-            `conv1d`, `A_log`, `dt_bias`, `norm` and `out_proj`.
         dtype: dtype of the activations.
         is_reference: whether to use the reference implementations instead of the kernels.
     """
@@ -63,11 +60,9 @@ class GatedDeltaNet:
             self._gated_norm = kernels.gated_rms_norm
 
     def __call__(self, x: mx.array, cache: LayerCacheView) -> mx.array:
-        """Applies the layer to T tokens and updates their sequences' states: 1×T×E -> 1×T×E.
+        """Applies the layer to T tokens: 1×T×E -> 1×T×E.
 
-        Args:
-            x: 1×T×E.
-            cache: the layer's state slots.
+        Updates the sequences' states in `cache`, the layer's state slots.
         """
         config = self.config
         projections = self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a

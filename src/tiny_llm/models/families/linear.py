@@ -24,20 +24,15 @@ from ...quantize import QuantizedEmbedding, QuantizedWeights, project, project_e
 
 @dataclass(frozen=True)
 class MlxQuantizedWeights:
-    """A quantized matrix O×I, for O outputs and I inputs, multiplied by MLX.
-
-    Attributes:
-        weight, scales, biases: arrays from `mx.quantize`; biases only in mode "affine".
-        dtype: dtype of the rows that `__call__` looks up in an embedding matrix.
-    """
+    """A matrix O×I from `mx.quantize`, for O outputs and I inputs."""
 
     weight: mx.array
     scales: mx.array
-    biases: mx.array | None
+    biases: mx.array | None  # only in mode "affine"
     group_size: int
     bits: int
     mode: str
-    dtype: mx.Dtype
+    dtype: mx.Dtype  # of the rows that `__call__` looks up in an embedding matrix
 
     def multiply(self, x: mx.array) -> mx.array:
         """Multiplies x by the transposed matrix: N..×I -> N..×O, in the dtype of `x`.
@@ -80,24 +75,23 @@ GATES = ("gate", "shared_expert_gate")  # names in a mixture of experts
 
 @dataclass
 class AdapterBatch:
-    """LoRA adapters used in the current step, set by the decoder and read by its layers."""
+    """The step's LoRA adapters, set by the decoder and read by its layers."""
 
     ids: mx.array | None = None  # T adapter ids, −1 for no adapter; None if no token has an adapter
 
 
 @dataclass(frozen=True)
 class LoraWeights:
-    """The low-rank matrices of all adapters for one linear layer (`kernels.add_lora`)."""
+    """Low-rank matrices of all adapters for one layer; see `kernels.add_lora`."""
 
     a: mx.array  # R×I, where R is the sum of all adapters' ranks
     b: mx.array  # R×O, premultiplied by the adapters' scales
-    # int32, one entry per adapter and the end. Adapter k has rows rank_offsets[k] to
-    # rank_offsets[k + 1] − 1 of `a` and `b`, and none if it does not adapt this layer.
+    # int32, one per adapter and the end: adapter k has rows offset[k] to offset[k + 1] − 1.
     rank_offsets: mx.array
-    batch: AdapterBatch  # the adapters used in the current step
+    batch: AdapterBatch
 
     def add_to(self, y: mx.array, x: mx.array) -> mx.array:
-        """Adds each token's LoRA update for the input x, 1×T×I, to the output y, 1×T×O."""
+        """Adds each token's LoRA update for input x, 1×T×I, to output y, 1×T×O."""
         ids = self.batch.ids
         if ids is None:
             return y
@@ -109,8 +103,8 @@ class Linear:
     """A linear layer: x · wᵀ + bias, plus each token's LoRA update."""
 
     weight: Weight  # O×I, for O outputs and I inputs
-    bias: mx.array | None = None  # O; None for no bias
-    lora: LoraWeights | None = None  # the layer's LoRA weights; None without adapters
+    bias: mx.array | None = None  # O
+    lora: LoraWeights | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
         """Applies the layer to I input features: N..×I -> N..×O."""
@@ -156,7 +150,7 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
 
 
 def with_8_bit_activations(mlx_model: Any) -> Any:
-    """Returns a copy of a model, sharing its arrays, whose layers round their inputs to 8 bits.
+    """Copies a model, sharing arrays; the copy rounds layer inputs to 8 bits.
 
     Layers that the kernels do not multiply, and gates, whose outputs select or weight experts,
     remain exact.
@@ -187,7 +181,7 @@ def with_8_bit_activations(mlx_model: Any) -> Any:
 
 
 def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> EmbeddingTable:
-    """Builds an embedding; `shape` is (vocab_size, hidden_size). See also `linear_from`."""
+    """Builds an embedding of `shape` (vocab_size, hidden_size)."""
     weight = weight_from(layer, dtype)
     if isinstance(weight, QuantizedWeights):
         return QuantizedEmbedding(*shape, weight)
@@ -195,13 +189,13 @@ def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Embed
 
 
 def activation_dtype(table: Any, norm: Any) -> mx.Dtype:
-    """Dtype of the embedding or its scales; if these are integers, dtype of the final norm."""
+    """Dtype of the embedding or its scales; if integers, that of the final norm."""
     dtype: mx.Dtype = table.scales.dtype if "scales" in table else table.weight.dtype
     return dtype if mx.issubdtype(dtype, mx.floating) else norm.weight.dtype
 
 
 def linear_each(x: mx.array, layers: Sequence[Linear]) -> list[mx.array]:
-    """Applies several linear layers to one input, fusing matmuls with the same weight format."""
+    """Applies linear layers to one input, fusing matmuls of the same format."""
     weights = [layer.weight for layer in layers]
     if any(isinstance(weight, MlxQuantizedWeights) for weight in weights):
         return [layer(x) for layer in layers]
@@ -214,12 +208,7 @@ def _multiply(x: mx.array, weight: Weight) -> mx.array:
 
 
 class Mlp:
-    """The SwiGLU feed-forward layer: down_proj(silu(gate_proj x) * (up_proj x)).
-
-    Args:
-        layer: the checkpoint's layer, with `gate_proj`, `up_proj` and `down_proj`.
-        dtype: dtype of the activations.
-    """
+    """The SwiGLU feed-forward layer: down_proj(silu(gate_proj x) * (up_proj x))."""
 
     def __init__(self, layer: Any, dtype: mx.Dtype):
         self.gate_proj = linear_from(layer.gate_proj, dtype)

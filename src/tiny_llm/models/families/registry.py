@@ -112,8 +112,7 @@ HYBRID_FIELDS = {
 }
 HYBRID_PARTIAL_ROTARY_FACTOR = 0.25  # default of `partial_rotary_factor`
 
-# Fields that are accepted but not read here, because they are read by other modules, redundant or
-# for training only.
+# Not read here: read by other modules, redundant or for training only.
 IGNORED_FIELDS = {
     *("architectures", "attention_dropout", "attn_implementation", "bos_token_id", "dtype"),
     *("eos_token_id", "initializer_range", "keys_to_ignore_at_inference", "name_or_path"),
@@ -198,7 +197,7 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
 
 
 def config_of(args: Any) -> DecoderConfig:
-    """A model's config, from the `args` of a model from `load_weights` or `mlx_lm`."""
+    """Config from the `args` of a model from `load_weights` or `mlx_lm`."""
     return args if isinstance(args, DecoderConfig) else read_config(vars(args))
 
 
@@ -269,7 +268,6 @@ def _sliding_window(fields: Fields, family: Family, num_layers: int) -> SlidingW
 
 
 def _experts(fields: Fields, family: Family, num_layers: int) -> MoEConfig:
-    """Parses the mixture-of-experts fields."""
     step = positive_int(fields, "decoder_sparse_step", 1)
     mlp_only = non_negative_ints(fields, "mlp_only_layers") or []
     layers = {i for i in range(num_layers) if (i + 1) % step == 0} - set(mlp_only)

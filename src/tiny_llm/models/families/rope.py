@@ -7,9 +7,8 @@ All scaling types change the rotation frequencies; yarn also changes the magnitu
     yarn     like llama3, but the ramp is linear in the pair's index instead of its frequency; also
              scales queries and keys slightly
 
-Sources: Chen et al., "Extending Context Window of Large Language Models via Positional
-Interpolation" (2023), for linear; Meta's Llama 3.1 for llama3; Peng et al., "YaRN: Efficient
-Context Window Extension of Large Language Models" (2023), for yarn.
+Sources: Chen et al., "Positional Interpolation" (2023), arXiv 2306.15595, for linear; Meta's
+Llama 3.1 for llama3; Peng et al., "YaRN" (2023), arXiv 2309.00071, for yarn.
 """
 
 import functools
@@ -57,11 +56,9 @@ class RopeFields:
 
     @classmethod
     def from_config(cls, fields: Fields, partial: float | None) -> "RopeFields":
-        """Parses the fields.
+        """Parses the fields, with `partial` as default of `partial_rotary_factor`.
 
-        Args:
-            partial: default `partial_rotary_factor`, for families that rotate only some features
-                of each head and may have multimodal sections; None for other families.
+        Families that rotate all features and have no multimodal sections pass None.
         """
         grouped = fields.get("rope_parameters") or {}
         if not isinstance(grouped, Mapping):
@@ -95,34 +92,23 @@ class RopeFields:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Parameters of RoPE scaling.
+    """Parameters of RoPE scaling."""
 
-    Attributes:
-        rope_type: "linear", "llama3" or "yarn".
-        original_context: context length in training.
-        low, high: ramp bounds, in rotations over the original context: pairs below `low` have their
-            frequencies divided by the factor, pairs above `high` keep theirs.
-        attention_factor: factor applied to queries and keys.
-        truncate: whether yarn's ramp bounds are rounded to integer pair indices.
-    """
-
-    rope_type: str
+    rope_type: str  # "linear", "llama3" or "yarn"
     factor: float
-    original_context: int
+    original_context: int  # context length in training
+    # Ramp bounds, in rotations over the original context: pairs below `low` have their frequencies
+    # divided by the factor, pairs above `high` keep theirs.
     low: float = 1.0
     high: float = 1.0
-    attention_factor: float = 1.0
-    truncate: bool = True
+    attention_factor: float = 1.0  # factor applied to queries and keys
+    truncate: bool = True  # whether yarn's ramp bounds are rounded to integer pair indices
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any] | None, context: int) -> "RopeScaling | None":
-        """Parses `rope_scaling`, or `rope_parameters`, from a `config.json`.
+        """Parses `rope_scaling` or `rope_parameters`; None for plain RoPE.
 
-        Args:
-            context: `max_position_embeddings`.
-
-        Returns:
-            None for plain RoPE.
+        `context` is `max_position_embeddings`.
         """
         if fields is None:
             return None
@@ -162,7 +148,7 @@ class RopeScaling:
         return cls(rope_type, factor, original)
 
     def scaled_context(self, context: int) -> int:
-        """Scaled context length of a model with `max_position_embeddings` = `context`.
+        """Scaled context length, given `max_position_embeddings` as `context`.
 
         For llama3, `context` is already scaled; for other types it may be the original length.
         """
@@ -182,10 +168,10 @@ class RopeScaling:
         return inv_freq / self.factor * (1 - unscaled) + inv_freq * unscaled
 
     def _yarn_ramp(self, num_pairs: int, base: float) -> mx.array:
-        """Ramp over the pairs: 0 for pairs that keep their frequency, 1 for fully scaled pairs."""
+        """Ramp over pairs: 0 where the frequency is kept, 1 where fully scaled."""
 
         def pair_with(rotations: float) -> float:
-            """Fractional index of the pair that rotates `rotations` times in `original_context`."""
+            """Fractional index of the pair that makes `rotations` in training."""
             wave = self.original_context / (rotations * 2 * math.pi)
             return num_pairs * math.log(wave) / math.log(base)
 
@@ -198,12 +184,7 @@ class RopeScaling:
 
 
 class ScaledRoPE(RoPE):
-    """`RoPE` with scaling.
-
-    Args:
-        dims, seq_len, base: see `RoPE`; a pair has one feature in each half of the head.
-        scaling: scaling parameters.
-    """
+    """`RoPE` with scaling; a pair has one feature in each half of the head."""
 
     def __init__(self, dims: int, seq_len: int, base: float, scaling: RopeScaling):
         super().__init__(dims, seq_len, base)

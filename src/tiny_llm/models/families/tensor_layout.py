@@ -53,13 +53,11 @@ def text_tensor_name(name: str) -> str:
 def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str, str]:
     """Maps the names of MLX's text model to tensor names in the checkpoint.
 
-    Args:
-        config: the model's config. Only hybrid families have prefixes and skipped tensors.
+    Only hybrid families have prefixes and skipped tensors.
     """
     if config.delta_net is None:
         stored = list(stored)
-        # Embedding models are saved without the LM head and the "model." prefix; this adds the
-        # prefix.
+        # Embedding models are saved without the LM head and the "model." prefix.
         prefix = "" if any(name.startswith("model.") for name in stored) else "model."
         return {prefix + name: name for name in stored}
     names: dict[str, str] = {}
@@ -75,18 +73,17 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
 
 
 def is_skipped(name: str, mtp: bool) -> bool:
-    """Whether loading skips a hybrid family's tensor: vision or, unless `mtp`, the MTP layer."""
+    """Whether loading skips a tensor: vision or, unless `mtp`, the MTP layer."""
     if name.startswith(VISION_PREFIXES):
         return True
     return not mtp and text_tensor_name(name).startswith(MTP_PREFIX)
 
 
 def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
-    """Converts tensors to MLX's layout, except per-expert matrices, in place and lazily.
+    """Converts tensors, except per-expert matrices, to MLX's layout in place.
 
     Args:
-        weights: name in the text model -> array.
-        config: config of the full model.
+        config: config of the full model, even for a shard.
     """
     if config.delta_net is not None:
         _split_gate_up(weights, config)
@@ -95,14 +92,14 @@ def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
 
 
 def split_names(path: str) -> tuple[str, ...]:
-    """Paths of the layers that a fused layer splits into; other paths are returned unchanged."""
+    """Layers that a fused layer splits into; (path,) for any other layer."""
     parent, _, name = path.rpartition(".")
     parts = {"in_proj_qkvz": ("in_proj_qkv", "in_proj_z"), "in_proj_ba": ("in_proj_b", "in_proj_a")}
     return tuple(f"{parent}.{part}" for part in parts[name]) if name in parts else (path,)
 
 
 def converted_quantization(quantization: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """`config["quantization"]` with layer paths converted to those of the text model."""
+    """`config["quantization"]` with the layer paths of the text model."""
     if quantization is None:
         return None
     return {
@@ -113,11 +110,9 @@ def converted_quantization(quantization: Mapping[str, Any] | None) -> Mapping[st
 
 
 def stack_experts(weights: dict[str, mx.array], config: DecoderConfig) -> None:
-    """Stacks per-expert matrices, as in MLX checkpoints, in place.
+    """Stacks matrices such as `mlp.experts.3.up_proj.weight` in place.
 
-    Args:
-        weights: tensor name -> array; names like `mlp.experts.3.up_proj.weight` are replaced.
-        config: config of the model, or of a shard.
+    `config` describes the model or, if `weights` are a shard, the shard.
     """
     for mlp, number in _moe_layers(config):
         for name in PROJECTIONS:
@@ -140,7 +135,7 @@ def _moe_layers(config: DecoderConfig) -> list[tuple[str, int]]:
 
 
 def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
-    """Moves stacked experts to `switch_mlp`: gate_up_proj X×2I×E, split, and down_proj X×E×I."""
+    """Moves gate_up_proj X×2I×E, split, and down_proj X×E×I to `switch_mlp`."""
     for mlp, _ in _moe_layers(config):
         experts, stacked = (f"{mlp}.{name}" for name in ("experts", "switch_mlp"))
         gate_up = weights.pop(f"{experts}.gate_up_proj", None)

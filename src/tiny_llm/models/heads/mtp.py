@@ -28,7 +28,7 @@ from ..families.linear import linear_from
 
 
 class MtpDecoder(Decoder):
-    """MTP layer of a checkpoint from `load_weights(…, mtp=True)`, as a single-layer decoder."""
+    """MTP layer as a single-layer decoder; needs `load_weights(…, mtp=True)`."""
 
     def __init__(self, mlx_model: CheckpointModel, *args: Any, **options: Any):
         super().__init__(mtp_checkpoint(mlx_model), *args, **options)
@@ -45,7 +45,7 @@ class MtpDecoder(Decoder):
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
-        """Like `ragged_features`, for the MTP layer; returns g_t, len(rows)×hidden_size.
+        """Like `ragged_features`, but returns g_t, len(rows)×hidden_size.
 
         Args:
             ids: T token ids: x_{t+1}, the token after each position t of the batch.
@@ -60,7 +60,7 @@ class MtpDecoder(Decoder):
 
 
 def mtp_checkpoint(mlx_model: CheckpointModel) -> CheckpointModel:
-    """Single-layer checkpoint: the MTP layer between the model's embedding and LM head."""
+    """Single-layer checkpoint: the model's embedding, MTP layer and LM head."""
     model = TreeNode()
     model.embed_tokens = mlx_model.model.embed_tokens
     model.layers, model.norm = mlx_model.mtp.layers, mlx_model.mtp.norm

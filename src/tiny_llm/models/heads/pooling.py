@@ -40,13 +40,13 @@ def pool_embeddings(features: mx.array) -> mx.array:
 
 
 def pool_scores(logits: mx.array, no_token: int, yes_token: int) -> mx.array:
-    """Softmax probability of "yes" versus "no" as the next token of n prompts: n×V -> n×1."""
+    """Probability of "yes" versus "no" as n prompts' next token: n×V -> n×1."""
     pair = mx.stack([logits[:, no_token], logits[:, yes_token]], axis=-1).astype(mx.float32)
     return mx.softmax(pair, axis=-1)[:, 1:]
 
 
 def detect_task(folder: Path) -> Task:
-    """A checkpoint's task: "embed" with a sentence-transformers pooling layer, else "generate".
+    """Task: "embed" with a sentence-transformers pooling layer, else "generate".
 
     Raises:
         ValueError: the checkpoint uses a pooling mode other than last-token pooling.

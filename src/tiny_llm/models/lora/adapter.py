@@ -22,15 +22,10 @@ UNSUPPORTED_PARTS = {"model.embed_tokens": "the embedding", "lm_head": "the LM h
 
 @dataclass(frozen=True)
 class LoraMatrices:
-    """One layer's low-rank update: (x · aᵀ) · b.
+    """One layer's low-rank update, (x · aᵀ) · b."""
 
-    Attributes:
-        a: r×I, for rank r and I inputs of the layer.
-        b: r×O, for O outputs of the layer; premultiplied by the adapter's scale.
-    """
-
-    a: mx.array
-    b: mx.array
+    a: mx.array  # r×I, for rank r and I inputs of the layer
+    b: mx.array  # r×O, for O outputs of the layer; premultiplied by the adapter's scale
 
 
 # Layer path, for example model.layers.0.mlp.up_proj -> the layer's update.
@@ -40,12 +35,10 @@ Adapter = Mapping[str, LoraMatrices]
 def read_adapter(
     path: str, model: DecoderConfig, dtype: mx.Dtype, rank_shard: RankShard | None = None
 ) -> Adapter:
-    """Reads an adapter written by `mlx_lm.lora` or PEFT.
+    """Reads an adapter folder written by `mlx_lm.lora` or PEFT.
 
     Args:
-        path: the adapter's folder.
-        model: the model's config.
-        dtype: dtype of the matrices, the model's activation dtype.
+        dtype: the model's activation dtype, to which the matrices are converted.
         rank_shard: shard of the matrices to return; None for the full matrices.
 
     Raises:
@@ -95,7 +88,7 @@ def _read(folder: Path, model: DecoderConfig, dtype: mx.Dtype) -> Adapter:
 def _check_tensors(
     tensors: Mapping[str, TensorInfo], config: AdapterConfig, model: DecoderConfig
 ) -> dict[str, tuple[str, str]]:
-    """Checks names, dtypes and shapes; returns layer path -> names of the a and b tensors."""
+    """Checks all tensors; returns layer path -> (name of a, name of b)."""
     layers = _layer_shapes(model)
     found: dict[str, dict[str, str]] = {}
     for name, tensor in tensors.items():
@@ -155,7 +148,7 @@ def _check_tensor(
 
 
 def _layer_shapes(model: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Layer path -> matrix shape, including fused projections (`tensor_layout.py`)."""
+    """Layer path -> matrix shape, including fused projections."""
     shapes = dict(matrix_shapes(model))
     for index in model.delta_net.layers if model.delta_net is not None else ():
         for fused in ("in_proj_qkvz", "in_proj_ba"):
@@ -166,7 +159,7 @@ def _layer_shapes(model: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _split(layer: str, a: mx.array, b: mx.array, model: DecoderConfig) -> Adapter:
-    """Splits a fused projection's update into the updates of the separate projections."""
+    """Splits a fused projection's update into those of its parts."""
     parts = split_names(layer)
     if len(parts) == 1:
         return {layer: LoraMatrices(a, b)}
@@ -177,10 +170,7 @@ def _split(layer: str, a: mx.array, b: mx.array, model: DecoderConfig) -> Adapte
 
 
 def _shard(layer: str, full: LoraMatrices, rank_shard: RankShard) -> LoraMatrices:
-    """Slices an update like its weight: `a` by columns, or `b` by the weight's rows.
-
-    A rank's update of a layer split by columns is a partial sum, like the layer's output.
-    """
+    """Slices an update like its weight: `a` by columns, or `b` by rows."""
     weight, a, b = f"{layer}.weight", full.a, full.b
     if layer.rpartition(".")[2] in BY_COLUMN:
         a = rank_shard.slice_tensor(weight, a)

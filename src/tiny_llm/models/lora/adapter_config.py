@@ -1,8 +1,7 @@
 """Adapter configs: `adapter_config.json` as written by `mlx_lm.lora` or PEFT.
 
-Both tools use the same file name; PEFT's files have the field `peft_type`. Unsupported methods
-(DoRA, full fine-tuning) are rejected, and so are unsupported fields that would change the
-computation.
+Only PEFT's files have the field `peft_type`. Unsupported methods (DoRA, full fine-tuning) are
+rejected, as are unsupported fields that would change the computation.
 
 Sources: `mlx_lm/tuner/utils.py`; https://huggingface.co/docs/peft/package_reference/lora
 """
@@ -43,27 +42,18 @@ PEFT_UNSUPPORTED = (
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """An adapter's format, rank, scale and layers.
+    """An adapter's format, rank, scale and layers."""
 
-    Attributes:
-        file: name of the tensor file.
-        rank: rank of every matrix.
-        scale: factor applied to the update.
-        first_layer: index of the first adapted decoder layer.
-        keys: allowlist of linear layers, by path within the decoder layer or the model; None allows
-            all.
-        is_peft: whether the tensors use PEFT's names and layout.
-    """
-
-    file: str
+    file: str  # name of the tensor file
     rank: int
-    scale: float
-    first_layer: int = 0
+    scale: float  # factor applied to the update
+    first_layer: int = 0  # index of the first adapted decoder layer
+    # Allowlist of linear layers, by path within the decoder layer or the model; None allows all.
     keys: frozenset[str] | None = None
-    is_peft: bool = False
+    is_peft: bool = False  # whether the tensors use PEFT's names and layout
 
     def split_name(self, name: str) -> tuple[str, str] | None:
-        """Splits a tensor name into layer path and "a" or "b"; None if it is not a LoRA tensor."""
+        """Splits a LoRA tensor's name into layer path and "a" or "b"; else None."""
         path, _, last = name.rpartition(".")
         if not self.is_peft:
             return (path, last[-1]) if last in ("lora_a", "lora_b") else None
@@ -75,10 +65,6 @@ class AdapterConfig:
 
 def read_adapter_config(folder: Path, model: DecoderConfig) -> AdapterConfig:
     """Reads and checks an adapter's config.
-
-    Args:
-        folder: the adapter's folder.
-        model: the model's config.
 
     Raises:
         ValueError: the file is missing or invalid, or the adapter is unsupported.

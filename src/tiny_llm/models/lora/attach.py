@@ -20,11 +20,10 @@ def attach_adapters(
     paths: Sequence[str | os.PathLike[str]],
     rank_shard: RankShard | None = None,
 ) -> None:
-    """Reads adapters and attaches them to a decoder; adapter ids are indices into `paths`.
+    """Reads and attaches adapters; an adapter's id is its index in `paths`.
 
     Args:
         decoder: a decoder without adapters.
-        paths: the adapters' folders.
         rank_shard: the decoder's shard; None for a full model.
 
     Raises:
@@ -41,7 +40,7 @@ def attach_adapters(
 
 
 def _concatenate(matrices: Sequence[LoraMatrices | None], batch: AdapterBatch) -> LoraWeights:
-    """Concatenates all adapters' matrices for one layer; None for adapters that skip the layer."""
+    """Concatenates one layer's matrices; None marks adapters that skip the layer."""
     offsets = [0]
     for each in matrices:
         offsets.append(offsets[-1] + (0 if each is None else each.a.shape[0]))
@@ -54,7 +53,7 @@ def _concatenate(matrices: Sequence[LoraMatrices | None], batch: AdapterBatch) -
 
 
 def _linear_layers(block: Any) -> dict[str, tuple[dict[str, Any], str]]:
-    """Linear layers: path within the block -> (`vars` of the layer's owner, attribute name)."""
+    """Path within the block -> (`vars` of the layer's owner, attribute name)."""
     mixer = "linear_attn" if isinstance(block.mixer, GatedDeltaNet) else "self_attn"
     owners = {mixer: block.mixer, "mlp": block.mlp}
     if isinstance(block.mlp, SparseMoE) and block.mlp.shared_expert is not None:

@@ -22,16 +22,13 @@ HalfBlock = Callable[..., Any]
 
 
 class TensorParallelBlock:
-    """Transformer block that all-reduces the outputs of its attention and MLP across ranks.
+    """Transformer block that all-reduces its attention and MLP outputs.
 
     Args:
-        block: this rank's shard of the block.
+        block: this rank's shard of the block, without all-reduces.
         group: MLX communicator of all ranks.
         capture: whether to capture each half of the block as a graph node.
         adapters: LoRA adapters used in the current step, read by the block's layers.
-
-    Attributes:
-        block: this rank's shard of the block, without all-reduces.
     """
 
     def __init__(self, block: DecoderBlock, group: Group, capture: bool, adapters: AdapterBatch):
@@ -68,7 +65,7 @@ class TensorParallelBlock:
         # [/task 6.2.3 two-sums]
 
     def _halves_for(self, names: tuple[str, ...]) -> tuple[HalfBlock, HalfBlock]:
-        """Both halves as functions of arrays, given the names of the attention metadata arrays."""
+        """Both halves as functions of arrays; `names` lists the metadata arrays."""
         if names not in self._halves:
             halves: tuple[HalfBlock, HalfBlock] = (
                 partial(self._attend, names),

@@ -14,11 +14,7 @@ LENGTH_PREFIX = struct.Struct("<Q")
 
 
 class Channel:
-    """One end of the connection between two ranks.
-
-    Args:
-        connection: connected stream socket; `close` closes it.
-    """
+    """One end of the connection between two ranks; owns its stream socket."""
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
@@ -27,7 +23,7 @@ class Channel:
         self._send_lock = threading.RLock()
 
     def send(self, message: Any, *payload: Buffer) -> None:
-        """Sends a message, as JSON with arrays as lists, and its payload, if any, atomically.
+        """Sends a JSON message, with arrays as lists, and its payloads atomically.
 
         Raises:
             OSError: the connection is closed.
@@ -35,7 +31,7 @@ class Channel:
         self.send_bytes(json.dumps(message, default=array_to_list).encode(), *payload)
 
     def send_bytes(self, *messages: Buffer) -> None:
-        """Sends one or several messages of raw bytes atomically; see `send` for errors."""
+        """Sends messages of raw bytes atomically; see `send` for errors."""
         framed = (part for each in messages for part in (LENGTH_PREFIX.pack(len(each)), each))
         data = b"".join(framed)
         with self._send_lock:

@@ -23,12 +23,7 @@ class TensorParallelDecoder(Decoder):
 
     Args:
         mlx_model: this rank's shard of a checkpoint.
-        rank_shard: description of the shard.
-        group: MLX communicator of all ranks.
-        options: other arguments of `Decoder`, which also lists the errors.
-
-    Attributes:
-        options: the other arguments of `Decoder`, for building the same model on other ranks.
+        options: other arguments of `Decoder`; kept to build the same model on other ranks.
     """
 
     def __init__(
@@ -46,8 +41,7 @@ class TensorParallelDecoder(Decoder):
         self.w_lm_head = ParallelLMHead(
             self.w_lm_head, rank_shard.vocab_per_rank, self.vocab_size, group
         )
-        # A step is not captured as one graph node, because an all-reduce cannot be captured.
-        # Instead, `TensorParallelBlock` captures each half of a block.
+        # An all-reduce cannot be captured, so `TensorParallelBlock` captures the halves of a block.
         self._run_planned = EagerLayers(self._run_layers, self.config.num_hidden_layers)
 
     @property
@@ -67,12 +61,12 @@ class TensorParallelDecoder(Decoder):
 
 
 class TensorParallelMtpDecoder(MtpDecoder, TensorParallelDecoder):
-    """This rank's shard of an MTP layer; see `TensorParallelDecoder` for the arguments."""
+    """This rank's shard of an MTP layer; see `TensorParallelDecoder`."""
 
 
 def make_decoder(
     shard: Any, rank_shard: RankShard, group: mx.distributed.Group, mtp: bool, **options: Any
 ) -> TensorParallelDecoder:
-    """Builds a rank's decoder or, if `mtp`, its MTP layer; see `TensorParallelDecoder`."""
+    """Builds a rank's `TensorParallelDecoder` or, if `mtp`, its MTP layer."""
     decoder = TensorParallelMtpDecoder if mtp else TensorParallelDecoder
     return decoder(shard, rank_shard=rank_shard, group=group, **options)

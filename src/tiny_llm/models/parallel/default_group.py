@@ -12,10 +12,9 @@ _lock = threading.Lock()
 
 
 def get_default_group(size: int, program: str) -> RankGroup:
-    """Returns this process's group, with this process as rank 0; the first call connects it.
+    """Returns the group whose rank 0 is this process; the first call connects it.
 
     Args:
-        size: number of ranks, including rank 0.
         program: module that spawned workers run.
 
     Raises:
@@ -44,11 +43,11 @@ def init_default_group() -> None:
 
 
 def num_launched_ranks() -> int:
-    """Number of ranks started by a launcher; 1 without a launcher or before connecting."""
+    """Number of ranks from a launcher; 1 without one or before connecting."""
     return _default_group.size if isinstance(_default_group, LaunchedGroup) else 1
 
 
 def shutdown_default_group() -> None:
-    """Shuts down the workers; required before a process exit that skips exit handlers."""
+    """Shuts down the workers; needed before an exit that skips exit handlers."""
     if _default_group is not None:
         _default_group.shutdown()

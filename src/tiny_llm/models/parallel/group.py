@@ -23,7 +23,7 @@ LOSS_DETECTION_SECONDS = 1.0
 
 
 def divide_threads(num_ranks: int) -> str:
-    """Sets `NUM_THREADS_ENV` to cores / `num_ranks`, unless set by the user; returns its value."""
+    """Defaults `NUM_THREADS_ENV` to cores / `num_ranks`; returns its value."""
     return os.environ.setdefault(NUM_THREADS_ENV, str(max(1, (os.cpu_count() or 1) // num_ranks)))
 
 
@@ -31,15 +31,12 @@ class RankGroup:
     """Rank 0 and its connections to the workers.
 
     Args:
-        size: number of ranks.
         channels: rank -> command connection.
         heartbeats: rank -> heartbeat connection.
 
     Attributes:
-        size: number of ranks.
         comm: MLX communicator; set once the ranks are connected.
-        on_worker_lost: callbacks for a lost rank, called with the error message before this process
-            exits.
+        on_worker_lost: callbacks that get the error message before this process exits.
     """
 
     comm: Group
@@ -57,21 +54,17 @@ class RankGroup:
         atexit.register(self.shutdown)
 
     def new_id(self) -> int:
-        """Allocates a key for a checkpoint or a model on all ranks, unique within the group."""
+        """Allocates a key, unique within the group, for a checkpoint or a model."""
         self._num_ids += 1
         return self._num_ids
 
     def check(self) -> None:
-        """Checks that the group is running.
-
-        Raises:
-            UserError: the group has shut down.
-        """
+        """Raises UserError if the group has shut down."""
         if self._end_reason is not None:
             raise UserError(f"the rank group has shut down: {self._end_reason}.")
 
     def broadcast(self, message: Mapping[str, Any], payloads: Sequence[Buffer] = ()) -> None:
-        """Sends a command to every worker; `payloads` has one payload per worker, or none."""
+        """Sends a command to all workers, with one payload for each or none."""
         self.check()
         for index, (rank, channel) in enumerate(self._channels.items()):
             try:
@@ -80,7 +73,7 @@ class RankGroup:
                 self._on_worker_lost(rank, "")
 
     def gather_replies(self) -> Sequence[Any]:
-        """Receives one reply from every worker, in rank order; None for a lost worker."""
+        """Receives one reply per worker, in rank order; None for a lost worker."""
         return [channel.receive() for channel in self._channels.values()]
 
     def gather_payloads(self) -> list[bytes]:
@@ -141,24 +134,12 @@ class RankGroup:
 
 
 def monitor_rank_0(connection: socket.socket) -> Heartbeat:
-    """Starts a heartbeat thread that exits this process when rank 0 dies or hangs."""
+    """Starts a heartbeat that exits this process when rank 0 dies or hangs."""
     return Heartbeat({0: connection}, lambda *_: os._exit(1))
 
 
 class Worker:
-    """Worker side of a rank group.
-
-    Args:
-        comm: MLX communicator.
-        channel: connection that receives rank 0's commands.
-        heartbeat: monitors rank 0.
-
-    Attributes:
-        rank: this process's rank.
-        size: number of ranks.
-        comm: MLX communicator.
-        channel: connection that receives rank 0's commands.
-    """
+    """Worker side of a rank group; `channel` receives rank 0's commands."""
 
     def __init__(self, comm: Group, channel: Channel, heartbeat: Heartbeat):
         self.rank, self.size = comm.rank(), comm.size()

@@ -26,8 +26,7 @@ class Heartbeat:
 
     Args:
         connections: rank -> stream socket, for each monitored rank.
-        on_loss: callback, called once in the background thread with the rank and the reason; the
-            reason is "" if the connection closed without one.
+        on_loss: called once, in the background thread, with the rank and its reason, "" if unknown.
 
     Attributes:
         stopped: set before a regular shutdown; stops the thread.
@@ -60,8 +59,7 @@ class Heartbeat:
             sockets = list(self._connections.values())
             readable, _, _ = select.select(sockets, [], [], INTERVAL_SECONDS / 4)
             now = time.monotonic()
-            # Capped, because time in which this process was suspended must not count as silence of
-            # the other ranks.
+            # Capped, because a suspension of this process must not count as the peers' silence.
             elapsed, last = min(now - last, INTERVAL_SECONDS), now
             if now >= next_beat:
                 next_beat = now + INTERVAL_SECONDS
@@ -91,9 +89,6 @@ class Heartbeat:
 
 
 def _send_beat(connection: socket.socket) -> None:
-    """Sends a heartbeat without blocking; drops it if the socket is full.
-
-    A peer that hangs, and therefore does not read its socket, is detected by the timeout.
-    """
+    """Sends a heartbeat without blocking; drops it if the peer does not read."""
     with suppress(OSError):  # the next read detects a closed connection
         connection.send(BEAT, socket.MSG_DONTWAIT)

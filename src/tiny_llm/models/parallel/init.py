@@ -20,7 +20,7 @@ STDERR_FILENO = 2
 
 @contextmanager
 def init_timeout() -> Iterator[None]:
-    """Exits with status 1 and a traceback if the block takes longer than `INIT_TIMEOUT_SECONDS`.
+    """Exits with status 1 and a traceback if the block exceeds the timeout.
 
     MLX holds the GIL while it connects, so no Python thread can enforce the timeout. faulthandler
     can, because its timer is a C thread. A process has only one such timer, so the block replaces
@@ -61,13 +61,10 @@ def free_addresses(count: int) -> list[str]:
 
 
 def connect_to_other_ranks(rank: int, addresses: Sequence[str]) -> Group:
-    """Joins MLX's ring: listens at this rank's address and connects to the next rank's.
+    """Joins MLX's ring: listens on this rank's address, connects to the next.
 
-    All ranks must call this at about the same time. A process can join only one ring.
-
-    Args:
-        rank: this process's rank.
-        addresses: one `host:port` per rank.
+    All ranks must call this at about the same time, with one `host:port` per rank in `addresses`. A
+    process can join only one ring.
 
     Raises:
         RuntimeError: an address cannot be used. If other ranks are missing, the process exits; see

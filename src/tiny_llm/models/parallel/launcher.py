@@ -49,7 +49,7 @@ def is_rank_0() -> bool:
 
 
 def _backend() -> str | None:
-    """MLX backend set by the launcher; None without a launcher or with a single rank."""
+    """MLX backend of the launcher; None without a launcher or for one rank."""
     env = os.environ
     if "MLX_RANK" in env and "MLX_HOSTFILE" in env:
         return "ring" if len(_ring_hosts()) > 1 else None
@@ -59,11 +59,7 @@ def _backend() -> str | None:
 
 
 def _ring_hosts() -> list[list[str]]:
-    """Addresses of each rank from `mlx.launch`'s host file; [] if it is empty (a single rank).
-
-    Raises:
-        UserError: the file is missing or malformed.
-    """
+    """Each rank's addresses from the host file, which is empty for a single rank."""
     file = os.environ["MLX_HOSTFILE"]
     try:
         text = Path(file).read_text().strip()
@@ -77,7 +73,7 @@ def _ring_hosts() -> list[list[str]]:
 
 
 def _rank_0_host() -> str:
-    """Rank 0's host name or address, as reachable by the workers; called on rank 0."""
+    """Rank 0's host name or address for the workers; called on rank 0."""
     backend = _backend()
     if backend == "ring":
         return _ring_hosts()[0][0].rpartition(":")[0]
@@ -107,10 +103,9 @@ def init_comm() -> Group:
 
 
 def _widen_affinity() -> None:
-    """Removes `mpirun`'s CPU binding if it has fewer cores than this rank's share of the machine.
+    """Removes `mpirun`'s CPU binding if it is narrower than this rank's share.
 
-    With two ranks, `mpirun` by default binds each of them to a single core, and threads inherit the
-    binding.
+    With two ranks, `mpirun` by default binds each rank, and thus its threads, to a single core.
     """
     ranks_here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
     cores = os.cpu_count() or 1
@@ -189,7 +184,7 @@ def _accept(server: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
 
 
 def _start_orphan_killer(connection: socket.socket) -> subprocess.Popen[bytes]:
-    """Starts `orphan_killer.py`, which kills this process if it outlives `connection`."""
+    """Starts a program that kills this process if it outlives `connection`."""
     command = [sys.executable, "-I", str(ORPHAN_KILLER)]
     return subprocess.Popen(command, stdin=connection.fileno(), start_new_session=True)
 
@@ -198,7 +193,6 @@ class LaunchedGroup(RankGroup):
     """Rank 0 and the workers started by a launcher; see `launched_group`.
 
     Args:
-        comm, channels, heartbeats: see `RankGroup`.
         open_sockets: connections that stay open until this process exits.
         orphan_killer: process that kills this process if rank 1 exits first.
     """
@@ -219,9 +213,7 @@ class LaunchedGroup(RankGroup):
         self._orphan_killer.kill()  # not needed, because this process is exiting
 
     def _wait_for_exit(self) -> None:
-        # MPI_Finalize blocks until all ranks call it. If one cannot, the orphan killer kills this
-        # process.
-        mpi.finalize()
+        mpi.finalize()  # blocks until all ranks call it, or the orphan killer kills this process
         self._kill()
 
 

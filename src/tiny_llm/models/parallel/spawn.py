@@ -17,12 +17,7 @@ EXIT_TIMEOUT_SECONDS = 2.0
 
 
 class LocalGroup(RankGroup):
-    """Rank 0 and its spawned worker processes.
-
-    Args:
-        size: number of ranks, including rank 0.
-        program: module that the workers run, with `local_worker`'s arguments.
-    """
+    """Rank 0 and workers that it spawns, each running the module `program`."""
 
     def __init__(self, size: int, program: str):
         threads = divide_threads(size)
@@ -71,11 +66,7 @@ class LocalGroup(RankGroup):
 
 
 def local_worker(arguments: Sequence[str]) -> Worker:
-    """Connects a worker spawned by `LocalGroup`.
-
-    Args:
-        arguments: the rank, and the file descriptors of its command and heartbeat sockets.
-    """
+    """Connects a worker; `arguments` are its rank, command fd and heartbeat fd."""
     rank, steps, heartbeat = arguments
     monitor = monitor_rank_0(socket.socket(fileno=int(heartbeat)))
     channel = Channel(socket.socket(fileno=int(steps)))

@@ -20,8 +20,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"  # a folder
 MAX_TEMPLATES = 100
 
-# Sandboxed process that renders chat templates, shared by all tokenizers. A request contains the
-# arguments of `chat_template_handler.render_chat`, and the response the `text`.
+# Renders chat templates for all tokenizers, with `chat_template_handler._handle`.
 RENDERER = SandboxedProcess(
     Path(__file__).with_name("chat_template_handler.py"),
     arguments=[],
@@ -32,7 +31,7 @@ RENDERER = SandboxedProcess(
 
 
 def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Templates | None:
-    """Reads a checkpoint's chat templates from its template files, or else its tokenizer config.
+    """Reads chat templates from template files, or else the tokenizer config.
 
     Raises:
         ModelError: a file is unreadable, or a template is not a string.
@@ -89,7 +88,7 @@ def set_chat_template(tokenizer: Any, template: str) -> None:
 
 
 def choose_template(templates: Templates, has_tools: bool) -> str:
-    """Selects the template for a conversation; ValueError if there are several but no default."""
+    """Selects a conversation's template; ValueError without a default."""
     if isinstance(templates, str):
         return templates
     if has_tools and "tool_use" in templates:
@@ -102,7 +101,6 @@ def choose_template(templates: Templates, has_tools: bool) -> str:
 
 
 def _parse_entry(entry: Any, folder: Path) -> tuple[str, str]:
-    """Parses a config entry into (name, template)."""
     if isinstance(entry, dict):
         name, template = entry.get("name"), entry.get("template")
         if isinstance(name, str) and isinstance(template, str):

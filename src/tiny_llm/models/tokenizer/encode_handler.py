@@ -10,7 +10,7 @@ import tokenizers
 
 
 def make_handler(file: str) -> Callable[..., dict[str, list[int]]]:
-    """Loads a `tokenizer.json` and returns the request handler; see `sandbox_main.py`."""
+    """Returns the handler for a `tokenizer.json`; see `sandbox_main.py`."""
     tokenizer = tokenizers.Tokenizer.from_file(file)
     tokenizer.no_truncation()
     tokenizer.no_padding()

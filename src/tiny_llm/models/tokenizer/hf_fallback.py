@@ -22,7 +22,7 @@ ADDED_TOKEN_FILES = ("added_tokens.json", "special_tokens_map.json")
 
 
 def load_mlx_lm_tokenizer(folder: Path, eos_token_ids: set[int]) -> Any:
-    """Loads a folder's tokenizer with `mlx_lm` and adds limits to it. Takes seconds."""
+    """Loads a tokenizer with `mlx_lm`, which takes seconds, and adds limits."""
     from mlx_lm.utils import load_tokenizer
 
     encoder = check_tokenizer_files(folder)
@@ -86,7 +86,7 @@ def sandbox_tokenizer(tokenizer: Any, encoder: SandboxedEncoder | None) -> None:
 def _render(
     tokenizer: Any, templates: str | dict[str, str], chat: Any, variables: Mapping[str, Any]
 ) -> str:
-    """Renders a conversation, replacing values that are not JSON-serializable by their repr."""
+    """Renders a conversation; values unsupported by JSON become their repr."""
     plain = json.loads(json.dumps({"chat": chat, "variables": variables}, default=repr))
     messages = plain["chat"][0] if isinstance(plain["chat"][0], list) else plain["chat"]
     named = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}

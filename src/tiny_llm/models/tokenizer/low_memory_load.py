@@ -4,10 +4,9 @@ The `tokenizers` library parses the file into a tree of small objects, builds th
 the tree is live, and then frees the tree. Freed blocks are interleaved with live ones, so little
 memory returns to the system. Passing the vocabulary and merges as Python objects avoids this: the
 BPE model is built first, then the small remainder of the file is parsed. In between, a garbage
-collection clears Python's free lists, whose thousands of freed tuples would each prevent the memory
-around them from returning to the system. After trimming the heap (`memory.py`), Qwen3's tokenizer,
-with 151,643 tokens and about as many merges, takes 34 MB instead of 48 MB. Its live objects alone
-take 32 MB.
+collection clears Python's free lists, because each of their thousands of freed tuples would pin the
+memory around it. After trimming the heap (`memory.py`), Qwen3's tokenizer takes 34 MB instead of
+48 MB; live objects take 32 MB.
 """
 
 import gc
@@ -31,8 +30,7 @@ class UnsupportedFormatError(Exception):
 def load_tokenizer_json(file: Path, content: dict[str, Any]) -> tokenizers.Tokenizer:
     """Same as `tokenizers.Tokenizer.from_file`, with less memory for BPE models.
 
-    Args:
-        content: parsed content of `file`; unusable afterwards.
+    `content`, the parsed `file`, is unusable afterwards.
 
     Raises:
         Exception: the library's error for an invalid file.
@@ -45,7 +43,7 @@ def load_tokenizer_json(file: Path, content: dict[str, Any]) -> tokenizers.Token
 
 
 def _build_tokenizer(content: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Builds the BPE model, then the tokenizer with a stand-in model, and replaces the latter."""
+    """Builds the BPE model, and a tokenizer whose stand-in model it replaces."""
     model, added = content.pop("model"), content["added_tokens"]
     # The stand-in's vocabulary has the added tokens, because parsing looks up their ids in it.
     known = _added_token_ids([token["content"] for token in added], model["vocab"])
@@ -58,14 +56,14 @@ def _build_tokenizer(content: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _clear_free_lists() -> None:
-    """Clears Python's free lists with a garbage collection that traverses no objects."""
+    """Clears Python's free lists; the collection it runs traverses no objects."""
     gc.freeze()  # exempts all objects from the collection, which would take long to traverse them
     gc.collect()
     gc.unfreeze()
 
 
 def _bpe_model(model: dict[str, Any]) -> tokenizers.models.BPE:
-    """Builds the BPE model; empties the parsed vocabulary and merges to release their memory."""
+    """Builds the BPE model; frees the parsed vocabulary and merges."""
     vocab, merges = model.pop("vocab"), model.pop("merges")
     if model.pop("type") != "BPE" or not model.keys() <= BPE_FIELDS:
         raise UnsupportedFormatError

@@ -22,24 +22,21 @@ PROGRAM = Path(__file__).with_name("sandbox_main.py")
 
 @dataclass(eq=False)
 class SandboxedProcess:
-    """Client of a sandboxed request handler. Thread-safe; requests are serialized."""
+    """Thread-safe client of a sandboxed handler; requests are serialized."""
 
     handler: Path  # Python file with `make_handler`; see `sandbox_main.py`
     arguments: Sequence[str]  # arguments of `make_handler`
     seconds: float  # time limit per response
     max_bytes: int  # size limit per response
     max_memory: int  # limit on the process's address space in bytes; not enforced on macOS
-    startup_seconds: float = STARTUP_TIMEOUT_SECONDS  # time limit for startup
+    startup_seconds: float = STARTUP_TIMEOUT_SECONDS
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def request(self, payload: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
-        """Sends a request and returns the response.
-
-        Args:
-            seconds: time limit for this response; None for the default.
+        """Sends a request; `seconds` overrides the time limit per response.
 
         Raises:
             ValueError: the handler failed or exceeded its time or memory limit.

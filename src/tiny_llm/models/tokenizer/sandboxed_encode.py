@@ -1,8 +1,7 @@
 """Sandboxed encoding, for tokenizers with unsafe components.
 
 These tokenizers (see `tokenizer_json.py`) run in a separate process with a memory limit and a time
-limit proportional to the text's length. This is slower than encoding in this process, but a text
-cannot make the server hang or run out of memory.
+limit that grows with the text, so a text cannot make the server hang or run out of memory.
 """
 
 from collections.abc import Mapping
@@ -23,11 +22,9 @@ MAX_RESPONSE_BYTES = 2**27
 
 
 class SandboxedEncoder:
-    """Encodes texts within time and memory limits. Thread-safe; calls are serialized.
+    """Thread-safe encoder with time and memory limits; calls are serialized.
 
-    Args:
-        file: the `tokenizer.json`.
-        component: description of its unsafe component, for error messages.
+    `component` describes the file's unsafe component in error messages.
 
     Raises:
         ValueError: the `tokenizers` library cannot load the file within the limits.
@@ -46,11 +43,7 @@ class SandboxedEncoder:
         self._process.start()
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Encodes a text.
-
-        Raises:
-            UserError: the time or memory limit is exceeded, or the library fails.
-        """
+        """Encodes a text; UserError if a limit is exceeded or the library fails."""
         seconds = BASE_TIMEOUT_SECONDS + len(text) / MIN_CHARACTERS_PER_SECOND
         payload = {"text": text, "special": add_special_tokens}
         try:
@@ -64,7 +57,7 @@ class SandboxedEncoder:
 
 
 def sandboxed_encoder(folder: Path, content: Mapping[str, Any]) -> SandboxedEncoder | None:
-    """Creates an encoder for a tokenizer with unsafe components; None if all are safe.
+    """Creates an encoder if the tokenizer has unsafe components, else None.
 
     Raises:
         ModelError: the `tokenizers` library cannot load the tokenizer within the limits.

@@ -1,8 +1,8 @@
 """Tokenizer and streaming detokenizer, without `transformers`.
 
 Uses the `tokenizers` library directly, because importing `transformers` takes seconds. Token ids,
-texts and EOS tokens are identical to those of `mlx_lm`'s tokenizer for the same folder. Features
-that are not implemented here fall back to that tokenizer, which is then loaded.
+texts and EOS tokens are identical to those of `mlx_lm`'s tokenizer for the same folder, which is
+loaded for features that are not implemented here.
 
 A byte-level token may end in the middle of a UTF-8 sequence: `é` can be two tokens, an emoji four.
 The detokenizer holds back incomplete sequences, so emitted text never changes.
@@ -66,9 +66,6 @@ class StreamingDetokenizer:
     As in `mlx_lm`, a leading space is stripped, and a token that is a single space is held back
     until the next token.
 
-    Args:
-        token_bytes: token id -> bytes.
-
     Attributes:
         text: all complete characters so far.
     """
@@ -104,8 +101,8 @@ class StreamingDetokenizer:
 def detokenizer_with_leading_space(tokenizer: Any) -> Any:
     """Creates a detokenizer that keeps a leading space.
 
-    A detokenizer strips the leading space of its first token, so an "a" is decoded first. Use only
-    `last_segment`, from which the "a" is removed, and not `text`, which still starts with it.
+    A detokenizer strips its first token's leading space, so an "a" is decoded first. Use only
+    `last_segment`, because `text` still starts with the "a".
     """
     detokenizer = tokenizer.detokenizer
     if hasattr(tokenizer, "encode"):  # the benchmarks' stub tokenizer has no encoder
@@ -117,7 +114,7 @@ def detokenizer_with_leading_space(tokenizer: Any) -> Any:
 
 
 def with_detokenizer(tokenizer: Any) -> Any:
-    """Wraps a `transformers` tokenizer like `mlx_lm.load`; returns other tokenizers unchanged."""
+    """Adds a detokenizer, like `mlx_lm.load`, to a tokenizer that has none."""
     if hasattr(tokenizer, "detokenizer"):
         return tokenizer
     from mlx_lm.tokenizer_utils import TokenizerWrapper  # takes seconds
@@ -132,14 +129,13 @@ def decode_byte_level(characters: str) -> bytes:
     remaining 68 bytes, in order, so that no token contains a space or a control character. All
     other characters are plain text.
 
-    Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), and its
-    published tokenizer.
+    Source: GPT-2's published tokenizer (Radford et al., 2019).
     """
     return characters.translate(_BYTE_LEVEL).encode("latin-1")
 
 
 class _ByteLevelMap(dict[int, str]):
-    """Maps a code point to its character's UTF-8 bytes, each as a Latin-1 character."""
+    """Maps a code point to UTF-8 bytes by default, each as a Latin-1 character."""
 
     def __missing__(self, code_point: int) -> str:
         return chr(code_point).encode().decode("latin-1")
@@ -152,11 +148,10 @@ _BYTE_LEVEL.update({0x100 + index: chr(byte) for index, byte in enumerate(_OTHER
 
 
 class Tokenizer:
-    """Drop-in replacement for `mlx_lm.load`'s tokenizer; see the module docstring.
+    """Drop-in replacement for the tokenizer from `mlx_lm.load`.
 
     Args:
-        folder: the checkpoint's folder.
-        config: its `tokenizer_config.json`.
+        config: parsed `tokenizer_config.json`.
         encoder: sandboxed encoder; None if all components of `tokenizer.json` are safe.
 
     Attributes:
@@ -204,16 +199,15 @@ class Tokenizer:
         return StreamingDetokenizer(self.token_bytes)
 
     def token_bytes(self, token: int) -> bytes:
-        """A token's bytes; empty for padding ids beyond the vocabulary."""
+        """Bytes of a token id; empty for padding ids beyond the vocabulary."""
         if token in self._added_tokens:
             return self._added_tokens[token]
         return decode_byte_level(self._tokenizer.id_to_token(token) or "")
 
     def encode(self, text: str, add_special_tokens: bool = True, **others: Any) -> list[int]:
-        """Encodes a text.
+        """Encodes a text, in which special tokens are recognized.
 
         Args:
-            text: special tokens in the text are recognized.
             add_special_tokens: whether to apply `tokenizer.json`'s post-processor.
             others: other arguments of `transformers`' `encode`, which require the fallback.
 
@@ -325,13 +319,10 @@ class Tokenizer:
 
 
 def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
-    """Loads a checkpoint's tokenizer: a `Tokenizer`, or `mlx_lm`'s if unsupported.
-
-    Args:
-        folder: folder with `tokenizer.json` or other tokenizer files that `transformers` supports.
+    """Loads a checkpoint's tokenizer: a `Tokenizer`, or else `mlx_lm`'s.
 
     Raises:
-        ValueError: names the malformed file (`ModelError` if it is not JSON).
+        ValueError: a file is malformed; the message names it.
     """
     eos_token_ids = read_eos_token_ids(folder, config)
     settings = read_tokenizer_config(folder)

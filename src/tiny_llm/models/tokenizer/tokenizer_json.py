@@ -33,9 +33,8 @@ MAX_COMMAS = 2 * MAX_CONTAINERS + MAX_VOCAB_SIZE
 PATTERN_FIELDS = {"String", "Regex"}
 COMPONENTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
-# Maximum growth: ratio of a text's bytes after a component to its bytes before. A few rare
-# characters grow by more under NFKC and NFKD, but not repeatedly: normalizing their result again
-# leaves it unchanged.
+# Maximum factors by which a text's bytes grow. A few rare characters grow by more under NFKC and
+# NFKD, but not repeatedly: normalizing their result again leaves it unchanged.
 MAX_GROWTH = 32
 MAX_SANDBOXED_GROWTH = 4096
 MAX_GROWTH_BY_COMPONENT = {
@@ -82,15 +81,12 @@ def read_tokenizer_json(folder: Path) -> dict[str, Any]:
 
 
 def raise_library_error(failure: str, error: BaseException) -> NoReturn:
-    """Raises UserError if `error` is from the `tokenizers` library, else `error` itself.
+    """Raises UserError for an error of the `tokenizers` library, else `error`.
 
     Args:
         failure: start of the error message.
         error: a caught exception. The library's errors are plain Exceptions; its panics are a
             separate BaseException.
-
-    Raises:
-        UserError: the library failed.
     """
     if type(error) is not Exception and type(error).__name__ != "PanicException":
         raise error
@@ -99,7 +95,7 @@ def raise_library_error(failure: str, error: BaseException) -> NoReturn:
 
 
 def unsafe_component(content: Mapping[str, Any]) -> str | None:
-    """Describes the first component that needs a sandbox, for messages; None if all are safe."""
+    """Describes the first component that needs a sandbox; None if all are safe."""
     for expression in _regexes([content.get("normalizer"), content.get("pre_tokenizer")]):
         if expression not in KNOWN_REGEXES:
             return f"the regular expression {short_repr(expression)}"
@@ -147,12 +143,12 @@ def _check_number(file: Path, what: str, number: int, most: int) -> None:
 
 
 def _text_growth(content: Mapping[str, Any]) -> float:
-    """Upper bound on the growth (see `_growth`) of a text before it is split into tokens."""
+    """Upper bound on a text's growth before it is split into tokens."""
     return _growth(content.get("normalizer")) * _growth(content.get("pre_tokenizer"))
 
 
 def _growth(component: Any) -> float:
-    """Upper bound on a component's growth: a text's bytes after it, divided by those before."""
+    """Upper bound on the ratio of a text's bytes after a component to before."""
     return math.prod(map(_own_growth, _objects(component)))
 
 
@@ -175,7 +171,6 @@ def _num_bytes(text: Any) -> int:
 
 
 def _regexes(components: Any) -> Iterator[str]:
-    """Yields the regular expressions in components' JSON."""
     for part in _objects(components):
         if isinstance(part.get("Regex"), str):
             yield part["Regex"]

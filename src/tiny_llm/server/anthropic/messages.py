@@ -23,8 +23,7 @@ from .messages_schema import CountTokensRequest, MessagesRequest
 
 PATH = "/v1/messages"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-# Signature of thinking blocks; clients send it back, and this server does not verify it.
-SIGNATURE = "tiny-llm"
+SIGNATURE = "tiny-llm"  # of thinking blocks; clients send it back, and it is not verified
 PING = sse_event({"type": "ping"}, "ping")
 
 router = APIRouter()
@@ -142,7 +141,7 @@ class MessageSerializer:
         return b"".join(events)
 
     def end_events(self) -> bytes:
-        """Events from the end of the last block to `message_stop`; see `OutputSerializer`."""
+        """Events that end the last block and the message; see `OutputSerializer`."""
         empty_block = self._finish()
         block_stop = self._block_stop_events(len(self._blocks) - 1)
         delta = {"type": "message_delta", "delta": self._stop_fields(), "usage": self._usage()}
@@ -153,12 +152,9 @@ class MessageSerializer:
         return error_event(PATH, error)
 
     def _finish(self) -> bytes:
-        """Ends the output; adds an empty block if the message has no blocks.
+        """Ends the output; if there is no block, adds one and returns its events.
 
         Many clients read the first block without checking whether it exists.
-
-        Returns:
-            The empty block's events; empty if no block was added.
         """
         self._server.on_finished(self._handle, self._prompt, [self._output])
         if self._blocks:
@@ -168,7 +164,7 @@ class MessageSerializer:
         return self._delta_events(empty, is_new=True)
 
     def _add(self, part: ParsedDelta) -> bool:
-        """Appends a parsed delta to the last block; returns whether it opened a new block."""
+        """Appends a delta to the last block; returns whether it opened a new one."""
         last = self._blocks[-1]["type"] if self._blocks else None
         if isinstance(part, ReasoningDelta) and self._omit_reasoning:
             part = ReasoningDelta("")
@@ -187,15 +183,14 @@ class MessageSerializer:
             case ToolCallDelta(is_new=False):
                 return False
             case ToolCallDelta(name, arguments, call_id):
-                # Ids with other prefixes are unchanged, because the model's chat template requires
-                # their format.
+                # Other ids are unchanged, because the chat template requires their format.
                 tool_use_id = re.sub("^call_", "toolu_", call_id)
                 head = {"type": "tool_use", "id": tool_use_id, "name": name}
                 self._blocks.append({**head, "input": _parse_arguments(arguments)})
         return True
 
     def _delta_events(self, part: ParsedDelta, is_new: bool) -> bytes:
-        """Returns a parsed delta's events: the block start, if the block is new, and the delta."""
+        """Returns a delta's events, including the start of a new block."""
         index = len(self._blocks) - 1
         delta: dict[str, Any]
         match part:
@@ -250,7 +245,7 @@ def _event(data: dict[str, Any]) -> bytes:
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
-    """Parses a tool call's arguments; text other than an object becomes {"arguments": text}."""
+    """Parses arguments; text other than an object becomes {"arguments": text}."""
     if not arguments:  # not generated yet
         return {}
     try:

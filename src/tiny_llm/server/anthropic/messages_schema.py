@@ -33,8 +33,7 @@ from ..protocol.request_fields import (
 )
 from .tools_schema import CacheableModel, MessagesTool, ToolChoice
 
-# First line of Claude Code's system prompt. Removed, because it differs per session and would
-# prevent prefix cache hits.
+# First line of Claude Code's system prompt; removed, because it differs per session.
 BILLING_HEADER = "x-anthropic-billing-header"
 
 
@@ -113,7 +112,7 @@ class ToolUseBlock(CacheableModel):
 
 
 class ToolResultBlock(CacheableModel):
-    """The result of a tool call. Images and documents in it are replaced with text."""
+    """The result of a tool call; its images and documents become text."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -141,8 +140,8 @@ ContentBlock = Annotated[
 class MessageParam(StrictModel):
     """A message. Claude Code also sends system messages between turns.
 
-    If a message has a tool result, images and documents are replaced with text not only in the
-    result but also beside it, because Claude Code sends a tool's PDF file as a separate block.
+    Images and documents beside a tool result are replaced with text, too, because Claude Code sends
+    a tool's PDF file as a separate block.
     """
 
     role: Literal["user", "assistant", "system"]
@@ -179,10 +178,7 @@ class OutputConfig(StrictModel):
 
 
 class ContextEdit(StrictModel):
-    """Context edit that removes reasoning from earlier turns; no other edit is supported.
-
-    Accepted because Claude Code sends it; a no-op, because chat templates omit earlier reasoning.
-    """
+    """Removes earlier reasoning: a no-op, because chat templates omit it."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Any = None
@@ -202,7 +198,7 @@ class BillingPolicy(StrictModel):
 
 
 class Diagnostics(StrictModel):
-    """Requests the reason for a prefix cache miss, relative to an earlier message."""
+    """Requests the reason for a prefix cache miss since an earlier message."""
 
     previous_message_id: str | None = None
 
@@ -346,7 +342,6 @@ def _texts(content: str | Sequence[ResultPart] | None) -> list[str]:
 
 
 def _strip_billing_header(text: str) -> str:
-    """Removes the billing header, if present."""
     return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
 
 

@@ -9,7 +9,7 @@ from ..protocol.request_fields import JsonObject, ShortList, StrictModel
 
 
 class CacheableModel(StrictModel):
-    """Base class with `cache_control`, a no-op because prompt pages are always cached."""
+    """Base class with `cache_control`, a no-op: prompt pages are always cached."""
 
     cache_control: JsonObject | None = None
 

@@ -41,18 +41,13 @@ from .request_handle import ENGINE_FAILED, RequestHandle
 class EngineClient:
     """Sends requests to the engine thread and dispatches its messages.
 
-    Args:
-        on_dead: called when the engine thread has failed.
-
     Attributes:
-        model_name: the model's name in responses.
         coalescer: delivers the engine thread's messages to `handle_message`.
         engine_info: the engine's limits and configuration; None while the model is not loaded.
         load_error: why the last load failed; None if it succeeded.
-        snapshot: latest scheduler snapshot (`engine/scheduling/snapshot.py`); None until one
-            arrives.
+        snapshot: the latest one (`engine/scheduling/snapshot.py`); None until one arrives.
         in_flight: requests with output still to be computed or delivered.
-        is_shutting_down: set by `shut_down` to end the event streams of `/engine/events`.
+        is_shutting_down: whether the `/engine/events` streams must end.
     """
 
     def __init__(
@@ -98,7 +93,7 @@ class EngineClient:
         thinking_enabled: bool,
         lora: str | None = None,
     ) -> RequestHandle:
-        """Queues prompts in the engine; see `AddRequest`. The engine validates the token ids.
+        """Queues prompts in the engine, which validates the token ids.
 
         Raises:
             ApiError: 503 if the server is not ready, 429 if the queue is full, 400 if a prompt
@@ -140,11 +135,7 @@ class EngineClient:
         return handle
 
     def check_ready(self) -> None:
-        """Rejects requests while the server is not ready.
-
-        Raises:
-            ApiError: 503, with the reason.
-        """
+        """Raises an `ApiError` (503) with the reason unless the model is ready."""
         if self.lifecycle.phase is not Phase.READY:
             raise ApiError(503, self.lifecycle.reason, headers={"Retry-After": "1"})
 
@@ -170,28 +161,28 @@ class EngineClient:
     # ---------------------------------------------------------------- observers
 
     def subscribe(self, callback: Callable[[StepReport], None]) -> None:
-        """Calls `callback` with each step report; enables engine events in the reports."""
+        """Calls `callback` with each step report; enables events in the reports."""
         self._subscribers.append(callback)
         self.command_queue.put(EnableEvents(True))
 
     def unsubscribe(self, callback: Callable[[StepReport], None]) -> None:
-        """Removes a subscriber."""
+        """Removes a subscriber; disables events in the reports after the last one."""
         self._subscribers.remove(callback)
         if not self._subscribers:
             self.command_queue.put(EnableEvents(False))
 
     def report_phase(self) -> None:
-        """Sends subscribers an empty report, after a phase change or at shutdown."""
+        """Sends subscribers a report without updates, after a phase change."""
         for callback in list(self._subscribers):
             callback(StepReport((), self.stats))
 
     def shut_down(self) -> None:
-        """Ends the event streams of engine views, because the process shuts down."""
+        """Ends the `/engine/events` streams, because the process shuts down."""
         self.is_shutting_down = True
         self.report_phase()
 
     async def refresh_snapshot(self, seconds: float) -> None:
-        """Requests a new `snapshot`, which replaces the old one if it arrives within `seconds`."""
+        """Requests a new `snapshot`; waits for it for at most `seconds`."""
         if self.engine_info is None or self.lifecycle.phase is Phase.FAILED:
             return
         self._snapshot_arrived.clear()
@@ -209,7 +200,7 @@ class EngineClient:
 
     @property
     def stats(self) -> EngineStats:
-        """Engine gauges as of the last step, and totals across all loads of the model."""
+        """Engine gauges as of the last step; totals across all loads of the model."""
         return add_totals(self._stats, self._earlier)
 
     @property
@@ -238,7 +229,7 @@ class EngineClient:
         await self._load_changed.wait()
 
     async def wait_until_idle(self, seconds: float | None) -> None:
-        """Waits, for at most `seconds`, until all requests have finished and been closed."""
+        """Waits up to `seconds` until all requests have finished and been closed."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), seconds)
 
@@ -309,11 +300,7 @@ class EngineClient:
             handle.handle_update(update)
 
     def check_prompt_length(self, num_tokens: int) -> None:
-        """Rejects a prompt that is empty or leaves no room for output in the context.
-
-        Raises:
-            ApiError: 400.
-        """
+        """Rejects (400) a prompt that is empty or leaves no room for output."""
         assert self.engine_info is not None
         max_seq_len = self.engine_info.max_seq_len
         if num_tokens == 0:

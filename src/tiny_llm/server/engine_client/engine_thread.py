@@ -38,13 +38,10 @@ MAX_WARMUP_PREFIXES = 4  # maximum number of pending `Precompute` commands
 
 @dataclass(frozen=True)
 class GrammarReady:
-    """Sent by a worker when a request's grammar has been compiled or rejected.
-
-    `reject_reason` is the error message for the client; None if the request is accepted.
-    """
+    """Sent by a worker when a request's grammar has been compiled or rejected."""
 
     request: messages.AddRequest
-    reject_reason: str | None
+    reject_reason: str | None  # error message for the client; None if not rejected
 
 
 CommandQueue = queue.SimpleQueue[messages.EngineCommand | GrammarReady]
@@ -55,12 +52,10 @@ class EngineThread(threading.Thread):
 
     Args:
         load: creates the engine; called in this thread.
-        command_queue: input messages.
-        report: receives output messages; called in this thread, must not block.
+        report: receives messages for the event loop; called in this thread, must not block.
 
     Attributes:
-        step_started_at: `time.monotonic()` at the start of the current step, for the watchdog; None
-            between steps.
+        step_started_at: `time.monotonic()` at the start of the current step; None between steps.
     """
 
     def __init__(
@@ -96,7 +91,7 @@ class EngineThread(threading.Thread):
             self._report(messages.EngineDead(f"the engine failed: {type(error).__name__}."))
 
     def _load_and_serve(self) -> bool:
-        """Loads and serves a model; returns False on `Shutdown`, True on unload or load failure."""
+        """Loads and serves a model; returns False on `Shutdown`, otherwise True."""
         try:
             llm = self._load()
         except UserError as error:
@@ -121,14 +116,14 @@ class EngineThread(threading.Thread):
         self._workers = _grammar_workers()
         self._events.clear()
         self._warmup_prefixes.clear()
-        gc.unfreeze()  # undoes `_load_and_serve`'s `gc.freeze`, so that the model is collected
+        gc.unfreeze()  # undoes the `gc.freeze` after loading, so that the model is collected
         gc.collect()
         gc.freeze()
         memory.release_free_memory()
         self._report(messages.ModelUnloaded())
 
     def _on_worker_lost(self, reason: str) -> None:
-        """Reports a lost rank and waits for clients to receive the error; the caller then exits."""
+        """Reports a lost rank; the caller exits after the grace period."""
         self._report(messages.EngineDead(reason))
         time.sleep(messages.SHUTDOWN_GRACE_SECONDS)
 
@@ -224,7 +219,6 @@ class EngineThread(threading.Thread):
         self._report(messages.StepReport(tuple(updates), stats, events, snapshot_taken))
 
     def _snapshot(self, llm: LLM) -> dict[str, Any] | None:
-        """Takes a snapshot if one was requested or, with subscribers, if one is due."""
         now = time.monotonic()
         is_due = now >= self._next_snapshot or not llm.has_unfinished_requests
         if not self._snapshot_requested and not (is_due and llm.scheduler.listener is not None):
@@ -236,8 +230,8 @@ class EngineThread(threading.Thread):
     def _compile_grammar(self, llm: LLM, request: messages.AddRequest) -> None:
         """Compiles a request's grammar, in a worker thread.
 
-        With `tool_choice` "auto", a grammar that cannot be compiled is dropped, which leaves tool
-        calls unconstrained.
+        With `tool_choice` "auto" and no response constraint, a grammar that cannot be compiled is
+        dropped, which leaves tool calls unconstrained.
         """
         ids, thinking_enabled = request.token_ids, request.thinking_enabled
         constraint = request.params.structured_outputs
@@ -290,7 +284,6 @@ def _grammar_workers() -> ThreadPoolExecutor:
 def _add_request(
     llm: LLM, message: messages.AddRequest
 ) -> messages.RequestAccepted | messages.RequestRejected:
-    """Adds a request to the engine, and returns the reply to send to the event loop."""
     timeout = None
     if message.deadline is not None:  # the deadline may have passed during grammar compilation
         timeout = max(message.deadline - time.monotonic(), 1e-6)

@@ -33,7 +33,7 @@ class Lifecycle:
         self.reason = PHASE_MESSAGES[phase]
 
     def transition(self, phase: Phase, reason: str | None = None) -> None:
-        """Changes the phase. FAILED is final, and DRAINING can only change to FAILED."""
+        """Changes the phase; FAILED is final, DRAINING can change only to FAILED."""
         is_final = self.phase is Phase.DRAINING and phase is not Phase.FAILED
         if self.phase is Phase.FAILED or is_final:
             return

@@ -31,35 +31,26 @@ class UnloadModel:
 
 @dataclass(frozen=True)
 class AddRequest:
-    """Adds a request for one prompt.
+    """Adds a request for one prompt."""
 
-    Attributes:
-        request_id: unique within the process.
-        token_ids: the prompt.
-        params: sampling parameters.
-        thinking_enabled: whether a structured output may begin with reasoning.
-        deadline: `time.monotonic()` at which the request times out; None for no timeout.
-        lora: name of the LoRA adapter, or None.
-    """
-
-    request_id: str
+    request_id: str  # unique within the process
     token_ids: Sequence[int]
     params: SamplingParams
-    thinking_enabled: bool = False
-    deadline: float | None = None
-    lora: str | None = None
+    thinking_enabled: bool = False  # whether a structured output may begin with reasoning
+    deadline: float | None = None  # `time.monotonic()` at which the request times out
+    lora: str | None = None  # name of the LoRA adapter
 
 
 @dataclass(frozen=True)
 class AbortRequest:
-    """Aborts a request and releases its pages; a no-op if it has already finished."""
+    """Aborts a request and releases its pages; a no-op if it has finished."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
 class Precompute:
-    """Precomputes a likely prompt prefix while the engine is idle, with the adapter if given."""
+    """Precomputes a likely prompt prefix while the engine is idle."""
 
     token_ids: Sequence[int]
     lora: str | None = None
@@ -74,7 +65,7 @@ class EnableEvents:
 
 @dataclass(frozen=True)
 class SnapshotRequest:
-    """Requests a scheduler snapshot (`engine/scheduling/snapshot.py`) in the next step report."""
+    """Requests a snapshot (`engine/scheduling/snapshot.py`) in the next report."""
 
 
 @dataclass(frozen=True)
@@ -98,20 +89,12 @@ EngineCommand = (
 
 @dataclass(frozen=True)
 class EngineReady:
-    """The model has loaded.
-
-    Attributes:
-        vocab_size: exclusive upper bound on token ids.
-        max_seq_len: maximum length of prompt plus completion, in tokens: the model's context length
-            or the capacity of the KV cache, whichever is smaller.
-        max_num_seqs: maximum number of running requests.
-        config: the engine's configuration, for display.
-    """
+    """The model has loaded."""
 
     vocab_size: int
-    max_seq_len: int
+    max_seq_len: int  # of prompt plus completion: min(context length, KV cache capacity) in tokens
     max_num_seqs: int
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # for display
 
 
 @dataclass(frozen=True)
@@ -146,10 +129,7 @@ RequestUpdate = RequestAccepted | RequestRejected | StreamOutput
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Engine gauges as of the last step, and totals since the model was loaded.
-
-    `disk_cache` has the fields of `DiskCacheStats`; None without --prefix-cache-dir.
-    """
+    """Engine gauges as of the last step, and totals since the model was loaded."""
 
     running: int = 0
     waiting: int = 0
@@ -164,26 +144,18 @@ class EngineStats:
     steps: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
-    disk_cache: Mapping[str, int] | None = None
+    disk_cache: Mapping[str, int] | None = None  # `DiskCacheStats`; needs --prefix-cache-dir
     memory_evictions: int = 0
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """Result of one step.
-
-    Attributes:
-        updates: request updates, in order.
-        stats: engine gauges and totals after the step.
-        events: engine events as JSON objects; empty without subscribers.
-        snapshot: request and page state after the step (`engine/scheduling/snapshot.py`); None
-            unless requested, or due for subscribers.
-    """
+    """Result of one step."""
 
     updates: tuple[RequestUpdate, ...]
     stats: EngineStats
-    events: tuple[Mapping[str, Any], ...] = ()
-    snapshot: Mapping[str, Any] | None = None
+    events: tuple[Mapping[str, Any], ...] = ()  # JSON objects; empty without subscribers
+    snapshot: Mapping[str, Any] | None = None  # if requested, or due for subscribers
 
 
 @dataclass(frozen=True)

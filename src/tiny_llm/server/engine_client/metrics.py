@@ -65,11 +65,7 @@ COUNTERS = (
 
 
 class Metrics:
-    """One server's metrics, registered apart from Prometheus's global registry.
-
-    Args:
-        models: values of the `model_name` label.
-    """
+    """One server's metrics; `models` are the values of the `model_name` label."""
 
     def __init__(self, models: Iterable[str]):
         self._models = list(models)
@@ -104,7 +100,7 @@ class Metrics:
         self._http_requests.labels(endpoint, method, str(status)).inc()
 
     def observe_output(self, model: str, output: StreamOutput) -> None:
-        """Counts an output's tokens and, if it ends a completion, records the latencies."""
+        """Counts an output's tokens; at the end of a completion, records latencies."""
         self._num_generated[model] += len(output.token_ids)
         if output.finish_reason is None:
             return
@@ -123,12 +119,7 @@ class Metrics:
                 self._time_per_output_token.labels(model).observe(decode_seconds / num_later_tokens)
 
     def render(self, stats: Mapping[str, EngineStats], memory_bytes: Mapping[str, int]) -> bytes:
-        """Renders the `/metrics` response.
-
-        Args:
-            stats: engine stats by model.
-            memory_bytes: memory requirements of loaded models, by model.
-        """
+        """Renders the `/metrics` response; `memory_bytes` lists loaded models only."""
         self._stats, self._memory_bytes = stats, memory_bytes
         return generate_latest(self._registry)
 
@@ -156,7 +147,6 @@ class Metrics:
         yield from self._disk_cache_families()
 
     def _disk_cache_families(self) -> Iterable[Metric]:
-        """Yields metrics of the on-disk prefix cache, if it is enabled."""
         for kind, name, text, key in (
             (GaugeMetricFamily, "bytes", "Size of the prefix cache on disk.", "num_bytes"),
             (CounterMetricFamily, "hits", "Prefix cache hits on disk, in tokens.", "hit_tokens"),

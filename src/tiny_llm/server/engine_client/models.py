@@ -1,9 +1,9 @@
 """Model loading on demand within a memory budget, and unloading when idle.
 
 Models load one at a time, in the order they were first requested. When the memory budget is
-exhausted, the least recently used model is evicted, idle models first. A model evicted while in use
-accepts no new requests. They wait for its next load, which follows the load of the model that
-replaces it, so that neither model starves.
+exhausted, the least recently used model is evicted, idle models first. A model to be evicted while
+in use accepts no new requests; they wait for its next load, which follows the load of the model
+that replaces it, so that neither model starves.
 """
 
 import asyncio
@@ -26,16 +26,13 @@ IDLE_CHECK_INTERVAL = 0.2  # seconds
 
 
 class ModelEngine:
-    """A served model: its engine thread, the thread's client, and the requests using the model.
+    """A served model: its engine thread, client, prompt renderer and users.
 
     Args:
-        settings: server settings, with the model's names.
         open_renderer: creates the prompt renderer; called in a worker thread during each load.
-        on_dead: called when the engine thread has failed.
 
     Attributes:
-        client, thread: the engine thread's client, and the thread itself.
-        renderer: the prompt renderer; None while the model is not loaded.
+        renderer: the `PromptRenderer`; None while the model is not loaded.
         ref_count: number of requests using the model, which is unloaded only at 0.
         last_used: `time.monotonic()` at the last load or change of `ref_count`.
         is_closing: whether the model is about to be unloaded and accepts no new users.
@@ -91,10 +88,7 @@ class ModelEngine:
     # ---------------------------------------------------------------- users
 
     def acquire(self, request_load: Callable[["ModelEngine"], None]) -> asyncio.Future[None]:
-        """Adds a user once the model is loaded; pass the returned future to `release`.
-
-        Args:
-            request_load: called if the model must be loaded.
+        """Adds a user once the model is loaded; returns a future for `release`.
 
         Raises:
             ApiError: 503, the server is shutting down; 429, too many requests are waiting.
@@ -135,7 +129,7 @@ class ModelEngine:
         acquired.set_result(None)
 
     def wake_waiters(self, error: ApiError | None = None) -> None:
-        """Ends all waits: admits the requests as users of the model, or fails them with `error`."""
+        """Ends all waits: adds the waiting users, or fails them with `error`."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if waiter.done():  # the client has disconnected
@@ -181,13 +175,9 @@ class ModelRegistry:
     """Loads and unloads a server's models.
 
     Args:
-        max_memory: upper bound on the total memory requirement of loaded models; None for no limit.
+        max_memory: maximum total `memory_bytes` of loaded models; None for no limit.
         idle_unload: idle seconds after which a model is unloaded; None disables idle unloading.
         on_load_failed: called with the model and the reason when a pinned model fails to load.
-
-    Attributes:
-        is_on_demand: whether requests wait for their model to load; if False, they get 503 until it
-            has loaded, and it is never unloaded.
     """
 
     def __init__(
@@ -203,6 +193,7 @@ class ModelRegistry:
         self._on_load_failed = on_load_failed
         self._queue: asyncio.Queue[ModelEngine] = asyncio.Queue()
         self._queued: set[ModelEngine] = set()  # models in `_queue`, and the model being loaded
+        # If False, requests get 503 until the model has loaded, and it is never unloaded.
         self.is_on_demand = len(engines) > 1 or idle_unload is not None
 
     def request_load(self, engine: ModelEngine) -> None:

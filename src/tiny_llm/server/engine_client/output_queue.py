@@ -3,9 +3,9 @@
 Waking the event loop and writing to a socket for every token is expensive: a small model's step
 takes a few milliseconds, while a display refreshes every 16 ms. Therefore only urgent messages wake
 the loop immediately: a completion's first token, its end, an error, and any message after a pause.
-All others are delivered together at the next flush. The delay is 2 ms per stream, which limits all
-streams together to 500 writes per second. It is at most `MAX_DELAY`, because streams would not look
-smooth with a longer delay.
+All others are delivered together at the next flush. The delay is 2 ms per stream, between
+`MIN_DELAY` and `MAX_DELAY`: up to 15 streams together make at most 500 writes per second, and with
+more, text still appears smoothly.
 
 The engine never blocks on a reader. When a queue is full, new output is merged into the last
 queued output of the same completion: nothing is lost and the length stays bounded.
@@ -97,7 +97,7 @@ class Coalescer:
 
 
 class OutputQueue:
-    """Bounded queue of one client's outputs; used on the event loop only, with a single reader.
+    """Bounded queue of one client's outputs; event loop only, single reader.
 
     Args:
         limit: maximum number of queued outputs; beyond it, outputs are merged.
@@ -125,7 +125,7 @@ class OutputQueue:
             self._wake_for(item)
 
     def _merge(self, new: StreamOutput) -> bool:
-        """Merges an output into its completion's last queued output; False if none is queued."""
+        """Merges into the completion's last queued output; False if none is queued."""
         # [task 5.2.1 merge]
         for position in reversed(range(len(self._items))):
             old = self._items[position]
@@ -176,5 +176,4 @@ def merge_outputs(old: StreamOutput, new: StreamOutput) -> StreamOutput:
 
 
 def _completion(output: StreamOutput) -> tuple[str, int]:
-    """Identifies an output's completion."""
     return output.request_id, output.index

@@ -19,23 +19,13 @@ ENGINE_FAILED = "The engine failed during generation; see the server's log."
 
 
 class RequestHandle:
-    """A client's request to the engine. `close` must always be called, even after a failure.
-
-    Args:
-        params: sampling parameters; `n` completions per prompt.
-        schedule_wake: see `OutputQueue`.
-        abort: aborts this request's unfinished completions.
+    """A client's request; `close` must always be called, even after a failure.
 
     Attributes:
         request_ids: ids of the engine requests, one per prompt.
         prompt_index: index of the prompt, by request id.
-        prompt_tokens: total number of prompt tokens.
         model_name: name of the model or adapter in responses.
-        constraint: constraint on the output, or None.
-        lora: name of the LoRA adapter, or None.
-        output_tokens: number of generated tokens so far.
         first_output_at: `time.monotonic()` at the first output; None until then.
-        queue: outputs awaiting delivery.
     """
 
     def __init__(

@@ -48,24 +48,16 @@ class TokenCounts(Protocol):
 
 @dataclass
 class AccessRecord:
-    """One request's entry in the access log.
-
-    Attributes:
-        started_at: `time.monotonic()` on arrival.
-        status: HTTP status; 499 if the client disconnected before the response.
-        request_id: value of the `x-request-id` response header.
-        error: message of the error response, or of a failed stream's error event.
-        tokens: set once the request has been submitted to the engine.
-    """
+    """One request's entry in the access log."""
 
     started_at: float = field(default_factory=time.monotonic)
-    status: int = 499
+    status: int = 499  # the value if the client disconnects before the response
     request_id: str = "-"
-    error: str | None = None
-    tokens: TokenCounts | None = None
+    error: str | None = None  # message of an error response, or of a stream's error event
+    tokens: TokenCounts | None = None  # set once the request has been submitted to the engine
 
     def summary(self) -> str:
-        """Request id, duration and token counts."""
+        """Request id, duration, token counts and error."""
         parts = [f"id={self.request_id}", f"seconds={time.monotonic() - self.started_at:.3f}"]
         tokens = self.tokens
         if tokens is not None:
@@ -85,7 +77,7 @@ ACCESS_RECORD: ContextVar[AccessRecord | None] = ContextVar("access_record", def
 
 
 def current_record() -> AccessRecord:
-    """Record of the request that the current task handles; a new record outside a request."""
+    """The current request's record; outside a request, a new record."""
     return ACCESS_RECORD.get() or AccessRecord()
 
 
@@ -93,11 +85,9 @@ class ApiError(Exception):
     """An error response.
 
     Args:
-        status: HTTP status, a key of `ERROR_TYPES`.
-        message: one-sentence explanation.
+        status: HTTP status; without an entry in `ERROR_TYPES`, its type is that of status 500.
+        message: one sentence.
         param: the invalid field, or None.
-        code: machine-readable error code, or None.
-        headers: response headers.
         details: numbers in the message, added to the error object as separate fields.
     """
 
@@ -119,7 +109,7 @@ class ApiError(Exception):
         self.details = dict(details or {})
 
     def body(self, path: str, request_id: str | None = None) -> dict[str, Any]:
-        """Error object in the protocol of `path`; Anthropic's includes the request id."""
+        """Error object in the protocol of `path`; Anthropic's has the request id."""
         openai_type, anthropic_type = ERROR_TYPES.get(self.status, ERROR_TYPES[500])
         if path.startswith(ANTHROPIC_PATHS):
             fields: dict[str, Any] = {"type": anthropic_type, "message": self.message}
@@ -137,7 +127,7 @@ class ApiError(Exception):
         }
 
     def response(self, path: str) -> Response:
-        """Error response to a request for `path`; records its message in the access log."""
+        """Error response to a request for `path`; recorded in the access log."""
         current_record().error = self.message
         ids = request_id_headers()
         body = self.body(path, ids["request-id"])
@@ -165,7 +155,7 @@ class JsonResponse(Response):
 
 
 def request_id_headers() -> dict[str, str]:
-    """A new request id, in the headers that OpenAI's and Anthropic's clients read."""
+    """A new request id, in the headers of OpenAI's and Anthropic's APIs."""
     request_id = f"req_{uuid.uuid4().hex[:24]}"
     return {"x-request-id": request_id, "request-id": request_id}
 

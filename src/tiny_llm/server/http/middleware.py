@@ -45,12 +45,7 @@ class AccessLogMiddleware:
     """Counts and logs requests.
 
     Rejected and failed requests are always logged, with the reason; others if `log_requests`.
-
-    Args:
-        count: callback that counts a request.
-        paths: known paths; requests that match neither a route nor a path are counted as `OTHER`.
-        log_requests: whether to log successful requests as well.
-        log_contents: whether to log request and response bodies.
+    Requests that match neither a route nor one of `paths` are counted as `OTHER`.
     """
 
     def __init__(
@@ -111,7 +106,7 @@ class AccessLogMiddleware:
         return scope["method"] if scope["method"] in METHODS else OTHER
 
     def _endpoint(self, scope: Scope) -> str:
-        """Path of the matched route; without a match, the request's path if known, else `OTHER`."""
+        """Path of the matched route, else the request's path if known, or `OTHER`."""
         path = scope["path"] if scope["path"] in self._paths else OTHER
         return str(getattr(scope.get("route"), "path", path))
 
@@ -127,15 +122,12 @@ def _text(content: bytearray) -> str:
 
 
 class HostMiddleware:
-    """Rejects requests with a foreign Host header, to prevent DNS rebinding.
+    """Rejects foreign Host headers (403), to prevent DNS rebinding.
 
-    Without a key, a malicious web page could use a server on its visitor's machine: after loading,
-    it re-points its domain to that machine, which makes its requests same-origin. Their Host header
-    still names the page's domain. IP addresses and names without a dot, which public DNS does not
-    resolve, are always allowed.
-
-    Args:
-        names: additional allowed names; "*" allows any name.
+    Without a key, a malicious web page could use a server on its visitor's machine: it re-points
+    its domain to that machine, which makes its requests same-origin, but their Host header still
+    names its domain. IP addresses, names without a dot (not resolved by public DNS) and `names` are
+    allowed; "*" allows any name.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]):
@@ -166,7 +158,6 @@ class HostMiddleware:
 
 
 def _host_name(header: str) -> str:
-    """Host name in a Host header, without the port."""
     try:
         return (urlsplit(f"//{header}").hostname or "").rstrip(".")
     except ValueError:  # invalid brackets
@@ -174,11 +165,7 @@ def _host_name(header: str) -> str:
 
 
 class ApiKeyMiddleware:
-    """Rejects requests without the API key.
-
-    Args:
-        key: the key, sent as `Authorization: Bearer KEY` or as `x-api-key: KEY`.
-    """
+    """Rejects requests to non-public paths without the API key (401)."""
 
     def __init__(self, app: ASGIApp, key: str):
         self._app = app
@@ -213,15 +200,11 @@ class ApiKeyMiddleware:
 
 
 class BodyMiddleware:
-    """Reads the body before the application runs; rejects bodies that exceed a limit.
+    """Reads the body before the application runs; enforces limits.
 
     Size, number of JSON values and nesting depth are checked as the body arrives. After a JSON
     error, the rest of the body is read and discarded, because many clients send the whole body
     before reading the response.
-
-    Args:
-        max_bytes: returns the maximum size in bytes.
-        timeout: maximum seconds between two chunks of a body.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: Callable[[], int], timeout: float):
@@ -230,7 +213,7 @@ class BodyMiddleware:
         self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards the request, or responds with 400, 408, 413 or, during shutdown, 503."""
+        """Forwards the request, or responds with 400, 408, 413 or 503 (shutdown)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -243,15 +226,10 @@ class BodyMiddleware:
             await self._app(scope, _receive_after(body, receive), send)
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
-        """Reads a body; returns None if the client disconnects.
-
-        Raises:
-            ApiError: the body exceeds a limit or stops arriving.
-        """
+        """Reads a body within the limits; returns None if the client disconnects."""
         max_bytes = self._max_bytes()
         declared = headers.get("content-length", "")
-        # The declared length is reliable, because the HTTP parser enforces it. It does not do so
-        # with chunked transfer encoding.
+        # The HTTP parser enforces the declared length, except with chunked transfer encoding.
         if declared.isdecimal() and "transfer-encoding" not in headers:
             _check_size(int(declared[:20]), max_bytes)
         limits = JsonLimits("the body", max(1.0, max_bytes / MIN_BODY_BYTES), RAISE_LIMIT)
@@ -293,7 +271,7 @@ def _check_size(num_bytes: int, max_bytes: int) -> None:
 
 
 def _receive_after(body: bytes, receive: Receive) -> Receive:
-    """Returns an ASGI `receive` that yields the body, then the connection's messages."""
+    """ASGI `receive` that yields the body, then the connection's messages."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_next() -> Message:

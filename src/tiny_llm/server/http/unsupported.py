@@ -80,16 +80,12 @@ MEDIA_TYPES = {
 
 @cache
 def warn_once(sentence: str) -> None:
-    """Logs a warning only once, because agents send the same fields in every request."""
+    """Logs a warning once; agents send the same fields in every request."""
     log.warning("%s", sentence)
 
 
 def warn_ignored(field: str, items: Sequence[Mapping[str, Any]]) -> None:
-    """Logs one warning for all items dropped because of an unknown type.
-
-    Args:
-        field: name of the list.
-    """
+    """Logs one warning for all items of the list `field` with an unknown type."""
     if items:
         types = list(islice(dict.fromkeys(repr(item.get("type"))[:40] for item in items), 5))
         log.warning(
@@ -98,13 +94,7 @@ def warn_ignored(field: str, items: Sequence[Mapping[str, Any]]) -> None:
 
 
 def unsupported_value_message(field: str, given: str, allowed: str) -> str | None:
-    """Explains why a value is unsupported; None if the field has no specific reason.
-
-    Args:
-        field: path in the body.
-        given: description of the given value.
-        allowed: description of the allowed values.
-    """
+    """Explains why a field's value is unsupported; None without a reason."""
     reason = VALUE_REASONS.get(re.sub(r"\[\d+\]", "[]", field))
     if reason is None:
         return None
@@ -118,12 +108,9 @@ def unsupported_field_message(field: str) -> str | None:
 
 
 def replace_media(content: Any) -> Any:
-    """Replaces images, audio and documents in a tool result with text; keeps other content.
+    """Replaces images, audio and documents in a tool result with text.
 
     Agents resend a tool result with every later turn, so rejecting it would end the conversation.
-
-    Args:
-        content: text, or a list of parts; not validated.
     """
     if not isinstance(content, list):
         return content

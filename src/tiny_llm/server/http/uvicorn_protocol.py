@@ -14,8 +14,7 @@ from .errors import ApiError, to_json
 log = logging.getLogger("tiny_llm.server")
 
 MAX_HEADER_BYTES = 65536  # maximum size of request line and headers
-# Maximum seconds until the headers are complete, from the start of the connection or, for a later
-# request, from its first byte.
+# Seconds within which headers must be complete, from connection or a later request's first byte.
 HEADER_TIMEOUT = 30.0
 SEND_TIMEOUT = 30.0  # maximum seconds without progress while unsent data awaits the client
 MAX_UNSENT_BYTES = 16384  # unsent bytes per connection beyond which the kernel accepts no more
@@ -26,14 +25,12 @@ class HttpProtocol(HttpToolsProtocol):
     """One client's HTTP connection."""
 
     def connection_made(self, transport: Any) -> None:
-        """Sets up a connection with Nagle's algorithm disabled; refuses it if too many are open.
+        """Sets socket options; refuses the connection if too many are open.
 
-        asyncio sets TCP_NODELAY only on sockets created with an explicit protocol number. Without
-        it, a second small write waits for the client's delayed ACK, 40 ms on Linux.
-
-        `MAX_UNSENT_BYTES` keeps the kernel's send buffer small, so that the send timeout notices
-        even a slow reader's progress. By default, the kernel buffers megabytes and accepts more
-        only when a third of them has been sent.
+        Without TCP_NODELAY, which asyncio sets only on sockets created with an explicit protocol
+        number, a second small write waits for the client's delayed ACK, 40 ms on Linux.
+        `MAX_UNSENT_BYTES` lets the send timeout notice even a slow reader's progress: by default,
+        the kernel buffers megabytes and accepts more only when a third of them has been sent.
         """
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -52,7 +49,7 @@ class HttpProtocol(HttpToolsProtocol):
             )
 
     def _refuse(self, reason: str) -> None:
-        """Responds with 503 without waiting for the request, and closes the connection."""
+        """Responds with 503 without awaiting the request; closes the connection."""
         body = to_json(ApiError(503, reason).body("/"))
         head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
@@ -80,10 +77,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._send_timer = self.loop.call_later(SEND_TIMEOUT, self._on_send_timeout, num_unsent)
 
     def _on_send_timeout(self, num_unsent: int) -> None:
-        """Disconnects a client that has read nothing since `num_unsent` bytes were unsent.
-
-        The request, if unfinished, is aborted as after any disconnect.
-        """
+        """Disconnects a client if `num_unsent` bytes are still unsent."""
         if self.transport.get_write_buffer_size() < num_unsent:
             self._start_send_timer()
             return
@@ -125,7 +119,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._stop_head_timer()
         super().on_headers_complete()
-        if self.parser.get_http_version() == "1.0":  # HTTP/1.0 has no chunked encoding
+        if self.parser.get_http_version() == "1.0":
             self.cycle.chunked_encoding = True
             self.cycle.transport = _UnchunkedTransport(self.transport)  # type: ignore[assignment]
 
@@ -148,7 +142,7 @@ class _UnchunkedTransport:
 
 
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Event loop exception handler; logs at most one line per minute if `accept` fails.
+    """Loop exception handler; logs `accept` failures at most once per minute.
 
     asyncio reports each failed attempt, hundreds per second, and then pauses for a second.
     """

@@ -8,8 +8,7 @@ from ...errors import short_repr
 from .errors import ApiError, bad_request
 from .unsupported import unsupported_field_message, unsupported_value_message
 
-# Messages by pydantic error type. `{field}` is the field's path; other names in braces are from the
-# error's context.
+# Messages by pydantic error type, formatted with the field's path and the error's context.
 MESSAGES = {
     "too_long": "{field} must have at most {max_length} elements, got {actual_length}.",
     "extra_forbidden": "{field} is not a supported field; remove it.",
@@ -19,7 +18,7 @@ MESSAGES = {
 }
 
 AN_OBJECT, AN_INTEGER, A_NUMBER = "must be an object", "must be an integer", "must be a number"
-# Requirements by pydantic error type; names in braces are from the error's context.
+# Requirements by pydantic error type, formatted with the error's context.
 REQUIREMENTS = {
     "list_type": "must be a list",
     "string_type": "must be a string",
@@ -50,12 +49,10 @@ CODES = {
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Converts pydantic's errors to a 400 error.
+    """Converts pydantic's errors to a 400 error for the most deeply nested one.
 
-    Args:
-        errors: pydantic's list. For a union, it includes errors from alternatives that were not
-            meant. Only the most deeply nested error is reported, and errors of objects with a
-            wrong `type` field come last, because the others are more likely to be meant.
+    For a union, pydantic reports errors of every alternative. An alternative with a wrong `type`
+    field is probably not meant, so its errors are considered last.
     """
     if any(error["type"] == "json_invalid" for error in errors):
         return bad_request(MESSAGES["json_invalid"])
@@ -92,7 +89,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _name_value(value: Any) -> str:
-    """Formats a JSON value for a message; lists and objects, which may be large, as their type."""
+    """Formats a JSON value; lists and objects, which may be large, by type."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     if value is None or isinstance(value, bool):
@@ -101,7 +98,6 @@ def _name_value(value: Any) -> str:
 
 
 def _non_text_error(error: Mapping[str, Any], field: str) -> ApiError:
-    """Error for an image, audio or other non-text content part."""
     given = error["input"]
     kind = given.get("type") if isinstance(given, Mapping) else given
     return bad_request(
@@ -125,12 +121,7 @@ PRIMITIVE_TYPES = ("str", "int", "bool")
 
 
 def _path(location: Sequence[Any], is_unknown: bool) -> str:
-    """Returns a field's path, e.g. `messages[0].content`; `body` for the body itself.
-
-    Args:
-        location: pydantic's location, starting with "body".
-        is_unknown: whether the last step is the name of an unknown field.
-    """
+    """Returns a field's path, e.g. `messages[0].content`; `body` if empty."""
     path, steps = "", location[1:]
     for position, step in enumerate(steps):
         is_name = position == 0 or (is_unknown and position == len(steps) - 1)

@@ -94,8 +94,6 @@ class ChatSerializer(ChoicesSerializer):
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
         self._prompt_logprobs: list[Any] | None = None
 
-    # ---------------------------------------------------------------- non-streaming
-
     def add(self, output: StreamOutput) -> None:
         """See `OutputSerializer`."""
         self._outputs[output.index].add(output)
@@ -139,8 +137,6 @@ class ChatSerializer(ChoicesSerializer):
             "stop_reason": parsed.stop_reason,
             "token_ids": self._token_ids[index] if self._return_token_ids else None,
         }
-
-    # ---------------------------------------------------------------- streaming
 
     def start_events(self) -> bytes:
         """Events with the role of each choice; see `OutputSerializer`."""
@@ -190,7 +186,6 @@ class ChatSerializer(ChoicesSerializer):
         return super().end_events()
 
     def _text_delta_event(self, index: int, part: TextDelta | ReasoningDelta) -> bytes:
-        """Encodes a chunk that contains only text or reasoning."""
         kind = type(part)
         return self._text_event(
             (index, kind), part.text, lambda text: self._delta(index, *_deltas(kind(text), 0))
@@ -209,11 +204,7 @@ class ChatSerializer(ChoicesSerializer):
 
 
 def _deltas(part: ParsedDelta, index: int) -> list[dict[str, Any]]:
-    """Converts a parsed delta to OpenAI's format; a call's name precedes its arguments.
-
-    Args:
-        index: index of the tool call, if `part` is one.
-    """
+    """Converts a parsed delta to OpenAI's format; `index` is a tool call's."""
     match part:
         case TextDelta(text):
             return [{"content": text}]

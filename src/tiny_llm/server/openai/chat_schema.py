@@ -86,7 +86,7 @@ class MessageToolCall(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """A message. Response fields (`refusal` and below) are accepted from clients that echo them.
+    """A message; clients may echo response fields (`refusal` and below).
 
     Images, audio and documents in a tool result are replaced with text.
     """
@@ -112,11 +112,7 @@ class ChatMessage(StrictModel):
         return given
 
     def to_template(self, number: int) -> dict[str, Any]:
-        """Converts the message for the chat template; rejects missing content.
-
-        Args:
-            number: index in the request's `messages`, for errors.
-        """
+        """Converts message `number` for the chat template; rejects missing content."""
         path = f"messages[{number}]"
         content = self.content
         if content is None and self.role in ("assistant", "tool"):

@@ -17,14 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChoicesSerializer:
-    """Base class of the serializers of responses that consist of choices.
-
-    Args:
-        id_prefix: prefix of the response's `id`.
-        object_type: the response's `object`.
-        outputs: accumulates each choice's output.
-        has_logprobs: whether choices have log-probabilities.
-    """
+    """Base class of the serializers of responses that consist of choices."""
 
     def __init__(
         self,
@@ -70,12 +63,7 @@ class ChoicesSerializer:
         return sse_event({**self._envelope, "choices": choices, **fields})
 
     def _text_event(self, key: Hashable, text: str, choice: Callable[[str], Any]) -> bytes:
-        """Encodes a chunk in which only the text varies.
-
-        Args:
-            key: identifies the template, which is encoded once per key.
-            choice: returns the chunk's choice with the given text.
-        """
+        """Encodes a chunk in which only the text varies; one template per `key`."""
         template = self._event_templates.get(key)
         if template is None:
             template = EventTemplate(self._chunk([choice(TEXT_PLACEHOLDER)]))

@@ -95,7 +95,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 
 
 def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], str]]:
-    """Returns each prompt's token ids and text; token ids are decoded only for `echo`."""
+    """Returns each prompt's token ids and text; decodes ids only for `echo`."""
     prompts, encoded = server.prompts, []
     for prompt in body.prompts():
         if isinstance(prompt, str):
@@ -114,9 +114,6 @@ class CompletionSerializer(ChoicesSerializer):
     """Serializes completions.
 
     With `n` completions per prompt, completion `i` of prompt `p` is choice `p · n + i`.
-
-    Args:
-        encoded: token ids and text of each prompt.
     """
 
     def __init__(
@@ -152,8 +149,6 @@ class CompletionSerializer(ChoicesSerializer):
             self._is_text_only and not self._wants_prompt_logprobs and body.max_tokens != 0
         )
 
-    # ---------------------------------------------------------------- non-streaming
-
     def add(self, output: StreamOutput) -> None:
         """See `OutputSerializer`."""
         for index, ready in self._ready_outputs(output):
@@ -182,10 +177,8 @@ class CompletionSerializer(ChoicesSerializer):
             "prompt_token_ids": prompt_ids if self._return_token_ids else None,
         }
 
-    # ---------------------------------------------------------------- streaming
-
     def start_events(self) -> bytes:
-        """Chunks with echoed prompts, unless they need prompt logprobs; see `OutputSerializer`."""
+        """Echoed prompts, unless they need logprobs; see `OutputSerializer`."""
         if self._wants_prompt_logprobs:
             return b""
         echoed = [(index, text) for index, text in enumerate(self._echoed) if text]
@@ -204,7 +197,6 @@ class CompletionSerializer(ChoicesSerializer):
         )
 
     def _output_events(self, index: int, output: StreamOutput) -> bytes:
-        """Encodes an output as chunks."""
         parsed, logprobs = self._outputs[index], self._logprobs[index]
         chunks = b""
         if logprobs:  # the echoed prompt has not been sent
@@ -233,8 +225,7 @@ class CompletionSerializer(ChoicesSerializer):
     def _ready_outputs(self, output: StreamOutput) -> list[tuple[int, StreamOutput]]:
         """Returns the outputs ready to be sent, each with its choice index.
 
-        If prompt logprobs are requested, a prompt's outputs are held back until an output of its
-        completion 0 contains the prompt logprobs.
+        With prompt logprobs, a prompt's outputs are held back until its completion 0 returns them.
         """
         # The engine generates at least one token, which is dropped if none was requested.
         if self._body.max_tokens == 0:

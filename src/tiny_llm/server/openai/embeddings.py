@@ -132,7 +132,7 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
 async def _pool(
     server: AppState, request: Request, prompts: Sequence[str | list[int]], lora: str | None
 ) -> tuple[list[list[float]], int]:
-    """Returns each prompt's embedding or score, and the total number of prompt tokens."""
+    """Returns each prompt's embedding or score, and the number of prompt tokens."""
     encoded = await server.prompts.run(_encode, server, prompts)
     vectors: list[list[float]] = []
     for first in range(0, len(encoded), GROUP_SIZE):
@@ -157,7 +157,6 @@ def _encode(server: AppState, prompts: Sequence[str | list[int]]) -> list[list[i
 
 
 def _shortened(vector: list[float], dimensions: int) -> list[float]:
-    """Returns the first `dimensions` elements, scaled to unit length."""
     head = vector[:dimensions]
     norm = sum(x * x for x in head) ** 0.5 or 1.0
     return [x / norm for x in head]

@@ -21,8 +21,7 @@ NOT_STORED = (
 class StoredResponse:
     """A response with its conversation."""
 
-    # Input items, including those of earlier responses, and output items.
-    conversation: Sequence[Item]
+    conversation: Sequence[Item]  # all items, including those of earlier responses
     new_items: Sequence[Item]  # the items that this response added
     num_bytes: int  # size of `new_items` as JSON
 
@@ -36,11 +35,7 @@ class Conversation:
 
 
 class ResponseStore:
-    """Keeps the most recently used responses, within `MAX_STORED_BYTES`.
-
-    Args:
-        capacity: maximum number of responses; 0 disables the store.
-    """
+    """The `capacity` most recently used responses, within `MAX_STORED_BYTES`."""
 
     def __init__(self, capacity: int):
         self._capacity = capacity

@@ -106,7 +106,7 @@ class ResponseSerializer:
         self._sequence_number = -1
 
     def start_events(self) -> bytes:
-        """The `response.created` and `response.in_progress` events; see `OutputSerializer`."""
+        """`response.created` and `response.in_progress`; see `OutputSerializer`."""
         names = ("response.created", "response.in_progress")
         return b"".join(self._lifecycle_event(name, "in_progress") for name in names)
 
@@ -125,7 +125,7 @@ class ResponseSerializer:
         return self._response(self._status)
 
     def add(self, output: StreamOutput) -> list[Event]:
-        """Appends an output to the items; its logprobs are sent with the next text delta."""
+        """Appends an output; its logprobs are sent with the next text delta."""
         parts = self._output.add(output)
         if self._output.in_content:
             self._logprobs += self._texts.logprobs(output, self._body.logprobs or 0)

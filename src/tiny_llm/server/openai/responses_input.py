@@ -12,10 +12,9 @@ TEXT_PARTS = ("input_text", "output_text", "text")
 def to_chat_messages(
     given: str | list[dict[str, Any]], instructions: str | None, num_stored: int = 0
 ) -> list[dict[str, Any]]:
-    """Converts the input to messages. Items of unknown types are dropped with a warning.
+    """Converts the input to messages; drops items of unknown types.
 
-    Args:
-        num_stored: number of leading items that come from stored responses.
+    The first `num_stored` items come from stored responses.
 
     Raises:
         ApiError: an item does not match its type, or no message remains.
@@ -103,7 +102,7 @@ def _join_parts(content: Any, path: str) -> str:
 
 
 def encode_reasoning(reasoning: str) -> str:
-    """Encodes reasoning in Base64, without encryption, as `encrypted_content` to be sent back."""
+    """Encodes reasoning as `encrypted_content`: Base64, without encryption."""
     return b64encode(reasoning.encode("utf-8", "replace")).decode()
 
 

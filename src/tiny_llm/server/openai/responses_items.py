@@ -15,8 +15,7 @@ from .responses_input import encode_reasoning
 
 Event = dict[str, Any]
 
-# By type of an item with text: prefix of its id, type of its content part, prefix of the names of
-# its text events.
+# By item type: prefix of its id, type of its content part, prefix of its text events' names.
 ITEM_TYPES = {
     "message": ("msg", "output_text", "response.output_text"),
     "reasoning": ("rs", "reasoning_text", "response.reasoning_text"),
@@ -27,14 +26,7 @@ ARGUMENTS = "response.function_call_arguments"  # prefix of the event names
 
 
 class OutputItems:
-    """The output items of a response.
-
-    Args:
-        encrypt_reasoning: whether completed reasoning items get `encrypted_content`.
-
-    Attributes:
-        items: output items so far; complete after `finish`.
-    """
+    """Output items; `encrypt_reasoning` adds `encrypted_content` to reasoning."""
 
     def __init__(self, encrypt_reasoning: bool = False) -> None:
         self._encrypt_reasoning = encrypt_reasoning
@@ -42,7 +34,7 @@ class OutputItems:
         self._is_open = False
 
     def add(self, part: ParsedDelta, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """Appends a parsed delta, with its tokens' logprobs if it is text; returns its events."""
+        """Appends a delta, with the logprobs of its text; returns its events."""
         match part:
             case TextDelta(text):
                 return self._grow("message", text, logprobs)
@@ -53,12 +45,9 @@ class OutputItems:
                 return [*events, self._append_arguments(arguments)] if arguments else events
 
     def finish(self, is_incomplete: bool) -> list[Event]:
-        """Closes the last item.
+        """Closes the last item, which is truncated if `is_incomplete`.
 
         An empty response gets an empty message, because many clients read the first item.
-
-        Args:
-            is_incomplete: whether the last item is truncated.
         """
         events = [] if self.items else self._open("message")
         return [*events, *self._close("incomplete" if is_incomplete else "completed")]

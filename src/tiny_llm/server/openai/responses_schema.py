@@ -67,13 +67,13 @@ class TextOptions(StrictModel):
 
 
 class ResponseStreamOptions(StrictModel):
-    """Options of a stream. Obfuscation, which pads events to equal lengths, is not supported."""
+    """Stream options; obfuscation of event lengths is not supported."""
 
     include_obfuscation: Literal[False] | None = None
 
 
 class ResponsesRequest(ConversationFields):
-    """Body of a response request. Tools and items of unknown types are dropped with a warning."""
+    """Body of a response request; drops tools and items of unknown types."""
 
     input: str | BoundedList[JsonObject]
     instructions: str | None = None

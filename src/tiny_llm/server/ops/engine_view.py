@@ -22,7 +22,7 @@ router = APIRouter()
 
 @router.get("/engine/state", tags=["engine"], responses={404: ERROR_RESPONSES[404]})
 async def state(request: Request, model: str | None = None) -> dict[str, Any]:
-    """Returns engine statistics, requests and KV pages (`snapshot`) as of the last step."""
+    """Returns engine statistics, requests and KV pages as of the last step."""
     engine_client = get_app_state(request, model).engine_client
     await engine_client.refresh_snapshot(SNAPSHOT_TIMEOUT)
     return {**engine_state(engine_client), "snapshot": engine_client.snapshot}
@@ -30,7 +30,7 @@ async def state(request: Request, model: str | None = None) -> dict[str, Any]:
 
 @router.get("/engine/events", tags=["engine"], include_in_schema=False)
 async def events(request: Request, model: str | None = None) -> Response:
-    """Streams the engine's state and each step's events; never triggers a load of the model."""
+    """Streams the engine's state and each step's events; never loads a model."""
     server = get_app_state(request, model)
     stream = _stream_events(server.engine_client, server.settings.keep_alive)
     return StreamingResponse(stream, headers=stream_headers())
@@ -58,7 +58,7 @@ def report_events(report: StepReport) -> Iterator[Mapping[str, Any]]:
 
 
 async def _stream_events(engine_client: EngineClient, keep_alive: float) -> AsyncIterator[bytes]:
-    """Streams state and events until shutdown; the engine reports events only to subscribers."""
+    """Streams state and events until the server shuts down."""
     reports: asyncio.Queue[StepReport] = asyncio.Queue(MAX_QUEUED_REPORTS)
 
     def on_report(report: StepReport) -> None:

@@ -19,10 +19,7 @@ log = logging.getLogger("tiny_llm.server")
 
 
 class EventLogWriter:
-    """Writes step reports to a file.
-
-    Args:
-        file: the log file; overwritten.
+    """Writes step reports to a file, which it overwrites.
 
     Raises:
         UserError: the file cannot be written.
@@ -67,7 +64,7 @@ class EventLogWriter:
             self._stream.write(text)
             if is_last:
                 self._stream.close()
-        except OSError as error:  # e.g. disk full: the server continues without a log
+        except OSError as error:  # e.g. disk full; the server continues without a log
             log.error(
                 "event log stopped: '%s' cannot be written (%s)", self._temp_file, error.strerror
             )

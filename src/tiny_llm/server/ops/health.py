@@ -33,7 +33,7 @@ async def ping(request: Request) -> dict[str, str]:
 
 @router.get("/load", tags=["service"], responses=UNKNOWN_MODEL)
 async def load(request: Request, model: str | None = None) -> dict[str, int]:
-    """Returns the load, for load balancers: requests in flight, for one model or in total."""
+    """Returns the number of requests in flight, for one model or in total."""
     states = get_app_states(request) if model is None else [get_app_state(request, model)]
     return {"server_load": sum(len(state.engine_client.in_flight) for state in states)}
 
@@ -41,7 +41,7 @@ async def load(request: Request, model: str | None = None) -> dict[str, int]:
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready", tags=["service"], responses={503: ERROR_RESPONSES[503], **UNKNOWN_MODEL})
 async def ready(request: Request, model: str | None = None) -> dict[str, str]:
-    """Readiness probe: 200 if new requests are accepted, else 503 with the reason.
+    """Readiness probe: 200 if requests are accepted, else 503 with the reason.
 
     With `model`, that model must be loaded; without it, all models that are loaded at startup.
     """
@@ -82,7 +82,7 @@ async def head() -> Response:
 @router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models", tags=["OpenAI"])
 async def models(request: Request) -> dict[str, Any]:
-    """Lists the models and their adapters, in OpenAI's format (`data`) and Codex's (`models`)."""
+    """Lists models and adapters, in OpenAI's and in Codex's format (`models`)."""
     listed = [_describe(name, state) for state in get_app_states(request) for name in state.names]
     page = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"], "has_more": False}
     codex_models = [{**model, "slug": model["id"]} for model in listed]
@@ -90,7 +90,6 @@ async def models(request: Request) -> dict[str, Any]:
 
 
 def _describe(name: str, server: AppState) -> dict[str, Any]:
-    """Describes a served model, under one of its names, or an adapter, in OpenAI's format."""
     is_adapter = name in server.settings.adapter_names
     model: dict[str, Any] = {
         "id": name,

@@ -17,7 +17,7 @@ router = APIRouter()
 
 
 class TokenizeRequest(StrictModel):
-    """Body of a tokenization request. Exactly one of `prompt` and `messages` must be set."""
+    """Body of a tokenization request: either `prompt` or `messages`."""
 
     prompt: str | None = None
     messages: Annotated[BoundedList[ChatMessage], Field(min_length=1)] | None = None

@@ -1,6 +1,6 @@
 """Web UI: `GET /` (chat, live engine view), `GET /docs` (API reference).
 
-All files are in `web/`. The content security policy forbids requests to other hosts.
+The content security policy forbids requests to other hosts, inline scripts and inline styles.
 """
 
 from pathlib import Path
@@ -13,7 +13,6 @@ from starlette.types import Scope
 
 WEB_ROOT = Path(__file__).parents[1] / "web"
 
-# No third-party resources, no inline scripts or styles.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -41,8 +40,6 @@ async def docs() -> Response:
 
 
 class _StaticFiles(StaticFiles):
-    """Static files with the security headers."""
-
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
         response.headers.update(HEADERS)

@@ -13,8 +13,7 @@ def content_logprobs(
 ) -> Sequence[tuple[int, Mapping[int, float]]]:
     """Returns an output's tokens with their log-probabilities.
 
-    Args:
-        with_end: whether to include an EOS or stop token at the end, which has no text.
+    `with_end` includes an EOS or stop token at the end, which has no text.
     """
     if output.logprobs is None:
         return []
@@ -26,13 +25,10 @@ def content_logprobs(
 
 
 class TokenTextDecoder:
-    """Decodes tokens one by one; the concatenated texts are the completion's text.
+    """Decodes tokens one by one; the texts concatenate to the completion's text.
 
     If a character spans several tokens, the last one gets its text and the others are empty.
-
-    Args:
-        prompts: prompt renderer, which maps tokens to bytes.
-        as_token_ids: whether to return ids instead of text, as vLLM does: `token_id:17`.
+    `as_token_ids` returns ids instead, as in vLLM: `token_id:17`.
     """
 
     def __init__(self, prompts: PromptRenderer, as_token_ids: bool = False):
@@ -54,7 +50,7 @@ class TokenTextDecoder:
         return text
 
     def logprobs(self, output: StreamOutput, top: int) -> list[dict[str, Any]]:
-        """Returns an output's log-probabilities in the format of chat completions and responses."""
+        """Returns log-probabilities in the format of chat completions and responses."""
         entries = []
         for token, logprobs_by_id in content_logprobs(output, self.as_token_ids):
             pairs = sort_by_logprob(logprobs_by_id)[:top]
@@ -81,15 +77,9 @@ def sort_by_logprob(logprobs_by_id: Mapping[int, float]) -> list[tuple[int, floa
 
 
 class CompletionLogprobs:
-    """Accumulates a text completion's `logprobs`, and with `echo` also the prompt's.
+    """Accumulates a completion's `logprobs`, and with `echo` also the prompt's.
 
-    Args:
-        prompts: prompt renderer, which maps tokens to text.
-        top: number of most likely tokens per position.
-        as_token_ids: whether to return ids instead of text.
-
-    Attributes:
-        field: the choice's `logprobs`; `top_logprobs` include the sampled token, as in vLLM.
+    In `field`, `top_logprobs` has the `top` tokens and the sampled one, as in vLLM.
     """
 
     def __init__(self, prompts: PromptRenderer, top: int, as_token_ids: bool):
@@ -111,7 +101,7 @@ class CompletionLogprobs:
     def add_prompt(
         self, token_ids: Sequence[int], logprobs: Sequence[Mapping[int, float] | None]
     ) -> None:
-        """Adds the prompt's tokens and their log-probabilities; the first token has none."""
+        """Adds the prompt's tokens and log-probabilities; the first token has none."""
         for token, logprobs_by_id in zip(token_ids, logprobs, strict=True):
             self._add(token, logprobs_by_id)
 
@@ -134,12 +124,9 @@ class CompletionLogprobs:
         self._offset += len(text)
 
     def _name(self, other: int, token: int, taken: Mapping[str, float]) -> str:
-        """Key for a token in `top_logprobs`: its text or, if taken, its bytes, as in OpenAI's API.
+        """Key for `other` in `top_logprobs`: its text or, if taken, its bytes.
 
-        Args:
-            other: the token to name.
-            token: the sampled token, which always keeps its text.
-            taken: log-probabilities by key, of the tokens named so far.
+        As in OpenAI's API. The sampled `token` always keeps its text.
         """
         text = self._texts.peek(other)
         if other == token or (text not in taken and text != self._texts.peek(token)):
@@ -154,17 +141,13 @@ def prompt_logprobs_field(
     scored: Sequence[Mapping[int, float] | None] | None,
     top: int | None,
 ) -> list[dict[str, Any] | None] | None:
-    """vLLM's `prompt_logprobs`: at each position, the most likely tokens and the prompt's token.
+    """vLLM's `prompt_logprobs`: per position, top tokens and the prompt's token.
+
+    The first token has none. `rank` is null for a prompt token that is not among the `top` ones.
 
     Args:
-        prompts: prompt renderer, which maps tokens to text.
-        token_ids: the prompt.
         scored: `StreamOutput.prompt_logprobs`; may hold more than `top` tokens per position.
         top: requested number of most likely tokens; None if not requested.
-
-    Returns:
-        A list with None for the first token. `rank` is null for a prompt token that
-        is not among the `top` most likely.
     """
     if scored is None or top is None:
         return None

@@ -7,8 +7,8 @@ Text that may be the start of a tag is held back until the ambiguity is resolved
 
 In a full response, a tool call is held back until it is complete: a truncated or malformed call is
 returned as text. In a stream, a call is sent incrementally: its name when its arguments start, then
-argument deltas as long as they are a prefix of valid JSON. Nothing sent is ever retracted, and a
-truncated call is a prefix of a call. Complete calls are the same in both modes.
+argument deltas as long as they are a prefix of valid JSON. Nothing sent is ever retracted, so a
+truncated call stays incomplete. Complete calls are the same in both modes.
 """
 
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ class OutputParser:
 
     @property
     def in_content(self) -> bool:
-        """Whether the last text was content or a tool call, not reasoning or its tags."""
+        """Whether the last text was content or a tool call, not reasoning or tags."""
         precedes_content = self._state in (_State.START, _State.REASONING)
         return not precedes_content and not self._at_start
 
@@ -143,7 +143,7 @@ class OutputParser:
         self._at_start = True
 
     def _advance(self, deltas: list[ParsedDelta]) -> bool:
-        """Parses buffered text in the current state; returns whether the state changed."""
+        """Parses text in the current state; returns whether the state changed."""
         match self._state:
             case _State.START:
                 return self._parse_start()
@@ -203,10 +203,9 @@ class OutputParser:
         return True
 
     def _check_first(self) -> None:
-        """Drops the tags that can no longer occur, once the content has started with other text.
+        """Drops tags that cannot occur once content has started with other text.
 
-        Some tags are valid only at the start of the content. Structured content allows no tool
-        calls after its start, so all tags are dropped.
+        These are the tags valid only at the start or, in structured content, all tags.
         """
         has_structured_content = self._options is not None and self._options.has_structured_content
         text = self._buffer.lstrip()
@@ -269,18 +268,15 @@ class ParsedOutput:
     """A completion, accumulated from stream outputs.
 
     Args:
-        parser: splits the text into content, reasoning and tool calls.
         first_tool_call_only: whether to drop tool calls after the first.
         include_reasoning: whether to return reasoning; its tokens are counted either way.
 
     Attributes:
-        text, reasoning: content and reasoning so far.
         calls: tool calls; for each streamed call, its first delta.
         arguments: each call's arguments so far.
         tokens: number of tokens, of which `reasoning_tokens` are in the reasoning.
         in_content: whether the last output was content or a tool call, not reasoning or its tags.
         finish_reason: "stop", "length" or "tool_calls"; None until the end.
-        stop_reason: see `StreamOutput`.
     """
 
     parser: OutputParser
@@ -297,7 +293,7 @@ class ParsedOutput:
     stop_reason: int | str | None = None
 
     def add(self, output: StreamOutput) -> list[ParsedDelta]:
-        """Adds an output; returns its deltas, except for text that the parser holds back."""
+        """Adds an output; returns the deltas, without text that is held back."""
         was_thinking = self.parser.in_reasoning
         deltas = self.parser.feed(output.text)
         self.in_content = self.parser.in_content and not was_thinking

@@ -23,25 +23,17 @@ Message = dict[str, Any]
 # Tokenization releases the GIL, so that two workers run in parallel. Template rendering holds it.
 NUM_TOKENIZER_WORKERS = 2
 THINKING_VARIABLE = "enable_thinking"  # accepted whether or not the template reads it
-PLACEHOLDER = "next-user-message"  # placeholder for the user's next message in a rendered prompt
+PLACEHOLDER = "next-user-message"  # stands for the user's next message in a rendered prompt
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A tokenized conversation.
-
-    Attributes:
-        token_ids: the prompt.
-        reasoning_open: whether the prompt ends inside an open reasoning block.
-        thinking_enabled: whether the completion may start with reasoning; False when continuing
-            the final message.
-        template_input: inputs of the chat template; None when continuing the final message.
-    """
+    """A tokenized conversation."""
 
     token_ids: list[int]
-    reasoning_open: bool
-    thinking_enabled: bool
-    template_input: "ChatTemplateInput | None" = None
+    reasoning_open: bool  # whether the prompt ends inside an open reasoning block
+    thinking_enabled: bool  # whether the completion may start with reasoning
+    template_input: "ChatTemplateInput | None" = None  # None when continuing the final message
 
 
 @dataclass(frozen=True)
@@ -57,14 +49,10 @@ class PromptRenderer:
     """Tokenizes text and renders conversations.
 
     Args:
-        tokenizer: the model's tokenizer; shared by the worker threads.
         tool_call_parser: name of the tool-call format, see `find_format`.
-
-    Attributes:
-        max_tokens: the model's context length; set once the engine has loaded.
     """
 
-    max_tokens: int
+    max_tokens: int  # maximum length of prompt plus completion; set once the engine has loaded
 
     def __init__(self, tokenizer: Any, tool_call_parser: str = AUTO):
         self.tokenizer = tokenizer
@@ -109,10 +97,7 @@ class PromptRenderer:
         return self.token_bytes(token_id).decode(errors="replace")
 
     def check_template_kwargs(self, variables: Mapping[str, Any] | None) -> None:
-        """Rejects template variables that have no effect.
-
-        Args:
-            variables: the request's `chat_template_kwargs`.
+        """Rejects `chat_template_kwargs` that have no effect.
 
         Raises:
             ApiError: the model's chat template does not read a variable, or a value is invalid.
@@ -142,14 +127,9 @@ class PromptRenderer:
         """Renders and tokenizes a conversation.
 
         Args:
-            messages: chat template messages.
             tools: functions in OpenAI's format, or None.
             variables: other template variables, such as `enable_thinking`; None values are ignored.
-            add_generation_prompt: whether to open the assistant's turn at the end.
-            continue_final_message: whether the model continues the final message, which must be
-                from the assistant.
-            add_special_tokens: whether to add the tokenizer's special tokens; templates usually
-                contain them.
+            add_special_tokens: whether to add special tokens, which templates usually contain.
 
         Raises:
             ApiError: there is no chat template, the template failed, the final message cannot be
@@ -174,12 +154,7 @@ class PromptRenderer:
         constraint: StructuredOutputs | ToolCalls | None,
         is_stream: bool,
     ) -> OutputParser:
-        """Returns an output parser for a prompt's completion.
-
-        Args:
-            tools: the tools that the model may call.
-            is_stream: whether to emit tool calls incrementally.
-        """
+        """Returns an output parser for a prompt's completion."""
         has_structured_content = isinstance(constraint, StructuredOutputs) or (
             constraint is not None and constraint.response_constraint is not None
         )
@@ -189,12 +164,11 @@ class PromptRenderer:
         )
 
     def next_turn_prefix(self, before: ChatTemplateInput, completion: str) -> list[int]:
-        """Returns the known prefix of the next turn's prompt, up to the user's next message.
+        """Returns the next turn's prompt, up to the user's next message.
 
-        It is not the last prompt plus its completion, because templates omit earlier reasoning.
+        It differs from the last prompt plus its completion: templates omit earlier reasoning.
 
         Args:
-            before: the last turn's template input.
             completion: the last turn's completion, without reasoning.
 
         Raises:
@@ -242,11 +216,7 @@ def _truncate_after(text: str, message: Message) -> str:
 
 
 def check_token_ids(engine_info: Any, tokens: list[int]) -> None:
-    """Rejects token ids outside the vocabulary.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Rejects (400) token ids outside the vocabulary."""
     for token in tokens:
         if token >= engine_info.vocab_size:
             raise bad_request(

@@ -37,8 +37,7 @@ def _check_keys(value: Any) -> Any:
     return value
 
 
-# `fail_fast` reports only the first invalid element, because an error object takes about a
-# kilobyte.
+# `fail_fast` reports only the first invalid element; an error object takes about a kilobyte.
 BoundedList = Annotated[list[T], Field(max_length=MAX_ITEMS, fail_fast=True)]
 ShortList = Annotated[list[T], Field(max_length=MAX_SHORT_ITEMS, fail_fast=True)]
 BoundedDict = Annotated[dict[str, T], Field(max_length=MAX_KEYS), BeforeValidator(_check_keys)]
@@ -52,7 +51,7 @@ PromptIds = Annotated[TokenIds, Field(min_length=1)]
 
 
 def drop_nulls(body: Any) -> Any:
-    """Removes unsupported fields that are null: some clients send null for unset fields."""
+    """Removes unsupported fields that are null: clients send null if unset."""
     if not isinstance(body, dict):
         return body
     return {
@@ -86,7 +85,6 @@ def thinking_budget(
 
     Args:
         tokens: the request's explicit thinking budget, which takes precedence; None if not given.
-        effort: the request's effort level; None if not given.
         max_tokens: maximum tokens in the completion; half of them are reserved for the content.
     """
     if tokens is not None:
@@ -188,7 +186,7 @@ class CommonFields(StrictModel):
 
 
 class StreamOptions(StrictModel):
-    """Options of a stream: usage statistics. Obfuscation of event lengths is not supported."""
+    """Stream options; obfuscation of event lengths is not supported."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -283,10 +281,6 @@ def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> Sampling
 def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: Any) -> T:
     """Creates an output constraint.
 
-    Args:
-        kind: `StructuredOutputs` or `ToolCalls`.
-        param: the request's field, for errors.
-
     Raises:
         ApiError: the constraint is invalid.
     """
@@ -299,7 +293,7 @@ def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: An
 def required_tool_calls(
     tools: list[dict[str, Any]], name: str | None, parallel: bool | None
 ) -> OutputConstraint:
-    """Constraint for a required call of the tool `name`, or of any tools if it is None."""
+    """Constraint that requires calls of the tool `name`, or of any if None."""
     allows_several = name is None and parallel is not False
     fields: dict[str, Any] = {"choice": "required", "name": name, "parallel": allows_several}
     return make_constraint(ToolCalls, "tool_choice", tools, **fields)
@@ -310,7 +304,7 @@ def auto_tool_calls(
     parallel: bool | None,
     response_constraint: StructuredOutputs | None = None,
 ) -> OutputConstraint | None:
-    """Constraint for `tool_choice` "auto": tool calls are optional but must match their schemas.
+    """Constraint for `tool_choice` "auto": optional calls match their schemas.
 
     Args:
         parallel: whether several calls are allowed; None allows them.

@@ -28,8 +28,7 @@ from ..http.errors import (
 log = logging.getLogger("tiny_llm.server")
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
-# Maximum seconds that headers wait for the first token, so that both are sent in one write.
-HEADER_DELAY = 0.1
+HEADER_DELAY = 0.1  # maximum seconds that headers wait, to be sent with the first token
 RESPONSES_PATH = "/v1/responses"
 TEXT_PLACEHOLDER = "\0"  # placeholder text in an `EventTemplate`
 
@@ -37,10 +36,7 @@ TEXT_PLACEHOLDER = "\0"  # placeholder text in an `EventTemplate`
 class CancelOnDisconnect:
     """Context manager that cancels its block when the client disconnects.
 
-    The cancellation does not propagate out of the block.
-
-    Args:
-        handle: the request; closed on exit.
+    The cancellation does not propagate out of the block. On exit, `handle` is closed.
     """
 
     def __init__(self, receive: Receive, handle: RequestHandle):
@@ -89,7 +85,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 class OutputSerializer(Protocol):
-    """Serializes a request's outputs in a protocol's format, as events or as a full response."""
+    """Serializes outputs in a protocol's format, as events or a full response."""
 
     def add(self, output: StreamOutput) -> Any:
         """Adds an output to the full response."""
@@ -128,8 +124,7 @@ def error_event(path: str, error: ApiError, num_events: int = 0) -> bytes:
 
     Args:
         path: the request's path, which selects the protocol.
-        num_events: number of events sent so far. In the Responses API, it is the error event's
-            sequence number.
+        num_events: number of events sent so far: the sequence number, in the Responses API.
     """
     if path == RESPONSES_PATH:
         event = {"type": "error", "code": "server_error", "message": error.message, "param": None}
@@ -150,7 +145,7 @@ def stream_headers() -> dict[str, str]:
 
 
 class EventTemplate:
-    """A pre-encoded event in which only the text varies, to avoid encoding the rest each time.
+    """An event that is encoded once; only its text varies.
 
     Args:
         with_text: the event with `TEXT_PLACEHOLDER` as its text.
@@ -175,8 +170,6 @@ class EventSourceResponse(Response):
     Headers and start events are sent with the first token if it is ready within `HEADER_DELAY`.
 
     Args:
-        serializer: creates the events.
-        handle: the request; closed at the end.
         keep_alive: seconds of silence before a keep-alive is sent.
         keep_alive_event: the keep-alive event. SSE parsers hide comments, so protocols with a ping
             event send pings, which reset client timeouts.
@@ -199,7 +192,7 @@ class EventSourceResponse(Response):
         self._headers_sent = False  # whether headers and start events have been sent
         self._last_sent = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._keep_alive_task: asyncio.Task[None] | None = None  # sends a keep-alive event
+        self._keep_alive_task: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends events until the output ends or the client disconnects."""
@@ -225,7 +218,7 @@ class EventSourceResponse(Response):
         # [/task 5.1.3 errors]
 
     async def _send_outputs(self, send: Send) -> bytes:
-        """Sends the events of each batch of outputs in one write; returns the end events."""
+        """Sends each batch's events in one write; returns the end events."""
         # [task 5.1.2 outputs]
         async for outputs in self._handle.stream_outputs():
             self._make_start_events()
@@ -236,23 +229,18 @@ class EventSourceResponse(Response):
         # [/task 5.1.2 outputs]
 
     def _error_events(self, error: ApiError) -> bytes:
-        """Events that end the stream with an error; also records it in the access log."""
+        """Events that end a failed stream; records the error in the access log."""
         current_record().error = error.message
         self._make_start_events()
         return self._serializer.error_events(error)
 
     def _make_start_events(self) -> None:
-        """Creates the start events as late as possible, because they may report cache hits."""
+        """Creates start events as late as possible: they may report cache hits."""
         if self._start_data is None:
             self._start_data = self._serializer.start_events()
 
     async def _send(self, send: Send, data: bytes, is_last: bool = False) -> None:
-        """Sends a chunk of the body, preceded by headers and start events if it is the first.
-
-        Args:
-            data: encoded events.
-            is_last: whether this chunk ends the body.
-        """
+        """Sends encoded events, preceded by headers and start events if first."""
         self._last_sent = time.monotonic()
         # [task 5.1.2 send]
         if not self._headers_sent:
@@ -263,10 +251,8 @@ class EventSourceResponse(Response):
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
         # [/task 5.1.2 send]
 
-    # ---------------------------------------------------------------- keep-alive against timeouts
-
     def _schedule_keep_alive(self, seconds: float, send: Send) -> None:
-        """Sets the timer that sends a keep-alive, unless data is sent within `seconds`."""
+        """Schedules a keep-alive, to be sent after `seconds` of silence."""
         self._timer = asyncio.get_running_loop().call_later(
             seconds, self._on_keep_alive_timer, send
         )
@@ -297,7 +283,7 @@ class EventSourceResponse(Response):
 async def full_response(
     receive: Receive, handle: RequestHandle, serializer: OutputSerializer
 ) -> Response:
-    """Waits for all outputs and returns the response; aborts if the client disconnects."""
+    """Returns the full response; aborts if the client disconnects."""
     with CancelOnDisconnect(receive, handle):
         async for outputs in handle.stream_outputs():
             for output in outputs:

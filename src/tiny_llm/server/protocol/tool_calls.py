@@ -10,55 +10,32 @@ from ...engine.tool_calls.text_source import ArgumentsDelta, CallEnd, CallStart,
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """A tool call, or a delta of a streamed call.
-
-    Attributes:
-        name: the tool's name.
-        arguments: JSON text; in a delta, the added text.
-        id: the call's id, the same in all of its deltas.
-        is_new: False for deltas after the first.
-    """
+    """A tool call, or a delta of a streamed call."""
 
     name: str
-    arguments: str
-    id: str
-    is_new: bool = True
+    arguments: str  # JSON text; in a delta, the added text
+    id: str  # the same in all deltas of a call
+    is_new: bool = True  # False for deltas after the first
 
 
 @dataclass(frozen=True)
 class ToolCallOptions:
-    """Tool calls that a completion may contain.
-
-    Args:
-        format: the model's tool-call format.
-        tools: available tools, in OpenAI's format.
-        is_stream: whether to emit calls incrementally.
-        has_structured_content: whether output that does not start with a call is structured output,
-            which contains no calls.
-    """
+    """Tool calls that a completion may contain."""
 
     format: ToolCallFormat
-    tools: Sequence[Mapping[str, Any]] = ()
-    is_stream: bool = False
+    tools: Sequence[Mapping[str, Any]] = ()  # in OpenAI's format
+    is_stream: bool = False  # whether to emit calls incrementally
+    # Whether output that does not start with a call is structured output, which contains no calls.
     has_structured_content: bool = False
 
 
 class ToolCallReader:
-    """Reads the calls that start at a tag.
-
-    Args:
-        options: see `ToolCallOptions`.
-        text: the output from the tag on, including whitespace before it.
-
-    Attributes:
-        source: the text, to which the caller appends further output.
-        is_open: whether a call has started but not ended.
-    """
+    """Reads the calls in `text`, which starts at a tag or whitespace before it."""
 
     def __init__(self, options: ToolCallOptions, text: str):
         functions = {tool["function"]["name"]: tool["function"] for tool in options.tools}
-        self.source = TextSource(text)
-        self.is_open = False
+        self.source = TextSource(text)  # the caller appends further output
+        self.is_open = False  # whether a call has started but not ended
         self._options = options
         self._events = options.format.parse(self.source, functions)
         self._name, self._id = "", ""

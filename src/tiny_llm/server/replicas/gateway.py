@@ -39,7 +39,7 @@ class ReplicaPool(Protocol):
     """Chooses a replica and sends it a request."""
 
     def stream(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
-        """Yields the ASGI messages of the response; closing the generator aborts the request.
+        """Yields the response's ASGI messages; closing the generator aborts it.
 
         Raises:
             ReplicaLostError: the replica was lost, before or during the response.
@@ -59,7 +59,7 @@ class Gateway:
             return
         body = await _read_body(receive)
         if body is None:
-            return  # the client has disconnected
+            return
         request = ReplicaRequest(_picklable_scope(scope), body, routing_key(body))
         forward = asyncio.create_task(self._forward(request, send))
         disconnect = asyncio.create_task(wait_for_disconnect(receive))
@@ -105,7 +105,6 @@ class _ForwardedResponse:
         self._num_events = 0
 
     async def send(self, message: Message) -> None:
-        """Forwards an ASGI message, or holds back the start of the response."""
         if message["type"] == "http.response.start":
             self._start = message
             return
@@ -117,11 +116,9 @@ class _ForwardedResponse:
         await self._send(message)
 
     async def fail(self, error: ApiError) -> None:
-        """Ends a stream with its protocol's error event.
+        """Ends an event stream with its protocol's error event.
 
-        Raises:
-            ReplicaLostError: the response is not an event stream; the server that runs the gateway
-                then closes the connection.
+        Raises an error for other responses, at which the ASGI server closes the connection.
         """
         assert self._start is not None
         if dict(self._start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream"):
@@ -132,7 +129,6 @@ class _ForwardedResponse:
 
 
 def _picklable_scope(scope: Scope) -> Scope:
-    """Returns the picklable entries of an ASGI scope."""
     names = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string")
     entries = {name: scope[name] for name in (*names, "root_path", "client") if name in scope}
     headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]

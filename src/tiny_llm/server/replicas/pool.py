@@ -18,14 +18,10 @@ class ReplicaHandle(Protocol):
 
 
 class RoutedReplicaPool:
-    """`ReplicaPool` that chooses replicas with a router and counts requests in flight.
-
-    Args:
-        replicas: the replicas, numbered in this order.
-        router: chooses a replica for each request.
+    """`ReplicaPool` with a router; counts requests in flight.
 
     Attributes:
-        loads: number of requests in flight on each replica that has not been lost.
+        loads: number of requests in flight, by replica number; without lost replicas.
     """
 
     def __init__(self, replicas: Sequence[ReplicaHandle], router: Router):
@@ -45,13 +41,10 @@ class RoutedReplicaPool:
 
     @contextmanager
     def _in_flight(self, key: str) -> Iterator[ReplicaHandle]:
-        """Chooses a replica, and counts a request as in flight on it until the block exits.
+        """Chooses a replica for a routing key; counts a request in flight on it.
 
-        If the block raises `ReplicaLostError`, the replica gets no further requests and the router
-        forgets it.
-
-        Args:
-            key: routing key.
+        The request is in flight until the block exits. If the block raises `ReplicaLostError`, the
+        replica gets no further requests and the router forgets it.
         """
         # [task 5.7.4 in-flight]
         chosen = self._router.choose(key, self.loads)

@@ -15,7 +15,7 @@ CHUNK_LENGTH = 64  # characters; about half a page of 32 tokens
 
 
 def chunk_hashes(key: str) -> list[int]:
-    """Returns the hash of each full-length chunk of a key, ignoring a shorter remainder.
+    """Returns the hashes of a key's chunks; ignores a shorter remainder.
 
     Equal hashes mean equal prefixes, up to the end of the chunk.
     """
@@ -29,11 +29,7 @@ def chunk_hashes(key: str) -> list[int]:
 
 
 class PrefixIndex:
-    """Chunks that a replica has probably cached, in LRU order.
-
-    Args:
-        capacity: maximum number of chunks.
-    """
+    """At most `capacity` chunks that a replica has probably cached, in LRU order."""
 
     def __init__(self, capacity: int):
         self._capacity = capacity

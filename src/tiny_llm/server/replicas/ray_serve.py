@@ -37,7 +37,6 @@ class RayServeArgs(BaseModel):
 
     Attributes:
         model: name, Hub id or folder, as for `tiny-llm serve`; must be available on every machine.
-        served_model_name: the model's name in the API.
         replicas: number of replicas; with max_replicas, the minimum.
         max_replicas: maximum for autoscaling; None for a fixed number.
         target_ongoing_requests: autoscaling target: running and waiting requests per replica.
@@ -47,7 +46,6 @@ class RayServeArgs(BaseModel):
         threads: compute threads per replica.
         kv_cache_bytes, max_num_seqs, max_num_batched_tokens, load_format: as for `tiny-llm serve`.
         api_key: required API key; default TINY_LLM_API_KEY.
-        max_body_bytes: maximum size of a request body.
         drain_timeout: maximum seconds to wait for running requests when a replica is replaced.
     """
 
@@ -76,7 +74,7 @@ class RayServeArgs(BaseModel):
         return self.model_dump(include=names)
 
     def settings(self) -> Settings:
-        """Settings of each replica. Any Host is allowed, because only Ray's proxy is exposed."""
+        """Settings of each replica: any Host, because only Ray's proxy is exposed."""
         return Settings(
             model_names=(self.served_model_name or Path(self.model).name or self.model,),
             api_key=self.api_key or os.environ.get("TINY_LLM_API_KEY") or None,

@@ -19,7 +19,7 @@ from .gateway import ReplicaRequest
 
 
 class Replica:
-    """Handles requests forwarded by a gateway; `engine` contains the arguments for `LLM`."""
+    """Handles a gateway's requests; `engine` contains the arguments of `LLM`."""
 
     def __init__(self, folder: Path, settings: Settings, engine: dict[str, Any]):
         tokenizer_folder = folder if has_tokenizer(folder) else demo.TARGET_PATH
@@ -39,13 +39,13 @@ class Replica:
         await self._process.ready()
 
     def check_alive(self) -> None:
-        """Health check, for the replica's supervisor; ApiError 503 if the engine has failed."""
+        """Health check; raises an `ApiError` (503) if the engine has failed."""
         lifecycle = self._process.models[0].engine_client.lifecycle
         if lifecycle.phase == "failed":
             raise ApiError(503, lifecycle.reason)
 
     async def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
-        """Yields the ASGI messages of the response; each batch holds all that are available.
+        """Yields the response's ASGI messages, in batches of all available ones.
 
         Closing the generator acts like `http.disconnect`: the request is aborted within a step.
         """

@@ -1,7 +1,6 @@
 """Routers, which choose a replica for each request.
 
-`PrefixAwareRouter` sends a request to the replica that has cached most of its prompt, unless that
-replica is much busier than the others. Ray Serve implements the same policy.
+Ray Serve implements the same policy as `PrefixAwareRouter`.
 """
 
 from collections import defaultdict
@@ -42,7 +41,7 @@ class RoundRobinRouter:
 
 
 class PrefixAwareRouter:
-    """Chooses the replica with the longest prefix match, among those that are not too busy.
+    """Chooses the replica with the longest prefix match that is not too busy.
 
     Args:
         capacity: estimated capacity of a replica's prefix cache, in chunks.

@@ -15,10 +15,7 @@ FIELDS = ("system", "instructions", "messages", "input", "prompt")
 def routing_key(body: bytes) -> str:
     """Returns a request's routing key: the texts of `FIELDS`, joined by newlines.
 
-    Fields without text are omitted; without a prompt, the key is empty.
-
-    Args:
-        body: raw body. The key for invalid JSON is empty; the replica rejects it.
+    Fields without text are omitted. The key for invalid JSON is empty; the replica rejects it.
     """
     try:
         fields = json.loads(body)

@@ -7,10 +7,8 @@
                    like computed ones
 
 Unreadable pages are recomputed. The cache does not affect output tokens: pages with equal keys are
-bit-identical (`keys.py`).
-
-With tensor parallelism, only rank 0 accesses the disk. A stored page is the concatenation of all
-ranks' shards, which they send to rank 0 and receive from it, so a page is on all ranks or on none.
+bit-identical (`keys.py`). With tensor parallelism, only rank 0 accesses the disk: a stored page is
+the concatenation of all ranks' shards.
 """
 
 import time
@@ -39,9 +37,6 @@ class DiskCacheStats:
 
     Attributes:
         hit_tokens: prompt tokens read from disk instead of computed.
-        read_bytes, written_bytes: bytes of pages and recurrent states.
-        num_bytes: size of the page store.
-        num_errors: number of failed reads and writes.
     """
 
     hit_tokens: int = 0
@@ -56,7 +51,6 @@ class RequestLoad:
     """Pages being read for a request.
 
     Attributes:
-        request: the request.
         load: the pages, followed by the last page's recurrent state if the model has one.
         num_pages: number of pages in the load, excluding the state.
         num_copied: number of pages already copied to the request's pages.
@@ -69,10 +63,9 @@ class RequestLoad:
 
 
 class DiskCache:
-    """Writes prefix cache pages to a store, and reads them back for admitted requests.
+    """Writes prefix cache pages to disk, and reads them for admitted requests.
 
     Args:
-        store: the pages on disk.
         scheduler: the engine's scheduler; this object sets its callbacks.
         models: target and draft model, whose pages are stored together.
         root: fingerprint of the models, used as the key of the empty prefix.
@@ -154,7 +147,7 @@ class DiskCache:
         return self._keys[node]
 
     def _on_share(self, node: PrefixNode) -> None:
-        """Registers a page newly inserted into the prefix cache, for `store_new` to queue."""
+        """Registers a page new in the prefix cache, for the next `store_new`."""
         assert node.parent is not None
         parent, depth = self._key(node.parent)
         key = page_key(parent, node.tokens)
@@ -163,7 +156,7 @@ class DiskCache:
             self._new_pages[node] = None
 
     def _on_checkpoint(self, node: PrefixNode) -> None:
-        """Registers a checkpoint's recurrent state, which the next `store_new` queues."""
+        """Registers a checkpoint's recurrent state, for the next `store_new`."""
         if state_key(self._keys[node][0]) not in self._store:
             self._new_states[node] = None
 
@@ -185,7 +178,7 @@ class DiskCache:
             self._on_checkpoint(node)
 
     def store_when_idle(self) -> bool:
-        """Calls `store_new` in an idle period; returns whether the statistics have changed."""
+        """Calls `store_new`; returns whether `stats` has changed since the last call."""
         self.store_new()
         before, self._reported = self._reported, self.stats
         return before != self._reported
@@ -228,7 +221,7 @@ class DiskCache:
     # ---------------------------------------------------------------- reading
 
     def _start_load(self, request: EngineRequest) -> int:
-        """Starts reading an admitted request's next pages; returns the number of their tokens."""
+        """Starts reading an admitted request's next pages; returns their token count."""
         pages, size = self._scheduler.pages, self._scheduler.config.page_size
         is_scored = request.num_scored == request.num_to_score
         path, node = [], request.last_node
@@ -288,7 +281,7 @@ class DiskCache:
         self._scheduler.finish_load(item.request, num_tokens)
 
     def _write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[bytearray]) -> None:
-        """Copies stored rows, each with the bytes of all models, to pages or state slots."""
+        """Copies stored rows, each with all models' bytes, to pages or state slots."""
         parts = [memoryview(row) for row in rows]
         for model in self._models:
             size = model.row_bytes(kind)
@@ -298,7 +291,7 @@ class DiskCache:
             parts = [part[size:] for part in parts]
 
     def wait(self) -> None:
-        """Waits up to `WAIT_SECONDS` for a page; used when no request has tokens to compute."""
+        """Waits up to `WAIT_SECONDS` until a page has been read."""
         self._reader.wait(WAIT_SECONDS)
 
 

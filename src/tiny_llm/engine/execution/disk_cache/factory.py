@@ -55,7 +55,7 @@ def make_disk_cache(
     scheduler: Scheduler,
     models: Sequence[PagedModel],
 ) -> DiskCache | None:
-    """Opens the disk cache; None if `directory` is None or, with a warning, unusable.
+    """Opens the disk cache; None without a directory, or with an unusable one.
 
     Raises:
         UserError: `max_bytes` is smaller than a page, or all layers have a sliding window.
@@ -89,7 +89,7 @@ def make_disk_cache(
 
 
 def _page_seconds(models: Sequence[PagedModel], config: SchedulerConfig) -> float:
-    """Measures the seconds to compute one page; overwrites pages, so call it before any request."""
+    """Measures the time to compute a page; overwrites pages."""
     num_pages = max(1, min(config.max_num_batched_tokens // config.page_size, config.num_pages, 2))
     num_tokens = min(num_pages * config.page_size, config.max_num_batched_tokens)
     span, seconds = Span([0] * num_tokens, 0, array("i", range(num_pages))), 0.0

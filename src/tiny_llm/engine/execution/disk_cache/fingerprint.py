@@ -1,7 +1,6 @@
 """Fingerprint of models, options and program: the root of every key chain.
 
-It covers everything besides tokens that determines a page's bits, so any change invalidates all
-keys (`keys.py`).
+Covers everything that determines a page's bits, except its tokens (`keys.py`).
 """
 
 import dataclasses
@@ -29,11 +28,9 @@ SCALARS = (str, bytes, int, float, range, type(None), mx.Dtype)
 def fingerprint(models: Iterable[ServingModel], workers: Iterable[bytes] = ()) -> bytes:
     """Hashes the models, the kernels and the program's source code.
 
-    Weights and settings are hashed as loaded in memory: checkpoints with equal shapes but different
-    weights have different fingerprints, and the checkpoint's files are not needed.
+    Weights and settings are hashed as loaded, so the checkpoint's files are not needed.
 
     Args:
-        models: target and draft model, whose pages are stored together.
         workers: fingerprints of the other ranks' shards.
     """
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
@@ -67,7 +64,7 @@ def _checksum(values: mx.array) -> int:
 
 
 def _describe(value: Any, arrays: list[mx.array], seen: dict[int, Any]) -> Iterator[str]:
-    """Yields lines that describe an object and, recursively, its members; appends to `arrays`."""
+    """Describes an object and, recursively, its members; appends to `arrays`."""
     if isinstance(value, SCALARS):
         yield repr(value)
         return

@@ -13,7 +13,7 @@ from ....kv_cache.disk.page_file import KEY_BYTES
 
 
 def page_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Returns the key of the page holding `token_ids` after the page with key `parent`."""
+    """Returns the key of page `token_ids` after the page with key `parent`."""
     # [task 6.6.1 key]
     tokens = array("q", token_ids).tobytes()
     return hashlib.blake2b(parent + tokens, digest_size=KEY_BYTES).digest()

@@ -1,6 +1,6 @@
 """Checkpoints: recurrent states of prefix cache nodes, greedy-dual eviction.
 
-A checkpoint is a slot holding the state after a node's page, and is never written again. Its value
+A checkpoint is a slot holding the state after a node's page; it is never written again. Its value
 is the number of pages that would be recomputed without it: those since the previous checkpoint on
 its path. Eviction is greedy-dual: the checkpoint with the lowest priority is evicted first. Its
 priority is its value plus the eviction clock at its last use, so unused checkpoints age. Once a
@@ -23,7 +23,6 @@ class Checkpoint:
     """The state after a prefix cache node's page.
 
     Attributes:
-        slot: slot that holds the state.
         pages: pages since the previous checkpoint on the path from the root.
         is_rolling: whether the sequence's next checkpoint replaces it, unless it was hit.
         priority: eviction priority; the lowest is evicted first.
@@ -41,16 +40,12 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Checkpoints by node, and the allocator of their slots.
+    """Checkpoints by prefix cache node, and the allocator of their slots.
 
     The prefix cache holds one reference to each checkpoint's slot; each request using it holds
     another. Checkpoints not used by a request are evictable.
 
-    Args:
-        allocator: reference-counted allocator of the slots.
-
     Attributes:
-        by_node: checkpoints by prefix cache node.
         on_add: callback for the node of each new checkpoint that is not rolling.
     """
 
@@ -70,7 +65,7 @@ class Checkpoints:
         ]
 
     def last(self, path: list[PrefixNode]) -> int:
-        """Returns the length of a path up to its last node with a checkpoint; 0 if none has one."""
+        """Returns the length of a path up to its last checkpoint; 0 without one."""
         # [task 6.5.1 last]
         depth = len(path)
         while depth and path[depth - 1] not in self.by_node:
@@ -79,7 +74,7 @@ class Checkpoints:
         # [/task 6.5.1 last]
 
     def allocate(self, below: float = math.inf, num_reserved: int = 0) -> int:
-        """Allocates a slot, evicting a checkpoint if no slot is free; returns −1 on failure.
+        """Allocates a slot, evicting a checkpoint if none is free; −1 on failure.
 
         Args:
             below: priority below which a checkpoint may be evicted.
@@ -94,26 +89,18 @@ class Checkpoints:
             priority = self.by_node[victim].priority
             if priority >= below:
                 return -1
-            # Never decreases, although a demoted checkpoint may have a lower priority.
+            # The clock never decreases, although a demoted checkpoint may have a lower priority.
             self._clock = max(self._clock, priority)
             self.discard(victim)
             # [/task 6.5.4 evict]
         return self._allocator.allocate()[0]
 
     def allocate_other(self, node: PrefixNode, num_reserved: int) -> int:
-        """Allocates a slot for a request whose current slot holds the checkpoint of `node`.
+        """Allocates a slot for a request whose current slot is `node`'s checkpoint.
 
-        Uses a free slot, or evicts a checkpoint of lower priority than that of `node`. If that of
-        `node` is rolling, evicts only checkpoints whose priority does not exceed the eviction
-        clock.
-
-        Args:
-            node: node whose checkpoint is in the request's current slot.
-            num_reserved: see `allocate`.
-
-        Returns:
-            The slot, or −1 if there is none: the checkpoint of `node` is then discarded, and the
-            request keeps its slot.
+        Uses a free slot, or evicts a checkpoint with a lower priority than that of `node`; if the
+        latter is rolling, only one whose priority is at most the eviction clock. On failure,
+        discards the checkpoint of `node` and returns −1: the request overwrites its current slot.
         """
         checkpoint = self.by_node[node]
         below = self._clock + 1 if checkpoint.is_rolling else checkpoint.priority
@@ -123,11 +110,9 @@ class Checkpoints:
         return slot
 
     def add(self, node: PrefixNode, slot: int, is_rolling: bool, is_branch: bool) -> None:
-        """Makes `slot` a node's checkpoint; the caller's reference passes to the prefix cache.
+        """Makes `slot` a node's checkpoint; takes over the caller's reference.
 
         Args:
-            node, slot: prefix cache node, and slot with the state after its page.
-            is_rolling: see `Checkpoint`.
             is_branch: whether different requests are known to share the node.
         """
         pages, ancestor = self._pages_since_checkpoint(node)
@@ -144,7 +129,7 @@ class Checkpoints:
                 self.discard(ancestor)
 
     def _pages_since_checkpoint(self, node: PrefixNode) -> tuple[int, PrefixNode]:
-        """Returns `pages` and `ancestor` (see `Checkpoint`) for a new checkpoint at `node`."""
+        """Returns `pages` and `ancestor` of a new `Checkpoint` at `node`."""
         assert node.parent is not None
         # [task 6.5.4 value]
         pages, ancestor = 1, node.parent
@@ -165,17 +150,14 @@ class Checkpoints:
         # [/task 6.5.1 hit]
 
     def _demote_before(self, checkpoint: Checkpoint, min_hits: int) -> None:
-        """Lowers the priority of earlier checkpoints on the path to the eviction clock.
-
-        Affects those with `min_hits` ≤ `num_hits` ≤ 1.
-        """
+        """Caps the priority of earlier checkpoints on the path at the eviction clock."""
         while checkpoint.ancestor in self.by_node:
             checkpoint = self.by_node[checkpoint.ancestor]
             if min_hits <= checkpoint.num_hits <= 1:
                 checkpoint.priority = min(checkpoint.priority, self._clock)
 
     def discard(self, node: PrefixNode) -> None:
-        """Removes a node's checkpoint, if any; a request using its slot keeps the slot.
+        """Removes a node's checkpoint, if any; a request using its slot keeps it.
 
         Checkpoints with this one as `ancestor` inherit its pages.
         """
@@ -192,7 +174,7 @@ class Checkpoints:
         # [/task 6.5.4 inherit]
 
     def check_integrity(self) -> None:
-        """Asserts that checkpoints are in the prefix cache, with correct `pages` and `ancestor`."""
+        """Asserts that nodes are in the cache and `pages` and `ancestor` are correct."""
         for node, checkpoint in self.by_node.items():
             assert node.parent is not None
             assert node.parent.children[node.tokens] is node, (
@@ -207,7 +189,6 @@ class Checkpoints:
 
 
 def _ancestors(node: PrefixNode, count: int) -> Iterator[PrefixNode]:
-    """Yields the nearest `count` ancestors of a node."""
     for _ in range(count):
         assert node.parent is not None
         node = node.parent

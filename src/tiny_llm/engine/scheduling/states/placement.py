@@ -10,7 +10,7 @@ Checkpoints are placed where later requests are likely to diverge:
     rolling         the last page boundary at which a step ended; replaced by the sequence's next
                     checkpoint, unless a request has continued from it
 
-Positions are token counts, in multiples of the page size: a checkpoint belongs to a page.
+Positions are token counts and multiples of the page size: a checkpoint belongs to a page.
 """
 
 from collections.abc import Sequence
@@ -38,14 +38,10 @@ def prompt_end_positions(num_tokens: int, page_size: int) -> set[int]:
 
 
 def cached_prefix(token_ids: Sequence[int], node: PrefixNode, position: int, page_size: int) -> int:
-    """Returns the length of the prefix with cached pages, even if no state is cached for it.
+    """Returns the length of the prefix with cached pages, even without a state.
 
-    At least one token remains to be computed, as in `PrefixCache.match`.
-
-    Args:
-        token_ids: the prompt.
-        node: last prefix cache node of the hit, which ends at `position`.
-        position, page_size: in tokens.
+    At least one token remains to be computed, as in `PrefixCache.match`. `node` is the last node of
+    the prefix cache hit and ends at token `position`.
     """
     # [task 6.5.3 branch]
     while position + page_size < len(token_ids):

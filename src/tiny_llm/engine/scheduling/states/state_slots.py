@@ -1,8 +1,8 @@
 """StateSlots: state slots of running requests, read and written by each step.
 
-A linear attention layer replaces the keys and values of all tokens with one recurrent state, which
-cannot be trimmed: a request can continue only from a position whose state was stored. A *slot*
-holds the states of all linear attention layers at one position of one sequence:
+A linear attention layer has one recurrent state instead of keys and values. It cannot be trimmed: a
+request can continue only from a position whose state was stored. A *slot* holds the states of all
+linear attention layers at one position of one sequence:
 
     current     each running request's slot: the state after its computed tokens
     checkpoint  the slot of a prefix cache node: the state after the node's page
@@ -57,14 +57,7 @@ class RequestSlots:
 class StateSlots:
     """Allocates the state slots of all requests and checkpoints.
 
-    Args:
-        num_slots: number of slots.
-        page_size: tokens per page.
-        enable_prefix_caching: whether checkpoints are placed.
-
-    Attributes:
-        num_slots: number of slots.
-        checkpoints: states of prefix cache nodes.
+    Without `enable_prefix_caching`, no checkpoints are placed.
     """
 
     def __init__(self, num_slots: int, page_size: int, enable_prefix_caching: bool):
@@ -88,7 +81,7 @@ class StateSlots:
     def begin_step(
         self, running: Iterable[EngineRequest], waiting: Collection[EngineRequest]
     ) -> None:
-        """Ensures that each running request has a slot it may write; called before admissions."""
+        """Gives each running request a slot it may write; called before admissions."""
         self._num_reserved = MIN_STATE_SLOTS if waiting else 0
         self._num_drafts = 0
         for request in running:
@@ -99,11 +92,7 @@ class StateSlots:
             # [/task 6.5.2 elsewhere]
 
     def _allocate_next(self, request: EngineRequest) -> int:
-        """Returns a slot to write instead of the current one, which is a checkpoint.
-
-        Returns −1 if that would evict a more valuable checkpoint. The current checkpoint is then
-        discarded, and the request may overwrite its slot.
-        """
+        """Returns a slot to write instead of the current one; see `allocate_other`."""
         node = request.last_node
         assert self.checkpoints.by_node[node].slot == request.state_slots.current
         return self.checkpoints.allocate_other(node, self._num_reserved)
@@ -123,11 +112,10 @@ class StateSlots:
         return len(reserved)
 
     def can_admit(self, request: EngineRequest, running: Iterable[EngineRequest]) -> bool:
-        """Whether slots are available, and waiting for a running request would not help.
+        """Whether slots are available and waiting would not help.
 
-        Waiting helps while a running request is still computing the prefix that both prompts share,
-        because it will place a checkpoint at the end of that prefix, from which `request` can
-        continue.
+        Waiting helps while a running request is computing the common prefix of both prompts: it
+        will place a checkpoint at the prefix's end, from which `request` can continue.
         """
         if self._allocator.num_free + len(self.checkpoints.evictable) < MIN_STATE_SLOTS:
             return False
@@ -154,11 +142,9 @@ class StateSlots:
             slots.positions = prompt_end_positions(len(tokens), size) | slots.branches
 
     def plan(self, step: SchedulerOutput, head: EngineRequest | None) -> SchedulerOutput:
-        """Returns the step, with the slots that its chunks read and write filled in.
+        """Returns the step with the slots that its chunks read and write.
 
-        Args:
-            step: the step's chunks.
-            head: the head of the queue after admissions, or None.
+        `head` is the head of the queue after admissions.
         """
         return replace(step, chunks=tuple(self._plan_chunk(chunk, head) for chunk in step.chunks))
 
@@ -244,7 +230,6 @@ class StateSlots:
         request.state_slots = None
 
     def _free(self, *slots: int) -> None:
-        """Frees slots other than −1."""
         for slot in slots:
             if slot >= 0:
                 self._allocator.free(slot)
@@ -252,10 +237,7 @@ class StateSlots:
     # ---------------------------------------------------------------- placement
 
     def _add_checkpoint(self, request: EngineRequest, position: int, slot: int) -> None:
-        """Makes `slot` the checkpoint of the node at `position`, or frees it.
-
-        It is freed if there is no node that ends there, or the node already has a checkpoint.
-        """
+        """Makes `slot` the checkpoint at `position`, or frees it if none is needed."""
         node = self._node_at(request, position)
         if node is None or node in self.checkpoints.by_node:
             self._allocator.free(slot)
@@ -276,7 +258,7 @@ class StateSlots:
         return node
 
     def compact(self, running: Iterable[EngineRequest]) -> list[int]:
-        """Renumbers the slots in use from 0; returns the old number of each, in the new order."""
+        """Renumbers used slots from 0, in order; returns their old numbers."""
         used = self._allocator.compact()
         number = {old: new for new, old in enumerate(used)} | {-1: -1}
         for checkpoint in self.checkpoints.by_node.values():

@@ -15,7 +15,7 @@ export function Pages({ run, focus }) {
   const [width, setWidth] = useState(300);
   const [cursor, setCursor] = useState(null);
   const columns = Math.max(8, Math.floor(width / CELL));
-  // Low page numbers are allocated first: pages above the highest one in use were never used.
+  // Low page numbers are allocated first: pages above the highest one used so far are free.
   const [highest, setHighest] = useState(0);
   const used = Math.max(-1, ...run.owners.keys(), ...run.tree.pages);
   useEffect(() => { if (used > highest || run.numPages === 0) setHighest(Math.max(used, 0)); }, [used]);
