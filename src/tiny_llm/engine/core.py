@@ -144,8 +144,9 @@ class EngineCore:
         processors = []
         for output, grammar in zip(request_output.outputs, grammars, strict=True):
             index = output.index
-            request = self._make_request(completion_ids[index], ids, params, seed, index, grammar)
-            request.adapter = adapter
+            request = self._make_request(
+                completion_ids[index], ids, params, seed, index, grammar, adapter
+            )
             processor = OutputProcessor(
                 request,
                 request_output,
@@ -178,6 +179,7 @@ class EngineCore:
         seed: int,
         index: int,
         grammar: StructuredOutputGrammar | None,
+        adapter: int,
     ) -> EngineRequest:
         """Builds the scheduler's request for completion `index` of a prompt."""
         eos_token_ids = () if params.ignore_eos else self.tokenizer.eos_token_ids
@@ -196,6 +198,7 @@ class EngineCore:
             grammar=grammar,
             thinking_budget=thinking_budget,
             token_counts=TokenCounts(ids, self.vocab_size) if params.has_penalties else None,
+            adapter=adapter,
         )
 
     def compile_grammar(

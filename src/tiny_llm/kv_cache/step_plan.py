@@ -12,7 +12,7 @@ function of arrays, which can be captured as one node of MLX's graph (`kernels/g
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import mlx.core as mx
@@ -52,7 +52,7 @@ class AttentionMetadata:
     state_write_slots: mx.array | None = None
     adapter_ids: mx.array | None = None
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the fields that are not None, in order of declaration."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
