@@ -32,13 +32,13 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--model", default="demo", help="name or folder of a quantized model")
     parser.add_argument("--text", nargs="+", type=Path, default=[], help="text files, in UTF-8")
-    parser.add_argument("--windows", type=int, default=8, help="prompts that measure the error")
+    parser.add_argument("--windows", type=int, default=8, help="prompts for measuring the error")
     parser.add_argument("--rounds", type=int, default=5)
     return run_command("activation_bits", parser.parse_args(), run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures speed and error and prints both tables; the last line of output is JSON."""
+    """Measures and prints speed and error; the last line of output is JSON."""
     weights = load_weights(args.model)
     llms = [
         LLM(
@@ -77,7 +77,7 @@ def prompts(llm: LLM, files: Sequence[Path], windows: int) -> list[list[int]]:
 
 
 def compare(llms: Sequence[LLM], batch_size: int, rounds: int) -> list[list[float]]:
-    """Measures both engines in alternating order; returns each engine's tokens/s by round."""
+    """Measures the engines alternately; returns each engine's tokens/s by round."""
     speeds: list[list[float]] = [[] for _ in llms]
     for turn in range(-1, rounds):  # turn −1 warms up
         for index in sorted(range(len(llms)), reverse=turn % 2 == 1):
@@ -88,7 +88,7 @@ def compare(llms: Sequence[LLM], batch_size: int, rounds: int) -> list[list[floa
 
 
 def tokens_per_second(llm: LLM, batch_size: int) -> float:
-    """Tokens per second: prefill if `batch_size` is 0, else decoding that many."""
+    """Tokens per second of prefill (`batch_size` 0) or of decoding a batch."""
     tokens = CONTEXT if batch_size else WINDOW
     params = SamplingParams(temperature=0, max_tokens=2 * STEPS, ignore_eos=True)
     started = time.perf_counter()

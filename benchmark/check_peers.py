@@ -92,7 +92,7 @@ def prompts() -> list[list[int]]:
 
 
 def check(system: str, python: str, exact: bool, work: Path, checkpoint: Path) -> Agreement:
-    """Exports a checkpoint to a system; compares its outputs with tiny-llm's.
+    """Exports a checkpoint for a system; compares the outputs with tiny-llm's.
 
     Args:
         work: folder for the exported model.

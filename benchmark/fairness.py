@@ -2,8 +2,8 @@
 
     python -m benchmark.fairness --model FOLDER
 
-Both servers get the same workload: a stream, a long prompt that arrives while the stream decodes,
-and a client that sends one short chat after another. Reported per policy: the time to first token
+A server per policy runs the same workload: a stream, a long prompt that arrives while the stream
+decodes, and a client that sends one short chat after another. Reported: the time to first token
 of the long prompt and of the chats sent during its prefill; the stream's inter-token latencies
 during that prefill; and prompt and output tokens per second of the entire workload. While one
 server is measured, the other is paused (SIGSTOP).

@@ -122,12 +122,12 @@ def add_vocabulary(writer: Any, folder: Path, vocab_size: int) -> None:
 
 
 def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bool = False) -> None:
-    """Writes a dense Qwen3, Qwen3 MoE (in every layer) or Qwen3.5 checkpoint.
+    """Writes a Qwen3, Qwen3 MoE (no dense layers) or Qwen3.5 checkpoint as GGUF.
 
     Args:
         file: output, renamed to its final name once complete.
         kind: type of the matrices, one of `TYPES`; norms are always float32.
-        with_vocabulary: whether to include the tokenizer, which a server needs.
+        with_vocabulary: whether to include the tokenizer, which `llama-server` needs.
     """
     import gguf
 

@@ -4,10 +4,10 @@
 
 Every round runs the same requests on all systems: prompts of token ids with fixed output lengths.
 By default, clients are closed-loop. With --request-rate, requests arrive at random times instead,
-identical for all systems. This is fairer to the server: a closed-loop client's next request reaches
-it during the next step, while a loop around `LLM` adds the request before that step. Figures are
-medians over the rounds. A missing --gguf file is written from the model. Startup time and memory
-are measured on the demo model.
+identical for all systems. Random arrivals are fairer to the server: the next request of a
+closed-loop client reaches it during the next step, while a loop around `LLM` adds the request
+before that step. Figures are medians over the rounds. A missing --gguf file is written from the
+model. Startup time and memory are measured on the demo model.
 """
 
 import argparse

@@ -211,7 +211,7 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
     """Writes the demo's tokenizer, padded so that every id decodes to text."""
     tokenizer = json.loads((TARGET_PATH / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = tokenizer["model"]["vocab"]
-    # Includes added tokens; otherwise `tokenizers` assigns them ids after the padding.
+    # The vocabulary must list added tokens; otherwise they would get ids after the padding.
     vocab.update({token["content"]: token["id"] for token in tokenizer["added_tokens"]})
     vocab.update({f"<unused_{i}>": i for i in range(len(vocab), vocab_size)})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")

@@ -19,7 +19,7 @@ SHAPES = {
     "4b": [(4096, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (151936, 2560)],
     "8b": [(4096, 4096), (4096, 4096), (12288, 4096), (4096, 12288), (151936, 4096)],
 }
-# Arguments of MLX's kernels without batch dimensions: their number, shape and strides.
+# MLX's arguments for zero batch dimensions: their number, shape and strides.
 NO_BATCH: list[Any] = [0, np.zeros(1, np.int32), np.zeros(1, np.int64)]
 
 
@@ -40,7 +40,7 @@ class Matmul:
 
     @property
     def o(self) -> int:
-        """Columns of the slice: a multiple of both kernels' tile and simdgroup widths."""
+        """Columns of the slice: a multiple of all tile and simdgroup widths."""
         return 64
 
     @property

@@ -1,6 +1,6 @@
 """Paged attention jobs of metal_traffic, compared with dense kernels.
 
-MLX has no paged attention kernel, so the peers are tiny-llm's dense kernels. Both read the same
+MLX has no paged attention kernel, so the peers are tiny-llm's dense kernels. They read the same
 keys and values, so the difference is the cost of the block table.
 """
 

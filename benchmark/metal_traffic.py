@@ -53,7 +53,7 @@ def exceeded(row: dict[str, Any]) -> list[str]:
 
 
 def compare(job: Job) -> dict[str, Any]:
-    """Runs a job; returns its table row: counts of both kernels, ratios and limits."""
+    """Runs a job; returns its table row: each kernel's counts, ratios, limits."""
     ours, mlx = run(job.ours()), run(job.mlx())
     return {
         "job": job.name,

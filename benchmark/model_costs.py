@@ -106,16 +106,16 @@ class ModelCosts:
         return len(net.layers) * shape.nbytes
 
     def decode_bytes(self, batch: int, context: int, weight_bits: float | None = None) -> float:
-        """Bytes moved per step: the weights once, and each sequence's KV cache and state."""
+        """Bytes per decoding step: weights, and each sequence's KV cache and state."""
         sequence = context * self.kv_bytes_per_token + 2 * self.state_bytes
         return self.weight_bytes(weight_bits) + batch * sequence
 
     def decode_flops(self, batch: int, context: int) -> float:
-        """Operations per step; a multiply-add counts as two."""
+        """Operations per decoding step; a multiply-add counts as two."""
         return batch * 2.0 * self.step_weights + self.decode_mixing_flops(batch, context)
 
     def decode_mixing_flops(self, batch: int, context: int) -> float:
-        """Operations per step of attention and the delta rule."""
+        """Operations of attention and the delta rule in a decoding step."""
         return batch * (self._attention_flops(context) + self._delta_rule_flops)
 
     def prefill_bytes(self, tokens: int, weight_bits: float | None = None) -> float:

@@ -9,7 +9,7 @@ expected tokens replace each step's samples. Text is split as by GPT-style token
 word.
 
 The same requests run on one engine alternately with and without drafts, after a warm-up round.
-Prompts are in the prefix cache, and the time starts once all requests have their first token.
+Prompts are in the prefix cache, and timing starts once all requests have their first token.
 """
 
 import argparse

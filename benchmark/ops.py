@@ -72,7 +72,7 @@ def time_cases(cases: list[Case], limits: Limits) -> list[dict[str, Any]]:
 
 
 def kernel_peak(name: str, machine: Machine, isa: str) -> float:
-    """Peak of the instruction that an operation's kernel executes, 10⁹ operations per second."""
+    """Peak of the instruction that an operation's kernel executes, in GFLOP/s."""
     peaks = machine.kernel_peaks(isa, quantized=name != "matmul")
     if name in MATMULS:
         return peaks.matmuls

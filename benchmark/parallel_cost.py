@@ -46,7 +46,7 @@ class Link:
 
     latency: float  # seconds until a message's first byte arrives, software overhead included
     bandwidth: float  # bytes per second in each direction
-    source: str  # origin of both figures
+    source: str  # origin of latency and bandwidth
 
 
 LINKS = {
@@ -79,7 +79,7 @@ class Limits:
     source: str
 
     def seconds(self, n_bytes: float, flops: float) -> float:
-        """Roofline: lower bound on the time for these bytes and operations."""
+        """Roofline: lower bound on the time to move `n_bytes` and compute `flops`."""
         return max(n_bytes / self.read, flops / self.peak)
 
 

@@ -121,7 +121,7 @@ class Results:
         )
 
     def _peaks(self, system: str, machine: Machine) -> Peaks:
-        """Peaks of exact tiny-llm kernels; for others, the machine's highest."""
+        """Peaks of tiny-llm's 16-bit kernels; for others, the machine's highest."""
         is_exact = system == OURS and self.activation_bits == 16
         return machine.kernel_peaks(self.isa) if is_exact else machine.highest_peaks
 

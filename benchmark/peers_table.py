@@ -25,7 +25,7 @@ def write_table(results: Results, file: Path) -> str:
             "Percent of the roofline for the checkpoint's 4.25-bit weights and, in parentheses, "
             "for the system's own weight format.",
             _table("system", results.systems, timed, lambda s, m: _shares(results, s, m)),
-            "The same relative to the limits measured around each round, not the best: median.",
+            "Median percent of the limits measured around each round, instead of the best limits.",
             _table("system", results.systems, timed, lambda s, m: _round_share(results, s, m)),
         ]
     if OURS in results.systems and peers:

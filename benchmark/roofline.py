@@ -5,7 +5,7 @@
 A step of a model must read its bytes and perform its operations; the slower of the two bounds its
 time: the roofline. Machines differ, and shared ones vary from minute to minute, so each benchmark
 measures the roofline during its run, with `probe.cpp` compiled for the kernels' instruction set,
-and reports a fraction of it.
+and reports speed as a fraction of the roofline.
 """
 
 import contextlib
@@ -50,10 +50,10 @@ class ProbeError(Exception):
 
 @dataclass(frozen=True)
 class Machine:
-    """Measured limits with all threads. A peak is 0 if the machine lacks the instruction.
+    """Measured limits of all threads. A peak is 0 if the instruction is missing.
 
     Attributes:
-        read_gb_per_s: memory read bandwidth, 10⁹ bytes per second.
+        read_gb_per_s: memory read bandwidth.
         f32_gflop_per_s: float32 fused multiply-add.
         bf16_gflop_per_s: bfloat16 dot products (`vdpbf16ps`).
         amx_gflop_per_s: tiles of 16-bit activations in two byte planes (two `tdpbsud` per product).
@@ -144,7 +144,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Arithmetic peaks of a system's instructions, 10⁹ operations per second."""
+    """Arithmetic peaks of a system's instructions, in GFLOP/s."""
 
     matmuls: float  # of activations with weights
     attention: float  # scores and weighted sums of values

@@ -45,7 +45,7 @@ EXIT = "exit\n"
 
 
 def milliseconds(llm: LLM, task: str, number: int) -> float:
-    """Mean decoding step or time to first token; each `number` has a new prompt."""
+    """Time per output token or to the first token; a new prompt per `number`."""
     prompt_tokens = PROMPT_TOKENS if task == "decode" else PREFILL_TOKENS
     output_tokens = OUTPUT_TOKENS if task == "decode" else 1
     prompt = token_ids(number + prompt_tokens, llm.vocab_size)[number:]

@@ -23,7 +23,7 @@ from .timing import Times
 
 @dataclass(frozen=True)
 class Day:
-    """Kernels at the end of a day; without a variable, the fastest kernel runs."""
+    """Kernels at the end of a day; an unset variable selects the fastest kernel."""
 
     name: str
     matmul: str  # value of TINY_LLM_MATMUL; empty: not set

@@ -49,7 +49,7 @@ def exhaustive(request: pytest.FixtureRequest) -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selection
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects exhaustive and other shares' cases, marks thorough, sorts files."""
+    """Deselects exhaustive cases and other shares; marks and sorts the rest."""
     if not config.getoption("--exhaustive"):
         selected, deselected = [], []
         for item in items:

@@ -20,8 +20,8 @@ KEPT = re.compile(
     r"|PYTHON(BREAKPOINT|HOME|OPTIMIZE|PATH|PLATLIBDIR|PYCACHEPREFIX)"
 )
 
-# Environment variables of locale, interpreter, proxies, model hubs, API clients, launchers and
-# tiny-llm.
+# Cleared environment variables: of locale, interpreter, proxies, model hubs, API clients,
+# launchers and tiny-llm.
 CLEARED = re.compile(
     r"LANG|LANGUAGE|LC_\w+|PYTHON\w+|(ALL|FTP|HTTP|HTTPS|NO)_PROXY"
     r"|(HF|HUGGING_?FACE|TOKENIZERS|TRANSFORMERS)_\w+"
@@ -33,7 +33,7 @@ DISPLAY = re.compile(
     r"TERM|COLORTERM|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|PY_COLORS|CLICOLOR\w*|TTY_\w+|JUPYTER_\w+"
 )
 
-# Saved before it is cleared: this process has already applied it to its warning filters.
+# Saved before it is cleared, because it has already set this process's warning filters.
 WARNINGS = os.environ.get("PYTHONWARNINGS")
 
 # Signals that stay ignored: SIGPIPE and SIGXFSZ, which Python itself ignores and `subprocess`

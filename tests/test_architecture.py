@@ -254,5 +254,5 @@ def test_asserts_have_no_side_effects(tmp_path, test, reason):
     )
     found = impure_asserts(tmp_path)
     assert [error.split(";")[0] for error in found] == (
-        [f"stream.py:9: the assert {reason}, which `python -O` removes"] if reason else []
+        [f"stream.py:9: `python -O` removes this assert, which {reason}"] if reason else []
     )

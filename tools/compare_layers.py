@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from tools.course.solution_flag import parse_with_tree, restart_in_tree
 
-# Relative difference between float32 rounding errors (1e-6) and the effects of mistakes (1e-3).
+# Relative threshold: above float32 rounding errors (1e-6), below the effects of mistakes (1e-3).
 TOLERANCE = 1e-4
 
 Part = tuple[str, Callable[[mx.array], mx.array], Callable[[mx.array], mx.array]]
@@ -28,7 +28,7 @@ def difference(ours: mx.array, theirs: mx.array) -> float:
 
 
 def parts(ours: Any, theirs: Any) -> Iterator[Part]:
-    """Modules of both models from embedding to LM head: (name, Week 1's, mlx_lm's).
+    """Modules from embedding to LM head: (name, Week 1's module, mlx_lm's).
 
     A transformer block is split in two: x + attention(norm(x)) and x + MLP(norm(x)).
     """
@@ -43,7 +43,7 @@ def parts(ours: Any, theirs: Any) -> Iterator[Part]:
         yield "head", partial(_multiply, ours.w_lm_head), theirs.lm_head
 
 
-# Works for both models, because the modules of their blocks have the same names.
+# Works for Week 1's and mlx_lm's blocks, because their modules have the same names.
 def _attention(block: Any, x: mx.array) -> mx.array:
     return x + block.self_attn(block.input_layernorm(x), mask="causal")
 
@@ -57,7 +57,7 @@ def _multiply(weight: mx.array, x: mx.array) -> mx.array:
 
 
 def compare(ours: Any, theirs: Any, ids: mx.array) -> Iterator[tuple[str, float]]:
-    """Yields each module's name and the relative difference of its outputs for equal inputs.
+    """Yields each module's name and its relative error on mlx_lm's input.
 
     Args:
         ours: a `Qwen3ModelWeek1` with the weights of `theirs`.

@@ -30,9 +30,9 @@ from .course.solution_flag import parse_with_tree, restart_in_tree
 CONCURRENT = 3
 CACHE_TOKENS = 1600  # tokens of KV cache per replica
 PAGE_SIZE = 16  # tokens
-# factors: layers, keys and values, KV heads, head dimension, bytes per bfloat16
+# Layers, keys and values, KV heads, head dimension, bytes per bfloat16.
 BYTES_PER_TOKEN = 8 * 2 * 2 * 128 * 2
-# Number of chunks whose KV cache fits a replica, at about four characters per token.
+# Text chunks in the router's index: as many as fit a replica's KV cache, at 4 characters per token.
 MAX_CHUNKS = CACHE_TOKENS * 4 // CHUNK_LENGTH
 ENGINE = {
     "kv_cache_bytes": CACHE_TOKENS * BYTES_PER_TOKEN,

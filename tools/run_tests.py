@@ -9,7 +9,7 @@
 Quick tests are those not marked `slow` (each of the course's days and wrong solutions, comparisons
 with `transformers`), `thorough` (more parameter combinations) or `other_isa` (instruction sets
 between plain C++ and this machine's best): see tests/quick.py. --rest runs only the marked tests;
---shares 6, as in CI, runs a sixth of these, which changes with each commit. Files, -k and -m select
+--shares 6, as in CI, runs a sixth of these, another one at each commit. Files, -k and -m select
 from all tests. `-n 0` runs tests in one process.
 
 The tests of a week or a day run on the learner's source tree if one exists (`pdm run start-course`
@@ -33,7 +33,7 @@ from tools.course.solution_flag import add_solution_argument, selected_tree
 from tools.course.tasks import DAYS, day_of, day_with_task
 from tools.course.tree import ROOT, display_path, environment
 
-# Marker expression of `pdm run test` without --all.
+# Marker expressions of the quick run and of --rest.
 QUICK = "not (slow or thorough or other_isa)"
 REST = "slow or thorough or other_isa"
 # Pytest options for learners: short reports of failures, and one line per unwritten task.

@@ -111,7 +111,7 @@ class WorkerProcess:
 
 
 def export_once(python: str, module: str, source: Path, folder: Path, exact: bool = False) -> None:
-    """Quantizes an unquantized folder with a system's exporter, unless already done.
+    """Exports a checkpoint, quantized by a system's exporter, unless done before.
 
     Args:
         python: an interpreter with the exporter.
@@ -133,7 +133,7 @@ def export_once(python: str, module: str, source: Path, folder: Path, exact: boo
 
 
 def checkpoint_bytes(path: Path) -> int:
-    """Size of a checkpoint's weights, a folder or a single file."""
+    """Bytes of weights in a checkpoint folder, or size of a checkpoint file."""
     suffixes = {".safetensors", ".bin", ".data"}  # .bin is OpenVINO's suffix, .data ONNX's
     files = [f for f in path.iterdir() if f.suffix in suffixes] if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files)

@@ -74,7 +74,7 @@ class CourseCachedModel(CachedModel):
 
 
 class CourseEngine:
-    """A `System` for the model of week 1, 2 or 3, "mine" or "tiny_llm"."""
+    """The learner's ("mine") or solution's ("tiny_llm") model of week 1, 2 or 3."""
 
     def __init__(self, folder: Path, week: int, solution: str):
         self.weight_bits = ModelCosts.from_folder(folder).weight_bits

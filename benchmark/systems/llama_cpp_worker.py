@@ -22,7 +22,7 @@ UBATCH = 512  # tokens per micro-batch, llama.cpp's default
 
 @dataclass(frozen=True)
 class Setting:
-    """A configuration to try."""
+    """A llama.cpp configuration to try."""
 
     flash: bool
     unified: bool  # one KV buffer for all sequences; irrelevant for one sequence
@@ -73,7 +73,7 @@ class Context:
         self.run(token_ids(tokens, self._vocab_size), sequence)
 
     def run(self, ids: Sequence[int], sequence: int = 0, every: bool = False) -> list[int]:
-        """Replaces a sequence; returns the next token (`every`: after each token)."""
+        """Replaces a sequence; predicts the next token (`every`: after each token)."""
         self.truncate(0, sequence)
         predicted: list[int] = []
         for start in range(0, len(ids), UBATCH):
@@ -150,7 +150,7 @@ class Context:
 
 
 class LlamaCpp:
-    """The model of a GGUF file."""
+    """A GGUF file's model, run by llama.cpp."""
 
     def __init__(self, file: Path, threads: int, weight_bits: float):
         import llama_cpp

@@ -16,7 +16,7 @@ FEW_TOKENS = 8
 
 
 class MlxLm:
-    """Model of a checkpoint folder."""
+    """A model that mlx-lm loads from a checkpoint folder."""
 
     def __init__(self, folder: Path):
         import mlx.core as mx

@@ -19,7 +19,7 @@ SCALE_BITS = 32
 
 
 class OnnxRuntime:
-    """Model in a folder created by the model builder."""
+    """A model exported by the library's model builder."""
 
     def __init__(self, folder: Path, exact: bool = False):
         import numpy as np

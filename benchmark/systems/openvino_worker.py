@@ -24,7 +24,7 @@ EXACT = {
 
 
 class OpenVino:
-    """Model in an OpenVINO folder, run by the continuous batching pipeline."""
+    """A model in OpenVINO's format, run by the continuous batching pipeline."""
 
     def __init__(self, folder: Path, exact: bool = False):
         import numpy as np

@@ -9,7 +9,7 @@ from .worker import num_threads, serve_folder, token_ids
 
 
 class SentenceTransformers:
-    """Embedding model of a bfloat16 folder; measures `embed` only."""
+    """A bfloat16 embedding model; measures `embed` only."""
 
     def __init__(self, folder: Path):
         os.environ["HF_HUB_OFFLINE"] = "1"

@@ -9,7 +9,7 @@ from .worker import decode_seconds, num_threads, serve_folder, token_ids
 
 
 class Transformers:
-    """Model of a bfloat16 folder, with transformers' defaults: SDPA, dynamic cache."""
+    """A bfloat16 checkpoint run with transformers' defaults: SDPA, dynamic cache."""
 
     def __init__(self, folder: Path):
         os.environ["HF_HUB_OFFLINE"] = "1"

@@ -36,7 +36,7 @@ class UnsupportedError(Exception):
 
 
 def serve(load: Callable[[], System]) -> None:
-    """Loads the system, with a first token, then serves requests until EOF."""
+    """Calls `load`, which computes a first token, then serves requests until EOF."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -81,7 +81,7 @@ def serve_or_export(
     load: Callable[[Path, bool], System],
     export: Callable[[Path, Path, bool], None],
 ) -> None:
-    """Command line of a worker whose system exports unquantized folders.
+    """Command line of a worker whose system exports unquantized checkpoints.
 
     Args:
         load: loads the system from (exported folder, exact) and computes one token.
@@ -90,7 +90,7 @@ def serve_or_export(
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path)
     parser.add_argument(
-        "--export", type=Path, metavar="SOURCE", help="export this unquantized folder, then exit"
+        "--export", type=Path, metavar="SOURCE", help="unquantized checkpoint to export"
     )
     parser.add_argument("--exact", action="store_true", help="float32 activations instead of 8-bit")
     arguments = parser.parse_args()

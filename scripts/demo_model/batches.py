@@ -32,7 +32,7 @@ class Batch:
     ids: Tensor  # T
     positions: Tensor  # T
     groups: list[Group]
-    target_positions: Tensor  # indices into T
+    target_positions: Tensor  # indices of tokens with loss
     labels: Tensor  # next token at each target position
     weights: Tensor  # loss weight of each target position
     num_examples: int

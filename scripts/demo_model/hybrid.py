@@ -192,7 +192,7 @@ class Qwen3_5(nn.Module):  # noqa: N801
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Initializes matrices as `model.Qwen3` does; decays per token are exp(-1.6) to 0.999."""
+        """Initializes matrices like `model.Qwen3`, decays in exp(-1.6)..0.999."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if name.endswith("A_log"):

@@ -1,6 +1,6 @@
 """Basic operations: softmax, the linear layer and SiLU.
 
-All other layers are built from these, matrix multiplication and elementwise arithmetic.
+All other layers combine these with matrix multiplication and elementwise arithmetic.
 """
 
 import mlx.core as mx

@@ -125,8 +125,9 @@ class BatchGeneration:
         max_seq_len: maximum tokens per request, prompt and output combined.
         batch_size: number of slots.
         prefill_step: tokens per prefill chunk.
-        sampler: greedy if None. A seeded sampler restarts for every request, so that its output
-            does not depend on other requests; any other is called once per step for all rows.
+        sampler: greedy if None. A seeded sampler restarts for every request, so that a request's
+            output does not depend on others; any other sampler is called once per step for all
+            rows.
         max_tokens: maximum number of output tokens: one limit for all prompts, or one per prompt.
         ignore_eos: continue after an end token, for benchmarks.
 
@@ -201,7 +202,7 @@ class BatchGeneration:
             cache.release()
 
     def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
-        """Creates a request; for an invalid prompt, outputs the error, returns None."""
+        """Creates a request; for an invalid prompt, outputs the error instead."""
         try:
             prompt_ids = encode_prompt(self._tokenizer, prompt, self._vocab_size)
         except UserError as error:

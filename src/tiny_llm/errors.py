@@ -8,7 +8,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """Invalid user input: one sentence with given value, allowed values, fix.
+    """Invalid user input; the message states what was given and what is allowed.
 
     Commands print the message without a traceback and exit with status 2.
     """

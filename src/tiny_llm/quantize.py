@@ -47,11 +47,11 @@ class QuantizedWeights:
     Attributes:
         scales: O×(I/group_size).
         biases: O×(I/group_size); None for MXFP4 (see `tiny_llm.kernels.mxfp4`).
-        group_size: consecutive weights in a row that share a scale and a bias.
+        group_size: number of consecutive weights in a row that share a scale and a bias.
         bits: bits per stored integer.
         weight: O×(I·bits/32), uint32. `weight`, `scales` and `biases` may be prepacked (see
             `tiny_llm.kernels.prepack`).
-        activation_bits: 16; 8 rounds inputs of `project` and `project_each` to 8-bit integers.
+        activation_bits: 16, or 8 to round inputs of `project` and `project_each` to 8 bits.
     """
 
     scales: mx.array

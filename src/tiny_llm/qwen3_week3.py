@@ -2,7 +2,7 @@
 
 Weights, norms, RoPE and MLP are unchanged from Week 2. Keys and values are stored in pages
 (`page_pool`), which attention locates through a block table. `ragged_logits` runs the layers over a
-ragged batch of tokens from many requests, like the engine.
+ragged batch of tokens from many requests, as the engine does.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def attend_paged(
 
 
 def attend_ragged(query: mx.array, metadata: PagedKvMetadata, scale: float) -> mx.array:
-    """Attends over a ragged batch already in the cache: 1×H_q×T×D."""
+    """Attends over a ragged batch whose keys are in the pages: 1×H_q×T×D."""
     assert metadata.cu_seqlens_q is not None
     attended = paged_attention_varlen(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D

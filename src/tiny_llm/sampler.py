@@ -174,7 +174,7 @@ def apply_top_k(logprobs: mx.array, top_k: int) -> mx.array:
 
 
 def apply_top_p(logprobs: mx.array, top_p: float) -> mx.array:
-    """Keeps the fewest most likely tokens with total mass ≥ `top_p`: B×V -> B×V.
+    """Keeps the smallest set of top tokens with mass ≥ `top_p`: B×V -> B×V.
 
     A token is kept if the more likely tokens' total mass is below `top_p`; the most likely token is
     therefore always kept. A token's mass is its softmax over the row: tokens dropped by an earlier

@@ -144,7 +144,7 @@ def test_broken_links_are_detected(tmp_path):
     actual = broken_links(tmp_path)
     assert len(actual) == 3
     assert "gone/ does not exist" in actual[0]
-    assert "other/#bottom does not have its anchor" in actual[1]
+    assert "other/#bottom lacks the anchor" in actual[1]
     assert "cdn.example.org/x.js from another site" in actual[2]
 
 

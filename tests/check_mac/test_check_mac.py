@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-pytest.importorskip("macholib", reason="`./pdmw run check-mac` installs what it needs")
-pytest.importorskip("ziglang", reason="`./pdmw run check-mac` installs what it needs")
+pytest.importorskip("macholib", reason="`./pdmw run check-mac` installs it")
+pytest.importorskip("ziglang", reason="`./pdmw run check-mac` installs it")
 
 from tools.check_mac.__main__ import WORK
 from tools.check_mac.build import build

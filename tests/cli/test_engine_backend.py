@@ -1,4 +1,4 @@
-"""`main` and `chat` on the engine backend, the default loader."""
+"""`main` and `chat` on the engine, the default `--loader`."""
 
 import argparse
 

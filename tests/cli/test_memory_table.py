@@ -19,7 +19,7 @@ GB = 10**9
 
 @pytest.fixture
 def memory(monkeypatch):
-    """Simulates 16 GB of memory, 12 GB of it available, at 100 GB/s."""
+    """Simulates 16 GB of memory, of which 12 GB are available, at 100 GB/s."""
     for module in (memory_table, kv_memory):
         monkeypatch.setattr(module, "total_memory", lambda: 16 * GB)
     monkeypatch.setattr(memory_table, "available_memory", lambda: 12 * GB)
@@ -66,7 +66,7 @@ def test_table_of_a_model_that_is_not_downloaded(memory, tmp_path, capsys):
     # rows of 256 bytes (bfloat16) or 132 bytes (int8).
     assert rows["weights"] == ["4.61 GB"] * 2
     assert rows["KV cache per token"] == ["147.5 kB", "76.0 kB"]
-    assert rows["KV memory"] == ["5.54 GB"] * 2  # 3/4 of 12 − 4.61 GB
+    assert rows["KV memory"] == ["5.54 GB"] * 2  # 3/4 × (12 − 4.61) GB
     assert rows["context in tokens"] == ["40,960"] * 2
     assert rows["tokens in KV memory"] == ["37,568", "72,896"]
     assert rows["longest prompt in tokens"] == ["37,568", "40,959"]

@@ -29,7 +29,7 @@ SPECIFIC_MESSAGE = re.compile(
 
 
 def wrong_solution_params(wrongs: Sequence[Wrong], tried: int) -> list[Any]:
-    """Test parameters; mistakes after each task's first `tried` are `exhaustive`."""
+    """Test parameters; mistakes beyond `tried` per task are marked `exhaustive`."""
     count: Counter[str] = Counter()
     cases = []
     for wrong in wrongs:

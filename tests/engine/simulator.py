@@ -20,7 +20,7 @@ from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0)
-# Virtual duration of a step, plus each of its tokens, plus each key that a token attends to.
+# Virtual time per step, per token of the step, and per key that a token attends to.
 STEP_SECONDS, TOKEN_SECONDS, KEY_SECONDS = 1.0, 0.1, 0.01
 
 

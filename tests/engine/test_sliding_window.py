@@ -167,7 +167,7 @@ def test_preempted_requests(mistral):
 
 
 def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
-    """Memory too small for window and step must hold all tokens of a request."""
+    """If a window plus a step does not fit in memory, whole requests must fit."""
     llm = build(mistral, 8, max_num_batched_tokens=32)
     with pytest.raises(UserError, match="the KV memory holds 64"):
         llm.add_request(LONG)
@@ -176,7 +176,7 @@ def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
 
 
 def test_requests_share_memory_that_holds_one_of_them(mistral):
-    """Each request needs at most 9 of its 24 pages at a time, so 20 serve two."""
+    """Of its 24 pages, a request needs at most 9 at a time; 20 pages serve two."""
     prompts = [[token + index for token in LONG] for index in range(4)]
     expected = build(mistral).generate(prompts, GREEDY, show_progress=False)
     llm = build(mistral, 20, max_num_batched_tokens=32, enable_prefix_caching=False)

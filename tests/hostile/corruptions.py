@@ -25,7 +25,7 @@ INDEX = "model.safetensors.index.json"
 UP = "model.layers.1.mlp.up_proj"
 NORM = "model.norm.weight"
 
-# Created in the folder if the folder's code is executed.
+# File that the checkpoint's code creates if it is executed.
 MARKER = "ran.txt"
 PROGRAM = f"from pathlib import Path\n(Path(__file__).parent / {MARKER!r}).write_text('ran')\n"
 

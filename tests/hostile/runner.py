@@ -1,4 +1,4 @@
-"""Runs cases: one-sentence errors, bounded memory and time, no code run."""
+"""Checks cases: one-sentence errors, limited memory and time, no code run."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def run_rows(
     valid: Path,
     scratch: Path,
 ) -> None:
-    """Runs rows, numbered by `all_rows`, in one process; fails with all problems."""
+    """Runs `rows` of a table in one process; fails with the problems of all rows."""
     numbers = "\n".join(str(all_rows.index(case)) for case in rows)
     paths = [str(valid), str(scratch / "rows")]
     command = [sys.executable, "-m", "tests.hostile.worker", table, *paths]

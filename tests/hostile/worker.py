@@ -73,7 +73,7 @@ def prepared_argument() -> Callable[[int], Callable[[], None]]:
 
 
 def outcome(run: Callable[[], None]) -> dict[str, Any]:
-    """Message of a call's `UserError`; of any other exception, its type, too."""
+    """Outcome of a call: "sentence" of its `UserError`, or exception "raised"."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):

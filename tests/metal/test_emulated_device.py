@@ -167,7 +167,7 @@ def test_all_layers_in_one_command_buffer(gpu, demo, order):
 
 
 def test_missing_barrier_is_a_hazard(gpu):
-    """Reports two commands that write a buffer without a barrier between them."""
+    """Two commands write a buffer, first with a barrier in between, then without."""
     x = mx.zeros(64)
     mx.eval(x)
     address = np.array(x, copy=False).__array_interface__["data"][0]

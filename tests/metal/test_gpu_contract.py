@@ -2,7 +2,7 @@
 
     bits     repeated calls are bitwise equal; a row is bitwise equal in all batches of 1 to 8 rows,
              and in all batches of 9 rows or more
-    bound    the two matmul kernels, and the two attention kernels, differ only in summation order
+    bound    the kernels for up to 8 and for more rows differ only in summation order
 
 src/extensions/README.md documents these guarantees. On the CPU, all results are bitwise equal.
 """
@@ -173,7 +173,7 @@ def test_bitwise_equal_for_any_thread_order(gpu, order):
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("I", [64, 1024])
 def test_matmul_kernels_agree_within_summation_error(gpu, half, I):
-    """The two sums differ by at most 2 γ Σ|aᵢ wᵢ|, plus one ulp for rounding.
+    """Results differ by at most 2 γ Σ|aᵢ wᵢ|, plus one ulp for rounding.
 
     γ = n u / (1 − n u) for n = I + 2 roundings (sums, a product and a scale) of u = 2⁻²⁴ each.
     """
@@ -191,7 +191,7 @@ def test_matmul_kernels_agree_within_summation_error(gpu, half, I):
 
 
 def attention_error_bound(query, key, value, scale):
-    """Bound on the difference of two kernels: queries H×L×D, keys H×S×D.
+    """Bound on the difference of two kernels' outputs; queries H×L×D, keys H×S×D.
 
     With n roundings of u = 2⁻²⁴ each, a sum has a relative error of γ = n u / (1 − n u) of the sum
     of its terms' magnitudes.

@@ -20,8 +20,8 @@ from .support import DTYPE_NAMES, ORDERS, as_bound
 HALVES = [mx.bfloat16, mx.float16]
 FORMATS = [(bits, group_size) for bits in (4, 8) for group_size in (32, 64, 128)]
 
-# (rows, outputs, inputs). 33, 37 and 65 are not multiples of the tile and simdgroup sizes. Kernels
-# that read blocks of 512 inputs have a short last block with 384 and with 640 inputs.
+# (rows, outputs, inputs). 33, 37 and 65 are not multiples of the tile and simdgroup sizes. With
+# 384 or 640 inputs, kernels that read blocks of 512 have a short last block.
 SHAPES = [(1, 1, 128), (3, 37, 384), (33, 65, 640)]
 
 

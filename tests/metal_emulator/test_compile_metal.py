@@ -22,7 +22,10 @@ for argument; do case "$argument" in *.metal) cp "$argument" "$KEEP";; esac; don
 
 @pytest.fixture
 def compile_metal(tmp_path):
-    """Runs the command; `metal --version` exits with `status`; None: no `xcrun`."""
+    """Runner of the command with a fake `xcrun`, or without if `status` is None.
+
+    `status` is the exit status of `metal --version`.
+    """
     keep = tmp_path / "keep"
     keep.mkdir()
 

@@ -66,7 +66,7 @@ def write_model(folder: Path, with_head: bool, pooling: dict[str, Any] | None) -
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory):
-    """Model without LM head, as embedding models: (folder, transformers model)."""
+    """Embedding model, which has no LM head: (folder, transformers model)."""
     folder = tmp_path_factory.mktemp("embedder")
     return folder, write_model(folder, with_head=False, pooling=LAST_TOKEN)
 

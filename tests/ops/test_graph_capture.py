@@ -1,4 +1,4 @@
-"""A `CapturedFunction` is one graph node and computes the function's bits."""
+"""A `CapturedFunction` is one graph node with bitwise the function's results."""
 
 import gc
 import threading

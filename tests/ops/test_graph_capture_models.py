@@ -1,4 +1,4 @@
-"""`CapturedFunction` in models: eager layers' results and errors."""
+"""`CapturedFunction` in models: same results and errors as eager layers."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -136,8 +136,8 @@ def test_layers_are_one_node(make, run):
     model = make(quantized())
     run(model)
     run(model)
-    # Patches the method that runs the layers: ragged batches always have a step plan, and run
-    # another method than batches that may have none.
+    # Patches the method that runs the layers: `_run_planned` for ragged batches, which always have
+    # a step plan.
     method = "_run_planned" if run is run_ragged else "_run_layers_from"
     layers, nodes = getattr(model, method), []
 

@@ -51,8 +51,8 @@ def test_equals_linear(instruction_set, dtype):
     a, b = random(5, 256, dtype=dtype), random(96, 256, dtype=dtype)
     with mx.stream(mx.cpu):
         expected = linear(a, b)
-    # Both sum in float32, but in different orders. After rounding to 16 bits, results differ by at
-    # most one ulp.
+    # MLX and the kernel sum in float32, but in different orders. After rounding to 16 bits, results
+    # differ by at most one ulp.
     ulps = 1 if dtype != mx.float32 else 8
     assert_close(matmul(a, b), expected, "matmul compared with MLX", ulps)
 

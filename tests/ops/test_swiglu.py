@@ -37,9 +37,9 @@ def test_equals_readable_layer(instruction_set, dtype, shape):
 
 @pytest.mark.parametrize("half", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 def test_every_half_is_bitwise_equal_to_readable_layer(instruction_set, half):
-    # Covers every value of the 16-bit dtype. Both sides compute exp(−|x|) in float32, with errors
-    # of an ulp or two, and round it to this dtype; no value is close enough to a rounding boundary
-    # for the errors to matter.
+    # Covers every value of the 16-bit dtype. swiglu and silu compute exp(−|x|) in float32, with
+    # errors of an ulp or two, and round it to this dtype; no value is close enough to a rounding
+    # boundary for the errors to matter.
     gate = mx.arange(65536, dtype=mx.uint16).view(half)
     up = mx.full(gate.shape, 1.5, half)
     expected = silu(gate) * up

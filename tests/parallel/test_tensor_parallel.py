@@ -72,7 +72,7 @@ def folder(tmp_path):
     """Returns a function that writes a random model with the demo's tokenizer."""
 
     def write(config):
-        # Not divisible by the number of ranks, so their token ranges have different sizes.
+        # The vocabulary is not divisible by the number of ranks, so its shards differ in size.
         config = {**config, "vocab_size": 4097}
         path = write_family(tmp_path / "model", config)
         for file in TARGET_PATH.iterdir():

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class RunningServer:
-    """`tiny-llm serve` on a free port, with the demo by default, until `stop`.
+    """`tiny-llm serve` on a free port, by default with the demo model.
 
     Args:
         fault: name of a fault in `fault_injection.py`, or None.
@@ -57,7 +57,7 @@ class RunningServer:
             self._arrived.notify_all()
 
     def wait_for(self, pattern: str) -> str:
-        """Waits for a log line that matches; returns its group or the match."""
+        """Waits for a log line that matches; returns group 1 if any, else the match."""
         num_searched = 0
         with self._arrived:
             while True:

@@ -3,7 +3,7 @@
 Only the model is scripted: templates, parsers, grammars, scheduler and prefix cache are real.
 SCRIPT is a JSON file with a list of [marker, texts] entries. The first entry whose marker occurs in
 the prompt applies, and a prompt with n assistant messages gets texts[n]. The model follows the text
-as far as the grammar allows. It emits reasoning only if the prompt does not close it.
+as far as the grammar allows. If the prompt ends with `</think>`, it skips the text's reasoning.
 """
 
 import functools

@@ -19,7 +19,7 @@ from tests.server.running_server import RunningServer, eventually
 NUM_STREAMS = 16
 STREAM = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
 MAX_MEMORY_RATIO = 10  # maximum bytes of server memory per byte of a request body
-COMPUTE_MEMORY = 128 * 2**20  # additional bytes, for computing an accepted request and the streams
+COMPUTE_MEMORY = 128 * 2**20  # additional bytes, for an accepted request and `NUM_STREAMS` streams
 
 
 class HealthProbe:

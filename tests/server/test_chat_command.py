@@ -1,4 +1,4 @@
-"""`chat --url` with tiny-llm's, other and failing servers; rejected flags."""
+"""`chat --url` with tiny-llm, other servers and failures; rejected flags."""
 
 import http.server
 import io
@@ -21,7 +21,7 @@ FRANCE = "What is the capital of France?\n"
 
 
 def converse(capsys, monkeypatch, lines, *flags):
-    """Runs `tiny-llm chat` with typed `lines`: (exit status, stdout, stderr)."""
+    """Types `lines` into `tiny-llm chat`; returns (exit status, stdout, stderr)."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     status = chat.main(flags)
     out, err = capsys.readouterr()

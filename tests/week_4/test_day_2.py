@@ -28,7 +28,7 @@ SHAPES = [(1, 128, 64), (2, 384, 33), (3, 1024, 130), (33, 640, 7)]  # rows, inp
 
 @pytest.fixture
 def factored(monkeypatch, on_cpu) -> str:
-    """Selects task 1's kernel; returns "portable": no fixed-point error."""
+    """Selects task 1's kernel; returns "portable": it has no fixed-point error."""
     monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
     return "portable"
 

@@ -62,7 +62,7 @@ def test_task_1_different_tokens_have_different_keys():
 
 
 def test_task_1_deeply_nested_body():
-    """Must not exceed the recursion limit on a body that the JSON parser accepts."""
+    """A body that the JSON parser accepts must not exceed the recursion limit."""
     key = routing_key(b'{"prompt": ' + b"[" * 900 + b'"x"' + b"]" * 900 + b"}")
     assert key == "x", f"expected 'x', got {key!r}"
 

@@ -25,8 +25,8 @@ def impure_asserts(package: Path) -> list[str]:
     }
     properties = {name for tree in trees.values() for name in _assigning_properties(tree)}
     return [
-        f"{file}:{node.lineno}: the assert {reason}, which `python -O` removes; "
-        "move it to a statement before the assert."
+        f"{file}:{node.lineno}: `python -O` removes this assert, which {reason}; "
+        "move that expression to a statement before the assert."
         for file, tree in trees.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Assert)

@@ -66,7 +66,7 @@ def _read(name: str, file: Path, modules: Collection[str]) -> Module:
         elif isinstance(node, ast.Attribute):
             dynamic_imports |= {node.attr} & DYNAMIC_IMPORTS - {
                 "eval"
-            }  # not Python's: attribute `eval` is `mx.eval`
+            }  # the attribute `eval` is `mx.eval`, not Python's
         elif isinstance(node, ast.Name):
             dynamic_imports |= {node.id} & DYNAMIC_IMPORTS
     modules_and_parents = {folder for module in internal for folder in _with_parents(module)}

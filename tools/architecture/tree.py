@@ -18,7 +18,7 @@ BLOCK = re.compile(r"(?<=```text\n)tiny-llm/\n.*?(?=```)", re.DOTALL)
 WIDTH = 118
 HIDDEN = {"__init__.py", "__main__.py", "__pycache__"}
 
-# Other folders: (description if no docstring, whether to show modules, whether sub-folders).
+# Other folders: (description if no docstring, whether modules are shown, whether sub-folders are).
 OUTSIDE = {
     "src/extensions": ("C++ extension: one folder of src/ per operation", False, False),
     "src/extensions/src": ("operations", False, True),
@@ -41,7 +41,7 @@ class Entry:
 def first_line(path: Path) -> str:
     """First docstring paragraph of a Python file or package; "" if missing.
 
-    For the folder of a C++ operation, the first comment sentence of the operation's header.
+    For the folder of a C++ operation, the first sentence of the comment in its header.
     """
     if path.is_dir():
         header = path / f"{path.name}.h"

@@ -43,7 +43,7 @@ def build() -> Path:
 
 
 def serve(address: str) -> None:
-    """Serves the book until Ctrl-C and rebuilds on changes of chapters, figures and sources."""
+    """Serves the book until Ctrl-C; rebuilds after changes to its sources."""
     prepare()
     threading.Thread(target=_expand_after_changes, daemon=True).start()
     subprocess.run(

@@ -91,5 +91,5 @@ def _problem(
         return f"the target of link {link} does not exist"
     anchor = unquote(parts.fragment)
     if anchor and target in pages and anchor not in pages[target].anchors:
-        return f"the page of link {link} does not have its anchor"
+        return f"the target page of link {link} lacks the anchor"
     return None

@@ -5,7 +5,7 @@ An excerpt is selected by its kind and, except for `file` and `header`, a name:
     task 1.1.1            the lines between `# [task 1.1.1]` and `# [/task 1.1.1]`
     task 1.1.1 softmax    the lines of `# [task 1.1.1 softmax]`
     function softmax      a function or class with its body; `Class.method` for a method
-    signature softmax     the head and docstring, then `...`; for a class, also its public methods'
+    signature softmax     the head and docstring, then `...`; for a class, also of its methods
     header                the leading comment or docstring of a file
     file                  the complete file
 """
@@ -72,7 +72,7 @@ def _clean(lines: list[str], first_line: int, language: str) -> Snippet:
 
 
 def _task(text: str, name: str, language: str, file: Path) -> Snippet:
-    """All blocks with a marker, joined by a line with `…` for the omitted code."""
+    """All blocks of a task or label, joined by a line with `…` for omitted code."""
     wanted = " ".join(name.split())
     blocks: list[list[str]] = []
     first_line, inside = 0, False

@@ -2,11 +2,11 @@
 
     python link.py ZIG c++ …
 
-CMake calls this in front of the linker (CMAKE_CXX_LINKER_LAUNCHER). Three flags differ:
+CMake calls this in front of the linker (CMAKE_CXX_LINKER_LAUNCHER). Changed flags:
 
-  -bundle           unsupported by ziglang; Python also loads a dynamic library
-  -Wl,@file         symbols that may stay undefined; the stub `interpreter` defines these
-  -Wl,-x, -Wl,-S    would strip the symbols that module.py inspects
+  -bundle           becomes -shared, as ziglang has no bundles; Python loads dynamic libraries, too
+  -Wl,@file         dropped: symbols that may stay undefined, which the stub `interpreter` defines
+  -Wl,-x, -Wl,-S    dropped, because they strip symbols that module.py inspects
 """
 
 import os

@@ -17,7 +17,7 @@ FRAMEWORKS = ("Metal", "Foundation", "QuartzCore", "Accelerate")
 OBJC = "/usr/lib/libobjc.A.dylib"
 OBJC_SYMBOLS = ["_objc_msgSend", "_sel_registerName", "_objc_lookUpClass", "_objc_getProtocol"]
 
-# Stands for a library in stubs. On a Mac, the interpreter defines these symbols at load time.
+# Library name in the stub of Python's C API, which on a Mac the running interpreter defines.
 INTERPRETER = "the Python interpreter"
 
 

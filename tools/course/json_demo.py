@@ -92,7 +92,7 @@ def main() -> int:
             texts = [output.text for output in request.outputs]
             valid, matching = sum(map(is_json, texts)), sum(map(matches_schema, texts))
             print(
-                f"{name:8} of {len(texts)}, {valid} are JSON, {matching} match the schema, such as"
+                f"{name:8} of {len(texts)}, {valid} are JSON, {matching} match the schema; first:"
             )
             print(f"         {texts[0]!r}")
         params = SamplingParams(

@@ -7,7 +7,7 @@
     // [/solution only]
 
 A marker is a comment on a separate line: `#` in Python and CMake, `//` in C++ and Metal. Task
-markers are kept in the learner's source tree to locate its blocks.
+markers are kept in the learner's source tree, where they locate the blocks.
 """
 
 import re

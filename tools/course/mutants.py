@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def mistakes_of(day: Day) -> list[Wrong]:
-    """A day's mistakes that can run here; raises `LookupError` if none can."""
+    """A day's mistakes that this machine can run; raises `LookupError` if none."""
     mistakes = [wrong for wrong in WRONG if day_of_task(wrong.task) is day]
     shown = [wrong for wrong in mistakes if suffix_of(wrong) != ".metal" or has_clang()]
     if not shown:

@@ -1,7 +1,7 @@
 """Pytest plugin: summarizes unwritten tasks for `pdm run test --week N`.
 
 Tests of an unwritten task fail without a traceback and are counted on one line. If several cases of
-a test function fail otherwise, shows the first failure and the number of failing cases.
+a test function fail for other reasons, shows the first failure and the number of failing cases.
 """
 
 import re
@@ -80,7 +80,7 @@ class SummaryPlugin:
 
 
 def summary_of(message: str) -> tuple[str, str, str] | None:
-    """Parses the error of an unwritten task or unbuilt extension, else None.
+    """Parses the error of an unwritten task or unbuilt extension; others: None.
 
     Returns (beginning, function, end) of a summary line.
     """

@@ -1,4 +1,4 @@
-"""Test result cache: `pdm run progress` reruns only what changed.
+"""Test result cache: `pdm run progress` reruns only days that changed.
 
 A day's tests depend on its tasks, earlier tasks and their prerequisites. The cache key covers the
 learner's files without the blocks of later tasks, the built extension, the solution's sources, the
@@ -79,7 +79,7 @@ def hash_inputs(tree: Path | None, day: Day) -> str:
 
 
 def without_later_tasks(path: Path, tasks: set[str]) -> str:
-    """A learner's file without blocks outside `tasks`; unchanged if invalid."""
+    """A learner's file without blocks outside `tasks`; an invalid file unchanged."""
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         if path.suffix == ".py":

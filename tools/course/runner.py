@@ -151,7 +151,7 @@ def _in_new_process(job: dict[str, Any], timeout: float | None) -> int | None:
 
 
 def crash_message(status: int | None, report: Path) -> str | None:
-    """Names the test that a signal killed and the usual cause, else None.
+    """Error for a session that a signal killed: test and usual cause; else None.
 
     pytest_json.py records the running test in a file next to `report`.
     """

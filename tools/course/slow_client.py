@@ -37,9 +37,9 @@ sys.exit(serve.main(sys.argv[1:]))
 
 @dataclass
 class Result:
-    """Measurements of both clients; times in seconds.
+    """Measurements of the small and the large response; times in seconds.
 
-    `seconds` and `longest_gap` (between tokens) are the small response's, non-empty `events` and
+    `seconds` and `longest_gap` (between tokens) are the small response's, `events` with tokens and
     `tokens` the large one's. `memory` is the growth of the server's memory in megabytes.
     """
 
@@ -101,7 +101,7 @@ def choices(response: Any) -> Iterator[dict[str, Any]]:
 
 
 def measure(solution: str, reads_immediately: bool) -> Result:
-    """Sends both requests to a new server with `--solution`.
+    """Sends `LARGE` and `SMALL` to a new server with `--solution`.
 
     Unless `reads_immediately`, reads the large response only when the engine is idle.
     """

@@ -89,7 +89,7 @@ def _wrapped(message: str, width: int) -> list[str]:
 
 
 def _python_function(text: str, block: Block, path: Path) -> str:
-    """Qualified name of the function around a block; rejects split statements."""
+    """Qualified name of a block's function; rejects blocks splitting a statement."""
     first, last = block.start + 1, block.end  # line numbers of `ast`: from 1, both inclusive
     where = f"{path}:{block.start}"
     function, statements = _innermost(ast.parse(text).body, first, last)

@@ -27,8 +27,8 @@ EXTENSION = Path("src/extensions")
 # Environment variable: path of the learner's source tree; default: `mine` in the repository.
 VARIABLE = "TINY_LLM_MINE"
 
-# Fast kernels without tasks, and their tests. In the learner's source tree these operations run the
-# learner's kernels; the book's chapter "Going to memory speed" discusses the solution's.
+# Files omitted from the learner's source tree, where operations run the learner's kernels: the fast
+# kernels, which the book's chapter "Going to memory speed" discusses, and C++ tests.
 SOLUTION_ONLY = (
     "src/flash_attention/fast/*",
     "src/paged_attention/fast/*",
@@ -92,7 +92,7 @@ def starter_files(folder: Path) -> dict[Path, str]:
 def import_files(folder: Path, modules: Iterable[Path]) -> dict[Path, str]:
     """Import hooks for the learner's `modules`; all others are the solution's.
 
-    `modules` are relative to `folder`, the root of the learner's source tree. The files contain its
+    `modules` are relative to `folder`, the root of the learner's source tree. The hooks contain the
     relative path to the solution.
     """
     solution = os.path.relpath(ROOT, folder)

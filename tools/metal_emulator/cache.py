@@ -9,7 +9,7 @@ from pathlib import Path
 
 # Maximum number of programs. All tests together use fewer than a hundred, of about 2 MB each.
 KEPT = 200
-# More recently used programs are not evicted, because another process may be about to run one.
+# Programs used in the last hour are not evicted, because another process may be about to run one.
 MIN_AGE_SECONDS = 3600
 
 

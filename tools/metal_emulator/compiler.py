@@ -49,7 +49,7 @@ LANGUAGE = [
     "-Wunused-value",
 ]
 LINES = ["-gdwarf-4", "-gline-tables-only"]  # line numbers for fault reports
-# These checks call __ubsan_handle_…_minimal, which runtime/faults.cpp defines.
+# Sanitizer checks, which call __ubsan_handle_…_minimal in runtime/faults.cpp.
 CHECKS = "bounds,integer-divide-by-zero"
 CHECKED = [f"-fsanitize={CHECKS}", f"-fsanitize-recover={CHECKS}", "-fsanitize-minimal-runtime"]
 # KernelAddressSanitizer with outlined checks: every load and store becomes a call to a hook that

@@ -147,7 +147,7 @@ class Library:
         x, y, z = _three(threads)
         allowed = self.threads_allowed(kernel, seed)
         if x * y * z > allowed:
-            text = f"{x * y * z} threads; with seed {seed} the GPU allows this kernel {allowed}"
+            text = f"{x * y * z} threads; with seed {seed} this kernel may have at most {allowed}"
             raise MetalFault("too-many-threads", kernel, text)
 
     def _check_memory(

@@ -117,12 +117,12 @@ def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
         python = find_llama(args.llama_python)
         if python is None:
             remarks.append(
-                "llama.cpp: not installed; --llama-python selects an interpreter with it."
+                "llama.cpp: not installed; --llama-python names an interpreter that has it."
             )
         else:
             engines.append(llama_engine(python, folder, work_folder(), usable_threads()))
     except ImportError:
-        remarks.append("llama.cpp: `pdm run python -m pip install gguf` installs its file format.")
+        remarks.append("llama.cpp: `pdm run python -m pip install gguf` adds a GGUF writer.")
     except (OSError, subprocess.CalledProcessError):
         remarks.append(f"llama.cpp: {python} has no llama_cpp.")
     rows = measure_engines(engines, console)

@@ -38,9 +38,9 @@ MATMUL_KERNELS = {
 }
 # Task of Week 4 -> value of TINY_LLM_ATTENTION, best first.
 ATTENTION_KERNELS = {"4.6.3": "split", "4.6.2": "online", "4.6.1": "scores"}
-# Days whose code measuring goodput requires: the scheduler and the load generator.
+# Days required for measuring goodput: the scheduler and the load generator.
 GOODPUT_DAYS = (day_of(3, 3), day_of(3, 4), day_of(5, 3))
-# Flags of `bench`. Goodput is the best over these request rates.
+# Flags of `bench`. Goodput is the highest over the request rates.
 BENCH_FLAGS = "--loader engine --batch-size 16 --num-seqs 32 --request-rate 8 16 32 64"
 SLO = "ttft:200 tpot:50"
 SECONDS = 90  # timeout per measurement

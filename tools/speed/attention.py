@@ -67,7 +67,7 @@ def measure_on(
 
 
 def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
-    """Measures both problems with the day's implemented kernels; if `best`, with the best only."""
+    """Measures `HEADS` and `ONE_HEAD` with implemented kernels, or only the best."""
     rows, unwritten = measure_on(HEADS, (None,) if best else KERNELS, limits, rounds)
     one_head, _ = measure_on(ONE_HEAD, (None,) if best else ON_ONE_HEAD, limits, rounds)
     return {"rows": rows, "one_head": one_head, "unwritten": unwritten, "prefetch_distance": None}

@@ -70,7 +70,7 @@ class FusedOps:
 
 
 def fused_ops_cost(L: int) -> KernelCost:
-    """Minimum cost for L tokens: each array once, one FLOP per exponential."""
+    """Minimum cost for L tokens: one access per array, one FLOP per exponential."""
     heads = L * (H_Q + H) * D
     num_bytes = 2 * (4 * L * E + 2 * heads + 3 * L * I) + 2 * 4 * L * D // 2
     flops = 6 * L * E + (4 + 3) * heads + 6 * L * I

@@ -212,7 +212,7 @@ def measure_kernels(
     Args:
         names: entries of `DAY_KERNELS`; None is this machine's best, labeled "best". "prefetched"
             is measured at each of `PREFETCH_DISTANCES`, labeled "prefetched 256" and so on.
-        day: the days in `ROWS_BY_DAY` have several rows of activations.
+        day: course day, such as "4.4"; sets the rows of activations, see `ROWS_BY_DAY`.
     """
     name_of_matmul, num_matrices = COMPARED_MATMUL
     M, num_matrices = ROWS_BY_DAY.get(day or "", (1, num_matrices))

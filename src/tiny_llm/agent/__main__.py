@@ -1,9 +1,9 @@
 """Agent: a model that calls tools until it answers.
 
 With --workspace, the tools list, read and edit files in one folder; otherwise, they add, subtract
-and multiply two numbers. The messages are from a model in this process (--model), a server (--url)
-or a JSON list (--script). With --script and --model, the model only prefills the prompts, which
-fills its prefix cache.
+and multiply two numbers. Assistant messages come from a model in this process (--model), a server
+(--url) or a JSON list (--script). With --script and --model, the model only prefills the prompts,
+which fills its prefix cache.
 """
 
 import argparse
@@ -27,7 +27,7 @@ MAX_SHOWN = 200  # maximum characters shown per tool result
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "agent") -> int:
-    """Runs the command: 0 on an answer, 1 at the step limit, 2 on a user error."""
+    """Runs the command; returns 0 on an answer, 1 without one, 2 on a user error."""
     return run_command(prog, lambda: _run(make_parser(prog).parse_args(argv)))
 
 
@@ -43,10 +43,10 @@ def make_parser(prog: str) -> CommandParser:
         in_range(MIN_OUTPUT),
         DEFAULT_MAX_OUTPUT,
     )
-    flag("--model NAME", "as in `main`; by default, demo or the first model at --url")
+    flag("--model NAME", "as for `main`, or a name at --url; default: demo, or the first at --url")
     flag("--url URL", "OpenAI-compatible API, e.g. http://127.0.0.1:8000/v1")
     flag("--api-key KEY", f"API key for --url; or set {API_KEY_VARIABLE}")
-    flag("--script FILE", "the model's messages, as JSON")
+    flag("--script FILE", "assistant messages, as a JSON list")
     flag("--max-steps N", "maximum number of steps", in_range(1), DEFAULT_MAX_STEPS)
     flag("--max-tokens N", "maximum tokens per message", in_range(1), 512)
     flag("--temperature T", "sampling temperature; 0 is greedy", in_range(0, convert=float), 0.0)
@@ -59,7 +59,7 @@ def make_parser(prog: str) -> CommandParser:
     )
     flag(
         "--solution",
-        "ref (or tiny_llm): this package; mine: the learner's tree",
+        "tiny_llm (or ref): this package; mine: the learner's tree, the default if it exists",
         ("ref", "tiny_llm", "mine"),
     )
     return parser

@@ -36,7 +36,7 @@ def fork(
     """Forks a run into `count` branches with copies of its messages and files.
 
     Args:
-        folder: existing folder for the branches' workspaces, "branch_0" and so on.
+        folder: existing folder for the branches' workspaces: "branch_0", "branch_1", …
         seed: the run's seed; branch n has seed `completion_seed(seed, n)`.
     """
     # [task 7.4.1 fork]
@@ -67,7 +67,7 @@ def select(branches: Sequence[Branch], check: Check) -> Branch | None:
 
 
 def vote(branches: Sequence[Branch]) -> Branch | None:
-    """Selects the first branch with the most frequent answer; None without one.
+    """Selects the first branch with the most frequent answer; None if no answer.
 
     When comparing answers, ignores case, trailing periods, surrounding spaces and the number of
     spaces between words. In a tie, selects the answer of the earlier branch.

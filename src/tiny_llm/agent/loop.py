@@ -115,7 +115,7 @@ class Agent:
         # [/task 7.1.4 resume]
 
     def step(self, transcript: Transcript, seed: int = 0) -> None:
-        """Compacts the context, appends the model's next message and tool results.
+        """Compacts the context; appends the model's message and the tool results.
 
         A message without tool calls is the answer and ends the run.
         """

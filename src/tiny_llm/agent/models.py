@@ -106,7 +106,7 @@ class ScriptedModel:
 
     @classmethod
     def from_json(cls, text: str) -> "ScriptedModel":
-        """Reads a JSON list of answers (strings) and calls ([name, arguments] pairs).
+        """Reads a JSON list: answers (strings) and lists of [name, arguments] calls.
 
         Raises:
             UserError: the text is not a valid script.
@@ -140,7 +140,7 @@ class LocalModel:
     """A model on an engine in this process.
 
     Args:
-        max_tokens: maximum tokens per message; None for no limit besides the context.
+        max_tokens: maximum tokens per message; None for up to the context length.
         script: messages to return instead of the model's; the engine then only prefills the
             prompts, which fills its prefix cache.
     """

@@ -12,7 +12,7 @@ from ..errors import UserError
 from .models import Message
 
 MAX_ERRORS = 3  # maximum number of schema violations reported to the model per call
-MAX_ERROR_LENGTH = 200  # characters; jsonschema quotes the invalid value, which may be long
+MAX_ERROR_LENGTH = 200  # characters per violation; jsonschema quotes the value, which may be long
 
 
 class ToolError(ValueError):
@@ -64,7 +64,7 @@ class Tool:
         return {"type": "function", "function": {**function, "parameters": self.parameters}}
 
     def violations(self, arguments: Any) -> list[str]:
-        """Returns schema violations by path: "$.path: 3 is not of type 'string'"."""
+        """Returns sorted schema violations: "$.path: 3 is not of type 'string'"."""
         errors = self._validator.iter_errors(arguments)
         return sorted(f"{error.json_path}: {error.message[:MAX_ERROR_LENGTH]}" for error in errors)
 

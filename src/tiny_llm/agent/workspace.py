@@ -10,7 +10,7 @@ from ..errors import UserError
 from .tools import Tool, ToolError
 
 DEFAULT_MAX_OUTPUT = 4000  # maximum characters of a tool result
-MIN_OUTPUT = 100  # a truncated result has room for the longest `truncation_note`
+MIN_OUTPUT = 100  # smallest `max_output`; leaves room for the longest `truncation_note`
 
 
 class Workspace:
@@ -158,8 +158,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 def truncate(text: str, limit: int) -> str:
     """Truncates a text to at most `limit` (at least `MIN_OUTPUT`) characters.
 
-    The result is head, note and tail. Head and tail differ in length by at most one. The note is
-    `truncation_note(cut, len(text))`, where `cut` is the exact number of omitted characters.
+    A longer text becomes head, note and tail. Head and tail differ in length by at most one. The
+    note is `truncation_note(cut, len(text))`, where `cut` is the number of omitted characters.
     """
     # [task 7.2.4 truncate]
     if len(text) <= limit:

@@ -248,7 +248,7 @@ def flash_attention(
 
 
 def _check_context_lens(context_lens: Sequence[int] | mx.array | None, key: mx.array) -> None:
-    """Rejects lengths outside 0 to S; skips arrays, which it would evaluate."""
+    """Rejects lengths outside 0 to S; skips arrays, to avoid their evaluation."""
     if context_lens is None or isinstance(context_lens, mx.array) or key.ndim < 2:
         return
     S = key.shape[-2]

@@ -1,7 +1,7 @@
 """Paged attention: keys and values are located through a block table.
 
-Key j of sequence b is row j % page_size of page block_table[b, j // page_size]. Each function has
-two implementations: a reference in plain MLX that gathers a sequence's pages into one array, and a
+Key j of sequence b is row j % page_size of page block_table[b, j // page_size]. Attention has two
+implementations: a reference in plain MLX that gathers a sequence's pages into one array, and a
 kernel that walks the block table without gathering. The reference is the kernel's test oracle and
 the fallback where the extension is not built.
 

@@ -166,7 +166,7 @@ def _open(
 
 
 def _run_to_completion(run: BatchRun, num_seqs: int) -> None:
-    """Runs a batch to completion; redraws the progress bar only when a sequence finishes."""
+    """Runs a batch; redraws the progress bar only when a sequence finishes."""
     hidden = not console.is_terminal
     with Progress(console=console, transient=True, auto_refresh=False, disable=hidden) as progress:
         task = progress.add_task("sequences", total=num_seqs)

@@ -1,7 +1,7 @@
 """Interactive chat in the terminal.
 
-/reset clears the history, /exit (or Ctrl-D) quits, Ctrl-C stops generation. With --url, chats with
-an OpenAI-compatible server.
+/reset clears the history, /exit (or Ctrl-D) quits, Ctrl-C stops generation. With --url, the model
+runs on an OpenAI-compatible server.
 """
 
 import argparse

@@ -44,7 +44,11 @@ class CheckResult:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "check-installation") -> int:
-    """Prints a table. Exit status: 0, or 1 if a component is missing or the model does not fit."""
+    """Prints a table.
+
+    Returns:
+        Exit status: 0; 1 if a component is missing or the model does not fit; 2 for a user error.
+    """
     return run_command(prog, lambda: _report(make_parser(prog).parse_args(argv)))
 
 
@@ -133,7 +137,7 @@ def _python() -> CheckResult:
 
 
 def _package(name: str) -> CheckResult:
-    """Checks a dependency's version against pyproject.toml's pin for this platform."""
+    """Checks a dependency's version against its pin for this platform."""
     pins = [
         requirement.specifier
         for requirement in map(Requirement, requires("tiny-llm") or [])
@@ -178,7 +182,7 @@ def _extension() -> CheckResult:
 
 
 def _metal_kernels() -> Iterator[CheckResult]:
-    """Yields one row per Metal kernel file; compiles the files if the machine has a GPU."""
+    """Compiles the Metal kernels; yields a row per file, or one without a GPU."""
     has_gpu = not kernels.computes_on_cpu() and kernels.runs_on_default_device()
     if not has_gpu:
         yield CheckResult(

@@ -1,7 +1,7 @@
 """Memory table: a model's weights, KV memory and speed on this machine.
 
-Computed from `config.json` and the headers of the weight files, without reading weights. If the
-model has not been downloaded, the config is enough.
+The table is computed from `config.json` and the headers of the weight files, without reading
+weights. If the model has not been downloaded, the config is enough.
 """
 
 import argparse
@@ -92,7 +92,7 @@ class MemoryEstimate:
 
     @property
     def longest_prompt(self) -> int:
-        """Maximum length of a prompt with one output token, which needs no KV cache space."""
+        """Longest prompt for one output token, which needs no KV cache space."""
         return min(self.max_seq_len - 1, self.num_tokens)
 
     def tokens_per_second(self, context: int, bandwidth: float) -> float:

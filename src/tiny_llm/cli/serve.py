@@ -52,7 +52,7 @@ LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "serve") -> int:
-    """Runs the command. Exit status: 0, 1 if the engine failed, 2 for a user error."""
+    """Runs the command. Exit status: 0, 1 (engine failure) or 2 (user error)."""
     return run_command(prog, lambda: _serve(make_parser(prog).parse_args(argv)))
 
 

@@ -98,7 +98,7 @@ def check_flags(args: argparse.Namespace, models: Sequence[ModelArgument]) -> No
 def choose_kv_cache_bytes(
     args: argparse.Namespace, folders: Sequence[Path], draft: Path | None
 ) -> None:
-    """Sets `kv_cache_bytes` if not given and there are several models or a memory budget.
+    """Sets `kv_cache_bytes`, if unset, for several models or a memory budget.
 
     With a single model and no budget, `LLM` sizes the KV cache from the available memory.
     """
@@ -120,7 +120,7 @@ def memory_needs(
     folders: Sequence[Path],
     draft: Path | None,
 ) -> list[MemoryRequirement]:
-    """Memory requirements; `kv_cache_bytes` includes the draft model's KV cache.
+    """Memory requirement of each model, including the draft model's.
 
     Raises:
         UserError: two models have the same API name, or a folder does not contain a model.
@@ -144,7 +144,9 @@ def memory_needs(
 
 
 def memory_budget(max_memory: int | None, needs: Sequence[MemoryRequirement]) -> int | None:
-    """Memory budget shared by all models; defaults to the machine's memory if there are several.
+    """Memory budget of all models; None for a single model without a budget.
+
+    For several models, it defaults to the machine's memory.
 
     Raises:
         UserError: a model does not fit alongside the pinned models, or the budget exceeds the

@@ -56,13 +56,13 @@ class EngineCore:
     Args:
         tokenizer: as returned by `mlx_lm.load`.
         seed: base seed for requests without their own.
-        proposer: n-gram proposer, for requests whose grammar forces no tokens.
+        proposer: n-gram proposer, or None; not used where a grammar forces tokens.
         tool_call_parser: name of the tool-call format, see `find_format`.
-        adapters: LoRA adapter indices by name; None is the key for requests that name no adapter.
+        adapters: LoRA adapter indices by name; the key None is for requests without `lora`.
 
     Attributes:
-        grammars: grammar compiler; thread-safe, so a server may compile before adding a request.
-        step_seconds: time spent in steps; the time beyond `runner.seconds` is overhead.
+        grammars: grammar compiler; thread-safe, so a server may compile on another thread.
+        step_seconds: total time of all steps; the excess over `runner.seconds` is overhead.
         num_memory_evictions: cached pages evicted because the system was low on memory.
     """
 
@@ -108,7 +108,7 @@ class EngineCore:
         prompt: str | list[dict[str, Any]] | None = None,
         sink: deque[StreamOutput] | None = None,
     ) -> RequestOutput:
-        """Queues a request per completion of a prompt, or none if it raises an error.
+        """Queues one request per completion of a prompt; on an error, queues none.
 
         Other arguments and errors: see `LLM.add_request`.
 
@@ -210,7 +210,7 @@ class EngineCore:
     ) -> list[StructuredOutputGrammar | None]:
         """Compiles and caches the grammar of `structured_outputs`.
 
-        Thread-safe, unlike the other methods, so it can run before the request is added.
+        Unlike the other methods, thread-safe: another thread can compile before `add_request`.
 
         Returns:
             One grammar per completion; each is None without `structured_outputs`.
@@ -263,7 +263,7 @@ class EngineCore:
         """Prefills one page of an expected prompt into the prefix cache.
 
         For idle periods: a no-op while there are unfinished requests. `token_ids` is a prefix of
-        the prompt, of which only full pages are computed. Returns whether any of them remain.
+        the prompt; only its full pages are computed. Returns whether any of these remain.
         """
         scheduler, adapter = self.scheduler, self._adapter_index(lora)
         size = scheduler.config.page_size
@@ -412,7 +412,7 @@ class EngineCore:
         self.scheduler.update_from_output(step, results)
         for processor, token_ids, reason in updates:
             request = processor.request
-            # The first completion's hits; the others also hit the pages that it has computed.
+            # Only the first completion's hits: the others also hit pages that the first computed.
             if processor.output.index == 0:
                 processor.request_output.num_cached_tokens = request.num_cached_tokens
             if reason is None:
@@ -422,7 +422,7 @@ class EngineCore:
                 self._finish(processor, token_ids, reason)
 
     def _propose_draft_tokens(self, request: EngineRequest) -> Sequence[int]:
-        """Returns the tokens forced by the grammar, or else the proposer's tokens."""
+        """Returns the tokens forced by the grammar, else the n-gram proposer's."""
         num_running = len(self.scheduler.running)
         tokens: Sequence[int] = ()
         if request.grammar is not None and self._grammar_proposer is not None:

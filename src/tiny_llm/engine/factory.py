@@ -97,8 +97,8 @@ def load_models(
     if tensor_parallel_size > 1:
         if not isinstance(model, str | os.PathLike):
             raise UserError(
-                "the model is already loaded, but with tensor_parallel_size above 1, each process "
-                "loads its own shard; pass a name or folder."
+                "tensor_parallel_size above 1 does not support a loaded model, because each "
+                "process loads its own shard; pass a name or folder."
             )
         model = load_sharded(os.fspath(model), tensor_parallel_size, load_format, mtp=mtp)
     loaded = model[0] if isinstance(model, tuple) else None
@@ -141,7 +141,7 @@ def attach_to_target(
     """Attaches adapters to the target model, on this rank only.
 
     Returns:
-        Adapter indices by name; None is the key for requests that name none, −1 means no adapter.
+        Adapter indices by name; the key None is for requests without `lora`. −1 means no adapter.
 
     Raises:
         UserError: an adapter cannot be used with the model.
@@ -203,7 +203,7 @@ def make_model_runner(
                 raise UserError(f"the model cannot score documents: {error}.") from error
             pool = partial(pool_scores, no_token=no_token, yes_token=yes_token)
         runner = PoolingRunner(target, pool=pool)
-    # Pooling has no next step, workers need evaluated token ids; for state slots, see above.
+    # Pooling has no next step; workers need evaluated token ids; for state slots, see above.
     if task != "generate" or models.tp_checkpoint is not None or num_state_slots:
         runner.async_scheduling.enabled = False
     return runner
@@ -212,7 +212,7 @@ def make_model_runner(
 def make_proposer(
     speculative: str | None, draft_model: Model | None, num_drafts: int | None
 ) -> NgramProposer | None:
-    """Validates the options; returns the proposer for "ngram", else None.
+    """Validates speculation options; returns a proposer for "ngram", else None.
 
     Raises:
         UserError: the arguments conflict.

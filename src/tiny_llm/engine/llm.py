@@ -4,7 +4,7 @@
     for output in llm.generate(["RoPE is", "Paged attention is"], SamplingParams(max_tokens=20)):
         print(output.text)
 
-Not thread-safe, except `compile_grammar`. `step`, `abort` and `close` are in `core.py`.
+No method is thread-safe except `compile_grammar`. `step`, `abort` and `close` are in `core.py`.
 """
 
 import logging
@@ -72,22 +72,22 @@ class LLM(EngineCore):
     Args:
         model: short name, hub id, folder, or the result of `load_weights` or `load`.
         kv_cache_bytes: upper bound on KV memory, including recurrent states and the draft model's
-            KV memory. None uses three quarters of the memory left by the weights, but no more than
+            KV memory. None uses three quarters of the memory left by the weights, but at most what
             `max_num_seqs` requests of `max_model_len` tokens need. Allocated on demand and kept
             until the system runs low on memory; `reserve` allocates all of it. Recurrent states get
             up to half: one per running request, and checkpoints from which later requests with a
             common prefix resume.
-        block_size: tokens per page. Only full pages are shared, so smaller pages share more.
+        block_size: tokens per page. Only full pages are shared, so smaller pages are shared more.
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included. Larger values
             increase prefill throughput and inter-token latency.
         max_num_seqs: upper bound on concurrently running requests.
         max_model_len: maximum prompt plus output tokens; None for the model's context length.
         enable_prefix_caching: whether to keep and share the pages of common prefixes.
-        prefix_cache_dir: directory where prefix cache pages outlive eviction from memory and this
-            process; several processes may share it. Unreadable pages are recomputed.
-        prefix_cache_disk_bytes: upper bound on the directory's total page size, over all models;
-            the least recently used pages are evicted. 1e10 by default.
-        draft_model: smaller model with the same vocabulary that drafts tokens, given like `model`.
+        prefix_cache_dir: directory that keeps prefix cache pages after eviction from memory and
+            for later runs; several processes may share it. Unreadable pages are recomputed.
+        prefix_cache_disk_bytes: upper bound on the total size of the directory's pages, over all
+            models; the least recently used pages are evicted. 1e10 by default.
+        draft_model: smaller model with the same vocabulary that drafts tokens; see `model`.
         num_drafts: upper bound on draft tokens per request and step; 4 by default with a draft
             model, 7 with "ngram", 1 with "mtp".
         speculative: "ngram" drafts the continuation of an earlier occurrence of the last tokens in
@@ -98,29 +98,31 @@ class LLM(EngineCore):
         kv_cache_dtype: "auto" stores keys and values in the activations' dtype. "int8" stores
             8-bit integers with a scale per token and head: about twice as many tokens in the same
             memory, with a small error. Does not affect recurrent states.
-        activation_bits: 8 quantizes the activations that quantized weights multiply to 8 bits, with
-            a scale per token and group of weights: faster prefill on a CPU, with about the error of
-            8-bit weights. 16 does not quantize activations.
+        activation_bits: 8 quantizes the inputs of quantized layers to 8 bits, with a scale per
+            token and weight group: faster prefill on a CPU, with about the error of 8-bit weights.
+            16 does not quantize activations.
         chat_template: Jinja source that replaces the model's chat template, or None.
-        load_format: "auto" loads weights of models given by name; "dummy" generates random weights
-            with the same shapes and formats, for benchmarks.
+        load_format: "auto" loads the weights of a model given by name; "dummy" generates random
+            weights with the same shapes and formats, for benchmarks.
         tensor_parallel_size: number of processes, each with a shard of the weights and KV cache;
             started on this machine, unless a launcher has started them. If one dies, all exit.
-            The model must be given by name. Affects rounding, and thus the output.
-        task: "generate"; "embed" for `embed`, or "score" for `score`. "auto" is "embed" for a
-            checkpoint with a sentence-transformers pooling layer, otherwise "generate".
+            `model` must be a name, id or folder. Affects rounding, and thus the output.
+        task: "generate", "embed" or "score", for the method of that name. "auto" is "embed" for
+            a checkpoint with a sentence-transformers pooling layer, otherwise "generate".
         scheduling_policy: "fcfs" computes prompts in order of arrival. "fair", the default of
-            `serve`, lets short prompts overtake long ones: a request is overtaken by at most about
-            as many prompt tokens as its own prompt has.
-        step_time_target: with "fair", the target duration in seconds of steps with decoding
-            requests, which limits their prompt tokens; None for no limit. So that prompts progress,
-            an occasional step may take up to ten times as long.
+            `tiny-llm serve`, lets short prompts overtake long ones: a request is overtaken by at
+            most about as many prompt tokens as its own prompt has.
+        step_time_target: with "fair", target duration in seconds of steps with decoding requests;
+            limits the prompt tokens in these steps. None for no limit. So that prompts progress, an
+            occasional step may take up to ten times as long.
         adapter_path: folder of a LoRA adapter, as written by `mlx_lm.lora`, for all requests.
         lora_modules: LoRA adapter folders by name; a request selects one with `lora`.
-        max_queue: requests queued beyond `max_num_seqs` before `QueueFullError`; None for no limit.
+        max_queue: maximum requests queued beyond `max_num_seqs`; more raise `QueueFullError`. None
+            for no limit.
         tool_call_parser: tool-call format: "hermes", "qwen3_coder", "llama3_json" or "mistral";
             "auto" detects it from the chat template.
-        seed: base seed for requests without their own, combined with their order; None for random.
+        seed: base seed for requests without a seed, combined with their arrival order; None for a
+            random one.
         listener: callback for every event (`scheduling/events.py`), for example a `Recorder`.
 
     Raises:
@@ -246,7 +248,8 @@ class LLM(EngineCore):
             tools: function tools for the chat template, each as `{"type": "function", "function":
                 {"name": …, "description": …, "parameters": a JSON schema}}`.
             chat_template_kwargs: other chat template variables.
-            lora: name of an adapter, shared by all prompts, or one per prompt; None for none.
+            lora: adapter name, shared by all prompts, or one per prompt; None for `adapter_path`'s
+                adapter, or none.
             show_progress: whether to show a progress bar if standard error is a terminal.
 
         Returns:
@@ -311,7 +314,7 @@ class LLM(EngineCore):
         chat: ChatOptions,
         outputs: list[RequestOutput],
     ) -> Iterator[StreamOutput]:
-        """Serves requests and fills `outputs`; aborts the rest if closed early."""
+        """Serves requests, fills `outputs`; aborts unfinished ones if closed early."""
         sink: deque[StreamOutput] = deque()
         try:
             for prompt, params, lora in prompts_and_params:

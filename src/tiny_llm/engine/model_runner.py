@@ -1,6 +1,6 @@
 """ModelRunner: forward passes, sampling and draft token verification.
 
-Must not know about queues or text.
+This module must not depend on request queues or text.
 """
 
 import math
@@ -30,7 +30,7 @@ class ModelRunner:
     """Executes the steps planned by the scheduler.
 
     Attributes:
-        num_decodes: total number of chunks of decoding requests.
+        num_decodes: total number of decoding requests' chunks.
         async_scheduling: launches the next decoding step before tokens are read; GPU only.
     """
 
@@ -46,7 +46,7 @@ class ModelRunner:
     def run(self, step: SchedulerOutput) -> dict[str, ChunkOutput]:
         """Computes a step with at least one chunk.
 
-        Returns results by request id, for the chunks that sample or score prompt tokens.
+        Returns the results of chunks that sample a token or score prompt tokens, by request id.
         """
         chunks = step.chunks
         draft_tokens = [list(chunk.request.draft_token_ids[: chunk.num_drafts]) for chunk in chunks]
@@ -82,7 +82,7 @@ class ModelRunner:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of KV and state memory allocated by both models on this rank."""
+        """Bytes of KV and state memory allocated by all models on this rank."""
         return sum(model.nbytes for model in self.models)
 
     @property

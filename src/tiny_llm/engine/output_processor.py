@@ -1,7 +1,7 @@
 """OutputProcessor: stop conditions, text and stream outputs of a completion.
 
 Holds back text that may still change: partial characters and possible prefixes of a stop string.
-Emitted text is therefore final. Must not import MLX.
+Emitted text is therefore final. This module must not import MLX.
 """
 
 import time
@@ -36,7 +36,7 @@ class StopChecker:
         detokenizer: a new streaming detokenizer with `mlx_lm`'s interface.
         stop_strings: strings that end the text; the earliest match wins.
         min_tokens: stop strings that start within the first `min_tokens` tokens are ignored.
-        reasoning: its delimiters; stop strings inside are ignored. None without reasoning.
+        reasoning: delimiters of reasoning, in which stop strings are ignored; None if disabled.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class StopChecker:
         return self._in_reasoning
 
     def _append(self, text: str, is_exempt: bool) -> str | None:
-        """Appends text up to a stop string, unless exempt; returns the stop string."""
+        """Appends text, cut at a stop string unless exempt; returns the stop string."""
         self._buffer += text
         if is_exempt:
             return None

@@ -132,7 +132,7 @@ def speculative_generate(
     num_drafts: int = 4,
     max_tokens: int | None = None,
 ) -> str:
-    """Generates text with speculative decoding: fewer target steps.
+    """Generates text with speculative decoding, in fewer target model calls.
 
     Greedy outputs are identical to `simple_generate_with_kv_cache`'s; sampled outputs have the same
     distribution. See `speculative.py`.

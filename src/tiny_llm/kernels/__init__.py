@@ -76,7 +76,7 @@ def prepack_rows() -> int:
 
 
 def _is_installed() -> bool:
-    """Whether the extension is built, without importing it."""
+    """Whether the extension's library file exists; does not import it."""
     package = importlib.util.find_spec("tiny_llm_ext")
     folders = (package.submodule_search_locations or []) if package else []
     return any(any(Path(folder).glob("_ext.*")) for folder in folders)
@@ -101,7 +101,7 @@ def report_emulator_faults() -> bool:
 
 
 # Default stream of the operations. Without Metal, this is the CPU, even if MLX's operations run on
-# a GPU. No arrays are copied between them, because they share memory.
+# a GPU. No arrays are copied between CPU and GPU, because they share memory.
 _stream = _default_stream()
 
 

@@ -42,7 +42,7 @@ class CapturedFunction:
 
     Args:
         function: function that returns arrays, which may depend only on its arguments and on
-            constant arrays, because a replay does not call it. Must not read array values.
+            constant arrays, because a replay does not call it. It must not read array values.
         on_first_call: whether to capture a shape on its first call, not its second. Capturing
             takes longer than a call, and a short prompt's shape may never recur.
     """
@@ -73,7 +73,7 @@ class CapturedFunction:
         return self._function(*inputs) if outputs is None else outputs
 
     def _replay(self, inputs: Sequence[mx.array]) -> Any:
-        """Replays the graph captured for these shapes; captures it if beneficial.
+        """Replays the graph for the inputs' shapes; captures it first if beneficial.
 
         Returns None if no graph has been captured for these shapes.
         """
@@ -90,7 +90,7 @@ class CapturedFunction:
         return is_decode_step(x) and kernels.computes_on_cpu()
 
     def _should_capture_now(self, inputs: Sequence[mx.array]) -> bool:
-        """Whether to capture these shapes now rather than on their next call."""
+        """Whether to capture the inputs' shapes now rather than on their next call."""
         signature = tuple((x.dtype, *x.shape) for x in inputs)
         if self._on_first_call or signature in self._seen_once:
             # Forgets the shapes: if the graph cache evicts their capture, they are captured again
@@ -101,7 +101,7 @@ class CapturedFunction:
         return False
 
     def _capture(self, inputs: Sequence[mx.array]) -> bool:
-        """Captures the function for these shapes; returns whether it succeeded.
+        """Captures the function for the inputs' shapes; returns whether it succeeded.
 
         Calls the function once with placeholder arrays that have no data. A ValueError from the
         graph cache means that the function cannot be captured for any shape.

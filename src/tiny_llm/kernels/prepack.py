@@ -89,7 +89,7 @@ def is_kernel_supported(mlx_layer: Any) -> bool:
 
 
 def prepack_model(mlx_model: Any) -> Any:
-    """Copies a model with weights in the layout that this machine's kernels read.
+    """Copies a model into the weight layout that this machine's kernels read.
 
     The given model stays usable and row-major, because its arrays are replaced, layer by layer,
     with lazy arrays computed from the prepacked weights on first use. Weights are therefore in

@@ -1,6 +1,6 @@
 """Roofline analysis: kernel timing, comparison and hardware limits.
 
-Works for all kernels, because a benchmark is any function without arguments that returns arrays.
+A benchmark is any function without arguments that returns arrays, so any kernel can be timed.
 """
 
 import statistics
@@ -32,7 +32,7 @@ class HardwareLimits:
     """Peak memory bandwidth and arithmetic rate of a machine."""
 
     read_bytes_per_s: float  # memory read bandwidth of all threads together
-    flops_per_s: float  # multiplications and additions by all threads together
+    flops_per_s: float  # multiplications and additions of all threads together
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ class BatchingKvCache(TinyKvCache):
 
         Raises:
             ValueError: the slot does not exist or is in use; the cache exceeds `max_seq_len`, has
-                several sequences or a slot, or differs from the batch in kind, heads or pool.
+                several sequences, already has a slot, or differs from the batch in kind (dense or
+                paged), heads or pool.
         """
         self._check_slot(slot)
         if self._slots[slot] is not None:
@@ -318,7 +319,7 @@ class BatchingKvCache(TinyKvCache):
             )
 
     def _check_kind(self, cache: TinyKvFullCache | TinyKvPagedCache) -> None:
-        """Rejects a cache that has a slot, or whose kind or pool is not the batch's."""
+        """Rejects a cache that already has a slot, or of another kind or pool."""
         pool = getattr(cache, "pool", None)
         for other in self._slots:
             if other is not None and getattr(other, "pool", None) is not pool:

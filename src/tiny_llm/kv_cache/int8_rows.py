@@ -59,7 +59,7 @@ def dequantize_rows(rows: mx.array) -> mx.array:
 
 
 def write_int8_rows(pages: mx.array, tokens: mx.array, slots: mx.array) -> mx.array:
-    """Returns pages with quantized tokens: reference for `paged_cache_write`.
+    """Writes tokens to a copy of 8-bit pages: reference for `paged_cache_write`.
 
     Args:
         pages: P×H×page_size×(D + 4) int8: P pages, H heads of size D plus 4 scale bytes. Copied.

@@ -118,7 +118,8 @@ class TinyKvPagedPool:
             key, value: 1×H×L×D.
 
         Raises:
-            ValueError: the page is free, or the tokens do not fit or have other heads or dtype.
+            ValueError: the page is not in use, or the tokens do not fit or do not match the pool
+                (see `check_tokens`).
         """
         self._check_used(page_id, "write to")
         self.check_tokens(key, value)

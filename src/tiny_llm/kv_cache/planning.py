@@ -70,7 +70,7 @@ def _requests(cache: Any, L: int) -> LayerRequests:
 
 
 def _plan_pool(pool: TinyKvPagedPool, layers: Sequence[LayerRequests], L: int) -> StepPlan:
-    """Reserves pages for all layers, which share the pool's arrays, and plans."""
+    """Reserves pages for all layers in their shared pool, then builds the plan."""
     reserved: list[TinyKvPagedCache] = []
 
     def rollback() -> None:

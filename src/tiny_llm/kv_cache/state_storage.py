@@ -21,7 +21,7 @@ GROWTH_SLOTS = 4  # minimum number of slots allocated at once
 class StateShape:
     """Shape of one layer's state in a slot."""
 
-    conv_state: tuple[int, int]  # (K−1)×C in `dtype`: last inputs of K taps, C channels
+    conv_state: tuple[int, int]  # (K−1)×C in `dtype`: last inputs, for K taps and C channels
     state: tuple[int, int, int]  # H_v×D_k×D_v float32: value heads, key and value size
     dtype: mx.Dtype
 
@@ -69,7 +69,7 @@ class StateStorage:
         return sum(array.nbytes for array in self.arrays)
 
     def compact(self, slots: Sequence[int]) -> None:
-        """Renumbers these ascending slots to 0, 1, 2, …; releases all others."""
+        """Renumbers ascending slot ids to 0, 1, 2, …; releases all other slots."""
         for arrays in (self.conv_states, self.states):
             for i in range(len(arrays)):
                 arrays[i] = compact_pages(arrays[i], slots)

@@ -180,7 +180,7 @@ class PlannedLayers:
         return x, update
 
     def _function_for(self, names: tuple[str, ...]) -> Callable[..., Any]:
-        """Returns the layers as a capturable function of these metadata arrays."""
+        """Returns the layers as a capturable function of the arrays named `names`."""
         if names not in self._functions:
             # A ragged batch may be a single short prompt, so it is captured on the second call.
             # Decode steps are captured on the first: if layers share pages, an uncaptured layer

@@ -1,6 +1,6 @@
 """Model loading by name, and the models of the course's weeks and the engine.
 
-Must not generate text: `generate`, `batch` and `engine` run the models built here.
+This package must not generate text: `generate`, `batch` and `engine` run the models built here.
 
 Reading order: protocol, hub, loading, dispatch, heads, memory, model_size, checkpoint,
 tokenizer, families, lora, parallel.

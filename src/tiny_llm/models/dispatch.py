@@ -23,7 +23,8 @@ WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2, 3: Qwen3ModelWeek3}
 def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
     """Builds the model of a course week from loaded weights.
 
-    Weeks 2 and 3 prepack quantized weights for this machine's kernels, however they were loaded.
+    For weeks 2 and 3, quantized weights are prepacked for this machine's kernels if loading has
+    not done so.
 
     Args:
         mlx_model: from `load`, `load_weights` or `mlx_lm.load`; remains usable. Prepacking an

@@ -32,7 +32,7 @@ DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, "*.safetensors"]
 
 
 def shortcut_name_to_full_name(name: str) -> str:
-    """Expands a short name, in any case, to a hub id or a bundled model's folder.
+    """Expands a short name (case-insensitive) to a hub id or bundled model path.
 
     Any other name is returned unchanged.
     """
@@ -83,7 +83,7 @@ def find_model(name: str, console: "Console | None") -> Path:
 
 
 def find_config(name: str, console: "Console | None") -> Path:
-    """Like `find_model`, but downloads only config and tokenizer, unchecked."""
+    """Like `find_model`, but only for config and tokenizer, and without checks."""
     full_name = shortcut_name_to_full_name(name)
     folder = _local_folder(name) or find_in_cache(full_name)
     return folder or download(full_name, console, CONFIG_PATTERNS)

@@ -61,7 +61,7 @@ def load_weights(
     Quantized weights are prepacked for this machine's kernels (`kernels/prepack.py`).
 
     Args:
-        name, console: see `load`, including for errors.
+        name, console: see `load`.
         load_format: "auto" reads the weights; "dummy" generates random weights in the shapes and
             formats of `config.json`, the only required file. If the folder has no tokenizer, the
             demo model's is used, with a warning.
@@ -70,12 +70,13 @@ def load_weights(
         mtp: whether to load the multi-token prediction (MTP) layer.
 
     Returns:
-        (weights, tokenizer). The weights replace an `mlx_model` as the input of every week's model,
-        but are not callable. The tokenizer is equivalent to `mlx_lm`'s. A checkpoint in a format
-        that is not MLX's is loaded as by `load`.
+        (weights, tokenizer). Every week's model accepts the weights in place of an `mlx_lm` model,
+        but they are not callable. The tokenizer is equivalent to `mlx_lm`'s. A checkpoint in a
+        format that is not MLX's is loaded as by `load`.
 
     Raises:
-        UserError: `load_format` is unknown; `ModelError` if the model cannot be sharded.
+        UserError: `load_format` is unknown.
+        ModelError: the model cannot be sharded; see also `load`.
     """
     if load_format not in LOAD_FORMATS:
         raise UserError(f"load_format must be 'auto' or 'dummy', got '{load_format}'.")
@@ -109,7 +110,7 @@ def _load(
     folder: Path, console: "Console | None", read: Callable[[Path], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
     """Opens a checkpoint lazily, then evaluates its weights."""
-    kernels.check_num_threads()  # outside `model_errors`, because its error is not the model's
+    kernels.check_num_threads()  # outside `model_errors`: its error does not concern the model
     # An invalid checkpoint can raise any exception.
     with model_errors(f"the model in {folder} cannot be loaded", Exception):
         model, tokenizer = read(folder)
@@ -139,8 +140,8 @@ def _check_mlx_lm_support(config: Fields, num_ranks: int) -> None:
         )
     if family_of(config).is_hybrid:
         raise ValueError(
-            f"its quantization format is not MLX's, which {config['model_type']} requires; convert "
-            "the unquantized model with `mlx_lm.convert -q`"
+            f"its quantization format is not MLX's, the only one for {config['model_type']} "
+            "models; convert the unquantized model with `mlx_lm.convert -q`"
         )
 
 
@@ -164,7 +165,7 @@ def _dummy_tokenizer(
     if len(tokenizer) > vocab_size:
         raise ValueError(
             f"it has no tokenizer, and its vocab_size, {vocab_size}, is too small for the demo "
-            "model's"
+            "model's tokenizer"
         )
     return tokenizer
 

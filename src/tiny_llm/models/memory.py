@@ -109,7 +109,7 @@ def _memory_cgroups(root: Path) -> Iterator[Path]:
 
 
 def _numbers(file: Path, *names: str) -> list[int]:
-    """Values of a file's lines "name value …"; [] if the file is unreadable."""
+    """Values in lines "name value …", for `names`; [] if the file is unreadable."""
     with suppress(OSError, ValueError):
         fields = map(str.split, file.read_text().splitlines())
         return [int(words[1]) for words in fields if words and words[0] in names]

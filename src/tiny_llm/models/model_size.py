@@ -28,7 +28,7 @@ EXPERTS = ".switch_mlp."  # substring of the experts' tensor names
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Memory sizes of a model, summed over all ranks."""
+    """Memory sizes of a model, or of one rank's shard of it."""
 
     weight_bytes: int
     step_bytes: int  # weight bytes read to decode one token, with only the selected experts
@@ -87,15 +87,15 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
 def size_of_tree(model: Any) -> ModelSize:
     """Computes memory sizes from a loaded model's arrays, which may be lazy.
 
-    For a checkpoint loaded on several ranks, weight sizes are rank 0's, but KV cache sizes cover
-    all ranks.
+    For a checkpoint loaded on several ranks, weight sizes are rank 0's, but KV cache and state
+    sizes cover all ranks.
     """
     config, parts = config_of(model.args), model.model
     arrays: Any = tree_flatten(getattr(model, "shard", model))
     total = step = 0
     for path, array in arrays:
         if not isinstance(array, mx.array):
-            continue  # skips functions, which mlx_lm's modules hold, too
+            continue  # mlx_lm's modules also contain functions
         total += array.nbytes
         if path.startswith("model.embed_tokens.") and not config.tie_word_embeddings:
             continue  # not counted: a step reads only one row per token

@@ -9,7 +9,7 @@ from ..kv_cache.paged_storage import PagedStorage, RaggedBatch
 
 
 class ServingModel(Protocol):
-    """Model that computes ragged batches over paged KV storage.
+    """Model that runs ragged batches over paged KV storage.
 
     `families.decoder.Decoder` implements it for every family.
     """

@@ -1,7 +1,7 @@
 """HTTP server: OpenAI- and Anthropic-compatible API for the engine.
 
-One process: the event loop in the main thread, each model's engine in a separate thread. Must not
-know how tokens are computed: engines are driven through `LLM`.
+One process: the event loop in the main thread, each model's engine in a separate thread. This
+package drives engines through `LLM` and must not know how they compute tokens.
 
 Reading order: process, app, context, loading, settings, http, openai, anthropic, protocol,
 engine_client, ops, replicas.

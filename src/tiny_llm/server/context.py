@@ -24,13 +24,13 @@ from .settings import BODY_BYTES_PER_TOKEN, MAX_BODY_BYTES, MIN_BODY_BYTES, Sett
 
 log = logging.getLogger("tiny_llm.server")
 
-# Verb phrases for error messages: what a model with this task does.
+# What a model does, by its task: verb phrases for error messages.
 CAPABILITIES: Mapping[Task, str] = {
     "generate": "generates text",
     "embed": "computes embeddings",
     "score": "scores documents",
 }
-WARMUP_DELAY = 0.05  # seconds before a next turn is precomputed, if the engine is still idle
+WARMUP_DELAY = 0.05  # seconds from a response to prefix warm-up, if the engine is still idle
 
 
 @dataclass
@@ -61,7 +61,7 @@ class AppState:
         """The loaded model's prompt renderer.
 
         Raises:
-            ApiError: 503, the server is not ready.
+            ApiError: 503, the model is not ready.
         """
         self.engine_client.check_ready()
         renderer: PromptRenderer | None = self.engine.renderer
@@ -107,7 +107,7 @@ class AppState:
     def on_finished(
         self, handle: RequestHandle, prompt: ChatPrompt, outputs: Sequence[ParsedOutput]
     ) -> None:
-        """Schedules validation of the outputs and the warm-up of the next turn."""
+        """Schedules output validation, and prefix warm-up for the next turn."""
         for output in outputs:
             self._schedule_validation(handle, output)
         if len(outputs) == 1:  # with several, the client may continue from any of them
@@ -126,7 +126,7 @@ class AppState:
         validation.add_done_callback(_log_violations)
 
     def _schedule_warmup(self, prompt: ChatPrompt, output: ParsedOutput, lora: str | None) -> None:
-        """Precomputes the next turn's prompt, up to the user's message, when idle.
+        """Schedules precomputing the next turn's prompt, up to the user's message.
 
         Chat templates drop earlier reasoning, so the next prompt diverges from the cached tokens
         where the reasoning began. Outputs with tool calls are skipped, because clients differ in

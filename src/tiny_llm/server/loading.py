@@ -91,13 +91,13 @@ class ModelLease:
             await self._send(message)
 
     def release(self) -> None:
-        """Releases the model, or cancels the wait for it; a no-op without `wait`."""
+        """Releases the model, or cancels the wait for it; a no-op before `wait`."""
         if self._engine is not None and self._acquired is not None:
             self._engine.release(self._acquired)
 
 
 class LeaseMiddleware:
-    """Releases the request's model at the end of the response."""
+    """Gives each request a model lease; releases it when the response ends."""
 
     def __init__(self, app: ASGIApp):
         self._app = app

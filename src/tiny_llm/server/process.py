@@ -1,8 +1,8 @@
 """Server process: socket, event loop, engine threads, shutdown.
 
-On SIGTERM or Ctrl-C, new requests get 503, running requests finish, and the process exits with 0. A
-second signal exits immediately. If an engine thread dies or a step hangs, requests end with an
-error, all stacks are logged, and the process exits with 1.
+On SIGTERM or Ctrl-C, new requests get 503 and running ones may finish within the drain timeout;
+then the process exits with 0. A second signal exits immediately. If an engine thread dies or a step
+hangs, requests end with an error and the process dumps all threads' stacks and exits with 1.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class ServerProcess:
     """Runs a server until shutdown.
 
     Args:
-        specs: the models; requests without a model use the first.
+        specs: the models; requests that do not name a model use the first.
         sock: a bound socket; None for a replica, which is started with `start` instead of `run`.
     """
 
@@ -147,8 +147,8 @@ class ServerProcess:
     def _exit(self) -> NoReturn:
         """Exits without finalizing the interpreter.
 
-        Before Python 3.13, a joined thread may still be destroying MLX's thread-local data, which
-        needs the interpreter and aborts the process during finalization.
+        Before Python 3.13, a joined thread may still be destroying MLX's thread-local data. That
+        uses the interpreter, so during finalization it would abort the process.
         """
         gc.collect()  # runs the finalizers of temporary files
         if not self._status:
@@ -188,7 +188,7 @@ class ServerProcess:
     # ---------------------------------------------------------------- watchdog
 
     async def _run_watchdog(self) -> None:
-        """Fails the process if a step hangs; a timer exits if the event loop does."""
+        """Fails the process if a step hangs; a timer exits if the event loop hangs."""
         limit, armed = self._settings.watchdog, 0.0
         interval = min(1.0, limit / 10)
         while True:
@@ -268,7 +268,7 @@ class ServerProcess:
 
 
 class _UvicornServer(uvicorn.Server):
-    """uvicorn server without signal handlers; `ServerProcess` installs others."""
+    """uvicorn server without signal handlers; `ServerProcess` installs its own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

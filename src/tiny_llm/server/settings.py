@@ -10,7 +10,7 @@ from ..engine.llm import LLM
 from ..models.heads.pooling import Task
 
 # Default body size limit, derived from the context length. A token of text takes about 4 bytes of
-# UTF-8, or up to 12 if JSON escapes its characters; the rest is for tools and schemas.
+# UTF-8, or up to 12 if JSON escapes its characters; the rest of the 32 is for tools and schemas.
 MIN_BODY_BYTES = 2**22
 MAX_BODY_BYTES = 2**24
 BODY_BYTES_PER_TOKEN = 32
@@ -39,13 +39,14 @@ class Settings:
     model_names: tuple[str, ...] = ("demo",)
     max_memory: int | None = None
     idle_unload: float | None = None
-    adapter_names: tuple[str, ...] = ()  # the model's LoRA adapters, selected by `model`
+    adapter_names: tuple[str, ...] = ()  # LoRA adapters, selected by a request's `model`
     api_key: str | None = None
-    # Host names allowed without a key, besides IP addresses and names without a dot; "*" for any.
+    # Host headers allowed without an API key, besides those that `HostMiddleware` always allows.
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
-    max_queue: int = 256  # maximum waiting completions; beyond, 429. `LLM(max_queue=…)` stays unset
-    # None: `BODY_BYTES_PER_TOKEN` × context length, from `MIN_BODY_BYTES` to `MAX_BODY_BYTES`.
+    # Maximum number of waiting completions; more get 429. Replaces the `max_queue` of `LLM`.
+    max_queue: int = 256
+    # None: `BODY_BYTES_PER_TOKEN` × context length, clamped to `MIN_BODY_BYTES`..`MAX_BODY_BYTES`.
     max_body_bytes: int | None = None
     body_timeout: float = 30.0  # seconds without data after which an incomplete body is rejected
     request_timeout: float | None = None

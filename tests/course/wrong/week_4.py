@@ -183,7 +183,7 @@ WRONG = [
     ),
     Wrong(
         "4.4.1 products",
-        "the first row's activations are used for the tile",
+        "the first row's activations are used for the whole tile",
         "a[row * job.I + i]",
         "a[i]",
     ),
@@ -196,7 +196,7 @@ WRONG = [
     ),
     Wrong(
         "4.4.2 products",
-        "the first row's activations are used for the tile",
+        "the first row's activations are used for the whole tile",
         "a + row * job.I + i",
         "a + i",
     ),

@@ -12,7 +12,7 @@ WRONG = [
     ),
     Wrong(
         "7.4.1 fork",
-        "adjacent seeds share branches",
+        "runs with adjacent seeds share branch seeds",
         "completion_seed(seed, number)",
         "seed + number",
     ),
@@ -126,7 +126,7 @@ WRONG = [
     ),
     Wrong(
         "7.5.3 interval",
-        "the normal approximation",
+        "uses the normal approximation",
         "extra * rate * (1 - rate) + extra * extra / 4",
         "extra * rate * (1 - rate)",
     ),

@@ -1,4 +1,4 @@
-"""Serves prompts in random order and prints each output until it is killed.
+"""Worker that serves prompts in random order and prints outputs until killed.
 
 python -m tests.engine.disk_cache.crash_worker DIRECTORY SEED RANKS
 """

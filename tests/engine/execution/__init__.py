@@ -1,1 +1,1 @@
-"""Sampling, log-probabilities and async scheduling."""
+"""Sampling, logprobs, async scheduling, KV memory, 8-bit activations."""

@@ -11,7 +11,7 @@ ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 QUESTION = {"role": "user", "content": "Why?"}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 17, "b": 25}}}
 
-# Like Qwen3's template, allows assistant messages with tool calls and no content.
+# Like Qwen3's, this template allows assistant messages with tool calls and no content.
 TOOLS_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content if m.content is string }}"
     "{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}. {% endfor %}"

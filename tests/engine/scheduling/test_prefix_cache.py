@@ -102,7 +102,7 @@ def test_referenced_pages_are_not_evicted():
 
 
 def test_conversation_turns_reuse_the_common_prefix():
-    """Templates drop earlier reasoning, so the next prompt diverges at its start."""
+    """Templates drop earlier reasoning, so the next prompt diverges there."""
     tree = Tree()
     tree.cache.release(tree.compute("<user>Hi!<bot><think>hm</think>Hello."))
     shared = len("<user>Hi!<bot>")

@@ -1,4 +1,4 @@
-"""`additionalProperties: false` never makes a closed schema unsatisfiable."""
+"""Closing a schema (`additionalProperties: false`) keeps it satisfiable."""
 
 import json
 import random

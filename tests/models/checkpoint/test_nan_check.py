@@ -69,7 +69,7 @@ def test_float8(mode, name):
 
 
 def test_check_runs_on_any_thread():
-    """MLX streams are bound to a thread, so a check must not use another's."""
+    """MLX streams are bound to a thread, so a check must use its own thread's."""
     check(norm_with([1.0], mx.float32))
     with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="infinite"):
         pool.submit(lambda: check(norm_with([math.inf], mx.float32))).result()

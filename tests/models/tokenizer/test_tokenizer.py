@@ -241,7 +241,7 @@ def test_end_tokens(folder, of_generation, of_config, named):
     edit(folder, "tokenizer_config.json", eos_token=named)
     config = {} if of_config is ... else {"eos_token_id": of_config}
     listed = of_config if of_generation is ... else of_generation
-    if isinstance(named, dict):  # published files contain it with a `__type`
+    if isinstance(named, dict):  # published files add a `__type` to the entry
         edit(folder, "tokenizer_config.json", eos_token={"__type": "AddedToken", **named})
     theirs = load_tokenizer(folder, eos_token_ids=None if listed is ... else listed)
     ours = open_tokenizer(folder, config)

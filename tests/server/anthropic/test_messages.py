@@ -90,7 +90,8 @@ def test_thinking_budget_and_display(claude, stream):
 
     with_budget = ask(budget_tokens=4)
     assert with_budget.content[-1].type == "text"
-    # At most four reasoning tokens and the two <think> tags; the newline after them does not count.
+    # At most four reasoning tokens plus <think> and </think>; the newline after </think> does not
+    # count.
     assert with_budget.usage.output_tokens_details.thinking_tokens <= 4 + 2
     unlimited = ask(budget_tokens=1024)
     omitted = ask(budget_tokens=1024, display="omitted")

@@ -95,7 +95,7 @@ async def connected(app=None):
     config = uvicorn.Config(app=app or (lambda *_: None), log_config=None)
     config.load()
     protocol = HttpProtocol(config, ServerState(), {})
-    # Has protocol number 0, as in `serve`. For such sockets, asyncio does not set TCP_NODELAY.
+    # The socket has protocol number 0, as in `serve`, so asyncio does not set TCP_NODELAY.
     listening_socket = socket.socket()
     listening_socket.bind(("127.0.0.1", 0))
     server = await asyncio.get_running_loop().create_server(lambda: protocol, sock=listening_socket)

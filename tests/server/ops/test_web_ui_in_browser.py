@@ -1,4 +1,4 @@
-"""Web UI in Chromium; `pdm run test-page` installs it and runs these tests."""
+"""Web UI in Chromium; skipped unless Chromium and Playwright are installed."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tests.engine.hybrid import write_hybrid
 from tests.server.running_server import RunningServer
 
 playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed; `pdm run test-page` installs it"
+    "playwright.sync_api", reason="playwright is not installed; `./pdmw run test-page` installs it"
 )
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)

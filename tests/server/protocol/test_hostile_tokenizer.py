@@ -1,4 +1,4 @@
-"""A panic in the tokenizer's pre-tokenizer is a 400 error."""
+"""A panic in the pre-tokenizer becomes a 400 error."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Tool calls in each format and protocol, with other families' templates.
+"""Tool calls in each format and protocol, with other models' chat templates.
 
 The demo model is not trained on these formats; the grammar of a required call enforces them.
 """
@@ -77,7 +77,7 @@ def test_chat_completions(served):
     assert "".join(delta.function.arguments or "" for delta in deltas) == call.function.arguments
     assert len(deltas) > 3
     assert chunks[-1].finish_reason == "tool_calls"
-    # A second turn may have the call id of this server or one from another server.
+    # The call id in a second turn may be from this or another server.
     for call_id in (call.id, "call_0123456789abcdef01234567"):
         tool_call = {**call.model_dump(), "id": call_id}
         turns = [{"role": "assistant", "tool_calls": [tool_call]}]

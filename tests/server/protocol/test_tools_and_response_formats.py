@@ -114,7 +114,7 @@ def test_streamed_call_or_structured_output(client):
 
 
 def test_invalid_tools_with_a_response_format_are_rejected(server):
-    """The model could never call an invalid tool, so none is ignored."""
+    """Invalid tools are not ignored, because the model could never call them."""
     path, body = chat(CALLS)
     broken = {"name": "f", "parameters": {"type": "strung"}}
     response = server.post(path, {**body, "tools": [{"type": "function", "function": broken}]})

@@ -23,7 +23,7 @@ def response_body(data, more=False):
 
 
 class ScriptedReplicas:
-    """Fake replicas: lists of ASGI messages, exceptions, or None to wait 60 s."""
+    """Fake replicas: ASGI messages, exceptions, or None (60 s) for each attempt."""
 
     def __init__(self, *attempts):
         self.attempts = list(attempts)

@@ -1,6 +1,6 @@
-// Mode "race": stores the last writer of each byte and the readers since then, and checks at each
-// access that a barrier separates it from them. Two accesses, at least one of them a write and at
-// least one not atomic, race if they are
+// Mode "race": stores the last writer of each byte and the readers since then; reports accesses
+// that race with these. Two accesses, at least one a write and at least one not atomic, race if
+// they are
 //   - from different threadgroups, which are unordered, or
 //   - from one threadgroup without a threadgroup_barrier for that memory between them, except
 //     within one thread, or within one simdgroup if a simdgroup_barrier for that memory separates

@@ -1,6 +1,6 @@
-"""Backends: streaming generation for one prompt, built from the flags.
+"""Backends for streaming generation, configured by the flags.
 
-Independent of how output is displayed.
+This package must not depend on how output is displayed.
 
 Reading order: checkpoint, engine, backend, remote.
 """

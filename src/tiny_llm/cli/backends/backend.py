@@ -1,4 +1,4 @@
-"""Streaming generation for one prompt at a time: engine, course model or mlx_lm."""
+"""Streaming generation for one prompt: engine, course model or mlx_lm."""
 
 import argparse
 import time
@@ -34,7 +34,7 @@ Stream = Callable[[Sequence[int]], Iterator[GenerationResponse]]
 
 @dataclass(frozen=True)
 class Backend:
-    """A loaded model."""
+    """Functions for generation with a loaded model."""
 
     stream: Stream  # function of the prompt's token ids; yields one response per token
     encode_chat: Callable[[list[dict[str, str]]], list[int]]
@@ -42,7 +42,7 @@ class Backend:
     speculation_statistics: Callable[[], SpeculationStatistics | None] = lambda: None
 
     def stream_chat(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        """Yields the assistant's next message in deltas; any reasoning precedes </think>."""
+        """Yields the assistant's message in deltas; reasoning precedes `</think>`."""
         for response in self.stream(self.encode_chat(messages)):
             yield response.text
 
@@ -72,7 +72,7 @@ def open_backend(args: argparse.Namespace) -> Backend:
 
 
 class EngineBackend:
-    """An engine that runs one request at a time; expects checked flags.
+    """An engine that runs one request at a time; expects validated flags.
 
     In a chat, the history is read from the prefix cache, so each turn prefills only the new tokens.
     """
@@ -104,7 +104,7 @@ class EngineBackend:
                     first_token_at = now
                 for position, token in enumerate(output.token_ids, start=1):
                     count += 1
-                    # Only the response for the step's last token has text: that of all its tokens.
+                    # Only the response for a step's last token has text: the whole step's text.
                     is_last = position == len(output.token_ids)
                     yield GenerationResponse(
                         text=output.text if is_last else "",

@@ -44,8 +44,8 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
     """Selects the device, prints the model's name and loads the model.
 
     Raises:
-        UserError: see `set_device`, `models.load` and `load_sharded`; --enable-thinking was given
-            for a model without a thinking mode.
+        UserError: see `set_device`, `models.load` and `load_sharded`; or the model has no thinking
+            mode for --enable-thinking.
     """
     set_device(args.device)
     name, reason = (args.model, None) if args.model is not None else default_model()
@@ -63,7 +63,7 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
 
 
 def load_for_solution(args: argparse.Namespace, name: str, mtp: bool = False) -> tuple[Any, Any]:
-    """Weights and tokenizer for `args.solution`; for `mtp`, see `load_weights`.
+    """Loads weights and tokenizer for `args.solution`; `mtp`: see `load_weights`.
 
     The solution `tiny_llm` needs only the weights; the others may call mlx_lm's model, too.
     """
@@ -75,7 +75,11 @@ def load_for_solution(args: argparse.Namespace, name: str, mtp: bool = False) ->
 
 
 def set_device(name: str | None) -> None:
-    """Sets the compute device to "cpu" or "gpu", which must exist; None keeps MLX's default."""
+    """Sets the device to "cpu" or "gpu"; None keeps MLX's default.
+
+    Raises:
+        UserError: the name is "gpu", but MLX found no GPU.
+    """
     if name is None:
         return
     if name == "cpu":

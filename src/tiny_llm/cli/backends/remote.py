@@ -42,7 +42,7 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_remote_arguments(args: argparse.Namespace) -> None:
-    """Rejects flags that have no effect with --url, or that require it."""
+    """Rejects local flags with --url, and remote flags without it."""
     if args.url is None:
         for name in ("api_key", "reasoning_effort"):
             if getattr(args, name) is not None:
@@ -60,7 +60,7 @@ def check_remote_arguments(args: argparse.Namespace) -> None:
 
 
 class RemoteBackend:
-    """Client of a chat completions API; expects checked flags.
+    """Client of a chat completions API; expects validated flags.
 
     Raises:
         UserError: the server is unreachable or has no model, or httpx2 is not installed.
@@ -92,7 +92,7 @@ class RemoteBackend:
         console.print(f"model: {self.name} at {self._url}", soft_wrap=True)
 
     def stream_chat(self, messages: Messages) -> Iterator[str]:
-        """Yields the assistant's next message in deltas; reasoning is in <think>…</think>.
+        """Yields the assistant's message in deltas; reasoning is in <think>…</think>.
 
         Raises:
             UserError: the server rejects the request, or the stream ends early.

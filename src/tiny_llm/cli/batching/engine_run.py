@@ -109,7 +109,7 @@ class EngineBatchRun:
         return self._started.setdefault(request_id, RequestProgress(int(request_id), prompt_tokens))
 
     def _place_running(self) -> None:
-        """Keeps running requests in their slots and assigns idle slots to new requests."""
+        """Keeps running requests in their slots; assigns idle slots to new ones."""
         running = self._llm.scheduler.running
         ids = {request.request_id for request in running}
         self._slots = [slot if slot in ids else None for slot in self._slots]

@@ -84,7 +84,7 @@ def run_open_loop(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[RequestTimes]:
-    """Runs a workload; each request is added before the first step after its arrival.
+    """Runs a workload; adds each request before the first step after its arrival.
 
     Args:
         llm: an engine without requests.
@@ -115,7 +115,7 @@ def run_open_loop(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Smallest value that at least `percent` % of the values do not exceed; no interpolation.
+    """Nearest-rank percentile: the smallest value ≥ `percent` % of the values.
 
     Args:
         values: at least one, in any order.
@@ -135,14 +135,14 @@ class SLO:
     tpot: float = math.inf
 
     def is_met(self, request: RequestTimes) -> bool:
-        """Whether a request meets both bounds; one-token outputs have no TPOT to check."""
+        """Whether a request meets both bounds; a one-token output has no TPOT."""
         # [task 5.3.4 is-met]
         return request.ttft <= self.ttft and (request.tpot is None or request.tpot <= self.tpot)
         # [/task 5.3.4 is-met]
 
 
 def goodput(requests: Sequence[RequestTimes], slo: SLO) -> float:
-    """Requests per second that meet the SLO, from the first arrival to the last token."""
+    """Requests per second that meet the SLO, from first arrival to last token."""
     # [task 5.3.4 goodput]
     seconds = max(one.last_token for one in requests) - min(one.arrival for one in requests)
     return sum(map(slo.is_met, requests)) / seconds

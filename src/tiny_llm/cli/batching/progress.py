@@ -57,6 +57,6 @@ class BatchProgress:
     waiting: list[int]  # indices of the prompts that have not started or were preempted
     started: list[RequestProgress]
     slots: list[RequestProgress | None]  # None for an idle slot
-    # In prefill, or waiting for a slot afterwards; empty for the engine, which needs a slot first.
+    # In prefill without a slot, or waiting for one afterwards; empty for the engine.
     prefilling: Sequence[RequestProgress] = ()
-    engine: EngineState | None = None  # None for other runs
+    engine: EngineState | None = None  # None for runs without the engine

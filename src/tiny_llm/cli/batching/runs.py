@@ -1,6 +1,6 @@
 """Batch runs on the engine, Week 2 or 3's continuous batching, or mlx_lm.
 
-`batch` displays a run, `bench` measures it: both call `step` until `is_done`.
+`batch` displays a run and `bench` measures it; both call `step` until `is_done`.
 """
 
 import argparse
@@ -148,7 +148,7 @@ class MlxBatchRun:
         return len(self.outputs) == len(self._requests)
 
     def step(self) -> None:
-        """Decodes one token per active request and prefills a chunk of each pending prompt."""
+        """Decodes a token per active request; prefills a chunk per pending prompt."""
         prefills, tokens = self._generator.next()
         for response in prefills:
             self._requests[response.uid].progress.prefilled = response.progress[0]
@@ -156,7 +156,7 @@ class MlxBatchRun:
             self._add_token(self._requests[response.uid], response.token, response.finish_reason)
 
     def progress(self) -> BatchProgress:
-        """See `BatchRun.progress`; assigns slots, which mlx_lm does not number."""
+        """See `BatchRun.progress`; mlx_lm has no slots, so `_add_token` assigns them."""
         listed = [request.progress for request in self._requests.values()]
         started = [each for each in listed if each.prefilled > 0]
         return BatchProgress(

@@ -15,7 +15,7 @@ PAGES_WIDTH = 30  # width of the page usage bar in characters
 
 
 def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
-    """Renders a run's slots, prompts in prefill, waiting prompts, page usage and throughput."""
+    """Renders slots, prompts in prefill and waiting, page usage and throughput."""
     batch = run.progress()
     table = Table(expand=True, box=None, header_style="bold", padding=(0, 1))
     for name, width, justify in (("slot", 6, "right"), ("prompt", 6, "right")):
@@ -43,7 +43,7 @@ def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
 
 
 def _cells(progress: RequestProgress | None, prefilled_state: str) -> list[RenderableType]:
-    """Cells of a row, without its label; `prefilled_state` is the state shown after prefill."""
+    """Cells of a row without its label; `prefilled_state` is shown after prefill."""
     if progress is None:
         return [Text("–", style="dim"), Text("idle", style="dim"), "", ""]
     if progress.prefilled < progress.prompt_tokens:

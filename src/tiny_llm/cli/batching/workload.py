@@ -47,7 +47,7 @@ class Workload:
 def synthetic_workload(
     num_seqs: int, inputs: LengthRange, outputs: LengthRange, vocab_size: int, seed: int
 ) -> Workload:
-    """Draws `num_seqs` sequences of random token ids; deterministic across platforms."""
+    """Draws random lengths and prompt token ids; deterministic across platforms."""
     rng = np.random.default_rng(seed)
     input_lens = rng.integers(inputs.low, inputs.high, num_seqs, endpoint=True)
     output_lens = rng.integers(outputs.low, outputs.high, num_seqs, endpoint=True)

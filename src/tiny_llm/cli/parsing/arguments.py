@@ -229,7 +229,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags for batch and prefill chunk size."""
+    """Adds the flags for batch size and prefill chunk size."""
     flag = partial(add_flag, parser)
     flag("--batch-size N", "maximum number of running requests", in_range(1), 5)
     flag("--prefill-step N", "maximum prompt tokens per step", in_range(1), 128)
@@ -307,7 +307,7 @@ def _check_mlx_arguments(args: argparse.Namespace) -> None:
 
 
 def _is_set(args: argparse.Namespace, name: str) -> bool:
-    """Whether a flag is set: not None, and not the default `tensor_parallel_size` of 1."""
+    """Whether a flag is set; `tensor_parallel_size` is unset at its default, 1."""
     value = getattr(args, name, None)
     return value is not None and not (name == "tensor_parallel_size" and value == 1)
 
@@ -318,7 +318,7 @@ def flag_name(name: str) -> str:
 
 
 def check_batch_arguments(args: argparse.Namespace) -> None:
-    """Applies `check_model_arguments` and rejects flags unsupported in batch runs."""
+    """Applies `check_model_arguments`; rejects flags unsupported in batch runs."""
     check_model_arguments(args, needs_cache=True)
     if args.draft_model is not None and args.loader != ENGINE:
         raise UserError(

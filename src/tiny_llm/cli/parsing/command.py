@@ -55,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
-        """Parses the flags; re-executes the command in the learner's tree for --solution mine.
+        """Parses the flags; for --solution mine, re-executes in the learner's tree.
 
         Without --solution, uses the learner's tree if it exists and prints a message.
         """
@@ -82,7 +82,7 @@ class CommandParser(argparse.ArgumentParser):
         return parsed
 
     def _skipped(self) -> list[str]:
-        """Files with unwritten tasks, to import from the reference solution; prints their names."""
+        """Files with unwritten tasks, to import from the reference; prints the names."""
         tree = find_learner_tree()
         if not self._skips_unwritten or tree is None or is_running_mine(tree):
             return []
@@ -133,7 +133,7 @@ def _open_closed_streams() -> None:
 def run_command(prog: str, command: Callable[[], int]) -> int:
     """Runs a command's body and maps its exceptions to an exit status.
 
-    With several ranks, rank 0 runs the body and the others run the worker loop.
+    Under a launcher, rank 0 runs the body and the other ranks run the worker loop.
 
     Returns:
         The body's status; 2 after a `UserError` or an unimplemented task of the course, printed

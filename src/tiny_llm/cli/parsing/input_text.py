@@ -24,7 +24,7 @@ def read_prompt(argument: str) -> str:
 
 
 def validate_utf8(what: str, text: str) -> str:
-    """Returns the text; rejects surrogates, which represent non-UTF-8 command-line bytes."""
+    """Returns the text; rejects surrogates, which stand for non-UTF-8 bytes."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -35,6 +35,6 @@ def validate_utf8(what: str, text: str) -> str:
 
 
 def reconfigure_as_utf8(stream: TextIO) -> None:
-    """Sets a stream to UTF-8 regardless of the locale; invalid bytes become surrogates."""
+    """Sets a stream's encoding to UTF-8; invalid bytes become surrogates."""
     if isinstance(stream, io.TextIOWrapper):  # not a StringIO, which tests use
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")

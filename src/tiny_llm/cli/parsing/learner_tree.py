@@ -1,4 +1,4 @@
-"""`--solution mine`: re-executes the command with the learner's tiny_llm package."""
+"""`--solution mine`: re-executes a command with the learner's tiny_llm."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ def is_running_mine(tree: Path) -> bool:
 
 
 def unwritten_files(tree: Path) -> list[str]:
-    """Files of the learner's source tree with unwritten tasks, relative to its package."""
+    """Files with unwritten tasks, relative to the learner's package."""
     package = tree / "src" / "tiny_llm"
     return [
         path.relative_to(package).as_posix()
@@ -36,7 +36,7 @@ def unwritten_files(tree: Path) -> list[str]:
 def exec_in_learner_tree(
     module: str, argv: Sequence[str] | None, skipped: Sequence[str] = ()
 ) -> None:
-    """Re-executes this process with the learner's tiny_llm; a no-op if it is already imported.
+    """Re-executes the process with the learner's tiny_llm, unless already done.
 
     Args:
         module: the command's module, e.g. "tiny_llm.cli.main".

@@ -1,6 +1,6 @@
 """Model execution: ragged batches to logits, logits to tokens.
 
-Must not know about queues or text.
+This package must not depend on request queues or text.
 
 Reading order: kv_memory, paged_model, tp_model, tp_worker, logprobs, sampler,
 async_scheduling, disk_cache.

@@ -60,7 +60,7 @@ class AsyncScheduling:
             self._logits = self._model.logits_async(tokens[mx.array(indices)], spans, rows)
 
     def take_logits(self, chunks: Sequence[Chunk]) -> mx.array | None:
-        """Returns the step's logits, one row per chunk; None if not predicted."""
+        """Returns the step's logits, a row per chunk; None unless all were predicted."""
         logits, self._logits = self._logits, None
         if logits is None:
             return None
@@ -72,7 +72,7 @@ class AsyncScheduling:
         return logits if rows == list(range(logits.shape[0])) else logits[mx.array(rows)]
 
     def _row(self, chunk: Chunk) -> int | None:
-        """Returns the row of the chunk's logits; None if it was not predicted."""
+        """Returns the row of the chunk's logits; None if the chunk was not predicted."""
         predicted = self._predicted.get(chunk.request.arrival_index)
         if predicted is None or chunk.num_drafts:
             return None

@@ -8,14 +8,14 @@ from ...models.memory import total_memory
 from ...models.model_size import ModelSize
 from ..scheduling.config import MIN_STATE_SLOTS
 
-KvSize = ServingModel | ModelSize  # a model, loaded or not
+KvSize = ServingModel | ModelSize  # a loaded model, or sizes computed from a config
 
 
 def choose_max_seq_len(max_model_len: int | None, models: Sequence[KvSize]) -> int:
-    """Returns `max_model_len` or, if it is None, the models' context length.
+    """Returns `max_model_len`, or by default the models' shortest context length.
 
     Raises:
-        UserError: `max_model_len` is less than 2 or exceeds the models' context length.
+        UserError: `max_model_len` is less than 2 or exceeds that context length.
     """
     context = min(model.max_seq_len for model in models)
     if max_model_len is None:

@@ -1,7 +1,7 @@
 """Log-probabilities of output and prompt tokens, and of top-k alternatives.
 
-All are computed before any logits processor. The logits at prompt token p score token p + 1,
-so prompt logprobs require logits for all rows of a prompt chunk, sampling only for the last one.
+All are computed before any logits processor. The logits at prompt token p score token p + 1, so
+prompt logprobs require the logits of all rows of a prompt chunk, but sampling only the last row's.
 """
 
 from collections.abc import Sequence
@@ -96,7 +96,8 @@ def add_prompt_logprobs(
 
     Args:
         results: by request id; requests that do not sample in this step are added.
-        scored, logits: from `prompt_logprob_rows`, and the logits of its rows, R×V.
+        scored: from `prompt_logprob_rows`.
+        logits: R×V, at the rows from `prompt_logprob_rows`.
     """
     first = 0
     for request, tokens in scored:

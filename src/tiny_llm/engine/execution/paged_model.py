@@ -63,7 +63,7 @@ class PagedModel:
         return self._storage.nbytes
 
     def row_bytes(self, kind: RowKind) -> int:
-        """Returns the bytes per page or state slot, over all layers; 0 without slots."""
+        """Returns the bytes per page or state slot, over all layers (0 if stateless)."""
         return sum(map(_row_bytes, self._row_arrays(kind)))
 
     def read_row(self, kind: RowKind, index: int) -> bytes:
@@ -76,7 +76,7 @@ class PagedModel:
         return b"".join(parts)
 
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
-        """Overwrites pages or state slots with bytes from `read_row`; allocates them."""
+        """Writes bytes from `read_row` to pages or state slots; allocates if needed."""
         if kind == "page":
             self._storage.ensure_capacity(max(indices) + 1)
         elif self._storage.states is not None:
@@ -110,7 +110,7 @@ class PagedModel:
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
         """Registers a callback for a lost rank; a no-op in a single process.
 
-        It is called in another thread, with a message, before this process exits.
+        Another thread calls `callback` with a message before this process exits.
         """
 
     def release_scratch(self) -> None:
@@ -154,7 +154,7 @@ class PagedModel:
         return logits
 
     def _row_arrays(self, kind: RowKind) -> list[mx.array]:
-        """Returns all layers' arrays of pages or state slots, one row each.
+        """Returns all layers' arrays, with one row per page or state slot.
 
         Keep no references to the arrays, because MLX would then copy them on the next write.
         """
@@ -175,7 +175,7 @@ class PagedModel:
         """Evaluates a result and all writes to storage; adds the time to `seconds`."""
         started = time.perf_counter()
         result = compute()
-        # Without sampling rows, no result depends on the storage, so it is evaluated explicitly.
+        # Without sampling rows, `result` does not depend on the storage, so evaluate both.
         mx.eval(result, self._storage.arrays)
         self.seconds += time.perf_counter() - started
         return result

@@ -244,7 +244,7 @@ def _batch_message(spans: Sequence[Span], rows: Sequence[int]) -> dict[str, Any]
 
 @contextmanager
 def _defer_interrupt() -> Iterator[None]:
-    """Defers Ctrl-C to the end of the block, as the other ranks finish the step."""
+    """Defers Ctrl-C to the end of the block, so that all ranks finish the step."""
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or handler is not signal.default_int_handler:

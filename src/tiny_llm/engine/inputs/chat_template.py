@@ -135,7 +135,7 @@ def _normalize_tool_call(path: str, call: Any, limits: JsonLimits) -> dict[str, 
 
 
 def _decode_arguments(arguments: Any, limits: JsonLimits) -> Any:
-    """Parses tool call arguments; blank text to {}, truncated JSON unchanged."""
+    """Parses tool call arguments; blank text becomes {}, invalid JSON stays text."""
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
     if isinstance(arguments, str):

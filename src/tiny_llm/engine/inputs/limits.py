@@ -1,4 +1,4 @@
-"""Limits on a client's JSON before it is parsed, and on text before it is encoded.
+"""Limits on clients' JSON before parsing, and on text before tokenization.
 
 Parsing holds the GIL, and Python objects take up to 27 times as much memory as their JSON text.
 Counting values and nesting levels in the text takes a few microseconds per kilobyte.
@@ -18,7 +18,7 @@ MAX_CONTAINERS = 2**14
 CHUNK_CHARS = 2**16
 # Text with fewer characters per context token is not checked; English averages 4 to 5.
 UNCHECKED_CHARS_PER_TOKEN = 8
-# Text is rejected beyond this many context lengths, because chunk boundaries change the count.
+# Text is rejected only above this many context lengths: chunk boundaries change the count.
 MARGIN = 2
 
 _OPENING, _CLOSING = b"[{", b"]}"
@@ -34,7 +34,7 @@ class JsonLimits:
         hint: advice at the end of these two limits' error messages.
 
     Attributes:
-        num_values: values so far, an upper bound: an empty object or list counts as two.
+        num_values: approximate number of values so far; an empty object or list counts as two.
     """
 
     def __init__(self, what: str, scale: float = 1.0, hint: str = "send fewer"):
@@ -58,7 +58,7 @@ class JsonLimits:
             self.feed(text[start : start + CHUNK_CHARS].encode("utf-8", "replace"))
 
     def feed(self, chunk: bytes) -> None:
-        """Counts the next chunk of a document. Invalid JSON is not detected.
+        """Counts the next chunk of a document; does not detect invalid JSON.
 
         Raises:
             UserError: there are too many values or nesting levels.

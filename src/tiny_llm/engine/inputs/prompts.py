@@ -94,7 +94,7 @@ def is_chat(prompt: Any) -> bool:
 
 
 def _is_prompt(prompt: Any) -> bool:
-    """Whether a value is a prompt; empty sequences are rejected later."""
+    """Whether a value is a prompt or an empty sequence, which is rejected later."""
     is_empty = _is_sequence(prompt) and not prompt
     return isinstance(prompt, str) or is_empty or is_token_ids(prompt) or is_chat(prompt)
 

@@ -19,7 +19,7 @@ from ...errors import (
 from .structured_outputs import StructuredOutputs, ToolCalls
 
 MAX_N = 4096  # maximum completions per prompt
-MAX_STOP_CONDITIONS = 100_000  # stop strings, or stop token ids
+MAX_STOP_CONDITIONS = 100_000  # maximum stop strings, and maximum stop token ids
 SAMPLING_EPS = 1e-5  # temperatures below this are greedy, as in vLLM
 
 
@@ -42,11 +42,12 @@ class SamplingParams:
         seed: makes the output reproducible, independent of other requests. None derives one
             from the engine's seed and the arrival order.
         stop: string or strings that end the output; removed from the text. Ignored in reasoning.
+        include_stop_str_in_output: whether to keep the stop string in the text.
         stop_token_ids: stop tokens besides the tokenizer's EOS tokens; not in the text.
         repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt
             or output; 1 disables it.
         presence_penalty: subtracted from the logits of tokens in the output; in [−2, 2].
-        frequency_penalty: like `presence_penalty`, times the token's occurrences in the output.
+        frequency_penalty: like `presence_penalty`, multiplied by the token's occurrences.
         logit_bias: values to add to the logits, by token id; in [−100, 100].
         logprobs: number of top tokens per output position to return log-probabilities for, besides
             the sampled token. Computed from the model's unmodified logits.
@@ -54,7 +55,7 @@ class SamplingParams:
             cache hits for the request.
         n: number of completions, at most 4096. They share the prompt's pages.
         structured_outputs: constraint on the output after reasoning, enforced by masking. Output
-            truncated at `max_tokens` is a prefix of a valid one.
+            truncated at `max_tokens` is a prefix of a valid output.
         ignore_eos: whether to continue after the tokenizer's EOS tokens.
         thinking_token_budget: upper bound on reasoning tokens, after which `</think>` is forced.
 

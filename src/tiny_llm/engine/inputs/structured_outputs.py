@@ -1,6 +1,6 @@
 """StructuredOutputs and ToolCalls: constraints on a request's output.
 
-Validated here without a grammar library; `compiler.py` compiles them, `bitmask.py` enforces them.
+Validated without a grammar library; compiled in `compiler.py`, enforced in `bitmask.py`.
 """
 
 import json
@@ -68,7 +68,7 @@ class StructuredOutputs:
 
 @dataclass(frozen=True)
 class ToolCalls:
-    """Tool calls in the model's format, optionally after text.
+    """Tool calls in the model's format, optionally with text.
 
     `engine/tool_calls/registry.py` lists the formats. For example, Qwen3's is:
 
@@ -80,11 +80,11 @@ class ToolCalls:
         tools: tools in OpenAI's format; their schemas constrain the arguments. Keywords that a
             grammar cannot enforce are ignored, unless `choice` is "required" and the function has
             `"strict": true`.
-        choice: "auto" for text, calls, or text followed by calls; "required" for calls only.
+        choice: "auto" for text, calls or both; "required" for calls only.
         name: the tool to call, with "required"; None for any tool.
         parallel: whether several calls are allowed, if the format supports them.
-        response_constraint: with "auto", constraint on an output without calls. None allows any
-            text before, between and after calls.
+        response_constraint: with "auto", constraint on an output without calls; calls then have
+            no text around them. None leaves text unconstrained.
 
     Raises:
         UserError: there are no tools, `name` is unknown, or a value is invalid.

@@ -60,7 +60,7 @@ class PageCounts:
 
 @dataclass(frozen=True)
 class StateSlotCounts:
-    """Recurrent state slots by state.
+    """Counts of recurrent state slots, by use.
 
     Attributes:
         free: neither checkpoints nor used by a request.
@@ -101,7 +101,7 @@ class Recorder:
         """Writes the recording as JSON, atomically.
 
         Raises:
-            OSError: the path is a device, or writing failed.
+            OSError: the path exists and is not a regular file, or writing failed.
         """
         if file.exists() and not file.is_file():
             raise OSError(errno.EINVAL, "not a regular file")

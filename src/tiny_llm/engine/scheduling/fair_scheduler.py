@@ -15,9 +15,9 @@ Extends the first-come, first-served `Scheduler` in two ways:
 Small chunks are inefficient: each step rereads the weights, and all keys and values of the prompt
 so far. If fewer than `MIN_CHUNK` tokens fit the target, the prompt is computed in *long steps*,
 each `LONG_STEP_FACTOR` times the planned duration. After a long step, the next `LONG_STEP_INTERVAL`
-steps stay within the target, so most of them only decode; the next long step may start sooner if
-they have taken as long as the last one. Therefore, 95 % of inter-token latencies meet the target if
-decoding is fast, and prompts get at least half of the compute time.
+steps stay within the target, so most of them only decode; the next long step may start sooner, once
+these steps have taken as long as the long step. Therefore, 95 % of inter-token latencies meet the
+target if decoding is fast, and prompts get at least half of the compute time.
 
 No starvation: overtaking delays a request by at most its own prompt's length. The request is then
 protected and ordered as in `Scheduler`, so the argument in `scheduler.py` applies, except that up

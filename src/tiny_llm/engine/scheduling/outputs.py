@@ -16,7 +16,7 @@ class Chunk:
 
     Attributes:
         samples: whether the chunk reaches the end of the request's tokens and samples the next one.
-        state_read_slot: slot of the recurrent state before the chunk; −1 for zeros.
+        state_read_slot: slot of the recurrent state before the chunk; −1 for a zero state.
         draft_state_read_slot: slot of the draft model's state before its chunk, which starts
             `num_draft_uncomputed` tokens earlier.
         state_writes: (index, slot) pairs: `slot` receives the state after the chunk's token
@@ -34,7 +34,7 @@ class Chunk:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens in the token budget, draft tokens included."""
+        """Number of tokens charged to the token budget, draft tokens included."""
         return self.end - self.start + self.num_drafts
 
 
@@ -180,14 +180,14 @@ class RequestOutput:
 
 @dataclass(slots=True)  # created per token; if frozen, construction would take 5 times as long
 class StreamOutput:
-    """One step's additions to one completion. Treated as immutable.
+    """One step's additions to one completion; treat as immutable.
 
     Attributes:
         index, finish_reason, stop_reason, pooled: see `CompletionOutput`.
         text: new text; concatenating it over all outputs yields the completion's text.
         token_ids: new tokens: one, or several after accepted draft tokens; empty after an abort.
-        request_output: the request with all its completions; always the same object, updated by
-            the engine thread.
+        request_output: the request with all its completions; all its stream outputs have the same
+            object, which the engine thread updates.
         logprobs: one entry per new token, if requested.
         prompt_logprobs: if requested, with completion 0's first tokens; see `RequestOutput`.
         is_first: whether `token_ids` includes the completion's first token.

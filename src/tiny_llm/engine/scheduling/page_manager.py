@@ -170,7 +170,7 @@ class PageManager:
                 self.on_share(node)
 
     def free_before_window(self, request: EngineRequest, num_written: int) -> None:
-        """Releases pages entirely before the sliding window of token `num_written`.
+        """Releases pages that end before the sliding window of token `num_written`.
 
         The request keeps the last shared page, whose node is the parent of the next page's node.
         """

@@ -1,6 +1,6 @@
 """Prefix cache: radix tree of full KV cache pages, with LRU eviction.
 
-A token's keys and values depend only on the token, its predecessors and the model's adapter.
+A token's keys and values depend only on the token, its predecessors and the LoRA adapter.
 Requests with a common prefix and the same adapter therefore share the prefix's pages, even after
 the request that computed them has finished:
 

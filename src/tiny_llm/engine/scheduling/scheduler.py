@@ -243,7 +243,7 @@ class Scheduler:
         return True
 
     def _loading_keys(self) -> set[PageKey]:
-        """Returns the key of the first page that each request is reading from disk."""
+        """Returns the keys of the first page that each request reads from disk."""
         return {
             (request.last_node, self.pages.tokens_of_page(request, request.num_shared))
             for request in self.running
@@ -301,7 +301,7 @@ class Scheduler:
                 self.pages.states.update(chunk)
 
     def record_step_time(self, step: SchedulerOutput, seconds: float) -> None:
-        """Records the duration of a step; used by `FairScheduler` only."""
+        """Receives a step's duration; a no-op that `FairScheduler` overrides."""
 
     def update_draft_tokens(self, request: EngineRequest, token_ids: Sequence[int]) -> None:
         """Sets the draft tokens to verify next; called between steps."""
@@ -330,7 +330,8 @@ class Scheduler:
     def _num_fitting_drafts(self, request: EngineRequest, spare: int) -> int:
         """Returns the number of useful draft tokens that fit without preemption.
 
-        `spare` limits draft tokens from n-grams or grammars; a draft model's are budgeted.
+        `spare` limits draft tokens from n-grams or grammars; the token budget always has room for a
+        draft model's.
         """
         assert request.max_tokens is not None
         draft_tokens = self.config.num_drafts or min(len(request.draft_token_ids), spare)

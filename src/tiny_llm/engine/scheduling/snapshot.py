@@ -6,7 +6,7 @@ numbers, which would be too expensive in events. In a recording, it is an event:
     {"event": "snapshot", "page_size": …, "num_pages": …, "requests": […], "tree": {…},
      "states": {…}}
 
-Taken between steps. The cost grows with the number of pages in use.
+A snapshot is taken between steps; its cost grows with the number of pages in use.
 """
 
 from dataclasses import asdict

@@ -1,6 +1,6 @@
 """Speculative decoding: draft token proposers and verification.
 
-Must not know how the target runs and samples: see `model_runner.py`.
+This package must not depend on `model_runner.py`, which runs the target and samples from it.
 
 Reading order: verification, draft_model, mtp_drafter, ngram_proposer, grammar_proposer.
 """

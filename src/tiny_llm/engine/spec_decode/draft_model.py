@@ -12,8 +12,8 @@ if it *equals* the target's sample at that position. The output is therefore the
 without a draft model.
 
 Rejection sampling (`tiny_llm.generate.speculative`) has a slightly higher acceptance rate: 1 − d,
-where d is the total variation distance, versus at least (1 − d) / (1 + d) here. However, its output
-depends on where drafting began, and hence on the other requests.
+where d is the models' total variation distance, versus at least (1 − d) / (1 + d) here. However,
+its output depends on where drafting began, and hence on the other requests.
 
 Source: Daliri et al., "Coupling without communication and drafter-invariant speculative decoding"
 (2024), arXiv 2408.07978.

@@ -28,8 +28,8 @@ class GrammarProposer:
 def forced_tokens(matcher: Any) -> list[int]:
     """Returns the next tokens forced by a grammar, up to the first choice.
 
-    The matcher may propose a special token whose text is forced, but the grammar rejects it: it is
-    dropped along with the tokens after it.
+    The matcher may propose a special token whose text is forced, but which the grammar rejects.
+    This token and the tokens after it are dropped.
 
     Args:
         matcher: an `llguidance.LLMatcher`; it is not advanced.

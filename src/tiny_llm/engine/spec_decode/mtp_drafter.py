@@ -9,8 +9,9 @@ token, so it runs after the target has sampled:
     target              is the city    verifies the draft tokens
 
 The layer's pages have the target's numbers and are written in the same step, so the prefix cache
-shares both. At a page's last position, the layer's keys and values depend on the next page's first
-token: for requests that continue differently, this can change draft tokens, but not the output.
+shares them, too. At a page's last position, the layer's keys and values depend on the next page's
+first token: for requests that continue differently, this can change draft tokens, but not the
+output.
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ tokens, and its continuation there becomes the draft, for the price of a diction
                  draft tokens
 
 How many draft tokens pay off depends on acceptance rate and load: a few more tokens are nearly free
-for one sequence, which is memory-bound, but not for a large batch. The acceptance rate is estimated
+in a memory-bound step with one sequence, but not in a large batch. The acceptance rate is estimated
 per match length, from all tokens, drafted or not.
 
 Source: Saxena, "Prompt lookup decoding" (2023),

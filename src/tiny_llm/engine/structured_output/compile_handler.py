@@ -1,7 +1,7 @@
 """Sandboxed trial compilation of grammars, for `compiler.py`.
 
 llguidance does not limit every cost of compiling a grammar: intersecting many patterns can take
-minutes, and a process, unlike a thread, can be killed.
+minutes. A process, unlike a thread, can then be killed.
 """
 
 import json
@@ -12,7 +12,7 @@ import llguidance
 
 
 def make_handler(file: str) -> Callable[..., dict[str, str]]:
-    """Reads the tokenizer and the limits from a JSON file; see `sandbox_main.py`."""
+    """Returns a request handler configured by a JSON file; see `sandbox_main.py`."""
     settings = json.loads(Path(file).read_text(encoding="utf-8"))
     tokenizer = llguidance.LLTokenizer(
         settings["tokenizer"], n_vocab=settings["vocab_size"], eos_token=settings["eos_token_ids"]

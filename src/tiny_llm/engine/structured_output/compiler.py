@@ -102,7 +102,7 @@ class GrammarCompiler:
     ) -> StructuredOutputGrammar:
         """Returns a grammar in its initial state; a cache hit takes microseconds.
 
-        Relaxes schemas that are not strict to what a grammar can enforce, and logs a warning.
+        Relaxes non-strict schemas to what a grammar can enforce, and logs a warning.
 
         Raises:
             UserError: the grammar is invalid, too large or unsupported, or `llguidance` is missing.

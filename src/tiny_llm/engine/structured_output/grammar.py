@@ -1,7 +1,7 @@
 """Construction of llguidance grammars: reasoning, then a structured body.
 
-A grammar is a list of named subgrammars, each in Lark or a JSON schema. The first is in Lark and
-refers to the others as `@name`.
+A grammar is a list of subgrammars, each in Lark or a JSON schema. The first is the start; it refers
+to the others, if any, as `@name` in Lark.
 
 Source: llguidance's grammar documentation.
 """

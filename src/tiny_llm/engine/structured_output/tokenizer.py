@@ -41,7 +41,7 @@ class GrammarTokenizer:
 
 
 def is_byte_level(backend: tokenizers.Tokenizer) -> bool:
-    """Whether `GrammarTokenizer` supports a tokenizer."""
+    """Whether a tokenizer is byte-level, as `GrammarTokenizer` requires."""
     return isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
 
 

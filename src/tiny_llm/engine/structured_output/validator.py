@@ -1,7 +1,7 @@
 """Validation of outputs against schema keywords that grammars cannot enforce.
 
-Runs in a separate process with a time limit, because a regular expression in a schema can take
-minutes to match. Violations are reported by keyword, without values.
+Validation runs in a separate process with a time limit, because a regular expression in a schema
+can take minutes to match. Violations are reported by keyword, without values.
 """
 
 import json

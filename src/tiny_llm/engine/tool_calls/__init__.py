@@ -1,6 +1,6 @@
 """Tool-call formats: each model family's syntax, as a parser and a grammar.
 
-Plain Python without MLX. Must not know about requests, grammar libraries or protocols.
+Plain Python without MLX. This package must not depend on requests, grammar libraries or protocols.
 
 Reading order: json_scanner, text_source, tool_schema, lark, format, json_calls, hermes, xml_values,
 qwen3_coder, llama3_json, mistral, registry.

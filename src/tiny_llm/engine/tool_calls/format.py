@@ -26,8 +26,8 @@ class ToolCallRules:
     """Tool calls that an output may contain."""
 
     functions: Sequence[Function]
-    # "required" for calls only; "auto" for text, calls, or text followed by calls; "structured" for
-    # calls, or output that matches `@response`.
+    # "required" for calls only; "auto" for text, calls or both; "structured" for calls, or output
+    # that matches `@response`.
     choice: Literal["required", "auto", "structured"]
     parallel: bool  # whether several calls are allowed
     special_tokens: SpecialTokens

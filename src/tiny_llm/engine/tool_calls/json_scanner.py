@@ -30,7 +30,7 @@ class JsonScanner:
         """Scans more text, up to the end of the value or the first invalid character.
 
         Args:
-            until_depth: depth at which a closing bracket ends the scan.
+            until_depth: a closing bracket that returns to this depth ends the scan.
 
         Returns:
             (number of valid characters, whether the scan reached the end).

@@ -81,7 +81,7 @@ class MistralFormat(ToolCallFormat):
         return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
 
     def valid_call_id(self, call_id: str) -> str:
-        """Returns the last nine letters and digits of `call_id`, as vLLM does."""
+        """Returns the last nine letters and digits of `call_id`, padded with zeros."""
         return re.sub(r"[^a-zA-Z0-9]", "", call_id)[-ID_LENGTH:].rjust(ID_LENGTH, "0")
 
 

@@ -80,7 +80,7 @@ class TextSource:
             yield None
 
     def peek(self, *tags: str) -> Read[str]:
-        """Returns the tag at the current position, unread, or an empty string.
+        """Returns the tag at the current position without reading it, or "" if none.
 
         Precondition: no tag is a prefix of another.
         """

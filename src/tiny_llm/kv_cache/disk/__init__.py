@@ -1,6 +1,6 @@
 """KV cache pages on disk: content-addressed files and their index.
 
-Maps keys to bytes. Must not know about tokens, requests or arrays.
+Maps keys to bytes. This package must not depend on tokens, requests or arrays.
 
 Reading order: page_file, index, store, writer, reader.
 """

@@ -19,7 +19,7 @@ MAX_TENSORS = 200_000  # a 4-bit model with 94 layers of 128 experts each has on
 
 
 def check_checkpoint(folder: Path) -> Fields:
-    """Checks config, tokenizer and weight headers; see `read_model_config`."""
+    """Like `read_model_config`, but also checks tokenizer and weight headers."""
     config = read_model_config(folder)
     if not has_tokenizer(folder):
         raise ModelError(f"{folder} has no tokenizer.json or vocab.json; copy it from the hub.")

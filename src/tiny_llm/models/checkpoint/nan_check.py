@@ -63,7 +63,7 @@ class FiniteCheck:
         mx.async_eval([maxima for _, _, *maxima in self._checked[first:]])
 
     def finish(self) -> None:
-        """Waits for all checks; ValueError for the first NaN or infinite array."""
+        """Waits for all checks; ValueError for the first array with NaN or infinity."""
         for name, float_format, positive, negative in self._checked:
             maxima = _as_int(positive), _as_int(negative)
             if maxima[0] >= float_format.positive_end or maxima[1] >= float_format.negative_end:

@@ -1,9 +1,9 @@
 """Repacking: lossless conversion to the CPU kernels' quantization formats.
 
 The kernels support 4- and 8-bit affine weights and 4-bit floating-point weights, in groups of 32,
-64 and 128, with 16-bit scales. In other formats, a matmul would run in MLX, which is hundreds of
-times slower on a CPU. Loading therefore converts them to a supported format, in which every weight
-keeps its exact value:
+64 and 128, with 16-bit scales. Other formats would be multiplied by MLX, which is hundreds of
+times slower on a CPU. Loading therefore converts weights in other formats to a supported one, in
+which every weight keeps its exact value:
 
     affine 2, 3 bits   affine 4 bits: the same integers, scales and biases
     affine 5, 6 bits   affine 8 bits: the same integers, scales and biases
@@ -26,7 +26,7 @@ from ...quantize import dequantize_linear
 
 
 def repack(module: Any) -> None:
-    """Lazily converts layers in formats that the CPU kernels do not support.
+    """Lazily converts layers whose format the CPU kernels do not support.
 
     A no-op on a GPU, or if the kernels are not built.
     """

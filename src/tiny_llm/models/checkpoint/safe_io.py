@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from ...errors import UserError, short_repr
 
-# Limits memory as well, because parsed objects take up to 25 times as much as their JSON.
+# Also limits memory: parsed objects take up to 25 times as much as their JSON.
 MAX_JSON_BYTES = 5_000_000
 MAX_TEXT_BYTES = 1_000_000
 MAX_TOKENIZER_BYTES = 50_000_000  # Gemma 3's file is 33 MB
@@ -46,7 +46,8 @@ def model_errors(failure: str, *kinds: type[Exception]) -> Iterator[None]:
 def resolve_file(folder: Path, name: str) -> Path:
     """Path of a regular file in a checkpoint's folder.
 
-    Follows symbolic links, because the hub cache has them; downloads do not, so this is safe.
+    Follows symbolic links, because the hub cache uses them. No repository file is downloaded as a
+    link, so this is safe.
 
     Raises:
         ModelError: the name contains directories, or the file is missing or not a regular file.
@@ -85,7 +86,7 @@ def _not_regular(file: Path | str) -> ModelError:
 
 
 def check_file_name(folder: Path, name: str) -> None:
-    """Raises ModelError unless `is_plain_file_name`."""
+    """Raises ModelError unless `is_plain_file_name(name)`."""
     if not is_plain_file_name(name):
         raise ModelError(
             f"{folder} refers to the file {short_repr(name)}, expected a file name without "
@@ -158,7 +159,7 @@ def parse_json_object(file: Path, text: str) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON; ValueError for duplicate keys and unpaired surrogates, too."""
+    """Parses JSON; ValueError also for duplicate keys and unpaired surrogates."""
     try:
         content = json.loads(text, object_pairs_hook=_reject_duplicate_keys)
         if "\\ud" in text or "\\uD" in text:

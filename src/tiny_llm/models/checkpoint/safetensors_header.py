@@ -24,7 +24,7 @@ DTYPE_BYTES = {  # per element
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
 FLOAT_DTYPES = ("F32", "F16", "BF16")  # of unquantized weights, scales and biases
-# Last components of the names of floating-point tensors.
+# Last name components of tensors that are floating point, unless they are quantized.
 FLOAT_TENSOR_SUFFIXES = ("weight", "bias", "scales", "biases", "A_log", "dt_bias", "gate_up_proj")
 MAX_NDIM = 8
 

@@ -3,14 +3,14 @@
     query, key, value, gate, up    rows: each rank computes some of the heads or MLP features
     output, down                   columns: each rank computes a partial sum
     embedding, LM head             rows: each rank holds a range of token ids
-    Gated DeltaNet                 by key head with its value heads, in every tensor
+    Gated DeltaNet                 by key head, each with its value heads
     router, norms                  replicated
 
 Each expert is split like an MLP. MLP features are split at quantization group boundaries, so shard
-widths may differ by one group. A rank's config describes a smaller model with the tensor shapes of
-`tensor_shapes.py`; only norms and router keep their size. A row shard is contiguous in its file,
-and a rank reads only its shard. A column shard is a slice of each row. If these slices are short, a
-rank reads full matrices instead, one at a time.
+widths may differ by one group. A rank's config describes a smaller model, from which
+`tensor_shapes.py` derives the shard's shapes; only norms and router keep their size. A row shard is
+contiguous in its file, and a rank reads only its shard. A column shard is a slice of each row. If
+these slices are short, a rank reads full matrices instead, one at a time.
 
 Source: Shoeybi et al., "Megatron-LM" (2019), arXiv 1909.08053.
 """
@@ -122,7 +122,7 @@ class RankShard:
 
     @property
     def vocab_range(self) -> range:
-        """This rank's `vocab_per_rank` consecutive token ids; the last has the rest."""
+        """This rank's token ids: `vocab_per_rank`, or the rest on the last rank."""
         # [task 6.2.1 tokens]
         first = self.rank * self.vocab_per_rank
         return range(first, min(first + self.vocab_per_rank, self.full_config.vocab_size))
@@ -186,7 +186,7 @@ class RankShard:
         return mx.array(numbers).view(dtype).reshape(shape)
 
     def skips_bias(self, name: str) -> bool:
-        """Whether this rank's tensor is zero: an all-reduced layer's bias, rank > 0."""
+        """Whether a tensor is zero on this rank: a bias that only rank 0 adds."""
         # [task 6.2.2 bias]
         return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))
         # [/task 6.2.2 bias]
@@ -200,7 +200,7 @@ class RankShard:
 
         Returns:
             (axis, −1 or −2; number of equal slices; range of this rank's slices), or None for a
-            replicated tensor. A bias is a vector with axis −1 only, split like the rows. For MLPs,
+            replicated tensor. A bias has only axis −1, split like the weight's rows. For MLPs,
             the caller instead splits at quantization group boundaries (`_mlp_slices`), with the
             same result if the number of groups is a multiple of the number of ranks.
         """
@@ -275,6 +275,6 @@ class RankShard:
         return num_slices, range(first, last)
 
     def _local_width(self, width: int) -> int:
-        """Number of this rank's features of an MLP with `width` features."""
+        """Number of an MLP's `width` features that this rank computes."""
         num_slices, local = self._mlp_slices(width)
         return width // num_slices * len(local)

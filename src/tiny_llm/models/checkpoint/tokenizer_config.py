@@ -16,8 +16,8 @@ SPECIAL_TOKEN_FIELDS = [
 ]
 SPECIAL_TOKEN_LIST_FIELDS = ("additional_special_tokens", "extra_special_tokens")
 
-# transformers and mlx_lm import the modules and open the files named in these fields, so the names
-# must not contain a path.
+# transformers and mlx_lm import the modules or classes and open the files named in these fields, so
+# the names must not contain a path.
 MODULE_FIELDS = ("tool_parser_type", "chat_template_type", "tokenizer_class")
 FILE_FIELDS = ("vocab_file", "merges_file", "tokenizer_file")
 

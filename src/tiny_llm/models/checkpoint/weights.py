@@ -196,7 +196,8 @@ def _check_shape(
 ) -> None:
     if name not in weights:
         raise ValueError(
-            f"{name} is missing from the checkpoint; its config implies {_format_shape(shape)}"
+            f"{name} is missing from the checkpoint; its config implies shape "
+            f"{_format_shape(shape)}"
         )
     if weights[name].shape != shape:
         why = f" for {found.bits} bits in groups of {found.group_size}" if found else ""

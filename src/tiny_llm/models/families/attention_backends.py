@@ -1,7 +1,7 @@
 """Attention backends over paged KV, selected by `LLM(attention_backend=…)`.
 
     paged        kernel that reads pages through the block table, called by `decoder.py`
-    flash        gathers a sequence's pages into one array, then `flash_attention`
+    flash        gathers a sequence's pages into one array, then calls `flash_attention`
     reference    gathers pages, then attends in plain MLX in float32
 
 "flash" is bit-identical to "paged", and does not support 8-bit pages. "reference" is the oracle

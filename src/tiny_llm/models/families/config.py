@@ -74,14 +74,14 @@ class DeltaNetConfig:
 class SlidingWindow:
     """Window size and layers of sliding-window attention."""
 
-    # Number of most recent keys a query attends to, with its own; less than the context length.
+    # Number of most recent keys a query attends to, including its own; below the context length.
     size: int
     layers: frozenset[int]  # indices of the layers with the window; other layers attend to all keys
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Decoder configuration from `read_config`; sizes as named in `config.json`."""
+    """Decoder configuration from `read_config`; sizes named as in `config.json`."""
 
     model_type: str
     hidden_size: int
@@ -147,7 +147,7 @@ def check_mtp_fields(fields: Fields, is_hybrid: bool) -> None:
     """Checks that a hybrid model has one MTP layer that shares its embedding.
 
     Raises:
-        ValueError: the config has another MTP layout.
+        ValueError: the model is not hybrid, or its MTP layout is unsupported.
     """
     if not is_hybrid:
         raise ValueError(f"model type '{fields['model_type']}' has no multi-token prediction layer")

@@ -130,7 +130,7 @@ class DecoderBlock:
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """Maps the previous (x, update) to this block's; the output is their sum."""
+        """Computes (x, update) from the previous block's; the output is x + update."""
         return self.feed_forward(*self.attend(x, update, cos_sin, cache))
 
     def attend(
@@ -152,7 +152,7 @@ class DecoderBlock:
 
 
 class EagerLayers(PlannedLayers):
-    """Runs layers that sync with the host or use MLX operations, uncaptured."""
+    """Runs layers without graph capture: they sync with the host or use MLX ops."""
 
     def _function_for(self, names: tuple[str, ...]) -> Callable[..., Any]:
         return partial(self._run, names)
@@ -170,7 +170,8 @@ class Decoder:
 
     Attributes:
         adapters: LoRA adapters used in the current step (`models/lora`).
-        supports_graph_capture: whether a step calls only the extension and never syncs.
+        supports_graph_capture: whether a step runs only the extension's operations, without a host
+            sync.
 
     Raises:
         ValueError: the page size, or the model's sizes or weights, are invalid; see also
@@ -312,6 +313,6 @@ class Decoder:
         return x, update
 
     def _needs_host_sync(self) -> bool:
-        """Whether any layer's experts read their ids on the host."""
+        """Whether any layer reads the selected experts' ids on the host."""
         mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, SparseMoE)]
         return any(mixture.experts.needs_host_sync for mixture in mixtures)

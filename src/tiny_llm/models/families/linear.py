@@ -69,8 +69,8 @@ class MlxQuantizedWeights:
 Weight = QuantizedWeights | MlxQuantizedWeights | mx.array
 EmbeddingTable = QuantizedEmbedding | Embedding | MlxQuantizedWeights
 
-ACTIVATION_BITS = (16, 8)  # 16: exact
-GATES = ("gate", "shared_expert_gate")  # names in a mixture of experts
+ACTIVATION_BITS = (16, 8)  # 16: activations are not rounded
+GATES = ("gate", "shared_expert_gate")  # layer names in a mixture of experts
 
 
 @dataclass
@@ -86,7 +86,7 @@ class LoraWeights:
 
     a: mx.array  # R×I, where R is the sum of all adapters' ranks
     b: mx.array  # R×O, premultiplied by the adapters' scales
-    # int32, one per adapter and the end: adapter k has rows offset[k] to offset[k + 1] − 1.
+    # int32: adapter k has rows rank_offsets[k] to rank_offsets[k + 1] − 1; the last entry is R.
     rank_offsets: mx.array
     batch: AdapterBatch
 
@@ -152,15 +152,15 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
 def with_8_bit_activations(mlx_model: Any) -> Any:
     """Copies a model, sharing arrays; the copy rounds layer inputs to 8 bits.
 
-    Layers that the kernels do not multiply, and gates, whose outputs select or weight experts,
-    remain exact.
+    Two kinds of layers keep exact inputs: those that the kernels do not support, and gates, whose
+    outputs select or weight experts.
 
     Raises:
-        ValueError: the kernels do not round activations on this machine, or multiply no layer.
+        ValueError: this machine has no kernels that round activations, or they support no layer.
     """
     if kernels.prepack_rows() == 0:
         raise ValueError(
-            "activation_bits=8 requires a CPU and the kernels of its vector instructions; use 16"
+            "activation_bits=8 requires a CPU that the extension's vector kernels support; use 16"
         )
     arrays: Any = tree_flatten(mlx_model)
     model = copy.deepcopy(mlx_model, {id(array): array for _, array in arrays})

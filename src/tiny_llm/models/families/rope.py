@@ -58,7 +58,7 @@ class RopeFields:
     def from_config(cls, fields: Fields, partial: float | None) -> "RopeFields":
         """Parses the fields, with `partial` as default of `partial_rotary_factor`.
 
-        Families that rotate all features and have no multimodal sections pass None.
+        `partial` is None for families that rotate all features and have no multimodal sections.
         """
         grouped = fields.get("rope_parameters") or {}
         if not isinstance(grouped, Mapping):
@@ -171,7 +171,7 @@ class RopeScaling:
         """Ramp over pairs: 0 where the frequency is kept, 1 where fully scaled."""
 
         def pair_with(rotations: float) -> float:
-            """Fractional index of the pair that makes `rotations` in training."""
+            """Fractional index of the pair that rotates `rotations` times in training."""
             wave = self.original_context / (rotations * 2 * math.pi)
             return num_pairs * math.log(wave) / math.log(base)
 

@@ -53,7 +53,7 @@ def text_tensor_name(name: str) -> str:
 def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str, str]:
     """Maps the names of MLX's text model to tensor names in the checkpoint.
 
-    Only hybrid families have prefixes and skipped tensors.
+    Only hybrid families have `TEXT_PREFIXES` and skipped tensors.
     """
     if config.delta_net is None:
         stored = list(stored)

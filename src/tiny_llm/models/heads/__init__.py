@@ -1,6 +1,6 @@
 """Heads other than the LM head: embeddings, relevance scores, MTP.
 
-Must not know about requests.
+This package must not depend on the engine's requests.
 
 Reading order: pooling, mtp.
 """

@@ -45,7 +45,7 @@ class MtpDecoder(Decoder):
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
-        """Like `ragged_features`, but returns g_t, len(rows)×hidden_size.
+        """Like `ragged_features`, but returns g_t (see above), len(rows)×hidden_size.
 
         Args:
             ids: T token ids: x_{t+1}, the token after each position t of the batch.

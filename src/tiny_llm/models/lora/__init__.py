@@ -1,6 +1,6 @@
 """LoRA adapters: low-rank updates to linear layers, selected per request.
 
-Must not know about requests or the base model's files.
+This package must not depend on the engine's requests or the base model's files.
 
 Reading order: adapter_config, adapter, attach.
 """

@@ -53,7 +53,7 @@ class AdapterConfig:
     is_peft: bool = False  # whether the tensors use PEFT's names and layout
 
     def split_name(self, name: str) -> tuple[str, str] | None:
-        """Splits a LoRA tensor's name into layer path and "a" or "b"; else None."""
+        """Layer path and "a" or "b" from a LoRA tensor's name; None for other names."""
         path, _, last = name.rpartition(".")
         if not self.is_peft:
             return (path, last[-1]) if last in ("lora_a", "lora_b") else None

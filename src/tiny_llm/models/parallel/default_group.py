@@ -43,7 +43,7 @@ def init_default_group() -> None:
 
 
 def num_launched_ranks() -> int:
-    """Number of ranks from a launcher; 1 without one or before connecting."""
+    """Number of launched ranks; 1 without a launcher or before connecting."""
     return _default_group.size if isinstance(_default_group, LaunchedGroup) else 1
 
 

@@ -64,7 +64,7 @@ class RankGroup:
             raise UserError(f"the rank group has shut down: {self._end_reason}.")
 
     def broadcast(self, message: Mapping[str, Any], payloads: Sequence[Buffer] = ()) -> None:
-        """Sends a command to all workers, with one payload for each or none."""
+        """Sends a command to all workers, optionally with one payload per worker."""
         self.check()
         for index, (rank, channel) in enumerate(self._channels.items()):
             try:

@@ -210,7 +210,7 @@ class LaunchedGroup(RankGroup):
         self._open_sockets, self._orphan_killer = open_sockets, orphan_killer
 
     def _kill(self) -> None:
-        self._orphan_killer.kill()  # not needed, because this process is exiting
+        self._orphan_killer.kill()  # no longer needed: this process is exiting
 
     def _wait_for_exit(self) -> None:
         mpi.finalize()  # blocks until all ranks call it, or the orphan killer kills this process

@@ -1,7 +1,7 @@
 """Program that kills its parent if the parent outlives another rank.
 
-It is needed because a suspended rank cannot exit, and ranks on other machines cannot kill it. Uses
-only the standard library.
+It is needed because a suspended rank cannot exit, and ranks on other machines cannot kill it. This
+program uses only the standard library.
 
     python orphan_killer.py     standard input: an idle connection to the other rank
 """

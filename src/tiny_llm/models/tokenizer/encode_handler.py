@@ -1,7 +1,7 @@
 """Request handler that encodes texts for `sandboxed_encode.py`.
 
-A regular expression that takes too many steps makes the library panic, which fails the request or,
-at worst, the process.
+A regular expression that takes too many steps makes the `tokenizers` library panic, which fails the
+request or, at worst, ends the process.
 """
 
 from collections.abc import Callable

@@ -43,7 +43,7 @@ def load_tokenizer_json(file: Path, content: dict[str, Any]) -> tokenizers.Token
 
 
 def _build_tokenizer(content: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Builds the BPE model, and a tokenizer whose stand-in model it replaces."""
+    """Builds a tokenizer around a stand-in model, which the BPE model replaces."""
     model, added = content.pop("model"), content["added_tokens"]
     # The stand-in's vocabulary has the added tokens, because parsing looks up their ids in it.
     known = _added_token_ids([token["content"] for token in added], model["vocab"])

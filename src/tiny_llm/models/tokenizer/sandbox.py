@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).with_name("sandbox_main.py")
 
 @dataclass(eq=False)
 class SandboxedProcess:
-    """Thread-safe client of a sandboxed handler; requests are serialized."""
+    """Thread-safe client of a sandboxed handler; sends one request at a time."""
 
     handler: Path  # Python file with `make_handler`; see `sandbox_main.py`
     arguments: Sequence[str]  # arguments of `make_handler`
@@ -50,7 +50,7 @@ class SandboxedProcess:
                 reply = self._exchange(line, seconds or self.seconds)
                 response: dict[str, Any] = json.loads(reply)
             except (ValueError, BrokenPipeError):
-                self._stop()  # the process may hang, or send this response to a later request
+                self._stop()  # the process may hang, or answer a later request with this response
                 raise
         if "error" in response:
             raise ValueError(response["error"])

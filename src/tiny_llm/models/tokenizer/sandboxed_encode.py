@@ -22,7 +22,7 @@ MAX_RESPONSE_BYTES = 2**27
 
 
 class SandboxedEncoder:
-    """Thread-safe encoder with time and memory limits; calls are serialized.
+    """Thread-safe encoder with time and memory limits; runs one call at a time.
 
     `component` describes the file's unsafe component in error messages.
 

@@ -114,7 +114,7 @@ def detokenizer_with_leading_space(tokenizer: Any) -> Any:
 
 
 def with_detokenizer(tokenizer: Any) -> Any:
-    """Adds a detokenizer, like `mlx_lm.load`, to a tokenizer that has none."""
+    """Adds a detokenizer to a tokenizer that has none, as `mlx_lm.load` does."""
     if hasattr(tokenizer, "detokenizer"):
         return tokenizer
     from mlx_lm.tokenizer_utils import TokenizerWrapper  # takes seconds

@@ -148,7 +148,7 @@ def _text_growth(content: Mapping[str, Any]) -> float:
 
 
 def _growth(component: Any) -> float:
-    """Upper bound on the ratio of a text's bytes after a component to before."""
+    """Upper bound on the factor by which a component increases a text's bytes."""
     return math.prod(map(_own_growth, _objects(component)))
 
 

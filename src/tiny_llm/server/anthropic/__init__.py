@@ -1,6 +1,6 @@
 """Anthropic's Messages API.
 
-Must not depend on OpenAI's APIs or the engine thread.
+This package must not depend on OpenAI's APIs or the engine thread.
 
 Reading order: messages, messages_schema, tools_schema.
 """

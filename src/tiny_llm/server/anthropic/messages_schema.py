@@ -223,7 +223,7 @@ class CountTokensRequest(CacheableModel):
     _drop_nulls = model_validator(mode="before")(drop_nulls)
 
     def check_supported(self) -> None:
-        """Rejects unsupported and conflicting fields."""
+        """Rejects unsupported fields and combinations of fields."""
         if self.context_management is not None and self.context_management.edits:
             warn_once(CONTEXT_NOT_EDITED)
         if self.mcp_servers:
@@ -327,7 +327,7 @@ class MessagesRequest(CountTokensRequest):
         return self.diagnostics is not None and self.diagnostics.previous_message_id is not None
 
     def check_supported(self) -> None:
-        """Rejects unsupported and conflicting fields."""
+        """Rejects unsupported fields and combinations of fields."""
         super().check_supported()
         if self.thread is not None:  # with this error code, clients retry without `thread`
             raise bad_request(

@@ -182,7 +182,7 @@ class EngineClient:
         self.report_phase()
 
     async def refresh_snapshot(self, seconds: float) -> None:
-        """Requests a new `snapshot`; waits for it for at most `seconds`."""
+        """Requests a new `snapshot`; waits at most `seconds` for it."""
         if self.engine_info is None or self.lifecycle.phase is Phase.FAILED:
             return
         self._snapshot_arrived.clear()

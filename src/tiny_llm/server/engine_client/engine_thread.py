@@ -252,7 +252,7 @@ class EngineThread(threading.Thread):
                 reject_reason = str(error)
         except Exception:
             log.exception("grammar compilation failed")
-            reject_reason = "The structured output could not be compiled."
+            reject_reason = "The output constraint could not be compiled; see the server's log."
         self._command_queue.put(GrammarReady(request, reject_reason))
 
     def _on_grammar_ready(

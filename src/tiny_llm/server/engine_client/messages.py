@@ -2,8 +2,9 @@
 
 Plain data, treated as immutable. The event loop sends `EngineCommand`s. The engine thread sends
 `EngineReady` or `LoadFailed` after `LoadModel`, a `StepReport` after each step, `ModelUnloaded`
-after `UnloadModel`, and `EngineDead` on failure. Outputs are the engine's `StreamOutput`
-objects; the event loop must not read their `request_output`, which the engine thread updates.
+after `UnloadModel`, and `EngineDead` on failure. Outputs are the engine's `StreamOutput` objects.
+The engine thread updates their `request_output`; the event loop must not read it, except its
+`error` once the request has failed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ SHUTDOWN_GRACE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class LoadModel:
-    """Loads the model. Other commands are dropped while no model is loaded."""
+    """Loads the model. Without one, other commands except `Shutdown` are dropped."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class EngineReady:
     """The model has loaded."""
 
     vocab_size: int
-    max_seq_len: int  # of prompt plus completion: min(context length, KV cache capacity) in tokens
+    max_seq_len: int  # tokens of prompt plus completion: min(context length, KV cache tokens + 1)
     max_num_seqs: int
     config: Mapping[str, Any]  # for display
 

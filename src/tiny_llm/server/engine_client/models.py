@@ -26,7 +26,7 @@ IDLE_CHECK_INTERVAL = 0.2  # seconds
 
 
 class ModelEngine:
-    """A served model: its engine thread, client, prompt renderer and users.
+    """A served model: its engine thread, client, renderer and reference count.
 
     Args:
         open_renderer: creates the prompt renderer; called in a worker thread during each load.
@@ -35,7 +35,7 @@ class ModelEngine:
         renderer: the `PromptRenderer`; None while the model is not loaded.
         ref_count: number of requests using the model, which is unloaded only at 0.
         last_used: `time.monotonic()` at the last load or change of `ref_count`.
-        is_closing: whether the model is about to be unloaded and accepts no new users.
+        is_closing: whether the model is about to be unloaded and accepts no new requests.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ModelEngine:
 
     @property
     def is_evictable(self) -> bool:
-        """Whether the model may be unloaded once it has no users."""
+        """Whether the model may be unloaded once no request uses it."""
         return self.is_loaded and not self.spec.is_pinned
 
     @property
@@ -85,10 +85,10 @@ class ModelEngine:
         self.client.coalescer.start()
         self.thread.start()
 
-    # ---------------------------------------------------------------- users
+    # ---------------------------------------------------------------- references
 
     def acquire(self, request_load: Callable[["ModelEngine"], None]) -> asyncio.Future[None]:
-        """Adds a user once the model is loaded; returns a future for `release`.
+        """Returns a future that acquires a reference once the model is loaded.
 
         Raises:
             ApiError: 503, the server is shutting down; 429, too many requests are waiting.
@@ -113,7 +113,7 @@ class ModelEngine:
         return acquired
 
     def release(self, acquired: asyncio.Future[None]) -> None:
-        """Removes the user that `acquire` added, or cancels the wait."""
+        """Releases a reference from `acquire`, or cancels the wait for it."""
         if not acquired.done():
             acquired.cancel()
         elif acquired.exception() is None:
@@ -129,7 +129,7 @@ class ModelEngine:
         acquired.set_result(None)
 
     def wake_waiters(self, error: ApiError | None = None) -> None:
-        """Ends all waits: adds the waiting users, or fails them with `error`."""
+        """Ends all waits: gives each waiter a reference, or fails it with `error`."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if waiter.done():  # the client has disconnected

@@ -3,8 +3,8 @@
 Waking the event loop and writing to a socket for every token is expensive: a small model's step
 takes a few milliseconds, while a display refreshes every 16 ms. Therefore only urgent messages wake
 the loop immediately: a completion's first token, its end, an error, and any message after a pause.
-All others are delivered together at the next flush. The delay is 2 ms per stream, between
-`MIN_DELAY` and `MAX_DELAY`: up to 15 streams together make at most 500 writes per second, and with
+All others are delivered together at the next flush. The delay is 2 ms per stream, clamped to
+`MIN_DELAY`..`MAX_DELAY`: up to 15 streams together make at most 500 writes per second, and with
 more, text still appears smoothly.
 
 The engine never blocks on a reader. When a queue is full, new output is merged into the last

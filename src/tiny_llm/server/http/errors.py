@@ -85,7 +85,7 @@ class ApiError(Exception):
     """An error response.
 
     Args:
-        status: HTTP status; without an entry in `ERROR_TYPES`, its type is that of status 500.
+        status: HTTP status; if not in `ERROR_TYPES`, the error has the `type` of status 500.
         message: one sentence.
         param: the invalid field, or None.
         details: numbers in the message, added to the error object as separate fields.

@@ -124,10 +124,10 @@ def _text(content: bytearray) -> str:
 class HostMiddleware:
     """Rejects foreign Host headers (403), to prevent DNS rebinding.
 
-    Without a key, a malicious web page could use a server on its visitor's machine: it re-points
-    its domain to that machine, which makes its requests same-origin, but their Host header still
-    names its domain. IP addresses, names without a dot (not resolved by public DNS) and `names` are
-    allowed; "*" allows any name.
+    Without an API key, a malicious web page could use a server on its visitor's machine: it
+    re-points its domain to that machine, which makes its requests same-origin, but their Host
+    header still names its domain. IP addresses, `names`, and names that public DNS does not resolve
+    (without a dot, or ending in .localhost) are allowed; "*" allows any name.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]):
@@ -165,7 +165,7 @@ def _host_name(header: str) -> str:
 
 
 class ApiKeyMiddleware:
-    """Rejects requests to non-public paths without the API key (401)."""
+    """Rejects requests without the API key (401), except to public paths."""
 
     def __init__(self, app: ASGIApp, key: str):
         self._app = app

@@ -56,7 +56,7 @@ FIELD_REASONS = {
     "mcp_servers": NO_SERVER_TOOLS,
 }
 
-# Reasons why a field supports only its default value.
+# Reasons why a field supports only some values.
 VALUE_REASONS = {
     "billing_policy.bill_to": "this server does not bill requests",
     "context_management.edits[].type": "the conversation is not edited",
@@ -85,7 +85,7 @@ def warn_once(sentence: str) -> None:
 
 
 def warn_ignored(field: str, items: Sequence[Mapping[str, Any]]) -> None:
-    """Logs one warning for all items of the list `field` with an unknown type."""
+    """Logs one warning for list items of unknown types; `field` names the list."""
     if items:
         types = list(islice(dict.fromkeys(repr(item.get("type"))[:40] for item in items), 5))
         log.warning(

@@ -14,7 +14,7 @@ from .errors import ApiError, to_json
 log = logging.getLogger("tiny_llm.server")
 
 MAX_HEADER_BYTES = 65536  # maximum size of request line and headers
-# Seconds within which headers must be complete, from connection or a later request's first byte.
+# Maximum seconds until headers are complete, from the connection or a later request's first byte.
 HEADER_TIMEOUT = 30.0
 SEND_TIMEOUT = 30.0  # maximum seconds without progress while unsent data awaits the client
 MAX_UNSENT_BYTES = 16384  # unsent bytes per connection beyond which the kernel accepts no more
@@ -110,7 +110,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            self.send_400_response("The request head is too large.")
+            self.send_400_response(f"The request head exceeds {MAX_HEADER_BYTES} bytes.")
         elif self._head_bytes:
             self._start_head_timer()
 

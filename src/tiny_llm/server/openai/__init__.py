@@ -1,6 +1,6 @@
 """OpenAI's APIs: chat completions, completions, responses and embeddings.
 
-Must not depend on Anthropic's API or the engine thread.
+This package must not depend on Anthropic's API or the engine thread.
 
 Reading order: chat, chat_schema, choices, completions, responses, responses_schema,
 responses_input, responses_items, response_store, embeddings.

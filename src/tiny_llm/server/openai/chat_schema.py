@@ -170,10 +170,10 @@ class AllowedToolsChoice(StrictModel):
 
 
 def check_continuation(continue_final: bool | None, add_generation: bool | None) -> None:
-    """Rejects requests that set both continuation flags."""
+    """Rejects `continue_final_message` together with `add_generation_prompt`."""
     if continue_final and add_generation:
         raise bad_request(
-            "continue_final_message and add_generation_prompt are mutually exclusive.",
+            "continue_final_message and add_generation_prompt are mutually exclusive; omit one.",
             "continue_final_message",
         )
 
@@ -216,7 +216,7 @@ class ChatCompletionRequest(ConversationFields, SamplingFields):
         return self.reasoning_effort
 
     def check_supported(self) -> None:
-        """Rejects conflicting fields."""
+        """Rejects unsupported combinations of fields."""
         super().check_supported()
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs requires logprobs: true.", "top_logprobs")

@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChoicesSerializer:
-    """Base class of the serializers of responses that consist of choices."""
+    """Base class for serializers of responses with choices."""
 
     def __init__(
         self,

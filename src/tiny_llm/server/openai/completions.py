@@ -42,14 +42,14 @@ class CompletionRequest(SamplingFields):
     best_of: int | None = None
 
     def check_supported(self) -> None:
-        """Rejects unsupported and conflicting fields."""
+        """Rejects unsupported fields and combinations of fields."""
         super().check_supported()
         if self.suffix is not None:
             raise bad_request(
                 "suffix is not supported: fill-in-the-middle is not implemented.", "suffix"
             )
         if self.best_of not in (None, 1, self.n):
-            raise bad_request("best_of must equal n or be omitted.", "best_of")
+            raise bad_request(f"best_of must equal n, got {self.best_of}; omit it.", "best_of")
         if self.max_tokens == 0 and not self.echo:
             raise bad_request("max_tokens must be at least 1, or 0 with echo.", "max_tokens")
 
@@ -225,7 +225,8 @@ class CompletionSerializer(ChoicesSerializer):
     def _ready_outputs(self, output: StreamOutput) -> list[tuple[int, StreamOutput]]:
         """Returns the outputs ready to be sent, each with its choice index.
 
-        With prompt logprobs, a prompt's outputs are held back until its completion 0 returns them.
+        If prompt logprobs are requested, a prompt's outputs are held back until they arrive, with
+        an output of completion 0.
         """
         # The engine generates at least one token, which is dropped if none was requested.
         if self._body.max_tokens == 0:

@@ -22,7 +22,7 @@ ITEM_TYPES = {
 }
 
 
-ARGUMENTS = "response.function_call_arguments"  # prefix of the event names
+ARGUMENTS = "response.function_call_arguments"  # prefix of the names of tool-call events
 
 
 class OutputItems:

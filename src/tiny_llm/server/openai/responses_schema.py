@@ -97,7 +97,7 @@ class ResponsesRequest(ConversationFields):
         return None if self.reasoning is None else self.reasoning.effort
 
     def check_supported(self) -> None:
-        """Rejects unsupported and conflicting fields."""
+        """Rejects unsupported fields and combinations of fields."""
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
         if self.background:

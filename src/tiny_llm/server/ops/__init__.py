@@ -1,6 +1,6 @@
 """Operations: health, metrics, tokenize, engine view, event log, web UI.
 
-Must not know how completions are generated.
+This package must not know how completions are generated.
 
 Reading order: health, tokenize, engine_view, event_log, web_ui.
 """

@@ -51,7 +51,7 @@ def engine_state(engine_client: EngineClient) -> dict[str, Any]:
 
 
 def report_events(report: StepReport) -> Iterator[Mapping[str, Any]]:
-    """Encodes a report's events, then its snapshot."""
+    """Yields a report's events, then its snapshot if it has one."""
     yield from report.events
     if report.snapshot is not None:
         yield report.snapshot

@@ -1,4 +1,4 @@
-"""Event log for `--record FILE`: the scheduler events, as JSON lines.
+"""Event log for `--record FILE`: scheduler events as one JSON object.
 
 The web UI replays event logs. Events are streamed to `FILE.part`, which is renamed at the end, so
 that FILE is always complete.
@@ -19,7 +19,7 @@ log = logging.getLogger("tiny_llm.server")
 
 
 class EventLogWriter:
-    """Writes step reports to a file, which it overwrites.
+    """Writes step reports to a file; overwrites an existing one.
 
     Raises:
         UserError: the file cannot be written.
@@ -38,7 +38,7 @@ class EventLogWriter:
         self._start_time: float | None = None
 
     def begin(self, engine: Mapping[str, Any]) -> None:
-        """Writes the header, with the engine's configuration."""
+        """Writes the header; `engine` is the engine's configuration."""
         header = {"schema": SCHEMA, "version": VERSION, "engine": dict(engine)}
         self._write(json.dumps(header)[:-1] + ', "events": [')
 

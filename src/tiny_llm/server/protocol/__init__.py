@@ -1,6 +1,6 @@
 """Code shared by all protocols: prompts, sampling, output parsing, streaming.
 
-Must not know any single protocol's schema.
+This package must not depend on any single protocol's schema.
 
 Reading order: prompts, request_fields, tool_calls, output_parser, logprobs, streaming.
 """

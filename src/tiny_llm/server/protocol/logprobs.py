@@ -79,7 +79,7 @@ def sort_by_logprob(logprobs_by_id: Mapping[int, float]) -> list[tuple[int, floa
 class CompletionLogprobs:
     """Accumulates a completion's `logprobs`, and with `echo` also the prompt's.
 
-    In `field`, `top_logprobs` has the `top` tokens and the sampled one, as in vLLM.
+    In `field`, `top_logprobs` has the `top` most likely tokens and the sampled one, as in vLLM.
     """
 
     def __init__(self, prompts: PromptRenderer, top: int, as_token_ids: bool):
@@ -126,7 +126,7 @@ class CompletionLogprobs:
     def _name(self, other: int, token: int, taken: Mapping[str, float]) -> str:
         """Key for `other` in `top_logprobs`: its text or, if taken, its bytes.
 
-        As in OpenAI's API. The sampled `token` always keeps its text.
+        OpenAI's API does the same. The sampled `token` always keeps its text.
         """
         text = self._texts.peek(other)
         if other == token or (text not in taken and text != self._texts.peek(token)):

@@ -66,7 +66,7 @@ class OutputParser:
     """Splits one completion's text into reasoning, content and tool calls.
 
     Args:
-        thinking_enabled: whether the model has a thinking mode.
+        thinking_enabled: whether the text may start with `<think>`.
         reasoning_open: whether the prompt ends inside `<think>`.
         tool_calls: how to parse tool calls; None if calls are impossible.
 

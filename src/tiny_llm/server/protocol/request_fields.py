@@ -249,7 +249,7 @@ class SamplingFields(CommonFields):
         )
 
     def check_supported(self) -> None:
-        """Rejects conflicting fields."""
+        """Rejects unsupported combinations of fields."""
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
         if self.stream and self.prompt_logprobs is not None:
@@ -293,7 +293,7 @@ def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: An
 def required_tool_calls(
     tools: list[dict[str, Any]], name: str | None, parallel: bool | None
 ) -> OutputConstraint:
-    """Constraint that requires calls of the tool `name`, or of any if None."""
+    """Constraint that requires calls of the tool `name`, or of any tool if None."""
     allows_several = name is None and parallel is not False
     fields: dict[str, Any] = {"choice": "required", "name": name, "parallel": allows_several}
     return make_constraint(ToolCalls, "tool_choice", tools, **fields)
@@ -304,7 +304,7 @@ def auto_tool_calls(
     parallel: bool | None,
     response_constraint: StructuredOutputs | None = None,
 ) -> OutputConstraint | None:
-    """Constraint for `tool_choice` "auto": optional calls match their schemas.
+    """Constraint for `tool_choice` "auto": calls are optional but match schemas.
 
     Args:
         parallel: whether several calls are allowed; None allows them.

@@ -53,7 +53,7 @@ class Gateway:
         self._replicas = replicas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards a request, at most `MAX_ATTEMPTS` times; aborts it if the client disconnects."""
+        """Forwards a request to a replica; aborts if the client disconnects."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
@@ -118,7 +118,7 @@ class _ForwardedResponse:
     async def fail(self, error: ApiError) -> None:
         """Ends an event stream with its protocol's error event.
 
-        Raises an error for other responses, at which the ASGI server closes the connection.
+        For other responses, raises an error, upon which the ASGI server closes the connection.
         """
         assert self._start is not None
         if dict(self._start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream"):

@@ -1,4 +1,4 @@
-"""Estimate of one replica's prefix cache, from the keys sent to it.
+"""Estimate of one replica's prefix cache, from the routing keys sent to it.
 
 A key is split into chunks of equal length. Each chunk's hash also covers all chunks before it, so a
 set of hashes is enough to find the longest known prefix:

@@ -11,7 +11,7 @@ from .prefix_index import PrefixIndex
 
 
 class Router(Protocol):
-    """Chooses replicas by number."""
+    """Chooses a replica, given by its number, for each request."""
 
     def choose(self, key: str, loads: Mapping[int, int]) -> int:
         """Chooses the replica for a request, and records the choice.
@@ -41,7 +41,7 @@ class RoundRobinRouter:
 
 
 class PrefixAwareRouter:
-    """Chooses the replica with the longest prefix match that is not too busy.
+    """Chooses the longest prefix match among the replicas that are not too busy.
 
     Args:
         capacity: estimated capacity of a replica's prefix cache, in chunks.

@@ -51,7 +51,7 @@ class RequestLoad:
     """Pages being read for a request.
 
     Attributes:
-        load: the pages, followed by the last page's recurrent state if the model has one.
+        load: the pages, then, if the model has recurrent state, the state after the last page.
         num_pages: number of pages in the load, excluding the state.
         num_copied: number of pages already copied to the request's pages.
     """
@@ -147,7 +147,7 @@ class DiskCache:
         return self._keys[node]
 
     def _on_share(self, node: PrefixNode) -> None:
-        """Registers a page new in the prefix cache, for the next `store_new`."""
+        """Registers a new prefix cache page for the next `store_new`."""
         assert node.parent is not None
         parent, depth = self._key(node.parent)
         key = page_key(parent, node.tokens)
@@ -156,7 +156,7 @@ class DiskCache:
             self._new_pages[node] = None
 
     def _on_checkpoint(self, node: PrefixNode) -> None:
-        """Registers a checkpoint's recurrent state, for the next `store_new`."""
+        """Registers a checkpoint's recurrent state for the next `store_new`."""
         if state_key(self._keys[node][0]) not in self._store:
             self._new_states[node] = None
 
@@ -167,7 +167,7 @@ class DiskCache:
         del self._keys[node]
 
     def on_finish(self, request: EngineRequest) -> None:
-        """Registers the last checkpoint of a request about to be released."""
+        """Registers a finishing request's last checkpoint for the next `store_new`."""
         states, node = self._scheduler.pages.states, request.last_node
         if states is None:
             return
@@ -253,7 +253,7 @@ class DiskCache:
             self._reader.cancel(item.load)
 
     def poll(self) -> None:
-        """Copies the pages read since the last call to the requests' pages."""
+        """Copies newly read pages into the requests' pages; ends completed loads."""
         for request_id, item in list(self._loads.items()):
             if not item.request.num_loading:  # the request was preempted or finished
                 self._cancel(request_id)
@@ -291,7 +291,7 @@ class DiskCache:
             parts = [part[size:] for part in parts]
 
     def wait(self) -> None:
-        """Waits up to `WAIT_SECONDS` until a page has been read."""
+        """Waits at most `WAIT_SECONDS` for a page to be read."""
         self._reader.wait(WAIT_SECONDS)
 
 

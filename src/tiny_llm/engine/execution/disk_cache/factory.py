@@ -58,7 +58,7 @@ def make_disk_cache(
     """Opens the disk cache; None without a directory, or with an unusable one.
 
     Raises:
-        UserError: `max_bytes` is smaller than a page, or all layers have a sliding window.
+        UserError: `max_bytes` cannot hold a page or state, or all layers have a sliding window.
     """
     if directory is None:
         return None
@@ -89,7 +89,7 @@ def make_disk_cache(
 
 
 def _page_seconds(models: Sequence[PagedModel], config: SchedulerConfig) -> float:
-    """Measures the time to compute a page; overwrites pages."""
+    """Measures the time to compute a page; overwrites the first pages."""
     num_pages = max(1, min(config.max_num_batched_tokens // config.page_size, config.num_pages, 2))
     num_tokens = min(num_pages * config.page_size, config.max_num_batched_tokens)
     span, seconds = Span([0] * num_tokens, 0, array("i", range(num_pages))), 0.0

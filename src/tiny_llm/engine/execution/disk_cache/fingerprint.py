@@ -64,7 +64,7 @@ def _checksum(values: mx.array) -> int:
 
 
 def _describe(value: Any, arrays: list[mx.array], seen: dict[int, Any]) -> Iterator[str]:
-    """Describes an object and, recursively, its members; appends to `arrays`."""
+    """Describes an object and, recursively, its members; collects its arrays."""
     if isinstance(value, SCALARS):
         yield repr(value)
         return

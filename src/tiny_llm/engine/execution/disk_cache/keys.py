@@ -1,7 +1,7 @@
 """Page keys: a hash chain over a prompt's pages.
 
-A page's keys and values depend on its tokens and on all tokens before it. Its key therefore hashes
-its tokens and the preceding page's key; the fingerprint starts the chain. Pages with equal keys
+A page's contents depend on its tokens and on all tokens before them. Its key therefore hashes its
+tokens and the preceding page's key; the fingerprint starts the chain. Pages with equal keys
 have identical bits, in every process.
 """
 

@@ -1,6 +1,6 @@
 """Recurrent states: slots of running requests, prefix cache checkpoints.
 
-Must not know about pages, except for prefix cache nodes, or about scheduling order.
+This package must not depend on scheduling order, or on pages other than prefix cache nodes.
 
 Reading order: checkpoints, placement, state_slots.
 """

@@ -98,9 +98,9 @@ class Checkpoints:
     def allocate_other(self, node: PrefixNode, num_reserved: int) -> int:
         """Allocates a slot for a request whose current slot is `node`'s checkpoint.
 
-        Uses a free slot, or evicts a checkpoint with a lower priority than that of `node`; if the
-        latter is rolling, only one whose priority is at most the eviction clock. On failure,
-        discards the checkpoint of `node` and returns −1: the request overwrites its current slot.
+        Uses a free slot, or evicts a checkpoint with a lower priority than `node`'s or, if `node`'s
+        is rolling, with a priority of at most the eviction clock. On failure, discards `node`'s
+        checkpoint and returns −1: the request overwrites its current slot.
         """
         checkpoint = self.by_node[node]
         below = self._clock + 1 if checkpoint.is_rolling else checkpoint.priority
@@ -150,7 +150,7 @@ class Checkpoints:
         # [/task 6.5.1 hit]
 
     def _demote_before(self, checkpoint: Checkpoint, min_hits: int) -> None:
-        """Caps the priority of earlier checkpoints on the path at the eviction clock."""
+        """Caps the priority of ancestors with `min_hits` to 1 hits at the clock."""
         while checkpoint.ancestor in self.by_node:
             checkpoint = self.by_node[checkpoint.ancestor]
             if min_hits <= checkpoint.num_hits <= 1:
@@ -159,7 +159,7 @@ class Checkpoints:
     def discard(self, node: PrefixNode) -> None:
         """Removes a node's checkpoint, if any; a request using its slot keeps it.
 
-        Checkpoints with this one as `ancestor` inherit its pages.
+        Checkpoints whose `ancestor` is `node` inherit its pages.
         """
         checkpoint = self.by_node.pop(node, None)
         if checkpoint is None:

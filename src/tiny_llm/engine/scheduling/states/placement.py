@@ -38,7 +38,7 @@ def prompt_end_positions(num_tokens: int, page_size: int) -> set[int]:
 
 
 def cached_prefix(token_ids: Sequence[int], node: PrefixNode, position: int, page_size: int) -> int:
-    """Returns the length of the prefix with cached pages, even without a state.
+    """Returns the cached prefix's length in tokens, with or without a checkpoint.
 
     At least one token remains to be computed, as in `PrefixCache.match`. `node` is the last node of
     the prefix cache hit and ends at token `position`.
@@ -54,7 +54,7 @@ def cached_prefix(token_ids: Sequence[int], node: PrefixNode, position: int, pag
 
 
 def common_prefix(token_ids: Sequence[int], other: Sequence[int], page_size: int) -> int:
-    """Returns the length of the common prefix of two prompts, in full pages.
+    """Returns the length in tokens of two prompts' common full pages.
 
     At least one token of `other` remains to be computed, as in `PrefixCache.match`.
     """

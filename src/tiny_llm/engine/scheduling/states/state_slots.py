@@ -1,8 +1,8 @@
 """StateSlots: state slots of running requests, read and written by each step.
 
-A linear attention layer has one recurrent state instead of keys and values. It cannot be trimmed: a
-request can continue only from a position whose state was stored. A *slot* holds the states of all
-linear attention layers at one position of one sequence:
+A linear attention layer has a recurrent state instead of keys and values. A state cannot be
+trimmed: a request can continue only from a position whose state was stored. A *slot* holds the
+states of all linear attention layers at one position of one sequence:
 
     current     each running request's slot: the state after its computed tokens
     checkpoint  the slot of a prefix cache node: the state after the node's page
@@ -112,10 +112,10 @@ class StateSlots:
         return len(reserved)
 
     def can_admit(self, request: EngineRequest, running: Iterable[EngineRequest]) -> bool:
-        """Whether slots are available and waiting would not help.
+        """Whether slots are available and no checkpoint is worth waiting for.
 
-        Waiting helps while a running request is computing the common prefix of both prompts: it
-        will place a checkpoint at the prefix's end, from which `request` can continue.
+        A running request that is computing the common prefix of both prompts will place a
+        checkpoint at the prefix's end, from which `request` can continue.
         """
         if self._allocator.num_free + len(self.checkpoints.evictable) < MIN_STATE_SLOTS:
             return False
@@ -169,7 +169,7 @@ class StateSlots:
         )
 
     def _place_checkpoints(self, chunk: Chunk, head: EngineRequest | None) -> list[tuple[int, int]]:
-        """Returns (position, slot) of the checkpoints inside a chunk."""
+        """Allocates checkpoints inside a chunk; returns (position, slot) pairs."""
         if not self._has_checkpoints or chunk.end - chunk.start == 1:
             return []
         slots: RequestSlots = chunk.request.state_slots
@@ -274,7 +274,7 @@ class StateSlots:
     # ---------------------------------------------------------------- counts and invariants
 
     def counts(self) -> StateSlotCounts:
-        """Returns slot counts by state."""
+        """Returns slot counts by use."""
         cached = len(self.checkpoints.evictable)
         free = self._allocator.num_free
         num_checkpoints = len(self.checkpoints.by_node)

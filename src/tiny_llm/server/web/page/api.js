@@ -1,6 +1,6 @@
 // HTTP client: API key, server-sent events, errors.
 
-let key = ""; // in memory only
+let key = ""; // API key; kept in memory only
 
 export function setKey(value) {
   key = value.trim();
@@ -68,7 +68,7 @@ function parseEvent(block) {
 
 const texts = new Map(); // model and joined token ids -> text; null while pending
 
-/** Returns the text of a model's tokens; null while pending, then calls `refresh`. */
+/** Returns the text of a model's tokens; null until it arrives, at which `refresh` is called. */
 export function textOf(model, ids, refresh) {
   const key = `${model}:${ids.join(",")}`;
   if (!texts.has(key)) {

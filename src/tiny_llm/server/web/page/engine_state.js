@@ -8,14 +8,14 @@ const SHOWN_AFTER_END = 3; // seconds a finished request stays in the table
 export class EngineState {
   constructor() {
     this.config = null; // see `LLM.describe`
-    this.time = 0; // of the last event, in seconds on the events' clock
+    this.time = 0; // time of the last event, in seconds
     this.step = 0;
     this.requests = new Map(); // by id, in arrival order
     this.pages = null; // page counts by state
     this.owners = new Map(); // page -> ids of its requests
     this.tree = { pages: [], parents: [], labels: {} };
     this.states = null; // recurrent state slots by state; only for models that have any
-    this.checkpoints = new Set(); // pages of the tree with a checkpoint of the state
+    this.checkpoints = new Set(); // pages of the prefix cache with a state checkpoint
     this.numPages = 0;
     this.pageSize = 0;
     this.tokenSamples = []; // {time, tokens}: generated tokens

@@ -22,7 +22,7 @@ export class Live {
     this._follow();
   }
 
-  /** Current time on the events' clock. */
+  /** Current time on the server's clock. */
   now() {
     return Date.now() / 1000 - (this._skew ?? 0);
   }

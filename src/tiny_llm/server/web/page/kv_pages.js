@@ -8,7 +8,7 @@ const LABELS = {
   own: "used by one request", shared: "shared", cached: "cached", free: "free",
 };
 const CELL = 11; // pixels, including the gap
-const MIN_DRAWN = 64; // pages
+const MIN_DRAWN = 64; // minimum number of pages drawn
 
 export function Pages({ run, focus }) {
   const canvas = useRef();

@@ -35,7 +35,7 @@ function Branch({ one, run, model, focus, setFocus, refresh, hasServer }) {
   </li>`;
 }
 
-/** Collapses chains of pages with the same readers into one line each. */
+/** Collapses each chain of pages that the same requests use into one line. */
 export function outline(run) {
   const children = new Map();
   run.tree.pages.forEach((page, index) => {
