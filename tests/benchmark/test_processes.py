@@ -6,7 +6,15 @@ import sys
 
 import pytest
 
-from benchmark import command, embeddings, fairness, http_serving, server_processes, week4
+from benchmark import (
+    command,
+    embeddings,
+    fairness,
+    http_serving,
+    server_processes,
+    tensor_parallel,
+    week4,
+)
 from benchmark.server_processes import ServerProcess
 from tiny_llm import UserError
 
@@ -64,6 +72,13 @@ class Processes:
     def pause(self) -> None:
         """No-op."""
 
+    def wait_until_ready(self) -> None:
+        """No-op."""
+
+    def measure(self, task: str, number: int) -> float:
+        """Not called."""
+        raise NotImplementedError
+
     def close(self) -> None:
         self.open.remove(self)
 
@@ -76,6 +91,16 @@ def test_workers_are_closed_if_one_does_not_start(monkeypatch, tmp_path):
     args = argparse.Namespace(work=tmp_path, torch_python="", llama_python="", rounds=1)
     with pytest.raises(UserError, match="no port"):
         embeddings.run(args)
+    assert not processes.open
+
+
+def test_ranks_are_closed_if_a_system_does_not_start(monkeypatch, capsys):
+    processes = Processes()
+    monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
+    monkeypatch.setattr(tensor_parallel, "ChildProcesses", processes)
+    monkeypatch.setattr(sys, "argv", ["tensor_parallel", "--model=demo"])
+    assert tensor_parallel.main() == 2
+    assert capsys.readouterr().err == "tensor_parallel: no port.\n"
     assert not processes.open
 
 
