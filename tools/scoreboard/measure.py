@@ -68,8 +68,10 @@ def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
     if tree is not None:
         week = next((week for week in reversed(ENGINE_TASKS) if passes(*ENGINE_TASKS[week])), 0)
         if week == LAST_MODEL:
-            any(map(passes, MATMUL_KERNELS))
-            any(map(passes, ATTENTION_KERNELS))
+            for kernels in (MATMUL_KERNELS, ATTENTION_KERNELS):
+                for task in kernels:
+                    if passes(task):
+                        break
     return {task: found for task, found in outcomes.items() if task in begun}
 
 
