@@ -1,5 +1,6 @@
 """Parent side of a worker: starts it, sends requests, pauses it."""
 
+import contextlib
 import json
 import os
 import selectors
@@ -90,8 +91,9 @@ class WorkerProcess:
         """
         assert self._process.stdin is not None
         self._process.send_signal(signal.SIGCONT)
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # `_read` reports that the worker has exited
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
         reply = self._read(limit_s)
         self._process.send_signal(signal.SIGSTOP)
         return reply

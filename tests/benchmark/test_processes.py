@@ -1,6 +1,7 @@
 """Workers and servers: failed requests, and cleanup after a failed start."""
 
 import argparse
+import contextlib
 import os
 import sys
 
@@ -16,6 +17,7 @@ from benchmark import (
     week4,
 )
 from benchmark.server_processes import ServerProcess
+from benchmark.systems.client import WorkerError, WorkerProcess
 from tiny_llm import UserError
 
 READY = '{"peak_bytes": 1, "about": "a script", "weight_bits": 4.0}'
@@ -50,6 +52,17 @@ def run_week4(monkeypatch, tmp_path):
 def test_failed_request_ends_the_benchmark(run_week4, capfd, answer, reason):
     assert run_week4(answer) == 2
     assert capfd.readouterr().err == f"week4: the solution's fastest{reason}\n"
+
+
+def test_worker_that_has_exited_is_reported(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{READY}'\nread line\n")
+    python.chmod(0o755)
+    with contextlib.closing(WorkerProcess(str(python), "a_worker", [])) as worker:
+        worker._process.kill()
+        worker._process.wait()
+        with pytest.raises(WorkerError, match="a exited: no output"):
+            worker.ask({"kind": "decode", "tokens": 1, "batch": 1})
 
 
 def test_timeout_is_an_upper_bound(run_week4, capfd):

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -232,8 +232,7 @@ def _workers(
     engines: Sequence[Engine], rows: Sequence[Row]
 ) -> Iterator[list[WorkerProcess | None]]:
     workers: list[WorkerProcess | None] = []
-    started: list[WorkerProcess] = []
-    try:
+    with ExitStack() as stack:
         for engine, row in zip(engines, rows, strict=True):
             try:
                 worker = WorkerProcess(
@@ -246,12 +245,8 @@ def _workers(
                 row.notes.append(str(error))
                 workers.append(None)
                 continue
-            started.append(worker)
-            workers.append(worker)
+            workers.append(stack.enter_context(closing(worker)))
         yield workers
-    finally:
-        for worker in started:
-            worker.close()
 
 
 def serves_load(outcomes: Mapping[str, Sequence[Outcome]]) -> bool:
