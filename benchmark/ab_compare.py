@@ -10,11 +10,12 @@ alternating order; the median of the per-round ratios cancels out slowdowns of t
 import argparse
 import statistics
 import sys
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from .command import benchmark_parser, print_json, run_command
 from .metrics import METRICS, Metric, names
-from .systems.client import ROOT, WorkerError, WorkerProcess
+from .systems.client import ROOT, WorkerProcess
 from .timing import Times
 
 TIMED = [name for name, metric in METRICS.items() if metric.kind != "load"]
@@ -36,11 +37,9 @@ def run_interleaved(
     for number in range(rounds + 1):
         order = list(workers) if number % 2 == 0 else list(workers)[::-1]
         for name in order:
-            reply = workers[name].ask(metric.request, limit_s)
-            if "seconds" not in reply:
-                raise WorkerError(f"{name}: {next(iter(reply.values()))}")
+            result = workers[name].run(metric.request, limit_s)
             if number > 0:
-                seconds[name].append(reply["seconds"])
+                seconds[name].append(result["seconds"])
     return seconds
 
 
@@ -65,20 +64,20 @@ def run(args: argparse.Namespace) -> int:
     """Measures all metrics and prints a table in milliseconds per prompt or step."""
     other = args.tree.resolve()
     trees = {"other": (venv_python(other), other), "this": (sys.executable, ROOT)}
-    workers: dict[str, WorkerProcess] = {}
+    arguments = [str(args.model.resolve())]
     figures = {}
-    try:
-        for name, (python, tree) in trees.items():
-            arguments = [str(args.model.resolve())]
-            workers[name] = WorkerProcess(python, "tiny_llm_worker", arguments, root=tree)
+    with ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(
+                closing(WorkerProcess(python, "tiny_llm_worker", arguments, tree, name=name))
+            )
+            for name, (python, tree) in trees.items()
+        }
         print("| ms | TREE, median | minimum | this checkout, median | minimum | this / TREE |")
         print("|---|---:|---:|---:|---:|---:|")
         for metric in (METRICS[name] for name in args.metrics):
             seconds = run_interleaved(workers, metric, args.rounds, args.limit)
             figures[metric.name] = report(metric, seconds)
-    finally:
-        for worker in workers.values():
-            worker.close()
     return print_json({"rounds": args.rounds, "metrics": figures})
 
 

@@ -15,17 +15,20 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import mlx.core as mx
 import numpy as np
 
+from tiny_llm import UserError
 from tiny_llm.models.parallel import mpi
 from tiny_llm.models.parallel.init import Group, connect_to_other_ranks, free_addresses
 from tiny_llm.models.parallel.launcher import init_comm, is_launched
 from tiny_llm.models.parallel.layers import all_reduce
 
+from .command import benchmark_parser, print_json, run_command
 from .parallel_cost import Link, all_reduce_seconds
+from .systems.client import WorkerError
 
 ROWS = (1, 8, 64, 256, 512)
 TIMEOUT_SECONDS = 300
@@ -65,7 +68,7 @@ def measure_ring(ranks: int, hidden: int, rounds: int) -> dict[int, tuple[float,
     """Spawns the ranks and returns rank 0's times.
 
     Raises:
-        RuntimeError: a rank failed.
+        WorkerError: a rank failed.
     """
     command = [sys.executable, "-m", __spec__.name, "--hidden", str(hidden)]
     command += ["--rounds", str(rounds)]
@@ -82,32 +85,36 @@ def measure_ring(ranks: int, hidden: int, rounds: int) -> dict[int, tuple[float,
         for process in processes:
             process.kill()
     if any(process.returncode for process in processes):
-        raise RuntimeError("a rank failed; see its error above.")
+        raise WorkerError("a rank failed; its error is above.")
     return {int(key): tuple(value) for key, value in json.loads(outputs[0]).items()}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> int:
     """Prints measured and fitted times, then a line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=4096, help="hidden size: elements per row")
     parser.add_argument("--rounds", type=int, default=100, help="measurements per size")
     parser.add_argument(RANK_FLAG, nargs="+", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
+    return run_command("all_reduce", parser.parse_args(), run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures all sizes on all ranks, or with --as-rank on one rank of a ring."""
     if args.as_rank is not None:
         rank, *addresses = args.as_rank
         group = connect_to_other_ranks(int(rank), addresses)
-        print(json.dumps(run_rank(group, args.hidden, args.rounds)))
-        return
+        seconds = run_rank(group, args.hidden, args.rounds)
+        return print_json({str(n_bytes): times for n_bytes, times in seconds.items()})
     if args.ranks < 2:
-        parser.error(f"--ranks must be at least 2, got {args.ranks}.")
+        raise UserError(f"--ranks must be at least 2, got {args.ranks}.")
     if is_launched():
         group = init_comm()
         args.ranks = group.size()
         seconds = run_rank(group, args.hidden, args.rounds)
         mpi.finalize()
         if group.rank() != 0:
-            return
+            return 0
     else:
         seconds = measure_ring(args.ranks, args.hidden, args.rounds)
     link = fit_link({n_bytes: minimum for n_bytes, (minimum, _) in seconds.items()}, args.ranks)
@@ -118,18 +125,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         times = f"{minimum * 1e6:9.0f} {median * 1e6:10.0f} {fitted * 1e6:10.0f}"
         print(f"{rows:4} {n_bytes:9,} {times}")
     print(f"message latency {link.latency * 1e6:.1f} µs, {link.bandwidth * 8e-9:.2f} Gbit/s")
-    print(
-        json.dumps(
-            {
-                "ranks": args.ranks,
-                "latency_us": link.latency * 1e6,
-                "link_gbit": link.bandwidth * 8e-9,
-                "min_us": {n_bytes: minimum * 1e6 for n_bytes, (minimum, _) in seconds.items()},
-                "median_us": {n_bytes: median * 1e6 for n_bytes, (_, median) in seconds.items()},
-            }
-        )
+    return print_json(
+        {
+            "ranks": args.ranks,
+            "latency_us": link.latency * 1e6,
+            "link_gbit": link.bandwidth * 8e-9,
+            "min_us": {n_bytes: minimum * 1e6 for n_bytes, (minimum, _) in seconds.items()},
+            "median_us": {n_bytes: median * 1e6 for n_bytes, (_, median) in seconds.items()},
+        }
     )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmark.model_costs import ModelCosts
 from tiny_llm.batch import BatchGeneration
+from tiny_llm.cli.batching.workload import TimestampTokenizer
 
 from .command import benchmark_parser
 from .metrics import Metric, throughput
@@ -26,24 +27,6 @@ CONTEXT = 128
 DECODE_SECONDS = 3.0
 # Workload of the end-to-end run.
 NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 16, 128, 32
-
-
-class NullTokenizer:
-    """Tokenizer stub that emits no text and has no EOS tokens."""
-
-    eos_token_ids: frozenset[int] = frozenset()
-    text = ""
-
-    @property
-    def detokenizer(self) -> "NullTokenizer":
-        """Returns itself."""
-        return self
-
-    def add_token(self, token: int) -> None:
-        """No-op."""
-
-    def finalize(self) -> None:
-        """No-op."""
 
 
 def decode_row(
@@ -74,7 +57,7 @@ def end_to_end(model: Week2, batch_size: int, prefill_step: int) -> dict[str, An
     start = time.perf_counter()
     batch = BatchGeneration(
         model.model,
-        NullTokenizer(),
+        TimestampTokenizer(),
         prompts,
         max_seq_len=PROMPT_TOKENS + NEW_TOKENS,
         batch_size=batch_size,

@@ -14,6 +14,7 @@ import argparse
 import itertools
 import sys
 import tempfile
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -112,12 +113,11 @@ def hybrid_text(folder: Path) -> Text:
 def compare(python: str, file: Path, texts: list[Text]) -> Agreement:
     """Compares llama.cpp's predictions for all texts with tiny-llm's."""
     arguments = [str(file), "--threads", str(usable_threads())]
-    worker = WorkerProcess(python, "llama_cpp_worker", arguments)
     total = Agreement()
-    for text in texts:
-        reply = worker.ask({"kind": "predict", "ids": text.ids})
-        total += text.agreement(reply["tokens"])
-    worker.close()
+    with closing(WorkerProcess(python, "llama_cpp_worker", arguments)) as worker:
+        for text in texts:
+            result = worker.run({"kind": "predict", "ids": text.ids})
+            total += text.agreement(result["tokens"])
     return total
 
 

@@ -17,6 +17,7 @@ matmuls (four per layer, and the head) add up to √9 · 1 % = 3 %, a quarter of
 import argparse
 import sys
 import tempfile
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from tiny_llm import Qwen3ModelWeek2, UserError, load_weights
 from .agreement import Agreement, agreement
 from .command import benchmark_parser, print_json, run_command
 from .make_checkpoint import qwen3_config, write_checkpoint
-from .systems.client import WorkerError, WorkerProcess, export_once
+from .systems.client import WorkerProcess, export_once
 
 WORKERS = {"openvino": "openvino_worker", "onnxruntime": "onnxruntime_worker"}
 GROUP_SIZE = 128
@@ -104,16 +105,11 @@ def check(system: str, python: str, exact: bool, work: Path, checkpoint: Path) -
     folder = work / f"{system}{'-exact' if exact else ''}"
     export_once(python, WORKERS[system], checkpoint, folder, exact)
     flags = ["--exact"] if exact else []
-    worker = WorkerProcess(python, WORKERS[system], [str(folder), *flags])
-    try:
+    with closing(WorkerProcess(python, WORKERS[system], [str(folder), *flags])) as worker:
         reference, total = Reference(checkpoint), Agreement()
         for prompt in prompts():
-            reply = worker.ask({"kind": "generate", "ids": prompt, "tokens": NEW_TOKENS})
-            if "failed" in reply:
-                raise WorkerError(f"{system} failed: {reply['failed']}")
-            total += reference.agreement(prompt, reply, TIE_TOLERANCES[exact])
-    finally:
-        worker.close()
+            result = worker.run({"kind": "generate", "ids": prompt, "tokens": NEW_TOKENS})
+            total += reference.agreement(prompt, result, TIE_TOLERANCES[exact])
     return total
 
 

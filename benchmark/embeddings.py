@@ -10,6 +10,7 @@ shows whether a system computes the same model.
 import argparse
 import json
 import sys
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from .gguf_file import write_gguf
 from .make_checkpoint import shape_config, write_checkpoint
 from .peers import show
 from .roofline import usable_threads
-from .systems.client import WorkerError, WorkerProcess
+from .systems.client import WorkerProcess
 from .timing import Times
 
 SHAPE = "qwen3-0.6b"
@@ -56,22 +57,21 @@ def mark_as_embedding_model(folder: Path) -> None:
     (folder / "modules.json").write_text(json.dumps(modules))
 
 
-def start_workers(args: argparse.Namespace) -> dict[str, WorkerProcess]:
-    """Starts one worker per system and format."""
-    paths = write_models(args.work)
+def start_workers(args: argparse.Namespace, stack: ExitStack) -> dict[str, WorkerProcess]:
+    """Starts one worker per system and format; `stack` closes them."""
+    paths = {kind: str(path) for kind, path in write_models(args.work).items()}
+    ours, threads = (sys.executable, "tiny_llm_worker"), str(usable_threads())
+    torch = (args.torch_python, "sentence_transformers_worker")
+    llama = (args.llama_python, "llama_cpp_worker")
+    commands = {
+        OURS: (*ours, [paths["bf16"], "--embed"]),
+        "sentence-transformers, bfloat16": (*torch, [paths["bf16"]]),
+        "tiny-llm, 4 bits": (*ours, [paths["4bit"], "--embed"]),
+        "llama.cpp, Q4_0": (*llama, [paths["gguf"], "--threads", threads]),
+    }
     return {
-        OURS: WorkerProcess(sys.executable, "tiny_llm_worker", [str(paths["bf16"]), "--embed"]),
-        "sentence-transformers, bfloat16": WorkerProcess(
-            args.torch_python, "sentence_transformers_worker", [str(paths["bf16"])]
-        ),
-        "tiny-llm, 4 bits": WorkerProcess(
-            sys.executable, "tiny_llm_worker", [str(paths["4bit"]), "--embed"]
-        ),
-        "llama.cpp, Q4_0": WorkerProcess(
-            args.llama_python,
-            "llama_cpp_worker",
-            [str(paths["gguf"]), "--threads", str(usable_threads())],
-        ),
+        name: stack.enter_context(closing(WorkerProcess(*command, name=name)))
+        for name, command in commands.items()
     }
 
 
@@ -96,24 +96,19 @@ def main() -> int:
 def run(args: argparse.Namespace) -> int:
     """Measures all systems, interleaved, and prints the table."""
     args.work.mkdir(parents=True, exist_ok=True)
-    workers = start_workers(args)
     seconds: dict[tuple[str, tuple[int, int]], list[float]] = {}
     vectors: dict[str, np.ndarray] = {}
-    try:
+    with ExitStack() as stack:
+        workers = start_workers(args, stack)
         for number in range(args.rounds + 1):
             for case in CASES:
                 for name, worker in workers.items():
                     request = {"kind": "embed", "batch": case[0], "tokens": case[1]}
-                    reply = worker.ask(request, LIMIT_S)
-                    if "seconds" not in reply:
-                        raise WorkerError(f"{name}: {next(iter(reply.values()))}")
-                    vectors[name] = np.array(reply["vector"])
+                    result = worker.run(request, LIMIT_S)
+                    vectors[name] = np.array(result["vector"])
                     if number > 0:  # the first round warms up
-                        seconds.setdefault((name, case), []).append(reply["seconds"])
+                        seconds.setdefault((name, case), []).append(result["seconds"])
             show(f"round {number} of {args.rounds}")
-    finally:
-        for worker in workers.values():
-            worker.close()
     print(f"| tokens/s, median (best) | {' | '.join(f'{n} × {t}' for n, t in CASES)} | cosine |")
     print(f"|---|{'---:|' * (len(CASES) + 1)}")
     figures = {}

@@ -122,11 +122,14 @@ def _medians(results: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def run(args: argparse.Namespace) -> int:
     """Runs all rounds, interleaved, and prints their table."""
-    servers = {
-        policy: our_server(args.model, "--scheduling-policy", policy) for policy in args.policies
-    }
     rounds: dict[str, list[dict[str, float]]] = {policy: [] for policy in args.policies}
-    try:
+    with contextlib.ExitStack() as stack:
+        servers = {
+            policy: stack.enter_context(
+                contextlib.closing(our_server(args.model, "--scheduling-policy", policy))
+            )
+            for policy in args.policies
+        }
         for server in servers.values():
             server.pause()
         for seed in range(args.rounds):
@@ -134,9 +137,6 @@ def run(args: argparse.Namespace) -> int:
                 with server.running() as url:
                     rounds[policy].append(asyncio.run(Load(url, args, seed).run()))
                 print(f"{policy}: {rounds[policy][-1]}", file=sys.stderr)
-    finally:
-        for server in servers.values():
-            server.close()
     show(rounds)
     return print_json({"model": args.model, "rounds": rounds})
 

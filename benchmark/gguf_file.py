@@ -6,7 +6,6 @@ MLX-quantized weights are dequantized and requantized: Q4_0 has one scale per 32
 bias, 4.5 bits per weight; MLX's groups of 128 take 4.25. `f32` is lossless.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from . import gguf_hybrid
+from .command import benchmark_parser
 
 Q4_0_BLOCK = 32
 TYPES = ("q4_0", "f32")
@@ -177,9 +177,7 @@ def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bo
 
 def main() -> int:
     """Runs the command and returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("file", type=Path)
     parser.add_argument("--type", choices=TYPES, default="q4_0")

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,6 @@ def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
     """Throughput and time to first token by system and number of clients."""
     max_clients, rate = max(args.clients), args.request_rate
     max_num_seqs = max(32, max_clients)
-    ours = our_server(args.model, "--max-num-seqs", str(max_num_seqs))
-    servers = [ours]
-    ours.pause()
-    in_process = InProcess(args.model, max_num_seqs)
 
     def run_in_process(workload: Workload, clients: int) -> LoadResult:
         if rate is None:
@@ -103,21 +100,22 @@ def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
                 return asyncio.run(run_clients(url, workload, clients, fields))
             return asyncio.run(run_arrivals(url, workload, _arrivals(workload, rate), fields))
 
-    runs: Runs = {"LLM": run_in_process, "serve": partial(over_http, ours, {})}
-    if args.llama_server is not None:
-        context = 2 * args.max_len
-        peer = llama_server(args.llama_server, args.gguf, max_clients, context, usable_threads())
-        servers.append(peer)
-        peer.pause()
-        runs["llama-server"] = partial(over_http, peer, LLAMA_FIELDS)
-    try:
+    with ExitStack() as stack:
+        ours = stack.enter_context(
+            closing(our_server(args.model, "--max-num-seqs", str(max_num_seqs)))
+        )
+        ours.pause()
+        in_process = InProcess(args.model, max_num_seqs)
+        runs: Runs = {"LLM": run_in_process, "serve": partial(over_http, ours, {})}
+        if args.llama_server is not None:
+            command = args.llama_server, args.gguf, max_clients, 2 * args.max_len, usable_threads()
+            peer = stack.enter_context(closing(llama_server(*command)))
+            peer.pause()
+            runs["llama-server"] = partial(over_http, peer, LLAMA_FIELDS)
         measured = _measure(args, runs, vocab_size)
         workload = _workload(args, 16, vocab_size, seed=10_000)
         with ours.running() as url:
             health = asyncio.run(health_under_load(url, workload, 16))
-    finally:
-        for server in servers:
-            server.close()
     figures = {system: _medians(rounds) for system, rounds in measured.items()}
     return {"systems": figures, "health_ms_p99": percentile(health, 99) * 1e3}
 
@@ -168,15 +166,12 @@ def startup_and_memory(args: argparse.Namespace) -> dict[str, float]:
         seconds.append(server.ready_seconds)
         server.close()
     lengths = LengthRange("input", 4, 16), LengthRange("output", 2, 6)
-    server = our_server(DEMO)
     resident = []
-    try:
+    with closing(our_server(DEMO)) as server:
         for number in range(1 + args.thousands):
             workload = synthetic_workload(1000, *lengths, DEMO_VOCABULARY, seed=number)
             asyncio.run(run_clients(server.url, workload, 16, {}))
             resident.append(server.resident_bytes / 2**20)
-    finally:
-        server.close()
     return {
         "ready_s": statistics.median(seconds[1:]),
         "ready_s_best": min(seconds[1:]),

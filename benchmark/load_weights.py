@@ -6,8 +6,6 @@
 memory allocates faster.
 """
 
-import argparse
-import json
 import mmap
 import time
 from pathlib import Path
@@ -22,17 +20,18 @@ from tiny_llm.models.checkpoint.safe_io import read_json
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.loading import evaluate
 
+from .command import benchmark_parser, print_json
 from .systems.worker import peak_bytes, resident_bytes
 
 
 def main() -> None:
     """Runs the command; prints the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--copy", action="store_true", help="copy the files without loading them")
     arguments = parser.parse_args()
     measure = copy_files if arguments.copy else load
-    print(json.dumps(measure(arguments.folder)))
+    print_json(measure(arguments.folder))
 
 
 def load(folder: Path) -> dict[str, float]:

@@ -6,7 +6,6 @@ Speed and memory use depend on shapes, not on values, so any size can be measure
     python -m benchmark.make_checkpoint --config config.json --bits 4 --output FOLDER
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -21,6 +20,8 @@ from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.checkpoint.dummy import random_vector
 from tiny_llm.models.checkpoint.tensor_shapes import matrix_shapes, vector_shapes
 from tiny_llm.models.families.registry import read_config
+
+from .command import benchmark_parser
 
 # Hidden size, layers, intermediate size, query heads, KV heads, tied embeddings; from the
 # config.json of Qwen/Qwen3-*-MLX-4bit.
@@ -222,9 +223,7 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 def main() -> int:
     """Runs the command and returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("--shape", choices=[*SHAPES, *HYBRID_SHAPES])
     group.add_argument("--config", type=Path, help="config.json of any supported model")

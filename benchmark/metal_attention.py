@@ -11,7 +11,7 @@ import numpy as np
 
 from tiny_llm import kernels
 
-from .metal_jobs import Job, Limits, Step, mlx_library, our_step
+from .metal_jobs import Job, RatioLimits, Step, mlx_library, our_step
 
 DECODE, TILE = "flash_attention_decode.metal", "flash_attention_tile.metal"
 
@@ -79,7 +79,7 @@ def _job(
         shape=f"H_q {H * job.group}, H {H}, L {job.L}, S {job.S}",
         slice="one key head",
         times=H,
-        limits=Limits(),
+        limits=RatioLimits(),
         kernel="flash_attention_decode" if job.L == 1 else "flash_attention_tile",
         mlx_kernel=mlx_kernel,
         ours=functools.partial(ours, job),

@@ -31,7 +31,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RatioLimits:
     """Upper bounds on the ratios of tiny-llm's counts to the peer kernel's."""
 
     device_bytes: float = 1.001
@@ -47,7 +47,7 @@ class Job:
     shape: str  # dimensions of the full workload, named as in the operation's docs
     slice: str  # label of the executed slice
     times: int  # number of slices in the full workload
-    limits: Limits
+    limits: RatioLimits
     kernel: str
     mlx_kernel: str  # the peer's kernel
     ours: Callable[[], list[Step]] = field(repr=False)

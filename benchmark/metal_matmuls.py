@@ -11,7 +11,7 @@ import numpy as np
 
 from tiny_llm import kernels
 
-from .metal_jobs import Job, Limits, Size, Step, mlx_library, our_step
+from .metal_jobs import Job, RatioLimits, Size, Step, mlx_library, our_step
 
 # (outputs, inputs) of the matrices: query, attention output, gate and up, down, LM head.
 SHAPES = {
@@ -97,7 +97,7 @@ def _job(
         shape=f"{M}×{O}×{I}, {form}",
         slice=f"{matmul.m}×{matmul.o}",
         times=matmul.times,
-        limits=Limits(),
+        limits=RatioLimits(),
         kernel=kernel,
         mlx_kernel=mlx_kernel,
         ours=ours,

@@ -13,10 +13,11 @@ import numpy as np
 from tiny_llm import kernels
 
 from .metal_attention import HEADS, Attention, D, dense_decode, dense_tile
-from .metal_jobs import Job, Limits, Step, our_step
+from .metal_jobs import Job, RatioLimits, Step, our_step
 
 SOURCE_PREFIX = "paged_attention/paged_attention"
-PAGED_LIMITS = Limits(device_bytes=1.05, instructions=1.15)  # overhead allowed for the block table
+# Overhead allowed for the block table.
+PAGED_LIMITS = RatioLimits(device_bytes=1.05, instructions=1.15)
 PAGE_SIZES = (128, 32, 16)  # tokens per page: defaults of Week 3 and the engine, and a smaller size
 
 

@@ -8,22 +8,23 @@ threadgroups with their full inner loops. All threadgroups do identical work, so
 counts are `times` those in the table. "Device" counts the bytes requested by the threads, "unique"
 counts each byte once; caches can serve the difference. The last three columns are ratios tiny-llm /
 MLX: device bytes, threadgroup bytes, and instructions (integer operations and memory accesses); "!"
-marks a ratio above its limit (`Limits` in metal_jobs.py). MLX has no paged attention, so paged
+marks a ratio above its limit (`RatioLimits` in metal_jobs.py). MLX has no paged attention, so paged
 attention is compared with tiny-llm's dense kernel.
 """
 
-import json
+import argparse
 import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from tiny_llm import UserError
 from tools.metal_emulator import ToolMissingError
 
-from .command import benchmark_parser
+from .command import benchmark_parser, print_json, run_command
 from .metal_attention import attention_jobs
-from .metal_jobs import Job, Totals, run
+from .metal_jobs import Job, run
 from .metal_matmuls import matmul_jobs
 from .metal_paged import paged_jobs
 
@@ -89,11 +90,15 @@ def main() -> int:
     """Runs the command; prints JSON last. Returns 1 if a limit is exceeded."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--only", default="", help="run only jobs whose name contains this")
-    args = parser.parse_args()
+    return run_command("metal_traffic", parser.parse_args(), run_jobs)
+
+
+def run_jobs(args: argparse.Namespace) -> int:
+    """Runs the selected jobs and prints the table."""
     jobs = [job for make in JOBS for job in make() if args.only in job.name]
     if not jobs:
         names = sorted({job.name for make in JOBS for job in make()})
-        parser.error(f"no job name contains '{args.only}'; the jobs are {', '.join(names)}.")
+        raise UserError(f"no job name contains '{args.only}'; the jobs are {', '.join(names)}.")
     columns = ["job", "shape", "slice", "times", "kernel", *COLUMNS.values(), *RATIOS.values()]
     print(f"| {' | '.join(columns)} |")
     print(f"|---|---|---|---:|---|{'---:|' * (len(columns) - 5)}")
@@ -103,13 +108,9 @@ def main() -> int:
             rows.append(compare(job))
             show(rows[-1])
     except ToolMissingError as error:
-        print(f"metal_traffic: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps({"rows": rows}))
-    return int(any(exceeded(row) for row in rows))
+        raise UserError(str(error)) from error
+    return print_json({"rows": rows}, int(any(exceeded(row) for row in rows)))
 
-
-__all__ = ["Totals", "compare", "exceeded", "main"]
 
 if __name__ == "__main__":
     sys.exit(main())

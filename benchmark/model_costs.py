@@ -132,14 +132,6 @@ class ModelCosts:
         # Causal: a token attends to (tokens + 1) / 2 keys on average.
         return tokens * (self._attention_flops((tokens + 1) / 2) + self._delta_rule_flops)
 
-    def bytes_per_token(self, context: int, batch: int = 1) -> float:
-        """Bytes moved to decode a token after `context` tokens, per sequence."""
-        return self.decode_bytes(batch, context) / batch
-
-    def flops_per_token(self, context: int) -> float:
-        """Operations to decode a token after `context` tokens; a multiply-add counts as two."""
-        return self.decode_flops(1, context)
-
     def _attention_flops(self, context: float) -> float:
         """Operations of one token's attention in all layers: query · key, and weight · value."""
         args = self.args

@@ -15,13 +15,13 @@ layer needs the sum before it can continue.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmark.model_costs import KV_BYTES, ModelCosts
 
+from .command import benchmark_parser, print_json
 from .make_checkpoint import SHAPES, qwen3_config
 
 # From the config.json of Meta's Llama 3 70B.
@@ -71,7 +71,7 @@ LINKS = {
 
 
 @dataclass(frozen=True)
-class Limits:
+class MachineSpec:
     """A machine's memory bandwidth in bytes/s, and peak operations per second."""
 
     read: float
@@ -84,7 +84,7 @@ class Limits:
 
 
 MACHINES = {
-    "m4-max": Limits(
+    "m4-max": MachineSpec(
         546e9,
         5120 * 2 * 1.678e9,
         "40 GPU cores: Apple's nominal bandwidth; 5,120 lanes · 2 operations · 1.678 GHz, reported",
@@ -142,7 +142,7 @@ def collectives(
 
 
 def decode_step(
-    costs: ModelCosts, machine: Limits, link: Link, ranks: int, batch: int, context: int
+    costs: ModelCosts, machine: MachineSpec, link: Link, ranks: int, batch: int, context: int
 ) -> StepTime:
     """Time of a decoding step of `batch` sequences with `context` tokens each.
 
@@ -157,7 +157,7 @@ def decode_step(
 
 
 def prefill_step(
-    costs: ModelCosts, machine: Limits, link: Link, ranks: int, tokens: int
+    costs: ModelCosts, machine: MachineSpec, link: Link, ranks: int, tokens: int
 ) -> StepTime:
     """Time of a prefill of `tokens` tokens in one step, with logits of the last token.
 
@@ -201,7 +201,7 @@ def model_config(name: str, bits: int, group_size: int) -> dict[str, Any]:
 
 def table(
     costs: ModelCosts,
-    machine: Limits,
+    machine: MachineSpec,
     link: Link,
     ranks: Sequence[int],
     batches: Sequence[int],
@@ -239,7 +239,7 @@ def _int_list(text: str) -> list[int]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table, then its data as a line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--model", default="qwen3-8b", help=f"{', '.join(SHAPES)} or llama-3-70b")
     parser.add_argument("--bits", type=int, default=4, help="bits per weight; 16 is bfloat16")
     parser.add_argument("--group-size", type=int, default=64)
@@ -276,10 +276,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"  {row['compute_ms']:10.2f}  {row['collectives_ms']:7.2f}"
             f"  {row['tokens_per_s']:8.1f}  {row['speedup']:7.2f}×"
         )
-    print(json.dumps({"model": args.model, "link": asdict(link), "rows": rows}))
+    print_json({"model": args.model, "link": asdict(link), "rows": rows})
 
 
-def _link_and_machine(args: argparse.Namespace) -> tuple[Link, Limits]:
+def _link_and_machine(args: argparse.Namespace) -> tuple[Link, MachineSpec]:
     """Link and machine, with overrides from the flags."""
     link, machine = LINKS[args.link], MACHINES[args.machine]
     if args.latency_us is not None or args.link_gbit is not None:
@@ -289,7 +289,7 @@ def _link_and_machine(args: argparse.Namespace) -> tuple[Link, Limits]:
     if args.read_gb is not None or args.peak_tflop is not None:
         read = machine.read if args.read_gb is None else args.read_gb * 1e9
         peak = machine.peak if args.peak_tflop is None else args.peak_tflop * 1e12
-        machine = Limits(read, peak, f"{args.machine} with overrides from the flags")
+        machine = MachineSpec(read, peak, f"{args.machine} with overrides from the flags")
     return link, machine
 
 

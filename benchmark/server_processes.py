@@ -38,14 +38,18 @@ class ServerProcess:
         self._process = subprocess.Popen(
             [part.replace("{port}", str(port)) for part in command], stdout=log, stderr=log
         )
-        while not self._is_ready(path):
-            if self._process.poll() is not None or time.perf_counter() - started > START_SECONDS:
-                self.close()
-                raise UserError(
-                    f"`{' '.join(command)}` did not become ready; set BENCHMARK_DEBUG=1 to see "
-                    "its output."
-                )
-            time.sleep(POLL_SECONDS)
+        try:
+            while not self._is_ready(path):
+                seconds = time.perf_counter() - started
+                if self._process.poll() is not None or seconds > START_SECONDS:
+                    raise UserError(
+                        f"`{' '.join(command)}` did not become ready; set BENCHMARK_DEBUG=1 to see "
+                        "its output."
+                    )
+                time.sleep(POLL_SECONDS)
+        except BaseException:
+            self.close()
+            raise
         self.ready_seconds = time.perf_counter() - started
 
     def _is_ready(self, path: str) -> bool:

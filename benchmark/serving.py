@@ -10,10 +10,11 @@ batch size, and with as many requests as fit into the same memory, where paging 
 import argparse
 import dataclasses
 import sys
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from tiny_llm import UserError, load_weights
+from tiny_llm import load_weights
 from tiny_llm.cli.batching.workload import Workload
 
 from .command import benchmark_parser, print_json, run_command
@@ -32,31 +33,20 @@ from .systems.client import WorkerProcess
 LLAMA_TIMEOUT_S = 3600  # long, because the first round tries several settings
 
 
-class LlamaServer:
-    """llama.cpp in a worker process."""
-
-    def __init__(self, file: Path, python: str):
-        arguments = [str(file), "--threads", str(usable_threads())]
-        self._worker = WorkerProcess(python, "llama_cpp_worker", arguments)
-
-    def serve(self, workload: Workload, num_slots: int) -> dict[str, Any]:
-        """Runs the workload with `num_slots` concurrent requests; returns its throughput."""
-        reply = self._worker.ask(
-            {
-                "kind": "serve",
-                "prompts": workload.prompts,
-                "output_lens": workload.output_lens,
-                "num_slots": num_slots,
-            },
-            LLAMA_TIMEOUT_S,
-        )
-        if "seconds" not in reply:
-            raise UserError(f"llama.cpp failed: {reply}")
-        return {**reply, "output_tokens_per_s": workload.output_tokens / reply["seconds"]}
-
-    def close(self) -> None:
-        """Stops the worker."""
-        self._worker.close()
+def serve_with_llama_cpp(
+    worker: WorkerProcess, workload: Workload, num_slots: int
+) -> dict[str, Any]:
+    """Runs the workload with `num_slots` concurrent requests; returns its throughput."""
+    result = worker.run(
+        {
+            "kind": "serve",
+            "prompts": workload.prompts,
+            "output_lens": workload.output_lens,
+            "num_slots": num_slots,
+        },
+        LLAMA_TIMEOUT_S,
+    )
+    return {**result, "output_tokens_per_s": workload.output_tokens / result["seconds"]}
 
 
 def compare(args: argparse.Namespace, mlx_model: Any, options: ServingOptions) -> dict[str, Any]:
@@ -68,20 +58,20 @@ def compare(args: argparse.Namespace, mlx_model: Any, options: ServingOptions) -
         "engine, same memory": lambda: serve_with_engine(mlx_model, workload, in_same_memory),
         "week2": lambda: serve_with_week_2(mlx_model, workload, options),
     }
-    llama = None
-    if args.gguf is not None:
-        llama = LlamaServer(args.gguf, args.llama_python)
-        systems["llama.cpp"] = lambda: llama.serve(workload, options.batch_size)
-    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
-    try:
+    with ExitStack() as stack:
+        if args.gguf is not None:
+            arguments = [str(args.gguf), "--threads", str(usable_threads())]
+            worker = WorkerProcess(args.llama_python, "llama_cpp_worker", arguments)
+            stack.enter_context(closing(worker))
+            systems["llama.cpp"] = lambda: serve_with_llama_cpp(
+                worker, workload, options.batch_size
+            )
+        rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
         for number in range(args.rounds):
             for name, serve in systems.items():
                 rounds[name].append(serve())
                 rate = rounds[name][-1]["output_tokens_per_s"]
                 print(f"round {number + 1}  {name:20}  {rate:8.1f} tokens/s", file=sys.stderr)
-    finally:
-        if llama is not None:
-            llama.close()
     return {name: summary(results) for name, results in rounds.items()}
 
 

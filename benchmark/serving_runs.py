@@ -19,7 +19,9 @@ from tiny_llm.cli.batching.workload import (
 )
 from tiny_llm.demo.prompts import BATCH_PROMPTS
 from tiny_llm.engine.scheduling.outputs import SchedulerOutput
+from tiny_llm.models.families.registry import config_of
 
+from .model_costs import ModelCosts
 from .systems.worker import token_ids
 
 
@@ -50,10 +52,8 @@ class ServingOptions:
 
 def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM:
     """Builds an engine for prompts of token ids, with the KV cache size of `options`."""
-    args = mlx_model.args
-    per_token = 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * 2
     settings: dict[str, Any] = {
-        "kv_cache_bytes": options.kv_tokens() * per_token,
+        "kv_cache_bytes": _kv_bytes(mlx_model, options.kv_tokens()),
         "block_size": options.page_size,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_num_seqs": options.max_num_seqs,
@@ -215,5 +215,5 @@ def _record_steps(llm: LLM, steps: list[SchedulerOutput]) -> None:
 
 
 def _kv_bytes(mlx_model: Any, tokens: int) -> int:
-    args = mlx_model.args
-    return tokens * 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * 2
+    costs = ModelCosts(config_of(mlx_model.args), weight_bits=16)
+    return tokens * costs.kv_bytes_per_token

@@ -15,25 +15,26 @@ prints its time, waits included.
 """
 
 import argparse
-import json
 import os
 import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
 
-from tiny_llm import LLM, SamplingParams, load_weights
+from tiny_llm import LLM, SamplingParams, UserError, load_weights
 from tiny_llm.engine.execution.tp_worker import serve_launched
 from tiny_llm.models.parallel.launcher import is_launched, is_rank_0
 
-from .command import benchmark_parser
+from .command import benchmark_parser, print_json, run_command
 from .roofline import usable_threads
+from .systems.client import WorkerError
 from .systems.worker import token_ids
 from .timing import Times
 
@@ -152,7 +153,7 @@ def profile(args: argparse.Namespace, threads: int) -> dict[str, dict[str, float
     return figures
 
 
-class System:
+class ChildProcesses:
     """Child processes, each with a kind ("whole", "ranks" or "part") and a rank."""
 
     def __init__(self, args: argparse.Namespace, kinds: Sequence[tuple[str, int]], threads: int):
@@ -169,9 +170,12 @@ class System:
             )
             for kind, rank in kinds
         ]
+
+    def wait_until_ready(self) -> None:
+        """Waits until the processes have loaded the model; raises `WorkerError` if one failed."""
         for child in self._children:
             if self._read(child) != "ready":
-                raise RuntimeError(f"a child process of kind '{kinds[0][0]}' failed to start.")
+                raise WorkerError("a child process failed to start; its error is above.")
 
     def measure(self, task: str, number: int) -> float:
         """Time of the slowest process in milliseconds; all processes start simultaneously."""
@@ -193,7 +197,7 @@ class System:
 
 
 def compare(
-    systems: dict[str, Callable[[str, int], float]], rounds: int
+    systems: Mapping[str, Callable[[str, int], float]], rounds: int
 ) -> dict[str, dict[str, list[float]]]:
     """Milliseconds per task, system and round."""
     measured: dict[str, dict[str, list[float]]] = {
@@ -219,7 +223,7 @@ def report(task: str, measured: dict[str, list[float]]) -> dict[str, float]:
     return {**minima, "speed": speed, "overhead": overhead}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> int:
     """Prints each system's minimum and median, then a line of JSON."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--model", required=True)
@@ -230,31 +234,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--profile", action="store_true", help="break down rank 0's step time")
     parser.add_argument(CHILD_FLAG, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     if args.as_child is not None:
         serve(args)
-        return
+        return 0
+    return run_command("tensor_parallel", args, run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures all systems, or the parts of rank 0's step time."""
     if args.ranks < 2:
-        parser.error(f"--ranks must be at least 2, got {args.ranks}.")
+        raise UserError(f"--ranks must be at least 2, got {args.ranks}.")
     cores = usable_threads()
     each = max(1, cores // args.ranks)
     if args.profile:
-        print(json.dumps({"model": args.model, "ranks": args.ranks, **profile(args, each)}))
-        return
-    systems = {
-        "one rank": System(args, [("whole", 0)], cores),
-        "ranks": System(args, [("ranks", 0)], each),
-        "parts": System(args, [("part", rank) for rank in range(args.ranks)], each),
+        return print_json({"model": args.model, "ranks": args.ranks, **profile(args, each)})
+    kinds = {
+        "one rank": ([("whole", 0)], cores),
+        "ranks": ([("ranks", 0)], each),
+        "parts": ([("part", rank) for rank in range(args.ranks)], each),
     }
-    try:
-        measured = compare({name: system.measure for name, system in systems.items()}, args.rounds)
-    finally:
-        for system in systems.values():
-            system.close()
+    with ExitStack() as stack:
+        systems = {}
+        for name, (children, threads) in kinds.items():
+            system = stack.enter_context(closing(ChildProcesses(args, children, threads)))
+            system.wait_until_ready()
+            systems[name] = system.measure
+        measured = compare(systems, args.rounds)
     figures = {task: report(task, measured[task]) for task in TASKS}
     settings = {"model": args.model, "ranks": args.ranks, "launcher": args.launcher}
-    print(json.dumps({**settings, "threads": each, **figures}))
+    return print_json({**settings, "threads": each, **figures})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

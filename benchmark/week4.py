@@ -11,13 +11,14 @@ bound on the speed.
 import argparse
 import os
 import sys
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .ab_compare import parse_ab_args
 from .command import benchmark_parser, print_json, run_command
 from .metrics import METRICS, Metric
-from .systems.client import WorkerError, WorkerProcess
+from .systems.client import WorkerProcess, WorkerTimeoutError
 from .timing import Times
 
 
@@ -55,32 +56,33 @@ DAYS = [
 DEFAULT_METRICS = ["prefill-512", "decode-128", "decode-4096", "decode-128-batch-4"]
 
 
-def run_interleaved(
+def measure_days(
     model: Path, metric: Metric, rounds: int, limit_s: float
 ) -> dict[str, Times | None]:
     """Times by day; None if a measurement exceeded the limit."""
-    workers: dict[str, WorkerProcess] = {}
     seconds: dict[str, list[float]] = {day.name: [] for day in DAYS}
     slow: set[str] = set()
-    try:
-        for day in DAYS:
-            arguments = [str(model.resolve())]
-            workers[day.name] = WorkerProcess(
-                sys.executable, "tiny_llm_worker", arguments, environment=day.environment
-            )
+    with ExitStack() as stack:
+        workers = {day.name: stack.enter_context(closing(start(day, model))) for day in DAYS}
         for number in range(rounds):
             for name in list(workers)[:: 1 if number % 2 == 0 else -1]:
                 try:
-                    reply = workers[name].ask(metric.request, limit_s)
-                except WorkerError:  # the worker has been killed
+                    result = workers[name].run(metric.request, limit_s)
+                except WorkerTimeoutError:
                     del workers[name]
                     slow.add(name)
                     continue
-                seconds[name].append(reply["seconds"])
-    finally:
-        for worker in workers.values():
-            worker.close()
+                seconds[name].append(result["seconds"])
     return {name: None if name in slow else Times.of(taken) for name, taken in seconds.items()}
+
+
+def start(day: Day, model: Path) -> WorkerProcess:
+    """Starts a day's worker."""
+    arguments = [str(model.resolve())]
+    environment = day.environment
+    return WorkerProcess(
+        sys.executable, "tiny_llm_worker", arguments, environment=environment, name=day.name
+    )
 
 
 def cell(metric: Metric, times: Times | None, limit_s: float) -> str:
@@ -102,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     """Measures all metrics and prints the table."""
     figures: dict[str, dict[str, Times | None]] = {}
     for name in args.metrics:
-        figures[name] = run_interleaved(args.model, METRICS[name], args.rounds, args.limit)
+        figures[name] = measure_days(args.model, METRICS[name], args.rounds, args.limit)
         print(f"{METRICS[name].label}: measured", file=sys.stderr)
     print("| tokens/s | " + " | ".join(METRICS[name].label for name in figures) + " |")
     print("|---|" + "---:|" * len(figures))

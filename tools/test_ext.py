@@ -4,22 +4,18 @@ Uses the learner's source tree if it exists; --solution mine or ref overrides th
 """
 
 import argparse
-import os
 import sys
 
 import mlx.core as mx
 
-from tools.course.solution_flag import parse_with_tree
-from tools.course.tree import environment
+from tools.course.solution_flag import parse_with_tree, restart_in_tree
 
 
 def main() -> int:
     """Prints `correct: True` and exits with 0 if the result is correct."""
     parser = argparse.ArgumentParser(prog="build-ext-test", description=__doc__)
     _, tree = parse_with_tree(parser)
-    if tree is not None and not hasattr(sys.modules.get("sitecustomize"), "LearnersTree"):
-        command = [sys.executable, "-m", "tools.test_ext", "--solution", "mine"]
-        os.execve(sys.executable, command, environment(tree))
+    restart_in_tree(tree, "tools.test_ext")
 
     from tiny_llm import kernels  # imports the selected learner's source tree or solution
     from tiny_llm.errors import UserError

@@ -1,5 +1,6 @@
 """Parent side of a worker: starts it, sends requests, pauses it."""
 
+import contextlib
 import json
 import os
 import selectors
@@ -19,7 +20,11 @@ START_SECONDS = 180
 
 
 class WorkerError(Exception):
-    """A worker failed to start, exited or timed out, as the message says."""
+    """A worker failed to start, exited, timed out or failed to serve a request."""
+
+
+class WorkerTimeoutError(WorkerError):
+    """A worker exceeded a time limit and has been killed."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class WorkerProcess:
         module: name of the worker in `benchmark.systems`.
         root: checkout that contains the worker.
         environment: environment variables of the worker; default: this process's.
+        name: prefix of error messages; default: derived from the module.
 
     Raises:
         WorkerError: the worker did not become ready.
@@ -53,10 +59,11 @@ class WorkerProcess:
         arguments: list[str],
         root: Path = ROOT,
         environment: Mapping[str, str] | None = None,
+        name: str | None = None,
     ):
         threads = str(usable_threads())
         start = time.perf_counter()
-        self._name = module.removesuffix("_worker")
+        self._name = name or module.removesuffix("_worker")
         self._process = subprocess.Popen(
             [python, "-m", f"benchmark.systems.{module}", *arguments],
             cwd=root,
@@ -77,17 +84,30 @@ class WorkerProcess:
         self._process.send_signal(signal.SIGSTOP)
 
     def ask(self, request: dict[str, Any], limit_s: float = START_SECONDS) -> dict[str, Any]:
-        """Sends a request and waits for its reply.
+        """Sends a request and waits for its reply, a result or the reason of a failure.
 
         Raises:
             WorkerError: the worker exited or exceeded `limit_s`, and has been killed.
         """
         assert self._process.stdin is not None
         self._process.send_signal(signal.SIGCONT)
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # `_read` reports that the worker has exited
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
         reply = self._read(limit_s)
         self._process.send_signal(signal.SIGSTOP)
+        return reply
+
+    def run(self, request: dict[str, Any], limit_s: float = START_SECONDS) -> dict[str, Any]:
+        """Sends a request and waits for its result.
+
+        Raises:
+            WorkerError: as in `ask`, or the reply is not a result.
+        """
+        reply = self.ask(request, limit_s)
+        for key in ("failed", "unsupported"):
+            if key in reply:
+                raise WorkerError(f"{self._name}: {reply[key]}")
         return reply
 
     def close(self) -> None:
@@ -100,7 +120,7 @@ class WorkerProcess:
         assert self._process.stdout is not None
         if not self._selector.select(limit_s):
             self.close()
-            raise WorkerError(f"{self._name} timed out after {limit_s:.0f} s")
+            raise WorkerTimeoutError(f"{self._name} timed out after {limit_s:.0f} s")
         line = self._process.stdout.readline()
         if line:
             return json.loads(line)

@@ -434,7 +434,7 @@ class FakeWorker:
         self._seconds = iter(seconds)
         self._calls = calls
 
-    def ask(self, request, limit_s):
+    def run(self, request, limit_s):
         assert request == {"kind": "decode", "tokens": 128, "batch": 1}
         self._calls.append(self._name)
         return {"seconds": next(self._seconds)}

@@ -12,6 +12,7 @@ import pytest
 from benchmark import check_peers
 from benchmark.agreement import Agreement, agreement
 from benchmark.check_peers import NEW_TOKENS, TIE_TOLERANCES, WORKERS, Reference, exact_matrix
+from benchmark.systems.client import WorkerError
 
 # Python interpreter with OpenVINO and ONNX Runtime; see benchmark/README.md.
 PYTHON = os.environ.get("TINY_LLM_PEERS_PYTHON", sys.executable)
@@ -122,6 +123,6 @@ def test_worker_reports_timings(checkpoint, tmp_path, system):
 
 
 def test_failed_export_is_reported(checkpoint, tmp_path):
-    with pytest.raises(check_peers.WorkerError, match="missing failed to export"):
+    with pytest.raises(WorkerError, match="missing failed to export"):
         check_peers.export_once(sys.executable, "missing_worker", checkpoint, tmp_path / "model")
     assert not (tmp_path / "model" / "exported").exists()

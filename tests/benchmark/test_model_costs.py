@@ -18,10 +18,9 @@ def test_model_costs():
     E, I, V, layers = 64, 96, 131, 3
     weights = layers * (E * 16 * (2 * 4 + 2 * 2) + 3 * E * I) + V * E
     stored = weights * (4 + 32 / 32) / 8  # 4 bits, plus a scale and a bias per group of 32
-    assert costs.bytes_per_token(0) == pytest.approx(stored)
-    assert costs.bytes_per_token(100) == pytest.approx(stored + 100 * model.kv_bytes_per_token)
-    assert costs.bytes_per_token(100, batch=4) == pytest.approx(
-        stored / 4 + 100 * model.kv_bytes_per_token
-    )
-    assert costs.flops_per_token(0) == 2 * weights
-    assert costs.flops_per_token(10) - costs.flops_per_token(0) == 4 * 10 * layers * 4 * 16
+    kv_bytes = 100 * model.kv_bytes_per_token
+    assert costs.decode_bytes(1, 0) == pytest.approx(stored)
+    assert costs.decode_bytes(1, 100) == pytest.approx(stored + kv_bytes)
+    assert costs.decode_bytes(4, 100) == pytest.approx(stored + 4 * kv_bytes)
+    assert costs.decode_flops(1, 0) == 2 * weights
+    assert costs.decode_flops(1, 10) - costs.decode_flops(1, 0) == 4 * 10 * layers * 4 * 16

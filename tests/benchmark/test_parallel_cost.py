@@ -9,8 +9,8 @@ from benchmark.model_costs import ModelCosts
 from benchmark.parallel_cost import (
     LINKS,
     MACHINES,
-    Limits,
     Link,
+    MachineSpec,
     all_gather_seconds,
     all_reduce_seconds,
     collectives,
@@ -22,7 +22,7 @@ from benchmark.parallel_cost import (
 
 LINK = Link(latency=1e-3, bandwidth=1e6, source="a test")
 COSTS = ModelCosts.from_config(model_config("qwen3-0.6b", 4, 64))
-SLOW = Limits(read=1e9, peak=1e12, source="a test")
+SLOW = MachineSpec(read=1e9, peak=1e12, source="a test")
 
 
 def test_one_rank_sends_nothing():

@@ -54,6 +54,14 @@ def test_questions_are_reproducible_by_seed():
         assert len(set(texts)) == len(texts) == mutants.CHOICES, "choices must be distinct"
 
 
+def test_failed_build_of_the_solution_is_reported(monkeypatch):
+    compiled = next(wrong for wrong in WRONG if suffix_of(wrong) not in INTERPRETED)
+    monkeypatch.setattr(mutants, "write_complete_tree", lambda tree: None)
+    monkeypatch.setattr(mutants, "build_tree", lambda *args: "cmake: no compiler")
+    with pytest.raises(SystemExit, match="does not build:\ncmake: no compiler"):
+        next(mutants.test_failures([(compiled, [])], Console(file=io.StringIO())))
+
+
 def test_round_score_is_stored(tree, capsys, without_tests):
     first, second = answers_of("2.1", 0, 2)
     wrong = second % mutants.CHOICES + 1

@@ -33,7 +33,7 @@ def measured(monkeypatch):
     """Replaces the benchmark process with fixed output."""
     requested = []
 
-    def run_matmuls(what, whose, machine, rounds, *options):
+    def measure_in_subprocess(what, whose, machine, rounds, *options):
         requested.append((what, whose, *options))
         if what == "slowed":
             slow = {**ROW, "minimum": 0.008, "share": 0.0625}
@@ -45,7 +45,7 @@ def measured(monkeypatch):
         rows = {"loops": ROW, "vectors": vectors}
         return {"rows": rows, "unwritten": {"factored": "is yours"}, "prefetch_distance": 1024}
 
-    monkeypatch.setattr(speed, "run_matmuls", run_matmuls)
+    monkeypatch.setattr(speed, "measure_in_subprocess", measure_in_subprocess)
     monkeypatch.setattr(speed, "measure_best", lambda rounds: MACHINE)
     return requested
 
@@ -194,7 +194,7 @@ def test_single_head_table(tree, measured, monkeypatch, capsys):
         "unwritten": {},
         "prefetch_distance": None,
     }
-    monkeypatch.setattr(speed, "run_matmuls", lambda *args: both)
+    monkeypatch.setattr(speed, "measure_in_subprocess", lambda *args: both)
     assert speed.main(["--day", "4.6"]) == 0
     output = capsys.readouterr().out
     assert "as many keys, of a single head" in output
@@ -251,7 +251,7 @@ def test_each_day_runs_its_program(monkeypatch):
     monkeypatch.setattr(speed, "result_of", result_of)
     for day in ("4.4", "4.5", "4.7"):
         with pytest.raises(speed.FailedError):
-            speed.run_matmuls("kernels", None, MACHINE, 1, "--day", day)
+            speed.measure_in_subprocess("kernels", None, MACHINE, 1, "--day", day)
     assert requested == ["tools.speed.matmuls", "tools.speed.fused_ops", "tools.speed.decode_steps"]
 
 

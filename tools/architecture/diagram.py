@@ -5,7 +5,7 @@ Transitive imports are omitted: if a imports b, and b imports c, no arrow goes f
 
 from collections.abc import Mapping
 
-from .rules import LAYER, LAYERS, reachable_components
+from .rules import LAYER, LAYERS, reachable
 
 COLUMN = {
     component: column for components in LAYERS.values() for component, column in components.items()
@@ -76,11 +76,7 @@ def draw(components: Mapping[str, set[str]], folders: set[str]) -> str:
 
 def _direct(component: str, others: set[str], components: Mapping[str, set[str]]) -> set[str]:
     """Imports of a component, except those that are also transitive imports."""
-    implied = {
-        indirect
-        for other in others
-        for indirect in reachable_components(other, components) - {other}
-    }
+    implied = {indirect for other in others for indirect in reachable(other, components) - {other}}
     return others - implied
 
 

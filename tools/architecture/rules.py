@@ -6,7 +6,7 @@ components of lower layers. Inside a component, neither modules nor sub-packages
 
 import graphlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 from .imports import Module
@@ -125,22 +125,23 @@ def _problems_of(module: Module) -> list[str]:
 def _problems_of_week_1(modules: Mapping[str, Module]) -> list[str]:
     """Third-party imports of Week 1, except MLX and the lazily loaded extension."""
     found = []
-    for name in sorted(reachable("qwen3_week1", modules)):
+    imports = {name: module.internal for name, module in modules.items()}
+    for name in sorted(reachable("qwen3_week1", imports)):
         others = modules[name].external - STANDARD_LIBRARY - {"mlx", "tiny_llm_ext"}
         if others:
             found.append(f"{name}, a dependency of Week 1, imports {_listed(others)}.")
     return found
 
 
-def reachable(start: str, modules: Mapping[str, Module]) -> set[str]:
-    """A module and its transitive imports; empty for an unknown module."""
+def reachable(start: str, imports: Mapping[str, Set[str]]) -> set[str]:
+    """A module or component and its transitive imports; empty if it is unknown."""
     found: set[str] = set()
     todo = [start]
     while todo:
         name = todo.pop()
-        if name not in found and name in modules:
+        if name not in found and name in imports:
             found.add(name)
-            todo += modules[name].internal
+            todo += imports[name]
     return found
 
 
@@ -180,18 +181,6 @@ def component_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
             others = {other.partition(".")[0] for other in module.internal}
             components.setdefault(module.component, set()).update(others - {module.component})
     return components
-
-
-def reachable_components(start: str, components: Mapping[str, set[str]]) -> set[str]:
-    """A component and its transitive imports."""
-    found: set[str] = set()
-    todo = [start]
-    while todo:
-        component = todo.pop()
-        if component not in found:
-            found.add(component)
-            todo += components[component]
-    return found
 
 
 def _listed(names: set[str] | frozenset[str]) -> str:

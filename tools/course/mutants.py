@@ -166,7 +166,9 @@ def test_failures(
             else:
                 with console.status("compiling, which takes minutes the first time"):
                     write_complete_tree(complete)
-                    build_tree(complete, *LESS_OPTIMIZED)
+                    output = build_tree(complete, *LESS_OPTIMIZED)
+                    if output is not None:
+                        sys.exit(f"mutants: the solution does not build:\n{output}")
                     outcomes = run_compiled(runner, complete, applied)
             yield question, outcomes
 

@@ -87,7 +87,7 @@ def find_slowed_matmul(
         seed = sum(entry["day"] == "4.1" for entry in history.entries(tree, KIND))
     slowed = random.Random(seed).choice([name for name in MATMULS if name != "head"])
     console.print("the matmuls of a step …", style="dim")
-    found = run_matmuls("slowed", tree, machine, args.rounds, "--name", slowed)
+    found = measure_in_subprocess("slowed", tree, machine, args.rounds, "--name", slowed)
     console.print(matmuls_table(found["rows"], with_shares=False))
     answer = args.answer or ask(console)
     if answer is None:
@@ -111,9 +111,9 @@ def ask(console: Console) -> str | None:
 def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console: Console) -> int:
     """Days from 4.2 on: prints and stores the kernels' share of the limit."""
     console.print("your kernels …", style="dim")
-    yours = run_matmuls("kernels", tree, machine, args.rounds, "--day", args.day)
+    yours = measure_in_subprocess("kernels", tree, machine, args.rounds, "--day", args.day)
     console.print("ours …", style="dim")
-    ours = run_matmuls("best", None, machine, args.rounds, "--day", args.day)
+    ours = measure_in_subprocess("best", None, machine, args.rounds, "--day", args.day)
     rows, best = yours["rows"], ours["rows"]["best"]
     console.print(kernels_table(rows, best))
     if yours.get("one_head"):
@@ -135,10 +135,10 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
     return 0
 
 
-def run_matmuls(
+def measure_in_subprocess(
     what: str, tree: Path | None, machine: Machine, rounds: int, *options: str
 ) -> dict[str, Any]:
-    """Measures in a child process with `tree`'s code; raises `FailedError`."""
+    """Runs the day's measurements with `tree`'s code; raises `FailedError`."""
     peak = machine.vector_gflop_per_s * 1e9  # Week 4's kernels use vector instructions
     limits = ["--read", str(machine.read_gb_per_s * 1e9), "--peak", str(peak)]
     module = next((name for day, name in MODULES.items() if day in options), "matmuls")

@@ -7,6 +7,7 @@ import pytest
 from tests.engine.support import assert_distributed_as, chat
 from tests.support import tiny_model
 from tiny_llm import LLM, SamplingParams
+from tiny_llm.cli.batching.workload import TimestampTokenizer
 from tiny_llm.demo.prompts import BATCH_PROMPTS
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
 from tiny_llm.engine.execution.sampler import SamplingRow, TokenCounts, process_logits
@@ -15,23 +16,6 @@ from tiny_llm.engine.spec_decode.draft_model import DraftModel
 from tiny_llm.models.dispatch import serving_model
 
 V = 8
-
-
-class NullTokenizer:
-    """Tokenizer stub whose text is always empty."""
-
-    eos_token_ids = frozenset()
-    text = last_segment = ""
-
-    @property
-    def detokenizer(self):
-        return self
-
-    def add_token(self, token: int) -> None:
-        pass
-
-    def finalize(self) -> None:
-        pass
 
 
 def small_model(seed: int, **changes):
@@ -88,8 +72,8 @@ def test_sampled_outputs_have_the_target_distribution(params):
     target, draft = small_model(1, num_hidden_layers=2), small_model(2, num_hidden_layers=1)
     num_samples, prompt = 3000, [1, 2, 3]
     llm = LLM(
-        (target, NullTokenizer()),
-        draft_model=(draft, NullTokenizer()),
+        (target, TimestampTokenizer()),
+        draft_model=(draft, TimestampTokenizer()),
         num_drafts=2,
         block_size=8,
         max_num_seqs=64,
