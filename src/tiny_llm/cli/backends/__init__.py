@@ -2,5 +2,5 @@
 
 Independent of how output is displayed.
 
-Reading order: checkpoint, engine, backend, remote.
+Reading order: checkpoint, engine, backend, openai_client, remote.
 """
