@@ -291,7 +291,7 @@ class DiskCache:
             parts = [part[size:] for part in parts]
 
     def wait(self) -> None:
-        """Waits up to `WAIT_SECONDS` until a page has been read."""
+        """Waits up to `WAIT_SECONDS` for a load to progress."""
         self._reader.wait(WAIT_SECONDS)
 
 
