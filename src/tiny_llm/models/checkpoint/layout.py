@@ -18,7 +18,7 @@ INDEX_FILE = "model.safetensors.index.json"
 MAX_TENSORS = 200_000  # a 4-bit model with 94 layers of 128 experts each has only 110,000
 
 
-def check_checkpoint(folder: Path) -> Fields:
+def check_checkpoint(folder: Path) -> None:
     """Checks config, tokenizer and weight headers; see `read_model_config`."""
     config = read_model_config(folder)
     if not has_tokenizer(folder):
@@ -26,7 +26,6 @@ def check_checkpoint(folder: Path) -> Fields:
     read_tokenizer_config(folder)
     read_eos_token_ids(folder, config)
     read_tensor_headers(folder)
-    return config
 
 
 def read_model_config(folder: Path) -> Fields:
