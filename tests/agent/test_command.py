@@ -1,6 +1,7 @@
 """The agent's command line, `python -m tiny_llm.agent`."""
 
 import json
+import sys
 
 import pytest
 
@@ -51,3 +52,9 @@ def test_compaction(tmp_path):
 def test_user_errors(tmp_path, capsys, flags, message):
     assert run(tmp_path, ["Done."], *flags) == 2
     assert message in capsys.readouterr().err
+
+
+def test_missing_library_error_names_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    assert main(["--solution", "ref", "--url", "http://127.0.0.1:9"]) == 2
+    assert "pip install 'tiny-llm[chat]'" in capsys.readouterr().err

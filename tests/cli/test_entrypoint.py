@@ -1,12 +1,14 @@
 """The entry points `tiny-llm COMMAND` and `python -m tiny_llm COMMAND`."""
 
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
 
 import pytest
 
+from tiny_llm import demo
 from tiny_llm.cli import check_installation, entrypoint
 
 FRANCE = ["--model", "demo", "--prompt", "What is the capital of France?"]
@@ -70,6 +72,22 @@ def test_pins_for_other_platforms_are_ignored(monkeypatch):
     for installed, ok in (("8", True), ("9", False), ("7", False)):
         monkeypatch.setattr(check_installation, "version", lambda _, installed=installed: installed)
         assert check_installation._package("mlx").ok is ok
+
+
+def test_corrupt_checkpoint_in_the_hub_cache(tmp_path, monkeypatch):
+    shutil.copytree(demo.TARGET_PATH, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(check_installation, "find_in_cache", lambda _: tmp_path)
+
+    def cached_model():
+        [*_, result] = check_installation.run_checks()
+        return result
+
+    assert cached_model().ok
+    (tmp_path / "config.json").write_text("{")
+    result = cached_model()
+    assert result.ok is False
+    assert "corrupt" in result.found
+    assert "hf download Qwen/Qwen3-8B-MLX-4bit --force-download" in result.fix
 
 
 @pytest.mark.parametrize("shell", entrypoint.SHELLS)

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import httpx2
 import pytest
 
 from tiny_llm.cli import chat
+from tiny_llm.cli.backends.openai_client import OpenAIClient
 from tiny_llm.cli.backends.remote import RemoteBackend
 from tiny_llm.errors import UserError
 
@@ -37,9 +39,9 @@ def test_conversation(server, capsys, monkeypatch):
 
 def test_reasoning_is_printed_but_not_sent_back(server, capsys, monkeypatch):
     bodies = []
-    original = RemoteBackend._deltas
+    original = OpenAIClient.stream
     monkeypatch.setattr(
-        RemoteBackend, "_deltas", lambda self, body: bodies.append(body) or original(self, body)
+        OpenAIClient, "stream", lambda self, body: bodies.append(body) or original(self, body)
     )
     _, out, _ = converse(capsys, monkeypatch, FRANCE * 2, "--url", server.url)
     assert out.startswith("<think>\n")
@@ -107,8 +109,9 @@ def test_interrupt_stops_only_the_output(endless):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--url", "localhost:8000"], "--url must start with http"),
-        (["--url", "http://127.0.0.1:9"], "cannot connect to http://127.0.0.1:9/v1"),
+        (["--url", "localhost:8000"], "the URL must start with http"),
+        (["--url", "http://x:y"], "the request to http://x:y/v1 failed: Invalid port: 'y'."),
+        (["--url", "http://127.0.0.1:9"], "`tiny-llm serve` starts a server"),
         (["--url", "http://x", "--device", "cpu"], "--device has no effect with --url"),
         (["--url", "http://x", "--speculative", "ngram"], "--speculative has no effect with"),
         (["--url", "http://x", "--solution", "mlx"], "--solution has no effect with --url"),
@@ -138,10 +141,12 @@ def stub_backend(content, status=200, *flags, requests=None):
             requests.append(request)
         return httpx2.Response(status, content=content)
 
-    client = httpx2.Client(transport=httpx2.MockTransport(respond))
     parser = chat.make_parser("chat")
     args = parser.parse_args(["--url", "http://stub/api", "--model", "one", *flags])
-    return RemoteBackend(args, client)
+    with pytest.MonkeyPatch.context() as patch:
+        transport = httpx2.MockTransport(respond)
+        patch.setattr(httpx2, "Client", partial(httpx2.Client, transport=transport))
+        return RemoteBackend(args)
 
 
 def test_request_body():

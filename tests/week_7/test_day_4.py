@@ -172,6 +172,7 @@ def test_task_2_files_decide_not_answers(tmp_path):
     [
         (["12", "13", "13"], 1),
         (["11", "12.", " 12", "It is 12"], 1),
+        (["11", "12", "12 ."], 1),
         (["no", "Twelve men", "twelve MEN"], 1),
         (["no", "twelve men", "twelve  men"], 1),
         (["13", "12", "12", "13"], 0),
@@ -183,6 +184,7 @@ def test_task_2_files_decide_not_answers(tmp_path):
     ids=[
         "most frequent",
         "period and spaces",
+        "space before the period",
         "case",
         "inner spaces",
         "tie",

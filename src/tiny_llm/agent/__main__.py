@@ -43,8 +43,8 @@ def make_parser(prog: str) -> CommandParser:
         in_range(MIN_OUTPUT),
         DEFAULT_MAX_OUTPUT,
     )
-    flag("--model NAME", "as for `main`, or a name at --url; default: demo, or the first at --url")
-    flag("--url URL", "OpenAI-compatible API, e.g. http://127.0.0.1:8000/v1")
+    flag("--model NAME", "as in `main`; by default, demo or the first model at --url")
+    flag("--url URL", "base URL of an OpenAI-compatible server, e.g. http://127.0.0.1:8000")
     flag("--api-key KEY", f"API key for --url; or set {API_KEY_VARIABLE}")
     flag("--script FILE", "assistant messages, as a JSON list")
     flag("--max-steps N", "maximum number of steps", in_range(1), DEFAULT_MAX_STEPS)

@@ -75,7 +75,7 @@ def vote(branches: Sequence[Branch]) -> Branch | None:
     # [task 7.4.3 vote]
     answers = [branch.transcript.answer for branch in branches]
     votes = [
-        None if answer is None else " ".join(answer.lower().split()).rstrip(".")
+        None if answer is None else " ".join(answer.lower().split()).rstrip(" .")
         for answer in answers
     ]
     counts = Counter(answer for answer in votes if answer is not None)

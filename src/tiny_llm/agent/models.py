@@ -5,12 +5,11 @@ answer; a call's arguments are the model's unparsed JSON text.
 """
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..cli.backends.openai_client import OpenAIClient
 from ..engine.inputs.prompts import ChatOptions, encode_prompt
 from ..engine.inputs.sampling_params import SamplingParams
 from ..engine.llm import LLM
@@ -20,7 +19,6 @@ from ..server.protocol.output_parser import OutputParser, TextDelta
 from ..server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
 
 Message = dict[str, Any]
-TIMEOUT_SECONDS = 600.0  # a large model may prefill for minutes
 
 
 @dataclass
@@ -188,29 +186,23 @@ class LocalModel:
 class OpenAIModel:
     """A model on any server with OpenAI's chat completions API.
 
+    See `OpenAIClient` for `url`, `model` and errors.
+
     Args:
-        base_url: e.g. "http://127.0.0.1:8000/v1".
-        model: model name; None selects the first model listed by the server.
         options: additional request fields, e.g. temperature.
     """
 
     def __init__(
-        self, base_url: str, model: str | None = None, api_key: str | None = None, **options: Any
+        self, url: str, model: str | None = None, api_key: str | None = None, **options: Any
     ):
-        if not base_url.startswith(("http://", "https://")):
-            raise UserError(f"the URL must start with http:// or https://, got '{base_url}'.")
         self.usage = Usage()
-        self._url = base_url.rstrip("/")
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._client = OpenAIClient(url, model, api_key)
         self._options = options
-        self.model: str = model or self._first_model()
 
     def complete(self, messages: Sequence[Message], tools: Sequence[Message], seed: int) -> Message:
         """See `ChatModel.complete`."""
-        body = {**self._options, "model": self.model, "messages": list(messages), "seed": seed}
-        reply = self._request("/chat/completions", {**body, "tools": tools} if tools else body)
+        body = {**self._options, "messages": list(messages), "seed": seed}
+        reply = self._client.complete({**body, "tools": tools} if tools else body)
         try:
             message = reply["choices"][0]["message"]
             fields = {key: message[key] for key in ("content", "tool_calls") if message.get(key)}
@@ -218,26 +210,5 @@ class OpenAIModel:
             details = usage.get("prompt_tokens_details") or {}
             self.usage.add(usage.get("prompt_tokens", 0), details.get("cached_tokens") or 0)
         except (LookupError, TypeError, AttributeError) as error:
-            raise UserError(f"{self._url} did not return a chat completion.") from error
+            raise UserError(f"{self._client.url} did not return a chat completion.") from error
         return {"role": "assistant", "content": None, **fields}
-
-    def _first_model(self) -> str:
-        listed = self._request("/models", None).get("data")
-        if not listed:
-            raise UserError(f"{self._url}/models lists no models; set the model name.")
-        return str(listed[0]["id"])
-
-    def _request(self, path: str, body: Any) -> Message:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, self._headers)
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-                reply = json.load(response)
-        except urllib.error.HTTPError as error:
-            text = " ".join(error.read(2000).decode(errors="replace").split())
-            raise UserError(f"server error {error.code}: {text or error.reason}") from error
-        except (OSError, ValueError) as error:
-            raise UserError(f"the request to {self._url}{path} failed: {error}.") from error
-        if not isinstance(reply, dict):
-            raise UserError(f"{self._url}{path} did not return a JSON object.")
-        return reply

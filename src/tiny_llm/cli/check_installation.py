@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 
 import mlx.core as mx
 from packaging.requirements import Requirement
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from .. import kernels
@@ -30,7 +32,7 @@ from .memory_table import estimate_memory, measure_bandwidth, print_memory_table
 from .parsing.arguments import add_flag, byte_count, flag_name, in_range, rank_count
 from .parsing.command import CommandParser, console, run_command
 
-MARKS = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}
+MARKS = {True: "[green]ok[/]", False: "[red]failed[/]", None: "[yellow]optional[/]"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class CheckResult:
     """Result of one check, printed as a row of the table."""
 
     name: str
-    ok: bool | None  # True if it works; False if required but missing; None if optional and missing
+    ok: bool | None  # True if it works; False if required but broken; None if optional and missing
     found: str
     fix: str = ""
 
@@ -83,22 +85,15 @@ def run_checks() -> Iterator[CheckResult]:
     yield from _metal_kernels()
     yield _torch()
     for name, folder in BUNDLED_MODELS.items():
-        try:
-            check_checkpoint(folder)
-            yield CheckResult(
-                f"model {name}", True, f"bundled, {weight_bytes(folder) / 1e6:.1f} MB"
-            )
-        except ModelError as error:
-            yield CheckResult(f"model {name}", False, str(error), "reinstall tiny-llm")
+        yield _checkpoint(name, folder, "bundled", "reinstall tiny-llm")
     for name, hub_id in SHORT_NAMES.items():
         cached = find_in_cache(hub_id)
         if cached is None:
             fix = f"`pdm run main --model {name}` downloads it"
             yield CheckResult(f"model {name}", None, "not in the local hub cache", fix)
         else:
-            yield CheckResult(
-                f"model {name}", True, f"{weight_bytes(cached) / 1e9:.2f} GB in {cached}"
-            )
+            fix = f"`hf download {hub_id} --force-download`"
+            yield _checkpoint(name, cached, str(cached), fix)
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -203,6 +198,14 @@ def _torch() -> CheckResult:
         fix = "`pdm run install-torch` (for parity tests and training)"
         return CheckResult("torch", None, "not installed", fix)
     return CheckResult("torch", True, version("torch"))
+
+
+def _checkpoint(name: str, folder: Path, where: str, fix: str) -> CheckResult:
+    try:
+        check_checkpoint(folder)
+    except ModelError as error:
+        return CheckResult(f"model {name}", False, f"corrupt: {error}", fix)
+    return CheckResult(f"model {name}", True, f"{decimal(weight_bytes(folder))}, {where}")
 
 
 def _first_line(command: list[str]) -> str:

@@ -77,7 +77,8 @@ def find_model(name: str, console: "Console | None") -> Path:
         ModelError: the model does not exist, cannot be downloaded, or its folder is invalid.
     """
     full_name = shortcut_name_to_full_name(name)
-    folder = _local_folder(name) or find_in_cache(full_name) or download(full_name, console)
+    folder = _local_folder(name) or find_in_cache(full_name)
+    folder = folder or download(full_name, console, DOWNLOAD_PATTERNS)
     check_checkpoint(folder)
     return folder
 
@@ -122,9 +123,7 @@ def stderr_console() -> "Console":
     return Console(stderr=True)
 
 
-def download(
-    hub_id: str, console: "Console | None", patterns: list[str] = DOWNLOAD_PATTERNS
-) -> Path:
+def download(hub_id: str, console: "Console | None", patterns: list[str]) -> Path:
     """Downloads a model from the Hugging Face hub, printing its size first.
 
     Raises:

@@ -32,9 +32,8 @@ class ModelSize:
 
     weight_bytes: int
     step_bytes: int  # weight bytes read to decode one token, with only the selected experts
-    kv_vectors_per_token: (
-        int  # key and value vectors per token, over all attention layers and KV heads
-    )
+    # Key and value vectors per token, over all attention layers and KV heads.
+    kv_vectors_per_token: int
     head_dim: int  # elements per key or value vector
     state_bytes: int  # bytes per recurrent-state slot, over all layers; 0 without recurrent state
     max_seq_len: int

@@ -26,7 +26,7 @@ class ModelLease:
         self._engine: ModelEngine | None = None
         self._acquired: asyncio.Future[None] | None = None
         self._is_started = False  # whether a keep-alive comment has started the response
-        self._error_status: int | None = None
+        self._is_error = False  # whether the response after the comments is an error
 
     async def wait(
         self,
@@ -80,13 +80,10 @@ class ModelLease:
         if not self._is_started:
             await self._send(message)
         elif message["type"] == "http.response.start":
-            self._error_status = message["status"] if message["status"] >= 400 else None
-        elif self._error_status is not None:
-            fields = json.loads(message["body"])["error"]
-            error = ApiError(
-                self._error_status, fields["message"], fields.get("param"), fields.get("code")
-            )
-            await self._send({**message, "body": error_event(self._path, error)})
+            self._is_error = message["status"] >= 400
+        elif self._is_error:
+            body = json.loads(message["body"])
+            await self._send({**message, "body": error_event(self._path, body)})
         else:
             await self._send(message)
 

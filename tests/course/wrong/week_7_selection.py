@@ -60,7 +60,8 @@ WRONG = [
         '" ".join(answer.lower().split())',
         "answer.lower().strip()",
     ),
-    Wrong("7.4.3 vote", "a final period is not ignored", '.rstrip(".")', ""),
+    Wrong("7.4.3 vote", "a final period is not ignored", '.rstrip(" .")', ""),
+    Wrong("7.4.3 vote", "a space before it is not ignored", '.rstrip(" .")', '.rstrip(".")'),
     Wrong("7.4.3 vote", "selects the rarest answer", "most_common(1)[0]", "most_common()[-1]"),
     Wrong(
         "7.4.3 vote",

@@ -86,7 +86,7 @@ def test_two_stores_share_a_directory(tmp_path):
     second.refresh()
     assert second.read(key_of(1), SIZE) == page(1).payload
     # Page 1 exists already, so only page 3 is written.
-    assert second.write([page(1), page(3)]) == stored_bytes(SIZE)
+    assert second.write([page(1), page(3), page(3)]) == stored_bytes(SIZE)
     second.write([page(number) for number in range(10, 16)])
     assert first.num_bytes <= 6 * stored_bytes(SIZE)
     assert page_numbers_on_disk(tmp_path) == set(range(10, 16))

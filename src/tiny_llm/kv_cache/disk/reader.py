@@ -40,6 +40,7 @@ class PageReader(threading.Thread):
         self._changed = threading.Condition()
         self._loads: deque[PageLoad] = deque()
         self._pending_bytes = 0
+        self._ended: set[PageLoad] = set()  # ended loads whose end is not yet collected
         self._read_started: float | None = None  # start time of the current read
         self._is_closed = False
 
@@ -66,6 +67,7 @@ class PageReader(threading.Thread):
             payloads = list(load._payloads)
             load._payloads.clear()
             self._pending_bytes -= sum(map(len, payloads))
+            self._ended.discard(load)
             self._changed.notify_all()
             return payloads, load._is_done or self.is_stalled
 
@@ -75,9 +77,9 @@ class PageReader(threading.Thread):
         self.collect(load)
 
     def wait(self, timeout: float) -> None:
-        """Waits up to `timeout` seconds until a page of any load can be collected."""
+        """Waits up to `timeout` seconds until a page or end of a load can be collected."""
         with self._changed:
-            self._changed.wait_for(lambda: self._pending_bytes > 0, timeout)
+            self._changed.wait_for(lambda: self._pending_bytes > 0 or self._ended, timeout)
 
     def close(self) -> None:
         """Stops the thread after its current read."""
@@ -107,6 +109,8 @@ class PageReader(threading.Thread):
                     self._changed.notify_all()
             with self._changed:
                 load._is_done = True
+                if not load._is_cancelled:
+                    self._ended.add(load)
                 self._changed.notify_all()
 
     def _wait_for_capacity(self, load: PageLoad, num_bytes: int) -> bool:

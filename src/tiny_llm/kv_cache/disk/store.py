@@ -97,9 +97,10 @@ class PageStore:
         new: dict[bytes, StoredPage] = {}
         total = 0
         for page in pages:
-            if not self._index.contains(page.key) and total + page.stored_bytes <= self._max_bytes:
+            is_missing = page.key not in new and not self._index.contains(page.key)
+            if is_missing and total + page.stored_bytes <= self._max_bytes:
                 new[page.key] = page
-                total = sum(each.stored_bytes for each in new.values())
+                total += page.stored_bytes
         if new:
             self._delete_files(self._index.evict(self._max_bytes - total))
             self._publish(list(new.values()))

@@ -18,15 +18,14 @@ INDEX_FILE = "model.safetensors.index.json"
 MAX_TENSORS = 200_000  # a 4-bit model with 94 layers of 128 experts each has only 110,000
 
 
-def check_checkpoint(folder: Path) -> Fields:
-    """Like `read_model_config`, but also checks tokenizer and weight headers."""
+def check_checkpoint(folder: Path) -> None:
+    """Checks config, tokenizer and weight headers; see `read_model_config`."""
     config = read_model_config(folder)
     if not has_tokenizer(folder):
         raise ModelError(f"{folder} has no tokenizer.json or vocab.json; copy it from the hub.")
     read_tokenizer_config(folder)
     read_eos_token_ids(folder, config)
     read_tensor_headers(folder)
-    return config
 
 
 def read_model_config(folder: Path) -> Fields:

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -27,7 +28,7 @@ def divide_threads(num_ranks: int) -> str:
     return os.environ.setdefault(NUM_THREADS_ENV, str(max(1, (os.cpu_count() or 1) // num_ranks)))
 
 
-class RankGroup:
+class RankGroup(ABC):
     """Rank 0 and its connections to the workers.
 
     Args:
@@ -106,11 +107,13 @@ class RankGroup:
             channel.close()
         self._wait_for_exit()
 
+    @abstractmethod
     def _wait_for_exit(self) -> None:
-        """Waits for the workers to exit; implemented by subclasses."""
+        """Waits for the workers to exit."""
 
-    def _kill(self) -> None:
-        """Kills the processes that this rank has started; implemented by subclasses."""
+    @abstractmethod
+    def _kill_child_processes(self) -> None:
+        """Kills the processes that this rank has started."""
 
     def _exit_status(self, rank: int) -> str:
         """Fallback exit reason for a rank that reported none."""
@@ -118,10 +121,10 @@ class RankGroup:
         return "connection closed"
 
     def _on_worker_lost(self, rank: int, reason: str) -> None:
-        """Kills the workers, reports the lost rank and exits."""
+        """Kills the child processes, reports the lost rank and exits."""
         with self._loss_lock:  # never released, so that only the first loss is reported
             reason = reason or self._exit_status(rank)
-            self._kill()
+            self._kill_child_processes()
             message = f"rank {rank} of {self.size} is lost: {reason}."
             for callback in self.on_worker_lost:
                 callback(message)

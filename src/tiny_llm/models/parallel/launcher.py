@@ -209,12 +209,13 @@ class LaunchedGroup(RankGroup):
         self.comm = comm
         self._open_sockets, self._orphan_killer = open_sockets, orphan_killer
 
-    def _kill(self) -> None:
-        self._orphan_killer.kill()  # no longer needed: this process is exiting
+    def _kill_child_processes(self) -> None:
+        # Each worker's own orphan killer ends the worker when this process exits.
+        self._orphan_killer.kill()
 
     def _wait_for_exit(self) -> None:
         mpi.finalize()  # blocks until all ranks call it, or the orphan killer kills this process
-        self._kill()
+        self._kill_child_processes()
 
 
 def launched_worker() -> Worker:

@@ -98,4 +98,4 @@ def can_all_reduce(comm: Group) -> bool:
 def finalize() -> None:
     """Finalizes MPI if used; all ranks must call it, after all collectives."""
     if _group is not None:
-        ctypes.CDLL(find_library() or "libmpi.so").MPI_Finalize()
+        ctypes.CDLL(None).MPI_Finalize()  # MLX has loaded the library with RTLD_GLOBAL

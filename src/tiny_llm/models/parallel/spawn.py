@@ -53,7 +53,7 @@ class LocalGroup(RankGroup):
                 process.kill()
                 process.wait()
 
-    def _kill(self) -> None:
+    def _kill_child_processes(self) -> None:
         for process in self._processes.values():
             process.kill()
 

@@ -149,7 +149,7 @@ class MessageSerializer:
 
     def error_events(self, error: ApiError) -> bytes:
         """The `error` event; see `OutputSerializer`."""
-        return error_event(PATH, error)
+        return error_event(PATH, error.body(PATH))
 
     def _finish(self) -> bytes:
         """Ends the output; if there is no block, adds one and returns its events.

@@ -55,7 +55,7 @@ class ChoicesSerializer:
 
     def error_events(self, error: ApiError) -> bytes:
         """The error object and `[DONE]`; see `OutputSerializer`."""
-        return error_event(self._path, error)
+        return error_event(self._path, error.body(self._path))
 
     def _chunk(self, choices: list[Any], with_usage: bool = False, **fields: Any) -> bytes:
         if with_usage or self._continuous_usage:

@@ -119,19 +119,21 @@ def sse_event(data: Any, name: str | None = None) -> bytes:
     # [/task 5.1.1 event]
 
 
-def error_event(path: str, error: ApiError, num_events: int = 0) -> bytes:
+def error_event(path: str, body: dict[str, Any], num_events: int = 0) -> bytes:
     """Events that end a failed stream.
 
     Args:
         path: the request's path, which selects the protocol.
+        body: the error's `ApiError.body` for this path.
         num_events: number of events sent so far: the sequence number, in the Responses API.
     """
     if path == RESPONSES_PATH:
-        event = {"type": "error", "code": "server_error", "message": error.message, "param": None}
+        error = body["error"]
+        event = {**error, "type": "error", "code": error["code"] or "server_error"}
         return sse_event({**event, "sequence_number": num_events}, "error")
     if path.startswith(ANTHROPIC_PATHS):
-        return sse_event(error.body(path), "error")
-    return sse_event(error.body(path)) + b"data: [DONE]\n\n"
+        return sse_event(body, "error")
+    return sse_event(body) + b"data: [DONE]\n\n"
 
 
 def stream_headers() -> dict[str, str]:

@@ -122,7 +122,7 @@ class _ForwardedResponse:
         """
         assert self._start is not None
         if dict(self._start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream"):
-            data = error_event(self._path, error, self._num_events)
+            data = error_event(self._path, error.body(self._path), self._num_events)
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
             return
         raise ReplicaLostError(error.message)

@@ -12,6 +12,7 @@ from ...engine.factory import resolve_task
 from ...engine.llm import LLM
 from ...models.checkpoint.layout import has_tokenizer
 from ..app import build_app
+from ..engine_client.lifecycle import Phase
 from ..http.errors import ApiError
 from ..process import ServerProcess
 from ..settings import ModelSpec, Settings
@@ -41,7 +42,7 @@ class Replica:
     def check_alive(self) -> None:
         """Health check; raises an `ApiError` (503) if the engine has failed."""
         lifecycle = self._process.models[0].engine_client.lifecycle
-        if lifecycle.phase == "failed":
+        if lifecycle.phase == Phase.FAILED:
             raise ApiError(503, lifecycle.reason)
 
     async def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:

@@ -291,7 +291,7 @@ class DiskCache:
             parts = [part[size:] for part in parts]
 
     def wait(self) -> None:
-        """Waits at most `WAIT_SECONDS` for a page to be read."""
+        """Waits up to `WAIT_SECONDS` for a load to progress."""
         self._reader.wait(WAIT_SECONDS)
 
 

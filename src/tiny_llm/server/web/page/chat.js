@@ -18,7 +18,6 @@ export function Chat({ model, ready, askForKey }) {
   const [running, setRunning] = useState(null); // AbortController of the request in flight
   const [settings, setSettings] = useState({ thinking: true });
   const [text, setText] = useState("");
-  const end = useRef();
   const follow = useRef(true);
   const log = useRef();
   const input = useRef();
@@ -83,7 +82,6 @@ export function Chat({ model, ready, askForKey }) {
       </div>`}
       ${messages.map((message, index) => html`<${Message} key=${index} ...${message}
         streams=${running !== null && index === messages.length - 1} />`)}
-      <div ref=${end}></div>
     </div>
     <form class="ask" onSubmit=${submit}>
       <label class="hidden" for="prompt">Message</label>

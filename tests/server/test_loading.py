@@ -1,0 +1,40 @@
+"""Error events of requests that waited for their model."""
+
+import asyncio
+import json
+
+import pytest
+
+from tiny_llm.server.http.errors import ApiError
+from tiny_llm.server.loading import ModelLease
+
+ERROR = ApiError(400, "The prompt is too long.", "prompt", "too_long", details={"limit": 5})
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/completions", ERROR.body("/v1/completions")),
+        ("/v1/messages", ERROR.body("/v1/messages")),
+        (
+            "/v1/responses",
+            {**ERROR.body("/v1/responses")["error"], "type": "error", "sequence_number": 0},
+        ),
+    ],
+)
+def test_error_after_a_comment_keeps_its_fields(path, expected):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def respond():
+        lease = ModelLease(path, send)
+        await lease._send_comment()
+        await lease.send({"type": "http.response.start", "status": 400, "headers": []})
+        body = json.dumps(ERROR.body(path)).encode()
+        await lease.send({"type": "http.response.body", "body": body})
+
+    asyncio.run(respond())
+    event = sent[-1]["body"].partition(b"data: ")[2].partition(b"\n")[0]
+    assert json.loads(event) == expected
