@@ -21,6 +21,7 @@ def modules():
     return read_package(PACKAGE)
 
 
+@pytest.mark.slow
 def test_rules_hold_and_diagram_and_tree_are_current():
     assert check() == []
 

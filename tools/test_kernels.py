@@ -116,6 +116,7 @@ def build(name: str, *options: str, sanitize: bool = False) -> Path:
     configure += [
         "-DCMAKE_BUILD_TYPE=Release",
         "-DTINY_LLM_UNITY=ON",
+        "-DTINY_LLM_HOST_ONLY=ON",
         f"-DTINY_LLM_SANITIZE={'ON' if sanitize else 'OFF'}",
     ]
     for command in (configure, ["cmake", "--build", str(folder)]):

@@ -76,6 +76,7 @@ def build() -> bool:
     configure += [
         "-DTINY_LLM_SANITIZE=ON",
         "-DTINY_LLM_UNITY=ON",
+        "-DTINY_LLM_HOST_ONLY=ON",
         f"-DPython_EXECUTABLE={sys.executable}",
     ]
     install = ["cmake", "--install", str(BUILD), "--prefix", str(PACKAGE)]

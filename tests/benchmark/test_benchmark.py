@@ -473,6 +473,7 @@ def test_sampled_chunks_stand_for_a_prompt(tokens):
     assert sum(sampled) * len(cost) / 4 == sum(cost)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("benchmark", ["single_request", "batch"])
 def test_benchmarks_of_a_model_fail_above_its_limits(monkeypatch, capsys, on_cpu, benchmark):
     """The exit status is 1 if a share exceeds 100 %, and 2 for a user error."""

@@ -66,6 +66,7 @@ class FakePeer:
         return {"tokens": tokens, "excluded": []}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", TIE_TOLERANCES)
 def test_peer_with_different_tokens_is_detected(checkpoint, exact):
     reference = Reference(checkpoint)

@@ -73,6 +73,7 @@ def test_max_tokens_and_batch_shape(capsys):
     assert STATISTICS.fullmatch(out.splitlines()[-1])[1] == str(16 * 2)
 
 
+@pytest.mark.slow
 def test_paged_cache_does_not_change_output(capsys):
     argv = ["--max-tokens", "12", "--batch-size", "3", "--prefill-step", "16"]
     outputs = []
@@ -401,6 +402,7 @@ def test_live_view_of_kv_cache_pages():
     assert f"{expected} | draft tokens: 7 of 10" in lines[6]
 
 
+@pytest.mark.slow
 def test_engine_output_matches_week_2_and_is_recorded(capsys, tmp_path):
     file = tmp_path / "run.json"
     status, expected, err = run(capsys, "--loader", "week2")

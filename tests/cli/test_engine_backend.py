@@ -99,6 +99,7 @@ def test_sampling_flags_are_passed_to_the_engine(engine_outputs):
     assert (params.seed, params.max_tokens, params.ignore_eos) == (4, 2, False)
 
 
+@pytest.mark.slow
 def test_kv_memory_covers_the_context_and_is_allocated_on_demand():
     from tiny_llm.cli.backends.checkpoint import open_checkpoint
 

@@ -104,6 +104,7 @@ def test_default_model_is_named_with_the_reason(capsys):
     assert err.startswith("model: demo (it ships with tiny-llm, and qwen3-0.6b is not in")
 
 
+@pytest.mark.slow
 def test_missing_extension_falls_back_to_week_1_with_a_notice(capsys, monkeypatch):
     monkeypatch.setattr(kernels, "is_built", lambda: False)
     status, out, err = run(capsys, main, *FRANCE)
@@ -124,6 +125,7 @@ def test_thinking(capsys):
     assert "Paris" in output
 
 
+@pytest.mark.slow
 def test_max_tokens(either_device, capsys):
     _, out, _ = run(capsys, main, *FRANCE, "--max-tokens", "3")
     assert STATISTICS.fullmatch(out.splitlines()[-1])[1] == "3"
@@ -157,6 +159,7 @@ def test_block_size_and_num_drafts_are_passed_to_the_engine(monkeypatch):
     assert llm_options["max_num_batched_tokens"] == 1 + 3 + PREFILL_STEP
 
 
+@pytest.mark.slow
 def test_mlx_is_the_baseline(capsys):
     _, engine_out, _ = run(capsys, main, *FRANCE, "--max-tokens", "8")
     status, mlx_out, _ = run(capsys, main, *FRANCE, "--max-tokens", "8", "--solution", "mlx")
@@ -165,6 +168,7 @@ def test_mlx_is_the_baseline(capsys):
     assert engine_out.rpartition("\n\n")[0] == mlx_out.rpartition("\n\n")[0]
 
 
+@pytest.mark.slow
 def test_mlx_with_a_draft_model(capsys):
     argv = ["--solution", "mlx", "--draft-model", "demo-draft", "--max-tokens", "6"]
     status, out, _ = run(capsys, main, *FRANCE, *argv)

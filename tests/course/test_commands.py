@@ -28,6 +28,7 @@ def run(*command: str, tree: Path | None = None) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.slow
 def test_start_course_overwrites_only_with_force(tree, capsys):
     file = tree / "src" / "tiny_llm" / "basics.py"
     file.write_text("mine")
@@ -89,6 +90,7 @@ def test_commands_use_and_report_the_learner_tree(tree, command):
         )
 
 
+@pytest.mark.slow
 def test_commands_run_the_solution_on_request(tree):
     argv = ("--model", "demo", "--solution", "ref", "--loader", "week1", "--max-tokens", "1")
     result = run("-m", "tiny_llm.cli.main", *argv)
@@ -200,6 +202,7 @@ def test_reveal_diffs_and_backs_up_learner_code(tree, capsys):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("passed", "flags"), [(True, []), (True, ["--force"]), (False, [])])
 def test_reveal_keeps_passing_code(tree, capsys, monkeypatch, passed, flags):
     def fixed_outcome(self, tree, tests, *options, timeout=None):
@@ -259,6 +262,7 @@ def test_reveal_locates_blocks_by_markers(tree, capsys):
     assert "has lost its marker [task 1.1.1 softmax]" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

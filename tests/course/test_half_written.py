@@ -47,6 +47,7 @@ int main() {
 """
 
 
+@pytest.mark.slow
 def test_pool_thread_exception_reaches_the_caller(tmp_path):
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:

@@ -136,6 +136,7 @@ def test_mutant_is_detected():
     assert any(outcome.passed for outcome in outcomes), "some tests must pass despite the mutant"
 
 
+@pytest.mark.slow
 def test_unchanged_files_are_not_recompiled(tmp_path):
     write_complete_tree(tmp_path / "mine")
     files = [path for path in (tmp_path / "mine" / EXTENSION).rglob("*") if path.is_file()]

@@ -123,6 +123,7 @@ def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatc
     )
 
 
+@pytest.mark.slow
 def test_json_demo_writes_only_json_with_a_grammar():
     result = run_command("tools.course.json_demo", None, "--outputs", "3")
     assert "grammar  of 3, 3 are JSON, 3 match the schema" in result.stdout, result.stderr

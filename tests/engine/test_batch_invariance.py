@@ -111,6 +111,7 @@ def test_all_configurations(demo, draft, reference, exhaustive):
     assert accepted / len(cases) > 200 / len(PRODUCT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [TIGHT_TOKENS, AMPLE_TOKENS])
 @pytest.mark.parametrize(("chunk", "direction", "gap"), [(3, 1, 0), (200, -1, 2)])
 def test_with_ngram_proposer(demo, reference, tokens, chunk, direction, gap):

@@ -61,6 +61,7 @@ def test_min_tokens_beyond_max_tokens_is_rejected():
         SamplingParams(max_tokens=4, min_tokens=5)
 
 
+@pytest.mark.slow
 def test_clamp_max_tokens(llm):
     context = llm.scheduler.config.max_seq_len
     prompt = [17] * (context - 3)

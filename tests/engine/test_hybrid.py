@@ -156,6 +156,7 @@ QUESTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
 def test_turns_of_the_demo_have_the_same_text_with_hits_and_drafts(thinking):
     weights, page_size = load_weights("demo-hybrid"), 8

@@ -65,6 +65,7 @@ def test_thinking(demo):
     assert output.text.endswith(ANSWERS[1])
 
 
+@pytest.mark.slow
 def test_sampling_params_per_prompt(either_device, demo):
     params = [SamplingParams(temperature=0, max_tokens=n) for n in (1, 2, 3)]
     outputs = engine(demo).generate([chat(question) for question in QUESTIONS], params)
@@ -141,6 +142,7 @@ def test_stop_token_ids_and_ignore_eos(demo):
     assert ignoring_eos.token_ids[: len(plain.token_ids)] == plain.token_ids
 
 
+@pytest.mark.slow
 def test_logit_bias_and_logprobs(either_device, demo):
     params = SamplingParams(temperature=0, max_tokens=3, logit_bias={77: 100}, logprobs=2)
     [output] = engine(demo).generate(chat(QUESTIONS[0]), params)

@@ -66,6 +66,7 @@ def assert_same(actual, actual_logits, reference, context=""):
         np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key} {context}")
 
 
+@pytest.mark.slow
 def test_batch_with_ngram_drafts_and_preemption(demo, modules, reference):
     options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 35}
     llm = build(demo, TIGHT_TOKENS, speculative="ngram", lora_modules=modules, **options)

@@ -107,6 +107,7 @@ def test_speculative_decoding():
     assert value(lines, "same tokens") == "True"
 
 
+@pytest.mark.slow
 def test_openai_client(server_url):
     pytest.importorskip("openai")
     lines = run("openai_client", "--url", server_url)
@@ -116,6 +117,7 @@ def test_openai_client(server_url):
     assert "42" in value(lines, "response")
 
 
+@pytest.mark.slow
 def test_anthropic_client(server_url):
     pytest.importorskip("anthropic")
     lines = run("anthropic_client", "--url", server_url)
@@ -165,6 +167,7 @@ def test_fastapi_app():
         assert "2048" in rejected.result().json()["detail"]
 
 
+@pytest.mark.slow
 def test_tensor_parallelism():
     lines = run("tensor_parallelism", "--size", "2")
     assert len(lines) == 2

@@ -12,6 +12,7 @@ def test_case_names_are_unique():
     assert len({case.name for case in ARGUMENTS}) == len(ARGUMENTS) >= 60
 
 
+@pytest.mark.slow
 def test_quick_argument_cases(tmp_path):
     run_rows("arguments", ARGUMENTS, QUICK, tmp_path, tmp_path / "unused")
 

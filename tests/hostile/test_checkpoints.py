@@ -22,6 +22,7 @@ def test_case_names_are_unique():
     assert len({case.name for case in FOLDERS}) == len(FOLDERS) >= 170
 
 
+@pytest.mark.slow
 def test_quick_checkpoint_cases(valid_checkpoint, tmp_path):
     run_rows("folders", FOLDERS, QUICK, valid_checkpoint, tmp_path)
 

@@ -74,6 +74,7 @@ def test_quantized_rows_are_batch_invariant_in_large_batches(gpu, half):
         assert_same_bits(multiply(gpu, a[:count], weights), together[:count], f"{count} rows")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [2, 3, FEW])
 def test_plain_rows_are_batch_invariant_in_small_batches(gpu, dtype, rows):
     a, b = random(rows, 100, dtype=dtype), random(37, 100, dtype=dtype)
@@ -99,6 +100,7 @@ def test_norms_and_activations_are_batch_invariant(gpu, dtype, rows):
         assert_same_bits(alone, together[-1:], name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("L", [1, 3, FEW])
 def test_decode_attention_is_batch_invariant(gpu, dtype, L):
     query, key, value = random(3, 4, L, 64, dtype=dtype), *random_pair(3, 700, dtype)
@@ -123,6 +125,7 @@ def random_pair(B, S, dtype):
     return random(B, 2, S, 64, dtype=dtype), random(B, 2, S, 64, dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [4, 64])
 def test_paged_attention_is_batch_invariant(gpu, dtype, page_size):
     lengths = [900, 9, 300]

@@ -33,6 +33,7 @@ def product(a, b, launch, **how):
     return multiply(launch, [as_bound(a), as_bound(b)], M, O, DTYPE_NAMES[a.dtype], **how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -40,6 +40,7 @@ def dense(query, pair, **how):
     return attend(variant, query[None], key, value, "causal", lens, **how)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("mode", ["plain", "asan", "race"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)

@@ -45,6 +45,7 @@ def product(arguments, launch, **how):
     return multiply(launch, [as_bound(x) for x in arguments], M, O, dtype, **how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize(("bits", "group_size"), FORMATS)

@@ -47,6 +47,7 @@ def run_matvec(kernel, O, I, mode):
     return launch, packed, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "O", "I"), [("qmv_fast", 16, 512), ("qmv", 24, 192)])
 @pytest.mark.parametrize("mode", ["plain", "race", "count"])
 def test_quantized_matvec(kernel, O, I, mode):
@@ -58,6 +59,7 @@ def test_quantized_matvec(kernel, O, I, mode):
         assert counts.simd_operations == O  # one simd_sum per row
 
 
+@pytest.mark.slow
 def test_rows_written_by_two_mlx_simdgroups():
     """Two simdgroups write equal values if 8 does not divide O: a benign race."""
     run_matvec("qmv", 13, 192, "plain")
@@ -89,6 +91,7 @@ GEMM = np.dtype(
 GEMM_CONSTANTS = {10: False, 100: False, 110: False, 200: False, 201: False, 202: False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["plain", "race", "count"])
 def test_dense_matmul(mode):
     M, N, K = 37, 45, 50
@@ -133,6 +136,7 @@ ATTENTION = np.dtype(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "causal"), [("plain", False), ("plain", True), ("race", True)])
 def test_attention_for_prefill(mode, causal):
     H_q, H, L, S, D = 2, 1, 40, 72, 64

@@ -121,6 +121,7 @@ def test_vectors_structs_and_packed_types(library):
     np.testing.assert_array_equal(words, np.arange(5, dtype=np.float32).view(np.uint32) | 0x3C00)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constants", [{3: False}, {3: True}, {"doubled": True, "added": 7}])
 def test_function_constants(constants):
     library = Library(KERNELS / "semantics.metal", function_constants=constants)
@@ -178,6 +179,7 @@ def test_atomics(library, mode):
     assert total[0] == 50
 
 
+@pytest.mark.slow
 def test_traffic_is_counted_exactly(library):
     x, y = random_array(1024), random_array(1024, seed=1)
     launch = library.launch(

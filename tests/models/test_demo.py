@@ -94,6 +94,7 @@ def test_introduction(demo, enable_thinking):
     assert "predict the next token" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enable_thinking", [False, True])
 def test_hybrid_answers_the_same_prompts(enable_thinking):
     prompts = [

@@ -94,6 +94,7 @@ def main(home: Path, endpoint: str, model: str) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.slow
 def test_download_then_offline_load_from_cache(tmp_path, hub):
     first = main(tmp_path, hub, MODEL)
     assert first.returncode == 0, first.stderr

@@ -89,6 +89,7 @@ def test_embeddings_match_transformers(embedder):
         assert np.dot(vector, expected / np.linalg.norm(expected)) > 0.99999
 
 
+@pytest.mark.slow
 def test_embeddings_are_batch_invariant(embedder):
     folder, _ = embedder
     llm = LLM(folder)

@@ -117,6 +117,7 @@ def test_bitwise_equal_for_any_alignment(instruction_set):
         assert_same_bits(actual, expected, "o or states")
 
 
+@pytest.mark.slow
 def test_bitwise_equal_for_any_thread_count(on_cpu):
     """Also covers `causal_conv1d`."""
     program = """

@@ -311,6 +311,7 @@ def assert_prepacked(prepacked, rows) -> None:
             assert mx.array_equal(after[part], expected)
 
 
+@pytest.mark.slow
 def test_mlx_lm_model_is_prepacked(prepacked_isa, model_name, monkeypatch):
     mlx_model, _ = load(model_name)
     rows = load_row_major(model_name, monkeypatch)

@@ -41,6 +41,7 @@ LORAS = {0: "a", 1: None, 2: "b", 3: "a", 4: "b"}
 # --- prefix cache on disk -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_page_file_has_all_ranks_shards(tmp_path):
     cold = generate_one(LLM("demo", enable_prefix_caching=False, **TWO))
     for run_index in range(2):
@@ -57,6 +58,7 @@ def test_page_file_has_all_ranks_shards(tmp_path):
         assert generate_one(llm).num_cached_tokens == 0
 
 
+@pytest.mark.slow
 def test_damaged_shard_of_either_rank_is_a_miss(tmp_path):
     with engine(tmp_path, "demo", **TWO) as llm:
         cold = generate_one(llm)
@@ -71,6 +73,7 @@ def test_damaged_shard_of_either_rank_is_a_miss(tmp_path):
             assert llm.disk_cache.stats.num_errors > 0
 
 
+@pytest.mark.slow
 def test_recurrent_states_from_disk(tmp_path):
     model = str(write_hybrid(tmp_path / "model"))
     expected = run_cases(build(model, enable_prefix_caching=False, **TWO), range(len(CASES)))
@@ -258,6 +261,7 @@ def test_mtp_drafts_are_those_of_one_rank(tmp_path, changes):
     assert tokens(LLM(path, kv_cache_bytes=2**22, **TWO), prompts, params) == results[1][0]
 
 
+@pytest.mark.slow
 def test_all_features_together(tmp_path):
     path = write_predictable(tmp_path / "model", noise=0.1)
     modules = write_adapters(tmp_path, {**HYBRID, **FLOAT32})

@@ -98,6 +98,7 @@ def test_demo_tokens_match_one_rank():
             assert differ[0] >= 16
 
 
+@pytest.mark.slow
 def test_large_messages_are_sent_in_chunks(folder):
     path = folder({**CONFIGS["llama"], **FORMATS["float32"], "max_position_embeddings": 2048})
     prompts = [[17 + position % 1000 for position in range(1000)]]
@@ -175,6 +176,7 @@ def test_bitwise_equal_for_any_batch_and_preemption(formats):
             assert np.array_equal(row, other_logits[position]), position
 
 
+@pytest.mark.slow
 def test_recurrent_states_are_batch_invariant(tmp_path):
     path = str(write_hybrid(tmp_path / "model"))
     options = {"block_size": 4, "tensor_parallel_size": 2}

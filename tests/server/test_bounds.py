@@ -125,6 +125,7 @@ def check(server: RunningServer, shapes: Iterable[Shape]) -> None:
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.slow
 def test_shapes_cover_every_endpoint_and_list(memory_server, shapes):
     assert {shape.path for shape in shapes} == {
         "/v1/chat/completions",
@@ -169,6 +170,7 @@ def test_every_list_and_object_is_bounded(memory_server):
     assert not list(unbounded(requests, ""))
 
 
+@pytest.mark.slow
 def test_sampled_shapes_during_streams(memory_server, shapes):
     streams = [connect(memory_server, STREAM, "/v1/completions") for _ in range(NUM_STREAMS)]
     assert eventually(lambda: memory_server.metric("num_requests_running") == NUM_STREAMS)

@@ -155,6 +155,7 @@ def run_chaos(count: int, seed: int, *flags: str, models: Sequence[str] = ("demo
     return memory
 
 
+@pytest.mark.slow
 def test_60_clients():
     run_chaos(60, 1)
 
@@ -179,6 +180,7 @@ def test_150_clients_of_two_models_that_evict_each_other(tmp_path, flags):
     run_chaos(150, 8, *two_models(tmp_path, *flags), models=("demo", "hybrid"))
 
 
+@pytest.mark.slow
 def test_40_clients_of_two_models_that_evict_each_other(tmp_path):
     run_chaos(40, 9, *two_models(tmp_path), models=("demo", "hybrid"))
 

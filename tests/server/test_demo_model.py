@@ -85,6 +85,7 @@ def test_second_turn_uses_the_tool_result(client):
     assert message.content == "The weather in Paris is sunny, 21 degrees."
 
 
+@pytest.mark.slow
 def test_hybrid_model_calls_a_tool_and_hits_the_first_turn():
     running = RunningServer("--model", "demo-hybrid", "--block-size", "8", "--no-prefix-warmup")
     client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)

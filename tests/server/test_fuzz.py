@@ -64,6 +64,7 @@ def fuzz(operation, examples):
     run()
 
 
+@pytest.mark.slow
 def test_quick_fuzz(server, operations):
     assert len(operations) >= 12
     for operation in operations:

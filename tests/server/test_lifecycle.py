@@ -90,6 +90,7 @@ def terminate_during_generation(server):
     assert server.process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_drain_timeout_fails_running_requests():
     server = RunningServer("--drain-timeout", "0.5", fault="slow")
     connection = connect(server, {**LONG, "stream": True})
@@ -103,6 +104,7 @@ def test_drain_timeout_fails_running_requests():
     assert server.process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_second_signal_exits_immediately():
     server = RunningServer(fault="slow")
     connection = connect(server, {**LONG, "stream": True})
@@ -114,6 +116,7 @@ def test_second_signal_exits_immediately():
     connection.close()
 
 
+@pytest.mark.slow
 def test_failed_step_fails_only_its_requests():
     server = RunningServer(fault="raises")
     for stream in (False, True):

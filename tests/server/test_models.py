@@ -73,6 +73,7 @@ def loaded(server):
 # ---------------------------------------------------------------- selection
 
 
+@pytest.mark.slow
 def test_models_are_listed_and_the_first_is_the_default(server):
     listed = server.get("/v1/models").json()["data"]
     assert [model["id"] for model in listed] == ["demo", "one", "two"]
@@ -80,6 +81,7 @@ def test_models_are_listed_and_the_first_is_the_default(server):
     assert response.json()["model"] == "demo"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_endpoints_use_the_requested_model(server, path):
     for name in ("one", "demo", "two"):
@@ -89,6 +91,7 @@ def test_endpoints_use_the_requested_model(server, path):
     assert "serves 'demo', 'one', 'two'" in missing.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_tokenize_and_probes_select_the_model(server):
     tokens = server.post("/tokenize", {"prompt": "RoPE is", "model": "two"}).json()["tokens"]
     text = server.post("/detokenize", {"tokens": tokens, "model": "one"}).json()["prompt"]
@@ -135,6 +138,7 @@ def test_invalid_request_loads_no_model(server):
 # ---------------------------------------------------------------- memory budget
 
 
+@pytest.mark.slow
 def test_concurrent_requests_while_models_are_swapped(server, folders):
     """Outputs do not change, and loaded models never exceed the memory budget."""
     names = ("demo", "one", "two")
@@ -288,6 +292,7 @@ def test_stream_gets_comments_while_its_model_loads(slow_server, path):
     assert "".join(texts(cold)) == "".join(texts(warm))
 
 
+@pytest.mark.slow
 def test_client_disconnects_while_its_model_loads(slow_server):
     assert eventually(lambda: not loaded(slow_server))
     connection = connect(slow_server, body("two", stream=True), "/v1/completions")
@@ -302,6 +307,7 @@ def test_client_disconnects_while_its_model_loads(slow_server):
     assert slow_server.get("/engine/state?model=two").json()["clients"] == 0
 
 
+@pytest.mark.slow
 def test_drain_during_a_load(folders):
     running = RunningServer(*flags(folders), fault="slow_load")
     responses = []
@@ -326,6 +332,7 @@ def test_drain_during_a_load(folders):
     assert running.process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_server_exits_if_a_pinned_model_cannot_be_loaded():
     models = ("--model", "demo", "--model", "demo-draft=pin")
     with pytest.raises(AssertionError, match="kv_cache_bytes must be at least"):

@@ -34,6 +34,7 @@ def custom(tmp_path_factory):
     assert running.stop() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_access_log(custom, stream):
     response = custom.post(CHAT, {**BODY, "stream": stream})
@@ -124,6 +125,7 @@ def test_rejections_are_logged_with_their_message(server):
     server.wait_for(r"WARNING GET /a\\nb 404 ")
 
 
+@pytest.mark.slow
 def test_contents_are_logged_only_on_request():
     running = RunningServer("--log-contents")
     try:
@@ -139,6 +141,7 @@ def test_contents_are_logged_only_on_request():
         assert running.stop() == 0
 
 
+@pytest.mark.slow
 def test_requests_are_counted_by_endpoint_method_and_status(server):
     def count(endpoint, method, status):
         labels = f'endpoint="{endpoint}",method="{method}",status="{status}"'
@@ -183,6 +186,7 @@ def test_no_base_url_hint_for_other_paths(server):
         assert "/docs lists" in server.get(path).json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_client_disconnect_is_logged():
     running = RunningServer("--log-requests")
     try:
@@ -195,6 +199,7 @@ def test_client_disconnect_is_logged():
         assert running.stop() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "message"),
     [

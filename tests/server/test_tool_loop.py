@@ -110,6 +110,7 @@ def message(url, messages, stream):
     return more, [(call.name, call.input) for call in calls], text, counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("send", [chat, respond, message])
 def test_two_tool_calls_and_a_structured_output(scripted, send, stream):

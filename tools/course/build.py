@@ -22,7 +22,8 @@ def build_tree(tree: Path, *options: str) -> str | None:
     """Builds incrementally with CMake `options`; returns the output on failure."""
     source, objects, package = tree / EXTENSION, tree / "build" / "objects", tree / "build/package"
     configure = ["cmake", "-S", str(source), "-B", str(objects), "-G", "Ninja"]
-    configure += [f"-DPython_EXECUTABLE={sys.executable}", "-DTINY_LLM_UNITY=untasked", *options]
+    configure += [f"-DPython_EXECUTABLE={sys.executable}", "-DTINY_LLM_UNITY=untasked"]
+    configure += ["-DTINY_LLM_HOST_ONLY=ON", *options]
     started = time.time()
     install = ["cmake", "--install", str(objects), "--prefix", str(package)]
     for command in (configure, ["cmake", "--build", str(objects)], install):

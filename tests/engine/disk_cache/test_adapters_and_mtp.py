@@ -1,5 +1,7 @@
 """Prefix cache on disk with LoRA adapters and the MTP layer."""
 
+import pytest
+
 from tests.engine.disk_cache.support import GREEDY, PROMPT, engine
 from tests.engine.spec_decode.test_mtp import write_predictable
 from tests.models.lora.support import random_adapter, write_adapter
@@ -10,6 +12,7 @@ from tiny_llm.models.checkpoint.layout import read_model_config
 LORAS = [None, "a", "b", "a"]
 
 
+@pytest.mark.slow
 def test_pages_are_keyed_by_adapter(tmp_path, demo):
     config = read_model_config(TARGET_PATH)
     modules = {

@@ -63,6 +63,7 @@ def check_database(directory: Path) -> int:
     return int(count)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 def test_killed_writers_leave_a_consistent_store(tmp_path, exhaustive):
     context = multiprocessing.get_context("spawn")

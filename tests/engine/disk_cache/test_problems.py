@@ -96,6 +96,7 @@ def corrupt_files(files, rng, fraction):
     return len(chosen)
 
 
+@pytest.mark.slow
 def test_corrupt_files_never_cause_wrong_tokens(tmp_path, demo, exhaustive):
     expected = generate_one(LLM(demo, enable_prefix_caching=False))
     rng, num_corrupted, hits = random.Random(3), 0, 0

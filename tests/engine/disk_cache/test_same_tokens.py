@@ -75,6 +75,7 @@ def test_cold_memory_and_disk_are_bitwise_equal(tmp_path, demo, configuration):
             assert llm.disk_cache.stats.num_errors == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [3, 20])
 def test_hybrid_model(tmp_path, hybrid, slots):
     order = range(len(MORE_CASES))
@@ -96,6 +97,7 @@ def test_hybrid_draft_model(tmp_path, hybrid):
             assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
 def test_hybrid_conversation_continues_after_each_restart(tmp_path, hybrid, thinking):
     """A finished request stores the state after its output, too."""

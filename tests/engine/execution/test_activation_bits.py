@@ -35,6 +35,7 @@ def prompt_logprobs(activation_bits: int, text: str) -> list[float]:
     return [entry[token] for token, entry in entries]
 
 
+@pytest.mark.slow
 def test_batch_invariant_with_chunks_preemption_and_drafts(demo):
     cases = range(len(MORE_CASES))
     alone = {"max_num_seqs": 1, "enable_prefix_caching": False}
@@ -55,6 +56,7 @@ def test_batch_invariant_with_chunks_preemption_and_drafts(demo):
         np.testing.assert_array_equal(logits[key], row, err_msg=str(key))
 
 
+@pytest.mark.slow
 def test_perplexity_is_within_one_percent():
     text = (ROOT / "README.md").read_text()[:4000]
     exact, rounded = (prompt_logprobs(bits, text) for bits in (16, 8))

@@ -60,6 +60,7 @@ def test_configurations_with_a_draft_model(demo, reference):
     assert accepted > 0
 
 
+@pytest.mark.slow
 def test_with_ngram_proposer(demo, reference):
     options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 35}
     llm = build_int8(demo, TIGHT_TOKENS, speculative="ngram", **options)
@@ -79,6 +80,7 @@ def test_int8_holds_more_tokens_in_the_same_memory():
     )
 
 
+@pytest.mark.slow
 def test_perplexity_is_within_half_a_percent():
     text = (ROOT / "README.md").read_text()[:4000]
 

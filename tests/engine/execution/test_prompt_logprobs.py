@@ -47,6 +47,7 @@ def test_completions_share_prompt_logprobs(demo, reference):
     assert output.prompt_logprobs == reference.prompt_logprobs
 
 
+@pytest.mark.slow
 def test_single_token_prompt(either_device, demo):
     [output] = LLM(demo, kv_cache_bytes=2**22).generate([17], PARAMS)
     assert output.prompt_logprobs == [None]

@@ -118,6 +118,7 @@ def test_temperature_is_applied_before_filters():
     assert kept(0.2) == [0]
 
 
+@pytest.mark.slow
 def test_sampled_token_distribution():
     logits = mx.random.normal((V,))
     number = 20_000

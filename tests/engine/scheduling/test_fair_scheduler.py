@@ -62,6 +62,7 @@ def test_protected_request_that_loads_from_disk_does_not_delay_younger_ones():
     assert run_step(sched) == {"younger": 1, "protected": 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_state_slots", [0, 7])
 def test_random_workloads(num_state_slots):
     rng, totals = random.Random(20_261_125), Counter()

@@ -38,6 +38,7 @@ def run_and_compare(workload: Workload, check_every: int = 1) -> Outcome:
     return outcome
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=500, deadline=None, derandomize=True)
 def test_hypothesis_workloads(rng):
@@ -58,6 +59,7 @@ def test_thousands_of_workloads():
     assert totals["cached"] > 6_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_state_slots", [0, 7])
 def test_memory_shortages_do_not_change_outputs(num_state_slots):
     rng, totals = random.Random(5), Counter()
@@ -92,6 +94,7 @@ def test_large_workloads():
         assert outcome.preemptions > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_fair", [False, True])
 def test_sliding_windows(is_fair):
     """Requests may exceed the KV memory, because old pages are freed."""

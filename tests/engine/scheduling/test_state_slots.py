@@ -41,6 +41,7 @@ def test_thousands_of_workloads():
     assert totals["cached"] > 5_000
 
 
+@pytest.mark.slow
 def test_two_slots_serve_any_workload():
     rng = random.Random(4)
     for _ in range(300):

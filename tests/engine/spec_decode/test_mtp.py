@@ -267,6 +267,7 @@ OPTIONS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options)))
 def test_outputs_do_not_depend_on_mtp(predictable, options):
     prompts = [chat(PARAGRAPH * n + "Who is the mayor?") for n in (0, 1, 3)]

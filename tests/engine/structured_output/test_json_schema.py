@@ -152,6 +152,7 @@ class Grammar:
         return matcher.consume_tokens(tokens) and matcher.is_accepting()
 
 
+@pytest.mark.slow
 def test_minimal_documents_stay_valid(exhaustive):
     llguidance = pytest.importorskip("llguidance")
     num_checked = num_closed = 0

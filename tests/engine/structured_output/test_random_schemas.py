@@ -131,6 +131,7 @@ def check(llm, seeds) -> tuple[int, int]:
     return num_complete, num_rejected
 
 
+@pytest.mark.slow
 def test_few_schemas(llm):
     num_complete, num_rejected = check(llm, range(40))
     assert num_complete >= 35

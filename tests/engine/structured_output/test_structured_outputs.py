@@ -392,6 +392,7 @@ def assert_same(actual, expected):
         assert actual[number].logprobs == output.logprobs
 
 
+@pytest.mark.slow
 def test_forced_tokens_save_steps_without_changing_outputs(demo, reference):
     llm = LLM(demo, kv_cache_bytes=2**24, max_num_seqs=1)
     assert_same(run(llm, range(len(CASES))), reference)
@@ -585,6 +586,7 @@ def test_expensive_grammar_terminates(llm, constraint):
     assert not llm.has_unfinished_requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "reasons"),
     [

@@ -148,6 +148,7 @@ print(kilobytes() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux memory statistics"
 )

@@ -46,6 +46,7 @@ def test_transformers_tokenizer_is_sandboxed(tmp_path):
             tokenizer.apply_chat_template([{"content": "a"}], chat_template=template + "!")
 
 
+@pytest.mark.slow
 def test_panic_of_the_library_is_an_error():
     with pytest.raises(UserError, match="the tokenizer cannot encode the text: Onig"):
         open_tokenizer(TARGET_PATH, CONFIG).encode(" " * 12_000_000)

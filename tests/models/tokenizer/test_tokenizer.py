@@ -69,6 +69,7 @@ def test_our_tokenizer_is_used():
     assert type(OURS) is Tokenizer
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(marked_text)
 def test_encode(text):

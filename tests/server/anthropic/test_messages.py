@@ -25,6 +25,7 @@ def claude(server):
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
+@pytest.mark.slow
 def test_message(claude):
     message = claude.messages.create(**BODY)
     (block,) = message.content

@@ -90,6 +90,7 @@ def test_request_aborted_during_compilation_is_not_started(engine_thread):
     engine_thread.wait_for_update(messages.RequestAccepted, "plain")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [UserError("it is bad."), RuntimeError("/secret/path")])
 def test_grammar_error_fails_only_its_request(engine_thread, error):
     engine_thread.error = error

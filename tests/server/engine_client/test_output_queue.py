@@ -37,6 +37,7 @@ def slow_server():
     assert running.stop() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("is_stream", "max_tokens"),
     [(True, 1500), (True, 12), (False, 12)],

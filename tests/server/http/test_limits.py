@@ -25,6 +25,7 @@ def limited_server():
     assert running.stop() == 0
 
 
+@pytest.mark.slow
 def test_full_queue_is_429_with_retry_after(limited_server):
     connections = [connect(limited_server, {**LONG, "stream": True}) for _ in range(2)]
     assert eventually(lambda: limited_server.metric("num_requests_waiting") == 1)
@@ -113,6 +114,7 @@ def test_incomplete_body_is_408():
     assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_incomplete_body_while_draining_is_503():
     server = RunningServer()
     connection = start_body(server)

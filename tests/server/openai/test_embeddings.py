@@ -45,6 +45,7 @@ def reranker_folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_embeddings_match_the_library(embed_client):
     expected = LLM("demo", task="embed").embed(TEXTS)
     response = embed_client.embeddings.create(model="demo", input=TEXTS, encoding_format="float")
@@ -80,6 +81,7 @@ def test_token_ids_and_dimensions(embedder, embed_client):
     np.testing.assert_allclose(short, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_hundreds_of_inputs_from_several_clients(embed_client):
     texts = [f"text {number}" for number in range(300)]
 
@@ -130,6 +132,7 @@ def test_chat_model_rejects_embeddings(server):
         assert "The model 'demo' only generates text." in response.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_rerank_orders_documents_by_relevance(reranker_folder):
     running = RunningServer("--model", str(reranker_folder), "--task", "score")
     expected = LLM(reranker_folder, task="score").score(

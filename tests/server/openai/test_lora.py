@@ -41,6 +41,7 @@ def lora_client(lora_server):
     return openai.OpenAI(base_url=lora_server.url + "/v1", api_key="none", max_retries=0)
 
 
+@pytest.mark.slow
 def test_concurrent_requests_use_their_own_adapters(lora_client, folders):
     """Concurrent requests get the same texts as separate `LLM.generate` calls."""
     llm = LLM("demo", lora_modules=folders)
@@ -96,6 +97,7 @@ def test_unknown_names_are_404(lora_client):
         lora_client.completions.create(model="x", prompt="a")
 
 
+@pytest.mark.slow
 def test_adapter_path_applies_to_the_models_name(folders):
     [expected] = LLM("demo", adapter_path=folders["sql"]).generate(
         [PROMPT], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)

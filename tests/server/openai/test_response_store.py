@@ -32,6 +32,7 @@ def as_inputs(items) -> list[dict]:
     return [item.model_dump(exclude_none=True) for item in items]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_previous_response_continues_the_conversation(storing_client, stream):
     def create(**body):

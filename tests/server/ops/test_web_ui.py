@@ -49,6 +49,7 @@ def test_other_paths_are_not_served(server):
     assert response.status_code == 405
 
 
+@pytest.mark.slow
 def test_page_needs_no_api_key_but_its_endpoints_do(tmp_path):
     running = RunningServer("--api-key", "secret", "--record", str(tmp_path / "run.json"))
     try:

@@ -34,6 +34,7 @@ def connect(server: RunningServer, body: object, path: str = "/v1/chat/completio
     return connection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("reset", [False, True])
 def test_disconnect_while_decoding(slow, stream, reset):

@@ -48,6 +48,7 @@ def test_every_protocol_passes_the_budget():
     assert MessagesRequest(**body, thinking=named).thinking_budget == 1024
 
 
+@pytest.mark.slow
 def test_effort_level_bounds_reasoning(client):
     def ask(**fields):
         body = {"model": "demo", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}

@@ -3,6 +3,7 @@
 import json
 
 import anthropic
+import pytest
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 CITIES = {"type": "array", "items": {"enum": ["Paris", "Rome"]}, "minItems": 3, "maxItems": 3}
@@ -46,6 +47,7 @@ def test_truncated_chat_completion(client):
     assert "".join(arguments) not in ("", "".join(full))
 
 
+@pytest.mark.slow
 def test_streamed_response(client):
     tool = {"type": "function", "name": "visit", "parameters": SCHEMA, "strict": True}
     body = {"model": "demo", "input": "France?", "tools": [tool], "tool_choice": "required"}

@@ -88,6 +88,7 @@ def test_chat_completions(served):
         assert answer.choices[0].finish_reason in ("length", "stop")
 
 
+@pytest.mark.slow
 def test_responses(served):
     family, server = served
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
@@ -133,6 +134,7 @@ def test_messages(served):
     assert client.messages.create(**{**more, "max_tokens": 5}).content
 
 
+@pytest.mark.slow
 def test_tool_calls_with_a_response_format(served):
     """The output is either a call or matches the response format."""
     family, server = served
