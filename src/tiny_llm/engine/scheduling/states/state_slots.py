@@ -181,13 +181,12 @@ class StateSlots:
         optional = set(range(first, chunk.end, self._interval)) - slots.positions
         wanted = {position for position in slots.positions if chunk.start < position < chunk.end}
         placed = []
-        # Later positions first: if slots run out, they save more recomputation.
-        for position in sorted(wanted, reverse=True) + sorted(optional, reverse=True):
+        for position in sorted(wanted | optional):
             slot = self.checkpoints.allocate(-math.inf if position in optional else math.inf)
             if slot >= 0:
                 slots.reserved.append(slot)
                 placed.append((position, slot))
-        return sorted(placed)
+        return placed
 
     def update(self, chunk: Chunk) -> None:
         """Applies a computed chunk: updates the request's state and adds checkpoints.
