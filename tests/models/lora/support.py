@@ -56,7 +56,7 @@ def write_adapter(
 ) -> Path:
     """Writes an `mlx_lm` adapter folder; `changes` overrides config fields."""
     folder.mkdir(parents=True, exist_ok=True)
-    keys = sorted({name.split(".", 3)[3].rpartition(".")[0] for name in tensors})
+    keys = sorted({name.split(".", 3)[-1].rpartition(".")[0] for name in tensors})
     config = {
         "fine_tune_type": "lora",
         "num_layers": num_layers,
