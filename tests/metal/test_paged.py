@@ -6,11 +6,11 @@ import pytest
 
 from tests.ops.test_sliding_window import free_pages_before_window
 from tests.paging import cut_into_pages, padded
-from tests.support import DTYPES, assert_close, random
+from tests.support import DTYPES, assert_close, bits, random
 from tiny_llm import kernels
 from tiny_llm.kv_cache.int8_rows import quantize_rows
 
-from .attention import attend, bits_of
+from .attention import attend
 from .paged import paged_attend, params_of
 from .support import DTYPE_NAMES, ORDERS, as_bound, run
 
@@ -93,7 +93,7 @@ def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
     ]  # fmt: skip
     expected = attend(dense_variant(L), query, *buffers, "causal", mx.array(contexts))
     assert mx.all(mx.isfinite(actual)).item(), "expected unused slots not to be read"
-    np.testing.assert_array_equal(bits_of(actual), bits_of(expected))
+    np.testing.assert_array_equal(bits(actual), bits(expected))
 
 
 # (queries, keys) per sequence: decode, chunks, no queries, more queries than keys; 6 and 12 rows
@@ -116,7 +116,7 @@ def test_ragged_rows_are_batch_invariant(page_size):
         if alone.shape[1]:
             mine = actual[bounds[row] : bounds[row + 1]].swapaxes(0, 1)
             what = f"sequence {row} with (queries, keys) = {MIXED[row]}"
-            np.testing.assert_array_equal(bits_of(mine), bits_of(dense(alone, pair)), what)
+            np.testing.assert_array_equal(bits(mine), bits(dense(alone, pair)), what)
 
 
 @pytest.mark.parametrize("page_size", [3, 16, 128])
@@ -148,7 +148,7 @@ def test_sliding_window(page_size, window, mode):
             window=window,
         ) if L else actual[own]  # fmt: skip
         what = f"sequence {row} with (queries, keys) = {MIXED[row]}"
-        np.testing.assert_array_equal(bits_of(actual[own]), bits_of(alone), what)
+        np.testing.assert_array_equal(bits(actual[own]), bits(alone), what)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
@@ -202,7 +202,7 @@ def test_missing_page_is_nan_in_every_row(missing, L):
     query = random(2, 2, L, D)
     actual = paged_attend("fast", query, keys, values, padded(table), contexts)
     assert mx.all(mx.isnan(actual[0])).item()
-    np.testing.assert_array_equal(bits_of(actual[1]), bits_of(dense(query[1], pairs[1])))
+    np.testing.assert_array_equal(bits(actual[1]), bits(dense(query[1], pairs[1])))
 
 
 @pytest.mark.parametrize("kernel", ["fast", "readable"])
@@ -215,7 +215,7 @@ def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
     actual = paged_attend(kernel, query, keys, values, padded(table), [544, room + 1])
     expected = paged_attend(kernel, query, keys, values, padded(table), contexts)
     assert mx.all(mx.isnan(actual[1])).item()
-    np.testing.assert_array_equal(bits_of(actual[0]), bits_of(expected[0]))
+    np.testing.assert_array_equal(bits(actual[0]), bits(expected[0]))
 
 
 def test_partial_results_are_bounded():
@@ -234,7 +234,7 @@ def test_bitwise_equal_for_any_lane_order(aligned):
     query = random(sum(lengths), 2, 36, dtype=dtype)
     bounds = np.cumsum([0, *lengths])
     first, *others = [
-        bits_of(paged_attend("fast", query, keys, values, padded(table), contexts, bounds,
+        bits(paged_attend("fast", query, keys, values, padded(table), contexts, bounds,
                                 aligned=aligned, order=order))
         for order in ORDERS
     ]  # fmt: skip
