@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -197,3 +197,11 @@ def demo_bfloat16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny_llm.demo import TARGET_PATH
 
     return write_dequantized(TARGET_PATH, tmp_path_factory.mktemp("demo-bf16"))
+
+
+@pytest.fixture(params=["load", "load_weights"])
+def load_either(request: pytest.FixtureRequest) -> Callable[[str], tuple[Any, Any]]:
+    """Loads a model with `load` or `load_weights`: the test runs once with each."""
+    import tiny_llm
+
+    return getattr(tiny_llm, request.param)

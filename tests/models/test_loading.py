@@ -43,12 +43,6 @@ def broken(checkpoint, tmp_path) -> Path:
     return folder
 
 
-@pytest.fixture(params=[load, load_weights])
-def load_either(request):
-    """Loads a folder with `load` or `load_weights`: the test runs once with each."""
-    return request.param
-
-
 @pytest.mark.parametrize(
     ("bits", "group_size", "dtype", "tied"),
     [

@@ -285,11 +285,6 @@ def load_row_major(name, monkeypatch):
         return load_weights(name)[0]
 
 
-@pytest.fixture(params=[load, load_weights])
-def load_either(request):
-    return request.param
-
-
 def arrays_of(mlx_model) -> list[mx.array]:
     return [array for _, array in tree_flatten(mlx_model.parameters())]
 
