@@ -83,3 +83,13 @@ def write_peft_adapter(
     }
     mx.save_safetensors(str(folder / "adapter_model.safetensors"), renamed)
     return folder
+
+
+def write_adapters(
+    folder: Path, config: Mapping[str, Any], ranks: Mapping[str, int], size: float
+) -> dict[str, Path]:
+    """Writes a random adapter for each entry of `ranks`; returns their folders."""
+    return {
+        name: write_adapter(folder / name, random_adapter(config, rank, seed=rank, size=size), rank)
+        for name, rank in ranks.items()
+    }
