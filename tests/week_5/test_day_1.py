@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
+from tests.week_5.support import run
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.server.engine_client.client import EngineClient
@@ -36,17 +37,6 @@ from tiny_llm.server.settings import Settings
 
 LONG = 1000.0  # seconds; longer than any test
 TEXTS = ["Paris", "", 'She said "no" \\o/', "two\nlines", "\r\n\r\n", "\n\ndata: forged", "né 🦆 "]
-
-
-def run(work: Coroutine[Any, Any, Any]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(10):
-            await work
-
-    try:
-        asyncio.run(limited())
-    except TimeoutError:
-        pytest.fail("expected the coroutine to finish, got a deadlock")
 
 
 def parse_events(stream: bytes) -> list[tuple[str, str]]:

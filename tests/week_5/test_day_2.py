@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
+from tests.week_5.support import run
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.server.engine_client import engine_thread
@@ -42,17 +43,6 @@ def output_queue(limit: int = 4) -> OutputQueue:
 
 def queued(outputs: OutputQueue) -> list[Any]:
     return list(outputs._items)
-
-
-def run(work: Coroutine[Any, Any, Any]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(10):
-            await work
-
-    try:
-        asyncio.run(limited())
-    except TimeoutError:
-        pytest.fail("expected the reader to be woken, got a deadlock")
 
 
 # --- task 1: a merging queue ---------------------------------------------------------------------
