@@ -8,6 +8,7 @@ cancellation.
 import codecs
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from tiny_llm import kernels
@@ -213,6 +215,22 @@ def tiny_model(dtype: mx.Dtype = mx.float32, **changes: Any) -> "qwen3.Model":
     return model
 
 
+def tiny_quantized_model(dtype: mx.Dtype = mx.bfloat16, **changes: Any) -> "qwen3.Model":
+    """4-bit `tiny_model`, with sizes that are multiples of the group size, 32."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 512}
+    model = tiny_model(dtype, **{**sizes, **changes})
+    nn.quantize(model, group_size=32, bits=4)
+    return model
+
+
+def chat_prompt(tokenizer: Any, question: str, enable_thinking: bool = False) -> list[int]:
+    """Token ids of a conversation with one message."""
+    messages = [{"role": "user", "content": question}]
+    return tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, enable_thinking=enable_thinking
+    )
+
+
 class ByteDetokenizer:
     """Decodes bytes to text, buffering incomplete characters."""
 
@@ -353,3 +371,8 @@ def assert_same_on_any_number_of_threads(program: str) -> None:
     assert different == 1, (
         f"expected bitwise equal results with 1 to 4 threads, got {different} different ones"
     )
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Resident memory of a process; Linux only."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
