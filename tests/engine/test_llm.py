@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.engine.support import PARAGRAPH, chat
+from tests.support import chat_prompt
 from tiny_llm import LLM, SamplingParams, UserError, load
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine import factory
@@ -46,9 +47,7 @@ def test_generate_preserves_prompt_order(demo):
 
 def test_prompt_may_be_text_token_ids_or_messages(demo):
     llm, tokenizer = engine(demo), demo[1]
-    ids = tokenizer.apply_chat_template(
-        chat(QUESTIONS[0]), add_generation_prompt=True, enable_thinking=False
-    )
+    ids = chat_prompt(tokenizer, QUESTIONS[0])
     text = tokenizer.decode(ids)
     for prompt in (ids, text, chat(QUESTIONS[0])):
         [output] = llm.generate(prompt, GREEDY)
