@@ -113,7 +113,7 @@ def test_same_tokens_in_every_configuration(
     assert accepted > 200 or speculation != "the model as draft" or slots < 20
 
 
-# --- prefix cache ---------------------------------------------------------------------------------
+# ---------------------------------------------------------------- prefix cache
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def test_no_checkpoints_without_prefix_caching(model):
         assert state_counts(llm).checkpoints == 0
 
 
-# --- memory ---------------------------------------------------------------------------------------
+# ---------------------------------------------------------------- memory
 
 
 @pytest.mark.parametrize("megabytes", [0.25, 1, 4])

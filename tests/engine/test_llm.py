@@ -33,7 +33,7 @@ def assert_idle(llm: LLM) -> None:
     assert llm.scheduler.pages.allocator.num_used == llm.scheduler.pages.cache.num_pages
 
 
-# -------------------------------------------------------------------- generate
+# ---------------------------------------------------------------- generate
 
 
 def test_generate_preserves_prompt_order(demo):
@@ -111,7 +111,7 @@ def test_empty_prompt_list(demo):
     assert engine(demo).generate([]) == []
 
 
-# -------------------------------------------------------------------- params
+# ---------------------------------------------------------------- params
 
 
 def test_stop_string_ends_generation_and_is_removed(demo):
@@ -185,7 +185,7 @@ def test_engine_seed_is_the_default_sampling_seed(demo):
     assert sample(1) != first
 
 
-# -------------------------------------------------------------------- stream, step, abort
+# ---------------------------------------------------------------- stream, step, abort
 
 
 def test_stream_yields_every_token(demo):
@@ -335,7 +335,7 @@ def test_metric_timestamps_are_ordered(demo):
     assert waits == sorted(waits), "requests must be scheduled in order of arrival"
 
 
-# -------------------------------------------------------------------- prefix cache
+# ---------------------------------------------------------------- prefix cache
 
 
 def test_prefix_cache_hit(demo):
@@ -366,7 +366,7 @@ def test_conversation_with_reasoning_reuses_the_common_prefix(demo):
     assert second.token_ids == cold.token_ids
 
 
-# -------------------------------------------------------------------- memory
+# ---------------------------------------------------------------- memory
 
 
 def test_memory_stays_within_budget(demo):
@@ -402,7 +402,7 @@ def serve_and_measure(demo, num_requests: int) -> None:
     assert_idle(llm)
 
 
-# -------------------------------------------------------------------- invalid options
+# ---------------------------------------------------------------- invalid options
 
 
 @pytest.mark.parametrize(

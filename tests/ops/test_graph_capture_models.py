@@ -148,7 +148,7 @@ def test_layers_are_one_node(make, run):
     assert nodes.count(["TinyLlmReplay"]) >= 0.8 * len(nodes), nodes
 
 
-# --- errors match the eager path, without side effects ------------------------------------------
+# ---------------------------------------------------------------- errors
 
 
 def decoding(model):

@@ -257,7 +257,7 @@ def test_errors_name_the_argument(prepacked_isa):
         kernels.quantized_embedding(mx.array([1]), scales, biases, 64, 4, eights)
 
 
-# --- models -------------------------------------------------------------------------------------
+# ---------------------------------------------------------------- models
 
 
 @pytest.fixture(scope="module")

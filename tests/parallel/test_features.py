@@ -38,7 +38,7 @@ ADAPTERS = {"a": 5, "b": 3}  # ranks
 LORAS = {0: "a", 1: None, 2: "b", 3: "a", 4: "b"}
 
 
-# --- prefix cache on disk -------------------------------------------------------------------------
+# ---------------------------------------------------------------- prefix cache on disk
 
 
 def test_page_file_has_all_ranks_shards(tmp_path):
@@ -127,7 +127,7 @@ def test_messages_of_several_threads_do_not_interleave():
     assert sorted(received) == [(index, payload) for index in range(4)]
 
 
-# --- LoRA adapters --------------------------------------------------------------------------------
+# ---------------------------------------------------------------- LoRA adapters
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_adapter_missing_on_another_rank(tmp_path, monkeypatch):
     assert generate_one(LLM("demo", **TWO)).token_ids  # the rank group is still usable
 
 
-# --- multi-token prediction -----------------------------------------------------------------------
+# ---------------------------------------------------------------- multi-token prediction
 
 
 def test_exact_mtp_layer_is_always_accepted(tmp_path):

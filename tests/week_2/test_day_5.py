@@ -21,7 +21,7 @@ from tiny_llm import (
 METAL_SHAPES = SHAPES[:6]  # only six shapes, because the emulator is slow
 
 
-# --- task 3: the Metal kernel ---------------------------------------------------------------------
+# ---------------------------------------------------------------- task 3: the Metal kernel
 
 
 # Runs first, because the emulator reports the line of a missing barrier or invalid address.
@@ -52,7 +52,7 @@ def test_task_3_context_lens():
     assert_close(actual, expected, "flash_attention_readable with context_lens", ulps=16)
 
 
-# --- task 4: in the model -------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 4: in the model
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 

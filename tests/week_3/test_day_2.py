@@ -37,7 +37,7 @@ from tiny_llm.attention.paged import paged_attention_reference
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.demo.prompts import BATCH_PROMPTS
 
-# --- task 1: batch metadata -----------------------------------------------------------------------
+# ---------------------------------------------------------------- task 1: batch metadata
 
 
 def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
@@ -167,7 +167,7 @@ def test_task_1_dense_batch_has_no_pages():
         batch.update_and_fetch_paged(row, row)
 
 
-# --- task 2: attention ---------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 2: attention
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 64, 100])
@@ -257,7 +257,7 @@ def test_task_2_no_memory_fault_or_race(mode):
     paged_attend("readable", query, keys, values, padded(table), [7], mode=mode)
 
 
-# --- task 3: in the model ------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 3: in the model
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 
@@ -358,7 +358,7 @@ def test_task_3_text_equals_week_2():
         )
 
 
-# --- task 4: batch_generate ----------------------------------------------------------------------
+# ---------------------------------------------------------------- task 4: batch_generate
 
 
 def test_task_4_add_request_does_not_copy():

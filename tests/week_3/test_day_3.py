@@ -31,7 +31,7 @@ from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 from tiny_llm.kv_cache.step_plan import layer_cache_views
 
-# --- task 1: ragged batches -----------------------------------------------------------------------
+# ---------------------------------------------------------------- task 1: ragged batches
 
 
 @pytest.mark.parametrize("page_size", [3, 64])
@@ -221,7 +221,7 @@ def test_task_1_reference_loops_over_sequences(dtype, page_size):
     assert_close(actual, expected, "reference compared with the kernel", ulps=16)
 
 
-# --- task 2: page ownership -----------------------------------------------------------------------
+# ---------------------------------------------------------------- task 2: page ownership
 
 
 def test_task_2_pages_are_freed_exactly_once():
@@ -360,7 +360,7 @@ def test_task_2_admission_keeps_the_reserve():
     assert pages.allocator.num_free == 1, "expected the reserve to stay free"
 
 
-# --- task 3: admission and the token budget -------------------------------------------------------
+# ---------------------------------------------------------------- task 3: admission, token budget
 
 
 def without_sharing(**changes) -> Scheduler:

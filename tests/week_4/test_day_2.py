@@ -99,7 +99,7 @@ def test_task_2_one_kernel_per_instruction_set(vectors, monkeypatch):
         evaluated(scales, biases, group_size, bits, a, b)
 
 
-# --- task 3: the weight matrix times a few rows, on a GPU -----------------------------------------
+# ---------------------------------------------------------------- task 3: a few rows, on a GPU
 
 MATVEC = "quantized_matmul/quantized_matmul_matvec.metal"
 

@@ -126,7 +126,7 @@ def long_header_delay(monkeypatch):
     monkeypatch.setattr(streaming, "HEADER_DELAY", LONG)
 
 
-# --- task 1: server-sent events ------------------------------------------------------------------
+# ---------------------------------------------------------------- task 1: server-sent events
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_task_1_template_equals_the_event(text):
     assert again == event("again"), f"expected the template to be reusable, got {again!r}"
 
 
-# --- task 2: a streamed response -----------------------------------------------------------------
+# ---------------------------------------------------------------- task 2: a streamed response
 
 
 def test_task_2_each_batch_is_one_write():
@@ -268,7 +268,7 @@ def test_task_2_last_chunk_ends_the_body():
     run(main())
 
 
-# --- task 3: an error after the headers ----------------------------------------------------------
+# ---------------------------------------------------------------- task 3: error after the headers
 
 
 def send_all(*script: Any) -> tuple[SendRecorder, list[bytes]]:
@@ -342,7 +342,7 @@ def test_task_3_no_keep_alive_follows_the_end():
     run(main())
 
 
-# --- task 4: cancellation ------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 4: cancellation
 
 
 class Connection:

@@ -45,7 +45,7 @@ def queued(outputs: OutputQueue) -> list[Any]:
     return list(outputs._items)
 
 
-# --- task 1: a merging queue ---------------------------------------------------------------------
+# ---------------------------------------------------------------- task 1: a merging queue
 
 
 def test_task_1_outputs_below_the_limit_stay_separate():
@@ -134,7 +134,7 @@ def test_task_1_merged_without_logprobs():
     assert merged.logprobs is None, f"expected None without logprobs, got {merged.logprobs!r}"
 
 
-# --- task 2: the reader --------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 2: the reader
 
 
 def test_task_2_get_returns_all_items_in_order():
@@ -187,7 +187,7 @@ def test_task_2_slow_reader_does_not_delay_others():
     run(main())
 
 
-# --- task 3: the engine thread's loop ------------------------------------------------------------
+# ---------------------------------------------------------------- task 3: the engine thread's loop
 
 
 class EndlessWaitError(AssertionError):
@@ -435,7 +435,7 @@ def test_task_3_unload_is_not_a_shutdown(command, expected):
     )
 
 
-# --- task 4: waking the event loop ---------------------------------------------------------------
+# ---------------------------------------------------------------- task 4: waking the event loop
 
 
 class Loop:

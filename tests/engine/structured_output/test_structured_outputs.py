@@ -84,7 +84,7 @@ def full_text(output):
     return output.text
 
 
-# ------------------------------------------------------------------ brute force
+# ---------------------------------------------------------------- brute force
 
 
 def test_bitmasks_match_brute_force():
@@ -152,7 +152,7 @@ def test_output_distribution_matches_brute_force(has_draft):
     assert_distributed_as(outputs, expected)
 
 
-# ------------------------------------------------------------------ complete outputs
+# ---------------------------------------------------------------- complete outputs
 
 
 @pytest.mark.parametrize("thinking", [False, True])
@@ -316,7 +316,7 @@ def test_tool_call_tags_as_special_tokens():
         assert (is_consumed and grammar.matcher.is_accepting()) == is_complete, (choice, text)
 
 
-# ------------------------------------------------------------------ batch invariance
+# ---------------------------------------------------------------- batch invariance
 
 
 CASES = [
@@ -449,7 +449,7 @@ def test_truncated_output_finishes_with_length(llm):
     assert (output.error, output.finish_reason) == (None, "length")
 
 
-# ------------------------------------------------------------------ rejected arguments
+# ---------------------------------------------------------------- rejected arguments
 
 
 @pytest.mark.parametrize(
