@@ -6,10 +6,8 @@ cancellation.
 """
 
 import codecs
-import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -285,35 +283,6 @@ class ScriptedModel:
         token = self.answer[min(generated, len(self.answer) - 1)]
         last = mx.where(mx.arange(256) == token, 10.0, 0.0)
         return mx.broadcast_to(last, (*ids.shape, 256))
-
-
-def write_dequantized(source: Path, folder: Path) -> Path:
-    """Writes a quantized MLX checkpoint as a plain bfloat16 Hugging Face folder."""
-    weights = dict(mx.load(str(source / "model.safetensors")))
-    config = json.loads((source / "config.json").read_text())
-    quantization = config.pop("quantization")
-    config.pop("quantization_config", None)
-    config["torch_dtype"] = "bfloat16"
-    plain = {}
-    for name, weight in weights.items():
-        stem = name.removesuffix(".weight")
-        if f"{stem}.scales" in weights and name.endswith(".weight"):
-            weight = mx.dequantize(
-                weight,
-                weights[f"{stem}.scales"],
-                weights[f"{stem}.biases"],
-                group_size=quantization["group_size"],
-                bits=quantization["bits"],
-            )
-        elif name.endswith((".scales", ".biases")):
-            continue
-        plain[name] = weight.astype(mx.bfloat16)
-    for file in source.iterdir():
-        if file.name.startswith(("tokenizer", "generation", "chat_template")):
-            shutil.copy(file, folder)
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), plain, metadata={"format": "pt"})
-    return folder
 
 
 def assert_same_completions(
