@@ -14,7 +14,8 @@ import pytest
 from tests import hermetic, quick
 
 if sys.flags.optimize:  # with -O, helper modules lose their asserts unless pytest rewrites them
-    pytest.register_assert_rewrite("tests.support", "tests.engine", "tests.models", "tests.server")
+    for module in ("support", "cli", "engine", "models", "server"):
+        pytest.register_assert_rewrite(f"tests.{module}")
 hermetic.reset_process()  # must precede the import of modules that read the environment
 
 import mlx.core as mx
