@@ -1,8 +1,10 @@
 """Shared fixtures: devices, dtypes, models."""
 
+import json
 import os
+import shutil
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 from tests import hermetic, quick
 
 if sys.flags.optimize:  # with -O, helper modules lose their asserts unless pytest rewrites them
-    pytest.register_assert_rewrite("tests.support", "tests.engine", "tests.models", "tests.server")
+    for module in ("support", "cli", "engine", "models", "server"):
+        pytest.register_assert_rewrite(f"tests.{module}")
 hermetic.reset_process()  # must precede the import of modules that read the environment
 
 import mlx.core as mx
@@ -190,10 +193,46 @@ def demo() -> tuple[Any, Any]:
     return load("demo")
 
 
+def write_dequantized(source: Path, folder: Path) -> Path:
+    """Writes a quantized MLX checkpoint as a plain bfloat16 Hugging Face folder."""
+    weights = dict(mx.load(str(source / "model.safetensors")))
+    config = json.loads((source / "config.json").read_text())
+    quantization = config.pop("quantization")
+    config.pop("quantization_config", None)
+    config["torch_dtype"] = "bfloat16"
+    plain = {}
+    for name, weight in weights.items():
+        stem = name.removesuffix(".weight")
+        if f"{stem}.scales" in weights and name.endswith(".weight"):
+            weight = mx.dequantize(
+                weight,
+                weights[f"{stem}.scales"],
+                weights[f"{stem}.biases"],
+                group_size=quantization["group_size"],
+                bits=quantization["bits"],
+            )
+        elif name.endswith((".scales", ".biases")):
+            continue
+        plain[name] = weight.astype(mx.bfloat16)
+    for file in source.iterdir():
+        if file.name.startswith(("tokenizer", "generation", "chat_template")):
+            shutil.copy(file, folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), plain, metadata={"format": "pt"})
+    return folder
+
+
 @pytest.fixture(scope="session")
 def demo_bfloat16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled demo model in bfloat16, as a folder that `transformers` loads."""
-    from tests.support import write_dequantized
     from tiny_llm.demo import TARGET_PATH
 
     return write_dequantized(TARGET_PATH, tmp_path_factory.mktemp("demo-bf16"))
+
+
+@pytest.fixture(params=["load", "load_weights"])
+def load_either(request: pytest.FixtureRequest) -> Callable[[str], tuple[Any, Any]]:
+    """Loads a model with `load` or `load_weights`: the test runs once with each."""
+    import tiny_llm
+
+    return getattr(tiny_llm, request.param)

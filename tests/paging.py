@@ -9,6 +9,13 @@ from tests.support import assert_same_bits, random
 from tiny_llm import TinyKvPagedCache, TinyKvPagedPool
 
 
+def sequences(
+    lengths: Sequence[int], H: int = 2, D: int = 40, dtype: mx.Dtype = mx.float32
+) -> list[tuple[mx.array, mx.array]]:
+    """Random keys and values of each sequence, H×S×D."""
+    return [(random(H, S, D, dtype=dtype), random(H, S, D, dtype=dtype)) for S in lengths]
+
+
 def cut_into_pages(
     sequences: Sequence[tuple[mx.array, mx.array]], page_size: int, spare: int = 2, seed: int = 0
 ) -> tuple[mx.array, mx.array, list[list[int]]]:

@@ -6,9 +6,8 @@ cancellation.
 """
 
 import codecs
-import json
 import os
-import shutil
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from tiny_llm import kernels
@@ -213,6 +213,22 @@ def tiny_model(dtype: mx.Dtype = mx.float32, **changes: Any) -> "qwen3.Model":
     return model
 
 
+def tiny_quantized_model(dtype: mx.Dtype = mx.bfloat16, **changes: Any) -> "qwen3.Model":
+    """4-bit `tiny_model`, with sizes that are multiples of the group size, 32."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 512}
+    model = tiny_model(dtype, **{**sizes, **changes})
+    nn.quantize(model, group_size=32, bits=4)
+    return model
+
+
+def chat_prompt(tokenizer: Any, question: str, enable_thinking: bool = False) -> list[int]:
+    """Token ids of a conversation with one message."""
+    messages = [{"role": "user", "content": question}]
+    return tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, enable_thinking=enable_thinking
+    )
+
+
 class ByteDetokenizer:
     """Decodes bytes to text, buffering incomplete characters."""
 
@@ -267,35 +283,6 @@ class ScriptedModel:
         token = self.answer[min(generated, len(self.answer) - 1)]
         last = mx.where(mx.arange(256) == token, 10.0, 0.0)
         return mx.broadcast_to(last, (*ids.shape, 256))
-
-
-def write_dequantized(source: Path, folder: Path) -> Path:
-    """Writes a quantized MLX checkpoint as a plain bfloat16 Hugging Face folder."""
-    weights = dict(mx.load(str(source / "model.safetensors")))
-    config = json.loads((source / "config.json").read_text())
-    quantization = config.pop("quantization")
-    config.pop("quantization_config", None)
-    config["torch_dtype"] = "bfloat16"
-    plain = {}
-    for name, weight in weights.items():
-        stem = name.removesuffix(".weight")
-        if f"{stem}.scales" in weights and name.endswith(".weight"):
-            weight = mx.dequantize(
-                weight,
-                weights[f"{stem}.scales"],
-                weights[f"{stem}.biases"],
-                group_size=quantization["group_size"],
-                bits=quantization["bits"],
-            )
-        elif name.endswith((".scales", ".biases")):
-            continue
-        plain[name] = weight.astype(mx.bfloat16)
-    for file in source.iterdir():
-        if file.name.startswith(("tokenizer", "generation", "chat_template")):
-            shutil.copy(file, folder)
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), plain, metadata={"format": "pt"})
-    return folder
 
 
 def assert_same_completions(
@@ -353,3 +340,8 @@ def assert_same_on_any_number_of_threads(program: str) -> None:
     assert different == 1, (
         f"expected bitwise equal results with 1 to 4 threads, got {different} different ones"
     )
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Resident memory of a process; Linux only."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()

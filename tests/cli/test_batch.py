@@ -9,12 +9,14 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 from rich.console import Console
 
+from tests.cli.support import assert_rejected, run_command
 from tests.support import FLASH_FLAGS, ByteTokenizer, tiny_model
 from tiny_llm import Qwen3ModelWeek2, Qwen3ModelWeek3, make_sampler, simple_generate_with_kv_cache
 from tiny_llm.batch import BatchGeneration
@@ -38,9 +40,7 @@ STATISTICS = re.compile(
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
-    status = batch.main([*DEMO, *argv])
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+    return run_command(capsys, batch, *DEMO, *argv)
 
 
 def test_outputs_are_in_prompt_order_when_redirected(capsys):
@@ -152,17 +152,13 @@ def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_invalid_arguments_print_one_sentence(capsys, argv, message):
-    status, out, err = run(capsys, *argv)
-    assert status == 2
-    assert out == ""
-    last = err.splitlines()[-1]
-    assert last.startswith("batch: ")
-    assert message in last
+    assert_rejected(run(capsys, *argv), "batch", message)
 
 
 # Redraws after every step, since the demo model may finish within one refresh interval.
 REDRAW_AFTER_EVERY_STEP = """
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from tiny_llm.cli import batch
 
@@ -312,17 +308,26 @@ def test_runs_return_one_output_per_prompt(solution):
         assert batch_run.outputs[index] == expected
 
 
-@pytest.mark.parametrize("solution", ["tiny_llm", "mlx"])
-def test_runs_report_progress_per_prompt(solution):
-    batch_run = open_runs(ignore_eos=True)[1][solution]
+def run_to_the_end(batch_run) -> Iterator[BatchProgress]:
+    """Yields the progress after each step."""
     assert batch_run.progress().waiting == list(range(5))
     assert batch_run.progress().started == []
-    partly_prefilled = False
     while not batch_run.is_done:
         batch_run.step()
         progress = batch_run.progress()
+        assert {each.index for each in progress.started} | set(progress.waiting) == set(range(5))
+        yield progress
+    for each in batch_run.progress().started:
+        assert each.new_tokens == LIMITS[each.index]
+        assert each.prompt_tokens == each.prefilled == len(PROMPTS[each.index])
+
+
+@pytest.mark.parametrize("solution", ["tiny_llm", "mlx"])
+def test_runs_report_progress_per_prompt(solution):
+    batch_run = open_runs(ignore_eos=True)[1][solution]
+    partly_prefilled = False
+    for progress in run_to_the_end(batch_run):
         started = {each.index for each in progress.started}
-        assert started | set(progress.waiting) == set(range(5))
         active = [each.index for each in progress.slots if each is not None]
         active += [each.index for each in progress.prefilling]
         assert sorted([*active, *batch_run.outputs]) == sorted(started), (
@@ -330,9 +335,6 @@ def test_runs_report_progress_per_prompt(solution):
         )
         partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in progress.prefilling)
     assert partly_prefilled
-    for each in batch_run.progress().started:
-        assert each.new_tokens == LIMITS[each.index]
-        assert each.prompt_tokens == each.prefilled == len(PROMPTS[each.index])
 
 
 def open_engine(**flags) -> EngineBatchRun:
@@ -358,14 +360,8 @@ def open_engine(**flags) -> EngineBatchRun:
 
 def test_engine_run_reports_progress_per_prompt():
     batch_run = open_engine()
-    assert batch_run.progress().waiting == list(range(5))
-    assert batch_run.progress().started == []
     partly_prefilled = False
-    while not batch_run.is_done:
-        batch_run.step()
-        progress = batch_run.progress()
-        started = {each.index for each in progress.started}
-        assert started | set(progress.waiting) == set(range(5))
+    for progress in run_to_the_end(batch_run):
         active = [each for each in progress.slots if each is not None]
         assert len(progress.slots) == 2
         indices = [*(each.index for each in active), *batch_run.outputs, *progress.waiting]
@@ -373,9 +369,6 @@ def test_engine_run_reports_progress_per_prompt():
         partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in active)
         assert f"{progress.engine.pages.free} free of" in render(batch_run, 120)
     assert partly_prefilled
-    for each in batch_run.progress().started:
-        assert each.new_tokens == LIMITS[each.index]
-        assert each.prompt_tokens == each.prefilled == len(PROMPTS[each.index])
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.cli.support import assert_rejected, run_command
 from tiny_llm import UserError
 from tiny_llm.cli import bench
 from tiny_llm.cli.batching.workload import (
@@ -19,9 +20,7 @@ SMALL += ["--min-output-len", "1", "--max-output-len", "6", "--batch-size", "2"]
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
-    status = bench.main([*SMALL, *argv])
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+    return run_command(capsys, bench, *SMALL, *argv)
 
 
 def result_of(capsys, *argv: str) -> dict:
@@ -161,12 +160,7 @@ def test_mlx_is_the_baseline(capsys):
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_invalid_arguments_print_one_sentence(capsys, argv, message):
-    status, out, err = run(capsys, *argv)
-    assert status == 2
-    assert out == ""
-    last = err.splitlines()[-1]
-    assert last.startswith("bench: ")
-    assert message in last
+    assert_rejected(run(capsys, *argv), "bench", message)
 
 
 def test_workload_lengths_cover_their_range():

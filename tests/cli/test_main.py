@@ -11,6 +11,7 @@ import time
 import mlx.core as mx
 import pytest
 
+from tests.cli.support import assert_rejected, run_command
 from tests.support import FLASH_FLAGS
 from tiny_llm import kernels, models
 from tiny_llm.cli import chat, main
@@ -28,9 +29,7 @@ FRANCE = ["--model", "demo", "--prompt", "What is the capital of France?"]
 
 def run(capsys, command, *argv: str) -> tuple[int, str, str]:
     limit = [] if "--max-tokens" in argv else ["--max-tokens", "80"]
-    status = command.main([*argv, *limit])
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+    return run_command(capsys, command, *argv, *limit)
 
 
 @pytest.mark.parametrize("loader", ["week1", "week2", "week3"])
@@ -271,13 +270,9 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_invalid_input_prints_one_sentence(capsys, argv, message):
-    status, out, err = run(capsys, main, *argv)
-    assert status == 2
-    assert out == ""
-    last = err.splitlines()[-1]
-    assert last.startswith("main: ")
-    assert message in last
-    assert len([line for line in err.splitlines() if not line.startswith("model: ")]) == 1
+    result = run(capsys, main, *argv)
+    assert_rejected(result, "main", message)
+    assert len([line for line in result[2].splitlines() if not line.startswith("model: ")]) == 1
 
 
 def test_device_gpu_without_a_gpu(capsys):

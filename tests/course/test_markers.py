@@ -20,12 +20,9 @@ from tools.course.tasks import (
 )
 from tools.course.tree import EXTENSION, PACKAGE, ROOT, starter_files
 
-# Planned tasks without a marked block in src/ yet.
-NOT_YET: set[str] = set()
-
 
 def test_tasks_and_marked_code_correspond():
-    assert set(TASKS) - NOT_YET == HAVE_CODE, "markers in src/ and the table in tasks.py differ"
+    assert set(TASKS) == HAVE_CODE, "markers in src/ and the table in tasks.py differ"
 
 
 def defined_tests(file: str) -> list[str]:
@@ -34,21 +31,16 @@ def defined_tests(file: str) -> list[str]:
     return [name for name in functions if name.startswith("test_")]
 
 
-DAYS_WITH_TESTS = [day for day in DAYS if (ROOT / day.test_file).exists()]
-
-
-@pytest.mark.parametrize("day", DAYS_WITH_TESTS, ids=lambda day: day.id)
+@pytest.mark.parametrize("day", DAYS, ids=lambda day: day.id)
 def test_tasks_and_tests_correspond(day):
     tested = {task_of_test(f"{day.test_file}::{name}") for name in defined_tests(day.test_file)}
     tasks = {task.id for task in day.tasks}
-    assert tasks - NOT_YET <= tested <= tasks, f"{day.test_file} and the table in tasks.py differ"
+    assert tested == tasks, f"{day.test_file} and the table in tasks.py differ"
 
 
 def test_every_test_file_belongs_to_a_day():
     files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("week_*/test_*.py")}
-    assert files == {day.test_file for day in DAYS_WITH_TESTS}
-    for day in DAYS:
-        assert day in DAYS_WITH_TESTS or all(task.id in NOT_YET for task in day.tasks)
+    assert files == {day.test_file for day in DAYS}
 
 
 def test_days_and_tasks_are_numbered_in_order():

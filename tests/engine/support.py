@@ -1,7 +1,7 @@
-"""Helpers for engine tests: prompts, a logits recorder, a chi-square test."""
+"""Helpers for engine tests: prompts, recorded outputs, a chi-square test."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,3 +152,32 @@ def run_cases(
     return outputs, {
         (int(request_id), position): row for (request_id, position), row in recorded.items()
     }
+
+
+def run_alone(
+    make_llm: Callable[[int], LLM], cases=CASES, loras: Mapping[int, str | None] | None = None
+) -> tuple[dict[int, Any], Logits]:
+    """Reference outputs and logits: each case alone, on the engine `make_llm(case)`."""
+    outputs, logits = {}, {}
+    for case in range(len(cases)):
+        own_outputs, own_logits = run_cases(make_llm(case), [case], cases=cases, loras=loras)
+        outputs |= own_outputs
+        logits |= own_logits
+    return outputs, logits
+
+
+def assert_same_outputs(
+    actual: Mapping[int, Any],
+    actual_logits: Logits,
+    reference: tuple[Mapping[int, Any], Logits],
+    context: str = "",
+) -> None:
+    """Asserts bitwise equal results of `run_cases` and `run_alone`."""
+    outputs, logits = reference
+    for case, expected in outputs.items():
+        assert actual[case].error is None, f"request {case}: {actual[case].error} {context}"
+        for field in ("token_ids", "text", "logprobs", "finish_reason"):
+            wanted, got = getattr(expected, field), getattr(actual[case], field)
+            assert got == wanted, f"request {case}: expected {field} {wanted}, got {got}, {context}"
+    for key, row in logits.items():
+        np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key} {context}")

@@ -6,10 +6,9 @@ preemption and speculative decoding.
 
 import itertools
 
-import numpy as np
 import pytest
 
-from tests.engine.support import MORE_CASES, run_cases
+from tests.engine.support import MORE_CASES, assert_same_outputs, run_alone, run_cases
 from tiny_llm import LLM, Qwen3ModelWeek2, load, make_sampler
 from tiny_llm.generate import decode_with_cache
 
@@ -49,13 +48,8 @@ def draft():
 @pytest.fixture(scope="module")
 def reference(demo):
     """Reference outputs and logits: each request alone, prefilled in one chunk."""
-    outputs, logits = {}, {}
-    for case in range(len(MORE_CASES)):
-        llm = build(demo, AMPLE_TOKENS, max_num_seqs=1, enable_prefix_caching=False)
-        own_outputs, own_logits = run_cases(llm, [case], cases=MORE_CASES)
-        outputs |= own_outputs
-        logits |= own_logits
-    return outputs, logits
+    options = {"max_num_seqs": 1, "enable_prefix_caching": False}
+    return run_alone(lambda case: build(demo, AMPLE_TOKENS, **options), MORE_CASES)
 
 
 @pytest.mark.slow
@@ -82,29 +76,32 @@ PRODUCT = [
 HALF = [case for number, case in enumerate(PRODUCT) if number.bit_count() % 2]
 
 
-@pytest.mark.slow
-def test_all_configurations(demo, draft, reference, exhaustive):
-    outputs, logits = reference
+def run_configurations(cases, make_llm, reference, loras=None) -> tuple[int, int, int]:
+    """Runs `MORE_CASES` in configurations of `PRODUCT`, on the engine `make_llm(case)`.
+
+    Returns the numbers of prefix cache hits, preemptions and accepted draft tokens.
+    """
     hits = preemptions = accepted = 0
-    cases = PRODUCT if exhaustive else HALF
     for case in cases:
-        llm = build_case(demo, draft, case)
+        llm = make_llm(case)
         direction, gap = case["arrival"]
-        actual, actual_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
-        for number, expected in outputs.items():
-            context = f"request {number} with {case}"
-            assert actual[number].token_ids == expected.token_ids, context
-            assert actual[number].text == expected.text, context
-            assert actual[number].finish_reason == expected.finish_reason, context
-            assert actual[number].logprobs == expected.logprobs, context
-        # Verified draft tokens beyond an output's end add entries to `actual_logits`.
-        assert actual_logits.keys() >= logits.keys()
-        assert case["guess"] or actual_logits.keys() == logits.keys()
-        for key, row in logits.items():
-            np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key} with {case}")
+        order = range(len(MORE_CASES))[::direction]
+        actual, logits = run_cases(llm, order, gap, MORE_CASES, loras)
+        assert_same_outputs(actual, logits, reference, f"with {case}")
+        # Verified draft tokens beyond an output's end add entries to `logits`.
+        assert case["guess"] or logits.keys() == reference[1].keys()
         hits += sum(output.num_cached_tokens for output in actual.values())
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.num_accepted_tokens
+    return hits, preemptions, accepted
+
+
+@pytest.mark.slow
+def test_all_configurations(demo, draft, reference, exhaustive):
+    cases = PRODUCT if exhaustive else HALF
+    hits, preemptions, accepted = run_configurations(
+        cases, lambda case: build_case(demo, draft, case), reference
+    )
     # The cases include prefix cache hits, preemptions and accepted draft tokens.
     assert hits / len(cases) > 500 / len(PRODUCT)
     assert preemptions / len(cases) > 20 / len(PRODUCT)
@@ -115,14 +112,9 @@ def test_all_configurations(demo, draft, reference, exhaustive):
 @pytest.mark.parametrize("tokens", [TIGHT_TOKENS, AMPLE_TOKENS])
 @pytest.mark.parametrize(("chunk", "direction", "gap"), [(3, 1, 0), (200, -1, 2)])
 def test_with_ngram_proposer(demo, reference, tokens, chunk, direction, gap):
-    outputs, logits = reference
     options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32 + chunk}
     llm = build(demo, tokens, speculative="ngram", **options)
-    actual, actual_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
-    for number, expected in outputs.items():
-        assert actual[number].token_ids == expected.token_ids, f"request {number}"
-        assert actual[number].logprobs == expected.logprobs, f"request {number}"
-    for key, row in logits.items():
-        np.testing.assert_array_equal(actual_logits[key], row, err_msg=str(key))
+    order = range(len(MORE_CASES))[::direction]
+    assert_same_outputs(*run_cases(llm, order, gap, MORE_CASES), reference)
     assert llm.runner.statistics.num_accepted_tokens > 20
     assert tokens == AMPLE_TOKENS or llm.scheduler.num_preemptions > 0

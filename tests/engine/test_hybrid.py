@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 import pytest
 
 from tests.engine.hybrid import (
@@ -15,7 +14,14 @@ from tests.engine.hybrid import (
     state_counts,
     write_hybrid,
 )
-from tests.engine.support import MORE_CASES, PARAGRAPH, chat, run_cases
+from tests.engine.support import (
+    MORE_CASES,
+    PARAGRAPH,
+    assert_same_outputs,
+    chat,
+    run_alone,
+    run_cases,
+)
 from tiny_llm import LLM, SamplingParams, UserError, load
 from tiny_llm.engine.inputs.prompts import ChatOptions, encode_prompt
 from tiny_llm.engine.scheduling.snapshot import snapshot
@@ -58,28 +64,8 @@ def drafts(model, tmp_path_factory):
 @pytest.fixture(scope="module")
 def reference(model):
     """Reference outputs and logits: each request alone, prefilled in one chunk."""
-    outputs, logits = {}, {}
-    for case in range(len(CASES)):
-        llm = build(model, max_num_seqs=1, enable_prefix_caching=False)
-        own_outputs, own_logits = run_cases(llm, [case], cases=CASES)
-        outputs |= own_outputs
-        logits |= own_logits
-    return outputs, logits
-
-
-def assert_same_as_reference(reference, actual, actual_logits, context) -> None:
-    outputs, logits = reference
-    for number, expected in outputs.items():
-        assert actual[number].error is None, context
-        assert actual[number].token_ids == expected.token_ids, (
-            f"request {number}: wrong token ids, {context}"
-        )
-        assert actual[number].logprobs == expected.logprobs, (
-            f"request {number}: wrong logprobs, {context}"
-        )
-        assert actual[number].finish_reason == expected.finish_reason
-    for key, row in logits.items():
-        np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key} with {context}")
+    options = {"max_num_seqs": 1, "enable_prefix_caching": False}
+    return run_alone(lambda case: build(model, **options), CASES)
 
 
 SPECULATION = ("none", "ngram", "mtp", "attention draft", "hybrid draft", "the model as draft")
@@ -113,10 +99,9 @@ def test_same_tokens_in_every_configuration(
             enable_prefix_caching=number != 2,
             **options,
         )
-        actual, found_logits = run_cases(llm, range(len(CASES))[::direction], gap, CASES)
-        assert_same_as_reference(
-            reference, actual, found_logits, f"{speculation}, {slots} slots, case {number}"
-        )
+        actual, actual_logits = run_cases(llm, range(len(CASES))[::direction], gap, CASES)
+        context = f"{speculation}, {slots} slots, case {number}"
+        assert_same_outputs(actual, actual_logits, reference, context)
         hits += sum(output.num_cached_tokens for output in actual.values())
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.num_accepted_tokens
@@ -128,7 +113,7 @@ def test_same_tokens_in_every_configuration(
     assert accepted > 200 or speculation != "the model as draft" or slots < 20
 
 
-# --- prefix cache ---------------------------------------------------------------------------------
+# ---------------------------------------------------------------- prefix cache
 
 
 @pytest.mark.slow
@@ -220,7 +205,7 @@ def test_no_checkpoints_without_prefix_caching(model):
         assert state_counts(llm).checkpoints == 0
 
 
-# --- memory ---------------------------------------------------------------------------------------
+# ---------------------------------------------------------------- memory
 
 
 @pytest.mark.parametrize("megabytes", [0.25, 1, 4])

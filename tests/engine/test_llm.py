@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.engine.support import PARAGRAPH, chat
+from tests.support import chat_prompt
 from tiny_llm import LLM, SamplingParams, UserError, load
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine import factory
@@ -32,7 +33,7 @@ def assert_idle(llm: LLM) -> None:
     assert llm.scheduler.pages.allocator.num_used == llm.scheduler.pages.cache.num_pages
 
 
-# -------------------------------------------------------------------- generate
+# ---------------------------------------------------------------- generate
 
 
 def test_generate_preserves_prompt_order(demo):
@@ -46,9 +47,7 @@ def test_generate_preserves_prompt_order(demo):
 
 def test_prompt_may_be_text_token_ids_or_messages(demo):
     llm, tokenizer = engine(demo), demo[1]
-    ids = tokenizer.apply_chat_template(
-        chat(QUESTIONS[0]), add_generation_prompt=True, enable_thinking=False
-    )
+    ids = chat_prompt(tokenizer, QUESTIONS[0])
     text = tokenizer.decode(ids)
     for prompt in (ids, text, chat(QUESTIONS[0])):
         [output] = llm.generate(prompt, GREEDY)
@@ -113,7 +112,7 @@ def test_empty_prompt_list(demo):
     assert engine(demo).generate([]) == []
 
 
-# -------------------------------------------------------------------- params
+# ---------------------------------------------------------------- params
 
 
 def test_stop_string_ends_generation_and_is_removed(demo):
@@ -188,7 +187,7 @@ def test_engine_seed_is_the_default_sampling_seed(demo):
     assert sample(1) != first
 
 
-# -------------------------------------------------------------------- stream, step, abort
+# ---------------------------------------------------------------- stream, step, abort
 
 
 def test_stream_yields_every_token(demo):
@@ -338,7 +337,7 @@ def test_metric_timestamps_are_ordered(demo):
     assert waits == sorted(waits), "requests must be scheduled in order of arrival"
 
 
-# -------------------------------------------------------------------- prefix cache
+# ---------------------------------------------------------------- prefix cache
 
 
 def test_prefix_cache_hit(demo):
@@ -369,7 +368,7 @@ def test_conversation_with_reasoning_reuses_the_common_prefix(demo):
     assert second.token_ids == cold.token_ids
 
 
-# -------------------------------------------------------------------- memory
+# ---------------------------------------------------------------- memory
 
 
 def test_memory_stays_within_budget(demo):
@@ -405,7 +404,7 @@ def serve_and_measure(demo, num_requests: int) -> None:
     assert_idle(llm)
 
 
-# -------------------------------------------------------------------- invalid options
+# ---------------------------------------------------------------- invalid options
 
 
 @pytest.mark.parametrize(

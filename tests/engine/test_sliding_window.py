@@ -2,10 +2,16 @@
 
 from unittest import mock
 
-import numpy as np
 import pytest
 
-from tests.engine.support import CASES, PARAGRAPH, chat, run_cases
+from tests.engine.support import (
+    CASES,
+    PARAGRAPH,
+    assert_same_outputs,
+    chat,
+    run_alone,
+    run_cases,
+)
 from tests.models.support import SIZES
 from tiny_llm import LLM, SamplingParams, UserError, load
 from tiny_llm.engine.scheduling.snapshot import snapshot
@@ -68,20 +74,17 @@ def build(model, num_pages: int = 256, **options) -> LLM:
 @pytest.fixture(scope="module")
 def reference(model):
     """Reference: each request alone, prefilled in one chunk, with all pages kept."""
-    outputs, logits = {}, {}
-    for case in range(len(WINDOW_CASES)):
+
+    def make_llm(case: int) -> LLM:
         with mock.patch("tiny_llm.engine.llm.common_window", return_value=0):
-            llm = build(model, max_num_seqs=1, enable_prefix_caching=False)
-        own_outputs, own_logits = run_cases(llm, [case], cases=WINDOW_CASES)
-        outputs |= own_outputs
-        logits |= own_logits
-    return outputs, logits
+            return build(model, max_num_seqs=1, enable_prefix_caching=False)
+
+    return run_alone(make_llm, WINDOW_CASES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("speculation", ["none", "ngram", "full draft", "window draft"])
 def test_same_tokens_in_every_configuration(model, reference, tokenizer, speculation):
-    outputs, logits = reference
     frees_pages = model[0].args.max_window and speculation != "full draft"
     small, large = (72, 96) if frees_pages else (200, 208)  # KV memory in tokens
     hits = preemptions = accepted = 0
@@ -103,17 +106,7 @@ def test_same_tokens_in_every_configuration(model, reference, tokenizer, specula
         )
         order = range(len(WINDOW_CASES))[::direction]
         actual, actual_logits = run_cases(llm, order, gap, WINDOW_CASES)
-        context = f"{speculation}, case {number}"
-        for case, expected in outputs.items():
-            assert actual[case].error is None, context
-            assert actual[case].token_ids == expected.token_ids, (
-                f"request {case}: wrong token ids, {context}"
-            )
-            assert actual[case].logprobs == expected.logprobs, (
-                f"request {case}: wrong logprobs, {context}"
-            )
-        for key, row in logits.items():
-            np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key}, {context}")
+        assert_same_outputs(actual, actual_logits, reference, f"{speculation}, case {number}")
         hits += sum(output.num_cached_tokens for output in actual.values())
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.num_accepted_tokens
@@ -152,18 +145,10 @@ def test_preempted_requests(mistral):
     """Requests with short prompts outgrow the memory while decoding."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     cases = [([token, token + 1], params) for token in (20, 30, 40, 50)]
-    outputs, logits = {}, {}
-    for case in range(4):
-        own_outputs, own_logits = run_cases(build(mistral), [case], cases=cases)
-        outputs |= own_outputs
-        logits |= own_logits
+    reference = run_alone(lambda case: build(mistral), cases)
     llm = build(mistral, 12, block_size=4, max_num_batched_tokens=8)
-    actual, actual_logits = run_cases(llm, range(4), cases=cases)
+    assert_same_outputs(*run_cases(llm, range(4), cases=cases), reference)
     assert llm.scheduler.num_preemptions > 0
-    for case in range(4):
-        assert actual[case].token_ids == outputs[case].token_ids
-    for key, row in logits.items():
-        np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key}")
 
 
 def test_memory_limits_requests_if_a_step_does_not_fit(mistral):

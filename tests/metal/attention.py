@@ -120,8 +120,3 @@ def attend(
         merge = metal.flash_attention_merge_launch(params, dtype)
         run(source, merge, [partial, statistics, out], mode, order)
     return as_array(out).swapaxes(1, 2)
-
-
-def bits_of(x: mx.array) -> np.ndarray:
-    """Elements' bytes as integers, for bitwise comparison."""
-    return np.array(mx.contiguous(x).view(mx.uint32 if x.dtype == mx.float32 else mx.uint16))

@@ -87,11 +87,6 @@ def assert_product(
     )
 
 
-def bits_of(x: np.ndarray) -> np.ndarray:
-    """Elements' bytes as integers, for bitwise comparison."""
-    return x.view(np.uint8)
-
-
 def reference_quantized(
     scales: mx.array, biases: mx.array, group_size: int, bits: int, a: mx.array, b: mx.array
 ) -> np.ndarray:

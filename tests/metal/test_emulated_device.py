@@ -47,7 +47,7 @@ def gpu() -> Iterator[Device]:
         yield device
 
 
-# --- operations ------------------------------------------------------------------------------
+# ---------------------------------------------------------------- operations
 
 
 # Operations whose kernels compile slowly for the emulator; a quick run covers them in other tests.
@@ -104,7 +104,7 @@ def test_derivatives(gpu):
     assert [slope.tolist() for slope in slopes] == [[2.0] * 5, [3.0] * 5]
 
 
-# --- barriers and commands in flight -----------------------------------------------------------
+# ---------------------------------------------------------------- barriers and commands in flight
 
 
 def two_steps(x, weight):
@@ -218,7 +218,7 @@ def test_overwriting_a_shared_buffer_is_a_fault(gpu):
     assert "overwrites input 0" in gpu.take_faults()[0]
 
 
-# --- models ----------------------------------------------------------------------------------
+# ---------------------------------------------------------------- models
 
 QUESTIONS = ["What is a cat?", "Who are you?", "What is two plus three?", "Hello!"]
 CACHE_BYTES = 2e6  # small, because the emulator copies each kernel argument
@@ -317,7 +317,7 @@ def test_engine_output_equals_cpu(demo, kv_cache_dtype, batch):
         assert any(name.startswith("paged_attention_decode") for name in device.launches)
 
 
-# --- compilation and commands --------------------------------------------------------------------
+# ---------------------------------------------------------------- compilation and commands
 
 
 def test_kernel_sources_are_complete_with_line_numbers():

@@ -4,10 +4,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import DTYPES, assert_close, random
+from tests.support import DTYPES, assert_close, bits, random
 from tiny_llm import kernels
 
-from .attention import VARIANTS, attend, bits_of, make_mask
+from .attention import VARIANTS, attend, make_mask
 from .support import DTYPE_NAMES, ORDERS
 
 # Batch size, KV heads, query heads per KV head, queries, keys, head size. Covers odd lengths, heads
@@ -90,7 +90,7 @@ def test_bitwise_equal_for_any_lane_order(variant, kind):
     query, key, value = problem(shape, mx.bfloat16)
     mask = make_mask(kind, shape)
     first, *others = [
-        bits_of(attend(variant, query, key, value, mask, order=order)) for order in ORDERS
+        bits(attend(variant, query, key, value, mask, order=order)) for order in ORDERS
     ]
     for other in others:
         np.testing.assert_array_equal(first, other)
@@ -114,17 +114,17 @@ def test_no_memory_fault_or_race(mode, variant, shape, kind, dtype):
 def test_rows_are_batch_invariant(variant):
     """Covers chunked prefill, a larger cache and a larger batch."""
     query, key, value = problem((2, 1, 2, 36, 300, 32), mx.float32)
-    whole = bits_of(attend(variant, query, key, value, "causal"))
+    whole = bits(attend(variant, query, key, value, "causal"))
     alone = attend(variant, query[1:], key[1:], value[1:], "causal")
-    np.testing.assert_array_equal(bits_of(alone), whole[1:], "alone")
+    np.testing.assert_array_equal(bits(alone), whole[1:], "alone")
     last = attend(variant, query[:, :, -5:], key, value, "causal")
-    np.testing.assert_array_equal(bits_of(last), whole[:, :, -5:], "last row of a prompt")
+    np.testing.assert_array_equal(bits(last), whole[:, :, -5:], "last row of a prompt")
     first = attend(variant, query[:, :, :30], key, value, "causal", S=294)
-    np.testing.assert_array_equal(bits_of(first), whole[:, :, :30], "first chunk of a prompt")
+    np.testing.assert_array_equal(bits(first), whole[:, :, :30], "first chunk of a prompt")
     lens = mx.array([20, 240])
-    few = bits_of(attend(variant, query[:, :, :4], key, value, "causal", lens))
+    few = bits(attend(variant, query[:, :, :4], key, value, "causal", lens))
     fewer = attend(variant, query[:, :, :4], key, value, "causal", lens, S=250)
-    np.testing.assert_array_equal(bits_of(fewer), few, "one split instead of two")
+    np.testing.assert_array_equal(bits(fewer), few, "one split instead of two")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from tests.ops.test_sliding_window import free_pages_before_window
-from tests.paging import cut_into_pages, padded
-from tests.support import DTYPES, assert_close, random
+from tests.paging import cut_into_pages, padded, sequences
+from tests.support import DTYPES, assert_close, bits, random
 from tiny_llm import kernels
 from tiny_llm.kv_cache.int8_rows import quantize_rows
 
-from .attention import attend, bits_of
+from .attention import attend
 from .paged import paged_attend, params_of
 from .support import DTYPE_NAMES, ORDERS, as_bound, run
 
@@ -25,11 +25,6 @@ VARIANTS = ["readable", "fast"]
 def dense_variant(L):
     """Dense kernel that flash_attention's encoder selects for L queries."""
     return "decode" if kernels.extension().metal.attention_is_decode(L) else "tile"
-
-
-def sequences_of(contexts, D, dtype=mx.float32, heads=1):
-    """Keys and values per sequence, H×S×D each."""
-    return [tuple(random(heads, S, D, dtype=dtype) for _ in range(2)) for S in contexts]
 
 
 def dense(query, pair, **how):
@@ -82,7 +77,7 @@ def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
     page_size = {1: 128, 33: 3, 40: 1, 64: 16, 128: 16, 256: 3}[D]
     contexts = [0, 1, page_size - 1, page_size, page_size + 1, 259 if D < 100 else 40]
     group = 3 if D == 33 else 2
-    pairs = sequences_of(contexts, D, dtype)
+    pairs = sequences(contexts, 1, D, dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
     query = random(len(contexts), group, L, D, dtype=dtype)
     actual = paged_attend("fast", query, keys, values, padded(table), contexts)
@@ -94,7 +89,7 @@ def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
     ]  # fmt: skip
     expected = attend(dense_variant(L), query, *buffers, "causal", mx.array(contexts))
     assert mx.all(mx.isfinite(actual)).item(), "expected unused slots not to be read"
-    np.testing.assert_array_equal(bits_of(actual), bits_of(expected))
+    np.testing.assert_array_equal(bits(actual), bits(expected))
 
 
 # (queries, keys) per sequence: decode, chunks, no queries, more queries than keys; 6 and 12 rows
@@ -106,7 +101,7 @@ MIXED = [(1, 30), (41, 57), (0, 9), (8, 8), (1, 301), (9, 4), (12, 290), (3, 3),
 def test_ragged_rows_are_batch_invariant(page_size):
     """Rows are bitwise equal to the dense kernel's on single sequences."""
     D, group, contexts = 16, 2, [S for _, S in MIXED]
-    pairs = sequences_of(contexts, D)
+    pairs = sequences(contexts, 1, D)
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
     queries = [random(group, L, D) for L, _ in MIXED]
     bounds = np.cumsum([0, *(L for L, _ in MIXED)])
@@ -117,7 +112,7 @@ def test_ragged_rows_are_batch_invariant(page_size):
         if alone.shape[1]:
             mine = actual[bounds[row] : bounds[row + 1]].swapaxes(0, 1)
             what = f"sequence {row} with (queries, keys) = {MIXED[row]}"
-            np.testing.assert_array_equal(bits_of(mine), bits_of(dense(alone, pair)), what)
+            np.testing.assert_array_equal(bits(mine), bits(dense(alone, pair)), what)
 
 
 @pytest.mark.parametrize("page_size", [3, 16, 128])
@@ -126,7 +121,7 @@ def test_ragged_rows_are_batch_invariant(page_size):
 def test_sliding_window(page_size, window, mode):
     """Pages before the window are freed, and the kernel must not read them."""
     D, group, contexts, lengths = 16, 2, [S for _, S in MIXED], [L for L, _ in MIXED]
-    pairs = sequences_of(contexts, D)
+    pairs = sequences(contexts, 1, D)
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
     bounds = np.cumsum([0, *lengths]).astype(np.int32)
     query = random(int(bounds[-1]), group, D)
@@ -149,7 +144,7 @@ def test_sliding_window(page_size, window, mode):
             window=window,
         ) if L else actual[own]  # fmt: skip
         what = f"sequence {row} with (queries, keys) = {MIXED[row]}"
-        np.testing.assert_array_equal(bits_of(actual[own]), bits_of(alone), what)
+        np.testing.assert_array_equal(bits(actual[own]), bits(alone), what)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
@@ -158,7 +153,7 @@ def test_sliding_window(page_size, window, mode):
 def test_sliding_window_in_a_batch(dtype, L, mode):
     """A missing page inside a sequence's window makes all of its rows NaN."""
     contexts, window, page_size = [300, 41], 33, 16
-    keys, values, table = cut_into_pages(sequences_of(contexts, 40, dtype), page_size)
+    keys, values, table = cut_into_pages(sequences(contexts, 1, 40, dtype), page_size)
     keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
     query = random(2, 4, L, 40, dtype=dtype)
     for of in (lambda x: x, quantize_rows):
@@ -180,7 +175,7 @@ def test_many_sequences(seed):
     B, D, group, page_size = 71, 4, (1, 3, 5)[seed - 1], 4
     lengths = rng.choice([0, 1, 1, 1, 2, 8, 9, 30], B)
     contexts = np.maximum(lengths + rng.integers(-2, 9, B), 0).tolist()
-    keys, values, table = cut_into_pages(sequences_of(contexts, D), page_size)
+    keys, values, table = cut_into_pages(sequences(contexts, 1, D), page_size)
     bounds, table = np.cumsum([0, *lengths]).astype(np.int32), padded(table)
     query = random(int(bounds[-1]), group, D)
     if seed == 3:
@@ -197,26 +192,26 @@ def test_many_sequences(seed):
 def test_missing_page_is_nan_in_every_row(missing, L):
     """The missing page may be in any split, even after a row's visible keys."""
     D, page_size, contexts = 8, 32, [550, 550]
-    pairs = sequences_of(contexts, D)
+    pairs = sequences(contexts, 1, D)
     keys, values, table = cut_into_pages(pairs, page_size)
     table[0][missing] = len(keys)
     query = random(2, 2, L, D)
     actual = paged_attend("fast", query, keys, values, padded(table), contexts)
     assert mx.all(mx.isnan(actual[0])).item()
-    np.testing.assert_array_equal(bits_of(actual[1]), bits_of(dense(query[1], pairs[1])))
+    np.testing.assert_array_equal(bits(actual[1]), bits(dense(query[1], pairs[1])))
 
 
 @pytest.mark.parametrize("kernel", ["fast", "readable"])
 @pytest.mark.parametrize("L", [1, 9])
 def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
     D, page_size, contexts = 8, 32, [544, 550]
-    pairs = sequences_of(contexts, D)
+    pairs = sequences(contexts, 1, D)
     keys, values, table = cut_into_pages(pairs, page_size)
     query, room = random(2, 2, L, D), len(table[1]) * page_size
     actual = paged_attend(kernel, query, keys, values, padded(table), [544, room + 1])
     expected = paged_attend(kernel, query, keys, values, padded(table), contexts)
     assert mx.all(mx.isnan(actual[1])).item()
-    np.testing.assert_array_equal(bits_of(actual[0]), bits_of(expected[0]))
+    np.testing.assert_array_equal(bits(actual[0]), bits(expected[0]))
 
 
 def test_partial_results_are_bounded():
@@ -231,11 +226,11 @@ def test_partial_results_are_bounded():
 @pytest.mark.parametrize("aligned", [True, False])
 def test_bitwise_equal_for_any_lane_order(aligned):
     lengths, contexts, dtype = [1, 10, 2], [270, 21, 3], mx.bfloat16
-    keys, values, table = cut_into_pages(sequences_of(contexts, 36, dtype), 5)
+    keys, values, table = cut_into_pages(sequences(contexts, 1, 36, dtype), 5)
     query = random(sum(lengths), 2, 36, dtype=dtype)
     bounds = np.cumsum([0, *lengths])
     first, *others = [
-        bits_of(paged_attend("fast", query, keys, values, padded(table), contexts, bounds,
+        bits(paged_attend("fast", query, keys, values, padded(table), contexts, bounds,
                                 aligned=aligned, order=order))
         for order in ORDERS
     ]  # fmt: skip
@@ -248,7 +243,7 @@ def test_bitwise_equal_for_any_lane_order(aligned):
 def test_no_memory_fault_or_race(mode, dtype):
     """Uses the pool's last page and last table entry, so overruns are detected."""
     lengths, contexts = [1, 11, 4, 0], [263, 17, 3, 5]
-    pairs = sequences_of(contexts, 33, dtype)
+    pairs = sequences(contexts, 1, 33, dtype)
     keys, values, table = cut_into_pages(pairs, 7, spare=0)
     query = random(sum(lengths), 2, 33, dtype=dtype)
     bounds, table = np.cumsum([0, *lengths]).astype(np.int32), padded(table)

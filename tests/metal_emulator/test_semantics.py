@@ -218,7 +218,7 @@ def test_counts_require_counting_mode(library):
         _ = launch.counts
 
 
-# ---- Invalid launches ----
+# ---------------------------------------------------------------- invalid launches
 
 FLOATS, INTS = np.zeros(4, np.float32), np.zeros(4, np.int32)
 WRONG_ARGUMENTS = {

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+import pytest
 
 from tiny_llm.engine.execution.paged_model import Span, ragged_batch
 from tiny_llm.models import ServingModel
@@ -151,3 +153,22 @@ def run_changing_batch(model: ServingModel) -> mx.array:
     steps += [{1: range(7)}]
     steps += [{1: range(7 + i, 8 + i), 2: range(70 + i, 71 + i)} for i in range(10)]
     return run_steps(model, steps)
+
+
+def import_references() -> tuple[Any, Any]:
+    """torch and transformers, which take seconds to import; skips without them."""
+    torch = pytest.importorskip("torch", reason="needs torch: `pdm run install-torch`")
+    torch.set_num_threads(1)  # idle threads spin and would take CPU time from other processes
+    return torch, pytest.importorskip("transformers")
+
+
+def random_ids(length: int) -> list[int]:
+    return np.random.default_rng(length).integers(0, SIZES["vocab_size"], length).tolist()
+
+
+def transformers_logits(model: Any, ids: Sequence[int]) -> np.ndarray:
+    """Logits of a transformers model for one sequence, tokens × vocabulary."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].numpy()

@@ -1,6 +1,7 @@
 """Loading: all formats of Qwen3 checkpoints, and malformed folders."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -41,12 +42,6 @@ def broken(checkpoint, tmp_path) -> Path:
     folder = tmp_path / "broken"
     shutil.copytree(checkpoint, folder)
     return folder
-
-
-@pytest.fixture(params=[load, load_weights])
-def load_either(request):
-    """Loads a folder with `load` or `load_weights`: the test runs once with each."""
-    return request.param
 
 
 @pytest.mark.parametrize(
@@ -136,9 +131,10 @@ def test_hub_model_without_network(load_either):
         load_either("qwen3-8b")
 
 
-def test_folder_without_config(broken, load_either):
-    (broken / "config.json").unlink()
-    with pytest.raises(ModelError, match=r"has no config\.json"):
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_folder_without_a_file(broken, name, load_either):
+    (broken / name).unlink()
+    with pytest.raises(ModelError, match=f"has no {re.escape(name)}"):
         load_either(str(broken))
 
 
@@ -157,24 +153,32 @@ def test_config_with_a_missing_field(broken, load_either):
         load_either(str(broken))
 
 
-def test_folder_without_tokenizer(broken, load_either):
-    (broken / "tokenizer.json").unlink()
-    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
-        load_either(str(broken))
-
-
 def test_tokenizer_with_invalid_json(broken, load_either):
     (broken / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="tokenizer.json"):
         load_either(str(broken))
 
 
-def test_model_of_another_type(broken, load_either):
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps({**config, "model_type": "gpt_neox"}))
-    with pytest.raises(
-        ModelError, match="type 'gpt_neox' is not supported; supported types are qwen3, "
-    ):
+def change_config(folder: Path, **changes) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model_type": "gpt_neox"},
+            "type 'gpt_neox' is not supported; supported types are qwen3, ",
+        ),
+        ({"num_hidden_layers": 3}, "cannot be loaded"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4, expected a multiple of .* 3"),
+        *(({"hidden_size": value}, "cannot be loaded: ") for value in ("wide", 0, None, -1)),
+    ],
+)
+def test_rejected_configs(broken, changes, message, load_either):
+    change_config(broken, **changes)
+    with pytest.raises(ModelError, match=message):
         load_either(str(broken))
 
 
@@ -212,13 +216,6 @@ def test_corrupt_weights(broken, garbage, load_either):
         load_either(str(broken))
 
 
-def test_weights_that_mismatch_the_config(broken, load_either):
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    with pytest.raises(ModelError, match="cannot be loaded"):
-        load_either(str(broken))
-
-
 def test_interrupted_download_is_rejected(broken):
     sorted(broken.glob("*.safetensors"))[0].unlink()
     with pytest.raises(ModelError):
@@ -232,24 +229,8 @@ def test_dispatch_selects_the_model_of_a_week(demo):
 
 
 def test_dispatch_rejects_scaled_rope(broken, load_either):
-    config = json.loads((broken / "config.json").read_text())
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
-    (broken / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
+    change_config(broken, rope_scaling=scaling)
     mlx_model, _ = load_either(str(broken))
     with pytest.raises(ModelError, match="scales RoPE with 'yarn'"):
         dispatch_model("mine", mlx_model, 1)
-
-
-def test_unsupported_sizes_are_detected_while_loading(broken, load_either):
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 3}))
-    with pytest.raises(ModelError, match="num_attention_heads 4, expected a multiple of .* 3"):
-        load_either(str(broken))
-
-
-@pytest.mark.parametrize("value", ["wide", 0, None, -1])
-def test_config_with_an_invalid_value(broken, value, load_either):
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps({**config, "hidden_size": value}))
-    with pytest.raises(ModelError, match="cannot be loaded: "):
-        load_either(str(broken))

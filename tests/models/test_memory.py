@@ -1,18 +1,13 @@
 """The machine's memory, and releasing freed memory to the operating system."""
 
 import ctypes
-import resource
 
 import pytest
 
+from tests.support import resident_bytes
 from tiny_llm.kernels.heap import trim_heap
 from tiny_llm.models import memory
 from tiny_llm.models.memory import available_memory, is_memory_short, total_memory
-
-
-def resident_bytes():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 @pytest.mark.skipif(

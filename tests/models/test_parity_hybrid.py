@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from tests.models.support import greedy_tokens, sequence_logits
+from tests.models.support import (
+    greedy_tokens,
+    import_references,
+    random_ids,
+    sequence_logits,
+    transformers_logits,
+)
 from tests.support import as_numpy, assert_same_bits
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.dispatch import serving_model
@@ -28,9 +34,7 @@ transformers: Any
 @pytest.fixture(scope="module", autouse=True)
 def _import_references() -> None:
     global torch, transformers
-    torch = pytest.importorskip("torch", reason="needs torch: `pdm run install-torch`")
-    torch.set_num_threads(1)
-    transformers = pytest.importorskip("transformers")
+    torch, transformers = import_references()
 
 
 SIZES = {
@@ -188,20 +192,11 @@ def our_model(folder: Path, attention_backend: str = "paged") -> Any:
     return serving_model(folder.name, weights, 32, attention_backend)
 
 
-def random_ids(length: int) -> list[int]:
-    return np.random.default_rng(length).integers(0, 211, length).tolist()
-
-
-def their_logits(theirs: Any, ids: list[int]) -> np.ndarray:
-    with torch.no_grad():
-        return theirs(torch.tensor([ids])).logits[0].numpy()
-
-
 @pytest.mark.parametrize("backend", ["paged", "reference"])
 def test_logits_float32(model, backend):
     theirs, folder = model
     ours, ids = our_model(folder, backend), random_ids(300)
-    expected = their_logits(theirs, ids)
+    expected = transformers_logits(theirs, ids)
     whole = sequence_logits(ours, ids)
     np.testing.assert_allclose(as_numpy(whole), expected, atol=1e-4)
 
@@ -211,14 +206,14 @@ def test_chunked_logits_match_transformers(model, ends):
     theirs, folder = model
     ids = random_ids(300)
     chunked = sequence_logits(our_model(folder), ids, ends)
-    np.testing.assert_allclose(as_numpy(chunked), their_logits(theirs, ids), atol=1e-4)
+    np.testing.assert_allclose(as_numpy(chunked), transformers_logits(theirs, ids), atol=1e-4)
 
 
 def test_greedy_tokens(model):
     theirs, folder = model
     for prompt in (random_ids(9), random_ids(130)):
         answer = greedy_tokens(our_model(folder), prompt, 64)
-        expected = their_logits(theirs, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1)
+        expected = transformers_logits(theirs, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1)
         assert answer == expected.tolist()
 
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.models.support import sequence_logits
+from tests.models.support import import_references, random_ids, sequence_logits, transformers_logits
 from tests.support import as_numpy, token_prompts
 from tiny_llm import LLM, Qwen3ModelWeek1, SamplingParams, load
 from tiny_llm.kv_cache.paged_storage import RaggedBatch
@@ -23,11 +23,7 @@ transformers: Any
 @pytest.fixture(scope="module", autouse=True)
 def _import_references() -> None:
     global torch, transformers
-    torch = pytest.importorskip("torch", reason="needs torch: `pdm run install-torch`")
-    torch.set_num_threads(
-        1
-    )  # torch's idle threads spin and would take CPU time from other processes
-    transformers = pytest.importorskip("transformers")
+    torch, transformers = import_references()
 
 
 QUESTIONS = [
@@ -281,19 +277,10 @@ def family(request, tmp_path_factory):
     return theirs, serving_model(request.param, weights, page_size=16), weights
 
 
-def random_ids(length: int) -> list[int]:
-    return np.random.default_rng(length).integers(0, 211, length).tolist()
-
-
-def their_logits(theirs, ids: list[int]) -> np.ndarray:
-    with torch.no_grad():
-        return theirs(torch.tensor([ids])).logits[0].numpy()
-
-
 def test_family_logits_float32(family):
     theirs, ours, _ = family
     ids = random_ids(77)
-    expected = their_logits(theirs, ids)
+    expected = transformers_logits(theirs, ids)
     whole = sequence_logits(ours, ids)
     np.testing.assert_allclose(as_numpy(whole), expected, atol=1e-4, err_msg="whole")
     chunked = sequence_logits(ours, ids, [33, 34, 70, 71, 72, 73, 77])
@@ -321,7 +308,10 @@ def test_family_logits_in_a_ragged_batch_float32(family):
             actual[s].append(rows[sum(new[:s]) : sum(new[: s + 1])])
     for s, prompt in enumerate(prompts):
         np.testing.assert_allclose(
-            np.concatenate(actual[s]), their_logits(theirs, prompt), atol=1e-4, err_msg=f"{s}"
+            np.concatenate(actual[s]),
+            transformers_logits(theirs, prompt),
+            atol=1e-4,
+            err_msg=f"{s}",
         )
 
 
@@ -334,6 +324,6 @@ def test_family_greedy_tokens(family, demo):
         assert output.error is None
         prompt, answer = output.prompt_token_ids, output.token_ids
         # One causal forward pass predicts each output token from its prefix.
-        expected = their_logits(theirs, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1)
+        expected = transformers_logits(theirs, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1)
         assert answer == expected.tolist()
         assert len(answer) == 64

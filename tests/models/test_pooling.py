@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.models.support import import_references
 from tiny_llm import LLM, SamplingParams, UserError
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine import factory
@@ -30,11 +31,7 @@ LAST_TOKEN = {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True}
 @pytest.fixture(scope="module", autouse=True)
 def _import_references() -> None:
     global torch, transformers
-    torch = pytest.importorskip("torch", reason="needs torch: `pdm run install-torch`")
-    torch.set_num_threads(
-        1
-    )  # torch's idle threads spin and would take CPU time from other processes
-    transformers = pytest.importorskip("transformers")
+    torch, transformers = import_references()
 
 
 def write_model(folder: Path, with_head: bool, pooling: dict[str, Any] | None) -> Any:

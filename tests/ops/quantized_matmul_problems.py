@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 
-from tests.support import EPSILON, as_numpy, describe_mismatches, random
+from tests.support import EPSILON, as_numpy, assert_close, describe_mismatches, random
 from tiny_llm import quantized_matmul
 
 HALVES = [mx.bfloat16, mx.float16]
@@ -59,6 +59,13 @@ def evaluated(*args) -> mx.array:
     result = quantized_matmul(*args)
     mx.eval(result)
     return result
+
+
+def assert_rows_are_batch_invariant(scales, biases, group_size, bits, a, b) -> None:
+    """Asserts that each row's result does not depend on the other rows."""
+    together = evaluated(scales, biases, group_size, bits, a, b)
+    alone = [evaluated(scales, biases, group_size, bits, row[None], b) for row in a]
+    assert_close(together, mx.concatenate(alone), "rows multiplied separately", ulps=0)
 
 
 def assert_exact_but_for_rounding(instruction_set, args, given=None):

@@ -1,11 +1,10 @@
 """`CapturedFunction` in models: same results and errors as eager layers."""
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 
 from tests.ops.captured_functions import node_names
-from tests.support import assert_same_bits, tiny_model
+from tests.support import assert_same_bits, tiny_model, tiny_quantized_model
 from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, Qwen3ModelWeek3
 from tiny_llm.errors import OutOfPagesError
 from tiny_llm.kv_cache.page_pool import TinyKvPagedPool
@@ -13,12 +12,6 @@ from tiny_llm.kv_cache.paged_storage import RaggedBatch
 
 # Graph capture supports only the CPU.
 pytestmark = pytest.mark.usefixtures("on_cpu")
-
-
-def quantized(dtype=mx.bfloat16):
-    mlx_model = tiny_model(dtype=dtype, hidden_size=64, intermediate_size=96)
-    nn.quantize(mlx_model, group_size=32, bits=4)
-    return mlx_model
 
 
 def ids_at(position: int, length: int, B: int = 1) -> mx.array:
@@ -120,10 +113,7 @@ RUNS = [
 def test_captured_model_is_bitwise_equal_to_eager_layers(
     make, run, dtype, is_quantized, monkeypatch
 ):
-    mlx_model = tiny_model(dtype=dtype, hidden_size=64, intermediate_size=96)
-    if is_quantized:
-        nn.quantize(mlx_model, group_size=32, bits=4)
-    model = make(mlx_model)
+    model = make(tiny_quantized_model(dtype) if is_quantized else tiny_model(dtype))
     runs = [run(model) for _ in range(3)]
     monkeypatch.setattr("tiny_llm.kernels.graph_capture.MAX_CAPTURE_TOKENS", 0)
     expected = run(model)
@@ -133,7 +123,7 @@ def test_captured_model_is_bitwise_equal_to_eager_layers(
 
 @pytest.mark.parametrize(("make", "run"), RUNS)
 def test_layers_are_one_node(make, run):
-    model = make(quantized())
+    model = make(tiny_quantized_model())
     run(model)
     run(model)
     # Patches the method that runs the layers: `_run_planned` for ragged batches, which always have
@@ -158,7 +148,7 @@ def test_layers_are_one_node(make, run):
     assert nodes.count(["TinyLlmReplay"]) >= 0.8 * len(nodes), nodes
 
 
-# --- errors match the eager path, without side effects ------------------------------------------
+# ---------------------------------------------------------------- errors
 
 
 def decoding(model):
@@ -171,7 +161,7 @@ def decoding(model):
 
 @pytest.mark.parametrize("make", [week_2, week_3])
 def test_full_slot(make):
-    model = make(quantized())
+    model = make(tiny_quantized_model())
     batch = [BatchingKvCache(1, 6) for _ in range(model.num_hidden_layers)]
     for layer, mine in zip(batch, decoding(model), strict=True):
         layer.add_request(mine, 0)
@@ -183,7 +173,7 @@ def test_full_slot(make):
 
 
 def test_exhausted_pool():
-    model = week_3(quantized())
+    model = week_3(tiny_quantized_model())
     model.page_pool = TinyKvPagedPool(2, capacity=3 * model.num_hidden_layers)
     cache = decoding(model)
     mx.eval(model(ids_at(5, 1), 5, cache))  # six tokens: three pages per request
@@ -197,7 +187,7 @@ def test_exhausted_pool():
 
 
 def test_pool_of_another_model():
-    model, other = week_3(quantized()), week_3(quantized(mx.float16))
+    model, other = week_3(tiny_quantized_model()), week_3(tiny_quantized_model(mx.float16))
     cache = decoding(other)
     for _ in range(2):
         with pytest.raises(ValueError, match="float16"):
@@ -207,7 +197,7 @@ def test_pool_of_another_model():
 
 @pytest.mark.parametrize("make", [week_2, week_3])
 def test_layers_of_different_lengths(make, monkeypatch):
-    model = make(quantized())
+    model = make(tiny_quantized_model())
 
     def logits():
         cache = decoding(model)
@@ -220,7 +210,7 @@ def test_layers_of_different_lengths(make, monkeypatch):
 
 
 def test_row_count_differs_from_slot_count():
-    model = week_2(quantized())
+    model = week_2(tiny_quantized_model())
     batch = [BatchingKvCache(2, 64) for _ in range(model.num_hidden_layers)]
     for layer, mine in zip(batch, decoding(model), strict=True):
         layer.add_request(mine, 0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.paging import cut_into_pages, padded
+from tests.paging import cut_into_pages, padded, sequences
 from tests.support import (
     as_numpy,
     assert_close,
@@ -16,11 +16,6 @@ from tests.support import (
 )
 from tiny_llm import flash_attention, kernels, paged_attention, paged_attention_varlen
 from tiny_llm.attention.paged import paged_attention_reference, paged_attention_varlen_reference
-
-
-def sequences(lengths, H=2, D=40, dtype=mx.float32):
-    """Keys and values, H×S×D each."""
-    return [(random(H, S, D, dtype=dtype), random(H, S, D, dtype=dtype)) for S in lengths]
 
 
 def dense(query, keys, values, scale=None, mask="causal"):

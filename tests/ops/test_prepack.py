@@ -257,7 +257,7 @@ def test_errors_name_the_argument(prepacked_isa):
         kernels.quantized_embedding(mx.array([1]), scales, biases, 64, 4, eights)
 
 
-# --- models -------------------------------------------------------------------------------------
+# ---------------------------------------------------------------- models
 
 
 @pytest.fixture(scope="module")
@@ -283,11 +283,6 @@ def load_row_major(name, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("tiny_llm.kernels.prepack.prepack_rows", lambda: 0)
         return load_weights(name)[0]
-
-
-@pytest.fixture(params=[load, load_weights])
-def load_either(request):
-    return request.param
 
 
 def arrays_of(mlx_model) -> list[mx.array]:

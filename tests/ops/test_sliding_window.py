@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.test_int8_pages import int8_pages
-from tests.paging import cut_into_pages, padded
+from tests.paging import cut_into_pages, padded, sequences
 from tests.support import (
     as_numpy,
     assert_close,
@@ -38,10 +38,6 @@ def free_pages_before_window(arrays, table, query_lens, lengths, page_size, wind
             row[index] = (-1, 999, -(2**31))[index % 3]
     dtype = arrays[0].dtype
     return mx.array(keys).astype(dtype), mx.array(values).astype(dtype), padded(rows, extra=1)
-
-
-def sequences(lengths, H=2, D=40, dtype=mx.float32):
-    return [(random(H, S, D, dtype=dtype), random(H, S, D, dtype=dtype)) for S in lengths]
 
 
 def in_float64(query, pair, L, S, window, scale):

@@ -26,17 +26,18 @@ while True:
 """
 
 
+def _generate_forever(stdout: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", GENERATE_FOREVER], stdout=stdout, stderr=subprocess.PIPE, text=True
+    )
+
+
 def start_group(delay: float = 0.0) -> tuple[subprocess.Popen[str], list[int]]:
     """Starts generation on two ranks; returns the process and its workers' pids.
 
     Returns `delay` seconds after the first completion.
     """
-    program = subprocess.Popen(
-        [sys.executable, "-c", GENERATE_FOREVER],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    program = _generate_forever(subprocess.PIPE)
     assert program.stdout is not None
     assert program.stdout.readline() == "completed\n"
     time.sleep(delay)
@@ -45,12 +46,7 @@ def start_group(delay: float = 0.0) -> tuple[subprocess.Popen[str], list[int]]:
 
 def start_without_waiting() -> tuple[subprocess.Popen[str], list[int]]:
     """Like `start_group`, but returns as soon as the worker process exists."""
-    program = subprocess.Popen(
-        [sys.executable, "-c", GENERATE_FOREVER],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    program = _generate_forever(subprocess.DEVNULL)
     while not (ranks := ranks_of(program.pid)):
         assert program.poll() is None
         time.sleep(0.01)

@@ -14,9 +14,8 @@ from tests.engine.disk_cache.support import GREEDY, PROMPT, engine, generate_one
 from tests.engine.hybrid import CONFIG as HYBRID
 from tests.engine.hybrid import build, write_hybrid
 from tests.engine.spec_decode.test_mtp import record_drafts, write_predictable
-from tests.engine.support import CASES, run_cases
-from tests.engine.test_lora import assert_same
-from tests.models.lora.support import random_adapter, write_adapter
+from tests.engine.support import CASES, assert_same_outputs, run_alone, run_cases
+from tests.models.lora.support import random_adapter, write_adapter, write_adapters
 from tests.models.support import FAMILIES, MIXTURE
 from tests.parallel.test_tensor_parallel import CONFIGS, FORMATS, folder, tokens
 from tests.support import as_numpy
@@ -35,10 +34,11 @@ __all__ = ["folder"]  # a fixture, imported so that pytest finds it
 
 TWO = {"tensor_parallel_size": 2}
 FLOAT32 = {"torch_dtype": "float32"}
+ADAPTERS = {"a": 5, "b": 3}  # ranks
 LORAS = {0: "a", 1: None, 2: "b", 3: "a", 4: "b"}
 
 
-# --- prefix cache on disk -------------------------------------------------------------------------
+# ---------------------------------------------------------------- prefix cache on disk
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_recurrent_states_from_disk(tmp_path):
     expected = run_cases(build(model, enable_prefix_caching=False, **TWO), range(len(CASES)))
     for run_index in range(2):
         with engine(tmp_path, model, build=build, slots=20, **TWO) as llm:
-            assert_same(*run_cases(llm, range(len(CASES))), expected)
+            assert_same_outputs(*run_cases(llm, range(len(CASES))), expected)
             assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
 
 
@@ -130,14 +130,7 @@ def test_messages_of_several_threads_do_not_interleave():
     assert sorted(received) == [(index, payload) for index in range(4)]
 
 
-# --- LoRA adapters --------------------------------------------------------------------------------
-
-
-def write_adapters(path, config):
-    return {
-        name: write_adapter(path / name, random_adapter(config, rank, seed=rank, size=0.3), rank)
-        for name, rank in (("a", 5), ("b", 3))
-    }
+# ---------------------------------------------------------------- LoRA adapters
 
 
 @pytest.mark.parametrize(
@@ -154,7 +147,10 @@ def test_adapted_tokens_match_one_rank(tmp_path, folder, family):
     else:
         config = {**CONFIGS[family], **FORMATS["float32"]}
         path = folder(config)
-    modules, prompts = write_adapters(tmp_path, config), [[17, 5, 99], list(range(100, 140))] * 2
+    modules, prompts = (
+        write_adapters(tmp_path, config, ADAPTERS, 0.3),
+        [[17, 5, 99], list(range(100, 140))] * 2,
+    )
     outputs = []
     for options in ({}, TWO):
         llm = LLM(str(path), kv_cache_bytes=2**24, lora_modules=modules, **options)
@@ -168,20 +164,20 @@ def test_adapted_tokens_match_one_rank(tmp_path, folder, family):
 @pytest.mark.slow
 def test_adapters_in_one_batch(tmp_path):
     """Requests with different adapters get the same results batched as alone."""
-    modules = write_adapters(tmp_path, read_model_config(TARGET_PATH))
-    outputs, logits = {}, {}
-    for case, lora in LORAS.items():
-        options = {"enable_prefix_caching": False, **TWO}
-        llm = LLM("demo", lora_modules={lora: modules[lora]} if lora else None, **options)
-        case_outputs, case_logits = run_cases(llm, [case], loras=LORAS)
-        outputs |= case_outputs
-        logits |= case_logits
+    modules = write_adapters(tmp_path, read_model_config(TARGET_PATH), ADAPTERS, 0.3)
+
+    def make_llm(case: int) -> LLM:
+        lora = LORAS[case]
+        module = {lora: modules[lora]} if lora else None
+        return LLM("demo", lora_modules=module, enable_prefix_caching=False, **TWO)
+
+    reference = run_alone(make_llm, loras=LORAS)
     llm = LLM("demo", lora_modules=modules, block_size=8, **TWO)
     sample = llm.runner._sample
-    assert_same(*run_cases(llm, range(len(CASES)), 1, loras=LORAS), (outputs, logits))
+    assert_same_outputs(*run_cases(llm, range(len(CASES)), 1, loras=LORAS), reference)
     llm.runner._sample = sample
     again = run_cases(llm, range(len(CASES))[::-1], 30, loras=LORAS)  # one request at a time
-    assert_same(*again, (outputs, logits))
+    assert_same_outputs(*again, reference)
     assert sum(output.num_cached_tokens for output in again[0].values()) > 0
 
 
@@ -212,7 +208,7 @@ def test_adapter_shards_concatenate_to_the_whole(tmp_path, config):
 
 
 def test_adapter_missing_on_another_rank(tmp_path, monkeypatch):
-    modules = write_adapters(tmp_path, read_model_config(TARGET_PATH))
+    modules = write_adapters(tmp_path, read_model_config(TARGET_PATH), ADAPTERS, 0.3)
     attach = llm_module.attach_to_target
 
     def attach_and_delete(*args):
@@ -227,7 +223,7 @@ def test_adapter_missing_on_another_rank(tmp_path, monkeypatch):
     assert generate_one(LLM("demo", **TWO)).token_ids  # the rank group is still usable
 
 
-# --- multi-token prediction -----------------------------------------------------------------------
+# ---------------------------------------------------------------- multi-token prediction
 
 
 def test_exact_mtp_layer_is_always_accepted(tmp_path):
@@ -264,7 +260,7 @@ def test_mtp_drafts_are_those_of_one_rank(tmp_path, changes):
 @pytest.mark.slow
 def test_all_features_together(tmp_path):
     path = write_predictable(tmp_path / "model", noise=0.1)
-    modules = write_adapters(tmp_path, {**HYBRID, **FLOAT32})
+    modules = write_adapters(tmp_path, {**HYBRID, **FLOAT32}, ADAPTERS, 0.3)
     loras, prompts = [None, "a", "b"], [PROMPT] * 3
     plain = LLM(path, lora_modules=modules, **TWO).generate(prompts, GREEDY, lora=loras)
     for run_index in range(2):

@@ -9,6 +9,7 @@ import asyncio
 import json
 import random
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from tests.engine.hybrid import KV_BYTES_PER_TOKEN, STATE_BYTES, write_hybrid
 from tests.server.fault_injection import FAULTY_PROMPT
 from tests.server.running_server import RunningServer, eventually
+from tests.support import resident_bytes
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.model_size import model_size
 
@@ -149,8 +151,7 @@ def run_chaos(count: int, seed: int, *flags: str, models: Sequence[str] = ("demo
             response = server.post("/v1/completions", json.loads(body))
             reference[body] = response.json()["choices"][0]["text"]
         assert text == reference[body], body
-    pages = Path(f"/proc/{server.process.pid}/statm")
-    memory = int(pages.read_text().split()[1]) * 4096 if pages.exists() else 0
+    memory = resident_bytes(server.process.pid) if sys.platform == "linux" else 0
     assert server.stop() == 0
     return memory
 

@@ -25,11 +25,6 @@ class City(BaseModel):
     city: str
 
 
-@pytest.fixture
-def claude(server: RunningServer) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-
-
 def tool_call_history(arguments: str) -> list[dict]:
     function = {"name": "capital", "arguments": arguments}
     return [

@@ -14,6 +14,7 @@ from tests.engine.hybrid import write_hybrid
 from tests.server.fault_injection import FAULTY_PROMPT
 from tests.server.protocol.test_disconnect import connect
 from tests.server.running_server import RunningServer, eventually
+from tests.support import resident_bytes
 from tiny_llm.cli import serve
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.model_size import model_size
@@ -217,11 +218,6 @@ def test_pinned_models_must_fit_together(capsys):
     assert "for other pinned models" in error
 
 
-def resident(server):
-    pages = Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]
-    return int(pages) * 4096
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_resident_memory_stays_within_the_budget_and_is_released(tmp_path):
@@ -234,14 +230,17 @@ def test_resident_memory_stays_within_the_budget_and_is_released(tmp_path):
     names = [flag for folder in models for flag in ("--model", str(folder))]
     server = RunningServer("--model", "demo=pin", *names, *limits)
     server.post("/v1/completions", body("demo"))
-    base, peak = resident(server), 0
+    pid = server.process.pid
+    base, peak = resident_bytes(pid), 0
     for _ in range(4):
         for name in ("a", "b"):
             server.post("/v1/completions", body(name, prompt="word " * 300))
-            peak = max(peak, resident(server))
+            peak = max(peak, resident_bytes(pid))
     assert peak - base < 1.1 * (weights + kv_bytes) + 40e6, (peak - base, weights)
     assert eventually(lambda: loaded(server) == {"demo"})
-    assert eventually(lambda: resident(server) - base < 0.4 * weights), resident(server) - base
+    assert eventually(lambda: resident_bytes(pid) - base < 0.4 * weights), (
+        resident_bytes(pid) - base
+    )
     assert server.stop() == 0
 
 

@@ -11,6 +11,7 @@ from tests.ops.quantized_matmul_problems import (
 )
 from tests.support import (
     assert_close,
+    chat_prompt,
     tiny_model,
 )
 from tests.week_2.test_day_2 import SHAPES
@@ -37,7 +38,7 @@ def test_task_3_readable_metal_kernel(bits, group_size, half, shape):
     assert_product(actual, *expected, shape[1], "quantized_matmul_readable")
 
 
-# --- task 4: in the model -------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 4: in the model
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 
@@ -76,9 +77,7 @@ def test_task_4_unsupported_quantization_is_rejected_at_load(bits, dtype, messag
 )
 def test_task_4_demo_output_is_the_same_with_and_without_cache(demo, question):
     mlx_model, tokenizer = demo
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, enable_thinking=False
-    )
+    prompt = chat_prompt(tokenizer, question)
     expected = simple_generate(Qwen3ModelWeek1(mlx_model), tokenizer, prompt, max_tokens=40)
     model = Qwen3ModelWeek2(mlx_model)
     assert simple_generate_with_kv_cache(model, tokenizer, prompt, max_tokens=40) == expected

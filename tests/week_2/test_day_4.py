@@ -40,7 +40,7 @@ SHAPES += [
 ]
 
 
-# --- task 1: the wrapper --------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 1: the wrapper
 
 
 @pytest.mark.parametrize("leading", [(), (2,), (2, 3), (1, 2, 1)], ids=str)
@@ -83,7 +83,7 @@ def test_task_1_bool_mask_is_true_for_visible_keys():
     assert_close(flash_attention(query, key, value, mask=seen), expected, "boolean mask", ulps=16)
 
 
-# --- task 2: the CPU kernels ----------------------------------------------------------------------
+# ---------------------------------------------------------------- task 2: the CPU kernels
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """Week 2, day 5: flash attention in Metal and in the model."""
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 
 from tests.list_cache import ListCache
@@ -11,6 +10,7 @@ from tests.support import (
     assert_close,
     assert_same_bits,
     tiny_model,
+    tiny_quantized_model,
 )
 from tests.week_2.test_day_4 import SHAPES
 from tiny_llm import (
@@ -21,7 +21,7 @@ from tiny_llm import (
 METAL_SHAPES = SHAPES[:6]  # only six shapes, because the emulator is slow
 
 
-# --- task 3: the Metal kernel ---------------------------------------------------------------------
+# ---------------------------------------------------------------- task 3: the Metal kernel
 
 
 # Runs first, because the emulator reports the line of a missing barrier or invalid address.
@@ -52,17 +52,13 @@ def test_task_3_context_lens():
     assert_close(actual, expected, "flash_attention_readable with context_lens", ulps=16)
 
 
-# --- task 4: in the model -------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 4: in the model
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 
 
 def quantized_model() -> Qwen3ModelWeek2:
-    mlx_model = tiny_model(
-        dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=512
-    )
-    nn.quantize(mlx_model, group_size=32, bits=4)
-    return Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+    return Qwen3ModelWeek2(tiny_quantized_model(), enable_flash_attn=True)
 
 
 def test_task_4_model_equals_model_without_flash_attention(dtype):

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 
@@ -13,7 +12,9 @@ from tests.support import (
     assert_close,
     assert_same_bits,
     assert_same_completions,
+    chat_prompt,
     tiny_model,
+    tiny_quantized_model,
 )
 from tiny_llm import (
     BatchingKvCache,
@@ -65,11 +66,7 @@ def test_task_3_offsets_of_a_batch(device):
 
 @pytest.mark.parametrize("lengths", [[3, 8, 5], [1, 1, 1], [6, None, 2], [40, 2, 300]])
 def test_task_3_batched_request_is_bitwise_equal_to_single(instruction_set, lengths):
-    mlx_model = tiny_model(
-        dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=512
-    )
-    nn.quantize(mlx_model, group_size=32, bits=4)
-    model = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+    model = Qwen3ModelWeek2(tiny_quantized_model(), enable_flash_attn=True)
     rng = np.random.default_rng(0)
     prompts = [None if n is None else rng.integers(0, 131, n).tolist() for n in lengths]
     next_ids = rng.integers(0, 131, (3, 4))
@@ -298,15 +295,9 @@ def demo_answers(demo) -> list[tuple[int, str]]:
     mlx_model, tokenizer = demo
     model = Qwen3ModelWeek2(mlx_model)
     return [
-        (index, simple_generate_with_kv_cache(model, tokenizer, chat(tokenizer, prompt)))
+        (index, simple_generate_with_kv_cache(model, tokenizer, chat_prompt(tokenizer, prompt)))
         for index, prompt in enumerate(BATCH_PROMPTS[::2])
     ]
-
-
-def chat(tokenizer, prompt: str) -> list[int]:
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], add_generation_prompt=True, enable_thinking=False
-    )
 
 
 @pytest.mark.slow
@@ -315,6 +306,6 @@ def chat(tokenizer, prompt: str) -> list[int]:
 def test_task_5_demo_output_is_batch_invariant(demo, demo_answers, flash, batch_size, prefill_step):
     mlx_model, tokenizer = demo
     model = Qwen3ModelWeek2(mlx_model, enable_flash_attn=flash)
-    prompts = [chat(tokenizer, prompt) for prompt in BATCH_PROMPTS[::2]]
+    prompts = [chat_prompt(tokenizer, prompt) for prompt in BATCH_PROMPTS[::2]]
     outputs = batch_generate(model, tokenizer, prompts, 512, batch_size, prefill_step)
     assert outputs == demo_answers

@@ -18,7 +18,7 @@ from tiny_llm import (
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 
-# --- task 1: the pool ---------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 1: the pool
 
 
 def test_task_1_allocate_and_free():
@@ -168,7 +168,7 @@ def test_task_1_misuse_is_rejected():
             action()
 
 
-# --- task 2: one request's cache ----------------------------------------------------------------
+# ---------------------------------------------------------------- task 2: one request's cache
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 128])
@@ -276,7 +276,7 @@ def test_task_2_random_operations_keep_the_invariants(page_size, capacity, steps
     assert pool.num_free_pages == pool.num_pages
 
 
-# --- task 3: the model --------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 3: the model
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 128])

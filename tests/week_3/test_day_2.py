@@ -1,19 +1,20 @@
 """Week 3, day 2: paged attention in the model and in batches."""
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 
 from tests.metal.paged import paged_attend
-from tests.paging import ShadowedCache, check_integrity, cut_into_pages, padded
+from tests.paging import ShadowedCache, check_integrity, cut_into_pages, padded, sequences
 from tests.support import (
     ByteTokenizer,
     assert_close,
     assert_same_bits,
     assert_same_completions,
+    chat_prompt,
     random,
     tiny_model,
+    tiny_quantized_model,
 )
 from tiny_llm import (
     BatchingKvCache,
@@ -36,7 +37,7 @@ from tiny_llm.attention.paged import paged_attention_reference
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.demo.prompts import BATCH_PROMPTS
 
-# --- task 1: batch metadata -----------------------------------------------------------------------
+# ---------------------------------------------------------------- task 1: batch metadata
 
 
 def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
@@ -166,14 +167,14 @@ def test_task_1_dense_batch_has_no_pages():
         batch.update_and_fetch_paged(row, row)
 
 
-# --- task 2: attention ---------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 2: attention
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 64, 100])
 @pytest.mark.parametrize("mask", ["causal", None])
 def test_task_2_equals_attention_to_each_sequence(dtype, page_size, mask):
     lengths = [9, 70, 3]
-    pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
+    pairs = sequences(lengths, D=16, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
     query = random(3, 4, 3, 16, dtype=dtype)
     actual = paged_attention(
@@ -217,7 +218,7 @@ def test_task_2_idle_slot_is_zero_without_side_effects():
 @pytest.mark.parametrize("mask", ["causal", None])
 def test_task_2_reference_gathers_and_attends(dtype, page_size, mask):
     lengths = [9, 0, 33, 2]  # 0: an idle slot; 2: fewer keys than queries
-    pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
+    pairs = sequences(lengths, D=16, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
     query = random(4, 4, 3, 16, dtype=dtype)
     common = (query, keys, values, padded(table), mx.array(lengths), page_size, 0.3, mask)
@@ -239,7 +240,7 @@ def test_task_2_reference_gathers_and_attends(dtype, page_size, mask):
 @pytest.mark.parametrize("page_size", [3, 16])
 def test_task_2_readable_metal_kernel(dtype, page_size, mask):
     lengths = [9, 0, 33, 2]
-    pairs = [(random(2, S, 40, dtype=dtype), random(2, S, 40, dtype=dtype)) for S in lengths]
+    pairs = sequences(lengths, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
     query = random(4, 4, 3, 40, dtype=dtype)
     common = (query, keys, values, padded(table), mx.array(lengths))
@@ -256,7 +257,7 @@ def test_task_2_no_memory_fault_or_race(mode):
     paged_attend("readable", query, keys, values, padded(table), [7], mode=mode)
 
 
-# --- task 3: in the model ------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 3: in the model
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 
@@ -278,10 +279,7 @@ def test_task_3_logits_are_bitwise_equal_to_week_2(instruction_set, dtype, chunk
 
 def quantized_pair(page_size: int) -> tuple[Qwen3ModelWeek2, Qwen3ModelWeek3]:
     """Dense and paged models with the same weights."""
-    mlx_model = tiny_model(
-        dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=512
-    )
-    nn.quantize(mlx_model, group_size=32, bits=4)
+    mlx_model = tiny_quantized_model()
     return (
         Qwen3ModelWeek2(mlx_model, enable_flash_attn=True),
         Qwen3ModelWeek3(mlx_model, page_size),
@@ -360,7 +358,7 @@ def test_task_3_text_equals_week_2():
         )
 
 
-# --- task 4: batch_generate ----------------------------------------------------------------------
+# ---------------------------------------------------------------- task 4: batch_generate
 
 
 def test_task_4_add_request_does_not_copy():
@@ -459,18 +457,12 @@ def test_task_4_failed_run_frees_its_pages(small_pair):
     assert_all_pages_are_free(model)
 
 
-def chat(tokenizer, prompt: str) -> list[int]:
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], add_generation_prompt=True, enable_thinking=False
-    )
-
-
 @pytest.mark.slow
 def test_task_4_demo_output(demo):
     mlx_model, tokenizer = demo
     week2 = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
     model = Qwen3ModelWeek3(mlx_model, page_size=16)
-    prompts = [chat(tokenizer, prompt) for prompt in BATCH_PROMPTS[::3]]
+    prompts = [chat_prompt(tokenizer, prompt) for prompt in BATCH_PROMPTS[::3]]
     expected = [
         (index, simple_generate_with_kv_cache(week2, tokenizer, prompt))
         for index, prompt in enumerate(prompts)

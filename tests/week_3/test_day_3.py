@@ -4,13 +4,12 @@ import gc
 import resource
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 
 from tests.engine.scheduler_harness import GREEDY, add, run_random_workloads, scheduler, step
-from tests.paging import cut_into_pages, padded
-from tests.support import assert_close, assert_same_bits, random, tiny_model
+from tests.paging import cut_into_pages, padded, sequences
+from tests.support import assert_close, assert_same_bits, random, tiny_model, tiny_quantized_model
 from tiny_llm import (
     OutOfPagesError,
     PagedStorage,
@@ -32,13 +31,13 @@ from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 from tiny_llm.kv_cache.step_plan import layer_cache_views
 
-# --- task 1: ragged batches -----------------------------------------------------------------------
+# ---------------------------------------------------------------- task 1: ragged batches
 
 
 @pytest.mark.parametrize("page_size", [3, 64])
 def test_task_1_mixed_decode_and_prefill(dtype, page_size):
     counts, lengths = [1, 40, 1, 9], [100, 40, 7, 30]
-    pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
+    pairs = sequences(lengths, D=16, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
     ends = [0, 1, 41, 42, 51]
     query = random(51, 4, 16, dtype=dtype)
@@ -55,7 +54,7 @@ def test_task_1_mixed_decode_and_prefill(dtype, page_size):
 
 def test_task_1_equal_lengths_match_paged_attention(dtype):
     lengths = [70, 9]
-    pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
+    pairs = sequences(lengths, D=16, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, 16)
     query = random(2, 5, 4, 16, dtype=dtype)  # B×L×H_q×D
     common = (padded(table), mx.array(lengths))
@@ -95,18 +94,6 @@ def ragged(sequences: list[Sequence], counts: list[int]) -> tuple[list[int], Rag
     return ids, RaggedBatch(positions, slots, ends, lengths, table)
 
 
-def quantized(**changes):
-    mlx_model = tiny_model(
-        dtype=mx.bfloat16,
-        hidden_size=64,
-        intermediate_size=96,
-        max_position_embeddings=512,
-        **changes,
-    )
-    nn.quantize(mlx_model, group_size=32, bits=4)
-    return mlx_model
-
-
 # One row per step: the number of new tokens of each sequence.
 PLANS = {
     "sequentially": [[90, 0, 0, 0], [0, 33, 0, 0], [0, 0, 200, 0], [0, 0, 0, 1]],
@@ -119,7 +106,7 @@ PLANS = {
 @pytest.mark.parametrize("page_size", [5, 64])
 @pytest.mark.parametrize("plan", PLANS)
 def test_task_1_logits_are_bitwise_equal_to_single_sequences(instruction_set, plan, page_size):
-    mlx_model = quantized()
+    mlx_model = tiny_quantized_model()
     week2 = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
     model = Qwen3ModelWeek3(mlx_model, page_size)
     rng = np.random.default_rng(1)
@@ -144,7 +131,7 @@ def test_task_1_logits_are_bitwise_equal_to_single_sequences(instruction_set, pl
 
 
 def test_task_1_logits_of_selected_rows_only():
-    model = Qwen3ModelWeek3(quantized(), 8)
+    model = Qwen3ModelWeek3(tiny_quantized_model(), 8)
     storage = model.create_paged_storage(4)
     sequence = Sequence(list(range(3, 23)), [2, 0, 3], 8)
     ids, batch = ragged([sequence], [20])
@@ -156,7 +143,7 @@ def test_task_1_logits_of_selected_rows_only():
 
 
 def test_task_1_chunk_without_logits_is_still_written():
-    model = Qwen3ModelWeek3(quantized(), 8)
+    model = Qwen3ModelWeek3(tiny_quantized_model(), 8)
     storage = model.create_paged_storage(3)
     sequence = Sequence(list(range(3, 23)), [2, 0, 1], 8)
     ids, batch = ragged([sequence], [12])
@@ -169,7 +156,7 @@ def test_task_1_chunk_without_logits_is_still_written():
 
 
 def test_task_1_storage_is_written_in_place():
-    model = Qwen3ModelWeek3(quantized(), 16)
+    model = Qwen3ModelWeek3(tiny_quantized_model(), 16)
     gc.collect()  # frees arrays of earlier tests
     before = mx.get_active_memory()
     storage = model.create_paged_storage(2048)
@@ -200,7 +187,7 @@ def test_task_1_misuse_is_rejected():
         RaggedBatch([0, 1], [0, 1], [0, 1, 2], [2], [[0]])
     with pytest.raises(ValueError, match="must be at least 1, got 0 and 8"):
         PagedStorage(1, 0, 2, 8, 16, mx.float32)
-    model = Qwen3ModelWeek3(quantized(), 8)
+    model = Qwen3ModelWeek3(tiny_quantized_model(), 8)
     storage = model.create_paged_storage(1)
     batch = RaggedBatch([0, 1], [0, 1], [0, 2], [2], [[0]])
     assert (batch.num_tokens, batch.num_seqs) == (2, 1)
@@ -214,7 +201,7 @@ def test_task_1_misuse_is_rejected():
 
 
 def test_task_1_kv_bytes_per_token():
-    model = Qwen3ModelWeek3(quantized())
+    model = Qwen3ModelWeek3(tiny_quantized_model())
     assert model.kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
     plain = Qwen3ModelWeek3(tiny_model())
     assert plain.kv_bytes_per_token == 2 * 3 * 2 * 16 * 4, "float32"
@@ -224,7 +211,7 @@ def test_task_1_kv_bytes_per_token():
 def test_task_1_reference_loops_over_sequences(dtype, page_size):
     # The third sequence has more queries than keys.
     lengths, ends = [100, 5, 2, 30], [0, 1, 6, 10, 19]
-    pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
+    pairs = sequences(lengths, D=16, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
     query = random(19, 4, 16, dtype=dtype)
     numbers = (mx.array(ends), mx.array(lengths), padded(table), page_size, 0.3)
@@ -234,7 +221,7 @@ def test_task_1_reference_loops_over_sequences(dtype, page_size):
     assert_close(actual, expected, "reference compared with the kernel", ulps=16)
 
 
-# --- task 2: page ownership -----------------------------------------------------------------------
+# ---------------------------------------------------------------- task 2: page ownership
 
 
 def test_task_2_pages_are_freed_exactly_once():
@@ -373,7 +360,7 @@ def test_task_2_admission_keeps_the_reserve():
     assert pages.allocator.num_free == 1, "expected the reserve to stay free"
 
 
-# --- task 3: admission and the token budget -------------------------------------------------------
+# ---------------------------------------------------------------- task 3: admission, token budget
 
 
 def without_sharing(**changes) -> Scheduler:

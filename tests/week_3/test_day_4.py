@@ -9,7 +9,7 @@ from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.prefix_cache import PrefixCache, PrefixNode
 from tiny_llm.engine.scheduling.request import RequestState
 
-# --- task 1: the prefix tree ----------------------------------------------------------------------
+# ---------------------------------------------------------------- task 1: the prefix tree
 
 
 class RecordingCache(PrefixCache):
@@ -64,7 +64,7 @@ def test_task_1_duplicate_page_is_freed_and_existing_one_acquired():
     assert cache.num_pages == 1, "expected no new page in the prefix tree"
 
 
-# --- task 2: references and eviction --------------------------------------------------------------
+# ---------------------------------------------------------------- task 2: references and eviction
 
 
 def test_task_2_least_recently_used_page_is_evicted():
@@ -167,7 +167,7 @@ def test_task_2_cache_hit_is_bitwise_equal(on_cpu, demo):
         assert cached.logprobs == computed.logprobs, f"{what} must not change the logprobs"
 
 
-# --- task 3: preemption ---------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 3: preemption
 
 
 def test_task_3_youngest_request_is_preempted_and_resumed():

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import ByteTokenizer, as_numpy, assert_distributed, tiny_model
+from tests.support import ByteTokenizer, as_numpy, assert_distributed, chat_prompt, tiny_model
 from tiny_llm import (
     Qwen3ModelWeek2,
     Qwen3ModelWeek3,
@@ -153,11 +153,7 @@ def demo_pair(demo):
 @pytest.mark.parametrize("index", range(len(BATCH_PROMPTS)))
 def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index):
     draft, model, tokenizer = demo_pair
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": BATCH_PROMPTS[index]}],
-        add_generation_prompt=True,
-        enable_thinking=index % 4 == 0,
-    )
+    prompt = chat_prompt(tokenizer, BATCH_PROMPTS[index], enable_thinking=index % 4 == 0)
 
     def answer(decode) -> list[int]:
         responses = stream_generate(decode, model, tokenizer, prompt, max_tokens=40)
@@ -175,11 +171,7 @@ def test_task_1_full_output_with_flash_attention_and_drafts(demo):
     draft_mlx_model, draft_tokenizer = load("demo-draft")
     draft = Qwen3ModelWeek2(draft_mlx_model, enable_flash_attn=True)
     for question in BATCH_PROMPTS[::2]:
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}],
-            add_generation_prompt=True,
-            enable_thinking=False,
-        )
+        prompt = chat_prompt(tokenizer, question)
         expected = simple_generate_with_kv_cache(plain, tokenizer, prompt)
         assert speculative_generate(draft, flash, draft_tokenizer, tokenizer, prompt) == expected
 
@@ -210,11 +202,7 @@ def test_task_1_demo_draft_saves_target_steps(demo_pair):
     decode = SpeculativeDecoding(draft, num_drafts=4)
     tokens = steps = 0
     for question in BATCH_PROMPTS[1::2]:
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}],
-            add_generation_prompt=True,
-            enable_thinking=False,
-        )
+        prompt = chat_prompt(tokenizer, question)
         tokens += len(list(stream_generate(decode, model, tokenizer, prompt, max_tokens=60)))
         steps += decode.statistics.target_steps
     assert tokens >= 1.7 * steps

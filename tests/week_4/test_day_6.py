@@ -64,7 +64,7 @@ def assert_batch_invariant(S: int):
     assert_same_bits(paged, together, "keys in pages of 10")
 
 
-# --- task 1: scores -------------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 1: scores
 
 
 @pytest.mark.parametrize("mask", [None, "causal"])
@@ -106,7 +106,7 @@ def test_task_1_unknown_kernel_is_rejected(scores, monkeypatch):
         evaluated(query, key, value)
 
 
-# --- task 2: the online softmax -------------------------------------------------------------------
+# ---------------------------------------------------------------- task 2: the online softmax
 
 
 @pytest.mark.parametrize("mask", [None, "causal"])
@@ -173,7 +173,7 @@ def test_task_2_rows_are_batch_invariant(online):
     assert_batch_invariant(70)
 
 
-# --- task 3: split keys ---------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 3: split keys
 
 
 @pytest.mark.parametrize("mask", [None, "causal"])

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
+from tests.week_5.support import run
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.server.engine_client.client import EngineClient
@@ -36,17 +37,6 @@ from tiny_llm.server.settings import Settings
 
 LONG = 1000.0  # seconds; longer than any test
 TEXTS = ["Paris", "", 'She said "no" \\o/', "two\nlines", "\r\n\r\n", "\n\ndata: forged", "né 🦆 "]
-
-
-def run(work: Coroutine[Any, Any, Any]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(10):
-            await work
-
-    try:
-        asyncio.run(limited())
-    except TimeoutError:
-        pytest.fail("expected the coroutine to finish, got a deadlock")
 
 
 def parse_events(stream: bytes) -> list[tuple[str, str]]:
@@ -136,7 +126,7 @@ def long_header_delay(monkeypatch):
     monkeypatch.setattr(streaming, "HEADER_DELAY", LONG)
 
 
-# --- task 1: server-sent events ------------------------------------------------------------------
+# ---------------------------------------------------------------- task 1: server-sent events
 
 
 @pytest.mark.parametrize(
@@ -172,7 +162,7 @@ def test_task_1_template_equals_the_event(text):
     assert again == event("again"), f"expected the template to be reusable, got {again!r}"
 
 
-# --- task 2: a streamed response -----------------------------------------------------------------
+# ---------------------------------------------------------------- task 2: a streamed response
 
 
 def test_task_2_each_batch_is_one_write():
@@ -278,7 +268,7 @@ def test_task_2_last_chunk_ends_the_body():
     run(main())
 
 
-# --- task 3: an error after the headers ----------------------------------------------------------
+# ---------------------------------------------------------------- task 3: error after the headers
 
 
 def send_all(*script: Any) -> tuple[SendRecorder, list[bytes]]:
@@ -352,7 +342,7 @@ def test_task_3_no_keep_alive_follows_the_end():
     run(main())
 
 
-# --- task 4: cancellation ------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 4: cancellation
 
 
 class Connection:

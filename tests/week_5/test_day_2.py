@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
+from tests.week_5.support import run
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.server.engine_client import engine_thread
@@ -44,18 +45,7 @@ def queued(outputs: OutputQueue) -> list[Any]:
     return list(outputs._items)
 
 
-def run(work: Coroutine[Any, Any, Any]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(10):
-            await work
-
-    try:
-        asyncio.run(limited())
-    except TimeoutError:
-        pytest.fail("expected the reader to be woken, got a deadlock")
-
-
-# --- task 1: a merging queue ---------------------------------------------------------------------
+# ---------------------------------------------------------------- task 1: a merging queue
 
 
 def test_task_1_outputs_below_the_limit_stay_separate():
@@ -144,7 +134,7 @@ def test_task_1_merged_without_logprobs():
     assert merged.logprobs is None, f"expected None without logprobs, got {merged.logprobs!r}"
 
 
-# --- task 2: the reader --------------------------------------------------------------------------
+# ---------------------------------------------------------------- task 2: the reader
 
 
 def test_task_2_get_returns_all_items_in_order():
@@ -197,7 +187,7 @@ def test_task_2_slow_reader_does_not_delay_others():
     run(main())
 
 
-# --- task 3: the engine thread's loop ------------------------------------------------------------
+# ---------------------------------------------------------------- task 3: the engine thread's loop
 
 
 class EndlessWaitError(AssertionError):
@@ -445,7 +435,7 @@ def test_task_3_unload_is_not_a_shutdown(command, expected):
     )
 
 
-# --- task 4: waking the event loop ---------------------------------------------------------------
+# ---------------------------------------------------------------- task 4: waking the event loop
 
 
 class Loop:

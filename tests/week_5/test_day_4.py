@@ -2,18 +2,21 @@
 
 import json
 import random
-import re
 from copy import deepcopy
-from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-import tokenizers
 
+from tests.engine.structured_output.tiny_language import (
+    LANGUAGE,
+    TOKENS,
+    V,
+    allowed_tokens,
+    tiny_tokenizer,
+)
 from tests.support import as_numpy
 from tiny_llm.engine.execution.sampler import SamplingRow
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
@@ -32,15 +35,9 @@ from tiny_llm.engine.structured_output.bitmask import (
 )
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 from tiny_llm.engine.tool_calls.json_scanner import JsonScanner
-from tiny_llm.models.tokenizer.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance")
 pytestmark = pytest.mark.usefixtures("on_cpu")
-
-# A tiny vocabulary in which texts have several tokenizations.
-TOKENS = ["a", "b", "c", "ab", "ba", "aa", "bc", "<|end|>"]
-END, LANGUAGE = 7, r"[ab]{1,3}c?"
-V = len(TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -213,31 +210,9 @@ def test_task_3_jobs_and_rows(drafts, expected_jobs, expected_indices):
     )
 
 
-def tiny_tokenizer() -> Tokenizer:
-    vocab = {token: index for index, token in enumerate(TOKENS)}
-    merges = [(token[0], token[1]) for token in TOKENS[3:7]]
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens([TOKENS[END]])
-    return Tokenizer(Path(), backend, {}, {END})
-
-
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
     return GrammarCompiler(tiny_tokenizer(), V)
-
-
-@cache
-def allowed_tokens(text: str) -> list[int]:
-    """Tokens that may follow a text, by enumerating the language."""
-    letters = ["", "a", "b", "c"]
-    endings = {x + y + z + w for x in letters for y in letters for z in letters for w in letters}
-    return [
-        token
-        for token, piece in enumerate([*TOKENS[:END], ""])
-        if any(re.fullmatch(LANGUAGE, text + piece + rest) for rest in endings if piece or not rest)
-    ]
 
 
 def test_task_3_masks_equal_brute_force(compiler):
@@ -254,7 +229,7 @@ def test_task_3_masks_equal_brute_force(compiler):
         assert np.isfinite(masked[0]).all(), "expected no mask for a row without a grammar"
         for row, logits in zip(rows[1:], masked[1:], strict=True):
             text = "".join(TOKENS[token] for token in row.draft_tokens)
-            expected = [TOKENS[token] for token in allowed_tokens(text)]
+            expected = [TOKENS[token] for token in sorted(allowed_tokens(text))]
             actual = [TOKENS[token] for token in np.flatnonzero(np.isfinite(logits))]
             assert actual == expected, f"allowed after {text!r}: expected {expected}, got {actual}"
 

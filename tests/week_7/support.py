@@ -1,6 +1,7 @@
-"""Assertions of Week 7's tests: errors and well-formed conversations."""
+"""Helpers of Week 7's tests: errors, well-formed conversations, a check of a workspace."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,3 +62,7 @@ def conversation(results: Sequence[int], calls: int = 1) -> list[Message]:
             text = f"{call['id']} " + "x" * (length - len(call["id"]) - 1)
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
     return messages
+
+
+def total_is_12(workspace: Path) -> bool:
+    return int((workspace / "total.txt").read_text()) == 12

@@ -99,7 +99,7 @@ def test_task_2_argument_is_not_modified():
     assert_messages(messages, before, "caller's messages")
 
 
-def contents(messages: Sequence[Message]) -> list[int]:
+def result_lengths(messages: Sequence[Message]) -> list[int]:
     """Lengths of the tool results."""
     return [len(message["content"]) for message in messages if message["role"] == "tool"]
 
@@ -115,7 +115,7 @@ def test_task_3_oldest_results_are_shortened_to_the_target():
     before = copy.deepcopy(messages)
     limit = num_chars(messages) - 1
     actual = Compaction(limit, target=limit - 1400)(messages)
-    lengths = contents(actual)
+    lengths = result_lengths(actual)
     assert lengths[3:] == [600] * 3, f"expected the last three results unchanged, got {lengths}"
     assert max(lengths[:3]) <= 100, f"expected the first three shortened to 100, got {lengths}"
     others = [index for index in range(len(messages)) if index not in (3, 5, 7)]
@@ -127,7 +127,7 @@ def test_task_3_oldest_results_are_shortened_to_the_target():
 def test_task_3_recent_turns_are_kept():
     messages = conversation([600] * 4)
     actual = Compaction(limit=1000, target=200, keep_turns=3)(messages)
-    lengths = contents(actual)[-3:]
+    lengths = result_lengths(actual)[-3:]
     assert lengths == [600] * 3, f"expected the last three results unchanged, got {lengths}"
     assert_complete(actual)
 

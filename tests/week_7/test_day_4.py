@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.week_7.support import total_is_12
 from tiny_llm.agent import Agent, ScriptedModel, Tool, Transcript, assistant
 from tiny_llm.agent.branches import Branch, count_pages, fork, passes, select, vote
 from tiny_llm.engine.execution.sampler import completion_seed
@@ -39,10 +40,6 @@ def branch_with(
     reason = "max_steps" if answer is None else "answer"
     messages = [{"role": "user", "content": "Add."}, assistant(answer)]
     return Branch(Transcript(messages, messages, steps, reason), workspace, 0)
-
-
-def total_is_12(workspace: Path) -> bool:
-    return int((workspace / "total.txt").read_text()) == 12
 
 
 def assert_chosen(

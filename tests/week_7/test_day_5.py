@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.week_7.support import total_is_12
 from tiny_llm.agent import Agent, ScriptedModel, Tool, assistant
 from tiny_llm.agent.evaluation import (
     EvalTask,
@@ -22,10 +23,6 @@ from tiny_llm.agent.evaluation import (
 from tiny_llm.errors import UserError
 
 WRITE = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
-
-
-def total_is_12(workspace: Path) -> bool:
-    return (workspace / "total.txt").read_text() == "12"
 
 
 TASK = EvalTask("add", "Add 5 to the total.", total_is_12, {"total.txt": "7"})

@@ -4,7 +4,7 @@ import pytest
 
 from tests.engine.disk_cache.support import GREEDY, PROMPT, engine
 from tests.engine.spec_decode.test_mtp import write_predictable
-from tests.models.lora.support import random_adapter, write_adapter
+from tests.models.lora.support import write_adapters
 from tiny_llm import LLM, load_weights
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.checkpoint.layout import read_model_config
@@ -14,13 +14,7 @@ LORAS = [None, "a", "b", "a"]
 
 @pytest.mark.slow
 def test_pages_are_keyed_by_adapter(tmp_path, demo):
-    config = read_model_config(TARGET_PATH)
-    modules = {
-        name: write_adapter(
-            tmp_path / name, random_adapter(config, rank, seed=rank, size=0.2), rank
-        )
-        for name, rank in (("a", 5), ("b", 3))
-    }
+    modules = write_adapters(tmp_path, read_model_config(TARGET_PATH), {"a": 5, "b": 3}, 0.2)
     prompts = [PROMPT] * len(LORAS)
     expected = LLM("demo", lora_modules=modules).generate(prompts, GREEDY, lora=LORAS)
     assert expected[0].token_ids != expected[1].token_ids != expected[2].token_ids

@@ -47,7 +47,7 @@ def zero_tail(path, files, rng):
     data = bytearray(path.read_bytes())
     start = rng.randrange(len(data))
     data[start:] = bytes(len(data) - start)
-    path.write_bytes(data + bytes(0))
+    path.write_bytes(data)
 
 
 def swap(path, files, rng):

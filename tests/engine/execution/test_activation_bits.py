@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.support import MORE_CASES, run_cases
 from tests.engine.test_batch_invariance import AMPLE_TOKENS, TIGHT_TOKENS, build
-from tests.models.lora.support import random_adapter, write_adapter
+from tests.models.lora.support import write_adapters
 from tests.models.support import FAMILIES, MIXTURE
 from tests.support import assert_same_bits, random
 from tiny_llm import LLM, SamplingParams, UserError, kernels, load_weights
@@ -98,10 +98,7 @@ def test_mixture_of_experts_is_batch_invariant(tmp_path):
 def adapters(tmp_path_factory):
     """Two adapters of odd ranks for all linear layers of the demo model."""
     folder, config = tmp_path_factory.mktemp("adapters"), read_model_config(TARGET_PATH)
-    return {
-        name: write_adapter(folder / name, random_adapter(config, rank, seed=rank, size=0.2), rank)
-        for name, rank in (("a", 5), ("b", 3))
-    }
+    return write_adapters(folder, config, {"a": 5, "b": 3}, 0.2)
 
 
 def test_adapters_are_batch_invariant(demo, adapters):

@@ -3,11 +3,17 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.engine.support import MORE_CASES, run_cases
-from tests.engine.test_batch_invariance import AMPLE_TOKENS, HALF, TIGHT_TOKENS, build, build_case
+from tests.engine.support import MORE_CASES, assert_same_outputs, run_alone, run_cases
+from tests.engine.test_batch_invariance import (
+    AMPLE_TOKENS,
+    HALF,
+    TIGHT_TOKENS,
+    build,
+    build_case,
+    run_configurations,
+)
 from tiny_llm import LLM, SamplingParams, UserError, load
 
 ROOT = Path(__file__).parents[3]
@@ -21,50 +27,24 @@ def build_int8(demo, tokens: int, draft=None, **options) -> LLM:
 @pytest.fixture(scope="module")
 def reference(demo):
     """Reference outputs and logits: each request alone, prefilled in one chunk."""
-    outputs, logits = {}, {}
-    for case in range(len(MORE_CASES)):
-        llm = build_int8(demo, AMPLE_TOKENS, max_num_seqs=1, enable_prefix_caching=False)
-        own_outputs, own_logits = run_cases(llm, [case], cases=MORE_CASES)
-        outputs |= own_outputs
-        logits |= own_logits
-    return outputs, logits
-
-
-def assert_same(actual, actual_logits, reference, context=""):
-    outputs, logits = reference
-    for number, expected in outputs.items():
-        assert actual[number].token_ids == expected.token_ids, (
-            f"request {number}: wrong token ids, {context}"
-        )
-        assert actual[number].logprobs == expected.logprobs, (
-            f"request {number}: wrong logprobs, {context}"
-        )
-    for key, row in logits.items():
-        np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key} {context}")
+    options = {"max_num_seqs": 1, "enable_prefix_caching": False}
+    return run_alone(lambda case: build_int8(demo, AMPLE_TOKENS, **options), MORE_CASES)
 
 
 @pytest.mark.slow
 def test_configurations_with_a_draft_model(demo, reference):
     draft = load("demo-draft")
-    hits = preemptions = accepted = 0
-    for case in HALF[::4]:
-        llm = build_case(demo, draft, case, build_int8)
-        direction, gap = case["arrival"]
-        actual, logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
-        assert_same(actual, logits, reference, f"with {case}")
-        hits += sum(output.num_cached_tokens for output in actual.values())
-        preemptions += llm.scheduler.num_preemptions
-        accepted += llm.runner.statistics.num_accepted_tokens
-    assert hits > 0
-    assert preemptions > 0
-    assert accepted > 0
+    counts = run_configurations(
+        HALF[::4], lambda case: build_case(demo, draft, case, build_int8), reference
+    )
+    assert min(counts) > 0
 
 
 @pytest.mark.slow
 def test_with_ngram_proposer(demo, reference):
     options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 35}
     llm = build_int8(demo, TIGHT_TOKENS, speculative="ngram", **options)
-    assert_same(*run_cases(llm, range(len(MORE_CASES)), 0, MORE_CASES), reference)
+    assert_same_outputs(*run_cases(llm, range(len(MORE_CASES)), 0, MORE_CASES), reference)
     assert llm.runner.statistics.num_accepted_tokens > 20
     assert llm.scheduler.num_preemptions > 0
 

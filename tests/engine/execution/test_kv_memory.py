@@ -1,12 +1,11 @@
 """On-demand allocation of KV memory: growth, size, bitwise equal results."""
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 
 from tests.engine.support import CASES, run_cases
-from tests.support import as_numpy, assert_same_bits, tiny_model
+from tests.support import as_numpy, assert_same_bits, tiny_quantized_model
 from tiny_llm import LLM, PagedStorage, Qwen3ModelWeek3, RaggedBatch
 from tiny_llm.kernels.graph_capture import CapturedFunction
 
@@ -21,11 +20,8 @@ def one_token(position: int) -> RaggedBatch:
 
 @pytest.fixture(scope="module")
 def model():
-    mlx_model = tiny_model(
-        dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=1024
-    )
-    nn.quantize(mlx_model, group_size=32, bits=4)  # graph capture requires quantized weights
-    return Qwen3ModelWeek3(mlx_model, PAGE)
+    # Graph capture requires quantized weights.
+    return Qwen3ModelWeek3(tiny_quantized_model(max_position_embeddings=1024), PAGE)
 
 
 def test_memory_grows_on_demand_up_to_the_budget():

@@ -1,7 +1,6 @@
 """Memory pressure: evicting and freeing cached prefixes changes no output."""
 
 import ctypes
-import resource
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from tests.engine.hybrid import write_hybrid
 from tests.engine.support import CASES, run_cases
 from tests.models.support import FAMILIES
 from tests.models.test_model_size import write_sparse
+from tests.support import resident_bytes
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine import core
@@ -109,10 +109,6 @@ def test_idle_engine_releases_everything():
     not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="reads Linux's /proc/self/statm"
 )
 def test_released_memory_is_returned_to_the_system():
-    def resident_bytes():
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-
     llm = LLM("demo", kv_cache_bytes=2**27)
     llm.reserve()
     allocated, before = llm.runner.nbytes, resident_bytes()

@@ -135,7 +135,7 @@ def test_injected_fault_is_detected(monkeypatch, owner, method, fault):
         run_workloads(400)
 
 
-# --- placement ------------------------------------------------------------------------------------
+# ---------------------------------------------------------------- placement
 
 
 def checkpoint_positions(sched: Scheduler) -> list[int]:
@@ -277,7 +277,7 @@ def test_requests_that_share_nothing_write_few_extra_states():
     assert writes[True] <= 1.02 * writes[False]
 
 
-# --- limits ---------------------------------------------------------------------------------------
+# ---------------------------------------------------------------- limits
 
 
 def test_drafts_leave_slots_for_queued_requests():

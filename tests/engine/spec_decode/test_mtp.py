@@ -38,7 +38,7 @@ def write(folder, **changes):
     return str(folder), tensors
 
 
-# --- the oracle -----------------------------------------------------------------------------------
+# ---------------------------------------------------------------- the oracle
 
 
 def norm(x, weight):
@@ -190,7 +190,7 @@ def test_draft_logits_match_the_oracle(tmp_path, changes, page, chunk):
             np.testing.assert_allclose(row, other, atol=1e-4)
 
 
-# --- acceptance -----------------------------------------------------------------------------------
+# ---------------------------------------------------------------- acceptance
 
 
 def write_predictable(folder, noise=0.0, **changes):
@@ -249,7 +249,7 @@ def test_default_is_one_draft_token(tmp_path):
     assert llm.scheduler.config.num_drafts == 1
 
 
-# --- unchanged outputs ----------------------------------------------------------------------------
+# ---------------------------------------------------------------- unchanged outputs
 
 
 @pytest.fixture(scope="module")
@@ -339,7 +339,7 @@ def test_nan_logits_fail_only_their_request(predictable):
     assert again.token_ids == list(range(21, 31))
 
 
-# --- memory and errors ----------------------------------------------------------------------------
+# ---------------------------------------------------------------- memory and errors
 
 
 def test_kv_memory_includes_the_mtp_layers_pages(predictable):

@@ -75,7 +75,7 @@ def test_combined_schemas_stay_open(schema):
     assert close_objects(schema) == schema
 
 
-# --- random schemas: closing keeps every minimal document valid ----------------------------------
+# ---------------------------------------------------------------- closing random schemas
 
 NAMES = ["a", "b", "c"]
 

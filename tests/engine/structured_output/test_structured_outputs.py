@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,6 +13,14 @@ import pytest
 import tokenizers
 from jsonschema import Draft202012Validator
 
+from tests.engine.structured_output.tiny_language import (
+    END,
+    LANGUAGE,
+    TOKENS,
+    V,
+    allowed_tokens,
+    tiny_tokenizer,
+)
 from tests.engine.support import PARAGRAPH, assert_distributed_as, chat
 from tests.support import as_numpy, tiny_model
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, ToolCalls, UserError
@@ -55,12 +62,6 @@ ADD = {
 }
 STOP = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object"}}}
 
-# A small language and vocabulary. Wherever the grammar forces text, exactly one token can follow,
-# so forced text has a unique tokenization.
-TOKENS = ["a", "b", "c", "ab", "ba", "aa", "bc", "<|end|>"]
-END, LANGUAGE = 7, r"[ab]{1,3}c?"
-V = len(TOKENS)
-
 
 @pytest.fixture(scope="module")
 def llm(demo):
@@ -83,30 +84,7 @@ def full_text(output):
     return output.text
 
 
-# ------------------------------------------------------------------ brute force
-
-
-def tiny_tokenizer() -> Tokenizer:
-    vocab = {token: index for index, token in enumerate(TOKENS)}
-    merges = [(token[0], token[1]) for token in TOKENS[3:7]]
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens([TOKENS[END]])
-    return Tokenizer(Path(), backend, {}, {END})
-
-
-@cache
-def allowed_tokens(text: str) -> frozenset[int]:
-    """Tokens that may follow a text, found by enumerating the language."""
-    letters = ["", "a", "b", "c"]
-    endings = {x + y + z + w for x in letters for y in letters for z in letters for w in letters}
-    tokens = {
-        token
-        for token, piece in enumerate(TOKENS[:END])
-        if any(re.fullmatch(LANGUAGE, text + piece + ending) for ending in endings)
-    }
-    return frozenset(tokens | ({END} if re.fullmatch(LANGUAGE, text) else set()))
+# ---------------------------------------------------------------- brute force
 
 
 def test_bitmasks_match_brute_force():
@@ -174,7 +152,7 @@ def test_output_distribution_matches_brute_force(has_draft):
     assert_distributed_as(outputs, expected)
 
 
-# ------------------------------------------------------------------ complete outputs
+# ---------------------------------------------------------------- complete outputs
 
 
 @pytest.mark.parametrize("thinking", [False, True])
@@ -338,7 +316,7 @@ def test_tool_call_tags_as_special_tokens():
         assert (is_consumed and grammar.matcher.is_accepting()) == is_complete, (choice, text)
 
 
-# ------------------------------------------------------------------ batch invariance
+# ---------------------------------------------------------------- batch invariance
 
 
 CASES = [
@@ -472,7 +450,7 @@ def test_truncated_output_finishes_with_length(llm):
     assert (output.error, output.finish_reason) == (None, "length")
 
 
-# ------------------------------------------------------------------ rejected arguments
+# ---------------------------------------------------------------- rejected arguments
 
 
 @pytest.mark.parametrize(

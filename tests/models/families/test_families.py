@@ -210,7 +210,7 @@ def test_unsupported_field_is_rejected_by_every_loader(tmp_path, demo):
             load_either(str(tmp_path))
 
 
-# --- the decoder --------------------------------------------------------------------------------
+# ---------------------------------------------------------------- the decoder
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -405,7 +405,7 @@ def test_weeks_support_only_qwen3(config, reason, week):
         dispatch_model("it", random_checkpoint(config), week)
 
 
-# --- random weights -----------------------------------------------------------------------------
+# ---------------------------------------------------------------- random weights
 
 
 def test_dummy_weights_need_only_a_config(tmp_path, capsys):

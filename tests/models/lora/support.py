@@ -56,7 +56,7 @@ def write_adapter(
 ) -> Path:
     """Writes an `mlx_lm` adapter folder; `changes` overrides config fields."""
     folder.mkdir(parents=True, exist_ok=True)
-    keys = sorted({name.split(".", 3)[3].rpartition(".")[0] for name in tensors})
+    keys = sorted({name.split(".", 3)[-1].rpartition(".")[0] for name in tensors})
     config = {
         "fine_tune_type": "lora",
         "num_layers": num_layers,
@@ -83,3 +83,13 @@ def write_peft_adapter(
     }
     mx.save_safetensors(str(folder / "adapter_model.safetensors"), renamed)
     return folder
+
+
+def write_adapters(
+    folder: Path, config: Mapping[str, Any], ranks: Mapping[str, int], size: float
+) -> dict[str, Path]:
+    """Writes a random adapter for each entry of `ranks`; returns their folders."""
+    return {
+        name: write_adapter(folder / name, random_adapter(config, rank, seed=rank, size=size), rank)
+        for name, rank in ranks.items()
+    }

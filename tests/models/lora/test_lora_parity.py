@@ -72,38 +72,33 @@ def test_equals_merged_weights(tmp_path, family, rank):
     assert difference.item() > 0.1, "expected the adapter to have an effect"
 
 
-@pytest.mark.parametrize("rank", [3, 8])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_equals_mlx_lm(tmp_path, family, rank):
+def assert_equals_mlx_lm(config, folder, adapter, ulps: float) -> None:
+    """Compares logits of a checkpoint with an adapter to mlx_lm's."""
     from mlx_lm.tuner.utils import load_adapters
     from mlx_lm.utils import load_model
 
-    config = {**FAMILIES[family], **FLOAT32}
-    folder = write_family(tmp_path / "model", config)
-    tensors = random_adapter(config, rank, last=1, size=0.3)
-    adapter = write_adapter(tmp_path / "adapter", tensors, rank, 2.5, num_layers=1)
     theirs = load_adapters(load_model(folder)[0], str(adapter))
     ours = serving_model("m", read_checkpoint(folder, config), 8)
     attach_adapters(ours, [adapter])
     set_adapter(ours, 0)
-    expected = theirs(mx.array([IDS]))[0].astype(mx.float32)
-    assert_close(sequence_logits(ours, IDS), expected, "mlx_lm", ulps=300)
+    actual = sequence_logits(ours, IDS)
+    assert_close(actual, theirs(mx.array([IDS]))[0].astype(actual.dtype), "mlx_lm", ulps)
+
+
+@pytest.mark.parametrize("rank", [3, 8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_mlx_lm(tmp_path, family, rank):
+    config = {**FAMILIES[family], **FLOAT32}
+    tensors = random_adapter(config, rank, last=1, size=0.3)
+    adapter = write_adapter(tmp_path / "adapter", tensors, rank, 2.5, num_layers=1)
+    assert_equals_mlx_lm(config, write_family(tmp_path / "model", config), adapter, ulps=300)
 
 
 def test_equals_mlx_lm_in_4_bits(tmp_path):
     """Logits are in bfloat16, so the tolerance is relative to their magnitude."""
-    from mlx_lm.tuner.utils import load_adapters
-    from mlx_lm.utils import load_model
-
     config = {**FAMILIES["qwen3"], "quantization": {"bits": 4, "group_size": 64}}
-    folder = write_family(tmp_path / "model", config)
     adapter = write_adapter(tmp_path / "adapter", random_adapter(config, 6), 6)
-    theirs = load_adapters(load_model(folder)[0], str(adapter))
-    ours = serving_model("m", read_checkpoint(folder, config), 8)
-    attach_adapters(ours, [adapter])
-    set_adapter(ours, 0)
-    expected = theirs(mx.array([IDS]))[0].astype(mx.bfloat16)
-    assert_close(sequence_logits(ours, IDS), expected, "mlx_lm", ulps=8)
+    assert_equals_mlx_lm(config, write_family(tmp_path / "model", config), adapter, ulps=8)
 
 
 def test_peft_layout_is_bitwise_equal(tmp_path):

@@ -20,12 +20,6 @@ BODY = {
 TOOL = {"name": "weather", "description": "The weather.", "input_schema": {"type": "object"}}
 
 
-@pytest.fixture(scope="module")
-def claude(server):
-    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-
-
-@pytest.mark.slow
 def test_message(claude):
     message = claude.messages.create(**BODY)
     (block,) = message.content

@@ -8,7 +8,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.models.lora.support import random_adapter, write_adapter
+from tests.models.lora.support import write_adapters
 from tests.server.running_server import RunningServer
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.cli import serve
@@ -22,10 +22,7 @@ OPTIONS = {"max_tokens": 8, "temperature": 0, "extra_body": {"ignore_eos": True}
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     folder, config = tmp_path_factory.mktemp("adapters"), read_model_config(TARGET_PATH)
-    return {
-        name: write_adapter(folder / name, random_adapter(config, rank, seed=rank, size=0.6), rank)
-        for name, rank in (("sql", 3), ("french", 8))
-    }
+    return write_adapters(folder, config, {"sql": 3, "french": 8}, 0.6)
 
 
 @pytest.fixture(scope="module")
