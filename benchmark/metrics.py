@@ -53,15 +53,15 @@ class Metric:
         """
         if self.kind == "prefill":
             n_bytes = costs.prefill_bytes(self.tokens, weight_bits)
-            flops, mixing = (
+            flops, attention = (
                 costs.prefill_flops(self.tokens),
-                costs.prefill_mixing_flops(self.tokens),
+                costs.prefill_attention_flops(self.tokens),
             )
         else:
             n_bytes = costs.decode_bytes(self.batch, self.tokens, weight_bits)
             flops = costs.decode_flops(self.batch, self.tokens)
-            mixing = costs.decode_mixing_flops(self.batch, self.tokens)
-        return self.tokens_per_second(machine.seconds(n_bytes, flops - mixing, mixing, peaks))
+            attention = costs.decode_attention_flops(self.batch, self.tokens)
+        return self.tokens_per_second(machine.seconds(n_bytes, flops - attention, attention, peaks))
 
 
 METRICS = {

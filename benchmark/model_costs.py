@@ -112,9 +112,9 @@ class ModelCosts:
 
     def decode_flops(self, batch: int, context: int) -> float:
         """Operations per decoding step; a multiply-add counts as two."""
-        return batch * 2.0 * self.step_weights + self.decode_mixing_flops(batch, context)
+        return batch * 2.0 * self.step_weights + self.decode_attention_flops(batch, context)
 
-    def decode_mixing_flops(self, batch: int, context: int) -> float:
+    def decode_attention_flops(self, batch: int, context: int) -> float:
         """Operations of attention and the delta rule in a decoding step."""
         return batch * (self._attention_flops(context) + self._delta_rule_flops)
 
@@ -125,9 +125,9 @@ class ModelCosts:
     def prefill_flops(self, tokens: int) -> float:
         """Operations of a prompt, with logits of the last token only."""
         matmuls = 2.0 * tokens * self.layers_weights + 2.0 * self.head_weights
-        return matmuls + self.prefill_mixing_flops(tokens)
+        return matmuls + self.prefill_attention_flops(tokens)
 
-    def prefill_mixing_flops(self, tokens: int) -> float:
+    def prefill_attention_flops(self, tokens: int) -> float:
         """Operations of a prompt's causal attention and delta rule."""
         # Causal: a token attends to (tokens + 1) / 2 keys on average.
         return tokens * (self._attention_flops((tokens + 1) / 2) + self._delta_rule_flops)

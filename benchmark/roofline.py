@@ -110,17 +110,17 @@ class Machine:
         return Peaks(matmuls or self.peak_gflop_per_s, attention or self.peak_gflop_per_s)
 
     def seconds(
-        self, n_bytes: float, flops: float, mixing: float = 0, peaks: "Peaks | None" = None
+        self, n_bytes: float, flops: float, attention: float = 0, peaks: "Peaks | None" = None
     ) -> float:
         """Lower bound on the time of a step.
 
         Args:
             flops: operations of matmuls with weights.
-            mixing: operations of attention and the delta rule.
+            attention: operations of attention and the delta rule.
             peaks: peaks of the instructions in use; default: `peak_gflop_per_s` for all.
         """
         peaks = peaks or self.kernel_peaks("native")
-        arithmetic = flops / peaks.matmuls + mixing / peaks.attention
+        arithmetic = flops / peaks.matmuls + attention / peaks.attention
         return max(n_bytes / self.read_gb_per_s, arithmetic) / 1e9
 
     def __str__(self) -> str:

@@ -85,8 +85,8 @@ def test_roofline_is_the_slower_of_memory_and_arithmetic():
     assert decode.bound(COSTS, MACHINE) == 40e9 / COSTS.decode_bytes(1, 128)
     prefill = Metric("", "", "prefill", 512)
     assert prefill.bound(COSTS, MACHINE) == pytest.approx(512 * 800e9 / COSTS.prefill_flops(512))
-    mixing = COSTS.prefill_mixing_flops(512)
-    seconds = (COSTS.prefill_flops(512) - mixing) / 400e9 + mixing / 200e9
+    attention = COSTS.prefill_attention_flops(512)
+    seconds = (COSTS.prefill_flops(512) - attention) / 400e9 + attention / 200e9
     bound = prefill.bound(COSTS, MACHINE, peaks=Peaks(400.0, 200.0))
     assert bound == pytest.approx(512 / seconds), (
         "the bound must use the matmul peak for matmuls and the attention peak for attention"
@@ -101,7 +101,7 @@ def test_long_contexts_move_their_keys_and_values():
     # 16 heads of size 128 in 28 layers: scores and weighted values of (32768 + 1) / 2 keys on
     # average.
     attention = 32768 * (32769 / 2) * 28 * 16 * 128 * 4
-    assert COSTS.prefill_mixing_flops(32768) == pytest.approx(attention, rel=1e-12)
+    assert COSTS.prefill_attention_flops(32768) == pytest.approx(attention, rel=1e-12)
 
 
 def test_machine_limits_are_the_best_measurements():

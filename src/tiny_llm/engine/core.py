@@ -46,7 +46,7 @@ log = logging.getLogger("tiny_llm.engine")
 
 MEMORY_CHECK_INTERVAL = 1.0  # seconds
 # Compact only if more than 1/8 of the pages are unused, because compaction copies all used pages.
-MIN_RELEASED_SHARE = 8
+COMPACTION_DIVISOR = 8
 PRECOMPUTE_REQUEST_ID = "(ahead)"  # id of `precompute`'s internal requests
 
 
@@ -309,7 +309,7 @@ class EngineCore:
         is_short = memory.is_memory_short()
         if is_short:
             self.release_cached_memory()
-        has_written = self.disk_cache is not None and self.disk_cache.store_when_idle()
+        has_written = self.disk_cache is not None and self.disk_cache.store_new_pages()
         return is_short or has_written
 
     def release_cached_memory(self) -> None:
@@ -318,7 +318,7 @@ class EngineCore:
         num_evicted = pages.evict_half()
         self.num_memory_evictions += num_evicted
         num_unused = target.num_allocated_pages - pages.allocator.num_used
-        if num_unused > target.num_allocated_pages // MIN_RELEASED_SHARE:
+        if num_unused > target.num_allocated_pages // COMPACTION_DIVISOR:
             kept = pages.compact(self.scheduler.running)
             if kept is not None:
                 self.runner.compact(*kept)

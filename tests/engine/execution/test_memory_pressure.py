@@ -27,7 +27,7 @@ ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 def shortage(monkeypatch):
     """Simulates low memory at every step; compaction runs even for little gain."""
     monkeypatch.setattr(core, "MEMORY_CHECK_INTERVAL", 0)
-    monkeypatch.setattr(core, "MIN_RELEASED_SHARE", 10**9)
+    monkeypatch.setattr(core, "COMPACTION_DIVISOR", 10**9)
     monkeypatch.setattr(memory, "is_memory_short", lambda: True)
 
 

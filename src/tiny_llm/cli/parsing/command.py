@@ -78,10 +78,10 @@ class CommandParser(argparse.ArgumentParser):
                     markup=False,
                 )
         if parsed.solution == "mine":
-            exec_in_learner_tree(self._module, args, self._skipped())
+            exec_in_learner_tree(self._module, args, self._report_unwritten_files())
         return parsed
 
-    def _skipped(self) -> list[str]:
+    def _report_unwritten_files(self) -> list[str]:
         """Files with unwritten tasks, to import from the reference; prints the names."""
         tree = find_learner_tree()
         if not self._skips_unwritten or tree is None or is_running_mine(tree):

@@ -148,7 +148,11 @@ def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
 def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
     """Masks EOS tokens that are ordinary text, unless the output is complete."""
     grammar = row.request.grammar
-    ends = [token for token in grammar.text_eos_token_ids if mask[token // 32] >> (token % 32) & 1]
+    ends = [
+        token
+        for token in grammar.non_special_eos_token_ids
+        if mask[token // 32] >> (token % 32) & 1
+    ]
     if not ends or grammar.is_complete_after(row.draft_tokens):
         return
     others = mask.copy()

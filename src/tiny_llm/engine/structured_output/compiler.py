@@ -52,12 +52,14 @@ class StructuredOutputGrammar:
     matcher: Any
     vocab_size: int
     eos_token_ids: Collection[int]
-    text_eos_token_ids: Collection[int] = ()  # EOS tokens that a grammar may also match as text
+    non_special_eos_token_ids: Collection[
+        int
+    ] = ()  # EOS tokens that a grammar may also match as text
 
     def accept_tokens(self, token_ids: Sequence[int]) -> str | None:
         """Advances the matcher by output tokens; returns an error message or None."""
         for token in token_ids:
-            if token in self.text_eos_token_ids:
+            if token in self.non_special_eos_token_ids:
                 if self.matcher.is_accepting():
                     continue
                 return f"{GRAMMAR_FAILED}the output is incomplete, but only EOS is allowed."

@@ -143,7 +143,7 @@ class RankShard:
 
     def slice_tensor(self, name: str, array: mx.array) -> mx.array:
         """Slices a tensor for this rank, as a lazy contiguous copy."""
-        if self.skips_bias(name):
+        if self.is_zero_bias(name):
             return mx.zeros_like(array)
         if array.ndim == 0:
             return array  # no model has scalar tensors, so the shape check rejects it later
@@ -185,7 +185,7 @@ class RankShard:
         numbers: Any = data.cast(code)
         return mx.array(numbers).view(dtype).reshape(shape)
 
-    def skips_bias(self, name: str) -> bool:
+    def is_zero_bias(self, name: str) -> bool:
         """Whether a tensor is zero on this rank: a bias that only rank 0 adds."""
         # [task 6.2.2 bias]
         return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))

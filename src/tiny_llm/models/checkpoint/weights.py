@@ -106,7 +106,7 @@ def read_checkpoint(
         tensor = stored[names[name]]
         if rank_shard is None:
             model.weight_locations.add(weights[name], tensor.file, tensor.header_end + tensor.begin)
-        elif not rank_shard.skips_bias(name):
+        elif not rank_shard.is_zero_bias(name):
             _register_source(model.weight_locations, weights[name], name, tensor, rank_shard)
     return model
 

@@ -65,7 +65,7 @@ GEMMA3_REASON = (
     "normalized, too, and the MLP is a GeGLU"
 )
 # Known but unsupported families: `model_type` -> reason.
-REFUSED_FAMILIES: Mapping[str, str] = {
+UNSUPPORTED_FAMILIES: Mapping[str, str] = {
     "gpt_oss": "its softmax has attention sinks, an extra learned logit per head, and its experts "
     "have biases and a clamped SwiGLU",
     "gemma3": GEMMA3_REASON,
@@ -204,9 +204,9 @@ def config_of(args: Any) -> DecoderConfig:
 def family_of(config: Fields) -> Family:
     """Looks up a config's family; ValueError if it is unknown or unsupported."""
     model_type = config.get("model_type")
-    if isinstance(model_type, str) and model_type in REFUSED_FAMILIES:
+    if isinstance(model_type, str) and model_type in UNSUPPORTED_FAMILIES:
         raise ValueError(
-            f"model type '{model_type}' is not supported: {REFUSED_FAMILIES[model_type]}; "
+            f"model type '{model_type}' is not supported: {UNSUPPORTED_FAMILIES[model_type]}; "
             f"supported types are {', '.join(FAMILIES)}"
         )
     if not isinstance(model_type, str) or model_type not in FAMILIES:

@@ -34,7 +34,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Creates a message. With `stream`, sends server-sent events."""
     server = get_app_state(request, body.model, "generate")
     lora = server.adapter_of(body.model)
-    body.check_supported()
+    body.check_fields()
     await server.wait_until_loaded(request, bool(body.stream))
     params = make_sampling_params(
         server.defaults,
@@ -58,7 +58,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, int]:
     """Counts the input tokens of a message without creating it."""
     server = get_app_state(request, body.model, "generate")
-    body.check_supported()
+    body.check_fields()
     await server.wait_until_loaded(request)
     prompt = await server.prompts.run(_render_prompt, server, body)
     return {"input_tokens": len(prompt.token_ids)}

@@ -222,7 +222,7 @@ class CountTokensRequest(CacheableModel):
 
     _drop_nulls = model_validator(mode="before")(drop_nulls)
 
-    def check_supported(self) -> None:
+    def check_fields(self) -> None:
         """Rejects unsupported fields and combinations of fields."""
         if self.context_management is not None and self.context_management.edits:
             warn_once(CONTEXT_NOT_EDITED)
@@ -326,9 +326,9 @@ class MessagesRequest(CountTokensRequest):
         """Whether the response must contain cache diagnostics."""
         return self.diagnostics is not None and self.diagnostics.previous_message_id is not None
 
-    def check_supported(self) -> None:
+    def check_fields(self) -> None:
         """Rejects unsupported fields and combinations of fields."""
-        super().check_supported()
+        super().check_fields()
         if self.thread is not None:  # with this error code, clients retry without `thread`
             raise bad_request(
                 f"thread is not supported: {STATELESS}.", "thread", "thread_unsupported_request"

@@ -11,7 +11,7 @@ log = logging.getLogger("tiny_llm.server")
 
 TEXT_ONLY = "this model reads and writes text only"
 STATELESS = "this server is stateless; send the whole conversation"
-OLD_NAME = "it is deprecated; use structured_outputs"
+DEPRECATED_NAME = "it is deprecated; use structured_outputs"
 NO_BEAMS = "beam search is not implemented; completions are sampled"
 CONTEXT_NOT_EDITED = "context_management is ignored: conversations are not edited"
 NO_SERVER_TOOLS = "this server does not run tools; the client runs those in `tools`"
@@ -31,10 +31,10 @@ FIELD_REASONS = {
     "documents": "include them in a message",
     "ebnf": "use structured_outputs",
     "grammar": "use structured_outputs",
-    "guided_choice": OLD_NAME,
-    "guided_grammar": OLD_NAME,
-    "guided_json": OLD_NAME,
-    "guided_regex": OLD_NAME,
+    "guided_choice": DEPRECATED_NAME,
+    "guided_grammar": DEPRECATED_NAME,
+    "guided_json": DEPRECATED_NAME,
+    "guided_regex": DEPRECATED_NAME,
     "json_schema": "use response_format or structured_outputs",
     "length_penalty": NO_BEAMS,
     "n_predict": "use max_tokens",

@@ -70,7 +70,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     context = dict(error.get("ctx", {}))
     if error["type"] == "literal_error":
         context["expected"] = context["expected"].replace("False", "false")
-        given = _name_value(error["input"])
+        given = _format_value(error["input"])
         if reason := unsupported_value_message(field, given, context["expected"]):
             return bad_request(reason, field, "unsupported_value")
     if error["type"] in MESSAGES:
@@ -81,14 +81,14 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         )
     if error["type"] in REQUIREMENTS:
         requirement = REQUIREMENTS[error["type"]].format_map(context)
-        given = context.get("actual_length", _name_value(error["input"]))
+        given = context.get("actual_length", _format_value(error["input"]))
         return bad_request(f"{field} {requirement}, got {given}.", field, error["type"])
     reason = str(error["msg"])
     text = reason[:1].lower() + reason[1:]
     return bad_request(f"{field} is not valid: {text.rstrip('.')}.", field, error["type"])
 
 
-def _name_value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Formats a JSON value; lists and objects, which may be large, by type."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"

@@ -28,7 +28,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     """Creates a chat completion. With `stream`, sends server-sent events."""
     server = get_app_state(request, body.model, "generate")
     lora = server.adapter_of(body.model)
-    body.check_supported()
+    body.check_fields()
     await server.wait_until_loaded(request, bool(body.stream))
     prompts = server.prompts
     prompt = await prompts.run(_render_prompt, server, body)

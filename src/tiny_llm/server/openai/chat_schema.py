@@ -215,9 +215,9 @@ class ChatCompletionRequest(ConversationFields, SamplingFields):
         """Requested reasoning effort; see `CommonFields`."""
         return self.reasoning_effort
 
-    def check_supported(self) -> None:
+    def check_fields(self) -> None:
         """Rejects unsupported combinations of fields."""
-        super().check_supported()
+        super().check_fields()
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs requires logprobs: true.", "top_logprobs")
         if self.tool_choice not in (None, "auto", "none") and not self.tools:

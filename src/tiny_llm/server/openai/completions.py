@@ -41,9 +41,9 @@ class CompletionRequest(SamplingFields):
     suffix: str | None = None
     best_of: int | None = None
 
-    def check_supported(self) -> None:
+    def check_fields(self) -> None:
         """Rejects unsupported fields and combinations of fields."""
-        super().check_supported()
+        super().check_fields()
         if self.suffix is not None:
             raise bad_request(
                 "suffix is not supported: fill-in-the-middle is not implemented.", "suffix"
@@ -77,7 +77,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     """Creates completions. With `stream`, sends server-sent events."""
     server = get_app_state(request, body.model, "generate")
     lora = server.adapter_of(body.model)
-    body.check_supported()
+    body.check_fields()
     await server.wait_until_loaded(request, bool(body.stream))
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     params = body.sampling_params(

@@ -32,7 +32,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Creates a response. With `stream`, sends server-sent events."""
     server = get_app_state(request, body.model, "generate")
     lora = server.adapter_of(body.model)
-    body.check_supported()
+    body.check_fields()
     await server.wait_until_loaded(request, bool(body.stream))
     params = make_sampling_params(
         server.defaults,
@@ -54,7 +54,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
 async def count_input_tokens(body: ResponsesRequest, request: Request) -> dict[str, Any]:
     """Counts the input tokens of a response without creating it."""
     server = get_app_state(request, body.model, "generate")
-    body.check_supported()
+    body.check_fields()
     await server.wait_until_loaded(request)
     store: ResponseStore = request.app.state.response_store
     conversation = store.resolve(body.input, body.previous_response_id)

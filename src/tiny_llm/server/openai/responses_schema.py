@@ -96,7 +96,7 @@ class ResponsesRequest(ConversationFields):
         """Requested reasoning effort; see `CommonFields`."""
         return None if self.reasoning is None else self.reasoning.effort
 
-    def check_supported(self) -> None:
+    def check_fields(self) -> None:
         """Rejects unsupported fields and combinations of fields."""
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
@@ -189,7 +189,7 @@ class ResponsesRequest(ConversationFields):
         functions = []
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
-                continue  # `check_supported` logs a warning
+                continue  # `check_fields` logs a warning
             function = {key: tool[key] for key in FunctionDefinition.model_fields if key in tool}
             try:
                 given = FunctionDefinition.model_validate(function)

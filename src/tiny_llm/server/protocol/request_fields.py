@@ -248,7 +248,7 @@ class SamplingFields(CommonFields):
             include_stop_str_in_output=self.include_stop_str_in_output,
         )
 
-    def check_supported(self) -> None:
+    def check_fields(self) -> None:
         """Rejects unsupported combinations of fields."""
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")

@@ -177,7 +177,7 @@ class DiskCache:
         if node is not None and node in by_node:
             self._on_checkpoint(node)
 
-    def store_when_idle(self) -> bool:
+    def store_new_pages(self) -> bool:
         """Calls `store_new`; returns whether `stats` has changed since the last call."""
         self.store_new()
         before, self._reported = self._reported, self.stats

@@ -29,7 +29,7 @@ from ..request import EngineRequest
 from .checkpoints import Checkpoints
 from .placement import CHECKPOINT_INTERVAL, cached_prefix, common_prefix, prompt_end_positions
 
-DRAFT_SHARE = 4  # draft tokens may evict checkpoints from at most 1/4 of the slots
+DRAFT_SLOT_DIVISOR = 4  # draft tokens may evict checkpoints from at most 1/4 of the slots
 
 
 @dataclass(eq=False)
@@ -101,7 +101,7 @@ class StateSlots:
         """Reserves slots for up to `count` draft tokens; returns the number reserved."""
         reserved = request.state_slots.reserved
         while len(reserved) < count:
-            can_evict = self._num_drafts < self.num_slots // DRAFT_SHARE
+            can_evict = self._num_drafts < self.num_slots // DRAFT_SLOT_DIVISOR
             slot = self.checkpoints.allocate(
                 math.inf if can_evict else -math.inf, self._num_reserved
             )
