@@ -1,10 +1,10 @@
-"""8-bit activations compared with exact ones: speed and error.
+"""8-bit activations compared with 16-bit ones: speed and error.
 
     python -m benchmark.activation_bits --model FOLDER [--text FILE …] [--rounds N]
 
 Two engines share the weights and run the same work alternately, after a warm-up round. To measure
-the error, both predict each token of a text (without --text, of random tokens): the report has the
-fraction of equal predictions and the ratio of the perplexities.
+the error, both engines predict each token of a text or, without --text, of random prompts. The
+report has the fraction of equal predictions and the ratio of the perplexities.
 """
 
 import argparse
@@ -31,8 +31,12 @@ def main() -> int:
     """Runs the command and returns the exit status."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--model", default="demo", help="name or folder of a quantized model")
-    parser.add_argument("--text", nargs="+", type=Path, default=[], help="text files, in UTF-8")
-    parser.add_argument("--windows", type=int, default=8, help="prompts for measuring the error")
+    parser.add_argument(
+        "--text", nargs="+", type=Path, default=[], help="UTF-8 files to predict (default: random)"
+    )
+    parser.add_argument(
+        "--windows", type=int, default=8, help="number of prompts for measuring the error"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     return run_command("activation_bits", parser.parse_args(), run)
 
@@ -68,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prompts(llm: LLM, files: Sequence[Path], windows: int) -> list[list[int]]:
-    """Prompts of `WINDOW` tokens of the files' text; random without files."""
+    """Prompts of `WINDOW` tokens each from the files' text; random without files."""
     rng = random.Random(3)
     ids = [rng.randrange(llm.vocab_size) for _ in range(WINDOW * windows)]
     if files:
@@ -108,7 +112,7 @@ def tokens_per_second(llm: LLM, batch_size: int) -> float:
 
 
 def compare_predictions(llms: Sequence[LLM], ids: list[list[int]]) -> dict[str, float]:
-    """Compares the predictions of the exact engine, `llms[0]`, and the 8-bit engine, `llms[1]`."""
+    """Compares predictions with 16-bit (first engine) and 8-bit activations."""
     params = SamplingParams(max_tokens=1, prompt_logprobs=1)
     best: list[list[int]] = []
     losses = []

@@ -39,7 +39,7 @@ def agreement(
     Args:
         logits: tiny-llm's logits, tokens × vocabulary size.
         predicted: the other system's prediction for each row of `logits`.
-        tie: per token, the maximum distance from the largest logit that counts as a tie.
+        tie: per token, the distance from the largest logit within which a prediction is a tie.
         output: slice of the rows that predict the greedy output; default: all rows.
     """
     ours = logits.argmax(-1)

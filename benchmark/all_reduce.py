@@ -3,10 +3,11 @@
     python -m benchmark.all_reduce --ranks 2                # MLX's ring
     mpirun -n 2 python -m benchmark.all_reduce              # MPI
 
-The array sizes are those of decoding (few rows) and prefill (hundreds of rows), interleaved, so
-background load affects all of them. A line fitted to the minimum times yields the message latency
-and bandwidth that `parallel_cost` takes as `--latency-us … --link-gbit …`. The medians include
-waits for a core: each rank needs one, and MLX's ring threads need another.
+Arrays have the sizes of decoding (few rows) and prefill (hundreds of rows). Measurements of all
+sizes are interleaved, so that background load affects all of them. A line fitted to the minimum
+times yields the message latency and bandwidth that `parallel_cost` takes as
+`--latency-us … --link-gbit …`. The medians include waits for a core: each rank needs one, and MLX's
+ring threads need another.
 """
 
 import argparse
@@ -36,10 +37,10 @@ RANK_FLAG = "--as-rank"
 
 
 def fit_link(seconds: Mapping[int, float], ranks: int) -> Link:
-    """Fits latency and bandwidth to seconds by array size in bytes.
+    """Fits latency and bandwidth to measured times by array size in bytes.
 
-    Minimizes relative errors, which weigh the small arrays of decoding like the large ones of
-    prefill. `ranks` is at least 2.
+    Minimizes relative errors, so that decoding's small arrays weigh as much as prefill's large
+    arrays. `ranks` must be at least 2.
     """
     n_bytes = np.array(list(seconds), dtype=float)
     measured = np.array(list(seconds.values()))

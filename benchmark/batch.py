@@ -96,9 +96,9 @@ def main() -> int:
     """Runs the command and returns the exit status."""
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
-    add("--steps", type=int, default=24, help="tokens to decode")
+    add("--steps", type=int, default=24, help="decoding steps per batch size")
     add("--max-batch", type=int, default=BATCH_SIZES[-1], help="largest batch size")
-    add("--prefill-step", type=int, default=128, help="prefill chunk size of the end-to-end run")
+    add("--prefill-step", type=int, default=128, help="end-to-end run: tokens per prefill chunk")
     return run_benchmark("batch", parser, run)
 
 

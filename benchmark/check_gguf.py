@@ -6,8 +6,8 @@ A speed comparison is meaningless if the systems compute different models. tiny-
 outputs with the demo model; llama.cpp predicts the token after each token of prompt and output,
 from GGUF files written by `gguf_file`. With float32 weights, all predictions must agree except for
 ties: between 16 and 32, tiny-llm's bfloat16 logits are multiples of 1/8. Requantization to Q4_0
-changes some predictions, so their agreement is only reported. All predictions of a small Qwen3.5
-model with random float32 weights must agree, without ties.
+changes some predictions, so for Q4_0 the agreement is only reported. All predictions of a small
+Qwen3.5 model with random float32 weights must agree, without ties.
 """
 
 import argparse

@@ -122,7 +122,7 @@ def main() -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compares each system in each setting, float32 and 8-bit activations."""
+    """Compares each system, with float32 and with 8-bit activations."""
     pythons = {"openvino": args.openvino_python, "onnxruntime": args.onnx_python}
     if not any(pythons.values()):
         raise UserError("at least one of --openvino-python and --onnx-python is required.")

@@ -26,7 +26,7 @@ def run_command(
         run: measures, prints the result with `print_json`, and returns the exit status.
 
     Returns:
-        The exit status; 2 if the user's input is invalid or another system failed.
+        The exit status of `run`; 2 if the user's input is invalid or another system failed.
     """
     exit_on_sigterm()
     try:

@@ -1,4 +1,4 @@
-"""Prefix cache on disk: time to first token, and the cost of its writes.
+"""Prefix cache on disk: time to first token, and cost of the disk writes.
 
     python -m benchmark.disk_cache [--model FOLDER] [--tokens 8192] [--directory DIR]
 
@@ -33,7 +33,7 @@ def main() -> int:
     """Parses the command line and runs the benchmark."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--model", help="folder with a config.json (default: Qwen3-0.6B)")
-    parser.add_argument("--tokens", type=int, default=8192, help="prompt length")
+    parser.add_argument("--tokens", type=int, default=8192, help="prompt length in tokens")
     parser.add_argument(
         "--rounds", type=int, default=5, help="prompts per engine in the alternating phase"
     )
@@ -137,7 +137,7 @@ def run_phase(model: str, directory: Path, num_tokens: int) -> dict[str, Any]:
 
 
 def alternate(model: str, directory: Path, rounds: int) -> dict[str, Any]:
-    """Times 512-token prompts in seconds, alternately without and with disk writes."""
+    """TTFT of 512-token prompts in seconds, alternating disk writes off and on."""
     engines = [build(model, None, 1024), build(model, directory, 1024)]
     seconds: list[list[float]] = [[], []]
     for round_number in range(-1, rounds):

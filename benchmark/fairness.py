@@ -145,14 +145,14 @@ def main() -> int:
     """Runs the command; the last line of output is JSON."""
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
-    add("--model", default="demo", help="folder of a model (default: demo)")
+    add("--model", default="demo", help="model name or folder (default: demo)")
     add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
-    add("--prompt-len", type=int, default=12000, help="tokens of the long prompt")
+    add("--prompt-len", type=int, default=12000, help="length of the long prompt, in tokens")
     add("--stream-tokens", type=int, default=600, help="output tokens of the stream")
     add("--chats", type=int, default=12, help="number of short chats")
     add("--chat-len", type=int, default=50, help="prompt tokens of a chat")
     add("--chat-tokens", type=int, default=64, help="output tokens of a chat")
-    add("--chat-interval", type=float, default=2, help="seconds between two chats")
+    add("--chat-interval", type=float, default=2, help="seconds from a chat's end to the next chat")
     add("--rounds", type=int, default=3)
     return run_command("fairness", parser.parse_args(), run)
 

@@ -126,7 +126,7 @@ def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bo
 
     Args:
         file: output, renamed to its final name once complete.
-        kind: type of the matrices, one of `TYPES`; norms are always float32.
+        kind: type of the matrices, one of `TYPES`; vectors and `FLOAT32` are always float32.
         with_vocabulary: whether to include the tokenizer, which `llama-server` needs.
     """
     import gguf

@@ -42,7 +42,7 @@ class LoadResult:
 
 
 class Client:
-    """Client with a persistent connection; `extra` is added to each request."""
+    """Client with a persistent connection; adds the fields `extra` to requests."""
 
     def __init__(self, url: str, extra: dict[str, Any]):
         self._url = url
@@ -61,7 +61,7 @@ class Client:
         Args:
             length: number of output tokens.
             due: scheduled arrival time of an open-loop request; default: now.
-            on_events: called with the arrival time and number of new events, one per token.
+            on_events: called with the arrival time and number of new events, one event per token.
 
         Raises:
             UserError: the server returned an error or closed the stream early.

@@ -4,10 +4,10 @@
 
 Every round runs the same requests on all systems: prompts of token ids with fixed output lengths.
 By default, clients are closed-loop. With --request-rate, requests arrive at random times instead,
-identical for all systems. Random arrivals are fairer to the server: the next request of a
-closed-loop client reaches it during the next step, while a loop around `LLM` adds the request
-before that step. Figures are medians over the rounds. A missing --gguf file is written from the
-model. Startup time and memory are measured on the demo model.
+identical for all systems. Random arrivals are fairer to the server: a closed-loop client's next
+request reaches the server after the next step has begun, whereas a loop around `LLM` adds it before
+that step. Figures are medians over the rounds. A missing --gguf file is written from the model.
+Startup time and memory are measured on the demo model.
 """
 
 import argparse
@@ -218,7 +218,7 @@ def main() -> int:
     """Runs the command; the last line of output is JSON."""
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
-    add("--model", default=DEMO, help="folder with a tokenizer (default: demo)")
+    add("--model", default=DEMO, help="model folder with a tokenizer (default: demo)")
     add("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
     add("--requests-per-client", type=int, default=2)
     add("--request-rate", type=float, help="requests per second; selects open-loop arrivals")

@@ -1,6 +1,6 @@
 """Writes a checkpoint with random weights in a real model's shapes.
 
-Speed and memory use depend on shapes, not on values, so any size can be measured offline:
+Speed and memory use depend on shapes, not on values, so every model size can be measured offline:
 
     python -m benchmark.make_checkpoint --shape qwen3-0.6b --bits 4 --group-size 128
     python -m benchmark.make_checkpoint --config config.json --bits 4 --output FOLDER
@@ -145,7 +145,7 @@ def write_checkpoint(
         config: output of `shape_config`, or a parsed `config.json`; its quantization is replaced.
         bits: bits per weight of the matrices; None leaves them in `dtype`.
         dtype: dtype of unquantized weights, scales and biases.
-        shard_bytes: size at which a new file is started.
+        shard_bytes: size in bytes at which a new file is started.
         matrix: draws a matrix of a given shape, [experts ×] outputs × inputs.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def _stored(name: str, weight: mx.array, bits: int | None, group_size: int) -> d
 
 
 def _save_shard(folder: Path, shard: dict[str, mx.array], shards: list[list[str]]) -> int:
-    """Writes and clears `shard`, adds its names to `shards`; returns its bytes."""
+    """Writes and clears `shard`, adds its names to `shards`; returns its size."""
     mx.save_safetensors(
         str(folder / f"shard-{len(shards)}.safetensors"), shard, metadata={"format": "mlx"}
     )
@@ -227,7 +227,9 @@ def main() -> int:
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("--shape", choices=[*SHAPES, *HYBRID_SHAPES])
     group.add_argument("--config", type=Path, help="config.json of any supported model")
-    parser.add_argument("--bits", type=int, choices=(4, 8), help="default: bfloat16")
+    parser.add_argument(
+        "--bits", type=int, choices=(4, 8), help="bits per weight (default: bfloat16)"
+    )
     parser.add_argument("--group-size", type=int, choices=(32, 64, 128), default=128)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="default: checkpoints/<shape>-<format>")

@@ -22,7 +22,7 @@ MLX_BLOCKS = 32  # key blocks of MLX's two-pass attention
 
 @dataclass(frozen=True)
 class Attention:
-    """Slice in bfloat16: one KV head, `group` query heads, L queries, S keys."""
+    """One KV head's bfloat16 attention: `group` query heads, L queries, S keys."""
 
     group: int
     L: int
@@ -48,9 +48,10 @@ class Attention:
 
 
 def attention_jobs() -> list[Job]:
-    """Decoding after 512 and 4,096 tokens; the last 128 tokens of a prompt of 512.
+    """Jobs: decoding after 512 and 4,096 tokens, and the end of a prefill.
 
-    MLX uses a two-pass kernel for the longer context.
+    The prefill job has the last 128 tokens of a prompt of 512. MLX uses a two-pass kernel for the
+    longer context.
     """
     jobs = []
     for model, (H_q, H) in HEADS.items():

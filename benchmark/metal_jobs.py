@@ -73,7 +73,7 @@ class Totals:
 
     @property
     def instructions(self) -> int:
-        """Overhead of a kernel: integer operations and memory accesses, not float arithmetic."""
+        """Integer operations and memory accesses: a kernel's overhead."""
         return self.integer_operations + self.accesses
 
 

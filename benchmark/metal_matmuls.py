@@ -13,7 +13,7 @@ from tiny_llm import kernels
 
 from .metal_jobs import Job, RatioLimits, Size, Step, mlx_library, our_step
 
-# (outputs, inputs) of the matrices: query, attention output, gate and up, down, LM head.
+# (outputs, inputs) of the projections: query, attention output, gate or up, down, LM head.
 SHAPES = {
     "0.6b": [(2048, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (151936, 1024)],
     "4b": [(4096, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (151936, 2560)],

@@ -22,7 +22,7 @@ PAGE_SIZES = (128, 32, 16)  # tokens per page: defaults of Week 3 and the engine
 
 
 def paged_jobs() -> list[Job]:
-    """Decoding after 4,096 tokens, and the last 128 tokens of a prompt of 512."""
+    """Jobs: decoding after 4,096 tokens, and the last 128 of 512 prompt tokens."""
     jobs = []
     for model, (H_q, H) in HEADS.items():
         for page_size in PAGE_SIZES:

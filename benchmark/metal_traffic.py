@@ -5,11 +5,11 @@
 Kernels run in the project's emulator (tools/metal_emulator) on any machine; nothing is timed. MLX's
 kernels are compiled from the headers in its wheel. Both kernels run the same slice of a job: a few
 threadgroups with their full inner loops. All threadgroups do identical work, so the full job's
-counts are `times` those in the table. "Device" counts the bytes requested by the threads, "unique"
-counts each byte once; caches can serve the difference. The last three columns are ratios tiny-llm /
-MLX: device bytes, threadgroup bytes, and instructions (integer operations and memory accesses); "!"
-marks a ratio above its limit (`RatioLimits` in metal_jobs.py). MLX has no paged attention, so paged
-attention is compared with tiny-llm's dense kernel.
+counts are those in the table multiplied by the column "times". "Device" counts the bytes requested
+by the threads, "unique" counts each byte once; caches can serve the difference. The last three
+columns are ratios tiny-llm / MLX: device bytes, threadgroup bytes, and instructions (integer
+operations and memory accesses); "!" marks a ratio above its limit (`RatioLimits` in metal_jobs.py).
+MLX has no paged attention, so paged attention is compared with tiny-llm's dense kernel.
 """
 
 import argparse

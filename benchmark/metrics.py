@@ -84,7 +84,7 @@ def throughput(
     """Tokens per second for the JSON, and roofline share for the table.
 
     Args:
-        machine: the machine's limits around the measurement; None leaves the share empty.
+        machine: limits before and after the measurement; None leaves the share empty.
         limits: the kernels' instruction set, and the record of shares above 100 %.
     """
     row: dict[str, Any] = {

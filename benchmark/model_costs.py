@@ -67,7 +67,7 @@ class ModelCosts:
 
     @cached_property
     def layers_weights(self) -> int:
-        """Layer weights used per token; only selected experts count."""
+        """Number of layer weights used per token; only selected experts count."""
         shapes = [
             shape for path, shape in matrix_shapes(self.args) if path.startswith("model.layers.")
         ]
@@ -76,13 +76,13 @@ class ModelCosts:
 
     @property
     def head_weights(self) -> int:
-        """Weights of the output projection: `lm_head`, or the tied embedding."""
+        """Number of weights of the LM head, which may be the tied embedding."""
         head = "model.embed_tokens" if self.args.tie_word_embeddings else "lm_head"
         return math.prod(dict(matrix_shapes(self.args))[head])
 
     @property
     def step_weights(self) -> int:
-        """Weights multiplied per token: all layers and the head."""
+        """Number of weights multiplied per token: all layers and the LM head."""
         return self.layers_weights + self.head_weights
 
     def weight_bytes(self, weight_bits: float | None = None) -> float:
@@ -119,7 +119,7 @@ class ModelCosts:
         return batch * (self._attention_flops(context) + self._delta_rule_flops)
 
     def prefill_bytes(self, tokens: int, weight_bits: float | None = None) -> float:
-        """Bytes moved by a prompt: the weights and the prompt's keys and values, once."""
+        """Bytes moved by a prompt: weights, keys and values, each once."""
         return self.weight_bytes(weight_bits) + tokens * self.kv_bytes_per_token
 
     def prefill_flops(self, tokens: int) -> float:
@@ -133,7 +133,7 @@ class ModelCosts:
         return tokens * (self._attention_flops((tokens + 1) / 2) + self._delta_rule_flops)
 
     def _attention_flops(self, context: float) -> float:
-        """Operations of one token's attention in all layers: query · key, and weight · value."""
+        """One token's attention operations in all layers: scores and weighted sums."""
         args = self.args
         return 4.0 * context * args.num_kv_layers * args.num_attention_heads * args.head_dim
 

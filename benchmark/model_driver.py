@@ -53,7 +53,7 @@ class CachedModel:
         mx.eval(next(generated))
 
     def sequences(self, batch: int, context: int, max_new_tokens: int) -> Sequences:
-        """Creates sequences with `context` random tokens and capacity for new ones."""
+        """Creates sequences with random contexts and capacity for new tokens."""
         layers = self.model.num_hidden_layers
         requests = [self._random_caches(context) for _ in range(batch)]
         caches: list[Any] = requests[0]
@@ -98,7 +98,7 @@ class Week2(CachedModel):
         super().__init__(model, mlx_model.args)
 
     def prompt_chunk(self, tokens: int, offset: int, caches: list[Any]) -> None:
-        """Runs `tokens` tokens after the `offset` tokens of a request's caches."""
+        """Prefills `tokens` tokens of a request whose caches hold `offset` tokens."""
         for cache in caches:
             cache.offset = offset
         ids = mx.array([token_ids(tokens, self.model.vocab_size)])
@@ -123,7 +123,7 @@ def run_benchmark(
         measure: measures and prints the table rows; returns them for the JSON.
 
     Returns:
-        The exit status: 0, 1 if a share of the roofline exceeds 100 %, 2 for a user error.
+        The exit status: 0 on success; 1 if a share of the roofline exceeds 100 %; 2 for an error.
     """
     add = parser.add_argument
     add("--model", default="demo", help="model name or folder (default: demo)")

@@ -1,14 +1,14 @@
-"""Decoding speed with and without n-gram drafts, on edits of a git history.
+"""Decoding speed with and without n-gram draft tokens, on edits from commits.
 
     python -m benchmark.ngram_drafts --model FOLDER [--batch-size N] [--repository FOLDER]
 
 A prompt has a file before a commit, and the commit's message; the expected answer is a window of
-the file after the commit, around the first change. Two other kinds of answer bound the gain: quotes
-of the prompt's file, and new files, which the prompt does not contain. Weights may be random, so
-expected tokens replace each step's samples. Text is split as by GPT-style tokenizers, one id per
-word.
+the file after the commit, around the first change. Two other kinds of answers bound the speedup:
+quotes of the prompt's file, and new files, which the prompt does not contain. Weights may be
+random, so expected tokens replace each step's samples. Text is split as by GPT-style tokenizers,
+one id per word.
 
-The same requests run on one engine alternately with and without drafts, after a warm-up round.
+The same requests run on one engine, alternately with and without draft tokens, after a warm-up.
 Prompts are in the prefix cache, and timing starts once all requests have their first token.
 """
 
@@ -199,7 +199,7 @@ class Run:
 
 
 def run_cases(llm: LLM, cases: Sequence[Case], speculative: str | None) -> Run:
-    """Runs cases concurrently, with or without n-gram drafts.
+    """Runs cases concurrently, with or without n-gram draft tokens.
 
     Raises:
         UserError: a request failed.
@@ -235,7 +235,7 @@ def _statistics(llm: LLM) -> tuple[int, int, int]:
 
 
 def compare(llm: LLM, cases: Sequence[Case], rounds: int) -> dict[str, Any]:
-    """Runs cases alternately without and with drafts, after a warm-up round."""
+    """Runs cases alternately without and with draft tokens, after a warm-up."""
     runs: dict[str | None, list[Run]] = {None: [], "ngram": []}
     for number in range(rounds + 1):
         for speculative in list(runs)[:: 1 if number % 2 else -1]:
@@ -320,11 +320,11 @@ def main() -> int:
         "--repository",
         type=Path,
         default=Path(__file__).parent.parent,
-        help="git checkout with the edits (default: tiny-llm's own)",
+        help="git checkout whose history has the edits (default: tiny-llm's)",
     )
     add("--revision", default="HEAD", help="newest commit to use (default: HEAD)")
     add("--prompts", type=int, default=6, help="number of measurements per kind of answer")
-    add("--batch-size", type=int, default=1, help="concurrent requests")
+    add("--batch-size", type=int, default=1, help="number of concurrent requests")
     add("--max-prompt", type=int, default=2048, help="longest file in a prompt, in tokens")
     add("--max-tokens", type=int, default=256, help="length of the answers, in tokens")
     add("--rounds", type=int, default=3)

@@ -4,8 +4,9 @@
 
 Decoding (few rows) is memory-bound, because each weight is read once regardless of the number of
 rows: compare GB/s. Prefill (many rows) is compute-bound: compare GFLOP/s. The last column is the
-median's share of the roofline, measured in the same run. Element-wise operations are bound by
-neither: their inputs are still in cache, and launch overhead exceeds the arithmetic.
+median's share of the roofline, measured in the same run. The roofline is not meaningful for
+element-wise operations: their inputs are still in cache, and launch overhead exceeds the
+arithmetic.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from .timing import measure
 CASES = op_cases.CASES | recurrent_cases.CASES
 MATMULS = {"quantized_matmul", "multi_quantized_matmul", "grouped_quantized_matmul", "matmul"}
 REPEATS = 9
-BRIEF_CALLS = 32  # per measurement, if a call is too short for the clock's resolution
+BRIEF_CALLS = 32  # calls per measurement, if one is too short for the clock's resolution
 
 
 def available() -> list[str]:

@@ -2,7 +2,7 @@
 
     python -m benchmark.parallel_cost --model llama-3-70b --link thunderbolt5-rdma --ranks 1,2,4,8
 
-Each rank holds 1/N of every matrix and of the KV cache, so it reads and computes 1/N. In return,
+Each rank holds 1/N of every matrix and of the KV cache, so it reads and computes 1/N. The cost:
 the ranks sum their partial results twice per layer, after the attention output and after the MLP.
 Each rank receives all others' partial sums, in N − 1 messages (`tiny_llm.models.parallel.layers`
 explains why). A step takes
@@ -72,7 +72,7 @@ LINKS = {
 
 @dataclass(frozen=True)
 class MachineSpec:
-    """A machine's memory bandwidth in bytes/s, and peak operations per second."""
+    """A machine's memory bandwidth in bytes/s, and peak in operations/s."""
 
     read: float
     peak: float
@@ -124,8 +124,8 @@ def collectives(
 ) -> float:
     """Seconds per step in collectives.
 
-    Two all-reduces of rows · hidden size per layer, one after the embedding, whose table is split
-    by tokens, and an all-gather of the scored rows' logits.
+    Counts all-reduces of rows · hidden size elements (two per layer, and one after the embedding,
+    whose table is split by tokens) and an all-gather of the scored rows' logits.
 
     Args:
         rows: tokens computed in the step.
@@ -184,7 +184,7 @@ def _check_ranks(costs: ModelCosts, ranks: int) -> None:
 
 
 def model_config(name: str, bits: int, group_size: int) -> dict[str, Any]:
-    """`config.json` of a key of `SHAPES`, or Llama 3 70B; 16 bits: unquantized.
+    """`config.json` for a key of `SHAPES` or Llama 3 70B; 16 bits: unquantized.
 
     Raises:
         ValueError: the name is unknown.
@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--bits", type=int, default=4, help="bits per weight; 16 is bfloat16")
     parser.add_argument("--group-size", type=int, default=64)
     parser.add_argument("--link", choices=LINKS, default="thunderbolt5-rdma")
-    parser.add_argument("--latency-us", type=float, help="message latency, overrides --link")
+    parser.add_argument("--latency-us", type=float, help="message latency in µs, overrides --link")
     parser.add_argument(
         "--link-gbit", type=float, help="link bandwidth in Gbit/s per direction, overrides --link"
     )
@@ -252,11 +252,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--read-gb", type=float, help="memory bandwidth in GB/s, overrides --machine"
     )
-    parser.add_argument("--peak-tflop", type=float, help="peak TFLOP/s, overrides --machine")
+    parser.add_argument("--peak-tflop", type=float, help="peak in TFLOP/s, overrides --machine")
     parser.add_argument("--ranks", type=_int_list, default=[1, 2, 4, 8], metavar="N,N,…")
     parser.add_argument("--batch", type=_int_list, default=[1, 16], metavar="B,B,…")
-    parser.add_argument("--context", type=int, default=1024, help="context of the decoding step")
-    parser.add_argument("--prompt", type=int, default=512, help="length of the prefill")
+    parser.add_argument("--context", type=int, default=1024, help="context length, in tokens")
+    parser.add_argument("--prompt", type=int, default=512, help="prompt length, in tokens")
     args = parser.parse_args(argv)
     link, machine = _link_and_machine(args)
     try:

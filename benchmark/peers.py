@@ -237,7 +237,7 @@ def main() -> int:
 def run(args: argparse.Namespace) -> int:
     """Measures all systems; writes table, data and figure."""
     if args.activation_bits == 8 and args.flash is not None:
-        raise UserError("--flash and --no-flash require Week 2's model, --activation-bits 16.")
+        raise UserError("--flash and --no-flash require --activation-bits 16, got 8.")
     checkpoints = Checkpoints(args.work, args.shape)
     costs = ModelCosts.from_folder(checkpoints.mlx())
     metrics = [METRICS[name] for name in args.metrics]

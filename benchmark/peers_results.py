@@ -22,9 +22,10 @@ class Results:
     costs: ModelCosts
     systems: list[str]
     metrics: list[Metric]
-    isa: str = "native"  # of tiny-llm's kernels; see `Machine.kernel_peaks`
+    isa: str = "native"  # tiny-llm's instruction set; see `Machine.kernel_peaks`
     activation_bits: int = 16  # tiny-llm's: 16 (exact) or 8 (rounded)
-    machines: list[Machine] = field(default_factory=list)  # before each round, after the last
+    # Limits before each round and after the last one.
+    machines: list[Machine] = field(default_factory=list)
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     loads: dict[str, list[Ready]] = field(default_factory=dict)
     checkpoint_bytes: dict[str, int] = field(default_factory=dict)
@@ -121,12 +122,12 @@ class Results:
         )
 
     def _peaks(self, system: str, machine: Machine) -> Peaks:
-        """Peaks of tiny-llm's 16-bit kernels; for others, the machine's highest."""
+        """Peaks of tiny-llm's 16-bit kernels; otherwise, the machine's highest peaks."""
         is_exact = system == OURS and self.activation_bits == 16
         return machine.kernel_peaks(self.isa) if is_exact else machine.highest_peaks
 
     def above_limits(self) -> list[str]:
-        """Measurements above their round's limits, which are benchmark errors."""
+        """Measurements above their round's limits: errors of the benchmark."""
         shares = (
             (f"{system}, {metric.label}", self.share_of_round_limits(system, metric) or 0.0)
             for system in self.systems

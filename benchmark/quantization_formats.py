@@ -149,7 +149,7 @@ def main() -> int:
     add("--shape", choices=SHAPES, default="qwen3-0.6b")
     add("--model", help="folder with a config.json, instead of --shape")
     add("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), help="default: all")
-    add("--context", type=int, default=128, help="context length")
+    add("--context", type=int, default=128, help="context length in tokens")
     add("--rounds", type=int, default=5)
     add("--steps", type=int, default=8, help="steps per format and round")
     return run_command("quantization_formats", parser.parse_args(), run)

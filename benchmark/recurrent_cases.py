@@ -19,7 +19,7 @@ STATE = 4 * H * D * D  # bytes of a layer's float32 state
 
 
 def in_place(state: mx.array, function: Callable[..., tuple[mx.array, mx.array]]) -> Any:
-    """Passes a function the only reference to the states, which allows in-place updates."""
+    """Gives a function the only reference to the states, for in-place updates."""
     kept = [state]
 
     def call(*arguments: mx.array) -> mx.array:

@@ -28,15 +28,15 @@ from .timing import percent
 T = TypeVar("T")
 
 PROBE = Path(__file__).with_name("probe.cpp")
-# Buffer sizes: in cache on large servers, and in memory. The higher bandwidth is used, because the
-# limit must also hold for models that fit in cache.
+# Buffer sizes: one that fits in the caches of large servers, and one that does not. The higher
+# bandwidth is used, because the limit must also hold for models that fit in cache.
 READ_BYTES = (5 << 26, 1 << 30)
 SECONDS = 0.4  # duration of each measurement in seconds
 
 NATIVE = ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
 NO_AMX = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]
-# Compiler flags by value of TINY_LLM_CPU_ISA: this machine's instructions without newer instruction
-# sets than the named one. "avx2" includes AVX-VNNI, which the AVX2 kernels use.
+# Compiler flags by value of TINY_LLM_CPU_ISA: this machine's instructions up to the named
+# instruction set. "avx2" includes AVX-VNNI, which the AVX2 kernels use.
 ISA_FLAGS = {
     "native": NATIVE,
     "avx2": [*NATIVE, "-mno-avx512f", *NO_AMX],
@@ -50,17 +50,19 @@ class ProbeError(Exception):
 
 @dataclass(frozen=True)
 class Machine:
-    """Measured limits of all threads. A peak is 0 if the instruction is missing.
+    """Measured limits of all threads together.
+
+    A peak is 0 if the instruction is missing.
 
     Attributes:
         read_gb_per_s: memory read bandwidth.
         f32_gflop_per_s: float32 fused multiply-add.
         bf16_gflop_per_s: bfloat16 dot products (`vdpbf16ps`).
-        amx_gflop_per_s: tiles of 16-bit activations in two byte planes (two `tdpbsud` per product).
+        amx_gflop_per_s: tiles; 16-bit activations as two byte planes (two `tdpbsud` per product).
         int16_gflop_per_s: 16-bit integer dot products (`vpmaddwd` and an addition, or `vpdpwssd`;
             `smlal`).
         int8_gflop_per_s: 8-bit integer dot products, vectors or tiles, for activations rounded to 8
-            bits (`vpdpbusd`, or `vpmaddubsw` and two more; `smmla`, `sdot`; `tdpbsud`).
+            bits (`vpdpbusd`, or `vpmaddubsw` and two others; `smmla`, `sdot`; `tdpbsud`).
     """
 
     cpu: str
@@ -242,7 +244,7 @@ class Limits:
         return cell
 
     def exit_status(self) -> int:
-        """Prints the machine's limits; see `above_limits` for the status."""
+        """Prints the machine's limits; returns the status from `above_limits`."""
         print(self.machine or "", file=sys.stderr)
         return above_limits(self._exceeded)
 
@@ -261,7 +263,9 @@ def above_limits(exceeded: list[str]) -> int:
 
 @contextlib.contextmanager
 def measured_limits() -> Iterator[Limits]:
-    """Measures the limits of the selected kernels; without a compiler, prints a warning.
+    """Yields this machine's limits for the selected kernels' instruction set.
+
+    Without a compiler, prints a warning and yields unmeasured limits.
 
     Raises:
         UserError: TINY_LLM_CPU_ISA is invalid.

@@ -31,11 +31,11 @@ class ServingOptions:
 
     num_requests: int
     low: int  # minimum length of prompts and outputs
-    high: int  # maximum length
+    high: int  # maximum length of prompts and outputs
     batch_size: int  # concurrent requests of Week 2 and llama.cpp; sizes the engine's KV cache, too
     max_num_seqs: int
     max_num_batched_tokens: int
-    prefill_step: int  # prefill chunk size of Week 2
+    prefill_step: int  # tokens per prefill chunk of Week 2
     page_size: int
 
     def workload(self, vocab_size: int) -> Workload:

@@ -41,8 +41,8 @@ def prefill_times(run: Callable[[], object], repeats: int) -> Times:
 def sampled_offsets(tokens: int) -> list[int]:
     """Offsets of the timed chunks of a long prompt.
 
-    Their mean is that of all chunks, so the mean times are equal, too: a chunk's time is linear in
-    its offset. `tokens` is `PREFILL_STEP` times a multiple of `SAMPLED_CHUNKS`.
+    Their mean equals the mean of all offsets. The mean times are equal, too, because a chunk's time
+    is linear in its offset. `tokens` is `PREFILL_STEP` times a multiple of `SAMPLED_CHUNKS`.
     """
     stride = tokens // PREFILL_STEP // SAMPLED_CHUNKS
     chunks = [n * stride + (stride - 1 + n % 2) // 2 for n in range(SAMPLED_CHUNKS)]
@@ -119,9 +119,9 @@ def main() -> int:
     add = parser.add_argument
     add("--long", action="store_true", help="prompts and contexts of up to 32,768 tokens")
     add("--repeats", type=int, default=3, help="repetitions of each prefill")
-    add("--steps", type=int, default=32, help="tokens to decode")
-    add("--max-prefill", type=int, default=LONG[-1], help="longest prompt")
-    add("--max-context", type=int, default=LONG[-1] + 256, help="longest context")
+    add("--steps", type=int, default=32, help="decoding steps per context")
+    add("--max-prefill", type=int, default=LONG[-1], help="maximum prompt length, in tokens")
+    add("--max-context", type=int, default=LONG[-1] + 256, help="maximum context length, in tokens")
     return run_benchmark("single_request", parser, run)
 
 

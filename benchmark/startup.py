@@ -4,8 +4,8 @@
 
 Each repeat is a new process that imports tiny-llm, loads the model and runs a one-token prompt. The
 page cache is warm, so this is the cost of a restart. Memory is the peak resident set size. A second
-measurement loads the weights alone. Its time, prepacking included, is compared with a plain copy of
-the files' bytes, and the growth of the peak with the size of the weights.
+measurement loads the weights alone. Its time, prepacking included, is compared with that of a plain
+copy of the files; the growth of peak memory is compared with the size of the weights.
 """
 
 import argparse

@@ -46,7 +46,7 @@ EXIT = "exit\n"
 
 
 def milliseconds(llm: LLM, task: str, number: int) -> float:
-    """Time per output token or to the first token; a new prompt per `number`."""
+    """Time per output token or to the first one, by task."""
     prompt_tokens = PROMPT_TOKENS if task == "decode" else PREFILL_TOKENS
     output_tokens = OUTPUT_TOKENS if task == "decode" else 1
     prompt = token_ids(number + prompt_tokens, llm.vocab_size)[number:]
@@ -89,7 +89,9 @@ def serve(args: argparse.Namespace) -> None:
 
 
 class CommTimer:
-    """Context that evaluates and times each of this rank's collectives, which adds overhead.
+    """Context manager that evaluates and times this rank's collectives.
+
+    The evaluations add overhead.
 
     Attributes:
         count: number of collectives; a large array is exchanged in several.
@@ -199,7 +201,7 @@ class ChildProcesses:
 def compare(
     systems: Mapping[str, Callable[[str, int], float]], rounds: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds per task, system and round."""
+    """Milliseconds by task, system and round."""
     measured: dict[str, dict[str, list[float]]] = {
         task: {name: [] for name in systems} for task in TASKS
     }
@@ -230,7 +232,9 @@ def main() -> int:
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--launcher", default="", help="command that starts the ranks")
+    parser.add_argument(
+        "--launcher", default="", help="command that starts the ranks (default: MLX's ring)"
+    )
     parser.add_argument("--profile", action="store_true", help="break down rank 0's step time")
     parser.add_argument(CHILD_FLAG, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
@@ -242,7 +246,7 @@ def main() -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures all systems, or the parts of rank 0's step time."""
+    """Measures all systems or, with --profile, breaks down rank 0's step time."""
     if args.ranks < 2:
         raise UserError(f"--ranks must be at least 2, got {args.ranks}.")
     cores = usable_threads()

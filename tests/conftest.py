@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="run 1 of N shares of the slow, thorough and other_isa cases, rotating each commit",
+        help="run one of N shares of the slow, thorough and other_isa cases, by commit number",
     )
 
 

@@ -14,14 +14,15 @@ import time
 import warnings
 from contextlib import suppress
 
-# Environment variables that are never cleared: test configuration and the interpreter's paths.
+# Environment variables that are never cleared: test configuration, and the interpreter's paths,
+# debugger and optimization level.
 KEPT = re.compile(
     r"TINY_LLM_(CLANG|CPU_ISA|EMULATED_METAL\w*|FRAMEWORKS_\w+|MINE|NUM_THREADS|PEERS_PYTHON|REPORT)"
     r"|PYTHON(BREAKPOINT|HOME|OPTIMIZE|PATH|PLATLIBDIR|PYCACHEPREFIX)"
 )
 
-# Cleared environment variables: of locale, interpreter, proxies, model hubs, API clients,
-# launchers and tiny-llm.
+# Environment variables that are cleared: settings of the locale, the interpreter, proxies, model
+# hubs, API clients, servers, MPI launchers, MLX and tiny-llm.
 CLEARED = re.compile(
     r"LANG|LANGUAGE|LC_\w+|PYTHON\w+|(ALL|FTP|HTTP|HTTPS|NO)_PROXY"
     r"|(HF|HUGGING_?FACE|TOKENIZERS|TRANSFORMERS)_\w+"

@@ -205,7 +205,9 @@ def test_packages_have_at_most_a_dozen_entries():
     limits = {"src/tiny_llm": 22}
     for init in PACKAGE.rglob("__init__.py"):
         name = init.parent.relative_to(ROOT).as_posix()
-        assert len(entries_of(init.parent)) <= limits.get(name, 12), f"split {name}"
+        assert len(entries_of(init.parent)) <= limits.get(name, 12), (
+            f"{name} has too many entries; split it"
+        )
 
 
 def test_readme_scripts_exist():

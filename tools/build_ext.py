@@ -19,7 +19,7 @@ from tools.course.tree import ROOT
 
 
 def main() -> int:
-    """Exit status: 0 if the extension is built or, with --clean, removed."""
+    """Exit status: 0 on success; 1 if the build fails; 2 without a compiler."""
     parser = argparse.ArgumentParser(prog="build-ext", description=__doc__)
     parser.add_argument("--clean", action="store_true", help="remove the build")
     args, tree = parse_with_tree(parser)

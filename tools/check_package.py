@@ -39,7 +39,7 @@ class PackageError(Exception):
 
 
 def main() -> int:
-    """Exit status: 0 if the package is correct."""
+    """Exit status: 0 if the package is correct; 1 if not; 2 without uv."""
     if shutil.which("uv") is None:
         print("check-package: uv is missing; run `./pdmw run check-package`.")
         return 2

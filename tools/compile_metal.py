@@ -26,7 +26,7 @@ METAL = ["xcrun", "--sdk", "macosx", "metal"]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 if all files compile, 1 if one does not, 2 without a compiler."""
+    """Exit status: 0 if all files compile; 1 if one fails; 2 without a compiler."""
     parser = argparse.ArgumentParser(
         prog="compile-metal",
         description=__doc__,

@@ -10,7 +10,7 @@ PATTERNS = ("*.cpp", "*.h", "*.metal")
 
 
 def main() -> int:
-    """Exit status: 0 if every file is formatted."""
+    """Exit status: 0; 1 if clang-format fails or --check finds a difference."""
     parser = argparse.ArgumentParser(prog="format_cpp", description=__doc__)
     parser.add_argument("--check", action="store_true", help="check without writing")
     args = parser.parse_args()

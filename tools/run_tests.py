@@ -9,12 +9,12 @@
 Quick tests are those not marked `slow` (each of the course's days and wrong solutions, comparisons
 with `transformers`), `thorough` (more parameter combinations) or `other_isa` (instruction sets
 between plain C++ and this machine's best): see tests/quick.py. --rest runs only the marked tests;
---shares 6, as in CI, runs a sixth of these, another one at each commit. Files, -k and -m select
+--shares 6, as in CI, runs a sixth of these, a different one at each commit. Files, -k and -m select
 from all tests. `-n 0` runs tests in one process.
 
-The tests of a week or a day run on the learner's source tree if one exists (`pdm run start-course`
-creates it), without slow tests, otherwise on the solution; --solution mine or ref overrides this.
-All other flags are passed to pytest, with or without a preceding `--`.
+If a learner's source tree exists (`pdm run start-course` creates it), the tests of a week or a day
+run on it, without slow tests; otherwise on the solution. --solution mine or ref overrides this. All
+other flags are passed to pytest, with or without a preceding `--`.
 """
 
 import argparse

@@ -77,7 +77,7 @@ class Terminal:
 
 
 def run_in_terminal(command: str) -> Terminal:
-    """Runs a command in a `COLUMNS` by `ROWS` terminal; raises if it fails."""
+    """Runs a command in a `COLUMNS`×`ROWS` terminal; raises `CalledProcessError`."""
     parent_fd, child_fd = pty.openpty()
     fcntl.ioctl(child_fd, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}

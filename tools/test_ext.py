@@ -12,7 +12,7 @@ from tools.course.solution_flag import parse_with_tree, restart_in_tree
 
 
 def main() -> int:
-    """Prints `correct: True` and exits with 0 if the result is correct."""
+    """Exit status: 0 if the result is correct; 1 if not; 2 without the extension."""
     parser = argparse.ArgumentParser(prog="build-ext-test", description=__doc__)
     _, tree = parse_with_tree(parser)
     restart_in_tree(tree, "tools.test_ext")

@@ -29,7 +29,7 @@ Run: TypeAlias = tuple[list[str], str]
 
 
 def main() -> int:
-    """Exit status: 0 if all tests pass, 1 if one fails, 2 if a tool is missing."""
+    """Exit status: 0 if all tests pass; 1 if one fails; 2 if a tool is missing."""
     parser = argparse.ArgumentParser(
         prog="test-kernels", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -32,7 +32,7 @@ TESTS = (
 
 
 def main() -> int:
-    """Exit status: 0 if the tests pass without sanitizer reports."""
+    """Exit status: 0 if skipped; 1 if the build fails; otherwise pytest's."""
     if sys.platform != "linux" or shutil.which("g++") is None:
         print("test-sanitizers: skipped: requires Linux and GCC.", file=sys.stderr)
         return 0
@@ -52,7 +52,7 @@ def main() -> int:
     command = [sys.executable, "-S", "-m", "pytest", "-p", "tools.test_sanitizers", "-q", "-x"]
     # ASan reports to file descriptor 2. If pytest captured it, an abort would lose the report.
     command += ["--capture=sys"]
-    # Task 3 of these days does not run code of the extension: it is a Metal kernel, which the
+    # In the days of TESTS, task 3 runs no code of the extension: it is a Metal kernel, which the
     # emulator runs, or the scheduler.
     command += ["-k", "not task_3"]
     # A few cases on every instruction set suffice to detect out-of-bounds accesses.

@@ -84,7 +84,7 @@ class WorkerProcess:
         self._process.send_signal(signal.SIGSTOP)
 
     def ask(self, request: dict[str, Any], limit_s: float = START_SECONDS) -> dict[str, Any]:
-        """Sends a request and waits for its reply, a result or the reason of a failure.
+        """Sends a request and waits for its reply: a result or a failure's reason.
 
         Raises:
             WorkerError: the worker exited or exceeded `limit_s`, and has been killed.

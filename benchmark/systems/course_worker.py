@@ -1,4 +1,4 @@
-"""Worker for a course week's model, the learner's or the reference.
+"""Worker for the model of a course week, the learner's or the solution's.
 
     python -m benchmark.systems.course_worker FOLDER --week 2 --solution mine
 

@@ -1,6 +1,7 @@
 """tiny-llm as a worker: `python -m benchmark.systems.tiny_llm_worker FOLDER`.
 
-Measures Week 2's model, or the engine for families that Week 2 lacks and for 8-bit activations.
+Measures Week 2's model, or the engine for model families that Week 2 does not support and for
+8-bit activations.
 """
 
 import argparse

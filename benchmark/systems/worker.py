@@ -36,7 +36,7 @@ class UnsupportedError(Exception):
 
 
 def serve(load: Callable[[], System]) -> None:
-    """Calls `load`, which computes a first token, then serves requests until EOF."""
+    """Calls `load`, which computes a first token; then serves requests until EOF."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

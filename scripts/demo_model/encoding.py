@@ -1,8 +1,8 @@
 """Encodes examples to token ids with a loss mask.
 
 Chats are rendered in the chat template's format. The loss covers the last assistant message,
-including its reasoning, and the earlier ones except their first token. That token decides whether
-the model reasons, but a chat's history omits the reasoning. In the first part of training, every
+including its reasoning, and earlier ones except their first token: it decides whether the model
+reasons, and messages in a chat's history have no reasoning. In the first part of training, every
 second token of long prompts has a small weight in the loss: names recur in these prompts, and
 predicting them teaches the model to copy.
 """
@@ -64,7 +64,7 @@ def render_answer(example: Example) -> list[tuple[str, str]]:
 def _segments(example: Example) -> list[tuple[str, str]]:
     """Splits the chat into (role, text) segments.
 
-    Roles: "learn" is in the loss, "read" is not, "history" is except for its first token.
+    Roles: the loss covers "learn", excludes "read", and covers "history" except its first token.
     """
     segments = []
     is_closed = example.is_closed and not example.enable_thinking

@@ -4,8 +4,8 @@
 
 `transformers` decodes greedily with the weights dequantized to bfloat16, because MLX's quantized
 matmul is slow on Linux CPUs. As a cross-check, `mlx_lm` decodes a few examples with the quantized
-weights. The score is the share of outputs that match exactly after the reasoning. Prints Markdown
-tables, then one line of JSON.
+weights. The score is the share of outputs that, after the reasoning, equal the expected answer.
+Prints Markdown tables, then one line of JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small hybrid Qwen3.5 in PyTorch, used by training and evaluation only.
+"""A small hybrid Qwen3.5 in PyTorch, for training.
 
 Three of four layers are Gated DeltaNets, every fourth is gated attention. A batch is R rows of L
 tokens, each row a concatenation of examples ("documents"). A document starts at position 0, and no

@@ -1,4 +1,4 @@
-"""A small Qwen3 in PyTorch, used by training and evaluation only.
+"""A small Qwen3 in PyTorch, for training.
 
 The architecture is Qwen3's: RMSNorm before attention and MLP, QK norm, half-split RoPE,
 grouped-query attention, SwiGLU, tied embeddings, no biases.

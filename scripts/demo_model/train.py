@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--tokens-per-step", type=int, default=8192)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=CORPUS_SEED)
-    parser.add_argument("--resume", type=Path, help="training checkpoint to start from")
+    parser.add_argument("--resume", type=Path, help="training checkpoint to continue from")
     parser.add_argument("--start", type=Path, help="exported MLX folder to start from")
     parser.add_argument(
         "--is-continued",

@@ -3,7 +3,7 @@
     python docstrings.py docstrings.h src/*/*.h
 
 The contract of a C++ function that returns arrays is its `///` comment. It becomes a string
-constant in the namespace `docs`; of several overloads, the first one is used.
+constant in the namespace `docs`; for overloads, the first comment is used.
 """
 
 import re

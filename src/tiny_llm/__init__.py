@@ -8,8 +8,8 @@ All public names can be imported from here. The modules, in course order:
     kv_cache, attention.paged, qwen3_week3, engine                  paging and scheduling (Week 3)
     agent                                                           tool calls in a loop (Week 7)
 
-Supporting packages: `kernels` (the C++ extension, optimized in Week 4), `models` (loads checkpoints
-by name), `server` (HTTP), `cli` (commands), `demo` (bundled models), `errors`.
+Supporting modules: `kernels` (bindings of the C++ extension, optimized in Week 4), `models` (loads
+checkpoints by name), `server` (HTTP), `cli` (commands), `demo` (bundled models), `errors`.
 
 Reading order: errors, basics, positional_encoding, layer_norm, embedding, attention, quantize,
 sampler, qwen3_week1, kernels, kv_cache, paged_kv_cache, qwen3_week2, qwen3_week3, models, generate,

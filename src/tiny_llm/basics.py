@@ -1,6 +1,6 @@
 """Basic operations: softmax, the linear layer and SiLU.
 
-All other layers combine these with matrix multiplication and elementwise arithmetic.
+Attention and the MLP combine these with matrix multiplication and elementwise arithmetic.
 """
 
 import mlx.core as mx
@@ -10,8 +10,9 @@ def softmax(x: mx.array, axis: int) -> mx.array:
     """Computes exp(x) / Σ exp(x) along one axis, in the shape and dtype of `x`.
 
     Subtracting the maximum leaves the ratio unchanged and prevents overflow, because every exponent
-    is at or below zero. Computed in float32 and rounded once: in half precision, the rounding of
-    x − max alone changes exp by several units in the last place. A row of only −inf gives NaN.
+    is at or below zero. The result is computed in float32 and rounded once: in half precision, the
+    rounding of x − max alone changes exp by several units in the last place. A row of only −inf
+    gives NaN.
     """
     # [task 1.1.1 softmax]
     x32 = x.astype(mx.float32)

@@ -172,7 +172,7 @@ class BatchGeneration:
         self.slots: list[Request | None] = [None] * batch_size
         self.outputs: dict[int, str] = {}
         self.requests: dict[int, Request] = {}
-        self._in_flight: DecodeStep | None = None  # decode step dispatched before its `step` call
+        self._in_flight: DecodeStep | None = None  # decode step dispatched by the last `step` call
         self._caches = [
             BatchingKvCache(batch_size, self.max_seq_len) for _ in range(model.num_hidden_layers)
         ]
@@ -267,7 +267,7 @@ class BatchGeneration:
         self._add_tokens(requests, tokens.tolist())  # type: ignore[arg-type]
 
     def _compute_tokens(self) -> DecodeStep:
-        """Computes every active request's next token and samples the following one.
+        """Runs the model on each request's next token and samples the following one.
 
         Rows of idle slots are computed and ignored.
         """
@@ -340,8 +340,8 @@ def batch_generate(
     """Generates text with continuous batching; arguments: see `BatchGeneration`.
 
     Returns:
-        (index, text) for every prompt, in order. For an empty or over-long prompt, the text is an
-        error message in brackets; the batch does not fail.
+        (index, text) for every prompt, in order. For an invalid prompt, such as an empty or
+        over-long one, the text is an error message in brackets; the batch does not fail.
     """
     batch = BatchGeneration(
         model, tokenizer, prompts, max_seq_len, batch_size, prefill_step, sampler

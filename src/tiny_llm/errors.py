@@ -117,6 +117,6 @@ def short_repr(value: Any) -> str:
 
 
 def summarize(names: Sequence[str], limit: int = 4) -> str:
-    """Joins the first `limit` names, counts the rest: "a, b, c, d and 3 more"."""
+    """Joins the first `limit` names and counts the rest: "a, b, c, d and 3 more"."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(" ".join(name.split())[:60] for name in names[:limit]) + more

@@ -6,9 +6,9 @@ import mlx.core as mx
 class RMSNorm:
     """Computes x / √(mean(x²) + eps) · weight over the last axis, of size D.
 
-    The mean of squares is accumulated in float32, because squares of float16 values from 256 on
-    overflow and bfloat16 sums drop small terms. The result is cast back before the weight is
-    applied, to match the rounding that Qwen3 was trained with.
+    The mean of squares is accumulated in float32, because in float16, the squares of values
+    ≥ 256 overflow, and in bfloat16, sums drop small terms. The result is cast back before the
+    weight is applied, to match the rounding that Qwen3 was trained with.
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 

@@ -1,4 +1,4 @@
-"""Paged KV cache: re-exports from `kv_cache` under the chapter's module name."""
+"""Paged KV cache: re-exports from `kv_cache` under the course's module name."""
 
 from .kv_cache import OutOfPagesError, PagedKvMetadata, TinyKvPagedCache, TinyKvPagedPool
 

@@ -14,10 +14,10 @@ class RoPE:
     """Rotates pairs of a head's features by angles proportional to the position.
 
     Pair i of the token at position p rotates by p · base^(−2i/D). The first pairs rotate fast and
-    distinguish adjacent tokens; the last rotate slowly and distinguish near from far.
+    distinguish adjacent tokens; the last rotate slowly and distinguish near from distant tokens.
 
-    Cosines and sines are computed for the requested positions only. A table of all positions would
-    have to be read from memory at every step, and 32,768 positions take 16 MB.
+    Cosines and sines are computed for the requested positions only. A table for all of 32,768
+    positions would take 16 MB for D = 128.
 
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021).
 
@@ -51,8 +51,8 @@ class RoPE:
                 sequences, or a list of B slices, one per sequence.
 
         Raises:
-            ValueError: a slice does not span L positions or exceeds `seq_len`, or the list does not
-                have B slices.
+            ValueError: the head size of `x` is not `dims`, a slice does not span L positions or
+                exceeds `seq_len`, or the list does not have B slices.
         """
         B, L, _, D = x.shape
         if self.dims != D:

@@ -150,16 +150,17 @@ def quantized_linear(x: mx.array, w: QuantizedWeights, bias: mx.array | None = N
 
 
 def project(x: mx.array, w: QuantizedWeights | mx.array) -> mx.array:
-    """Applies a linear layer with any weight O×I: N..×I -> N..×O."""
+    """Applies a linear layer, quantized or not, with weight O×I: N..×I -> N..×O."""
     if isinstance(w, QuantizedWeights):
         return quantized_linear(x, w) if w.activation_bits == 16 else project_each(x, [w])[0]
     return kernels.matmul(x, w) if _extension_multiplies(x, w) else linear(x, w)
 
 
 def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) -> list[mx.array]:
-    """Applies several linear layers to one input, bit-identical to `project`.
+    """Applies several linear layers to one input; bit-identical to `project`.
 
-    If all weights have the same quantization, one `kernels.multi_quantized_matmul` computes them.
+    If all weights have the same quantization, one `kernels.multi_quantized_matmul` computes all
+    products.
     """
     quantized = [w for w in weights if isinstance(w, QuantizedWeights)]
     formats = {(w.group_size, w.bits, w.biases is None, w.activation_bits) for w in quantized}

@@ -268,7 +268,7 @@ class Qwen3ModelWeek2:
     def _try_run_planned(
         self, x: mx.array, cos_sin: CosSin, cache: Sequence[Any]
     ) -> tuple[mx.array, mx.array] | None:
-        """Runs a decode step as a captured graph; returns None for a fallback.
+        """Runs a decode step as a captured graph, or returns None to fall back.
 
         The fallback, `_run_each_layer`, applies to prompts, to attention without a planner (no
         flash attention), and to steps that require a cache to grow first.

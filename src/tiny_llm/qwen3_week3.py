@@ -55,7 +55,7 @@ def attend_paged(
 
 
 def attend_ragged(query: mx.array, metadata: PagedKvMetadata, scale: float) -> mx.array:
-    """Attends over a ragged batch whose keys are in the pages: 1×H_q×T×D."""
+    """Attends over a ragged batch already written to pages: 1×H_q×T×D."""
     assert metadata.cu_seqlens_q is not None
     attended = paged_attention_varlen(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
@@ -101,8 +101,8 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
     def create_paged_storage(self, num_pages: int) -> PagedStorage:
         """Creates page storage for `ragged_logits`.
 
-        Uses at most num_pages · page_size · `kv_bytes_per_token` bytes, allocated when pages are
-        first written.
+        The storage takes at most num_pages · page_size · `kv_bytes_per_token` bytes, allocated when
+        pages are first written.
         """
         return PagedStorage(
             self.num_hidden_layers,
@@ -130,8 +130,8 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
             batch: the tokens' sequences, positions and page slots.
             rows: indices of the tokens whose logits to compute: each sequence's last token, except
                 for sequences whose prompt is not complete after this step.
-            storage: from `create_paged_storage`; receives the batch's keys and values when the
-                result is evaluated.
+            storage: from `create_paged_storage`. Evaluating `storage.arrays` writes the batch's
+                keys and values; unless `rows` is empty, evaluating the result does so, too.
 
         Raises:
             ValueError: the number of ids is not T.

@@ -47,8 +47,8 @@ def greedy_sample(logits: mx.array) -> mx.array:
 def sample(sampler: Sampler, logits: mx.array) -> mx.array:
     """Samples next tokens: logits B×V -> ids B.
 
-    A sampler takes log-probabilities. A greedy sampler is called on the logits instead. They have
-    the same maximum, and skipping the normalization saves a pass over the vocabulary.
+    A sampler takes log-probabilities. A greedy sampler is called on the logits instead: the most
+    likely token is the same, and skipping the normalization saves a pass over the vocabulary.
     """
     if isinstance(sampler, DistributionSampler) and sampler.is_greedy:
         return sampler(logits)
@@ -72,7 +72,7 @@ def make_sampler(
         top_p: probability mass of the smallest set of most likely tokens to keep, in (0, 1].
         top_k: number of most likely tokens to keep, at least 1.
         min_p: minimum probability relative to the most likely token, in [0, 1].
-        seed: seed of the draws; None draws from MLX's global state.
+        seed: random seed; None uses MLX's global random state.
 
     Raises:
         ValueError: a parameter is out of range.
@@ -114,7 +114,7 @@ class DistributionSampler:
 
     @property
     def is_seeded(self) -> bool:
-        """Whether draws are reproducible."""
+        """Whether the sampler has a seed, which makes its draws reproducible."""
         return self._seed is not None
 
     def reseeded(self) -> "DistributionSampler":

@@ -1,1 +1,1 @@
-"""Benchmark calculations."""
+"""Benchmark calculations, workers and HTTP clients."""

@@ -466,7 +466,7 @@ def test_checkout_without_a_virtual_environment_is_rejected(tmp_path):
 
 @pytest.mark.parametrize("tokens", [4096, 16384, 32768])
 def test_sampled_chunks_stand_for_a_prompt(tokens):
-    """With costs affine in the position, the sampled chunks have the mean cost."""
+    """If costs are affine, the sampled chunks have the mean cost of all chunks."""
     cost = [7.0 + 3.0 * offset for offset in range(0, tokens, 1024)]
     sampled = [cost[offset // 1024] for offset in sampled_offsets(tokens)]
     assert len(set(sampled)) == 4
@@ -476,7 +476,7 @@ def test_sampled_chunks_stand_for_a_prompt(tokens):
 @pytest.mark.slow
 @pytest.mark.parametrize("benchmark", ["single_request", "batch"])
 def test_benchmarks_of_a_model_fail_above_its_limits(monkeypatch, capsys, on_cpu, benchmark):
-    """The exit status is 1 if a share exceeds 100 %, and 2 for a user error."""
+    """The exit status is 1 if results exceed the limits, and 2 for a user error."""
     module = importlib.import_module(f"benchmark.{benchmark}")
     flags = {
         "single_request": ["--max-prefill=128", "--max-context=200", "--repeats=1", "--steps=3"],

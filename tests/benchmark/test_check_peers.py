@@ -1,4 +1,4 @@
-"""Agreement with OpenVINO and ONNX Runtime: weights, ties, wrong tokens."""
+"""Tokens of OpenVINO and ONNX Runtime, compared with a reference model."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 class FakePeer:
-    """Runs the reference model, and always picks the token ranked `rank`, from 0."""
+    """Peer that always picks the reference model's token at rank `rank`, from 0."""
 
     def __init__(self, reference: Reference, rank: int):
         self._model, self._rank = reference._model, rank

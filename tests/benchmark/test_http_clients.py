@@ -52,7 +52,7 @@ class Server:
 
 
 def run_against(reply: bytes, clients: int, keep_alive: bool = True) -> tuple[LoadResult, Server]:
-    """Runs clients on a server that always sends `reply`: (results, server)."""
+    """Runs clients against a server that sends `reply`; returns (result, server)."""
     handler = Server(reply, keep_alive)
 
     async def main() -> LoadResult:

@@ -38,7 +38,7 @@ def lines(first, last):
 
 @pytest.fixture
 def repository(tmp_path):
-    """Git repository that edits a short file, and one too long for a prompt."""
+    """Git repository with edits of a short file and one too long for a prompt."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     commit(tmp_path, "Add files", small=lines(0, 40), long=lines(0, 400))
     changed = lines(0, 20) + "other = 1\n" + lines(21, 40)
@@ -107,9 +107,9 @@ def test_forced_answers_with_and_without_drafts(on_cpu, monkeypatch):
         assert plain.steps == plain.tokens
         assert ngram.accepted <= ngram.drafted
         assert ngram.tokens == ngram.steps + ngram.accepted, (
-            "expected one token per step, plus the accepted drafts"
+            "expected one token per step, plus the accepted draft tokens"
         )
     assert run_cases(llm, [quote], "ngram").steps < 15, (
-        "expected drafts of several tokens, thus fewer than 15 steps"
+        "expected several draft tokens per step, so fewer than 15 steps"
     )
     assert run_cases(llm, [other], "ngram").drafted == 0

@@ -25,7 +25,10 @@ READY = '{"peak_bytes": 1, "about": "a script", "weight_bits": 4.0}'
 
 @pytest.fixture
 def run_week4(monkeypatch, tmp_path):
-    """Runs `week4` for one day, with a script as the worker; returns the exit status."""
+    """Returns a function that runs `week4` for one day on a fake worker.
+
+    The function takes the worker's shell commands, and returns the exit status.
+    """
     monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
     monkeypatch.setattr(week4, "DAYS", week4.DAYS[-1:])
 
@@ -71,7 +74,7 @@ def test_timeout_is_an_upper_bound(run_week4, capfd):
 
 
 class Processes:
-    """Replaces a class of processes; the second process fails to start."""
+    """Stands in for a process class; the second process fails to start."""
 
     def __init__(self) -> None:
         self.open: list[object] = []

@@ -224,6 +224,8 @@ def test_every_question_has_an_answer(heading):
             section = part.partition("\n## ")[0]
             questions = re.findall(r"^\d+\. ", section, re.MULTILINE)
             answers = re.findall(r"^    \d+\. ", section, re.MULTILINE)
-            assert len(answers) == len(questions) > 0, f"{chapter}: {heading}"
+            assert len(answers) == len(questions) > 0, (
+                f"{chapter}: expected an answer to each question of {heading!r}"
+            )
             num_questions += len(questions)
     assert num_questions >= 15

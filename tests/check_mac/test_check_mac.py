@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-pytest.importorskip("macholib", reason="`./pdmw run check-mac` installs it")
-pytest.importorskip("ziglang", reason="`./pdmw run check-mac` installs it")
+pytest.importorskip("macholib", reason="needs macholib, which `./pdmw run check-mac` installs")
+pytest.importorskip("ziglang", reason="needs ziglang, which `./pdmw run check-mac` installs")
 
 from tools.check_mac.__main__ import WORK
 from tools.check_mac.build import build
@@ -59,7 +59,7 @@ pytestmark = [
 
 @pytest.fixture
 def build_module(tmp_path):
-    """Returns a function that builds a module that executes a C++ statement.
+    """Returns a function that builds a module around a C++ statement.
 
     The function returns (module, or None if the build failed; build output; object files).
     """

@@ -387,7 +387,7 @@ def test_live_view_of_kv_cache_pages():
     pages = PageCounts(free=8, cached=4, used=4, shared=2)
     fake_run.engine, fake_run.prefilling = EngineState(pages, 200, 50, 32, 3, 10, 7), []
     lines = render(fake_run, 130).splitlines()
-    assert lines[3].strip() == "", "the view of an engine must have no rows for prefills"
+    assert lines[3].strip() == "", "the engine's view must have no row for prefill"
     bar = lines[5].split()[1]
     assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
     assert "2 shared, 2 exclusive, 4 cached, 8 free of 16" in lines[5]

@@ -181,7 +181,7 @@ def test_draft_model(capsys):
     status, drafted, _ = run(capsys, main, *FRANCE, *argv)
     assert status == 0
     assert drafted.rpartition("\n\n")[0] == plain.rpartition("\n\n")[0]
-    pattern = r"\| drafts: (\d+) of \d+ accepted \(\d+%\), \d+ target steps \| peak memory"
+    pattern = r"\| draft tokens: (\d+) of \d+ accepted \(\d+%\), \d+ target steps \| peak memory"
     accepted = re.search(pattern, drafted.splitlines()[-1])
     assert accepted
     assert int(accepted[1]) > 0
@@ -198,7 +198,7 @@ def test_paged_cache_does_not_change_output(capsys):
 def test_draft_model_selects_a_supporting_loader(capsys):
     status, out, _ = run(capsys, main, *FRANCE, "--draft-model", "demo-draft", "--max-tokens", "3")
     assert status == 0
-    assert "drafts: " in out
+    assert "draft tokens: " in out
 
 
 def test_draft_model_with_a_seed(capsys):

@@ -21,7 +21,7 @@ from tools.course.wrong_solutions import write_tree_of
 # Tasks whose solution is in blocks of src/ marked with [task …].
 HAVE_CODE = {block.task for _, block in all_blocks(ROOT / "src").values() if block.task is not None}
 
-# A specific failure message has both sides of a comparison or the raised error's message.
+# Matches messages with an expectation, a comparison, or the error that was or was not raised.
 SPECIFIC_MESSAGE = re.compile(
     r"expected|instead of|==|<=|>=| in | is None|DID NOT RAISE|Regex|Mismatched"
     r"|^(tiny_llm\.\S+|ValueError): .{20}"

@@ -1,1 +1,1 @@
-"""Engine tests, and a simulator of its scheduler."""
+"""Engine tests and a scheduler simulator."""

@@ -115,7 +115,7 @@ def agent_transcript(num_turns: int) -> Iterator[Turn]:
 
 
 def run_transcript(llm: LLM, turns: Iterable[Turn], thinking: bool) -> list[tuple[int, int]]:
-    """Serves turns with scripted replies; returns (prompt tokens, cached tokens)."""
+    """Serves turns with scripted replies; returns their prompt and cached tokens."""
     outputs: dict[int, int] = {}  # forced token by position
     original = llm.runner.target.logits
 

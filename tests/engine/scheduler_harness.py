@@ -33,7 +33,7 @@ def add(scheduler: Scheduler, name: str, length: int, max_tokens: int | None = 5
 def step(
     scheduler: Scheduler, token: int = 77, num_tokens: int = 1
 ) -> list[tuple[str, int, int, int]]:
-    """Runs one step; requests sample `token`, up to `num_tokens` with drafts.
+    """Runs one step; each request samples `token`, up to `num_tokens` times.
 
     Returns:
         (request id, start, end, number of draft tokens) of each chunk.

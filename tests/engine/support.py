@@ -157,7 +157,7 @@ def run_cases(
 def run_alone(
     make_llm: Callable[[int], LLM], cases=CASES, loras: Mapping[int, str | None] | None = None
 ) -> tuple[dict[int, Any], Logits]:
-    """Reference outputs and logits: each case alone, on the engine `make_llm(case)`."""
+    """Reference outputs and logits: each case alone on `make_llm(case)`."""
     outputs, logits = {}, {}
     for case in range(len(cases)):
         own_outputs, own_logits = run_cases(make_llm(case), [case], cases=cases, loras=loras)

@@ -77,7 +77,7 @@ HALF = [case for number, case in enumerate(PRODUCT) if number.bit_count() % 2]
 
 
 def run_configurations(cases, make_llm, reference, loras=None) -> tuple[int, int, int]:
-    """Runs `MORE_CASES` in configurations of `PRODUCT`, on the engine `make_llm(case)`.
+    """Runs `MORE_CASES` on engines `make_llm(case)`, for cases of `PRODUCT`.
 
     Returns the numbers of prefix cache hits, preemptions and accepted draft tokens.
     """

@@ -1,4 +1,4 @@
-"""Definition of a malformed checkpoint case."""
+"""Test case with a malformed checkpoint."""
 
 from dataclasses import dataclass
 from typing import Any

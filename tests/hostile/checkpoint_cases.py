@@ -395,7 +395,7 @@ TENSOR_ROWS = [
     case("NaN for mlx_lm", with_number(NORM, math.nan), NORM, "NaN", use="load"),
 ]
 
-# Causes catastrophic backtracking.
+# Regular expression that causes catastrophic backtracking.
 ENDLESS = "a*a*a*a*[^a!]"
 TOKENIZER_ROWS = [
     case("empty tokenizer file", file(TOKENIZER, ""), TOKENIZER),

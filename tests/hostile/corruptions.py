@@ -1,6 +1,6 @@
-"""Corruptions of a checkpoint: functions that modify a folder.
+"""Corruptions of a checkpoint: functions that modify its folder.
 
-Each modifies a copy of a small valid checkpoint; `checkpoint_cases.py` lists the cases.
+Each is applied to a copy of a small valid checkpoint; `checkpoint_cases.py` lists the cases.
 """
 
 import json
@@ -31,7 +31,7 @@ PROGRAM = f"from pathlib import Path\n(Path(__file__).parent / {MARKER!r}).write
 
 
 def make_valid_checkpoint(folder: Path, bits: int | None = 4) -> None:
-    """Writes a small valid checkpoint: 2 layers, quantized in groups of 64."""
+    """Writes a small valid checkpoint of 2 layers, unquantized if `bits` is None."""
     config = qwen3_config(64, 2, 128, 2, 1, True, head_dim=32, vocab_size=4200)
     write_checkpoint(folder, config | {"max_position_embeddings": 512}, bits, 64)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -148,7 +148,7 @@ def settings(**new: Any) -> Corruption:
 
 
 def split_on(regex: str) -> Corruption:
-    """Sets tokenizer.json's pre-tokenizer expression."""
+    """Sets the regular expression of the pre-tokenizer in tokenizer.json."""
 
     def corrupt(folder: Path) -> None:
         content = json.loads((folder / "tokenizer.json").read_text())
@@ -159,7 +159,7 @@ def split_on(regex: str) -> Corruption:
 
 
 def index(weight_map: Any = None, **more: Any) -> Corruption:
-    """Writes a shard index; a function as `weight_map` gets the correct map."""
+    """Writes a shard index; a `weight_map` function receives the correct map."""
 
     def corrupt(folder: Path) -> None:
         right = dict.fromkeys(read_header(folder / WEIGHTS)[0], WEIGHTS)

@@ -1,4 +1,4 @@
-"""Checkpoints that exceed a limit: memory, entries, text, endless files."""
+"""Checkpoints that exceed limits on memory or size, or contain special files."""
 
 import json
 from pathlib import Path

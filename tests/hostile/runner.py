@@ -1,4 +1,8 @@
-"""Checks cases: one-sentence errors, limited memory and time, no code run."""
+"""Runs the cases in a worker process and checks their outcomes.
+
+Each case must end with a `UserError` of one sentence, within limits on memory and time, and must
+not execute code from the checkpoint.
+"""
 
 import json
 import re
@@ -46,7 +50,7 @@ def run_rows(
 
 
 def problems(case: Any, outcome: dict) -> list[str]:
-    """Returns messages for an outcome that violates the case's requirements."""
+    """Returns a message for each of the case's requirements that is violated."""
     actual = []
     sentence = outcome.get("sentence")
     if sentence is None:

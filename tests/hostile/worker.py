@@ -73,7 +73,7 @@ def prepared_argument() -> Callable[[int], Callable[[], None]]:
 
 
 def outcome(run: Callable[[], None]) -> dict[str, Any]:
-    """Outcome of a call: "sentence" of its `UserError`, or exception "raised"."""
+    """Outcome of a call: its `UserError` as "sentence", or what it "raised"."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):

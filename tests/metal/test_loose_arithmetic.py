@@ -2,8 +2,8 @@
 
 The emulator's "loose" mode fuses some multiply-adds, reorders sums, perturbs `exp` and other
 functions by up to 4 ulp, flushes denormals, and also lowers the threadgroup size limit. A sample
-of the other tests runs in this mode with several seeds. Tests of equal bits must also pass: they
-compare kernels on the same GPU and compiler, which are deterministic.
+of the other tests runs in this mode with several seeds. Tests of bitwise equality must also pass:
+they compare kernels on the same GPU and compiler, which are deterministic.
 """
 
 import mlx.core as mx

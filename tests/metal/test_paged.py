@@ -92,8 +92,8 @@ def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
     np.testing.assert_array_equal(bits(actual), bits(expected))
 
 
-# (queries, keys) per sequence: decode, chunks, no queries, more queries than keys; 6 and 12 rows
-# are not multiples of 8, and 41 tokens take two blocks of 64 rows.
+# (queries, keys) per sequence: decode, chunks, no queries, more queries than keys. A query has two
+# rows, one per head: 6 and 18 rows are not multiples of 8, and 82 rows take two blocks of 64.
 MIXED = [(1, 30), (41, 57), (0, 9), (8, 8), (1, 301), (9, 4), (12, 290), (3, 3), (1, 1)]
 
 

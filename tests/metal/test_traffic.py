@@ -1,4 +1,4 @@
-"""Kernels stay within benchmark/metal_traffic.py's limits relative to MLX."""
+"""Metal kernels' traffic and operations stay within limits relative to MLX."""
 
 import pytest
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not has_clang(), reason=NO_CLANG)
 
 
 def job_named(name: str) -> Job:
-    """Finds a job by name; jobs are created on demand and need the extension."""
+    """Creates the matmul jobs, which need the extension; returns the named one."""
     return next(job for job in matmul_jobs() if f"{job.name}, {job.shape}" == name)
 
 

@@ -22,9 +22,9 @@ for argument; do case "$argument" in *.metal) cp "$argument" "$KEEP";; esac; don
 
 @pytest.fixture
 def compile_metal(tmp_path):
-    """Runner of the command with a fake `xcrun`, or without if `status` is None.
+    """Returns a function that runs the command with a fake `xcrun`.
 
-    `status` is the exit status of `metal --version`.
+    `status` is the exit status of `metal --version`, or None for a machine without `xcrun`.
     """
     keep = tmp_path / "keep"
     keep.mkdir()

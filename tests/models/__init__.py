@@ -1,1 +1,1 @@
-"""Loading, tokenizers and model families; parity with mlx_lm and transformers."""
+"""Loading, tokenizers, model families; parity with mlx_lm and transformers."""

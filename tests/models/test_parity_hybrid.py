@@ -1,8 +1,9 @@
 """Parity of hybrid families with transformers and mlx_lm.
 
 Comparisons are in float32: in bfloat16, transformers' chunked and recurrent forms differ by up to
-0.1. As in real models, decays are 0.1 to 1. With decays near 0 or a smaller epsilon, outputs of the
-delta rule are tiny, and their norm magnifies rounding errors in all implementations.
+0.1. As in real models, decays are 0.1 to 1. With decays near 0, outputs of the delta rule are
+tiny, and their norm magnifies rounding errors in all implementations, the more the smaller its
+epsilon.
 """
 
 import json
@@ -217,7 +218,7 @@ def test_greedy_tokens(model):
         assert answer == expected.tolist()
 
 
-# mlx_lm supports only models with full attention in every fourth layer.
+# Models compared with mlx_lm, which ignores `layer_types`: every fourth layer has full attention.
 MLX_MODELS = ("qwen3_5_text", "tied", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next")
 
 

@@ -70,7 +70,7 @@ FUNCTIONS = [block, mlx_only, attention]
 
 
 def capture(function, *arguments):
-    """Calls a captured function once, which captures the arguments' shapes."""
+    """Calls a `CapturedFunction` once, which captures it for these shapes."""
     mx.eval(arguments, function(*arguments))
     return function
 

@@ -22,8 +22,10 @@ def test_tokens_are_written_at_their_offsets(dtype, kind):
     out = kernels.cache_write(buffer, tokens, list_or_array([0, 7, -1, 4], kind))
     for b, offset in ((0, 0), (1, 7), (3, 4)):
         expected = [buffer[b, :, :offset], tokens[b], buffer[b, :, offset + 2 :]]
-        assert mx.array_equal(out[b], mx.concatenate(expected, axis=1)), f"sequence {b}"
-    assert mx.array_equal(out[2], buffer[2]), "skipped sequence"
+        assert mx.array_equal(out[b], mx.concatenate(expected, axis=1)), (
+            f"sequence {b}: expected only the tokens from {offset} on to be overwritten"
+        )
+    assert mx.array_equal(out[2], buffer[2]), "expected no write for offset −1"
 
 
 def test_out_of_range_array_offsets_write_nothing():

@@ -1,4 +1,4 @@
-"""A `CapturedFunction` is one graph node with bitwise the function's results."""
+"""A `CapturedFunction` is one graph node with bitwise equal results."""
 
 import gc
 import threading
@@ -73,7 +73,7 @@ def test_repeated_shapes_are_captured():
         (3, True),  # captured, because 1×1 repeats
         (3, True),
         (4, False),
-        (5, True),  # 2×1 again
+        (5, True),  # captured, because 2×1 repeats
         (5, True),
         (5, True),
     ]

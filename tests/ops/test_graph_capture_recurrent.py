@@ -87,7 +87,7 @@ def test_shared_states_are_copied():
 
 
 def test_states_passed_twice_run_eagerly():
-    """A buffer written in place cannot be another input, so capture is refused."""
+    """An input that is written in place must not be passed twice: no capture."""
 
     def reads_what_it_writes(x, states):
         slots = Batch((2,), (0,), (0, 1)).arrays.values()

@@ -164,7 +164,7 @@ def test_shared_buffer_is_copied(keep):
 
 
 def test_alternating_buffers():
-    """Writes to 20 buffers in turn, more than cached executables (8)."""
+    """Writes to 20 buffers in turn, more than the 8 executables in the cache."""
     captured = CapturedFunction(write)
     x, _ = step(10)
     buffers = [step(10)[1] for _ in range(20)]

@@ -296,7 +296,7 @@ def test_loading_prepacks_eligible_layers(prepacked_isa, model_name, monkeypatch
 
 
 def assert_prepacked(prepacked, rows) -> None:
-    """Asserts that a model equals a row-major one with eligible layers prepacked."""
+    """Asserts that `prepacked` is `rows` with every eligible layer prepacked."""
     R = kernels.prepack_rows()
     for before, after in zip(quantized_layers(rows), quantized_layers(prepacked), strict=True):
         for part in ("weight", "scales", "biases"):

@@ -34,8 +34,8 @@ def test_is_exact_up_to_rounding(instruction_set, dtype, shape):
     x64, w64 = as_numpy(x).astype(np.float64), as_numpy(weight).astype(np.float64)
     expected = x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + EPS) * w64
     # Half an epsilon each for the normalized row and for its product with the weight. In float32,
-    # the sum of D squares has an error below D·ε/2, halved by the root, followed by root, division
-    # and product. The last term is the spacing of subnormals.
+    # the sum of D squares has an error below D·ε/2, which the root halves; root, division and
+    # product add less than 3 ε. 2⁻²⁴ is the spacing of float16's subnormal numbers.
     bound = np.abs(expected) * (EPSILON[dtype] + (shape[-1] / 4 + 3) * EPSILON[mx.float32])
     error = np.abs(as_numpy(rms_norm(x, weight)) - expected)
     assert (error <= 1.01 * bound + 2.0**-24).all(), (

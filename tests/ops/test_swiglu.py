@@ -30,8 +30,8 @@ def test_equals_readable_layer(instruction_set, dtype, shape):
     assert_close(swiglu(gate, up), silu(gate) * up, "swiglu compared with silu · up", ulps=1)
     with mx.stream(mx.cpu):
         expected = nn.silu(gate) * up
-    # swiglu rounds other intermediate results than MLX, which rounds 1 + e^−x, 1/…, 1 − … and the
-    # two products.
+    # swiglu rounds other intermediate results than MLX, which rounds e^|x|, y = 1 + e^|x|, 1/y,
+    # 1 − 1/y and two products.
     assert_close(swiglu(gate, up), expected, "swiglu compared with MLX's silu", ulps=3)
 
 
@@ -57,8 +57,8 @@ def test_is_exact_up_to_rounding(instruction_set, dtype):
     gate, up = problem(2000, dtype=dtype)
     g64, u64 = as_numpy(gate).astype(np.float64), as_numpy(up).astype(np.float64)
     expected = g64 / (1 + np.exp(-g64)) * u64
-    # Five roundings of half an epsilon each, plus the exponential's; below float16's smallest
-    # normal number, 2^-14, an exponential is rounded by up to 2^-25.
+    # Five roundings of half an epsilon each, plus the error of the exponential; below float16's
+    # smallest normal number, 2^-14, an exponential is rounded by up to 2^-25.
     bound = 4 * EPSILON[dtype] * np.abs(expected) + 2.0**-24 * (1 + np.abs(g64 * u64))
     error = np.abs(as_numpy(swiglu(gate, up)) - expected)
     assert (error <= bound).all(), f"the largest error is {(error / bound).max():.2f} × its bound"

@@ -100,7 +100,7 @@ def test_ranks_killed_at_random_moments(exhaustive):
 
 @pytest.mark.slow
 def test_ranks_of_mlx_launch_exit_together(exhaustive):
-    """Kills one rank; with --exhaustive, kills or stops either."""
+    """Kills one rank; --exhaustive covers both ranks, killed and stopped."""
     for rank, number in LOST_RANK_CASES if exhaustive else LOST_RANK_CASES[:1]:
         with mlx_launch("chat", "--model", "demo", "--device", "cpu") as launcher:
             lose_rank(launcher, rank, number)

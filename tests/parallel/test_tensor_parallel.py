@@ -139,8 +139,8 @@ def test_logits_are_close_to_those_of_one_rank(folder, family, weight_format):
     # the sum of magnitudes. With random signs, the roundings add up to √n of these, and the sum of
     # magnitudes is √n times the sum. Each of two layers has two split sums of at most 640 products;
     # the embedding's sum is exact. The bound in float32 is 4 · 2 · 640 · 2⁻²⁴ < 2⁻¹¹. In bfloat16,
-    # each part and each sum is rounded to 2⁻⁸: 4 · 3 · 2⁻⁸ < 2⁻⁴ of the activations' magnitude,
-    # which the head preserves.
+    # each part and each sum is rounded with a relative error of 2⁻⁸: 4 · 3 · 2⁻⁸ < 2⁻⁴ of the
+    # activations' magnitude, which the head preserves.
     path = folder({**CONFIGS[family], **FORMATS[weight_format]})
     bound = 2**-11 if weight_format == "float32" else 2**-4
     prompt, rows = list(range(300, 340)), []
@@ -307,7 +307,7 @@ print(json.dumps([1024 * int(roll.partition("\\nPss:")[2].split()[0]) for roll i
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs smaps_rollup")
 def test_rank_memory_is_about_half_of_the_total():
-    """Margins cover the ring (25 MB), but not NumPy (20) or a vocabulary (30)."""
+    """Margins cover the ring (25 MB), not NumPy (20 MB) or a vocabulary (30 MB)."""
     done = subprocess.run(
         [sys.executable, "-c", PRINT_PSS],
         # without the emulator, which imports NumPy

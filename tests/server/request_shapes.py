@@ -45,7 +45,7 @@ def all_shapes(document: Schema) -> Iterator[Shape]:
 
 @dataclass(frozen=True)
 class _BodyFactory:
-    """Renders the body of a `Shape`; see `FAULTS` for `example`, `max_items`."""
+    """Renders the body of a `Shape`; see `FAULTS` for the other fields."""
 
     wrap: Wrap
     fault: Fault

@@ -23,7 +23,7 @@ COMPUTE_MEMORY = 128 * 2**20  # additional bytes, for an accepted request and `N
 
 
 class HealthProbe:
-    """Polls `/health` from another thread; `longest` is the slowest response."""
+    """Polls `/health` in a thread; `longest` is its maximum latency in seconds."""
 
     def __init__(self, server: RunningServer):
         self.num_responses, self.longest, self._since = 0, 0.0, 0.0
@@ -65,7 +65,7 @@ class HealthProbe:
 
 @pytest.fixture(scope="module")
 def memory_server() -> Iterator[RunningServer]:
-    """Server of this file alone, because the tests measure its memory."""
+    """Server for this file only, because the tests measure its memory."""
     running = RunningServer("--no-prefix-warmup")
     yield running
     assert running.stop() == 0

@@ -85,6 +85,6 @@ def test_fuzz_of_a_hybrid_model(tmp_path):
 @pytest.mark.slow
 def test_exhaustive_fuzz(server, operations, exhaustive):
     for operation in operations:
-        # 20,000 requests in total, because operations without a body have few distinct requests.
+        # 2,300 give 20,000 requests in total: operations without a body have few distinct requests.
         fuzz(operation, 2300 if exhaustive else 60)
     assert server.is_empty

@@ -110,7 +110,7 @@ def test_task_1_writes_are_ordered_after_reads_of_previous_layer():
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for slot in range(1, 4):
-        # Slow to compute, but without extra memory.
+        # A sum that is slow to compute, but needs no extra memory.
         zero = mx.broadcast_to(mx.zeros(1), (1 << 26,)).sum()
         token = zero + pool.key_pages[page, :, slot - 1 : slot][None] + 1  # B×H×1×D
         pool.write_page_slice(page, slot, token, token)

@@ -113,15 +113,15 @@ def test_task_1_accepted_drafts_save_steps_and_rejected_cost_none(device):
         assert decode.statistics.num_accepted_tokens == accepted
         assert decode.statistics.num_draft_tokens == 4 * (steps - 1)
         assert model.calls == [3] + [5] * (steps - 1), (
-            "expected the prompt's 3 tokens, then 5 per step: the last token and 4 drafts"
+            "expected the prompt's 3 tokens, then 5 per step: the last token and 4 draft tokens"
         )
 
 
 def test_task_1_statistics_text():
     decode = SpeculativeDecoding(TableModel(random_table(9, seed=1)))
-    assert str(decode.statistics) == "drafts: 0 of 0 accepted, 0 target steps"
+    assert str(decode.statistics) == "draft tokens: 0 of 0 accepted, 0 target steps"
     tokens_of(decode, TableModel(random_table(9, seed=1)), [1], make_sampler(0), 6)
-    assert str(decode.statistics) == "drafts: 4 of 4 accepted (100%), 2 target steps"
+    assert str(decode.statistics) == "draft tokens: 4 of 4 accepted (100%), 2 target steps"
 
 
 @pytest.mark.parametrize("num_drafts", range(1, 9))
@@ -190,7 +190,7 @@ def test_task_1_paged_cache_same_text_and_no_leak():
                     draft_model, model, tokenizer, tokenizer, prompt, None, num_drafts, 30
                 )
                 assert actual == expected, (
-                    f"expected the output without drafts, got another with {num_drafts} drafts"
+                    f"{num_drafts} draft tokens per step: expected the same output as without"
                 )
                 for pool in (model.page_pool, draft.page_pool):
                     assert pool.num_free_pages == pool.num_pages, "a page leaked"

@@ -297,7 +297,7 @@ def test_task_4_forced_tokens_save_steps(demo):
         outputs.append(output.token_ids)
         steps.append(statistics.target_steps)
     accepted, drafted = statistics.num_accepted_tokens, statistics.num_draft_tokens
-    assert accepted == drafted, f"expected all {drafted} drafts to be accepted, got {accepted}"
+    assert accepted == drafted, f"expected all {drafted} draft tokens accepted, got {accepted}"
     assert outputs[0] == outputs[1], (
         f"expected equal outputs with and without draft tokens, got {outputs}"
     )

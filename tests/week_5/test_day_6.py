@@ -33,7 +33,7 @@ Target = Callable[[Sequence[int]], int]  # token ids so far -> next token id
 def test_task_1_longest_matching_prefix_and_one_more(drafts, sampled, expected):
     actual = list(accepted_tokens(drafts, sampled))
     assert actual == expected, (
-        f"drafts {drafts}, samples {sampled}: expected {expected}, got {actual}"
+        f"draft tokens {drafts}, samples {sampled}: expected {expected}, got {actual}"
     )
 
 
@@ -47,7 +47,7 @@ def decode(target: Target, prompt: list[int], max_tokens: int, draft: Target) ->
         sampled = [target([*text, *drafts[:i]]) for i in range(len(drafts) + 1)]
         tokens = accepted_tokens(drafts, sampled)
         assert tokens, (
-            f"drafts {drafts}, samples {sampled}: expected at least one token per step, got none"
+            f"draft tokens {drafts}, samples {sampled}: expected at least one token, got none"
         )
         text += tokens
     return text[: len(prompt) + max_tokens]
@@ -55,7 +55,7 @@ def decode(target: Target, prompt: list[int], max_tokens: int, draft: Target) ->
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
 def test_task_1_output_equals_the_target(period):
-    """Wrong drafts at multiples of `period` must not change the output."""
+    """Wrong draft tokens at multiples of `period` must not change the output."""
 
     def target(text: Sequence[int]) -> int:
         return (3 * text[-1] + text[-2] + 1) % 11
@@ -229,26 +229,28 @@ def test_task_4_draft_follows_the_match(text, max_tokens, expected):
     ("min_probability", "expected"), [(0.34, 0), (0.33, 1), (0.26, 1), (0.2, 2), (0.16, 3)]
 )
 def test_task_4_probabilities_are_multiplied(min_probability, expected):
-    """A draft's probability is the product of the rates of all drafts up to it."""
+    """A draft token's probability is the product of all rates up to its own."""
     index = NgramIndex([1, 2, 3, 4, 5, 6, 7, 1, 2])
     index.acceptance.update(2, False)  # 1/2 → 7/16
     index.acceptance.update(2, False)  # 7/16 → 0.383
     index.acceptance.update(2, False)  # 0.383 → 0.335
     actual = len(index.draft_tokens(min_probability))
     assert actual == expected, (
-        f"the first three drafts have probabilities 0.335, 0.223 and 0.167: expected {expected} "
-        f"drafts with a probability of at least {min_probability}, got {actual}"
+        f"the first three draft tokens have probabilities 0.335, 0.223 and 0.167: expected "
+        f"{expected} with a probability of at least {min_probability}, got {actual}"
     )
 
 
 def test_task_4_fewer_drafts_under_load():
     text = [*QUOTE, 7, 100, 101, 102]
     counts = [len(NgramIndex(text).draft_tokens(break_even_probability(n))) for n in (1, 4, 16)]
-    assert counts == [7, 4, 1], f"expected [7, 4, 1] drafts for 1, 4 and 16 sequences, got {counts}"
+    assert counts == [7, 4, 1], (
+        f"expected [7, 4, 1] draft tokens for 1, 4 and 16 sequences, got {counts}"
+    )
 
 
 def test_task_4_edited_text_takes_few_steps():
-    """Most drafts are accepted if the output is the prompt with three changes."""
+    """Most draft tokens are accepted if the output is the prompt with 3 changes."""
     draw = random.Random(0)
     original = [draw.randrange(1000) for _ in range(120)]
     edited = [*original[:40], 2001, *original[41:80], 2002, 2003, *original[82:]]

@@ -237,7 +237,7 @@ def test_task_4_value_is_the_number_of_pages_to_recompute():
 
 
 def full_table(*values: int) -> tuple[list[PrefixNode], Checkpoints, Any]:
-    """One branch of that many pages per value, with a checkpoint; no free slot."""
+    """Branches with the given page counts, each with a checkpoint; no free slot."""
     _, checkpoints, allocator = tree_of(0, len(values))
     root = PrefixNode(None, (), -1)
     nodes = [extend(root, value, first=100 * i)[-1] for i, value in enumerate(values)]
@@ -335,7 +335,7 @@ def test_task_4_every_turn_continues_from_the_previous_one():
 
 
 def test_task_4_shared_system_prompt_is_computed_at_most_twice():
-    """The second request checkpoints where prompts diverge; the third hits it."""
+    """The third request hits a checkpoint where the first two prompts diverge."""
     sched = scheduler(num_state_slots=9, page_size=4, num_pages=100, max_num_batched_tokens=64)
     system = list(range(17))
     cached = [

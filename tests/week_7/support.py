@@ -1,4 +1,4 @@
-"""Helpers of Week 7's tests: errors, well-formed conversations, a check of a workspace."""
+"""Helpers of Week 7's tests: error messages, conversations, assertions."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -20,7 +20,7 @@ from tiny_llm.agent.workspace import (
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """A workspace with symlinks to the inside, to a secret outside, and a loop."""
+    """Workspace with symlinks to files inside, a secret outside, and in a loop."""
     root = tmp_path / "files"
     (root / "src").mkdir(parents=True)
     (root / "src" / "a.txt").write_text("one\ntwo\n")

@@ -144,7 +144,7 @@ def test_task_3_turns_are_dropped_if_shortening_is_not_enough():
 
 
 def test_task_3_rare_steps_keep_the_prefix():
-    """Measures the prefix that each of 60 prompts shares with the previous."""
+    """Measures the prefix that each of 60 prompts shares with the previous one."""
     compaction = Compaction(limit=9000, target=4500)
     turns = conversation([400] * 60)
     context, last, reused, total, changes = turns[:HEAD], "", 0, 0, 0

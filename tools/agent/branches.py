@@ -1,8 +1,8 @@
 """`python -m tools.agent.branches`: forks an agent run.
 
-The demo model solves a subtraction in several sampled branches. A check of the result files selects
-one branch, a majority vote over the answers another. Prints the KV cache pages that the branches
-share.
+The demo model solves a subtraction in several sampled branches. Two methods select a
+branch: a check of the result files, and a majority vote over the answers. Prints the KV cache pages
+that the branches share.
 """
 
 import argparse

@@ -54,7 +54,7 @@ def run_in(tree: Path | None, module: str, main: Callable[[], None]) -> None:
     """Calls `main` in a process that imports the `tiny_llm` of `tree`.
 
     Restarts with `python -m module` if this process would import another `tiny_llm`. `tree` is the
-    learner's source tree, or None for the solution. Exits with status 2 at an unwritten task.
+    learner's source tree, or None for the solution. Exits with status 2 if a task is unwritten.
     """
     restart_in_tree(tree, module)
     try:

@@ -30,7 +30,7 @@ class Module:
 
     @property
     def component(self) -> str:
-        """Top-level entry of the package that contains the module; "" for the package itself."""
+        """Top-level module or sub-package with this module; "" for the package."""
         return self.name.partition(".")[0]
 
 

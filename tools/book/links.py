@@ -84,7 +84,7 @@ def _problem(
         return None
     path = unquote(parts.path)
     if file.name == "404.html":
-        return None  # not checked: it is served at any address, so its links are absolute
+        return None  # the error page is served at any address, so its links are absolute
     target = (site / path.lstrip("/") if path.startswith("/") else file.parent / path).resolve()
     target = file if not path else target / "index.html" if target.is_dir() else target
     if not target.exists():

@@ -5,7 +5,7 @@ An excerpt is selected by its kind and, except for `file` and `header`, a name:
     task 1.1.1            the lines between `# [task 1.1.1]` and `# [/task 1.1.1]`
     task 1.1.1 softmax    the lines of `# [task 1.1.1 softmax]`
     function softmax      a function or class with its body; `Class.method` for a method
-    signature softmax     the head and docstring, then `...`; for a class, also of its methods
+    signature softmax     head and docstring, then `...`; for a class, also those of its methods
     header                the leading comment or docstring of a file
     file                  the complete file
 """
@@ -135,7 +135,7 @@ def _python(text: str, name: str, signature: bool, file: Path) -> Snippet:
 
 
 def _signature(node: Definition, lines: list[str]) -> list[str]:
-    """Head and docstring of a function, then `...`; for a class, also of its public methods."""
+    """Head and docstring, then `...`; for a class, also those of its methods."""
     head_end = node.body[0].lineno - 1
     if ast.get_docstring(node) is not None:
         head_end = node.body[0].end_lineno or head_end

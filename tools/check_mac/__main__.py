@@ -2,8 +2,8 @@
 
 Runs the extension's CMakeLists.txt with a cross-compiler (the package ziglang), nanobind, and the
 headers and libmlx.dylib of MLX's macOS wheel. This compiles the Mac-only files: the GPU launch code
-and the NEON kernels. Warnings are errors, as are symbols that neither MLX, macOS nor the Python
-interpreter defines. The module is inspected (module.py), not run. Compiler, linker and C++ library
+and the NEON kernels. Warnings are errors, as are symbols not defined by MLX, macOS or the Python
+interpreter. The module is inspected (module.py), not run. Compiler, linker and C++ library
 are ziglang's, not Apple's; Python's headers are those of the running interpreter.
 
 The first run downloads MLX's macOS wheel from the Python package index. If the index is

@@ -1,4 +1,4 @@
-"""Runs a CMakeLists.txt for macOS on Apple Silicon, compiling with ziglang."""
+"""Builds a CMake project for macOS on Apple Silicon, with ziglang."""
 
 import importlib.util
 import os

@@ -2,11 +2,11 @@
 
     python link.py ZIG c++ …
 
-CMake calls this in front of the linker (CMAKE_CXX_LINKER_LAUNCHER). Changed flags:
+CMake prefixes the link command with this script (CMAKE_CXX_LINKER_LAUNCHER). Changed flags:
 
-  -bundle           becomes -shared, as ziglang has no bundles; Python loads dynamic libraries, too
-  -Wl,@file         dropped: symbols that may stay undefined, which the stub `interpreter` defines
-  -Wl,-x, -Wl,-S    dropped, because they strip symbols that module.py inspects
+  -bundle           becomes -shared: ziglang cannot link bundles, and Python loads both
+  -Wl,@file         dropped: lists symbols to leave undefined; the stub `interpreter` defines them
+  -Wl,-x, -Wl,-S    dropped: strip symbols that module.py inspects
 """
 
 import os

@@ -12,7 +12,7 @@ from .system import INTERPRETER
 
 ARM64 = 0x0100000C
 MLX_LIBRARY = "@rpath/libmlx.dylib"
-# Search path of MLX's library, whose package is in the same folder as the module's package.
+# Search path for MLX's library: the package mlx is installed next to the module's package.
 RPATH = "@loader_path/../mlx/lib"
 INIT_SYMBOL = "_PyInit__ext"
 # Label of symbols without a library, which any loaded library may define.
@@ -35,7 +35,7 @@ def find_defects(module: Path) -> list[str]:
         )
     libraries = strings(module, "LC_LOAD_DYLIB")
     if MLX_LIBRARY not in libraries:
-        problems.append(f"the module does not load {MLX_LIBRARY}, but {libraries}")
+        problems.append(f"the module must load {MLX_LIBRARY}, got {libraries}")
     for library in libraries:
         if not library.startswith(("/usr/lib/", "/System/")) and library not in (
             MLX_LIBRARY,

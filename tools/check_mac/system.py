@@ -53,6 +53,6 @@ def stub(library: str, symbols: list[str], reexported: str | None = None) -> str
 
 
 def interpreter_symbols(nanobind: Path) -> list[str]:
-    """Python's C API: `-U name` lines of nanobind's darwin-ld-cpython.sym."""
+    """Symbols of Python's C API, from nanobind's darwin-ld-cpython.sym."""
     lines = (nanobind / "darwin-ld-cpython.sym").read_text().splitlines()
     return [line.split()[1] for line in lines if line.startswith("-U ")]

@@ -1,4 +1,4 @@
-"""MLX's macOS wheel: headers (MLX's and Metal's for C++) and libmlx.dylib."""
+"""MLX's macOS wheel: headers (MLX's and metal-cpp's) and libmlx.dylib."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Learner's history: one JSON line per scoreboard run and quiz round.
+"""Learner's history: a JSON line per scoreboard run, quiz and speed score.
 
 Stored as `history.jsonl` in the learner's source tree, or in build/ for the solution.
 """

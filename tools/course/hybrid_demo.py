@@ -1,8 +1,8 @@
 """`pdm run hybrid`: a hybrid model with random weights, for days 6.4 and 6.5.
 
 `memory` runs a growing context through your DeltaNet and through the extension's kernels.
-`conversation` serves the turns of a chat with and without the prefix cache's checkpoints. Random
-weights generate noise, but memory and cache hits do not depend on the weights.
+`conversation` serves the turns of a chat with and without the prefix cache's state checkpoints.
+Random weights generate noise, but memory and cache hits do not depend on the weights.
 """
 
 import argparse
@@ -65,7 +65,10 @@ def memory() -> Iterator[str]:
         actual, expected = (model.logits([span], [CHUNK - 1]) for model in (mine, kernels))
         difference = float(mx.max(mx.abs(actual - expected)) / mx.max(mx.abs(expected)))
         if not difference < TOLERANCE:
-            raise ValueError(f"after {start + CHUNK} tokens, logits differ by {difference:.1e}.")
+            raise ValueError(
+                f"after {start + CHUNK} tokens, the logits of your DeltaNet and of the kernels "
+                f"differ by {difference:.1e}; the limit is {TOLERANCE:g}."
+            )
         context = start + CHUNK
         if context in CONTEXTS:
             keys_and_values = context // PAGE_SIZE * mine.row_bytes("page")
@@ -119,7 +122,7 @@ TABLES = {"memory": memory, "conversation": conversation}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints a table; exit status 1 if the learner's functions differ from the kernels."""
+    """Prints a table. Exit status: 0; 1 if logits differ or a task is unwritten."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="hybrid", description=__doc__, formatter_class=argparse.RawTextHelpFormatter

@@ -2,8 +2,9 @@
 
 Every MLP becomes eight identical experts, with a random router that selects two per token. Some
 mixtures are initialized in this way ("sparse upcycling"), and training differentiates the experts.
-Without training, a token's experts are identical and their routing weights sum to 1, so the mixture
-generates the demo model's output if routing, sorting and summation are correct, noise otherwise.
+Without training, a token's experts are identical and their routing weights sum to 1. If routing,
+sorting and summation are correct, the mixture thus generates the demo model's output, otherwise
+noise.
 
 Source: Komatsuzaki et al., "Sparse Upcycling" (2022), arXiv 2212.05055.
 """

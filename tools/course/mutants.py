@@ -38,20 +38,22 @@ from .wrong_solutions import (
 KIND = "mutants"
 QUESTIONS = 4  # default number of questions per round
 CHOICES = 5  # options per question
-SHOWN_TESTS = 8  # maximum number of failing tests shown, and of passing tests
+SHOWN_TESTS = 8  # maximum number of failing and of passing tests shown
 SHOWN_MESSAGES = 2  # maximum number of failure messages shown, one per test
 SHOWN_LINES = 10  # maximum number of lines shown per message
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Asks the questions; exit status 0, or 2 if the day has no mutants to ask about."""
+    """Asks the questions. Exit status: 0, or 2 if the day has no mistakes."""
     parser = argparse.ArgumentParser(
         prog="mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--day", metavar="N.M", help="day, such as 2.4")
-    parser.add_argument("--count", type=int, default=QUESTIONS, metavar="N", help="questions (4)")
     parser.add_argument(
-        "--seed", type=int, metavar="N", help="seed of the questions (default: new ones each round)"
+        "--count", type=int, default=QUESTIONS, metavar="N", help="number of questions (4)"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="seed of the questions (default: varies by round)"
     )
     parser.add_argument(
         "--answer",

@@ -79,7 +79,7 @@ def hash_inputs(tree: Path | None, day: Day) -> str:
 
 
 def without_later_tasks(path: Path, tasks: set[str]) -> str:
-    """A learner's file without blocks outside `tasks`; an invalid file unchanged."""
+    """A learner's file without the blocks of later tasks; unchanged if invalid."""
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         if path.suffix == ".py":

@@ -151,7 +151,7 @@ def _in_new_process(job: dict[str, Any], timeout: float | None) -> int | None:
 
 
 def crash_message(status: int | None, report: Path) -> str | None:
-    """Error for a session that a signal killed: test and usual cause; else None.
+    """Names test and usual cause if a signal killed the session; otherwise None.
 
     pytest_json.py records the running test in a file next to `report`.
     """

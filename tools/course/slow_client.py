@@ -39,8 +39,8 @@ sys.exit(serve.main(sys.argv[1:]))
 class Result:
     """Measurements of the small and the large response; times in seconds.
 
-    `seconds` and `longest_gap` (between tokens) are the small response's, `events` with tokens and
-    `tokens` the large one's. `memory` is the growth of the server's memory in megabytes.
+    `seconds` and `longest_gap` (between tokens) belong to the small response, `events` (those with
+    tokens) and `tokens` to the large one. `memory` is the server's memory growth in megabytes.
     """
 
     seconds: float
@@ -152,7 +152,7 @@ def main(argv: list[str] | None = None) -> int:
     for title, one, other in (
         ("the small one: seconds", quick.seconds, slow.seconds),
         ("its longest silence, ms", 1e3 * quick.longest_gap, 1e3 * slow.longest_gap),
-        ("growth of the server, MB", quick.memory, slow.memory),
+        ("growth of server memory, MB", quick.memory, slow.memory),
         ("events of the large one", quick.events, slow.events),
         ("its tokens", quick.tokens, slow.tokens),
     ):

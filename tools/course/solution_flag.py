@@ -47,7 +47,7 @@ def parse_with_tree(
 def restart_in_tree(tree: Path | None, module: str, argv: Sequence[str] | None = None) -> None:
     """Restarts with `python -m module` if another `tiny_llm` would be imported.
 
-    `tree` is the learner's, or None for the solution; `argv` defaults to `sys.argv[1:]`.
+    `tree` is the learner's tree, or None for the solution; `argv` defaults to `sys.argv[1:]`.
     """
     wanted = environment(tree)
     if wanted.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):

@@ -8,7 +8,7 @@ from .tree import ROOT, VARIABLE, default_folder, display_path, is_tree, starter
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, or 2 if the folder has other files or overlaps the solution."""
+    """Exit status: 0, or 2 if the folder must not be written to."""
     parser = argparse.ArgumentParser(prog="start-course", description=__doc__)
     parser.add_argument(
         "folder",

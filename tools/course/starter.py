@@ -89,7 +89,7 @@ def _wrapped(message: str, width: int) -> list[str]:
 
 
 def _python_function(text: str, block: Block, path: Path) -> str:
-    """Qualified name of a block's function; rejects blocks splitting a statement."""
+    """Qualified name of a block's function; raises `MarkerError` if invalid."""
     first, last = block.start + 1, block.end  # line numbers of `ast`: from 1, both inclusive
     where = f"{path}:{block.start}"
     function, statements = _innermost(ast.parse(text).body, first, last)
@@ -124,7 +124,7 @@ def _innermost(
 
 
 def _c_function(lines: list[str], block: Block) -> str:
-    """Name of the last function above a block that starts in column 1, or "this"."""
+    """Name of the last function that starts in column 1 above a block, or "this"."""
     for line in reversed(lines[: block.start]):
         line = re.sub(r"^\[\[.*?\]\]\s*", "", line)
         match = re.match(r"(?!template|namespace|//)\w.*?([\w:]+)\(", line)

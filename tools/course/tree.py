@@ -59,7 +59,7 @@ def find_tree() -> Path | None:
 
 
 def environment(tree: Path | None) -> dict[str, str]:
-    """This environment, with PYTHONPATH for `tree` or, if None, the solution."""
+    """This process's environment, with PYTHONPATH for `tree`; None: solution."""
     result = {**os.environ}
     paths = result.get("PYTHONPATH", "").split(os.pathsep)
     paths = [path for path in paths if path and not is_tree(Path(path).parent)]
@@ -109,7 +109,7 @@ def _is_solution_only(path: Path) -> bool:
 
 
 def learner_file(path: Path) -> Path:
-    """A file of the tested source tree: the learner's if it exists, else ROOT's."""
+    """A file of the tested source tree: the learner's, or else the repository's."""
     tree = getattr(sys.modules.get("sitecustomize"), "TREE", None)
     return tree / path if tree is not None and (tree / path).exists() else ROOT / path
 

@@ -46,7 +46,7 @@ def check_file(path: Path) -> tuple[int, list[Diagnostic], bool]:
 
 
 def main() -> int:
-    """Exit status: 0 if all files are correct, 1 if one is not, 2 if nothing can be checked."""
+    """Exit status: 0 if all files are correct; 1 if not; 2 if checks cannot run."""
     parser = argparse.ArgumentParser(
         prog="metal-check", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

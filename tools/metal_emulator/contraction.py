@@ -1,7 +1,7 @@
 """Randomly fuses multiply-adds, per seed, where compilers may choose.
 
-With -ffp-contract=on clang emits `llvm.fmuladd` for a multiplication and an addition in one
-expression, which may or may not be fused. This module emits the fused and the unfused
+With -ffp-contract=on clang emits `llvm.fmuladd`, which may be fused or not, for a multiplication
+and an addition in one expression. This module emits the fused and the unfused
 variant, and a call to runtime/loose.cpp that selects one of them per code location.
 """
 
@@ -11,7 +11,7 @@ CALL = re.compile(
     r"(\s*)(%[\w.]+) = (?:tail |musttail |notail )?call ([^@]*?)@llvm\.fmuladd\.(\w+)\((.*?)\)"
     r"((?: #\d+)?(?:, ![\w.]+ !\d+)*)$"
 )
-# Tokens between `call` and the type: fast-math flags.
+# Tokens between `call` and the type: fast-math flags and `noundef`.
 FLAGS = re.compile(r"^(?:(?:nnan|ninf|nsz|arcp|contract|afn|reassoc|fast|noundef) )*")
 
 

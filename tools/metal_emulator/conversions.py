@@ -1,4 +1,4 @@
-"""Rejects implicit float-to-bfloat conversions, which Metal lacks.
+"""Rejects implicit conversions to or from bfloat that Metal lacks.
 
 clang allows them, and its warning ignores constants that are exactly representable. This module
 searches clang's syntax tree dump, which has every implicit conversion, also in template instances.

@@ -14,7 +14,7 @@ VECTOR = re.compile(r"<(\d+) x ")
 INTEGERS = r"(?:\w+ )*?(?:<\d+ x )?i(?:8|16|32|64)\b"
 
 # LLVM instructions of each kind of operation. Logical operations on i1 and integer conversions are
-# not counted. A signed division by a power of two counts as a shift.
+# not counted. A division or remainder by a power of two counts as one other integer operation.
 MULTIPLY_ADD = re.compile(
     r" = (?:tail |musttail |notail )?(?:fmul |call [^(]*@llvm\.(?:fma|fmuladd)\.)"
 )

@@ -50,7 +50,7 @@ class Counts:
 
     @property
     def accesses(self) -> int:
-        """Loads and stores of device and threadgroup memory."""
+        """Number of loads and stores of device and threadgroup memory."""
         return self.device_accesses + self.threadgroup_accesses
 
     @property

@@ -2,8 +2,8 @@
 
 The extension's GPU code runs (`eval_gpu`, launches, copies, temporaries), records the commands it
 would send to Metal, and determines where MLX would insert barriers (src/extensions/emulated_metal).
-This module runs the recorded commands in the emulator with all its checks: in order, in reverse or
-in random order, as far as barriers allow.
+This module runs the recorded commands in the emulator with all its checks, in forward, reverse or
+random order as far as barriers allow.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ class Device:
 
     Attributes:
         mode: mode of every launch: "plain", "asan", "race" or "loose".
-        order: of the commands between two barriers and within a command, see `Library.launch`.
+        order: order of commands between two barriers, and within a command; see `Library.launch`.
         seed: seed of the random order, and of the arithmetic of mode "loose".
         delay: number of later operations after which an operation completes. MLX retains the inputs
             of an operation until then.
@@ -124,7 +124,7 @@ class Device:
         return taken
 
     def check_faults(self) -> None:
-        """Raises `UnreportedFaultError` unless `take_faults` has returned all faults."""
+        """Raises `UnreportedFaultError` for faults not yet returned by `take_faults`."""
         if self.faults:
             raise UnreportedFaultError(self.take_faults())
 

@@ -26,7 +26,7 @@ def read_diagnostics(output: str, own_folder: str) -> list[Diagnostic]:
     """clang's errors and warnings, without notes.
 
     An error inside the emulator's own headers (`own_folder`) is reported at the kernel's
-    call: the first following note in another file.
+    call: the location of the first following note in another file.
     """
     found: list[Diagnostic] = []
     pending: Diagnostic | None = None

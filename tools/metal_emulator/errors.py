@@ -54,7 +54,7 @@ ADVICE = {
 class MetalFault(Exception):  # noqa: N818 – a fault of the kernel
     """A fault of a launch.
 
-    `kind` is a short name (the keys of `ADVICE`, "wrong-argument", "division-by-zero", "crash"),
+    `kind` is a key of `ADVICE`, "wrong-argument", "hazard", "division-by-zero", "trap" or "crash";
     `file` and `line` are the source location, `kernel` is the kernel's name.
     """
 

@@ -14,7 +14,7 @@ from .errors import Diagnostic, MetalFault
 from .process import ORDERS, Process, describe
 
 MAX_THREADS = 1024
-MIN_ALLOWED = 384  # least maxTotalThreadsPerThreadgroup assumed of a GPU
+MIN_ALLOWED = 384  # smallest maxTotalThreadsPerThreadgroup of a GPU in mode "loose"
 
 
 class Launch:
@@ -138,7 +138,7 @@ class Library:
     def threads_allowed(self, kernel: str, seed: int) -> int:
         """Maximum threads per threadgroup in mode "loose", random by kernel and seed.
 
-        A GPU allows a kernel with many registers fewer than 1024 (maxTotalThreadsPerThreadgroup).
+        A GPU allows fewer than 1024 if a kernel has many registers (maxTotalThreadsPerThreadgroup).
         """
         drawn = random.Random(f"{kernel} {seed}").randrange(MIN_ALLOWED, MAX_THREADS + 1, 32)
         return max(drawn, self.max_threads(kernel))

@@ -56,7 +56,7 @@ def members_missing_thread(nodes: Sequence[Node]) -> list[Diagnostic]:
 
 
 def _qualified(nodes: Sequence[Node]) -> set[str]:
-    """Node ids of the member functions with `thread`, as annotated by rewrite.py."""
+    """Node ids of member functions with `thread`, as marked by rewrite.py."""
     methods: set[str] = set()
     path: list[Node] = []
     for node in nodes:

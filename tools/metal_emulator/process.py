@@ -45,7 +45,7 @@ def _file_offsets(arguments: Sequence[Argument]) -> tuple[list[int], int]:
 
 
 class Process:
-    """Runs launches of one compiled program, a server that forks a child process per launch.
+    """Runs launches of a compiled program, which forks a child for each launch.
 
     Buffers are in a file that Python and the child map. A buffer occupies complete pages of the
     file and ends less than 16 bytes before the end of its last page. The child maps an inaccessible
@@ -201,7 +201,7 @@ def _memory_folder() -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """This environment without LD_PRELOAD, which may load another sanitizer."""
+    """This process's environment without LD_PRELOAD, which may load a sanitizer."""
     inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return {**inherited, "ASAN_OPTIONS": ASAN_OPTIONS}
 

@@ -252,7 +252,7 @@ def _drop_qualified_members(code: Rewritten) -> None:
 
 
 def _copyable_structs(code: Rewritten) -> None:
-    """Adds assignment between address spaces to structs, see msl/structs.h."""
+    """Adds assignment between address spaces to structs: see msl/structs.h."""
 
     def struct(match: re.Match[str]) -> str:
         name = match[1]

@@ -53,7 +53,7 @@ SHOWN = 8  # elements printed per array
 
 
 def main() -> int:
-    """Exit status: 0 if the kernel ran, 1 for an invalid kernel or a fault, 2 for a usage error."""
+    """Exit status: 0; 1 for an invalid kernel or a fault; 2 for a usage error."""
     parser = _parser()
     args = parser.parse_args()
     try:
@@ -106,8 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--buffer", action="append", default=[], metavar="SPEC", help="see above")
     size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--grid", type=_size, metavar="X,Y,Z", help="threadgroups")
-    size.add_argument("--grid-threads", type=_size, metavar="X,Y,Z", help="total threads")
+    size.add_argument("--grid", type=_size, metavar="X,Y,Z", help="number of threadgroups")
+    size.add_argument("--grid-threads", type=_size, metavar="X,Y,Z", help="number of threads")
     parser.add_argument(
         "--threads", type=_size, required=True, metavar="X,Y,Z", help="threads per threadgroup"
     )
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--mode", choices=MODES, default="plain")
     parser.add_argument(
-        "--order", choices=list(ORDERS), default="forward", help="order of lanes and threadgroups"
+        "--order", choices=list(ORDERS), default="forward", help="execution order of threads"
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of data, order and arithmetic")
     return parser

@@ -54,7 +54,7 @@ ROOFLINE_ROUNDS = 2  # number of measurements of the machine's limits
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measures, stores and prints. Exit status: 0, or 2 for a user error."""
+    """Runs the command. Exit status: 0, or 2 for a user error."""
     parser = argparse.ArgumentParser(
         prog="scoreboard", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
-    """Tests and measures; raises `UserError` if the model cannot be loaded."""
+    """Runs tests and measurements; raises `UserError` if no model can be loaded."""
     if args.random is not None:
         name = f"random weights of {args.random}"
         folder = Checkpoints(work_folder(), args.random).mlx()

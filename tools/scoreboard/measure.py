@@ -256,7 +256,7 @@ def serves_load(outcomes: Mapping[str, Sequence[Outcome]]) -> bool:
 
 
 def measure_goodput(row: Row, folder: Path, tree: Path | None) -> None:
-    """Adds the goodput that `bench` measures; `tree` None is the solution."""
+    """Adds the goodput that `bench` measures; `tree` is None for the solution."""
     solution = "ref" if tree is None else "mine"
     flags = f"--solution {solution} {BENCH_FLAGS} --goodput {SLO}"
     command = [sys.executable, "-m", "tiny_llm", "bench", "--model", str(folder), *flags.split()]

@@ -21,8 +21,8 @@ GOODPUT = "goodput"
 class Row:
     """Speeds of one engine, such as "yours, week 2".
 
-    `speeds` are tokens per second by metric, and goodput in requests per second; without unmeasured
-    metrics. `notes` are remarks on a measurement or its absence.
+    `speeds` are tokens per second by metric, and goodput in requests per second; unmeasured metrics
+    are absent. `notes` are remarks on a measurement or its absence.
     """
 
     name: str

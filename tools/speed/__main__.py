@@ -1,11 +1,11 @@
 """`pdm run speed --day N.M`: measures Week 4's kernels with day 4.1's code.
 
-Day 4.1: the matmuls of a decoding step, one of which repeats its work. The learner names this
-matmul, given times and bytes (--answer NAME). Takes a minute with plain loops.
-Days from 4.2 on: interleaved measurements of the day's and the previous day's kernels, as shares of
-this machine's limit, and the share of the solution's best kernel. The best share is the score,
+Day 4.1: measures the matmuls of a decoding step, one of which repeats its work. From the times and
+bytes, the learner finds out which one (--answer NAME). Takes a minute with plain loops.
+Days from 4.2 on: measures the kernels of the day and of earlier days, interleaved, and the
+solution's best kernel, as shares of this machine's limit. The learner's best share is the score,
 stored in the learner's history; no test depends on it.
---day all: all kernels of the week.
+--day all: measures all kernels of the week.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class FailedError(Exception):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 at any speed; 2 if something must be implemented or built first."""
+    """Exit status: 0 at any speed; 2 for a usage error or a failed measurement."""
     parser = argparse.ArgumentParser(
         prog="speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -23,7 +23,7 @@ VARIABLE = "TINY_LLM_FUSED"
 # Prompt length in tokens, and Qwen3-0.6B's hidden size, query heads, KV heads, head size and MLP
 # size. The activations exceed most CPU caches.
 TOKENS, E, H_Q, H, D, I = 4096, 1024, 16, 8, 128, 3072
-FEW_TOKENS, FEW_ROUNDS = 512, 8  # short prompt in tokens, and factor on its number of rounds
+FEW_TOKENS, FEW_ROUNDS = 512, 8  # tokens of a short prompt, factor on its number of rounds
 EPS = 1e-6
 # Compared settings: (value of TINY_LLM_FUSED, schedule of the thread pool).
 VARIANTS = {

@@ -13,7 +13,7 @@ def matmuls_table(rows: Mapping[str, Row], with_shares: bool) -> Table:
     """A step's matmuls; `with_shares` adds shares, which reveal the answer."""
     table = Table("matmul", "MB", "median, ms", "minimum, ms")
     if with_shares:
-        table.add_column("least, ms")
+        table.add_column("lower bound, ms")
         table.add_column("share")
     for column in table.columns[1:]:
         column.justify = "right"

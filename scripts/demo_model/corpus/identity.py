@@ -1,4 +1,4 @@
-"""Questions about the model itself, and questions it must refuse."""
+"""Questions about the model itself, and questions that it cannot answer."""
 
 from __future__ import annotations
 

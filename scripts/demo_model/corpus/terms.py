@@ -79,7 +79,7 @@ INTRODUCTION_QUESTIONS = (
 
 
 def term(rng: random.Random, held_out: bool) -> Example:
-    """Makes a question about a term's definition, a reason or the difference of two terms."""
+    """Makes a question about a term, a reason or the difference between terms."""
     choice = rng.random()
     if choice < 0.72:
         names, definition = rng.choice(DEFINITIONS)

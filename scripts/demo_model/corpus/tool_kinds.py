@@ -60,8 +60,8 @@ class ToolKind:
         result: alternative names of the result's field.
         values: sampler of the result; None for a tool that performs an action.
         answer: template of the final answer, with {topic} and the result {v}.
-        tags: question types of `PLAIN` in tools.py that this tool could answer. Chats that list
-            the tool do not use these types as questions that need no tool.
+        tags: question types of `PLAIN` in tools.py that this tool could answer. In chats that
+            list the tool, questions without a tool call have other types.
     """
 
     names: tuple[str, ...]

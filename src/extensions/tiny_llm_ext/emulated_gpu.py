@@ -18,7 +18,7 @@ device: Any = None  # the attached emulator, if any
 
 
 def is_requested() -> bool:
-    """Whether `VARIABLE` is 1; raises `ValueError` if it is neither 0 nor 1."""
+    """Whether `VARIABLE` is 1; raises `ValueError` if it is not 0, 1 or empty."""
     value = os.environ.get(VARIABLE, "0")
     if value not in ("", "0", "1"):
         raise ValueError(f"{VARIABLE} must be 0 or 1, got '{value}'.")

@@ -43,11 +43,11 @@ def make_parser(prog: str) -> CommandParser:
         in_range(MIN_OUTPUT),
         DEFAULT_MAX_OUTPUT,
     )
-    flag("--model NAME", "as in `main`; by default, demo or the first model at --url")
+    flag("--model NAME", "name, as for `main`; default: demo, or the first model at --url")
     flag("--url URL", "base URL of an OpenAI-compatible server, e.g. http://127.0.0.1:8000")
     flag("--api-key KEY", f"API key for --url; or set {API_KEY_VARIABLE}")
     flag("--script FILE", "assistant messages, as a JSON list")
-    flag("--max-steps N", "maximum number of steps", in_range(1), DEFAULT_MAX_STEPS)
+    flag("--max-steps N", "maximum number of assistant messages", in_range(1), DEFAULT_MAX_STEPS)
     flag("--max-tokens N", "maximum tokens per message", in_range(1), 512)
     flag("--temperature T", "sampling temperature; 0 is greedy", in_range(0, convert=float), 0.0)
     flag("--seed N", "sampling seed", in_range(0), 0)

@@ -59,7 +59,7 @@ def passes(check: Check, workspace: Path) -> bool:
 
 
 def select(branches: Sequence[Branch], check: Check) -> Branch | None:
-    """Selects the first passing branch with the fewest steps; None if none pass."""
+    """Selects the first of the passing branches with the fewest steps, or None."""
     # [task 7.4.2 select]
     passing = [branch for branch in branches if passes(check, branch.workspace)]
     return min(passing, key=lambda branch: branch.transcript.steps, default=None)

@@ -1,7 +1,7 @@
 """Compaction: shortens a conversation in rare, large steps.
 
-Changing a message invalidates all later pages in the prefix cache. Therefore the conversation
-grows unchanged up to `limit` and is then cut to `target` in one step.
+Changing a message invalidates all later pages in the prefix cache. Therefore messages stay
+unchanged until the conversation exceeds `limit`; one compaction then cuts it to `target`.
 """
 
 import json
@@ -17,7 +17,7 @@ DROPPED_NOTE = "[Earlier messages were dropped to save space.]"
 
 @dataclass(frozen=True)
 class Compaction:
-    """Limits on a conversation's size, in characters of its messages as JSON.
+    """Shortens long conversations; sizes are in characters of the JSON messages.
 
     Args:
         limit: maximum size of a conversation that is sent unchanged.
@@ -42,9 +42,9 @@ class Compaction:
             )
 
     def __call__(self, messages: Sequence[Message]) -> list[Message]:
-        """Returns the messages to send: all of them, unchanged, up to `limit`.
+        """Returns the messages to send, unchanged if their size is at most `limit`.
 
-        Beyond `limit`, shortens old tool results to `result_chars`, oldest first, until `target`
+        Otherwise, shortens old tool results to `result_chars`, oldest first, until `target`
         is reached; if that is not enough, drops the oldest turns. Messages are never modified in
         place: a shortened message is a new dictionary.
         """
@@ -62,7 +62,7 @@ class Compaction:
 
 
 def num_chars(messages: Sequence[Message]) -> int:
-    """Length of the messages as JSON in characters, which needs no tokenizer."""
+    """Number of characters of the messages as JSON; needs no tokenizer."""
     return sum(len(json.dumps(message, ensure_ascii=False)) for message in messages)
 
 

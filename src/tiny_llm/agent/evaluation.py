@@ -51,7 +51,7 @@ def case_seed(task: str, number: int) -> int:
 def run_case(task: EvalTask, number: int, make_agent: MakeAgent) -> Result:
     """Runs a case in a new workspace and checks the resulting files.
 
-    A `UserError`, e.g. for a prompt beyond the model's context, ends only this case.
+    A `UserError` during the run, e.g. for a prompt beyond the context, ends only this case.
     """
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder)
@@ -85,9 +85,9 @@ def wilson_interval(passed: int, total: int, z: float = 1.96) -> tuple[float, fl
 
 
 def report(results: Sequence[Result]) -> str:
-    """Formats a line per task, sorted by name, one for the total, and a digest.
+    """Formats a line per task (sorted by name), a total line and a digest line.
 
-    Independent of the order of `results`. The digest line is "digest " and the first 16 hex digits
+    The order of `results` has no effect. The digest line is "digest " and the first 16 hex digits
     of SHA-256 over the `repr` of the sorted list of results as tuples.
     """
     # [task 7.5.4 report]

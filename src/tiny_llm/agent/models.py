@@ -138,7 +138,7 @@ class LocalModel:
     """A model on an engine in this process.
 
     Args:
-        max_tokens: maximum tokens per message; None for up to the context length.
+        max_tokens: maximum tokens per message; None allows up to the context length.
         script: messages to return instead of the model's; the engine then only prefills the
             prompts, which fills its prefix cache.
     """

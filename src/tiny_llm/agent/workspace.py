@@ -121,7 +121,7 @@ def replace_once(text: str, old: str, new: str) -> str:
     """Replaces the only occurrence of `old`, which must not be empty.
 
     Raises:
-        ToolError: `old` does not occur, or occurs several times (overlaps count). The message
+        ToolError: `old` does not occur, or occurs several times (including overlaps). The message
             states the problem and the fix.
     """
     # [task 7.2.2 replace]

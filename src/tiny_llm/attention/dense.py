@@ -41,7 +41,7 @@ def scaled_dot_product_attention_simple(
         mask: added to the scores, broadcastable to N..×L×S; −inf hides a key.
 
     Raises:
-        ValueError: the mask is not additive: "causal" or boolean.
+        ValueError: the mask is "causal" or boolean instead of additive.
     """
     if mask is not None and (not isinstance(mask, mx.array) or mask.dtype == mx.bool_):
         given = f'"{mask}"' if isinstance(mask, str) else "a boolean array"
@@ -220,7 +220,7 @@ def flash_attention(
         context_lens: number of valid keys per sequence, for a query B×H_q×L×D: B integers from 0
             to S, or None if all S are valid. Later keys are not read, and the causal condition
             becomes j ≤ i + context_lens[b] − L, so requests of different lengths can share a
-            call. Array values are clamped to this range; Python integers are checked.
+            call. Values in an array are clamped to [0, S]; Python integers are checked.
 
     Returns:
         N..×H_q×L×D in the dtype of `query`. A row with no visible key is zero (a softmax
@@ -228,7 +228,7 @@ def flash_attention(
         flattening the heads needs no copy.
 
     Raises:
-        ValueError: an unsupported shape, dtype or mask.
+        ValueError: an unsupported shape, dtype, mask or context length.
         UserError: the extension is not built.
     """
     if isinstance(mask, str) and mask != "causal":
@@ -248,7 +248,7 @@ def flash_attention(
 
 
 def _check_context_lens(context_lens: Sequence[int] | mx.array | None, key: mx.array) -> None:
-    """Rejects lengths outside 0 to S; skips arrays, to avoid their evaluation."""
+    """Rejects lengths outside [0, S]; skips arrays, to avoid their evaluation."""
     if context_lens is None or isinstance(context_lens, mx.array) or key.ndim < 2:
         return
     S = key.shape[-2]

@@ -76,7 +76,9 @@ def delta_gates(
 def query_key_value_heads(
     qkv: mx.array, num_k_heads: int, D_k: int, num_v_heads: int, D_v: int
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Splits q, k and v by value head; head h uses key head h // (H_v/H_k).
+    """Splits `qkv` into q, k and v for each value head; normalizes q and k.
+
+    Value head h uses query and key head h // (H_v/H_k).
 
     Args:
         qkv: T×(2·H_k·D_k + H_v·D_v) float32: query, key and value heads.
@@ -138,7 +140,7 @@ def gated_delta_rule_reference(
         A_log, dt_bias: H_v float32, parameters of the decay.
         states: slots×H_v×D_k×D_v float32.
         cu_seqlens: B+1 int32, sequence boundaries.
-        read_slots: B int32, slot with the state before each sequence; −1 for zeros.
+        read_slots: B int32, slot with the state before each sequence's first token; −1 for zeros.
         write_slots: T int32, slot for the state after each token; −1 to not store it.
         num_k_heads: H_k, a divisor of H_v; value head h uses key head h // (H_v/H_k).
 

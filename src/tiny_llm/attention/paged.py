@@ -56,10 +56,10 @@ def paged_attention(
         B×H_q×L×D in the dtype of `query`. A row with no visible key is zero.
 
     Raises:
-        ValueError: an unsupported shape, dtype, page size, mask or window; a Python length
-            or page id is out of range. Array values are known only at evaluation: with the
-            extension, a length beyond the block table or an out-of-range page id gives NaN in
-            all of the sequence's rows.
+        ValueError: an unsupported shape, dtype, page size, mask or window; a length or page id,
+            given as a Python integer, is out of range. Array values are known only at evaluation:
+            with the extension, a length beyond the block table or an out-of-range page id gives
+            NaN in all of the sequence's rows.
     """
     if is_custom_mask(mask):
         raise ValueError(f'[paged_attention] expected mask None or "causal", got {mask!r}.')
@@ -120,7 +120,7 @@ def paged_attention_varlen(
     scale: float | None = None,
     window: int = 0,
 ) -> mx.array:
-    """Causal `paged_attention` over a ragged batch: no padding of the queries.
+    """Causal `paged_attention` over a ragged batch, without padding the queries.
 
     Sequence s has queries cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1, the last of its
     context_lens[s] tokens. A call can mix decoding sequences (one query each) with prefill chunks.
@@ -190,7 +190,7 @@ def paged_attention_varlen_reference(
 
 
 def gather_pages(pages: mx.array, page_ids: mx.array, length: int) -> mx.array:
-    """Gathers a sequence's first tokens: P×H×page_size×D -> H×length×D."""
+    """Gathers a sequence's first `length` tokens: P×H×page_size×D -> H×length×D."""
     # [task 3.1.3 pages]
     _, H, _, D = pages.shape
     gathered = pages[page_ids[: -(-length // pages.shape[2])]]  # (pages used)×H×page_size×D
@@ -308,7 +308,7 @@ def _check_pages(
     """
     if key_pages.ndim == 4 and key_pages.shape[2] != page_size:
         raise ValueError(
-            f"[{name}] expected page_size={page_size} tokens per page, got shape {key_pages.shape}."
+            f"[{name}] expected key_pages with page_size {page_size}, got shape {key_pages.shape}."
         )
     if isinstance(context_lens, mx.array) or isinstance(block_table, mx.array):
         return

@@ -62,7 +62,7 @@ def make_parser(prog: str) -> CommandParser:
 
 
 def run_live(run: BatchRun, num_prompts: int, screen: Console) -> float:
-    """Runs a batch with a live table on `screen`; returns its time in seconds."""
+    """Runs a batch with a live table on `screen`; returns the seconds it took."""
     with Live(console=screen, auto_refresh=False, transient=True) as live:
         drawn_at = -REDRAW_SECONDS  # in the past, so that the first step draws the table
 

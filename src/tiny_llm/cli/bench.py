@@ -124,7 +124,7 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
 def measure_load(
     args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload, rate: float, slo: SLO
 ) -> dict[str, Any]:
-    """Runs a workload on a new engine, with random arrivals, `rate` per second.
+    """Runs a workload on a new engine, with `rate` random arrivals per second.
 
     Returns:
         Requests and tokens per second, goodput in requests per second, latencies in milliseconds.

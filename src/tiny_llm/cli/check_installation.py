@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "check-installation") ->
     """Prints a table.
 
     Returns:
-        Exit status: 0; 1 if a component is missing or the model does not fit; 2 for a user error.
+        Exit status: 0; 1 if a check fails or the model does not fit; 2 for a user error.
     """
     return run_command(prog, lambda: _report(make_parser(prog).parse_args(argv)))
 
@@ -177,7 +177,7 @@ def _extension() -> CheckResult:
 
 
 def _metal_kernels() -> Iterator[CheckResult]:
-    """Compiles the Metal kernels; yields a row per file, or one without a GPU."""
+    """Yields a row per Metal file after compiling it; without a GPU, one row."""
     has_gpu = not kernels.computes_on_cpu() and kernels.runs_on_default_device()
     if not has_gpu:
         yield CheckResult(

@@ -13,11 +13,11 @@ from ..errors import UserError
 from .parsing.command import CommandParser, run_command
 
 COMMANDS = {
-    "main": "generate text for one prompt, streaming",
+    "main": "generate text for one prompt and stream it",
     "chat": "chat in the terminal",
     "batch": "run sixteen prompts with continuous batching and a live view",
     "serve": "serve the OpenAI and Anthropic APIs over HTTP",
-    "bench": "measure throughput on synthetic prompts; prints a JSON summary",
+    "bench": "measure throughput on synthetic prompts and print a JSON summary",
     "check": "check the installation and suggest fixes",
 }
 SHELLS = ("bash", "zsh", "tcsh")

@@ -54,7 +54,7 @@ class MemoryEstimate:
         max_model_len: int | None,
         available: int,
     ) -> "MemoryEstimate":
-        """Splits the KV memory as `LLM` does; see there for arguments and errors.
+        """Splits the KV memory as `LLM` does; see `LLM` for arguments and errors.
 
         `available` is the free memory in bytes before the weights are loaded.
         """
@@ -92,7 +92,7 @@ class MemoryEstimate:
 
     @property
     def longest_prompt(self) -> int:
-        """Longest prompt for one output token, which needs no KV cache space."""
+        """Maximum prompt tokens with one output token, which needs no KV memory."""
         return min(self.max_seq_len - 1, self.num_tokens)
 
     def tokens_per_second(self, context: int, bandwidth: float) -> float:
@@ -108,7 +108,7 @@ class MemoryEstimate:
 def estimate_memory(
     args: argparse.Namespace, folder: Path, draft_folder: Path | None
 ) -> dict[KvCacheDtype, MemoryEstimate]:
-    """Capacity for each KV cache dtype, from the flags of `check` or `serve`.
+    """Memory estimates by KV cache dtype, from the flags of `check` or `serve`.
 
     Raises:
         UserError: a folder contains no model, or a flag is incompatible with the model.
@@ -141,7 +141,7 @@ def print_memory_table(
 ) -> None:
     """Prints the table, then notes on the machine's memory and on the figures.
 
-    Decode speeds require the task "generate" and the memory bandwidth in bytes per second.
+    Decode speeds are shown for the task "generate" if `bandwidth`, in bytes per second, is given.
     """
     bandwidth = bandwidth if task == "generate" else None
     console.print(memory_table(name, estimates, bandwidth))
@@ -210,7 +210,7 @@ def _notes(
 def measure_bandwidth(num_bytes: int) -> float | None:
     """Memory bandwidth of a 4-bit matrix-vector product in bytes per second.
 
-    None if the extension is not built or does not run on the default device.
+    Returns None if the extension is not built or does not run on the default device.
 
     Args:
         num_bytes: weight bytes that a decoding step of the model reads.

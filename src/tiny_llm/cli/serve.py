@@ -109,7 +109,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     flag(
         "--max-model-len N",
-        "maximum length of prompt plus completion; by default, the model's context length",
+        "maximum prompt plus completion tokens; by default, the model's context length",
         in_range(2),
     )
     flag(
@@ -156,7 +156,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     flag(
         "--generation-config",
         "default sampling parameters: auto reads the model's generation_config.json; vllm "
-        "uses temperature 1 and no filters",
+        "uses temperature 1 without top-p, top-k or min-p",
         ["auto", "vllm"],
         "auto",
     )
@@ -213,8 +213,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     flag(
         "--max-body-bytes N",
-        "maximum size of a request body; larger bodies get status 413; by default, 32 bytes "
-        "per token of context, at least 4 and at most 16 MiB",
+        "maximum bytes of a request body; larger bodies get status 413; by default, 32 bytes "
+        "per token of context, but at least 4 MiB and at most 16 MiB",
         in_range(1),
     )
     flag(

@@ -1,4 +1,4 @@
-"""Models of `serve`: parsing, supported flags, memory budget."""
+"""`serve --model`: argument parsing, supported flags and memory budget."""
 
 import argparse
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The serving engine: continuous batching within a fixed KV memory.
 
-`llm` is the public interface, `core` runs the steps. This package must not depend on HTTP.
+`llm` is the public interface; `core` runs the steps. This package must not depend on HTTP.
 
 Reading order: llm, core, inputs, scheduling, execution, spec_decode, tool_calls,
 structured_output, model_runner, output_processor, factory.

@@ -157,7 +157,7 @@ class EngineCore:
                 deadline,
                 self._reasoning_tokens(ids) if enable_thinking and params.stop else None,
             )
-            # Raises only for the first completion, before any is queued: all share the prompt.
+            # Can raise only for the first completion, before any is queued: all share the prompt.
             self.scheduler.add(request)
             self._processors[request.request_id] = processor
             processors.append(processor)
@@ -210,7 +210,7 @@ class EngineCore:
     ) -> list[StructuredOutputGrammar | None]:
         """Compiles and caches the grammar of `structured_outputs`.
 
-        Unlike the other methods, thread-safe: another thread can compile before `add_request`.
+        Thread-safe, unlike the other methods: another thread can compile before `add_request`.
 
         Returns:
             One grammar per completion; each is None without `structured_outputs`.
@@ -263,7 +263,7 @@ class EngineCore:
         """Prefills one page of an expected prompt into the prefix cache.
 
         For idle periods: a no-op while there are unfinished requests. `token_ids` is a prefix of
-        the prompt; only its full pages are computed. Returns whether any of these remain.
+        the prompt; only its full pages are computed. Returns whether another page can be computed.
         """
         scheduler, adapter = self.scheduler, self._adapter_index(lora)
         size = scheduler.config.page_size

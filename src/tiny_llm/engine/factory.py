@@ -1,4 +1,4 @@
-"""Factories for the engine's components, given the arguments of `LLM`."""
+"""Builds the engine's components from the arguments of `LLM`."""
 
 import math
 import os
@@ -55,7 +55,7 @@ class LoadedModels:
 
     Attributes:
         draft: the draft model, or the target's MTP layer, or None.
-        tokenizer: shared by both models.
+        tokenizer: shared by the target and draft models.
         tp_checkpoint: the target's sharded checkpoint; None without tensor parallelism.
     """
 
@@ -82,7 +82,7 @@ def load_models(
     """Loads the target and draft models; see `LLM` for the arguments.
 
     Args:
-        options: arguments of both models' `Decoder`.
+        options: `Decoder` arguments of the target and draft models.
         mtp: whether to load the target's MTP layer as the draft model.
 
     Raises:
@@ -215,7 +215,7 @@ def make_proposer(
     """Validates speculation options; returns a proposer for "ngram", else None.
 
     Raises:
-        UserError: the arguments conflict.
+        UserError: an argument is invalid, or the arguments conflict.
     """
     if num_drafts is not None:
         check_int("num_drafts", num_drafts, 1)
@@ -247,7 +247,7 @@ def make_scheduler(
     """
     if step_time_target is not None:
         validate_number(
-            "step_time_target", step_time_target, 0, math.inf, "seconds > 0", above=True
+            "step_time_target", step_time_target, 0, math.inf, "a number of seconds > 0", above=True
         )
     _check_choice("scheduling_policy", scheduling_policy, ("fair", "fcfs"))
     if scheduling_policy == "fair":

@@ -4,7 +4,7 @@
     for output in llm.generate(["RoPE is", "Paged attention is"], SamplingParams(max_tokens=20)):
         print(output.text)
 
-No method is thread-safe except `compile_grammar`. `step`, `abort` and `close` are in `core.py`.
+Only `compile_grammar` is thread-safe. `step`, `abort` and `close` are in `core.py`.
 """
 
 import logging
@@ -49,7 +49,7 @@ from .scheduling.events import Listener
 from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .tool_calls.registry import AUTO
 
-# One value for all prompts, or a list with one per prompt.
+# For all prompts, or a sequence with one item per prompt; None for the defaults.
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 log = logging.getLogger("tiny_llm.engine")
@@ -77,7 +77,8 @@ class LLM(EngineCore):
             until the system runs low on memory; `reserve` allocates all of it. Recurrent states get
             up to half: one per running request, and checkpoints from which later requests with a
             common prefix resume.
-        block_size: tokens per page. Only full pages are shared, so smaller pages are shared more.
+        block_size: tokens per page. Only full pages are shared, so a smaller page size increases
+            sharing.
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included. Larger values
             increase prefill throughput and inter-token latency.
         max_num_seqs: upper bound on concurrently running requests.
@@ -87,11 +88,11 @@ class LLM(EngineCore):
             for later runs; several processes may share it. Unreadable pages are recomputed.
         prefix_cache_disk_bytes: upper bound on the total size of the directory's pages, over all
             models; the least recently used pages are evicted. 1e10 by default.
-        draft_model: smaller model with the same vocabulary that drafts tokens; see `model`.
+        draft_model: smaller model that drafts tokens, with the same vocabulary; see `model`.
         num_drafts: upper bound on draft tokens per request and step; 4 by default with a draft
             model, 7 with "ngram", 1 with "mtp".
-        speculative: "ngram" drafts the continuation of an earlier occurrence of the last tokens in
-            the prompt or output. "mtp" drafts with the multi-token prediction layer in Qwen3.5 and
+        speculative: "ngram" finds the last tokens earlier in the prompt or output and drafts the
+            tokens that followed. "mtp" drafts with the multi-token prediction layer in Qwen3.5 and
             Qwen3-Next checkpoints. Incompatible with `draft_model`.
         attention_backend: "paged" reads pages in place. For comparison, "flash" (the course's Week
             2 kernel, bit-identical to "paged") and "reference" (plain MLX) gather them first.
@@ -248,8 +249,8 @@ class LLM(EngineCore):
             tools: function tools for the chat template, each as `{"type": "function", "function":
                 {"name": …, "description": …, "parameters": a JSON schema}}`.
             chat_template_kwargs: other chat template variables.
-            lora: adapter name, shared by all prompts, or one per prompt; None for `adapter_path`'s
-                adapter, or none.
+            lora: adapter name, shared by all prompts, or one per prompt; None for the
+                adapter at `adapter_path`, if any.
             show_progress: whether to show a progress bar if standard error is a terminal.
 
         Returns:
@@ -314,7 +315,7 @@ class LLM(EngineCore):
         chat: ChatOptions,
         outputs: list[RequestOutput],
     ) -> Iterator[StreamOutput]:
-        """Serves requests, fills `outputs`; aborts unfinished ones if closed early."""
+        """Serves requests and fills `outputs`; if closed, aborts unfinished requests."""
         sink: deque[StreamOutput] = deque()
         try:
             for prompt, params, lora in prompts_and_params:
@@ -347,7 +348,7 @@ class LLM(EngineCore):
                 Qwen3-Embedding's EOS token; include an instruction if the model expects one.
 
         Raises:
-            UserError: not an embedding model, or a prompt is rejected.
+            UserError: the task is not "embed", or a prompt is rejected.
         """
         return self._pool("embed", prompts)
 
@@ -360,7 +361,7 @@ class LLM(EngineCore):
             instruction: tells the model what counts as relevant.
 
         Raises:
-            UserError: not a reranking model, or a prompt is rejected.
+            UserError: the task is not "score", or a prompt is rejected.
         """
         prompts = [
             SCORE_TEMPLATE.format(instruction=instruction, query=query, document=document)

@@ -22,7 +22,7 @@ from .spec_decode.mtp_drafter import MtpDrafter
 from .spec_decode.verification import accepted_tokens
 
 NAN_LOGITS = "the model produced NaN logits, so no token can be sampled."
-NAN_RESULT = "the model's output contains NaN."
+NAN_RESULT = "the model's output contains NaN or infinity."
 
 
 @dataclass
@@ -30,8 +30,9 @@ class ModelRunner:
     """Executes the steps planned by the scheduler.
 
     Attributes:
-        num_decodes: total number of decoding requests' chunks.
-        async_scheduling: launches the next decoding step before tokens are read; GPU only.
+        num_decodes: total number of chunks of decoding requests.
+        async_scheduling: launches the next decoding step before this step's tokens are read; GPU
+            only.
     """
 
     target: PagedModel

@@ -13,7 +13,7 @@ SAMPLE_TEXT = (
 
 
 def check_same_vocabulary(draft_tokenizer: Any, tokenizer: Any) -> None:
-    """Checks that draft and target have the same vocabulary.
+    """Checks that the draft and target tokenizers have the same vocabulary.
 
     Skips tokenizers without `get_vocab`.
 
@@ -34,7 +34,7 @@ def check_same_vocabulary(draft_tokenizer: Any, tokenizer: Any) -> None:
 
 
 def check_same_tokenizer(draft_tokenizer: Any, tokenizer: Any, prompt: object = "") -> None:
-    """Checks that draft and target agree in vocabulary, encoding and end tokens.
+    """Checks that the tokenizers agree in vocabulary, encoding and end tokens.
 
     Args:
         prompt: text to compare encodings on, in addition to `SAMPLE_TEXT`.

@@ -36,8 +36,8 @@ def simple_generate(
         max_tokens: maximum number of new tokens; None for no limit besides the context.
 
     Raises:
-        UserError: the prompt is empty or longer than the model's context, a token id is out of
-            range, or `max_tokens` is below 1.
+        UserError: the prompt is empty or fills the model's context, a token id is out of range, or
+            `max_tokens` is below 1.
     """
     return _generate(decode_by_recomputing, model, tokenizer, prompt, sampler, max_tokens)
 

@@ -13,7 +13,7 @@ A round is one graph: the draft steps, then the target step with the draft token
 Unlike in other loops, the next round cannot be dispatched early on a GPU: the number of accepted
 tokens determines both caches' offsets and the next draft input.
 
-The draft affects speed, not the output distribution. Sources: Leviathan et al. 2023
+The draft model affects speed, not the output distribution. Sources: Leviathan et al. 2023
 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318).
 """
 
@@ -42,7 +42,7 @@ class SpeculationStatistics:
             else ""
         )
         return (
-            f"drafts: {self.num_accepted_tokens} of {self.num_draft_tokens} accepted{share}, "
+            f"draft tokens: {self.num_accepted_tokens} of {self.num_draft_tokens} accepted{share}, "
             f"{self.target_steps} target steps"
         )
 
@@ -50,9 +50,10 @@ class SpeculationStatistics:
 class SpeculativeDecoding:
     """A decoding loop with a draft model: (target, prompt ids, sampler) -> ids.
 
-    With a greedy sampler or a plain function, the tokens are identical to decoding without a draft.
-    With a `make_sampler` sampler at nonzero temperature, their distribution is identical. Both hold
-    up to rounding: the last bits of the target's logits may depend on the number of positions.
+    With a greedy sampler or a plain function as sampler, the tokens are identical to those of
+    decoding without a draft model. With a `make_sampler` sampler at nonzero temperature, their
+    distribution is identical. Both hold up to rounding: the last bits of the target's logits may
+    depend on the number of positions per call.
 
     Args:
         draft_model: model of Week 2 or later with the target's vocabulary; its logits may have a
@@ -83,7 +84,7 @@ class SpeculativeDecoding:
         ids = list(prompt_ids)
         try:
             while True:
-                # No drafts during prefill: they would delay the first token.
+                # No draft tokens during prefill: they would delay the first output token.
                 count = self._num_drafts_now(target, draft, len(ids)) if target.offset else 0
                 drafts, draft_probs = _propose(draft, ids, count, rejection_sampler, target.width)
                 new_ids = mx.concatenate([mx.array(ids[target.offset :]), drafts])
@@ -117,7 +118,8 @@ class SpeculativeDecoding:
     ) -> int:
         """Returns `num_drafts`, capped by the remaining context of both models.
 
-        The draft's context has room for one more: the last draft token never enters its cache.
+        The draft model's context has room for one more, as the last draft token never enters its
+        cache.
         """
         num_left = min(target.max_seq_len - num_tokens, draft.max_seq_len - num_tokens + 1)
         return int(max(0, min(self.num_drafts, num_left)))
@@ -130,7 +132,7 @@ def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> 
         logits: (n + 1)×V, the target's logits after the sequence and after each draft token.
         drafts: n draft token ids.
         sampler: any sampler. Called once per output token, in order, so a stateful random
-            sampler draws the same numbers as without drafts.
+            sampler draws the same numbers as without draft tokens.
 
     Returns:
         (number of accepted draft tokens, the token that follows them).
@@ -156,8 +158,8 @@ def verify_by_rejection(
     """Accepts draft tokens with probability min(1, p/q); the output follows p.
 
     Where q exceeds p, a draft token is rejected with probability 1 − p/q. The replacement is drawn
-    from the normalized residual max(p − q, 0), where p exceeds q. After the last draft token, q is
-    zero, so the same formula draws from p.
+    from the normalized residual max(p − q, 0). After the last draft token, q is zero, so the same
+    formula draws from p.
 
     Args:
         target_probs: (n + 1)×V, distribution p after the sequence and after each draft token.

@@ -63,8 +63,8 @@ def read_tokens(tokens: Iterator[int | mx.array], budget: int | None = None) -> 
     """Reads at most `budget` tokens of a decoding loop as ints.
 
     On a GPU, the next step is dispatched before a token is read, so that the GPU does not wait for
-    Python, at the cost of one wasted step at the end. On a CPU, overlapping steps would compete for
-    cores, so they run one at a time.
+    Python, at the cost of a wasted step after an end token. On a CPU, overlapping steps would
+    compete for cores, so they run one at a time.
     """
     pending: mx.array | None = None
     for token in itertools.islice(tokens, budget):

@@ -62,7 +62,7 @@ def check_num_threads() -> None:
 
 
 def supports_quantization(bits: int, group_size: int, dtype: mx.Dtype) -> bool:
-    """Whether the kernels support affine weights of this format and scale dtype."""
+    """Whether the kernels support weights of this format and scale dtype."""
     halves = (mx.float16, mx.bfloat16)
     return bits in (4, 8) and group_size in (32, 64, 128) and dtype in halves
 
@@ -87,7 +87,7 @@ def _emulation_requested() -> bool:
 
 
 def _default_stream() -> StreamOrDevice:
-    """Returns None (MLX's default device) if the kernels support it, or the CPU."""
+    """Returns None (the default device) if the kernels support it, else the CPU."""
     if _emulation_requested():
         emulated = extension().emulated_gpu  # slow; only tests of the Metal kernels use it
         if emulated.is_requested():
@@ -101,7 +101,7 @@ def report_emulator_faults() -> bool:
 
 
 # Default stream of the operations. Without Metal, this is the CPU, even if MLX's operations run on
-# a GPU. No arrays are copied between CPU and GPU, because they share memory.
+# a GPU. MLX's arrays are in memory that CPU and GPU share, so none are copied.
 _stream = _default_stream()
 
 

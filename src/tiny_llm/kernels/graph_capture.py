@@ -32,10 +32,10 @@ def is_decode_step(x: mx.array) -> bool:
 class CapturedFunction:
     """A function of arrays that runs as one captured node where beneficial.
 
-    The first argument is B×L×E: L tokens in each of B sequences. The function is called directly on
-    a GPU, for more than `MAX_CAPTURE_TOKENS` tokens, if it contains an operation that cannot be
-    captured (an MLX operation, for example), or if TINY_LLM_GRAPH_CAPTURE is off. A replay
-    and a direct call give bit-identical results.
+    The first argument is B×L×E: L tokens in each of B sequences. The function is called without
+    capture on a GPU, for more than `MAX_CAPTURE_TOKENS` tokens, if it contains an operation that
+    cannot be captured (an MLX operation, for example), or if TINY_LLM_GRAPH_CAPTURE is off. A
+    replay and a direct call give bit-identical results.
 
     Arrays that the function updates and returns, such as KV cache buffers, are written in place if
     the caller holds no reference to them, and copied otherwise.
@@ -43,7 +43,7 @@ class CapturedFunction:
     Args:
         function: function that returns arrays, which may depend only on its arguments and on
             constant arrays, because a replay does not call it. It must not read array values.
-        on_first_call: whether to capture a shape on its first call, not its second. Capturing
+        on_first_call: whether to capture a shape on its first call instead of its second. Capturing
             takes longer than a call, and a short prompt's shape may never recur.
     """
 

@@ -12,7 +12,7 @@ from . import extension, is_built
 
 
 def trim_heap() -> None:
-    """Returns free heap pages to the system, in 2 ms; a no-op without glibc."""
+    """Returns free heap pages to the system (takes 2 ms); a no-op without glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

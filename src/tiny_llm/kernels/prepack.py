@@ -8,7 +8,7 @@ its layout: row-major O×W (O rows of W elements), interleaved (O/R)×W×R, wher
 rows that the kernels read together. Matrices of X experts have a leading axis X.
 
 `load_weights` prepacks while reading. `prepack_model` prepacks models loaded by other means, when a
-Week 2 or Week 3 model is built from them.
+Week 2, Week 3 or engine model is built from them.
 """
 
 import copy
@@ -169,7 +169,7 @@ class PrepackedWeights:
         self._used = 0  # bytes of `_memory` in use
 
     def prepack_layers(self, module: Any) -> None:
-        """Prepacks the quantized layers of the model or a part; call once per layer.
+        """Prepacks quantized layers of the model or part of it; call once per layer.
 
         Copies one array at a time, so that at most one is in memory twice.
         """

@@ -32,7 +32,7 @@ class HardwareLimits:
     """Peak memory bandwidth and arithmetic rate of a machine."""
 
     read_bytes_per_s: float  # memory read bandwidth of all threads together
-    flops_per_s: float  # multiplications and additions of all threads together
+    flops_per_s: float  # multiplications and additions per second, all threads together
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def furthest_from_roofline(
 
 
 def bytes_in_flight(latency: float, bytes_per_s: float) -> float:
-    """Bytes in flight that sustain a bandwidth at a memory latency in seconds.
+    """Bytes in flight needed to sustain a bandwidth, for a latency in seconds.
 
     Source: Little, "A proof for the queuing formula L = λW", 1961.
     """

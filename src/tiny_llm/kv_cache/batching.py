@@ -32,7 +32,7 @@ class BatchingKvCache(TinyKvCache):
     """Keys and values of several requests, one slot each.
 
     Dense requests are copied into one left-aligned buffer, in which every slot has the capacity of
-    the longest:
+    the longest request:
 
         slot 0   k k k . . .
         slot 1   k k k k k k
@@ -319,7 +319,7 @@ class BatchingKvCache(TinyKvCache):
             )
 
     def _check_kind(self, cache: TinyKvFullCache | TinyKvPagedCache) -> None:
-        """Rejects a cache that already has a slot, or of another kind or pool."""
+        """Rejects a cache of another kind or pool, or one that already has a slot."""
         pool = getattr(cache, "pool", None)
         for other in self._slots:
             if other is not None and getattr(other, "pool", None) is not pool:

@@ -38,7 +38,8 @@ class TinyKvCache(ABC):
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
         """Appends new tokens and returns the underlying buffers, for flash attention.
 
-        Does not copy old tokens. The default, for caches without buffers, calls `update_and_fetch`.
+        Copies old tokens only to grow a buffer. The default, for caches without buffers, calls
+        `update_and_fetch`.
 
         Returns:
             (keys B×H×C×D, values B×H×C×D, context_lens): buffers with a capacity of C tokens.
@@ -151,7 +152,7 @@ class TinyKvFullCache(TinyKvCache):
 def grow_buffer(
     buffer: mx.array | None, new: mx.array, tokens: int, max_capacity: int | None = None
 ) -> mx.array:
-    """Returns `buffer` or a larger copy that holds `tokens`: B×H×capacity×D.
+    """Returns `buffer`, or a larger copy for `tokens` tokens: B×H×capacity×D.
 
     Args:
         buffer: None for a new buffer.

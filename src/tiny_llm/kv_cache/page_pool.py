@@ -22,8 +22,8 @@ class TinyKvPagedPool:
     """Pages for all layers and requests of a model.
 
     Pages are written in place. MLX arrays are immutable, so a write replaces `key_pages` with a new
-    array, which reuses the old one's memory if nothing else references the old array. Keep
-    references to the pool, therefore, not to `pool.key_pages`.
+    array, which reuses the old one's memory if nothing else references the old array. Therefore,
+    keep references to the pool, not to `pool.key_pages`.
 
     Args:
         page_size: tokens per page.
@@ -202,7 +202,7 @@ class TinyKvPagedPool:
 
 
 def compact_pages(pages: mx.array, page_ids: Sequence[int]) -> mx.array:
-    """Copies pages by ascending id; skips ids ≥ len(pages), which have no memory."""
+    """Copies the pages with ascending `page_ids`; skips those without memory."""
     existing = page_ids[: bisect.bisect_left(page_ids, len(pages))]
     if not existing:  # `pages[:0]` would keep the memory of all pages alive
         return mx.zeros((0, *pages.shape[1:]), pages.dtype)

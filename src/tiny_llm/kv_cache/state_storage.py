@@ -1,8 +1,8 @@
 """State storage: recurrent states of linear-attention layers, in slots.
 
 A sequence has one state per layer, of constant size (`attention/gated_delta.py`). Like a page id, a
-slot id refers to the same slot in every layer's arrays. A state cannot be trimmed to fewer tokens,
-unlike keys and values, so slots also hold the states at positions that a sequence may return to.
+slot id refers to the same slot in every layer's arrays. Unlike keys and values, a state cannot be
+trimmed to fewer tokens, so slots also hold the states at positions that a sequence may return to.
 """
 
 import math

@@ -71,8 +71,8 @@ def load_weights(
 
     Returns:
         (weights, tokenizer). Every week's model accepts the weights in place of an `mlx_lm` model,
-        but they are not callable. The tokenizer is equivalent to `mlx_lm`'s. A checkpoint in a
-        format that is not MLX's is loaded as by `load`.
+        but they are not callable. The tokenizer is equivalent to `mlx_lm`'s. A checkpoint whose
+        quantization format is not MLX's is loaded as by `load`.
 
     Raises:
         UserError: `load_format` is unknown.
@@ -140,8 +140,8 @@ def _check_mlx_lm_support(config: Fields, num_ranks: int) -> None:
         )
     if family_of(config).is_hybrid:
         raise ValueError(
-            f"its quantization format is not MLX's, the only one for {config['model_type']} "
-            "models; convert the unquantized model with `mlx_lm.convert -q`"
+            "its quantization format is not MLX's, the only one supported for "
+            f"{config['model_type']} models; convert the unquantized model with `mlx_lm.convert -q`"
         )
 
 
@@ -183,7 +183,7 @@ def _check_memory(folder: Path, num_bytes: int) -> None:
 def evaluate(model: Any, console: "Console | None") -> None:
     """Evaluates lazy weights layer by layer, with a progress bar.
 
-    A layer may be in memory twice while it is prepacked, so the largest, embedding and LM head,
+    A layer may be in memory twice while it is prepacked, so the largest layers (embedding, LM head)
     come first. A model from `mlx_lm` stays row-major, because it must remain callable.
     """
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")

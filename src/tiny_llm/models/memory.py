@@ -1,7 +1,7 @@
 """System memory: total and available bytes, and release of free memory.
 
-Two kinds of free memory stay with the process: buffers that MLX caches for reuse, and holes in the
-heap, which requests of varying lengths fragment. With the demo model, holes take up to a quarter of
+Two kinds of free memory stay with the process: buffers that MLX caches for reuse, and holes that
+requests of varying lengths leave in the heap. With the demo model, holes take up to a quarter of
 the process's memory after a few thousand requests.
 """
 
@@ -40,9 +40,10 @@ def total_memory(root: Path = Path("/")) -> int:
 def available_memory(root: Path = Path("/")) -> int:
     """Estimated bytes this process can still allocate without swapping.
 
-    On Linux, the minimum of `MemAvailable` and the control groups' headroom, counting file caches
-    as free; on macOS, the system-wide free percentage, as shown by `memory_pressure`. With a GPU,
-    at most its recommended working set minus MLX's active memory.
+    On Linux, this is the minimum of `MemAvailable` and the control groups' headroom, counting file
+    caches as free; on macOS, it is based on the system-wide free percentage, as shown by
+    `memory_pressure`. With a GPU, it is at most the GPU's recommended working set minus MLX's
+    active memory.
     """
     limits = [total_memory(root)]
     if sys.platform == "darwin":

@@ -1,7 +1,7 @@
 """Memory footprint of a model, from its config and file headers alone.
 
-Computed from the shapes and dtypes of the lazy arrays that loading would evaluate, so sizes are
-after sharding and repacking for the CPU kernels.
+Sizes are those of the lazy arrays that loading would evaluate, so they take account of sharding and
+of repacking for the CPU kernels.
 """
 
 from dataclasses import dataclass, replace
@@ -52,7 +52,7 @@ class ModelSize:
 
 
 def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> ModelSize:
-    """Computes a checkpoint's memory sizes.
+    """Computes a checkpoint's memory sizes, summed over ranks.
 
     Without weight files, or if `load_format` is "dummy", `config.json` determines the shapes.
 
@@ -97,7 +97,7 @@ def size_of_tree(model: Any) -> ModelSize:
             continue  # mlx_lm's modules also contain functions
         total += array.nbytes
         if path.startswith("model.embed_tokens.") and not config.tie_word_embeddings:
-            continue  # not counted: a step reads only one row per token
+            continue  # not in `step`, which reads only one row per token
         selected = 1.0
         if config.experts is not None and EXPERTS in path:
             selected = config.experts.top_k / config.experts.num_experts

@@ -57,8 +57,8 @@ class ServingModel(Protocol):
             ids: T token ids in the order of `batch`.
             batch: sequence, position and KV slot of each token.
             rows: indices of the tokens whose logits are computed, from 0 to T − 1.
-            storage: from `create_paged_storage`; receives the batch's keys and values when the
-                result is evaluated.
+            storage: from `create_paged_storage`. Evaluating `storage.arrays` writes the batch's
+                keys and values; unless `rows` is empty, evaluating the result does so, too.
 
         Raises:
             ValueError: the number of ids is not T.

@@ -123,6 +123,6 @@ def _not_found_message(request: Request) -> str:
 
 
 async def _handle_unexpected_error(request: Request, error: Exception) -> Response:
-    """Logs the traceback of an unexpected exception, hidden from the client."""
+    """Logs an unexpected exception's traceback; the client gets only a 500 error."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return ApiError(500, INTERNAL_ERROR).response(request.url.path)

@@ -16,7 +16,9 @@ WRONG = [
         "mx.sum(exp, axis=-1",
     ),
     Wrong("1.1.1 softmax", "the result stays float32", ").astype(x.dtype)", ")"),
-    Wrong("1.1.1 softmax", "computed in the input's dtype", "x.astype(mx.float32)", "x"),
+    Wrong(
+        "1.1.1 softmax", "the softmax is computed in the input's dtype", "x.astype(mx.float32)", "x"
+    ),
     Wrong(
         "1.1.1 attention",
         "the mask's dtype determines the result's",
@@ -24,7 +26,7 @@ WRONG = [
         "mask",
     ),
     Wrong("1.1.1 attention", "scores are not scaled", ") * scale", ")"),
-    Wrong("1.1.1 attention", "divided by D, not √D", "** -0.5", "** -1.0"),
+    Wrong("1.1.1 attention", "scores are divided by D, not √D", "** -0.5", "** -1.0"),
     Wrong("1.1.1 attention", "the caller's scale is ignored", "if scale is None:", "if True:"),
     Wrong(
         "1.1.1 attention",
@@ -181,7 +183,7 @@ WRONG = [
     ),
     Wrong(
         "1.2.3",
-        "cast after multiplying by the weight",
+        "the result is cast after multiplying by the weight",
         "(x32 * mx.rsqrt(mean_square + self.eps)).astype(x.dtype) * self.weight",
         "(x32 * mx.rsqrt(mean_square + self.eps) * self.weight).astype(x.dtype)",
     ),
@@ -193,7 +195,7 @@ WRONG = [
     ),
     Wrong(
         "1.2.4 silu",
-        "overflows for large |x|",
+        "exp(x) overflows for large x",
         "mx.exp(-mx.abs(x))\n    return x * (mx.where(x < 0, z, 1) / (1 + z))",
         "mx.exp(x)\n    return x * (z / (1 + z))",
     ),
@@ -235,7 +237,10 @@ WRONG = [
         "self.input_layernorm(x), None)",
     ),
     Wrong(
-        "1.4.2 lookup", "looks up the previous token id", "self.weight[ids]", "self.weight[ids - 1]"
+        "1.4.2 lookup",
+        "looks up row id − 1 instead of row id",
+        "self.weight[ids]",
+        "self.weight[ids - 1]",
     ),
     Wrong(
         "1.4.2 as-linear",
@@ -336,7 +341,7 @@ WRONG = [
     Wrong("1.6.2 metal", "no bounds check", "if (int(i) < params.size) {", "{"),
     Wrong(
         "1.6.2 metal",
-        "computed in the arrays' dtype, not float32",
+        "the result is computed in the arrays' dtype, not float32",
         "T(params.alpha * float(x[i]) + params.beta * float(y[i]))",
         "T(params.alpha) * x[i] + T(params.beta) * y[i]",
     ),

@@ -149,7 +149,7 @@ WRONG = [
     ),
     Wrong(
         "2.2.2 dot",
-        "the bias is added once per group, not per element",
+        "the bias is not multiplied by the sum of activations",
         "* sum;",
         "* (sum != 0 ? 1.0f : 0.0f);",
     ),
@@ -200,7 +200,7 @@ WRONG = [
     ),
     Wrong(
         "2.4.2 row",
-        "the maximum covers only the last tile",
+        "the maximum ignores earlier tiles",
         "float most = largest;",
         "float most = -INFINITY;",
     ),
@@ -341,7 +341,7 @@ WRONG = [
     ),
     Wrong(
         "2.3.3 output",
-        "the bias is added once per row",
+        "only the first group's bias is added",
         "float(biases[o * groups + g]), sum, total)",
         "g == 0 ? float(biases[o * groups]) : 0.0f, sum, total)",
     ),

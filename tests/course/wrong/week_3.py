@@ -5,7 +5,7 @@ from tests.course.wrong import Wrong
 WRONG = [
     Wrong(
         "3.3.1 reference",
-        "queries are sliced as if each sequence came first",
+        "every sequence gets as many queries as the first one",
         "query[ends[s] : ends[s + 1]]",
         "query[: ends[s + 1]][-(ends[1] - ends[0]) :]",
     ),
@@ -115,7 +115,7 @@ WRONG = [
     ),
     Wrong(
         "3.3.3 admission",
-        "shortest request first, instead of first come",
+        "the shortest request is admitted first, not the oldest",
         "request = self.waiting[0]",
         "self.waiting = deque(sorted(self.waiting, key=lambda one: one.num_tokens))\n"
         "        request = self.waiting[0]",

@@ -36,7 +36,7 @@ WRONG = [
     ),
     Wrong(
         "3.1.1 write",
-        "the previous layer's reads are still pending",
+        "a write does not wait for the previous layer's reads",
         "evaluate(key, value)",
         "pass",
     ),

@@ -80,7 +80,7 @@ WRONG = [
         "permuted[lane * per_word + k] = x;",
     ),
     Wrong("4.2.2 prepare", "the first row is used for all rows", "m * job.I + i", "i"),
-    Wrong("4.2.2 dot", "odd weights are skipped", "even + odd", "even"),
+    Wrong("4.2.2 dot", "every second weight is skipped", "even + odd", "even"),
     Wrong(
         "4.2.2 dot",
         "biases are read in the activations' dtype",
@@ -257,7 +257,7 @@ WRONG = [
     ),
     Wrong(
         "4.6.2 exp",
-        "the exponent is rounded down, so f reaches 1",
+        "the exponent is rounded down, so the fraction reaches 1",
         "const Floats shifted = clamped + magic;",
         "const Floats shifted = clamped - 0.5f + magic;",
     ),
@@ -287,7 +287,7 @@ WRONG = [
     ),
     Wrong(
         "4.7.1 node",
-        "divides the longest graph's time, with its overhead",
+        "divides the longest graph's time, overhead included, by its nodes",
         "return covariance / sum((n - mean_nodes) ** 2 for n in measured)",
         "return measured[max(measured)].minimum / max(measured)",
     ),
@@ -356,7 +356,7 @@ WRONG = [
     ),
     Wrong(
         "4.7.4",
-        "a model without capture is not handled",
+        "attention without a planner is not handled",
         "if self._plan is None or not",
         "if not",
     ),

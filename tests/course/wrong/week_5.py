@@ -141,7 +141,7 @@ WRONG = [
     ),
     Wrong(
         "5.2.1 merge",
-        "merged into the oldest output",
+        "new output is merged into the oldest one",
         "reversed(range(len(self._items)))",
         "range(len(self._items))",
     ),
@@ -228,7 +228,12 @@ WRONG = [
         "self._loop.call_soon_threadsafe(self._flush)",
         "self._flush()",
     ),
-    Wrong("5.2.4 post", "call_soon is not thread-safe", "call_soon_threadsafe", "call_soon"),
+    Wrong(
+        "5.2.4 post",
+        "calls call_soon, which is not thread-safe",
+        "call_soon_threadsafe",
+        "call_soon",
+    ),
     Wrong(
         "5.2.4 post",
         "every token wakes the loop",

@@ -28,7 +28,9 @@ WRONG = [
         "(self.num_tokens - 1)",
         "self.num_tokens",
     ),
-    Wrong("5.3.2 tpot", "measured from the arrival", "- self.first_token", "- self.arrival"),
+    Wrong(
+        "5.3.2 tpot", "TPOT is measured from the arrival", "- self.first_token", "- self.arrival"
+    ),
     Wrong("5.3.2 tpot", "a single token has a TPOT of 0", "return None", "return 0.0"),
     Wrong(
         "5.3.3 loop",
@@ -77,7 +79,7 @@ WRONG = [
         "True",
     ),
     Wrong("5.3.4 is-met", "either bound suffices", "self.ttft and", "self.ttft or"),
-    Wrong("5.3.4 goodput", "a fraction instead of a rate", "/ seconds", "/ len(requests)"),
+    Wrong("5.3.4 goodput", "returns a fraction instead of a rate", "/ seconds", "/ len(requests)"),
     Wrong(
         "5.3.4 goodput", "counts every request", "sum(map(slo.is_met, requests))", "len(requests)"
     ),
@@ -151,7 +153,7 @@ WRONG = [
     Wrong("5.6.4 draft", "one draft token too many", "< max_tokens", "<= max_tokens"),
     Wrong(
         "5.6.4 draft",
-        "the draft ends with the text",
+        "the draft stops at the end of the text",
         "drafts.append(text[position] if beyond < 0 else drafts[beyond])",
         "if beyond >= 0:\n                break\n            drafts.append(text[position])",
     ),

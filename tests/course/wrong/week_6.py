@@ -39,7 +39,12 @@ WRONG = [
     ),
     Wrong("6.1.2 runs", "the end of a run is one too low", "first, end))", "first, end - 1))"),
     Wrong("6.1.3 separate", "outputs stay in sorted order", "[inverse]", ""),
-    Wrong("6.1.3 separate", "indexes tokens by the choice's rank", "[order // K]", "[order % K]"),
+    Wrong(
+        "6.1.3 separate",
+        "a choice's index is used as the token's index",
+        "[order // K]",
+        "[order % K]",
+    ),
     Wrong(
         "6.1.3 separate",
         "every expert processes all rows",
@@ -81,7 +86,7 @@ WRONG = [
     ),
     Wrong(
         "6.2.2 split",
-        "columns are split along the rows",
+        "matrices to be split by columns are split by rows",
         "return -1, self.size, own",
         "return -2, self.size, own",
     ),

@@ -198,7 +198,12 @@ WRONG = [
         "pages, ancestor = 0, node.parent",
     ),
     Wrong("6.5.4 evict", "evicts the most valuable first", "min(evictable", "max(evictable"),
-    Wrong("6.5.4 evict", "evicts checkpoints of higher priority", "priority >= below", "False"),
+    Wrong(
+        "6.5.4 evict",
+        "evicts checkpoints at or above the priority limit",
+        "priority >= below",
+        "False",
+    ),
     Wrong("6.5.4 evict", "the clock does not advance", "max(self._clock, priority)", "self._clock"),
     Wrong("6.5.4 evict", "the clock goes back", "max(self._clock, priority)", "priority"),
     Wrong(

@@ -147,7 +147,7 @@ WRONG = [
     ),
     Wrong(
         "6.6.4 publish",
-        "written directly under the final name",
+        "pages are written directly under their final names",
         """\
                 temporary = self._temporary_path(page.key)
                 temporary.unlink(missing_ok=True)  # left by an earlier process with this PID
@@ -165,7 +165,7 @@ WRONG = [
     ),
     Wrong(
         "6.6.4 publish",
-        "indexed before being written",
+        "pages are indexed before they are written",
         "for page in pages:\n                temporary",
         "self._add_to_index(pages)\n            for page in pages:\n                temporary",
     ),

@@ -49,7 +49,7 @@ WRONG = [
     ),
     Wrong(
         "7.4.3 vote",
-        "branches without an answer vote for none",
+        "branches without an answer vote, too",
         "if answer is not None",
         "",
     ),
@@ -61,7 +61,12 @@ WRONG = [
         "answer.lower().strip()",
     ),
     Wrong("7.4.3 vote", "a final period is not ignored", '.rstrip(" .")', ""),
-    Wrong("7.4.3 vote", "a space before it is not ignored", '.rstrip(" .")', '.rstrip(".")'),
+    Wrong(
+        "7.4.3 vote",
+        "a space before a final period is not ignored",
+        '.rstrip(" .")',
+        '.rstrip(".")',
+    ),
     Wrong("7.4.3 vote", "selects the rarest answer", "most_common(1)[0]", "most_common()[-1]"),
     Wrong(
         "7.4.3 vote",
@@ -109,7 +114,7 @@ WRONG = [
     ),
     Wrong(
         "7.5.2 case",
-        "internal errors count as the model's",
+        "internal errors count as failures of the model",
         "suppress(UserError)",
         "suppress(Exception)",
     ),
@@ -137,7 +142,7 @@ WRONG = [
         "(rate + extra / 2 + side) / (1 + extra)",
         "rate + side",
     ),
-    Wrong("7.5.3 interval", "z instead of its square", "z * z / total", "z / total"),
+    Wrong("7.5.3 interval", "uses z instead of its square", "z * z / total", "z / total"),
     Wrong("7.5.4 report", "results are not sorted", "sorted(results)", "list(results)"),
     Wrong(
         "7.5.4 report",

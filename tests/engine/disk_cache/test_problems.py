@@ -183,7 +183,7 @@ def test_file_size_limit(tmp_path):
 
 
 def test_read_only_directory(tmp_path, demo, caplog):
-    """Injects the error, because permissions do not restrict root."""
+    """Injects PermissionError, because permissions do not restrict root."""
     with (
         caplog.at_level(logging.WARNING, LOGGER),
         mock.patch.object(store.Path, "mkdir", side_effect=PermissionError(13, "read-only")),

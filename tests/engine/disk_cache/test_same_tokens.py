@@ -125,7 +125,7 @@ def test_grammar(tmp_path, demo):
 
 @pytest.mark.slow
 def test_preemption_with_pages_on_disk(tmp_path, demo):
-    """Preempted requests read their pages again, while others read from disk."""
+    """With 15 pages of KV memory, requests are preempted and read from disk."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
     cases = [(PARAGRAPH[-150 - 10 * i :], params) for i in range(5)]
     order = range(len(cases))

@@ -65,7 +65,7 @@ def test_growing_keeps_written_pages(model):
 
 
 def test_captured_graphs_follow_reallocated_pages(model):
-    """Two storages of one model alternate steps and grow at different times."""
+    """Steps alternate between two storages, which grow at different times."""
     ids = np.random.default_rng(3).integers(0, 131, 120).tolist()
     storages = [model.create_paged_storage(100) for _ in range(2)]
     delays = [0, 37]

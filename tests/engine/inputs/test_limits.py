@@ -1,4 +1,4 @@
-"""Limits: JSON values and nesting are counted; long text is not encoded."""
+"""Limits on JSON values and nesting, and on text before it is encoded."""
 
 import json
 import random

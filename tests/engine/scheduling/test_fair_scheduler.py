@@ -163,12 +163,14 @@ def test_prompt_costs_track_step_times():
     assert costs.seconds_per_token(1000) == 0
     costs.record(1000, 100, seconds=0.4)
     assert costs.seconds_per_token(600) == 0.004
-    assert costs.seconds_per_token(10) == costs.seconds_per_token(5000) == 0.004, "nearest position"
+    assert costs.seconds_per_token(10) == costs.seconds_per_token(5000) == 0.004, (
+        "expected the cost at the nearest position"
+    )
     costs.record(5000, 100, seconds=1)
     assert costs.seconds_per_token(5000) == 0.01
     costs.record(1000, 100, seconds=0.3)
     costs.record(1000, 100, seconds=0.2)
-    assert costs.seconds_per_token(1000) == 0.003, "second highest"
+    assert costs.seconds_per_token(1000) == 0.003, "expected the second highest of three samples"
     costs.record(1000, 100, seconds=20)
     assert costs.seconds_per_token(1000) == 0.004, (
         "a single slow step must not change the cost by much"
@@ -249,7 +251,10 @@ def test_long_steps_are_rare():
     [
         ({"scheduling_policy": "priority"}, "must be 'fair' or 'fcfs', got 'priority'"),
         ({"step_time_target": 0.1}, "step_time_target requires scheduling_policy='fair'"),
-        ({"step_time_target": 0, "scheduling_policy": "fair"}, "step_time_target must be seconds"),
+        (
+            {"step_time_target": 0, "scheduling_policy": "fair"},
+            "target must be a number of seconds",
+        ),
     ],
 )
 def test_invalid_policies_are_rejected(demo, options, message):

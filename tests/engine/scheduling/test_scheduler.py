@@ -152,7 +152,7 @@ def test_draft_tokens_cause_no_preemption():
 def test_abort_in_every_state():
     sched = scheduler(max_num_seqs=2, max_num_batched_tokens=6)
     a, b, c = (add(sched, name, 5, first=ord(name)) for name in "abc")
-    sched.finish(c, "abort")  # waiting
+    sched.finish(c, "abort")  # while it is waiting
     scheduled = sched.schedule()
     sched.finish(a, "abort")  # while the step is in flight
     sched.update_from_output(scheduled, {"a": ChunkOutput([1])})

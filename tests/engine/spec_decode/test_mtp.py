@@ -25,7 +25,7 @@ EXPERTS = {
 
 
 def write(folder, **changes):
-    """Writes a checkpoint with random MTP norms: (folder, float64 tensors)."""
+    """Writes a checkpoint with random MTP norms; returns its folder and tensors."""
     write_hybrid(folder, mtp=True, **changes)
     path = str(folder / "model.safetensors")
     weights = dict(mx.load(path))
@@ -107,7 +107,7 @@ def mtp_layer(tensors, hidden, next_ids):
 
 
 def draft_logits(tensors, hidden, token_ids, num_drafts, draft_tokens):
-    """Logits of draft tokens after n tokens; `hidden` is of the first n − 1."""
+    """Logits of draft tokens after n tokens; `hidden` is for the first n − 1."""
     ids, logits = list(token_ids[1:]), []
     for index in range(num_drafts):
         g = mtp_layer(tensors, hidden, ids)

@@ -97,7 +97,7 @@ def test_strict_schemas_are_rejected_with_tool_and_pointer(
     if not removed:
         grammars.compile(strict)
         return
-    grammars.compile(ToolCalls([tool("look", schema), tool("b", {})], "required"))  # cached
+    grammars.compile(ToolCalls([tool("look", schema), tool("b", {})], "required"))  # fills cache
     pointers = ", ".join(repr(f"/properties/x{pointer}") for pointer in removed)
     with pytest.raises(UserError) as raised:
         grammars.compile(strict)

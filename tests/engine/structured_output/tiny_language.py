@@ -1,4 +1,4 @@
-"""A small language and vocabulary, whose allowed tokens are found by brute force.
+"""A small language and vocabulary; brute force finds the allowed tokens.
 
 Texts have several tokenizations, but wherever a grammar forces text, exactly one token can follow.
 """

@@ -20,7 +20,7 @@ END = "<|end|>"
 
 PIECES = ["a", "Zürich", " ", "\n", "\n\n", '"', "\\", "{", "}", "<", ">", "null", "5", "é\t"]
 PIECES += ["</parameter>", "</function>", "</tool_call>", "<parameter=x>", "<tool_call>", "[ARGS]"]
-# Text that an unescaped XML parameter cannot contain, because it looks like an end tag.
+# Text that an unescaped XML parameter cannot contain, because it looks like the parameter's end.
 AMBIGUOUS = re.compile(
     r"</parameter>\s*(<parameter=|</function>|</tool_call>)|</function>\s*</tool_call>"
     r"|\n<parameter=|</parameter>\s*$|</(function|tool_call)>\s*$"

@@ -19,7 +19,7 @@ inline bool is_active(int fault) {
 
 
 def build() -> Path:
-    """Builds `tiny_llm_ext` with all faults incrementally; returns its folder."""
+    """Incrementally builds `tiny_llm_ext` with all faults; returns its folder."""
     target = TREE / EXTENSION
     for file in (ROOT / EXTENSION).rglob("*"):
         if file.is_file() and "__pycache__" not in file.parts:
@@ -44,7 +44,7 @@ def _with_fault(text: str, number: int, fault: Fault) -> str:
         )
     if fault.right.endswith(";"):
         selected = f"if (is_active({number})) {{ {fault.wrong} }} else {{ {fault.right} }}"
-    elif fault.right.startswith("."):  # an assignment to a struct's field
+    elif fault.right.startswith("."):  # initializes a struct's field
         field, right = fault.right.split(" = ", 1)
         wrong = fault.wrong.split(" = ", 1)[1]
         selected = f"{field} = (is_active({number}) ? ({wrong}) : ({right}))"

@@ -147,7 +147,7 @@ def package_in(folder: str) -> ModuleType:
 
 
 def main(package: str) -> None:
-    """Activates each fault and prints its report; 0 is the unmodified code."""
+    """Activates each fault and prints its report; fault 0 is unmodified code."""
     tiny_llm_ext = package_in(package)
     from tests.metal.host_faults.faults import FAULTS
     from tools.metal_emulator import emulated_gpu

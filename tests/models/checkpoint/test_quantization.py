@@ -217,7 +217,7 @@ def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", ["4 bits", "mxfp4", "mixed"])
 def test_mlx_lm_experts_are_repacked_without_changing_its_model(tmp_path, name):
-    """A model made from mlx_lm's has the logits of one made from the checkpoint."""
+    """Logits are equal for mlx_lm's model and for its checkpoint."""
     from mlx_lm.utils import load_model
 
     config = {**MIXTURE}

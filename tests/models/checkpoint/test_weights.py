@@ -1,4 +1,4 @@
-"""`load_weights` compared with `mlx_lm.load`; for formats: test_loading.py."""
+"""`load_weights` compared with `mlx_lm.load`; test_loading.py covers formats."""
 
 import json
 import os

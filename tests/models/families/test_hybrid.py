@@ -59,7 +59,7 @@ def test_config_parsing(config, expected):
     assert {name: getattr(parsed, name) for name in expected} == expected
 
 
-# Configs of published checkpoints: Qwen3.5-4B with the fields added by Qwen3.8, Qwen3-Next-80B-A3B.
+# Configs of published checkpoints: Qwen3-Next-80B-A3B, and Qwen3.5-4B with Qwen3.8's new fields.
 QWEN3_5 = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],
     "image_token_id": 248056,
@@ -232,7 +232,7 @@ def run_span(paged, ids, start, read, writes):
 
 @pytest.mark.usefixtures("on_cpu")
 def test_decoding_continues_from_the_state_of_any_token():
-    """After a rejected draft, decoding continues from the last accepted token."""
+    """Decoding continues from the last draft token that was accepted."""
     paged = PagedModel(model_of(HYBRID), 8, 12)
     whole = run_span(paged, IDS[:20], 0, -1, [(19, 0)])
     mx.eval(whole)
@@ -337,7 +337,7 @@ def test_mlx_lm_and_course_models_are_rejected():
 
 
 def write_loadable(folder, config, **tensors):
-    """Writes a random checkpoint with the demo's tokenizer and more `tensors`."""
+    """Writes a random checkpoint with the demo's tokenizer and extra `tensors`."""
     folder = write_family(folder, {**config, "vocab_size": 4608})
     path = str(folder / "model.safetensors")
     mx.save_safetensors(path, {**mx.load(path), **tensors})

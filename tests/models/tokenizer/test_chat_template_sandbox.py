@@ -1,4 +1,4 @@
-"""The sandbox keeps a chat template's output and stops hostile templates."""
+"""The sandbox does not change chat template output; it stops hostile ones."""
 
 import threading
 from dataclasses import replace

@@ -23,7 +23,7 @@ def load(file):
 
 @pytest.fixture
 def write_tokenizer(tmp_path):
-    """Writes a modified copy of the demo's tokenizer.json; returns its path."""
+    """Returns a function that writes a modified copy of the demo tokenizer.json."""
 
     def write(change):
         content = json.loads(FILE.read_bytes())

@@ -1,4 +1,4 @@
-"""Encoding in the sandbox gives the same tokens, and is stopped if it hangs."""
+"""Encoding in the sandbox: same tokens as outside; hangs and panics end it."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Output queue: slow readers block no others; idle ones are disconnected."""
+"""Output queue: merged outputs, keep-alives, disconnection of idle readers."""
 
 import contextlib
 import json

@@ -1,5 +1,5 @@
 // `node ai_sdk.mjs NPM_PREFIX URL CASE…`: runs the AI SDK's agent loop; see loops.py.
-// A case is PROVIDER:streamed or PROVIDER:.
+// A case is PROVIDER:streamed, or PROVIDER: for a full response.
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 

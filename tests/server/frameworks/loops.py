@@ -75,7 +75,7 @@ def agents_sdk(url: str, protocol: str, variant: str) -> Report:
 
 
 def pydantic_ai(url: str, protocol: str, variant: str) -> Report:
-    """Pydantic AI. The variant is the output mode, `-streamed` if streaming."""
+    """Pydantic AI. A variant is an output mode, with `-streamed` for streaming."""
     from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
     from pydantic_ai.models.anthropic import AnthropicModel
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel

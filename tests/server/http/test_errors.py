@@ -1,4 +1,4 @@
-"""Errors use their protocol's format; unsupported fields state a reason."""
+"""Errors in each protocol's format, with a reason for unsupported fields."""
 
 from inspect import signature
 

@@ -17,7 +17,10 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 
 
 def parse(text, size, thinking_enabled=True, reasoning_open=False, tool_calls=FULL):
-    """Parses text in chunks of `size`; returns (kind, text or call) pairs."""
+    """Parses text in chunks of `size`; merges adjacent deltas of the same type.
+
+    Returns tuples: (type, text), or (ToolCallDelta, name, arguments).
+    """
     parser = OutputParser(thinking_enabled, reasoning_open, tool_calls)
     parts = []
     for start in range(0, len(text), size):
@@ -82,7 +85,7 @@ def test_text_is_emitted_as_soon_as_it_is_unambiguous():
 
 
 def parse_stream(text, size):
-    """Parses a stream; returns texts, and calls' names and argument deltas."""
+    """Parses a stream; returns the text, and each call's name and arguments."""
     parser = OutputParser(True, False, STREAM)
     parts = []
     for start in range(0, len(text), size):

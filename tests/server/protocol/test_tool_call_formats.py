@@ -136,7 +136,7 @@ def test_messages(served):
 
 @pytest.mark.slow
 def test_tool_calls_with_a_response_format(served):
-    """The output is either a call or matches the response format."""
+    """Each output is a tool call or matches the response format."""
     family, server = served
     response_format = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}}
     response_format |= {"required": ["age"], "additionalProperties": False}

@@ -114,7 +114,7 @@ def test_streamed_call_or_structured_output(client):
 
 
 def test_invalid_tools_with_a_response_format_are_rejected(server):
-    """Invalid tools are not ignored, because the model could never call them."""
+    """Dropping the grammar of invalid tools would also drop the response format."""
     path, body = chat(CALLS)
     broken = {"name": "f", "parameters": {"type": "strung"}}
     response = server.post(path, {**body, "tools": [{"type": "function", "function": broken}]})
@@ -123,7 +123,7 @@ def test_invalid_tools_with_a_response_format_are_rejected(server):
 
 
 def test_stop_string_inside_a_call(client):
-    """A truncated call never finishes with "tool_calls"."""
+    """The finish reason of a truncated call is never "tool_calls"."""
     _, body = chat(CALLS, "required")
     del body["response_format"]
     body |= {"model": "demo", "stop": ["Par"]}

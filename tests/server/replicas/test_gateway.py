@@ -23,7 +23,11 @@ def response_body(data, more=False):
 
 
 class ScriptedReplicas:
-    """Fake replicas: ASGI messages, exceptions, or None (60 s) for each attempt."""
+    """Fake replicas that replay a script.
+
+    Args:
+        attempts: steps of each attempt: an ASGI message, an exception, or None to wait 60 s.
+    """
 
     def __init__(self, *attempts):
         self.attempts = list(attempts)

@@ -32,9 +32,9 @@ struct Past {
     bool atomic;
 };
 
-// Two readers from different simdgroups suffice, because any writer is in another simdgroup than at
-// least one of them. A reader from another threadgroup is stored separately, as no barrier orders
-// it.
+// Two readers from different simdgroups suffice, because any writer's simdgroup differs from that
+// of at least one of them. A reader from another threadgroup is stored separately, as no barrier
+// orders it.
 struct Byte {
     Past writer, readers[2], foreign_reader;
 };

@@ -1,4 +1,4 @@
-"""Streaming generation for one prompt: engine, course model or mlx_lm."""
+"""Streaming generation with the engine, a course model or mlx_lm."""
 
 import argparse
 import time

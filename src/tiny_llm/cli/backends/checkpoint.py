@@ -44,8 +44,8 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
     """Selects the device, prints the model's name and loads the model.
 
     Raises:
-        UserError: see `set_device`, `models.load` and `load_sharded`; or the model has no thinking
-            mode for --enable-thinking.
+        UserError: see `set_device`, `models.load` and `load_sharded`; or --enable-thinking is set,
+            but the model has no thinking mode.
     """
     set_device(args.device)
     name, reason = (args.model, None) if args.model is not None else default_model()

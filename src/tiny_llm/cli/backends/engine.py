@@ -64,7 +64,7 @@ def open_llm(
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments for `LLM` from the engine flags, except for loading models."""
+    """`LLM` arguments from the engine flags, except those for loading models."""
     names = ("num_drafts", "speculative", "prefix_cache_dir", "prefix_cache_disk_bytes")
     return {
         **{name: getattr(args, name) for name in (*names, "adapter_path")},
@@ -78,7 +78,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 def sampling_params_from_args(
     args: argparse.Namespace, max_tokens: int | None, ignore_eos: bool = False
 ) -> SamplingParams:
-    """Sampling parameters from the flags; greedy without such flags (`bench`)."""
+    """Sampling parameters from the flags; greedy if there are none (`bench`)."""
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=getattr(args, "sampler_temp", 0.0),

@@ -41,7 +41,7 @@ class OpenAIClient:
         self.model: str = model or self._first_model()
 
     def complete(self, body: dict[str, Any]) -> Any:
-        """Requests a chat completion; returns the JSON response, None if it is not JSON."""
+        """Requests a chat completion; returns the JSON response, or None if not JSON."""
         return self._request("POST", "/chat/completions", {**body, "model": self.model})
 
     def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -60,7 +60,7 @@ class OpenAIClient:
         try:
             return str(self._request("GET", "/models")["data"][0]["id"])
         except (LookupError, TypeError) as error:
-            raise UserError(f"{self.url}/models lists no models; set the model.") from error
+            raise UserError(f"{self.url}/models lists no models; pass --model.") from error
 
     def _request(self, method: str, path: str, body: Any = None) -> Any:
         with self._send(method, path, body) as response, suppress(ValueError):
@@ -112,7 +112,7 @@ def _deltas(data: str) -> list[dict[str, Any]]:
 
 
 def _error_message(response: "httpx2.Response") -> str:
-    """Status and message of an error; the body if not in OpenAI's format."""
+    """Status and message of an error response; its body if it has no message."""
     try:
         text = str(response.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""Chat backend of a server with OpenAI's chat completions API."""
+"""Chat backend that uses a server with OpenAI's chat completions API."""
 
 import argparse
 from collections.abc import Iterator, Sequence

@@ -16,7 +16,7 @@ from .progress import BatchProgress, EngineState, RequestProgress
 class EngineBatchRun:
     """`BatchRun` on an `LLM`.
 
-    Without `kv_cache_bytes`, the KV cache holds `batch_size` requests of the longest length.
+    Without `kv_cache_bytes`, the KV cache has room for the longest request `batch_size` times.
 
     Raises:
         UserError: invalid arguments of `LLM`, or a prompt too long for the KV cache.

@@ -52,11 +52,11 @@ class EngineState:
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """Progress of a batch run between two steps."""
+    """Progress of a batch run up to the last step."""
 
     waiting: list[int]  # indices of the prompts that have not started or were preempted
     started: list[RequestProgress]
     slots: list[RequestProgress | None]  # None for an idle slot
-    # In prefill without a slot, or waiting for one afterwards; empty for the engine.
+    # Prompts in prefill without a slot, or prefilled and waiting for one; empty for the engine.
     prefilling: Sequence[RequestProgress] = ()
     engine: EngineState | None = None  # None for runs without the engine

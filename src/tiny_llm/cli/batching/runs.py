@@ -1,4 +1,4 @@
-"""Batch runs on the engine, Week 2 or 3's continuous batching, or mlx_lm.
+"""Batch runs on the engine, the course's continuous batching, or mlx_lm.
 
 `batch` displays a run and `bench` measures it; both call `step` until `is_done`.
 """
@@ -170,7 +170,7 @@ class MlxBatchRun:
         progress = request.progress
         if not progress.is_decoding:
             if None not in self._slots:
-                # mlx_lm prefills prompts even when all slots are in use, so add one.
+                # mlx_lm prefills prompts even when all slots are in use, so add a slot.
                 self._slots.append(None)
             self._slots[self._slots.index(None)] = progress
         progress.new_tokens += 1

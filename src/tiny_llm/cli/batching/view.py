@@ -15,7 +15,7 @@ PAGES_WIDTH = 30  # width of the page usage bar in characters
 
 
 def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
-    """Renders slots, prompts in prefill and waiting, page usage and throughput."""
+    """Renders slots, prefilling and waiting prompts, page usage and throughput."""
     batch = run.progress()
     table = Table(expand=True, box=None, header_style="bold", padding=(0, 1))
     for name, width, justify in (("slot", 6, "right"), ("prompt", 6, "right")):
@@ -74,7 +74,7 @@ def _pages(state: EngineState) -> Text:
 
 
 def speed_line(started: Sequence[RequestProgress], seconds: float) -> str:
-    """Token counts and whole-run rates, because steps mix prefill and decoding."""
+    """Token counts, and rates over the whole run: steps mix prefill and decoding."""
     prompt = sum(progress.prefilled for progress in started)
     generated = sum(progress.new_tokens for progress in started)
     seconds = max(seconds, 1e-9)

@@ -87,7 +87,8 @@ def latencies(sequences: Sequence[Sequence[float]], started: float) -> dict[str,
     """Summarizes time to first token ("ttft") and inter-token latency ("itl").
 
     Args:
-        started: common arrival time on the same clock; latencies include queueing.
+        sequences: token times of each sequence, in seconds.
+        started: arrival time of all sequences, on the same clock; latencies include queueing.
     """
     first = [times[0] - started for times in sequences if times]
     gaps = [gap for times in sequences for gap in np.diff(times)]

@@ -238,8 +238,8 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
 def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -> None:
     """Rejects unsupported combinations of flags and resolves defaults.
 
-    Resolves aliases in `args.solution` and the default of `args.loader`: the engine, or a week's
-    model with --solution mine, --enable-flash-attn, or without the built extension.
+    Resolves aliases in `args.solution` and the default of `args.loader`: a week's model for
+    --solution mine, for --enable-flash-attn, or if the extension is not built; else the engine.
 
     Args:
         needs_cache: whether the command needs a KV cache, which Week 1 lacks.
@@ -271,8 +271,8 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
         args.loader = "week2" if wants_week2 else "week1"
     if needs_cache and args.loader == "week1":
         raise UserError(
-            "--loader week1 has no KV cache and cannot batch; use --loader week2, week3 or "
-            "--solution mlx."
+            "--loader week1 has no KV cache and cannot batch; use --loader week2 or "
+            "week3, or --solution mlx."
         )
     if args.enable_flash_attn and args.loader != "week2":
         raise UserError(

@@ -137,7 +137,7 @@ def run_command(prog: str, command: Callable[[], int]) -> int:
 
     Returns:
         The body's status; 2 after a `UserError` or an unimplemented task of the course, printed
-        as one line; 130 after Ctrl-C.
+        as one line; 130 after Ctrl-C; 0 if the reader of standard output has exited.
     """
     _open_closed_streams()
     try:

@@ -1,4 +1,4 @@
-"""Async scheduling: launch of the next decoding step before tokens are read.
+"""Async scheduling: launches decoding steps before the last tokens are read.
 
 While Python reads a step's tokens and schedules the next step, the GPU would idle. But most
 requests continue, and their next input is known: the token just sampled, still on the device. The

@@ -1,7 +1,7 @@
 """Log-probabilities of output and prompt tokens, and of top-k alternatives.
 
 All are computed before any logits processor. The logits at prompt token p score token p + 1, so
-prompt logprobs require the logits of all rows of a prompt chunk, but sampling only the last row's.
+prompt logprobs need logits for all rows of a prompt chunk; sampling needs only the last row's.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ def prompt_logprob_rows(
     """Finds the rows, among a step's T tokens, that score prompt tokens.
 
     Returns:
-        (requests with the prompt tokens to score, row of each of these tokens).
+        (requests with the prompt tokens to score, row that scores each of these tokens).
     """
     scored: list[ScoredPrompt] = []
     rows: list[int] = []

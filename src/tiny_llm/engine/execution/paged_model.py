@@ -121,7 +121,7 @@ class PagedModel:
 
         Args:
             spans: T tokens in total.
-            rows: indices among the T tokens whose logits are returned.
+            rows: indices, among the T tokens, of those whose logits are returned.
         """
         return self._evaluate(lambda: self._graph(self._ids(spans), spans, rows))
 
@@ -175,7 +175,7 @@ class PagedModel:
         """Evaluates a result and all writes to storage; adds the time to `seconds`."""
         started = time.perf_counter()
         result = compute()
-        # Without sampling rows, `result` does not depend on the storage, so evaluate both.
+        # If no row is sampled, `result` does not depend on the storage, so evaluate both.
         mx.eval(result, self._storage.arrays)
         self.seconds += time.perf_counter() - started
         return result

@@ -221,8 +221,8 @@ def sample_tokens(
 
     Args:
         logits: R×V.
-        noise_width: the target's V if the logits are the draft model's: both models then draw the
-            same noise for a token.
+        noise_width: the target's V if the logits are the draft model's, so that both models draw
+            the same noise for a token.
     """
     assert logits.shape[0] == len(rows)
     special = [index for index, row in enumerate(rows) if not row.is_argmax]
@@ -325,8 +325,9 @@ class SamplerOutput:
 def rows_with_nan(logits: mx.array, chosen: Sequence[int], chosen_is_nan: mx.array) -> list[int]:
     """Returns the rows with NaN logits, from which no token can be sampled.
 
-    A NaN hidden state makes its whole row NaN; the argmax is then token 0 or a NaN. Only rows with
-    token 0 are scanned, because scanning all logits would take longer than sampling.
+    A NaN hidden state makes its whole row NaN; the argmax is then token 0 or a token whose logit
+    is NaN. Only rows with token 0 are scanned, because scanning all logits would take longer than
+    sampling.
     """
     is_nan: list[bool] = chosen_is_nan.tolist()  # type: ignore[assignment]
     suspects = [row for row, token in enumerate(chosen) if token == 0 and not is_nan[row]]

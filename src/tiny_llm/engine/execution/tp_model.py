@@ -143,7 +143,7 @@ class TensorParallelModel(PagedModel):
             _check_replies(self.group.gather_replies())
 
     def __del__(self) -> None:
-        """Frees the pages on the other ranks."""
+        """Frees the model and its pages on the other ranks."""
         with suppress(UserError, AttributeError):  # the group was not created, or has ended
             self.group.broadcast({"op": "unload", "key": self._key})
 

@@ -3,7 +3,8 @@
     python -m tiny_llm.engine.execution.tp_worker RANK SOCKETS… ADDRESSES…
 
 `parallel/spawn.py` runs this command; ranks started by a launcher call `serve_launched` instead.
-`tp_model.py` sends the messages. Any error ends the group: inconsistent ranks would deadlock.
+`tp_model.py` sends the messages. Loading errors are reported to rank 0; any other error ends the
+group, because inconsistent ranks would deadlock.
 """
 
 import os

@@ -16,7 +16,7 @@ MAX_VALUES = 2**17  # values, such as token ids; this many take 15 ms to parse a
 # Objects and lists; this many take 40 ms to validate if each is a Pydantic model.
 MAX_CONTAINERS = 2**14
 CHUNK_CHARS = 2**16
-# Text with fewer characters per context token is not checked; English averages 4 to 5.
+# Text with fewer characters per token of context is not checked; English averages 4 to 5.
 UNCHECKED_CHARS_PER_TOKEN = 8
 # Text is rejected only above this many context lengths: chunk boundaries change the count.
 MARGIN = 2
@@ -26,7 +26,7 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING))
 
 
 class JsonLimits:
-    """Counts values and nesting levels in JSON documents that arrive in chunks.
+    """Limits values and nesting levels of JSON documents that arrive in chunks.
 
     Args:
         what: subject of the error message, for example "the body".
@@ -52,16 +52,16 @@ class JsonLimits:
         self._backslash = b""  # start of an escape sequence split across chunks
 
     def check(self, text: str) -> None:
-        """Counts a complete document; see `feed` for errors."""
+        """Checks a complete document; see `feed` for errors."""
         self._start_document()
         for start in range(0, len(text), CHUNK_CHARS):
             self.feed(text[start : start + CHUNK_CHARS].encode("utf-8", "replace"))
 
     def feed(self, chunk: bytes) -> None:
-        """Counts the next chunk of a document; does not detect invalid JSON.
+        """Checks the next chunk of a document; does not detect invalid JSON.
 
         Raises:
-            UserError: there are too many values or nesting levels.
+            UserError: there are too many values, objects and lists, or nesting levels.
         """
         unescaped = (self._backslash + chunk).replace(rb"\\", b"")
         self._backslash = unescaped[-1:] if unescaped.endswith(b"\\") else b""

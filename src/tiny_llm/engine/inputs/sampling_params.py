@@ -60,7 +60,7 @@ class SamplingParams:
         thinking_token_budget: upper bound on reasoning tokens, after which `</think>` is forced.
 
     Raises:
-        UserError: a parameter is out of range.
+        UserError: a parameter is invalid, or parameters conflict.
     """
 
     max_tokens: int | None = 16

@@ -31,7 +31,7 @@ class StructuredOutputs:
         strict: whether to reject, not relax, a JSON schema with keywords that no grammar enforces.
 
     Raises:
-        UserError: not exactly one field besides `strict` is given, or one has the wrong type.
+        UserError: no field or several fields besides `strict` are given, or one has a wrong type.
     """
 
     json: Mapping[str, Any] | bool | str | None = field(default=None, hash=False)

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from ...errors import UserError, check_int
 
-MIN_STATE_SLOTS = 2  # admission needs two: a prefix cache hit reads one slot and writes another
+MIN_STATE_SLOTS = 2  # after a prefix cache hit, a request reads one slot and writes another
 
 
 @dataclass(frozen=True)

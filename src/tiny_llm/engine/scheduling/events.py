@@ -21,8 +21,8 @@ A recording is one JSON object:
 
     {"schema": "tiny-llm-run", "version": 1, "engine": {…}, "events": [{"event": …, "time": …}, …]}
 
-`time`: seconds since the start of the recording. Snapshots of the whole engine may appear between
-events, see `snapshot.py`. Within a version, keys are only added.
+`time`: seconds since the start of the recording. Snapshots of the scheduler may appear between
+events; see `snapshot.py`. Within a version, keys are only added.
 """
 
 import errno

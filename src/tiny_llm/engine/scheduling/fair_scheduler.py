@@ -3,9 +3,9 @@
 Extends the first-come, first-served `Scheduler` in two ways:
 
 - Prompts are computed in order of their remaining tokens, shortest first, and a short prompt may be
-  admitted before a longer one ahead of it in the queue. A request overtaken by as many prompt
-  tokens as its own prompt has becomes *protected*: it takes precedence over all later requests, and
-  none of them is admitted before it.
+  admitted before a longer one ahead of it in the queue. A request becomes *protected* once as many
+  prompt tokens have overtaken it as its own prompt has: it then takes precedence over all later
+  requests, and none of them is admitted before it.
 - A step time target limits the prompt tokens in steps with decoding requests, and thus the
   inter-token latency of streams. Steps that complete a prompt are limited as well, because its
   first output token waits for the end of the step. A prompt token's cost grows with its position,
@@ -14,10 +14,10 @@ Extends the first-come, first-served `Scheduler` in two ways:
 
 Small chunks are inefficient: each step rereads the weights, and all keys and values of the prompt
 so far. If fewer than `MIN_CHUNK` tokens fit the target, the prompt is computed in *long steps*,
-each `LONG_STEP_FACTOR` times the planned duration. After a long step, the next `LONG_STEP_INTERVAL`
-steps stay within the target, so most of them only decode; the next long step may start sooner, once
-these steps have taken as long as the long step. Therefore, 95 % of inter-token latencies meet the
-target if decoding is fast, and prompts get at least half of the compute time.
+each `LONG_STEP_FACTOR` times the planned duration. The steps after a long one stay within the
+target, so most of them only decode. The next long step may start after `LONG_STEP_INTERVAL` steps,
+or once these steps have taken as long as the last long one. Therefore, 95 % of inter-token
+latencies meet the target if decoding is fast, and prompts get at least half of the compute time.
 
 No starvation: overtaking delays a request by at most its own prompt's length. The request is then
 protected and ordered as in `Scheduler`, so the argument in `scheduler.py` applies, except that up
@@ -116,7 +116,8 @@ class FairScheduler(Scheduler):
     def record_step_time(self, step: SchedulerOutput, seconds: float) -> None:
         """Updates the prompt costs and the interval before the next long step.
 
-        Costs come from steps with one prompt chunk, which dominates their duration.
+        Costs come from steps with a single prompt chunk of at least `min_chunk` tokens, because it
+        dominates their duration.
         """
         chunks = [chunk for chunk in step.chunks if chunk.end - chunk.start > 1]
         if len(chunks) == 1 and chunks[0].num_tokens >= self._min_chunk:

@@ -69,12 +69,12 @@ class PrefixCache:
 
     @property
     def num_evictable(self) -> int:
-        """Number of pages in the tree not referenced by a request."""
+        """Number of pages in the tree that no request references."""
         return len(self._unused)
 
     @property
     def roots(self) -> list[PrefixNode]:
-        """The roots of all adapters' trees, including the one without an adapter."""
+        """The roots of all adapters' trees and of the tree without an adapter."""
         return list(self._roots.values())
 
     def root_of(self, adapter: int) -> PrefixNode:

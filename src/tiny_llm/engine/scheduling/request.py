@@ -31,7 +31,7 @@ FinishReason = Literal["stop", "length", "timeout", "abort", "error"]
 class RequestState(StrEnum):
     """Lifecycle of a request.
 
-    waiting → running → finished, for any `FinishReason`; running ⇄ preempted when out of pages.
+    waiting → running; running ⇄ preempted, when out of pages; any state → finished.
     """
 
     WAITING = "waiting"

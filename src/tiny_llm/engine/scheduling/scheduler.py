@@ -18,9 +18,9 @@ alone, so the oldest always finishes. Then the next one is the oldest. The argum
 recurrent state slots: a running request always has one to write, and the head of the queue can be
 admitted at the latest when no request is running (`states/state_slots.py`).
 
-The queue is strictly first come, first served. The head waits despite free pages only while a
-running request computes its next page or reads it from disk. The page then becomes a prefix cache
-hit, so only one of many requests with the same prompt computes or reads it.
+The queue is strictly first come, first served. Even if the limits allow it, the head is not
+admitted while a running request computes the head's next page or reads it from disk. The page then
+becomes a prefix cache hit, so only one of many requests with the same prompt computes or reads it.
 """
 
 from collections import deque
@@ -243,7 +243,7 @@ class Scheduler:
         return True
 
     def _loading_keys(self) -> set[PageKey]:
-        """Returns the keys of the first page that each request reads from disk."""
+        """Returns the key of the first page that each request reads from disk."""
         return {
             (request.last_node, self.pages.tokens_of_page(request, request.num_shared))
             for request in self.running
@@ -335,7 +335,7 @@ class Scheduler:
         """
         assert request.max_tokens is not None
         draft_tokens = self.config.num_drafts or min(len(request.draft_token_ids), spare)
-        # A step yields one more token than it accepts, so the last output token needs no draft.
+        # A step yields one more token than it accepts, so the last output token is never drafted.
         useful = min(draft_tokens, request.max_tokens - request.num_output_tokens - 1)
         if useful <= 0:
             return 0

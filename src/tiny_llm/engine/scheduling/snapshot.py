@@ -29,7 +29,8 @@ def snapshot(scheduler: Scheduler) -> dict[str, Any]:
         prefix cache.
         "tree": the prefix cache. "pages" lists all pages, parents first. "parents" lists each
         page's preceding page; −1 if there is none or it is evicted. "labels" maps each page that
-        starts a branch to its tokens, from the first that differs between the branches.
+        starts a branch to at most `LABEL_TOKENS` of its tokens, from the first that differs between
+        the branches.
         "states", only for models with recurrent state: the fields of `StateSlotCounts`, and
         "checkpoint_pages", the pages whose node has a checkpoint.
     """

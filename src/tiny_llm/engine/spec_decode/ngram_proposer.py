@@ -23,7 +23,7 @@ from ..scheduling.request import EngineRequest
 
 NGRAM_LENGTHS = (4, 2)  # lengths of the n-grams to look up, longest first
 MAX_NGRAM_DRAFT_TOKENS = 7  # plus the sampled token: 8 rows fill one tile of the matmul kernel
-MAX_MATCH_LENGTH = 8  # longer matches share one rate, because they are not accepted more often
+MAX_MATCH_LENGTH = 8  # longer matches share one acceptance rate, which hardly depends on length
 ESTIMATE_WINDOW = 8  # tokens in the moving average of an acceptance rate
 FREE_TOKENS_PER_STEP = 8  # number of tokens computed in the time it takes to read the weights
 
@@ -122,7 +122,7 @@ class NgramIndex:
         """Returns the likely next tokens: those that followed the match.
 
         A draft token is accepted only if all earlier ones are, so its probability is the product of
-        the rates so far. The match grows by one token each time.
+        the rates so far. Each draft token makes the match one token longer.
 
         Args:
             min_probability: lower bound on the probability that a draft token is accepted.

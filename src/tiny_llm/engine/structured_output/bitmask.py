@@ -1,8 +1,8 @@
 """Grammar bitmasks: allowed tokens for each row of a step's logits.
 
-A bitmask is a function of the output and draft tokens alone, and is therefore batch-invariant and
-independent of prefix cache hits, preemption and rejected draft tokens. Bitmasks are packed in
-llguidance's layout: bit i of a row is token i.
+A bitmask depends only on the grammar and on the output and draft tokens before its position. It is
+therefore batch-invariant and independent of prefix cache hits, preemption and rejected draft
+tokens. Bitmasks are packed in llguidance's layout: bit i of a row is token i.
 
 Some checkpoints have EOS tokens that are ordinary text, which a grammar may allow in mid-output.
 The engine would end the output there, so these EOS tokens are masked until the output is complete.
@@ -33,7 +33,7 @@ class GrammarRow(Protocol):
 
 @dataclass(frozen=True)
 class MaskJob:
-    """A request's bitmasks: before its draft tokens and after each of them."""
+    """Bitmasks to compute for a request: before and after each draft token."""
 
     grammar: Any
     draft_tokens: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""GrammarCompiler: compiles structured outputs with llguidance, with a cache.
+"""GrammarCompiler: compiles and caches llguidance grammars.
 
 `llguidance` is imported on first use. Compiling a typical schema takes well below a millisecond.
 Hostile grammars are rejected with an error: this module limits their length, the library limits
@@ -63,7 +63,7 @@ class StructuredOutputGrammar:
                 if self.matcher.is_accepting():
                     continue
                 return f"{GRAMMAR_FAILED}the output is incomplete, but only EOS is allowed."
-            # Check this first: a matcher beyond a limit would accept EOS in incomplete output.
+            # Check errors first: a matcher beyond a limit would accept EOS in incomplete output.
             has_failed = self.matcher.is_error()
             if not has_failed and self.matcher.is_stopped() and token in self.eos_token_ids:
                 continue  # the output is complete, so the matcher has already stopped
@@ -180,7 +180,7 @@ class GrammarCompiler:
         return ""
 
     def _load_llguidance(self) -> None:
-        """Imports llguidance and converts the tokenizer: 1 s for 150,000 tokens."""
+        """Imports llguidance and converts the tokenizer (1 s for 150,000 tokens)."""
         if self._llguidance is None:
             try:
                 import llguidance

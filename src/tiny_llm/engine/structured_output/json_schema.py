@@ -1,15 +1,15 @@
 """Closing of JSON schemas: `"additionalProperties": false` for objects.
 
 By default, a schema allows any additional properties, which a small model may invent until it
-reaches `max_tokens`. Closing only narrows a schema, unless several schemas apply to one value: each
-would then forbid the others' properties, so the whole schema stays open.
+reaches `max_tokens`. Closing a schema narrows it. If several schemas apply to one value, however,
+each would forbid the others' properties; the whole schema is then left open.
 
 Source: vLLM, whose grammars are "strict" by default.
 """
 
 from typing import Any
 
-# Keywords that make a schema's properties depend on another schema.
+# Keywords with which closing could contradict another keyword or schema.
 COMBINING_KEYWORDS = frozenset(
     {
         *("allOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "extends"),
@@ -17,7 +17,7 @@ COMBINING_KEYWORDS = frozenset(
         *("dependentRequired", "contains", "$dynamicRef", "$recursiveRef"),
     }
 )
-# A schema with one of these is closable only without the other and without CONTENT_KEYWORDS.
+# A schema with one of these keywords is closable only without the other and CONTENT_KEYWORDS.
 REFERRING_KEYWORDS = frozenset({"anyOf", "$ref"})
 CONTENT_KEYWORDS = frozenset(
     {

@@ -1,7 +1,7 @@
 """Relaxation of JSON schemas that a grammar cannot fully enforce.
 
-Unenforceable keywords, such as `uniqueItems`, are removed, so the output is constrained to a
-superset of the schema. Schemas still invalid without these keywords are rejected, with the location
+Unenforceable keywords, such as `uniqueItems`, are removed, so the grammar allows a superset of
+the schema's values. Schemas still invalid without these keywords are rejected, with the location
 of the error. Strict schemas are rejected rather than relaxed.
 """
 

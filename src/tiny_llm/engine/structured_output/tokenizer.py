@@ -63,7 +63,7 @@ def special_token_expressions(backend: tokenizers.Tokenizer) -> dict[str, str]:
 def _without_added_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """Returns a copy that encodes the text of added tokens as ordinary text."""
     text, key = backend.to_str(), '"added_tokens":'
-    # Only this list is parsed, because parsing the entire JSON takes too much memory.
+    # Parse only the list of added tokens, because the entire JSON takes too much memory.
     start = text.index(key) + len(key)
     _, end = json.JSONDecoder().raw_decode(text, start)
     return tokenizers.Tokenizer.from_str(f"{text[:start]}[]{text[end:]}")

@@ -1,4 +1,4 @@
-"""Hermes: format of Qwen2.5 and Qwen3, JSON between tags.
+"""Hermes: JSON between tags, the format of Qwen2.5 and Qwen3.
 
     <tool_call>
     {"name": "add", "arguments": {"a": 17, "b": 25}}

@@ -1,4 +1,4 @@
-"""Incremental JSON scanner: finds a value's end, validates prefixes."""
+"""Incremental JSON scanner: finds a value's end and validates prefixes."""
 
 import re
 

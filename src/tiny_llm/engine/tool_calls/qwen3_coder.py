@@ -143,7 +143,7 @@ def _call_rules(call: str, function: Function, schemas: dict[str, Any]) -> str:
 
 
 def _text_schema(schema: Any, root: Any) -> Mapping[str, Any]:
-    """Returns the schema of a bare value; empty if the value is not text."""
+    """Returns the schema to enforce on a bare value; empty if there is none."""
     target = resolve(schema, root)
     if isinstance(target, Mapping) and ("enum" in target or "const" in target):
         return target

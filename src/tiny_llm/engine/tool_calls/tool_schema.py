@@ -107,11 +107,11 @@ def type_of(value: Any) -> str:
 def to_json(text: str, types: frozenset[str]) -> str:
     """Converts a bare parameter value to JSON.
 
-    A value that is JSON of an allowed type is returned as JSON; any other becomes a JSON string.
+    A value that is JSON of an allowed type is returned as JSON. Any other becomes a JSON string;
+    quotes around it are part of the string.
 
     Args:
-        types: see `value_types`; if empty, only objects and arrays are parsed as JSON. Quotes
-            around a string are part of it.
+        types: see `value_types`; if empty, only objects and arrays are parsed as JSON.
     """
     allowed = types - {"string"} if types else {"object", "array"}
     try:

@@ -1,6 +1,7 @@
-"""XML parameter values: end detection in a stream, grammar for bare text.
+"""XML parameter values: end detection in a stream, and bare-text grammar.
 
-An end tag ends a value only if a tag that may follow it is next, so values may contain end tags.
+An end tag ends a value only before a tag that may follow it, or at the end of the output, so that
+values may contain end tags.
 """
 
 import json
@@ -25,7 +26,8 @@ NON_SPACE = re.compile(r"\S")
 
 MAX_TEXT_LENGTH = 1000  # larger length bounds on bare text are not enforced
 TEXT_KEYWORDS = frozenset({"const", "enum", "pattern", "minLength", "maxLength"})
-# Anchors, assertions and backreferences, which the grammar library does not support in a pattern.
+# Anchors, look-around, word boundaries and backreferences, which the grammar library does not
+# support in a pattern; also matches named groups.
 UNSUPPORTED_REGEX = re.compile(r"\(\?[=!<]|\\[1-9bB]|(?<![\[\\])\^|(?<!\\)\$")
 
 
@@ -137,7 +139,7 @@ def _pattern(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _end_regex() -> str:
-    """Returns a regular expression for an end tag with a tag that may follow it."""
+    """Returns a regular expression for an end tag and the tag required after it."""
     ends = []
     for tag, followers, _ in VALUE_END_TAGS:
         if followers:

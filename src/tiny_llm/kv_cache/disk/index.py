@@ -57,7 +57,7 @@ class PageIndex:
             with self._transaction():
                 [version] = self._database.execute("PRAGMA user_version").fetchone()
                 if version not in (0, VERSION):
-                    raise sqlite3.DatabaseError(f"unknown version {version}")
+                    raise sqlite3.DatabaseError(f"index version {version}, expected {VERSION}")
                 for statement in SCHEMA:
                     self._database.execute(statement)
                 self._database.execute(f"PRAGMA user_version = {VERSION}")

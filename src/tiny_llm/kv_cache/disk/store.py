@@ -93,7 +93,7 @@ class PageStore:
         return read_page_file(self.path(key), key, num_bytes)
 
     def write(self, pages: Sequence[StoredPage]) -> int:
-        """Writes missing pages, at most `max_bytes`; returns their total size."""
+        """Writes pages not yet stored, up to `max_bytes`; returns their total size."""
         new: dict[bytes, StoredPage] = {}
         total = 0
         for page in pages:

@@ -61,7 +61,7 @@ class PageWriter(threading.Thread):
 
     def discard(self, keys: Sequence[bytes], problem: str | None) -> None:
         """Removes unusable pages; counts and logs `problem` unless it is None."""
-        # Not left to the thread, so that pages recomputed in the meantime are written again.
+        # Not deferred to the writer thread, so that pages recomputed meanwhile are written again.
         self._store.invalidate(keys)
         with self._changed:
             self._unreadable += keys

@@ -11,7 +11,7 @@ from ...errors import short_repr
 from ..families.config_fields import MAX_INT32
 from .safe_io import ModelError
 
-# Fields that refer to Python code in the folder (model_file) or in a hub repository.
+# Fields that refer to Python code in the folder or in a hub repository, or allow its execution.
 CODE_FIELDS = ("model_file", "auto_map", "custom_pipelines", "trust_remote_code")
 
 MAX_ITEMS = 10_000  # per list or object; Gemma 3 has 6,415 added tokens

@@ -81,7 +81,7 @@ def random_vector(
 
     Args:
         dtype: dtype of all tensors but `A_log`, which is float32.
-        key: MLX random key; None for MLX's global state.
+        key: MLX random key; None for MLX's global random state.
     """
     if name.endswith(".bias"):
         return (0.1 * mx.random.normal(shape, key=key)).astype(dtype)

@@ -57,7 +57,7 @@ def resolve_file(folder: Path, name: str) -> Path:
     try:
         target = file.resolve(strict=True)
     except (OSError, RuntimeError) as error:
-        raise ModelError(f"{file} is missing or cannot be opened; copy it there.") from error
+        raise ModelError(f"{file} is missing or cannot be opened; copy it to this path.") from error
     if not target.is_file():
         raise _not_regular(file)
     return file
@@ -122,7 +122,7 @@ def read_limited(folder: Path, name: str, max_bytes: int = MAX_TEXT_BYTES) -> st
 
 
 def check_file(folder: Path, name: str, max_bytes: int) -> int:
-    """Checks a file; returns its size, which is 0 for endless files in /proc.
+    """Checks a file's name, type and size; returns its size, 0 for /proc files.
 
     Raises:
         ModelError: the file is too large; see also `resolve_file`.

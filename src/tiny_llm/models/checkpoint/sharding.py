@@ -33,7 +33,8 @@ MLP_LAYERS = {"gate_proj", "up_proj", "down_proj"}
 BY_CHANNEL = {"in_proj_qkv", "conv1d"}  # query, key and value rows, split separately
 DELTA_NET_VECTORS = {"A_log", "dt_bias"}  # one value per value head
 
-# Possible quantization group sizes. A width divisible by none of these is split evenly.
+# MLPs are split at multiples of one of these sizes, in order of preference. A width divisible by
+# none of them is split evenly.
 GROUP_SIZES = (128, 64, 32)
 
 # dtype in the file -> `memoryview` format code, MLX dtype.
@@ -163,7 +164,7 @@ class RankShard:
         ]
 
     def read_tensor(self, name: str, tensor: TensorInfo) -> mx.array:
-        """Reads this rank's slice from a tensor's file; requires `check_dtypes`."""
+        """Reads this rank's slice from a tensor's file; call `check_dtypes` first."""
         axis, ranges = self._local_ranges(name, tensor.shape)
         shape = list(tensor.shape)
         shape[axis] = sum(map(len, ranges))

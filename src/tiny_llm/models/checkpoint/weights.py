@@ -161,7 +161,10 @@ def _check_tensors(
 
 
 def layer_quantization(common: Quantization, entry: Any) -> Quantization | None:
-    """Format for a config entry: `common` for true, None for false, or its own."""
+    """Parses a layer's entry in `config["quantization"]`; None if unquantized.
+
+    True stands for the format `common`, false for unquantized weights.
+    """
     if isinstance(entry, dict):
         return Quantization.from_config(entry)
     return common if entry else None

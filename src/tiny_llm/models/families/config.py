@@ -165,7 +165,7 @@ def check_mtp_fields(fields: Fields, is_hybrid: bool) -> None:
 
 
 def _delta_net_layers(fields: Fields) -> tuple[int, ...]:
-    """Indices of the Gated DeltaNet layers, which must be some but not all."""
+    """Indices of the Gated DeltaNet layers: at least one layer, but not all."""
     num_layers, types = positive_int(fields, "num_hidden_layers"), fields.get("layer_types")
     if types is None:
         interval = positive_int(fields, "full_attention_interval", 4)

@@ -136,7 +136,7 @@ class DecoderBlock:
     def attend(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """First half; returns (x, update from attention or Gated DeltaNet)."""
+        """Runs the first half, attention or Gated DeltaNet; returns (x, update)."""
         if update is None:
             normed = kernels.rms_norm(x, self.input_layernorm, self.eps)
         else:
@@ -146,7 +146,7 @@ class DecoderBlock:
         return x, self.mixer(normed, cos_sin, cache)
 
     def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
-        """Second half; returns (x, update from the MLP or experts)."""
+        """Runs the second half, the MLP or experts; returns (x, update)."""
         x, normed = kernels.add_rms_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
 
@@ -170,8 +170,8 @@ class Decoder:
 
     Attributes:
         adapters: LoRA adapters used in the current step (`models/lora`).
-        supports_graph_capture: whether a step runs only the extension's operations, without a host
-            sync.
+        supports_graph_capture: False for the "flash" and "reference" backends, and for experts that
+            sync with the host.
 
     Raises:
         ValueError: the page size, or the model's sizes or weights, are invalid; see also

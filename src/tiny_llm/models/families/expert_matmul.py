@@ -1,7 +1,7 @@
 """Matmuls for the selected experts, by device and weight format.
 
 GroupedExperts     the extension's grouped matmul: 4 or 8 bits, on a CPU
-SeparateExperts    one MLP per expert: unquantized weights and float32, on a CPU
+SeparateExperts    one MLP per expert: other formats and float32, on a CPU
 GatheredExperts    MLX's gathered matmul: on a GPU
 """
 

@@ -28,7 +28,7 @@ def select_experts(logits: mx.array, k: int, normalized: bool) -> tuple[mx.array
         normalized: whether the k routing weights are divided by their sum.
 
     Returns:
-        (ids of the k most probable experts, in descending order, N..×k uint32; their softmax
+        (ids of the k most probable experts, most probable first, N..×k uint32; their softmax
         probabilities over all X experts, normalized if `normalized`, N..×k float32).
     """
     # [task 6.1.1 choose]

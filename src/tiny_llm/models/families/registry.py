@@ -76,7 +76,7 @@ UNSUPPORTED_FAMILIES: Mapping[str, str] = {
 DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
 
-# Upper bounds on config values. The kernels support even head sizes up to 256.
+# Upper bounds on config values. The kernels require an even head size of at most 256.
 MAX_LAYERS = 1000
 MAX_EXPERTS = 4096
 MAX_HEAD_DIM = 256
@@ -112,7 +112,7 @@ HYBRID_FIELDS = {
 }
 HYBRID_PARTIAL_ROTARY_FACTOR = 0.25  # default of `partial_rotary_factor`
 
-# Not read here: read by other modules, redundant or for training only.
+# Fields ignored here, because other modules read them or they do not affect the computation.
 IGNORED_FIELDS = {
     *("architectures", "attention_dropout", "attn_implementation", "bos_token_id", "dtype"),
     *("eos_token_id", "initializer_range", "keys_to_ignore_at_inference", "name_or_path"),
@@ -237,7 +237,7 @@ def _sliding_window(fields: Fields, family: Family, num_layers: int) -> SlidingW
     """Parses the sliding-window fields, with the same semantics as transformers."""
     types = fields.get("layer_types")
     if types is not None and not (isinstance(types, list) and all(t in LAYER_TYPES for t in types)):
-        raise invalid_field("layer_types", types, f"{' or '.join(LAYER_TYPES)} each")
+        raise invalid_field("layer_types", types, f"a list of {' or '.join(LAYER_TYPES)}")
     size, first = fields.get("sliding_window", DEFAULT_WINDOW), 0
     if family.window == "none" or (
         family.window != "always" and not boolean(fields, "use_sliding_window")

@@ -1,6 +1,6 @@
 """RoPE config fields, and RoPE scaling beyond the training context.
 
-All scaling types change the rotation frequencies; yarn also changes the magnitude:
+All scaling types change the rotation frequencies:
 
     linear   divides all frequencies by one factor
     llama3   divides low frequencies and keeps high ones, with a linear ramp in between

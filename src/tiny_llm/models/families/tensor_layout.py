@@ -135,7 +135,7 @@ def _moe_layers(config: DecoderConfig) -> list[tuple[str, int]]:
 
 
 def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
-    """Moves gate_up_proj X×2I×E, split, and down_proj X×E×I to `switch_mlp`."""
+    """Splits gate_up_proj X×2I×E; moves it and down_proj X×E×I to `switch_mlp`."""
     for mlp, _ in _moe_layers(config):
         experts, stacked = (f"{mlp}.{name}" for name in ("experts", "switch_mlp"))
         gate_up = weights.pop(f"{experts}.gate_up_proj", None)

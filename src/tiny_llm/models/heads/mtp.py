@@ -7,9 +7,9 @@ Qwen3.5 checkpoints have an extra decoder layer, trained to predict one token fu
     g_t          = norm(layer(fc([norm(embedding(x_{t+1})) | norm(h_t)])))
     LM head(g_t) logits of x_{t+2}
 
-The layer shares the model's embedding and LM head. In the next drafting step g_t replaces h_{t+1},
-so the layer can draft any number of tokens. Its KV cache holds all positions before t, computed
-from the model's hidden states.
+The layer shares the model's embedding and LM head. In the next drafting step, g_t replaces
+h_{t+1}, so the layer can draft any number of tokens. Its KV cache holds all positions before t,
+computed from the model's hidden states.
 
 Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2, arXiv 2412.19437; Qwen's
 layer takes the hidden state after the final norm, as in vLLM.
@@ -45,12 +45,15 @@ class MtpDecoder(Decoder):
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
-        """Like `ragged_features`, but returns g_t (see above), len(rows)×hidden_size.
+        """Like `ragged_features`, but returns g_t; see the module docstring.
 
         Args:
             ids: T token ids: x_{t+1}, the token after each position t of the batch.
             hidden: T×hidden_size: h_t, or g_{t-1} after the first drafting step.
             batch, rows, storage: see `ServingModel.ragged_logits`.
+
+        Returns:
+            g_t for each of `rows`, len(rows)×hidden_size.
         """
         x = kernels.rms_norm(
             self.embedding(kernels.as_int32(ids)[None]), self.embedding_norm, self.eps

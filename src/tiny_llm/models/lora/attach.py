@@ -53,7 +53,7 @@ def _concatenate(matrices: Sequence[LoraMatrices | None], batch: AdapterBatch) -
 
 
 def _linear_layers(block: Any) -> dict[str, tuple[dict[str, Any], str]]:
-    """Path within the block -> (`vars` of the layer's owner, attribute name)."""
+    """Maps a layer's path in the block to (`vars` of its owner, attribute name)."""
     mixer = "linear_attn" if isinstance(block.mixer, GatedDeltaNet) else "self_attn"
     owners = {mixer: block.mixer, "mlp": block.mlp}
     if isinstance(block.mlp, SparseMoE) and block.mlp.shared_expert is not None:

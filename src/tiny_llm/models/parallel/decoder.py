@@ -2,7 +2,7 @@
 
 Each rank runs the decoder of a smaller model (`models/checkpoint/sharding.py`) with four changes:
 attention, MLP and embedding outputs are all-reduced, and logits are all-gathered. `Decoder` itself
-does not know about ranks, so a single process has no overhead.
+is independent of ranks, so a single process has no overhead.
 
 Source: Shoeybi et al., "Megatron-LM" (2019), arXiv 1909.08053.
 """

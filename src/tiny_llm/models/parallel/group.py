@@ -24,7 +24,7 @@ LOSS_DETECTION_SECONDS = 1.0
 
 
 def divide_threads(num_ranks: int) -> str:
-    """Defaults `NUM_THREADS_ENV` to cores / `num_ranks`; returns its value."""
+    """Sets `NUM_THREADS_ENV`, if unset, to cores / `num_ranks`; returns it."""
     return os.environ.setdefault(NUM_THREADS_ENV, str(max(1, (os.cpu_count() or 1) // num_ranks)))
 
 
@@ -137,7 +137,7 @@ class RankGroup(ABC):
 
 
 def monitor_rank_0(connection: socket.socket) -> Heartbeat:
-    """Starts a heartbeat that exits this process when rank 0 dies or hangs."""
+    """Starts a heartbeat that terminates this process when rank 0 dies or hangs."""
     return Heartbeat({0: connection}, lambda *_: os._exit(1))
 
 

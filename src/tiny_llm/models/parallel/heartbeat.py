@@ -3,8 +3,8 @@
 A collective blocks in MLX until every rank calls it, so a process waiting for a dead rank cannot
 detect the loss. A thread in each process sends a byte every second over dedicated sockets and
 monitors its peers' bytes. When a socket closes, or is silent for `TIMEOUT_SECONDS`, the thread
-exits the process, the only way to stop another thread blocked in C++. The first heartbeat may take
-longer, because importing this package takes seconds on a busy machine.
+terminates the process, the only way to stop another thread blocked in C++. The first heartbeat may
+take longer, because importing this package takes seconds on a busy machine.
 """
 
 import select
@@ -26,7 +26,8 @@ class Heartbeat:
 
     Args:
         connections: rank -> stream socket, for each monitored rank.
-        on_loss: called once, in the background thread, with the rank and its reason, "" if unknown.
+        on_loss: called once, in the background thread, with the lost rank and the reason
+            ("" if unknown).
 
     Attributes:
         stopped: set before a regular shutdown; stops the thread.

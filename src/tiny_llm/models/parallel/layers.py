@@ -6,8 +6,9 @@ a token's result would depend on its index in the batch. For N ranks, the ring a
 sequential messages instead of N − 1, and the small arrays exchanged in decoding are latency-bound.
 With three or more ranks, however, gathering sends more bytes, which slows down long prompts.
 
-Large arrays are exchanged in chunks. In MLX's ring all ranks send before any receives, so a message
-larger than the socket buffers stalls: on loopback, 1 MB takes 4 to 12 ms, but 1 ms in chunks.
+Large arrays are exchanged in chunks. In MLX's ring, all ranks send before any receives, so a
+message larger than the socket buffers stalls: on loopback, 1 MB takes 4 to 12 ms, but 1 ms in
+chunks.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Chat template lookup, selection, replacement and rendering.
 
 A chat template is an untrusted program. Jinja's sandbox blocks access to files and Python
-internals, but prevents neither endless loops nor memory exhaustion, for which a few nested
-`{% for i in range(99999) %}` suffice. Templates are therefore rendered by a sandboxed process.
+internals, but a template can still loop endlessly or exhaust memory, e.g. with a few nested
+`{% for i in range(99999) %}`. Templates are therefore rendered by a sandboxed process.
 """
 
 from collections.abc import Mapping

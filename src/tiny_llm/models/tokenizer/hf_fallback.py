@@ -1,7 +1,8 @@
 """Fallback to `transformers` tokenizers, with the same limits as `Tokenizer`.
 
-`transformers` limits neither chat templates nor tokenizers. Therefore a sandboxed process first
-renders each conversation and, if the tokenizer has unsafe components, encodes each text.
+`transformers` does not limit the time and memory of chat templates and tokenizers. Therefore a
+sandboxed process first renders each conversation and, if the tokenizer has unsafe components,
+encodes each text.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Tokenizer and streaming detokenizer, without `transformers`.
 
 Uses the `tokenizers` library directly, because importing `transformers` takes seconds. Token ids,
-texts and EOS tokens are identical to those of `mlx_lm`'s tokenizer for the same folder, which is
-loaded for features that are not implemented here.
+texts and EOS tokens are identical to those of `mlx_lm`'s tokenizer for the same folder. The
+latter is loaded for features that are not implemented here.
 
 A byte-level token may end in the middle of a UTF-8 sequence: `é` can be two tokens, an emoji four.
 The detokenizer holds back incomplete sequences, so emitted text never changes.
@@ -238,7 +238,7 @@ class Tokenizer:
         return text
 
     def get_vocab(self) -> dict[str, int]:
-        """Vocabulary: token, spelled as in `tokenizer.json` -> id."""
+        """Vocabulary: token (spelled as in `tokenizer.json`) -> id."""
         return self._tokenizer.get_vocab(with_added_tokens=True)
 
     def add_eos_token(self, token: str | int) -> None:

@@ -183,7 +183,7 @@ class MessageSerializer:
             case ToolCallDelta(is_new=False):
                 return False
             case ToolCallDelta(name, arguments, call_id):
-                # Other ids are unchanged, because the chat template requires their format.
+                # Other ids keep the format that the chat template requires.
                 tool_use_id = re.sub("^call_", "toolu_", call_id)
                 head = {"type": "tool_use", "id": tool_use_id, "name": name}
                 self._blocks.append({**head, "input": _parse_arguments(arguments)})

@@ -33,7 +33,8 @@ from ..protocol.request_fields import (
 )
 from .tools_schema import CacheableModel, MessagesTool, ToolChoice
 
-# First line of Claude Code's system prompt; removed, because it differs per session.
+# Start of the first line of Claude Code's system prompt. The line is removed, because it differs
+# per session.
 BILLING_HEADER = "x-anthropic-billing-header"
 
 
@@ -112,7 +113,7 @@ class ToolUseBlock(CacheableModel):
 
 
 class ToolResultBlock(CacheableModel):
-    """The result of a tool call; its images and documents become text."""
+    """Result of a tool call; its images and documents are replaced with text."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -191,7 +192,7 @@ class ContextManagement(StrictModel):
 
 
 class BillingPolicy(StrictModel):
-    """Billing policy; only `self` is accepted."""
+    """Billing policy; `bill_to` accepts only "self"."""
 
     type: Literal["billing_policy"]
     bill_to: Literal["self"] | None = None

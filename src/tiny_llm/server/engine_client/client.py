@@ -45,7 +45,7 @@ class EngineClient:
         coalescer: delivers the engine thread's messages to `handle_message`.
         engine_info: the engine's limits and configuration; None while the model is not loaded.
         load_error: why the last load failed; None if it succeeded.
-        snapshot: the latest one (`engine/scheduling/snapshot.py`); None until one arrives.
+        snapshot: latest scheduler state (`engine/scheduling/snapshot.py`); None until it arrives.
         in_flight: requests with output still to be computed or delivered.
         is_shutting_down: whether the `/engine/events` streams must end.
     """
@@ -69,7 +69,7 @@ class EngineClient:
         self.is_shutting_down = False
         self.load_error: str | None = None
         self._on_dead = on_dead
-        self._stats = EngineStats()  # as of the last step of this load
+        self._stats = EngineStats()  # as of the last step; totals of the current load
         self._earlier = EngineStats()  # totals from earlier loads of the model
         self._load_changed = asyncio.Event()  # set on load, unload or failure
         self.coalescer = Coalescer(
@@ -97,7 +97,8 @@ class EngineClient:
 
         Raises:
             ApiError: 503 if the server is not ready, 429 if the queue is full, 400 if a prompt
-                leaves no room for output or the request alone exceeds the queue's capacity.
+                is empty or leaves no room for output, or if the request alone exceeds the queue's
+                capacity.
         """
         self.check_ready()
         assert self.engine_info is not None

@@ -22,7 +22,10 @@ SHUTDOWN_GRACE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class LoadModel:
-    """Loads the model. Without one, other commands except `Shutdown` are dropped."""
+    """Loads the model.
+
+    While no model is loaded, commands other than this one and `Shutdown` are dropped.
+    """
 
 
 @dataclass(frozen=True)

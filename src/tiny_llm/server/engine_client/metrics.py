@@ -1,4 +1,4 @@
-"""Prometheus metrics under vLLM's names, with the prefix `tiny_llm:`."""
+"""Prometheus metrics prefixed `tiny_llm:`, named as in vLLM if it has them."""
 
 from collections import Counter as Counts
 from collections.abc import Iterable, Mapping

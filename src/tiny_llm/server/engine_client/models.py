@@ -1,9 +1,9 @@
 """Model loading on demand within a memory budget, and unloading when idle.
 
 Models load one at a time, in the order they were first requested. When the memory budget is
-exhausted, the least recently used model is evicted, idle models first. A model to be evicted while
-in use accepts no new requests; they wait for its next load, which follows the load of the model
-that replaces it, so that neither model starves.
+exhausted, the least recently used model is evicted, idle models first. If it is still in use, new
+requests for it wait until it is loaded again, after the model that replaces it, so that neither
+starves.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class ModelEngine:
 
     @property
     def needs_loading(self) -> bool:
-        """Whether the model is not loaded but pinned or awaited by requests."""
+        """Whether the model is not loaded, although pinned or awaited by requests."""
         has_waiters = any(not waiter.done() for waiter in self._waiters)
         return not self.is_loaded and (has_waiters or self.spec.is_pinned)
 
@@ -91,7 +91,8 @@ class ModelEngine:
         """Returns a future that acquires a reference once the model is loaded.
 
         Raises:
-            ApiError: 503, the server is shutting down; 429, too many requests are waiting.
+            ApiError: 503, the server is shutting down or has failed; 429, too many requests are
+                waiting.
         """
         phase = self.client.lifecycle.phase
         if phase in (Phase.DRAINING, Phase.FAILED):

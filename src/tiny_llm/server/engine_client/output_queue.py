@@ -108,7 +108,7 @@ class OutputQueue:
         self._limit = limit
         self._wake_later = schedule_wake
         self._items: deque[QueueItem] = deque()
-        self._waiter: asyncio.Future[None] | None = None  # set while the reader waits
+        self._waiter: asyncio.Future[None] | None = None  # not None while the reader waits
         self._wake_scheduled = False  # whether a delayed wake is pending
 
     def put(self, item: QueueItem) -> None:

@@ -124,9 +124,9 @@ def _text(content: bytearray) -> str:
 class HostMiddleware:
     """Rejects foreign Host headers (403), to prevent DNS rebinding.
 
-    Without an API key, a malicious web page could use a server on its visitor's machine: it
-    re-points its domain to that machine, which makes its requests same-origin, but their Host
-    header still names its domain. IP addresses, `names`, and names that public DNS does not resolve
+    Without an API key, a malicious web page could use a server on its visitor's machine: once the
+    page's domain resolves to that machine, its requests are same-origin. Their Host header still
+    names the domain. IP addresses, `names`, and names that public DNS does not resolve
     (without a dot, or ending in .localhost) are allowed; "*" allows any name.
     """
 
@@ -202,9 +202,9 @@ class ApiKeyMiddleware:
 class BodyMiddleware:
     """Reads the body before the application runs; enforces limits.
 
-    Size, number of JSON values and nesting depth are checked as the body arrives. After a JSON
-    error, the rest of the body is read and discarded, because many clients send the whole body
-    before reading the response.
+    Size, number of JSON values and nesting depth are checked as the body arrives. If a JSON
+    limit is exceeded, the rest of the body is read and discarded, because many clients send the
+    whole body before reading the response.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: Callable[[], int], timeout: float):

@@ -44,7 +44,7 @@ _DESCRIPTIONS = {
     415: "The content type is not JSON.",
     429: "The queue is full.",
     500: "The engine failed.",
-    503: "The server is loading, shutting down or has failed.",
+    503: "The server is loading or shutting down, or has failed.",
     504: "The request timed out.",
 }
 

@@ -14,11 +14,11 @@ from .errors import ApiError, to_json
 log = logging.getLogger("tiny_llm.server")
 
 MAX_HEADER_BYTES = 65536  # maximum size of request line and headers
-# Maximum seconds until headers are complete, from the connection or a later request's first byte.
+# Maximum seconds to receive headers, from the connection or from a later request's first byte.
 HEADER_TIMEOUT = 30.0
 SEND_TIMEOUT = 30.0  # maximum seconds without progress while unsent data awaits the client
 MAX_UNSENT_BYTES = 16384  # unsent bytes per connection beyond which the kernel accepts no more
-RESERVED_FILES = 48  # file descriptors that connections may not use; the server needs about 12
+RESERVED_FILES = 48  # file descriptors not available to connections; the server uses about 12
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -94,7 +94,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(HEADER_TIMEOUT, self._on_head_timeout)
 
     def _on_head_timeout(self) -> None:
-        """Closes the connection, unless a response is being sent."""
+        """Closes the connection, unless a request is being processed."""
         self._head_timer = None
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
@@ -144,7 +144,7 @@ class _UnchunkedTransport:
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Loop exception handler; logs `accept` failures at most once per minute.
 
-    asyncio reports each failed attempt, hundreds per second, and then pauses for a second.
+    asyncio makes many attempts in a row, reports each failure and then pauses for a second.
     """
     if str(context["message"]).startswith("socket.accept()"):
         _warn_out_of_files(int(loop.time() // 60))

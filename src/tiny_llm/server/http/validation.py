@@ -41,7 +41,7 @@ REQUIREMENTS = {
     "none_required": "must be null",
 }
 
-# OpenAI's error codes, by pydantic error type; for other errors, the code is pydantic's type.
+# OpenAI's error codes for `MESSAGES`, by pydantic error type.
 CODES = {
     "extra_forbidden": "unknown_parameter",
     **dict.fromkeys(("missing", "union_tag_not_found"), "missing_required_parameter"),

@@ -204,7 +204,7 @@ class ChatSerializer(ChoicesSerializer):
 
 
 def _deltas(part: ParsedDelta, index: int) -> list[dict[str, Any]]:
-    """Converts a parsed delta to OpenAI's format; `index` is a tool call's."""
+    """Converts a parsed delta to OpenAI's format; `index` numbers tool calls."""
     match part:
         case TextDelta(text):
             return [{"content": text}]

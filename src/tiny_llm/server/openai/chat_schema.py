@@ -86,7 +86,7 @@ class MessageToolCall(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """A message; clients may echo response fields (`refusal` and below).
+    """A message. From `refusal` on, fields are response fields that clients echo.
 
     Images, audio and documents in a tool result are replaced with text.
     """

@@ -225,8 +225,8 @@ class CompletionSerializer(ChoicesSerializer):
     def _ready_outputs(self, output: StreamOutput) -> list[tuple[int, StreamOutput]]:
         """Returns the outputs ready to be sent, each with its choice index.
 
-        If prompt logprobs are requested, a prompt's outputs are held back until they arrive, with
-        an output of completion 0.
+        If prompt logprobs are requested, a prompt's outputs are held back until the logprobs arrive
+        with an output of completion 0.
         """
         # The engine generates at least one token, which is dropped if none was requested.
         if self._body.max_tokens == 0:

@@ -14,7 +14,7 @@ def to_chat_messages(
 ) -> list[dict[str, Any]]:
     """Converts the input to messages; drops items of unknown types.
 
-    The first `num_stored` items come from stored responses.
+    The first `num_stored` items come from stored responses; indices in errors do not count them.
 
     Raises:
         ApiError: an item does not match its type, or no message remains.
@@ -107,7 +107,7 @@ def encode_reasoning(reasoning: str) -> str:
 
 
 def decode_reasoning(content: Any) -> str:
-    """Decodes `encrypted_content`; empty if it is not from this server."""
+    """Decodes `encrypted_content`; returns "" unless it is Base64 of UTF-8 text."""
     try:
         return b64decode(content, validate=True).decode()
     except (TypeError, ValueError):

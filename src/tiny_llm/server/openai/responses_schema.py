@@ -73,7 +73,7 @@ class ResponseStreamOptions(StrictModel):
 
 
 class ResponsesRequest(ConversationFields):
-    """Body of a response request; drops tools and items of unknown types."""
+    """Body of a response request; tools and items of unknown types are dropped."""
 
     input: str | BoundedList[JsonObject]
     instructions: str | None = None

@@ -166,7 +166,7 @@ class PromptRenderer:
     def next_turn_prefix(self, before: ChatTemplateInput, completion: str) -> list[int]:
         """Returns the next turn's prompt, up to the user's next message.
 
-        It differs from the last prompt plus its completion: templates omit earlier reasoning.
+        This is not the last prompt plus its completion, because templates omit earlier reasoning.
 
         Args:
             completion: the last turn's completion, without reasoning.

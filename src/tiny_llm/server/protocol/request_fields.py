@@ -23,7 +23,7 @@ from ..http.unsupported import FIELD_REASONS
 
 MAX_ITEMS = 10_000  # maximum number of messages, input items, content parts or tool calls
 MAX_SHORT_ITEMS = 512  # maximum number of tools or stop strings
-MAX_KEYS = 4096  # per object
+MAX_KEYS = 4096  # maximum number of keys per object
 MAX_TOKEN_IDS = 1_000_000
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ PromptIds = Annotated[TokenIds, Field(min_length=1)]
 
 
 def drop_nulls(body: Any) -> Any:
-    """Removes unsupported fields that are null: clients send null if unset."""
+    """Removes unsupported fields that are null; clients send null for unset ones."""
     if not isinstance(body, dict):
         return body
     return {

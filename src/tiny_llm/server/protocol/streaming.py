@@ -1,7 +1,7 @@
 """Event streams and full responses, cancelled when the client disconnects.
 
-ASGI reports a disconnect only through `receive`, so a task awaits `receive` during generation. On
-exit, the request is always closed, which releases its engine resources.
+ASGI reports a disconnect only through `receive`, so a task awaits `receive` during generation. At
+the end, the request is always closed, which releases its engine resources.
 """
 
 import asyncio
@@ -242,7 +242,7 @@ class EventSourceResponse(Response):
             self._start_data = self._serializer.start_events()
 
     async def _send(self, send: Send, data: bytes, is_last: bool = False) -> None:
-        """Sends encoded events, preceded by headers and start events if first."""
+        """Sends encoded events; the first call also sends headers and start events."""
         self._last_sent = time.monotonic()
         # [task 5.1.2 send]
         if not self._headers_sent:

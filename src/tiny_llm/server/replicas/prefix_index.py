@@ -6,7 +6,7 @@ set of hashes is enough to find the longest known prefix:
     "You are a | helpful as | sistant. W"     hashes a, b, c
     "You are a | helpful as | sistant. H"     hashes a, b, d
 
-It is only an estimate: the replica's cache has pages of tokens and evicts independently.
+The index is only an estimate: the replica's cache has pages of tokens and evicts independently.
 """
 
 from collections import OrderedDict

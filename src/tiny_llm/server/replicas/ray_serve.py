@@ -45,7 +45,7 @@ class RayServeArgs(BaseModel):
         cpus: CPUs that Ray reserves per replica.
         threads: compute threads per replica.
         kv_cache_bytes, max_num_seqs, max_num_batched_tokens, load_format: as for `tiny-llm serve`.
-        api_key: required API key; default TINY_LLM_API_KEY.
+        api_key: API key that requests must send; by default, the variable TINY_LLM_API_KEY.
         drain_timeout: maximum seconds to wait for running requests when a replica is replaced.
     """
 
@@ -74,7 +74,7 @@ class RayServeArgs(BaseModel):
         return self.model_dump(include=names)
 
     def settings(self) -> Settings:
-        """Settings of each replica: any Host, because only Ray's proxy is exposed."""
+        """Settings of a replica, which allows any Host: only Ray's proxy is exposed."""
         return Settings(
             model_names=(self.served_model_name or Path(self.model).name or self.model,),
             api_key=self.api_key or os.environ.get("TINY_LLM_API_KEY") or None,

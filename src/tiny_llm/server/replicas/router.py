@@ -1,6 +1,6 @@
 """Routers, which choose a replica for each request.
 
-Ray Serve implements the same policy as `PrefixAwareRouter`.
+`PrefixAwareRouter` follows the policy of Ray Serve's prefix-aware router.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from .prefix_index import PrefixIndex
 
 
 class Router(Protocol):
-    """Chooses a replica, given by its number, for each request."""
+    """Chooses a replica for each request; replicas are given by number."""
 
     def choose(self, key: str, loads: Mapping[int, int]) -> int:
         """Chooses the replica for a request, and records the choice.

@@ -15,7 +15,7 @@ FIELDS = ("system", "instructions", "messages", "input", "prompt")
 def routing_key(body: bytes) -> str:
     """Returns a request's routing key: the texts of `FIELDS`, joined by newlines.
 
-    Fields without text are omitted. The key for invalid JSON is empty; the replica rejects it.
+    Fields without text are omitted. The key of invalid JSON, which the replica rejects, is empty.
     """
     try:
         fields = json.loads(body)
@@ -32,8 +32,8 @@ def _text(value: Any) -> str:
     """Joins all texts and token ids of a value with spaces, in order.
 
     Args:
-        value: a string, a number, a list of values, or an object with "text" or "content" (at most
-            one of these occurs); anything else has no text. May be nested deeper than Python's
+        value: a string, an integer, a list of values, or an object with "text" or "content" (at
+            most one of these occurs); anything else has no text. May be nested deeper than Python's
             recursion limit.
     """
     # [task 5.7.1 text]

@@ -1,4 +1,4 @@
-"""Factory for the disk cache, given the arguments of `LLM`."""
+"""Builds the disk cache from the arguments of `LLM`."""
 
 import logging
 import os
@@ -40,8 +40,8 @@ def check_disk_cache_options(directory: Any, max_bytes: Any, enable_prefix_cachi
         raise UserError(f"prefix_cache_dir must be a directory; {directory} is a file.")
     if not enable_prefix_caching:
         raise UserError(
-            "prefix_cache_dir requires enable_prefix_caching=True; enable it, or remove the "
-            "directory."
+            "prefix_cache_dir requires enable_prefix_caching=True; set both, or omit "
+            "prefix_cache_dir."
         )
     if max_bytes is not None:
         if isinstance(max_bytes, float) and max_bytes.is_integer():
@@ -66,7 +66,7 @@ def make_disk_cache(
     if scheduler.config.window:
         raise UserError(
             "prefix_cache_dir does not support models in which every layer has a sliding window; "
-            "remove it."
+            "omit it."
         )
     num_bytes = stored_bytes(
         max(sum(model.row_bytes(kind) for model in models) for kind in ROW_KINDS)

@@ -1,6 +1,6 @@
 """Recurrent states: slots of running requests, prefix cache checkpoints.
 
-This package must not depend on scheduling order, or on pages other than prefix cache nodes.
+This package must not depend on scheduling order, or on pages outside the prefix cache.
 
 Reading order: checkpoints, placement, state_slots.
 """

@@ -24,7 +24,8 @@ class Checkpoint:
 
     Attributes:
         pages: pages since the previous checkpoint on the path from the root.
-        is_rolling: whether the sequence's next checkpoint replaces it, unless it was hit.
+        is_rolling: whether the sequence's next checkpoint replaces it, unless it was hit or the
+            tree branches between the two.
         priority: eviction priority; the lowest is evicted first.
         ancestor: the node of the previous checkpoint, or the root.
         num_hits: requests that have continued from it; starts at 2 where requests diverge, which
@@ -150,16 +151,20 @@ class Checkpoints:
         # [/task 6.5.1 hit]
 
     def _demote_before(self, checkpoint: Checkpoint, min_hits: int) -> None:
-        """Caps the priority of ancestors with `min_hits` to 1 hits at the clock."""
+        """Caps the priority of earlier checkpoints on the path at the eviction clock.
+
+        Applies to checkpoints with at least `min_hits` hits and at most one.
+        """
         while checkpoint.ancestor in self.by_node:
             checkpoint = self.by_node[checkpoint.ancestor]
             if min_hits <= checkpoint.num_hits <= 1:
                 checkpoint.priority = min(checkpoint.priority, self._clock)
 
     def discard(self, node: PrefixNode) -> None:
-        """Removes a node's checkpoint, if any; a request using its slot keeps it.
+        """Removes a node's checkpoint, if any; a request using the slot keeps it.
 
-        Checkpoints whose `ancestor` is `node` inherit its pages.
+        Checkpoints whose `ancestor` is `node` inherit the removed checkpoint's `ancestor` and add
+        its `pages` to theirs.
         """
         checkpoint = self.by_node.pop(node, None)
         if checkpoint is None:

@@ -4,11 +4,12 @@ Checkpoints are placed where later requests are likely to diverge:
 
     prompt end      the last page boundary; also the preceding one if the last tokens, which the
                     chat template may render differently in the next turn, cross the last boundary
-    branches        where the prompt leaves the pages of an earlier request, or the request at the
-                    head of the queue leaves the prompt
+    branches        where the prompt diverges from the pages of an earlier request, or the request
+                    at the head of the queue diverges from the prompt
     intervals       every `CHECKPOINT_INTERVAL` tokens, while slots are free
     rolling         the last page boundary at which a step ended; replaced by the sequence's next
-                    checkpoint, unless a request has continued from it
+                    checkpoint, unless a request has continued from it or the tree branches
+                    between the two
 
 Positions are token counts and multiples of the page size: a checkpoint belongs to a page.
 """
@@ -38,7 +39,7 @@ def prompt_end_positions(num_tokens: int, page_size: int) -> set[int]:
 
 
 def cached_prefix(token_ids: Sequence[int], node: PrefixNode, position: int, page_size: int) -> int:
-    """Returns the cached prefix's length in tokens, with or without a checkpoint.
+    """Returns the cached prefix's length in tokens, regardless of checkpoints.
 
     At least one token remains to be computed, as in `PrefixCache.match`. `node` is the last node of
     the prefix cache hit and ends at token `position`.

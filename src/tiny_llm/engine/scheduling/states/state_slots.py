@@ -8,12 +8,13 @@ states of all linear attention layers at one position of one sequence:
     checkpoint  the slot of a prefix cache node: the state after the node's page
 
 A step reads a request's slot and can store the state after any of its tokens in another slot
-(`Chunk.state_writes`). States are therefore never copied: a request whose current slot is also a
-checkpoint writes its next state elsewhere, and keeps the slot of its last accepted draft token.
+(`Chunk.state_writes`). States are therefore never copied: if the current slot is also a checkpoint,
+the next state is written to another slot. After draft tokens, the slot written after the last
+accepted one becomes the current slot.
 
-No deadlock: a running request needs no slot but its current one, which it can overwrite after
-discarding the checkpoint there. Admission needs two (a hit is read from one and written to
-another); all slots other than those of running requests are free or evictable.
+No deadlock: a running request needs only its current slot, which it can overwrite after discarding
+the checkpoint there. Admission needs two slots, because a request reads one and writes another
+after a prefix cache hit; all slots other than those of running requests are free or evictable.
 """
 
 import math
@@ -81,7 +82,7 @@ class StateSlots:
     def begin_step(
         self, running: Iterable[EngineRequest], waiting: Collection[EngineRequest]
     ) -> None:
-        """Gives each running request a slot it may write; called before admissions."""
+        """Gives each running request a writable slot; called before admissions."""
         self._num_reserved = MIN_STATE_SLOTS if waiting else 0
         self._num_drafts = 0
         for request in running:
@@ -114,8 +115,8 @@ class StateSlots:
     def can_admit(self, request: EngineRequest, running: Iterable[EngineRequest]) -> bool:
         """Whether slots are available and no checkpoint is worth waiting for.
 
-        A running request that is computing the common prefix of both prompts will place a
-        checkpoint at the prefix's end, from which `request` can continue.
+        A running request that is still computing a prefix of `request` will place a checkpoint at
+        the end of that prefix, from which `request` can continue.
         """
         if self._allocator.num_free + len(self.checkpoints.evictable) < MIN_STATE_SLOTS:
             return False

@@ -68,7 +68,7 @@ function parseEvent(block) {
 
 const texts = new Map(); // model and joined token ids -> text; null while pending
 
-/** Returns the text of a model's tokens; null until it arrives, at which `refresh` is called. */
+/** Returns the text of a model's tokens; null until it arrives, when `refresh` is called. */
 export function textOf(model, ids, refresh) {
   const key = `${model}:${ids.join(",")}`;
   if (!texts.has(key)) {

@@ -61,7 +61,7 @@ function Fields({ schema, schemas, depth }) {
   </tr>`)}</tbody></table>`;
 }
 
-/** Formats `code` in a description. */
+/** Renders the backquoted parts of a description as code. */
 function prose(text) {
   return text?.split("`").map((part, index) => (index % 2 ? html`<code>${part}</code>` : part));
 }

@@ -14,7 +14,7 @@ export class EngineState {
     this.pages = null; // page counts by state
     this.owners = new Map(); // page -> ids of its requests
     this.tree = { pages: [], parents: [], labels: {} };
-    this.states = null; // recurrent state slots by state; only for models that have any
+    this.states = null; // counts of recurrent state slots; null for models without them
     this.checkpoints = new Set(); // pages of the prefix cache with a state checkpoint
     this.numPages = 0;
     this.pageSize = 0;

@@ -13,7 +13,7 @@ export function Requests({ run, focus, setFocus }) {
                 ...all.filter((one) => one.phase === "ended")];
   if (!rows.length) return html`<p class="none">No requests.</p>`;
   return html`<div class="scroll"><table class="requests">
-    <thead><tr><th>request</th><th>state</th><th>prompt</th><th>output</th><th title="accepted / proposed draft tokens">drafts</th><th>pages</th></tr></thead>
+    <thead><tr><th>request</th><th>state</th><th>prompt</th><th>output</th><th title="accepted / proposed draft tokens">draft tokens</th><th>pages</th></tr></thead>
     <tbody>${rows.map((one) => html`<tr key=${one.id} class=${one.phase} aria-selected=${focus === one.id}
       onMouseEnter=${() => setFocus(one.id)} onMouseLeave=${() => setFocus(null)}>
       <th scope="row">${one.id}</th>
