@@ -2,8 +2,9 @@
 
     python -m benchmark.gguf_file FOLDER FILE.gguf --type q4_0
 
-MLX-quantized weights are dequantized and requantized: Q4_0 has one scale per 32 weights and no
-bias, 4.5 bits per weight; MLX's groups of 128 take 4.25. `f32` is lossless.
+With `q4_0`, MLX-quantized weights are dequantized and requantized, because the layouts differ: Q4_0
+has a scale and no bias per 32 weights (4.5 bits per weight), MLX a scale and a bias per 128 (4.25).
+`f32` is lossless.
 """
 
 import json

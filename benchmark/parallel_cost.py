@@ -184,7 +184,9 @@ def _check_ranks(costs: ModelCosts, ranks: int) -> None:
 
 
 def model_config(name: str, bits: int, group_size: int) -> dict[str, Any]:
-    """`config.json` for a key of `SHAPES` or Llama 3 70B; 16 bits: unquantized.
+    """`config.json` of a model: `llama-3-70b` or a key of `SHAPES`.
+
+    With 16 `bits`, the model is unquantized.
 
     Raises:
         ValueError: the name is unknown.

@@ -31,7 +31,7 @@ def in_place(state: mx.array, function: Callable[..., tuple[mx.array, mx.array]]
 
 
 def slots_of(B: int, L: int, slots: int) -> list[tuple[mx.array, ...]]:
-    """(cu_seqlens, read_slots, write_slots) of calls that together use all slots."""
+    """(cu_seqlens, read_slots, write_slots) of each call; the calls use all slots."""
     calls = []
     for first in range(0, slots, B):
         chosen = np.arange(first, first + B, dtype=np.int32)

@@ -62,7 +62,7 @@ def main() -> int:
     rest = [argument for argument in rest if argument != "--"]
     if args.day is not None and args.week is None:
         parser.error("--day requires --week")
-    # Without --week, the project's tests check the solution.
+    # Without --week, the tests check the reference solution by default.
     tree = selected_tree(parser, args.solution or ("ref" if args.week is None else None))
     if args.week is not None:
         try:

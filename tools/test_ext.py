@@ -1,4 +1,4 @@
-"""`pdm run build-ext-test`: calls the extension once and compares with MLX.
+"""`pdm run build-ext-test`: compares a result of the extension with MLX's.
 
 Uses the learner's source tree if it exists; --solution mine or ref overrides this choice.
 """

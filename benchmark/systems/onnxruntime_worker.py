@@ -65,7 +65,7 @@ class OnnxRuntime:
         return self._generator([token_ids(tokens, self._vocab_size)] * batch, DECODE_STEPS + 8)
 
     def _generator(self, prompts: list[list[int]], new_tokens: int) -> Any:
-        """Generator that has prefilled prompts of equal length and generated one token of each."""
+        """Creates a generator, prefills prompts of equal length, generates a token for each."""
         length = len(prompts[0]) + new_tokens
         parameters = self._api.GeneratorParams(self._model)
         # A minimum length prevents EOS tokens from ending a sequence early.

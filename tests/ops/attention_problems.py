@@ -81,14 +81,14 @@ def assert_exact(actual: mx.array, expected: np.ndarray, error: np.ndarray) -> N
     smallest = 2.0**-24 if actual.dtype == mx.float16 else 2.0**-126
     bound = EPSILON[actual.dtype] / 2 * (np.abs(expected) + error) + error + smallest
     values = as_numpy(actual)
-    times = np.abs(values - expected) / bound
-    times = np.where(np.isnan(times), np.inf, times)
-    if times.size == 0 or times.max() <= 1:
+    ratios = np.abs(values - expected) / bound
+    ratios = np.where(np.isnan(ratios), np.inf, ratios)
+    if ratios.size == 0 or ratios.max() <= 1:
         return
-    worst = np.unravel_index(times.argmax(), times.shape)
+    worst = np.unravel_index(ratios.argmax(), ratios.shape)
     where = ", ".join(map(str, worst))
     raise AssertionError(
-        f"{(times > 1).sum()} of {times.size} elements are wrong; the worst, at [{where}] of "
-        f"{'×'.join(map(str, times.shape))} (…, head, query, d): expected {expected[worst]:.6g}, "
-        f"got {values[worst]:.6g}, {times[worst]:.1f} × the error bound"
+        f"{(ratios > 1).sum()} of {ratios.size} elements are wrong; the worst, at [{where}] of "
+        f"{'×'.join(map(str, ratios.shape))} (…, head, query, d): expected {expected[worst]:.6g}, "
+        f"got {values[worst]:.6g}; the error is {ratios[worst]:.1f} × its bound"
     )

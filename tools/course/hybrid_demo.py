@@ -47,7 +47,11 @@ FACTS = "The trams of Lenmora are yellow. A festival takes place in September. "
 
 
 def memory() -> Iterator[str]:
-    """Table of memory by context; raises `ValueError` if the backends disagree."""
+    """Table of memory use by context length.
+
+    Raises:
+        ValueError: the backends disagree.
+    """
     from tiny_llm.engine.execution.paged_model import PagedModel, Span
     from tiny_llm.models.checkpoint.dummy import random_checkpoint
     from tiny_llm.models.dispatch import serving_model

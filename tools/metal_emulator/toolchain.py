@@ -38,7 +38,7 @@ def clang() -> str:
 
 
 def has_clang() -> bool:
-    """Whether kernels can be checked and run on this machine."""
+    """Whether clang, which checks and compiles the kernels, is installed."""
     try:
         clang()
     except ToolMissingError:

@@ -184,7 +184,7 @@ class PagedStorage:
             self.states.compact(slots)
 
     def ensure_capacity(self, num_pages: int) -> None:
-        """Allocates memory for the first `num_pages` pages, up to the limit."""
+        """Allocates at least the first `num_pages` pages, but at most all pages."""
         existing = self.num_allocated
         if existing >= min(num_pages, self.num_pages):
             return

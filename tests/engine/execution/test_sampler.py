@@ -87,7 +87,7 @@ def test_penalties():
     # The repetition penalty applies to the tokens in prompt, output and draft.
     for token in {3, 4, 7, 9}:
         expected[token] *= 1.7 if expected[token] < 0 else 1 / 1.7
-    # Presence and frequency penalties depend on the counts in output and draft.
+    # Presence and frequency penalties depend on a token's count in the output and the draft.
     for token, count in {4: 1, 7: 4, 9: 1}.items():
         expected[token] -= 0.4 * count + 0.6
     np.testing.assert_allclose(

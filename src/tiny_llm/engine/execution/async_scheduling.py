@@ -1,10 +1,10 @@
 """Async scheduling: launches decoding steps before the last tokens are read.
 
-While Python reads a step's tokens and schedules the next step, the GPU would idle. But most
-requests continue, and their next input is known: the token just sampled, still on the device. The
-model is therefore launched on that token at once.
+Otherwise, the GPU would idle while Python reads a step's tokens and schedules the next step. Most
+requests continue, and their next input is known: the token just sampled, still on the device. So
+the model is launched on that token at once, in a predicted step with the same requests.
 
-If the scheduler then plans the predicted step, its logits are ready. Otherwise, for example if it
+If the scheduler then plans this step, its logits are ready. Otherwise, for example if it
 adds a prompt chunk, the logits are discarded. Keys and values already written are harmless: their
 slots belong to the request and are overwritten, later in the same stream, before they are read.
 """

@@ -23,7 +23,7 @@ def choose_max_seq_len(max_model_len: int | None, models: Sequence[KvSize]) -> i
     check_int("max_model_len", max_model_len, 2)
     if max_model_len > context:
         raise UserError(
-            f"max_model_len must be at most {context}, the model's context, got "
+            f"max_model_len must be at most {context} (the model's context length), got "
             f"{short_repr(max_model_len)}."
         )
     return max_model_len
@@ -78,7 +78,7 @@ def check_kv_cache_bytes(kv_cache_bytes: float) -> int:
     number, total_bytes = int(kv_cache_bytes), total_memory()
     if number > total_bytes:
         raise UserError(
-            f"kv_cache_bytes must be at most {total_bytes}, this machine's memory, got "
+            f"kv_cache_bytes must be at most {total_bytes} (this machine's memory), got "
             f"{short_repr(number)}."
         )
     return number

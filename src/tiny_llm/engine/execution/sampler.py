@@ -172,7 +172,7 @@ def apply_temperature(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_filters(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Applies min-p, top-k and top-p, once per group of rows with equal values."""
+    """Applies min-p, top-k and top-p, once per group of rows with the same ones."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         params = row.params

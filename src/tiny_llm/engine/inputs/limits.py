@@ -61,7 +61,7 @@ class JsonLimits:
         """Checks the next chunk of a document; does not detect invalid JSON.
 
         Raises:
-            UserError: there are too many values, objects and lists, or nesting levels.
+            UserError: there are too many values, containers or nesting levels.
         """
         unescaped = (self._backslash + chunk).replace(rb"\\", b"")
         self._backslash = unescaped[-1:] if unescaped.endswith(b"\\") else b""

@@ -112,7 +112,7 @@ def _tensors(header: Any, file: Path, header_end: int) -> dict[str, TensorInfo]:
         raise ValueError("its header is not a JSON object")
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise ValueError("__metadata__ in its header is not an object of strings")
+        raise ValueError("__metadata__ in its header does not map strings to strings")
     tensors = {name: _tensor(name, entry, file, header_end) for name, entry in header.items()}
     _check_offsets(tensors)
     return tensors

@@ -39,7 +39,10 @@ ROPE_BUFFER_SUFFIX = ".rotary_emb.inv_freq"
 
 
 class TreeNode(Module):
-    """Named children, or a layer's arrays and, if quantized, their format."""
+    """Node of the weight tree: named children, or one layer's arrays.
+
+    A quantized layer also has its quantization format.
+    """
 
 
 class CheckpointModel(Module):

@@ -43,7 +43,7 @@ def all_reduce(x: mx.array, group: Group) -> mx.array:
 
 
 def all_gather(x: mx.array, group: Group) -> mx.array:
-    """Stacks the arrays of all N ranks, which have the same shape, to N×…."""
+    """Stacks equally shaped arrays of all N ranks along a new first axis."""
     parts = _all_gather_chunked(x.reshape(-1), group)
     return parts.reshape(group.size(), *x.shape)
 

@@ -199,7 +199,7 @@ class BillingPolicy(StrictModel):
 
 
 class Diagnostics(StrictModel):
-    """Requests the reason for a prefix cache miss since an earlier message."""
+    """Asks why the request missed the prefix that an earlier message cached."""
 
     previous_message_id: str | None = None
 
