@@ -266,7 +266,7 @@ GOOD = {
         ({"query": mx.zeros((2, 3, 3, 16))}, "to divide the query heads, got 2 and 3"),
         ({"query": mx.zeros((3, 4, 3, 16))}, "expected block_table of 3 rows"),
         ({"key_pages": mx.zeros((5, 2, 8, 16), mx.float16)}, "in the dtype of query, float32"),
-        ({"key_pages": mx.zeros((5, 2, 7, 16))}, "page_size=8 tokens per page, got shape"),
+        ({"key_pages": mx.zeros((5, 2, 7, 16))}, "page_size 8, got shape"),
         ({"value_pages": mx.zeros((4, 2, 8, 16))}, "value_pages of the shape of key_pages"),
         ({"block_table": mx.zeros((2, 1))}, "expected block_table in int32, got float32"),
         ({"block_table": mx.zeros((2,), mx.int32)}, "expected block_table B×max_pages, got"),
@@ -295,7 +295,7 @@ def test_errors_name_the_argument(changes, message):
         ({"cu_seqlens_q": [0, 4, 3]}, "cu_seqlens_q ascending from 0 to 3"),
         ({"cu_seqlens_q": [1, 2, 3]}, "cu_seqlens_q ascending from 0 to 3"),
         ({"cu_seqlens_q": []}, "cu_seqlens_q ascending from 0 to 3"),
-        ({"page_size": 16}, "page_size=16 tokens per page"),
+        ({"page_size": 16}, "page_size 16"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )

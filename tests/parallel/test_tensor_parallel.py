@@ -366,7 +366,7 @@ def test_other_group_sizes_are_rejected(demo):
     engine("demo")
     with pytest.raises(UserError, match=f"this process already has a group of {RANKS} ranks"):
         engine("demo", 6 - RANKS)
-    with pytest.raises(UserError, match="already loaded"):
+    with pytest.raises(UserError, match="does not support a loaded model"):
         LLM(demo, tensor_parallel_size=2)
     with pytest.raises(UserError, match="tensor_parallel_size must be at least 1, got 0"):
         engine("demo", 0)

@@ -226,7 +226,7 @@ def test_invalid_template_file_is_rejected_at_startup(tmp_path, content, message
 
 
 def test_context_length_of_the_engine():
-    with pytest.raises(UserError, match=r"max_model_len must be at most 2048, .*, got 4096\."):
+    with pytest.raises(UserError, match=r"max_model_len must be at most 2048 \(.*\), got 4096\."):
         LLM("demo", max_model_len=4096)
     with pytest.raises(UserError, match="max_model_len must be at least 2, got 1"):
         LLM("demo", max_model_len=1)

@@ -162,7 +162,7 @@ def test_config_parsing(changes, expected):
             },
             "low_freq_factor 4, expected less than high_freq_factor, 4",
         ),
-        ({**QWEN2, "layer_types": ["chunked_attention"]}, "expected full_attention or sliding"),
+        ({**QWEN2, "layer_types": ["chunked_attention"]}, "expected a list of full_attention"),
         (
             {**QWEN2, "layer_types": ["full_attention"]},
             "1 layer_types, expected 2, its num_hidden",
