@@ -206,7 +206,12 @@ constexpr double (*bf16_dot)(int) = nullptr;
 // 16-bit integer dot products, which kernels use where bfloat16 ones are unavailable. Instructions
 // without accumulation multiply by the sum, because the compiler would hoist a product of constants
 // out of the loop.
-#if defined(__AVX2__) && !defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__) && !defined(__AVX512BF16__)
+double int16_dot(int) {
+    const __m512i a = _mm512_set1_epi16(static_cast<short>(sink));
+    return run_steps<__m512i>(2 * 32, [=](__m512i sum) { return _mm512_dpwssd_epi32(sum, a, a); });
+}
+#elif defined(__AVX2__) && !defined(__AVX512BF16__)
 double int16_dot(int) {
     const __m256i a = _mm256_set1_epi16(static_cast<short>(sink));
     return run_steps<__m256i>(2 * 16, [=](__m256i sum) {

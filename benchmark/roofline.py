@@ -40,6 +40,7 @@ NO_AMX = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]
 ISA_FLAGS = {
     "native": NATIVE,
     "avx2": [*NATIVE, "-mno-avx512f", *NO_AMX],
+    "avx512vnni": [*NATIVE, "-mno-avx512bf16", *NO_AMX],
     "avx512": [*NATIVE, *NO_AMX],
 }
 

@@ -34,7 +34,9 @@ def main() -> int:
         prog="test-kernels", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "--isa", choices=["avx2", "avx512", "amx", "neon"], help="only this instruction set"
+        "--isa",
+        choices=["avx2", "avx512vnni", "avx512", "amx", "neon"],
+        help="only this instruction set",
     )
     parser.add_argument(
         "--sanitize", action="store_true", help="build with sanitizers (GCC or Clang)"

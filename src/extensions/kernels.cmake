@@ -13,15 +13,15 @@ find_kernels(PORTABLE_KERNELS *_reference)
 find_kernels(SIMD_KERNELS fast/*_simd)
 find_kernels(COURSE_KERNELS week4/*_simd) # kernels of the course's Week 4
 list(APPEND SIMD_KERNELS ${COURSE_KERNELS})
-find_kernels(AVX2_NEON_KERNELS fast/*_avx2_neon)
+find_kernels(FIXED_POINT_KERNELS fast/*_fixed_point_simd)
 find_kernels(AVX512_KERNELS fast/*_avx512)
 find_kernels(AMX_KERNELS fast/*_amx)
-set(KERNEL_SOURCES ${PORTABLE_KERNELS} ${SIMD_KERNELS} ${AVX2_NEON_KERNELS} ${AVX512_KERNELS}
-                   ${AMX_KERNELS})
-list(APPEND AVX2_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
-list(APPEND NEON_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
-list(APPEND AVX512_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
-set(AVXVNNI_KERNELS ${AVX2_NEON_KERNELS}) # AVX2 plus integer dot products
+set(KERNEL_SOURCES ${PORTABLE_KERNELS} ${SIMD_KERNELS} ${AVX512_KERNELS} ${AMX_KERNELS})
+set(AVX2_KERNELS ${SIMD_KERNELS})
+set(NEON_KERNELS ${SIMD_KERNELS})
+set(AVX512VNNI_KERNELS ${SIMD_KERNELS})
+list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
+set(AVXVNNI_KERNELS ${FIXED_POINT_KERNELS}) # AVX2 plus integer dot products
 
 # Parsing headers takes longer than compiling most files, so each target is one translation unit: ON
 # for an installation; "untasked" in a learner's checkout: all files except those with tasks, which
@@ -66,13 +66,13 @@ set(SIMD_FLAGS ${KERNEL_OPTIMIZATION} -ffp-contract=off
                $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 set(AVX2_FLAGS ${SIMD_FLAGS} -mavx2 -mfma -mf16c)
 set(AVXVNNI_FLAGS ${AVX2_FLAGS} -mavxvnni)
-set(AVX512_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16
-                 -mavx512vnni)
+set(AVX512VNNI_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni)
+set(AVX512_FLAGS ${AVX512VNNI_FLAGS} -mavx512bf16)
 set(AMX_FLAGS ${AVX512_FLAGS} -mamx-tile -mamx-int8)
 set(NEON_FLAGS ${SIMD_FLAGS})
 set(PORTABLE_FLAGS ${KERNEL_OPTIMIZATION})
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set(INSTRUCTION_SETS avx512 avx2 avxvnni amx)
+  set(INSTRUCTION_SETS avx512 avx512vnni avx2 avxvnni amx)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(INSTRUCTION_SETS neon)
 endif()
@@ -86,6 +86,7 @@ if(TINY_LLM_HOST_ONLY AND EXISTS /proc/cpuinfo)
 endif()
 set(AVX2_CPU_FLAG avx2)
 set(AVXVNNI_CPU_FLAG avx_vnni)
+set(AVX512VNNI_CPU_FLAG avx512_vnni)
 set(AVX512_CPU_FLAG avx512_bf16)
 set(AMX_CPU_FLAG amx_int8)
 

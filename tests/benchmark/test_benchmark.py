@@ -278,6 +278,7 @@ FAST = Machine("a processor faster than any", 2, 1e6, *[1e6] * 5)
         ("neon", False, 100, 100),
         ("avx2", True, 300, 100),
         ("avx2", False, 100, 100),
+        ("avx512vnni", True, 300, 100),
         # 200 GFLOP/s for half of the operations, 100 for the other half.
         ("avx512", True, 200, 400 / 3),
         ("avx512", False, 200, 400 / 3),
@@ -406,6 +407,7 @@ def test_limits_are_those_of_the_forced_instruction_set(monkeypatch):
         (["-mavx2", "-mfma", "-mavxvnni"], "int16_dot", "vpdpwssd", 12),
         (["-mavx2", "-mfma"], "int8_dot", "vpmaddubsw", 12),
         (["-mavx2", "-mfma", "-mavxvnni"], "int8_dot", "vpdpbusd", 12),
+        (["-mavx512f", "-mavx512vnni"], "int16_dot", "vpdpwssd", 24),
         (["-mavx512f", "-mavx512vnni"], "int8_dot", "vpdpbusd", 24),
         (["-mavx2", "-mamx-tile", "-mamx-int8"], "amx_int8", "tdpbsud", 4),
         (

@@ -152,7 +152,7 @@ def test_kernels_are_measured_by_name(small, monkeypatch):
 
 @pytest.mark.parametrize("day", [day for day in matmuls.DAY_KERNELS if day > "4.2"])
 def test_every_kernel_of_a_day_is_measured(small, day):
-    sets = {"avx2", "avx512", "neon"}
+    sets = {"avx2", "avx512vnni", "avx512", "neon"}
     if not sets & set(kernels.extension().instruction_sets()):
         pytest.skip("needs AVX2, AVX-512 or NEON")
     found = matmuls.measure_kernels(matmuls.DAY_KERNELS[day], small, 1, day)

@@ -2,11 +2,20 @@
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
-from tests.support import EPSILON, as_numpy, assert_close, describe_mismatches, random
-from tiny_llm import quantized_matmul
+from tests.support import (
+    EPSILON,
+    as_numpy,
+    assert_close,
+    assert_same_bits,
+    describe_mismatches,
+    random,
+)
+from tiny_llm import kernels, quantized_matmul
 
 HALVES = [mx.bfloat16, mx.float16]
+FIXED_POINT_ISAS = ("avx2", "avx512vnni", "amx")
 
 
 def problem(M, I, O, bits, group_size, dtype, scale_dtype=None):
@@ -41,13 +50,13 @@ def exact(scales, biases, group_size, bits, a, b) -> tuple[np.ndarray, np.ndarra
 
 
 def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -> np.ndarray | int:
-    """Error of kernels that quantize activations per group: AVX2, NEON and AMX.
+    """Error of kernels that quantize activations per group.
 
     The quantization step is the smallest power of two for which the group's largest magnitude is
     below 255/128 · 2^14 steps; half a step is at most 2^-15 · 128/127.5 of that magnitude. float16
     activations get a second row of integers with a step 2^15 times finer.
     """
-    if instruction_set not in ("avx2", "neon", "amx"):
+    if instruction_set not in (*FIXED_POINT_ISAS, "neon"):
         return 0
     groups = as_numpy(mx.abs(a)).reshape(*a.shape[:-1], -1, group_size).astype(np.float64)
     rounded = 2.0 ** (-15 if a.dtype == mx.bfloat16 else -30) * 128 / 127.5 * groups.max(-1)
@@ -59,6 +68,18 @@ def evaluated(*args) -> mx.array:
     result = quantized_matmul(*args)
     mx.eval(result)
     return result
+
+
+def assert_fixed_point_kernels_are_bitwise_equal(monkeypatch, arguments) -> None:
+    """Skips without at least two instruction sets whose kernels sum the same integers."""
+    sets = [name for name in FIXED_POINT_ISAS if name in kernels.extension().instruction_sets()]
+    if len(sets) < 2:
+        pytest.skip(f"needs two of {', '.join(FIXED_POINT_ISAS)}")
+    products = []
+    for name in sets:
+        monkeypatch.setenv("TINY_LLM_CPU_ISA", name)
+        products.append(evaluated(*arguments))
+        assert_same_bits(products[-1], products[0], name)
 
 
 def assert_rows_are_batch_invariant(scales, biases, group_size, bits, a, b) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.ops.quantized_matmul_problems import (
     HALVES,
     assert_exact_but_for_rounding,
+    assert_fixed_point_kernels_are_bitwise_equal,
     dequantize,
     evaluated,
     problem_in_floating_point,
@@ -37,15 +38,9 @@ def test_values_equal_mxfp4(on_cpu):
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("M", [1, 2, 3, 33])
-def test_amx_and_avx2_are_bitwise_equal(monkeypatch, half, M):
-    if "amx" not in kernels.extension().instruction_sets():
-        pytest.skip("needs AMX")
+def test_fixed_point_kernels_are_bitwise_equal(monkeypatch, half, M):
     arguments = problem_in_floating_point(M, 384, 70, 32, half)
-    results = []
-    for name in ("avx2", "amx"):
-        monkeypatch.setenv("TINY_LLM_CPU_ISA", name)
-        results.append(evaluated(*arguments))
-    assert_same_bits(*results, f"{M} rows")
+    assert_fixed_point_kernels_are_bitwise_equal(monkeypatch, arguments)
 
 
 def test_prepacked_weights_are_bitwise_equal_in_all_operations(instruction_set):

@@ -143,7 +143,7 @@ def test_leftover_rows_are_rejected():
 
 
 def test_rows_per_block_of_each_kernel(instruction_set):
-    expected = {"neon": 8, "avx2": 16, "avx512": 64, "amx": 16}
+    expected = {"neon": 8, "avx2": 16, "avx512vnni": 64, "avx512": 64, "amx": 16}
     assert kernels.prepack_rows() == expected.get(instruction_set, 0)
 
 

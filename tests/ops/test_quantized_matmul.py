@@ -7,11 +7,12 @@ import pytest
 from tests.ops.quantized_matmul_problems import (
     HALVES,
     assert_exact_but_for_rounding,
+    assert_fixed_point_kernels_are_bitwise_equal,
     evaluated,
     problem,
 )
 from tests.support import as_numpy, assert_close, assert_same_on_any_number_of_threads, random
-from tiny_llm import kernels, quantized_matmul
+from tiny_llm import quantized_matmul
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -54,17 +55,9 @@ def test_bitwise_equal_for_any_thread_count():
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("M", [1, 2, 3, 16, 33])
-def test_amx_and_avx2_are_bitwise_equal(monkeypatch, half, bits, group_size, M):
-    if "amx" not in kernels.extension().instruction_sets():
-        pytest.skip("needs AMX")
+def test_fixed_point_kernels_are_bitwise_equal(monkeypatch, half, bits, group_size, M):
     arguments = problem(M, 384, 70, bits, group_size, half)
-    results = []
-    for name in ("amx", "avx2"):
-        monkeypatch.setenv("TINY_LLM_CPU_ISA", name)
-        results.append(evaluated(*arguments))
-    assert mx.array_equal(*results), (
-        "AMX and AVX2 must sum the same integers and round the same floats"
-    )
+    assert_fixed_point_kernels_are_bitwise_equal(monkeypatch, arguments)
 
 
 def test_strided_activations(instruction_set):

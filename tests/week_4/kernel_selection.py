@@ -11,7 +11,7 @@ R = 32  # weight rows per prepacked block, see day 4.3
 SIMD_ISAS = [
     name
     for name in (kernels.extension().instruction_sets() if kernels.is_built() else [])
-    if name in ("avx2", "avx512", "neon")
+    if name in ("avx2", "avx512vnni", "avx512", "neon")
 ]
 
 

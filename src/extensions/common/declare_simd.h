@@ -11,13 +11,17 @@
     namespace avx2 {               \
     __VA_ARGS__                    \
     }                              \
+    namespace avx512vnni {         \
+    __VA_ARGS__                    \
+    }                              \
     namespace avx512 {             \
     __VA_ARGS__                    \
     }
-#define TINY_LLM_CHOOSE_SIMD(set, kernel, reference)  \
-    ((set) >= InstructionSet::avx512 ? avx512::kernel \
-     : (set) == InstructionSet::avx2 ? avx2::kernel   \
-                                     : reference)
+#define TINY_LLM_CHOOSE_SIMD(set, kernel, reference)            \
+    ((set) >= InstructionSet::avx512       ? avx512::kernel     \
+     : (set) == InstructionSet::avx512vnni ? avx512vnni::kernel \
+     : (set) == InstructionSet::avx2       ? avx2::kernel       \
+                                           : reference)
 #elif defined(__aarch64__)
 #define TINY_LLM_DECLARE_SIMD(...) \
     namespace neon {               \

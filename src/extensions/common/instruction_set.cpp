@@ -47,10 +47,13 @@ std::vector<InstructionSet> find_sets() {
         sets.push_back(InstructionSet::avx2);
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16")) {
-            sets.push_back(InstructionSet::avx512);
-            if (machine_has_amx()) {
-                sets.push_back(InstructionSet::amx);
+            __builtin_cpu_supports("avx512vnni")) {
+            sets.push_back(InstructionSet::avx512vnni);
+            if (__builtin_cpu_supports("avx512bf16")) {
+                sets.push_back(InstructionSet::avx512);
+                if (machine_has_amx()) {
+                    sets.push_back(InstructionSet::amx);
+                }
             }
         }
     }
@@ -78,6 +81,8 @@ std::string name_of(InstructionSet set) {
             return "neon";
         case InstructionSet::avx2:
             return "avx2";
+        case InstructionSet::avx512vnni:
+            return "avx512vnni";
         case InstructionSet::avx512:
             return "avx512";
         case InstructionSet::amx:

@@ -10,11 +10,12 @@ namespace tiny_llm_ext {
 
 /// In ascending order: each set includes the earlier ones of the same processor architecture.
 enum class InstructionSet {
-    portable,  // plain C++ on any machine: the reference kernels
-    neon,      // every 64-bit ARM processor
-    avx2,      // AVX2, FMA and F16C: x86 since 2013
-    avx512,    // AVX-512 F, BW, VL, DQ, VNNI and BF16: Zen 4 and later, Sapphire Rapids and later
-    amx,       // AVX-512, and AMX int8 tiles: Sapphire Rapids and later
+    portable,    // plain C++ on any machine: the reference kernels
+    neon,        // every 64-bit ARM processor
+    avx2,        // AVX2, FMA and F16C: x86 since 2013
+    avx512vnni,  // AVX-512 F, BW, VL, DQ and VNNI: Cascade Lake, Ice Lake and later
+    avx512,      // the same and BF16: Zen 4 and later, Sapphire Rapids and later
+    amx,         // the same and AMX int8 tiles: Sapphire Rapids and later
 };
 
 /// The instruction sets supported by this machine, in ascending order.
@@ -30,7 +31,7 @@ InstructionSet instruction_set();
 /// without it.
 bool has_avx_vnni();
 
-/// Name of an instruction set: "portable", "neon", "avx2", "avx512" or "amx".
+/// Name of an instruction set: "portable", "neon", "avx2", "avx512vnni", "avx512" or "amx".
 std::string name_of(InstructionSet set);
 
 }  // namespace tiny_llm_ext

@@ -106,13 +106,14 @@ struct Problem {
 
 const QuantizedMatmulKernel& kernel_of(InstructionSet set, [[maybe_unused]] int activation_bits) {
 #if defined(__x86_64__)
-    return set == InstructionSet::avx2  ? avx2::quantized_matmul_avx2_neon
-           : set == InstructionSet::amx ? amx::quantized_matmul_tiles
-           : activation_bits == 8       ? avx512::quantized_matmul_avx2_neon
-                                        : quantized_matmul_avx512;
+    return set == InstructionSet::avx2         ? avx2::quantized_matmul_fixed_point
+           : set == InstructionSet::avx512vnni ? avx512vnni::quantized_matmul_fixed_point
+           : set == InstructionSet::amx        ? amx::quantized_matmul_tiles
+           : activation_bits == 8              ? avx512::quantized_matmul_fixed_point
+                                               : quantized_matmul_avx512;
 #else
     (void)set;
-    return neon::quantized_matmul_avx2_neon;
+    return neon::quantized_matmul_fixed_point;
 #endif
 }
 
@@ -143,7 +144,7 @@ Guarded<uint16_t> multiply(const Problem& problem, InstructionSet set, int64_t f
 }
 
 // Tolerance: both kernels sum I products in float32 and round the result to the format. Fixed-point
-// kernels also round the activations (error bound: quantized_matmul_avx2_neon.cpp).
+// kernels also round the activations (error bound: quantized_matmul_fixed_point_simd.cpp).
 float tolerance(const Problem& problem, int64_t m, int64_t o, float expected) {
     const int64_t groups = problem.I / problem.group_size;
     const float levels = static_cast<float>((1 << problem.bits) - 1);
@@ -168,27 +169,15 @@ float tolerance(const Problem& problem, int64_t m, int64_t o, float expected) {
 
 // Week 4's vector kernel for row-major weights.
 Week4Matmul row_major_kernel([[maybe_unused]] InstructionSet set) {
-#if defined(__x86_64__)
-    return set == InstructionSet::avx2 ? avx2::quantized_matmul_vectors
-                                       : avx512::quantized_matmul_vectors;
-#else
-    return neon::quantized_matmul_vectors;
-#endif
+    return TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_vectors, nullptr);
 }
 
 // Week 4's kernels for weights prepacked with PACK_ROWS rows per pack.
 std::vector<Week4Matmul> prepacked_kernels([[maybe_unused]] InstructionSet set) {
-#if defined(__x86_64__)
-    if (set == InstructionSet::avx2) {
-        return {avx2::quantized_matmul_prepacked, avx2::quantized_matmul_prefetched,
-                avx2::quantized_matmul_panels, avx2::quantized_matmul_pairs};
-    }
-    return {avx512::quantized_matmul_prepacked, avx512::quantized_matmul_prefetched,
-            avx512::quantized_matmul_panels, avx512::quantized_matmul_pairs};
-#else
-    return {neon::quantized_matmul_prepacked, neon::quantized_matmul_prefetched,
-            neon::quantized_matmul_panels, neon::quantized_matmul_pairs};
-#endif
+    return {TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_prepacked, nullptr),
+            TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_prefetched, nullptr),
+            TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_panels, nullptr),
+            TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_pairs, nullptr)};
 }
 
 // Runs a kernel without a prepare step on all rows, in chunks.
@@ -357,17 +346,21 @@ KERNEL_TEST(quantized_matmul_with_prepacked_weights_has_the_same_bits) {
 }
 
 #if defined(__x86_64__)
-KERNEL_TEST(quantized_matmul_with_avx_vnni_has_the_same_bits) {
-    if (set != InstructionSet::avx2 || !has_avx_vnni()) {
+KERNEL_TEST(quantized_matmul_with_vnni_has_the_same_bits_as_avx2) {
+    const bool is_avx512 = set == InstructionSet::avx512vnni;
+    if (!is_avx512 && !(set == InstructionSet::avx2 && has_avx_vnni())) {
         return;
     }
+    const QuantizedMatmulKernel& vnni = is_avx512 ? avx512vnni::quantized_matmul_fixed_point
+                                                  : avxvnni::quantized_matmul_fixed_point;
     for (int64_t M : {1, 4, 17}) {
         for (const Problem& problem : problems_of_all_activations(M, 70, 256)) {
-            Guarded<uint16_t> expected = multiply(problem, set, 0, M);
-            Guarded<uint16_t> actual = multiply(problem, avxvnni::quantized_matmul_avx2_neon, 0, M);
+            Guarded<uint16_t> expected =
+                multiply(problem, avx2::quantized_matmul_fixed_point, 0, M);
+            Guarded<uint16_t> actual = multiply(problem, vnni, 0, M);
             const size_t bytes = M * problem.O * sizeof(uint16_t);
             expect(actual.intact() && std::memcmp(actual.data(), expected.data(), bytes) == 0,
-                   [&] { return problem.name() + ": AVX-VNNI"; });
+                   [&] { return problem.name() + ": VNNI"; });
         }
     }
 }

@@ -107,16 +107,19 @@ const QuantizedMatmulKernel* kernel_of(InstructionSet set,
         return &amx::quantized_matmul_tiles;
     }
     if (set == InstructionSet::avx512) {
-        return activation_bits == 8 ? &avx512::quantized_matmul_avx2_neon
+        return activation_bits == 8 ? &avx512::quantized_matmul_fixed_point
                                     : &quantized_matmul_avx512;
+    }
+    if (set == InstructionSet::avx512vnni) {
+        return &avx512vnni::quantized_matmul_fixed_point;
     }
     if (set == InstructionSet::avx2) {
         static const bool vnni = has_avx_vnni();
-        return vnni ? &avxvnni::quantized_matmul_avx2_neon : &avx2::quantized_matmul_avx2_neon;
+        return vnni ? &avxvnni::quantized_matmul_fixed_point : &avx2::quantized_matmul_fixed_point;
     }
 #elif defined(__aarch64__)
     if (set == InstructionSet::neon) {
-        return &neon::quantized_matmul_avx2_neon;
+        return &neon::quantized_matmul_fixed_point;
     }
 #endif
     return nullptr;

@@ -81,17 +81,13 @@ struct QuantizedMatmulKernel {
 /// Outputs per panel, the unit in which outputs are distributed over threads.
 constexpr int64_t QUANTIZED_MATMUL_PANEL = 64;
 
+/// On AVX-512 with BF16, only for 8-bit activations.
+TINY_LLM_DECLARE_SIMD(extern const QuantizedMatmulKernel quantized_matmul_fixed_point;)
 #if defined(__x86_64__)
-namespace avx2 {
-extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
-}
 namespace avxvnni {  // the same kernel, compiled for AVX-VNNI
-extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
+extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
 }
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
-namespace avx512 {  // for 8-bit activations
-extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
-}
 namespace amx {
 extern const QuantizedMatmulKernel quantized_matmul_tiles;     // any M; delegates M ≤ 2
 extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // for M ≤ 2, or M = 1 in float16
@@ -99,10 +95,6 @@ extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // for M ≤ 2, o
 void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,
                                          int64_t first_output, int64_t last_output);
 }  // namespace amx
-#elif defined(__aarch64__)
-namespace neon {
-extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
-}
 #endif
 
 }  // namespace tiny_llm_ext

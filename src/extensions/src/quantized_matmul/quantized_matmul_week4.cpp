@@ -22,14 +22,7 @@ Week4Matmul factored() {
 // The vector kernel of an instruction set.
 Week4Matmul vectors([[maybe_unused]] InstructionSet set) {
     // [task 4.2.2 choose]
-#if defined(__x86_64__)
-    return set == InstructionSet::avx2 ? avx2::quantized_matmul_vectors
-                                       : avx512::quantized_matmul_vectors;
-#elif defined(__aarch64__)
-    return neon::quantized_matmul_vectors;
-#else
-    return nullptr;
-#endif
+    return TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_vectors, nullptr);
     // [/task 4.2.2 choose]
 }
 

@@ -1,5 +1,5 @@
-// Activations as 16-bit or 8-bit integers, in the order in which quantized_matmul_avx2_neon.cpp
-// unpacks weights.
+// Activations as 16-bit or 8-bit integers, in the order in which
+// quantized_matmul_fixed_point_simd.cpp unpacks weights.
 #pragma once
 
 #include "src/quantized_matmul/fast/fixed_point_rounding.h"

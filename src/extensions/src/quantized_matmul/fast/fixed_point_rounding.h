@@ -2,8 +2,9 @@
 //
 // The step is a power of two, so only A is rounded. It is the smallest with |A| < 255/128 · 2¹⁴, so
 // that A = 256 · high + low fits two signed bytes, for the kernels that multiply bytes.
-// quantized_matmul_avx2_neon.cpp bounds the error. float16 (11 bits) uses a second row of integers
-// for the remainder, with steps 2¹⁵ times smaller. A group with NaN or infinity has a step of NaN.
+// quantized_matmul_fixed_point_simd.cpp bounds the error. float16 (11 bits) uses a second row of
+// integers for the remainder, with steps 2¹⁵ times smaller. A group with NaN or infinity has a step
+// of NaN.
 //
 // The integers, and therefore their sums of products, are the same on every instruction set.
 #pragma once

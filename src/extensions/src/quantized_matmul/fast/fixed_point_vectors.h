@@ -1,4 +1,4 @@
-// Integer vector operations of quantized_matmul_avx2_neon.cpp.
+// Integer vector operations of quantized_matmul_fixed_point_simd.cpp.
 #pragma once
 
 #include "common/simd.h"

@@ -1,10 +1,10 @@
 // quantized_matmul with AMX: one tdpbsud multiplies 64 activations of up to 16 rows by 64 weights
 // of 16 outputs, in integers.
 //
-// The arithmetic is that of quantized_matmul_avx2_neon.cpp: activations rounded to 16-bit integers,
-// exact sums over a group, and the same float32 operations after them. A row therefore has the same
-// bits in either kernel. One or two rows of integers, which would underfill the tiles, are
-// delegated to quantized_matmul_few_rows. AMX multiplies bytes, so byte_planes.h splits each
+// The arithmetic is that of quantized_matmul_fixed_point_simd.cpp: activations rounded to 16-bit
+// integers, exact sums over a group, and the same float32 operations after them. A row therefore
+// has the same bits in either kernel. One or two rows of integers, which would underfill the tiles,
+// are delegated to quantized_matmul_few_rows. AMX multiplies bytes, so byte_planes.h splits each
 // integer into two:
 //
 //     Σ q·A = 256 · Σ q·high + Σ q·low        |Σ q·A| ≤ 255 · 32640 · 128 < 2³¹

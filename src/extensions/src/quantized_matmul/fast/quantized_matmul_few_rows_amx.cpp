@@ -1,7 +1,7 @@
 // quantized_matmul for one or two rows, bound by reading the weights: multiplies bytes in vector
 // registers with AVX-512 VNNI, which every machine with AMX has.
 //
-// Arithmetic and results are bit-identical to quantized_matmul_avx2_neon.cpp; byte_planes.h
+// Arithmetic and results are bit-identical to quantized_matmul_fixed_point_simd.cpp; byte_planes.h
 // converts activations to bytes. A *panel* is 16 outputs, whose rows of b are consecutive in
 // memory.
 //

@@ -17,15 +17,18 @@ inline void with_rows(int64_t rows, const Function& f) {
     }
 }
 
-/// Calls f.operator()<ROWS>(row) for near-equal tiles of `rows` rows, of at most MAX_ROWS rows
+/// Calls f.operator()<ROWS>(row) for near-equal tiles of `rows` ≥ 1 rows, of at most MAX_ROWS rows
 /// each.
 template <int MAX_ROWS, typename Function>
 inline void for_tiles(int64_t rows, const Function& f) {
     const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    // Divides once: a 64-bit division takes 40 cycles and more before Ice Lake and Zen 3.
+    const int64_t smaller = rows / tiles, larger_tiles = rows % tiles;
+    int64_t row = 0;
     for (int64_t tile = 0; tile < tiles; tile++) {
-        const int64_t row = rows * tile / tiles;
-        with_rows<MAX_ROWS>(rows * (tile + 1) / tiles - row,
-                            [&]<int ROWS>() { f.template operator()<ROWS>(row); });
+        const int64_t size = smaller + (tile < larger_tiles);
+        with_rows<MAX_ROWS>(size, [&]<int ROWS>() { f.template operator()<ROWS>(row); });
+        row += size;
     }
 }
 

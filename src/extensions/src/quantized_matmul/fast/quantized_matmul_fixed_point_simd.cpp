@@ -1,5 +1,6 @@
-// quantized_matmul for AVX2 and NEON, which lack bfloat16 products but multiply 16-bit integers:
-// activations are converted to 16-bit fixed point, and every sum over a group is exact.
+// quantized_matmul for AVX2, NEON, and AVX-512 without BF16, which lack bfloat16 products but
+// multiply 16-bit integers: activations are converted to 16-bit fixed point, and every sum over a
+// group is exact.
 //
 // 1. prepare: a group of activations a[i] becomes step · A[i] with integers |A[i]| < 2¹⁵. The step
 //    is a power of two, so only A is rounded (fixed_point_rounding.h).
@@ -27,8 +28,8 @@
 // 8-bit activations (QuantizedMatmulJob::activation_bits) are integers |A[i]| ≤ 127 with the step
 // max |a| / 127, so |error| ≤ 1.01 · 2⁻⁸ · max |a|; float16 has no second row. Instructions that
 // multiply bytes then compute four products per 32-bit lane instead of two: vpdpbusd, or vpmaddubsw
-// with sums in 16 bits. AVX-512 uses this kernel for 8-bit activations only. NEON, and 8-bit
-// weights without VNNI, multiply the same integers in 16-bit lanes.
+// with sums in 16 bits. AVX-512 with BF16 uses this kernel for 8-bit activations only. NEON, and
+// 8-bit weights without VNNI, multiply the same integers in 16-bit lanes.
 //
 // NaN or infinity in a group makes the row's outputs NaN. Steps are at least 2⁻¹¹¹, so that neither
 // they nor those of the remainder are subnormal.
@@ -47,7 +48,7 @@ namespace {
 
 constexpr int PACK_VECTORS = LANES == 16 ? 4 : 2;   // vectors of outputs per pack
 constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
-constexpr int ROW_TILE = 6;                         // their sums fill the AVX2 registers
+constexpr int ROW_TILE = 6;                         // their sums fill the x86 registers
 constexpr int DIRECT_ROWS = 2 * ROW_TILE;           // maximum rows for multiply_few_rows
 constexpr int64_t CACHE_BYTES = 256 * 1024;         // activations per block, reused by every pack
 constexpr int64_t PREFETCH_DISTANCE = 4096;         // prefetch distance in bytes, for weights
@@ -176,15 +177,21 @@ struct ByteFloatingPoint : ByteIntegers<4> {
     }
 };
 
-// Calls f.operator()<WeightFormat>() for the formats of b and of the activations. On NEON,
-// activations are always 16-bit integers; on AVX-512, always bytes, because
-// quantized_matmul_avx512.cpp handles 16-bit activations.
+// quantized_matmul_avx512.cpp multiplies 16-bit activations on processors with BF16.
+#if defined(__AVX512BF16__)
+constexpr bool ALWAYS_BYTES = true;
+#else
+constexpr bool ALWAYS_BYTES = false;
+#endif
+
+// Calls f.operator()<WeightFormat>() for the formats of b and of the activations, which on NEON are
+// always 16-bit integers.
 template <typename Function>
 inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f) {
     const auto call = [&]<typename OfShorts, typename OfBytes>() {
         if constexpr (LANES == 4) {
             f.template operator()<OfShorts>();
-        } else if constexpr (LANES == 16) {
+        } else if constexpr (ALWAYS_BYTES) {
             f.template operator()<OfBytes>();
         } else {
             multiplies_bytes(job) ? f.template operator()<OfBytes>()
@@ -359,12 +366,17 @@ void multiply_many_rows(const Pack& pack, const Activations& a, int64_t first_ro
 void store_rows(const Pack& pack, int64_t first_row, int64_t rows, const Floats* totals) {
     const QuantizedMatmulJob& job = *pack.job;
     const int integer_rows = rows_of_integers(job);
-    for (int64_t r = 0; r < rows; r += integer_rows) {
+    int64_t at = first_row / integer_rows * job.O + pack.first;
+    for (int64_t r = 0; r < rows; r += integer_rows, at += job.O) {
         for (int v = 0; v < PACK_VECTORS && v * LANES < pack.outputs; v++) {
             const Floats* total = totals + r * PACK_VECTORS + v;
-            const int count = pack.outputs - v * LANES < LANES ? pack.outputs - v * LANES : LANES;
-            store(job.out, (first_row + r) / integer_rows * job.O + pack.first + v * LANES,
-                  job.format, integer_rows == 2 ? total[0] + total[PACK_VECTORS] : total[0], count);
+            const Floats x = integer_rows == 2 ? total[0] + total[PACK_VECTORS] : total[0];
+            const int left = pack.outputs - v * LANES;
+            if (left >= LANES) {  // a copy of constant length is one instruction
+                store(job.out, at + v * LANES, job.format, x);
+            } else {
+                store(job.out, at + v * LANES, job.format, x, left);
+            }
         }
     }
 }
@@ -424,7 +436,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 
 }  // namespace
 
-const QuantizedMatmulKernel quantized_matmul_avx2_neon = {scratch_bytes, prepare, run,
-                                                          /*prepack_rows=*/PACK_OUTPUTS};
+const QuantizedMatmulKernel quantized_matmul_fixed_point = {scratch_bytes, prepare, run,
+                                                            /*prepack_rows=*/PACK_OUTPUTS};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
