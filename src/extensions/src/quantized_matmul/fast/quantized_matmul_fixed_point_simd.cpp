@@ -46,12 +46,14 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int PACK_VECTORS = LANES == 16 ? 4 : 2;   // vectors of outputs per pack
+constexpr bool IS_AVX512 = LANES == 16;
+constexpr int PACK_VECTORS = IS_AVX512 ? 4 : 2;     // vectors of outputs per pack
 constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
 constexpr int ROW_TILE = 6;                         // their sums fill the x86 registers
-constexpr int DIRECT_ROWS = 2 * ROW_TILE;           // maximum rows for multiply_few_rows
-constexpr int64_t CACHE_BYTES = 256 * 1024;         // activations per block, reused by every pack
-constexpr int64_t PREFETCH_DISTANCE = 4096;         // prefetch distance in bytes, for weights
+// Maximum rows for multiply_few_rows. AVX-512 unpacks 64 weights per instruction.
+constexpr int DIRECT_ROWS = (IS_AVX512 ? 3 : 2) * ROW_TILE;
+constexpr int64_t CACHE_BYTES = 256 * 1024;  // activations per block, reused by every pack
+constexpr int64_t PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, for weights
 
 // --- weights ------------------------------------------------------------------------------------
 
