@@ -15,7 +15,7 @@ typedef int32_t Word __attribute__((may_alias));  // two 16-bit or four 8-bit in
 // without DotProd, and for 8-bit weights without VNNI: ARM's products are of signed bytes, and AVX2
 // adds two products in 16 bits.
 inline bool multiplies_bytes([[maybe_unused]] const QuantizedMatmulJob& job) {
-#if defined(TINY_LLM_SUMS_IN_SHORTS) || defined(TINY_LLM_BYTE_PLANES)
+#if defined(TINY_LLM_SUMS_IN_SHORTS) || defined(__ARM_FEATURE_DOTPROD)
     return job.activation_bits == 8 && job.bits == 4;
 #elif defined(__AVX2__)
     return job.activation_bits == 8;
@@ -27,7 +27,7 @@ inline bool multiplies_bytes([[maybe_unused]] const QuantizedMatmulJob& job) {
 // Whether 16-bit activations are multiplied as bytes, 256 · high + low. Then the products of four
 // weights take two instructions; as 16-bit integers they would take four.
 inline bool multiplies_planes([[maybe_unused]] const QuantizedMatmulJob& job) {
-#if defined(TINY_LLM_BYTE_PLANES)
+#if defined(__ARM_FEATURE_DOTPROD)
     return job.activation_bits == 16 && job.bits == 4;
 #else
     return false;

@@ -6,17 +6,8 @@
 #if defined(__AVX2__) && !defined(__AVXVNNI__) && !defined(__AVX512VNNI__)
 #define TINY_LLM_SUMS_IN_SHORTS  // two products of bytes are added in a 16-bit lane
 #endif
-#if defined(__ARM_FEATURE_DOTPROD)
-#define TINY_LLM_BYTE_PLANES  // 16-bit activations are multiplied as high and low bytes
-#endif
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
-
-#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
-constexpr bool MULTIPLIES_BYTES = true;
-#else
-constexpr bool MULTIPLIES_BYTES = false;
-#endif
 
 constexpr int SHORTS = 2 * LANES;  // 16-bit lanes per vector
 typedef int16_t Shorts __attribute__((vector_size(SHORTS * 2), may_alias));
@@ -46,7 +37,6 @@ inline Shorts look_up(const uint8_t (&table)[16], UnsignedShorts x) {
 /// Sums of pairs of products in LANES 32-bit lanes. NEON multiplies to 32-bit lanes without adding
 /// neighbors, so it needs two registers, one per half of the 16-bit lanes.
 struct PairSums {
-    static constexpr int PLANES = 1;
     static constexpr bool CAN_SPLIT = true;  // a sum may be split into several, added at the end
 #if defined(__AVX2__)
     Ints all;
@@ -91,7 +81,6 @@ inline Ints total_of(const PairSums& sums) {
 
 /// Sums of four products of bytes in LANES 32-bit lanes.
 struct QuadSums {
-    static constexpr int PLANES = 1;
     Ints all;
 #if defined(TINY_LLM_SUMS_IN_SHORTS)
     static constexpr bool CAN_SPLIT = false;  // every partial sum would need an end_step
@@ -103,17 +92,14 @@ struct QuadSums {
 
 inline void add(QuadSums& sums, const QuadSums& others) { sums.all += others.all; }
 
-#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
-/// Adds Σ weights[4l + k] · a[4l + k], k = 0 … 3, of bytes, to 32-bit lane l. Activations are
-/// signed, weights unsigned on x86 and less than 128 on ARM. On AVX2 without VNNI, end_step() must
-/// follow after at most 32767 / (2 · 127 · largest weight) calls.
+#if defined(__AVX2__)
+/// Adds Σ weights[4l + k] · a[4l + k], k = 0 … 3, of unsigned and signed bytes, to 32-bit lane l.
+/// Without VNNI, end_step() must follow after at most 32767 / (2 · 127 · largest weight) calls.
 inline void multiply_add(QuadSums& sums, Ints a, Quads weights) {
 #if defined(__AVX512VNNI__)
     sums.all = (Ints)_mm512_dpbusd_epi32((__m512i)sums.all, (__m512i)weights, (__m512i)a);
 #elif defined(__AVXVNNI__)
     sums.all = (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums.all, (__m256i)weights, (__m256i)a);
-#elif defined(__ARM_FEATURE_DOTPROD)
-    sums.all = (Ints)vdotq_s32((int32x4_t)sums.all, (int8x16_t)weights, (int8x16_t)a);
 #else
     sums.step += (Shorts)_mm256_maddubs_epi16((__m256i)weights, (__m256i)a);
     keep_in_register(sums.step);
@@ -133,27 +119,56 @@ inline void end_step(PairSums&) {}
 
 inline Ints total_of(const QuadSums& sums) { return sums.all; }
 
-/// Broadcasts the activations of a part of the weights to all lanes.
-inline Ints splat_activations(const PairSums*, const int32_t* words) { return splat(*words); }
-inline Ints splat_activations(const QuadSums*, const int32_t* words) { return splat(*words); }
+/// Loads the activations of a part of the weights: one word, in all lanes.
+template <typename Sums>
+struct PartActivations {
+    static constexpr int WORDS = 1;
+    static Ints load(const int32_t* words) { return splat(*words); }
+};
 
-#if defined(TINY_LLM_BYTE_PLANES)
-/// Sums of products of bytes with 16-bit activations, 256 · high + low.
+#if defined(__ARM_FEATURE_DOTPROD)
+/// Bytes unpacked from one word of 4-bit weights per output. They must be less than 128.
+struct Nibbles {
+    Quads even, odd;
+};
+
+/// Adds four products of bytes to each 32-bit lane: those of the weights of the lane and the
+/// activations in word WORD of a.
+template <int WORD>
+inline void dot(QuadSums& sums, int32x4_t a, Quads weights) {
+    sums.all = (Ints)vdotq_laneq_s32((int32x4_t)sums.all, (int8x16_t)weights, (int8x16_t)a, WORD);
+}
+
+/// 8-bit activations: a word for the even weights, a word for the odd ones.
+template <>
+struct PartActivations<QuadSums> {
+    static constexpr int WORDS = 2;
+    static int32x4_t load(const int32_t* words) {
+        return vcombine_s32(vld1_s32(words), vdup_n_s32(0));
+    }
+};
+inline void multiply_add(QuadSums& sums, int32x4_t a, const Nibbles& weights) {
+    dot<0>(sums, a, weights.even);
+    dot<1>(sums, a, weights.odd);
+}
+inline void end_step(QuadSums&) {}
+
+/// Sums of products with 16-bit activations, 256 · high + low.
 struct PlaneSums {
-    static constexpr int PLANES = 2;
     static constexpr bool CAN_SPLIT = true;
     QuadSums high, low;
 };
-struct Planes {
-    Ints high, low;
+/// Words of high and low bytes for the even weights, then for the odd ones.
+template <>
+struct PartActivations<PlaneSums> {
+    static constexpr int WORDS = 4;
+    static int32x4_t load(const int32_t* words) { return vld1q_s32(words); }
 };
-
-inline Planes splat_activations(const PlaneSums*, const int32_t* words) {
-    return {splat(words[0]), splat(words[1])};
-}
-inline void multiply_add(PlaneSums& sums, const Planes& a, Quads weights) {
-    multiply_add(sums.high, a.high, weights);
-    multiply_add(sums.low, a.low, weights);
+inline void multiply_add(PlaneSums& sums, int32x4_t a, const Nibbles& weights) {
+    dot<0>(sums.high, a, weights.even);
+    dot<1>(sums.low, a, weights.even);
+    dot<2>(sums.high, a, weights.odd);
+    dot<3>(sums.low, a, weights.odd);
 }
 inline void end_step(PlaneSums&) {}
 inline void add(PlaneSums& sums, const PlaneSums& others) {

@@ -163,11 +163,11 @@ struct FloatingPoint : Integers<4> {
     }
 };
 
-// Unpacks weights for activations in bytes, or in planes of bytes. A part is four weights.
-template <int BITS, typename SumsOfBytes = QuadSums>
+// Unpacks weights for 8-bit activations. A part is four weights.
+template <int BITS>
 struct ByteIntegers {
     using Part = Quads;
-    using Sums = SumsOfBytes;
+    using Sums = QuadSums;
     static constexpr int PARTS = 8 / BITS;
     static constexpr int STEP = 8;  // 16-bit sums: 8 · 2 · 127 · 15 < 2¹⁵
     static Part part(const uint32_t* words, int p) {
@@ -175,43 +175,59 @@ struct ByteIntegers {
         return (Part)(BITS == 8 ? x : x & 0x0f0f0f0f);
     }
 };
-template <typename SumsOfBytes = QuadSums>
-struct ByteFloatingPoint : ByteIntegers<4, SumsOfBytes> {
+struct ByteFloatingPoint : ByteIntegers<4> {
     static constexpr int STEP = 4;  // 4 · 2 · 127 · 24 < 2¹⁵
-    static Quads part(const uint32_t* words, int p) {
+    static Part part(const uint32_t* words, int p) {
         return look_up(E2M1_INTEGERS, ByteIntegers<4>::part(words, p));
     }
 };
 
-// quantized_matmul_avx512.cpp multiplies 16-bit activations on processors with BF16.
-#if defined(__AVX512BF16__)
-constexpr bool ALWAYS_BYTES = true;
-#else
-constexpr bool ALWAYS_BYTES = false;
+#if defined(__ARM_FEATURE_DOTPROD)
+// Unpacks 4-bit weights for activations in bytes. A part is eight weights, one word.
+template <typename SumsOfBytes>
+struct NibbleIntegers {
+    using Part = Nibbles;
+    using Sums = SumsOfBytes;
+    static constexpr int PARTS = 1;
+    static constexpr int STEP = 4;
+    static Part part(const uint32_t* words, int) {
+        return {ByteIntegers<4>::part(words, 0), ByteIntegers<4>::part(words, 1)};
+    }
+};
+template <typename SumsOfBytes>
+struct NibbleFloatingPoint : NibbleIntegers<SumsOfBytes> {
+    static Nibbles part(const uint32_t* words, int) {
+        return {ByteFloatingPoint::part(words, 0), ByteFloatingPoint::part(words, 1)};
+    }
+};
 #endif
 
 // Calls f.operator()<WeightFormat>() for the formats of b and of the activations.
 template <typename Function>
 inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f) {
-#if defined(TINY_LLM_BYTE_PLANES)
-    if (multiplies_planes(job)) {
-        job.biases == nullptr ? f.template operator()<ByteFloatingPoint<PlaneSums>>()
-                              : f.template operator()<ByteIntegers<4, PlaneSums>>();
+    const auto call = [&]<typename OfShorts, typename OfBytes>() {
+#if defined(__AVX512BF16__)  // quantized_matmul_avx512.cpp multiplies 16-bit activations
+        f.template operator()<OfBytes>();
+#elif defined(__AVX2__)
+        multiplies_bytes(job) ? f.template operator()<OfBytes>()
+                              : f.template operator()<OfShorts>();
+#else
+        f.template operator()<OfShorts>();
+#endif
+    };
+#if defined(__ARM_FEATURE_DOTPROD)
+    if (job.bits == 4) {
+        const auto call_nibbles = [&]<typename Sums>() {
+            job.biases == nullptr ? f.template operator()<NibbleFloatingPoint<Sums>>()
+                                  : f.template operator()<NibbleIntegers<Sums>>();
+        };
+        multiplies_planes(job) ? call_nibbles.template operator()<PlaneSums>()
+                               : call_nibbles.template operator()<QuadSums>();
         return;
     }
 #endif
-    const auto call = [&]<typename OfShorts, typename OfBytes>() {
-        if constexpr (!MULTIPLIES_BYTES) {
-            f.template operator()<OfShorts>();
-        } else if constexpr (ALWAYS_BYTES) {
-            f.template operator()<OfBytes>();
-        } else {
-            multiplies_bytes(job) ? f.template operator()<OfBytes>()
-                                  : f.template operator()<OfShorts>();
-        }
-    };
     if (job.biases == nullptr) {
-        call.template operator()<FloatingPoint, ByteFloatingPoint<>>();
+        call.template operator()<FloatingPoint, ByteFloatingPoint>();
     } else if (job.bits == 4) {
         call.template operator()<Integers<4>, ByteIntegers<4>>();
     } else {
@@ -300,14 +316,14 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
                                               Floats* totals) {
     using Format = typename Weights::Format;
     using Sums = typename Format::Sums;
-    constexpr int STEP = Format::STEP, PLANES = Sums::PLANES;
+    constexpr int STEP = Format::STEP, WORDS = PartActivations<Sums>::WORDS;
     // Splits each output's sum over several chains of additions: with one or two rows, a single
     // chain would wait for the latency of the instruction that multiplies and adds.
     constexpr int CHAINS = ROWS > 2 || !Sums::CAN_SPLIT ? 1 : 4 / ROWS;
     const int64_t row_words = a.row_words;
     const Word* words = a.words(g, row);
     Sums chains[CHAINS][ROWS][PACK_VECTORS] = {};
-    for (int64_t step = 0; step < row_words / (STEP * PLANES); step++) {
+    for (int64_t step = 0; step < row_words / (STEP * WORDS); step++) {
         weights.prefetch(step);
 #pragma GCC unroll 8
         for (int i = 0; i < STEP; i++) {
@@ -318,8 +334,8 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
             }
 #pragma GCC unroll 6
             for (int r = 0; r < ROWS; r++) {
-                const Word* of_part = words + r * row_words + (step * STEP + i) * PLANES;
-                const auto x = splat_activations(static_cast<Sums*>(nullptr), of_part);
+                const auto x =
+                    PartActivations<Sums>::load(words + r * row_words + (step * STEP + i) * WORDS);
 #pragma GCC unroll 4
                 for (int v = 0; v < PACK_VECTORS; v++) {
                     multiply_add(chains[i % CHAINS][r][v], x, w[v]);
@@ -365,10 +381,10 @@ template <typename WeightFormat>
 void multiply_many_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
                         Floats* totals) {
     const int64_t groups = pack.job->I / a.group_size;
+    constexpr int WORDS = PartActivations<typename WeightFormat::Sums>::WORDS;
     typename WeightFormat::Part parts[MAX_GROUP / 2][PACK_VECTORS];
     for (int64_t g = 0; g < groups; g++) {
-        unpack_group(PackedGroup<WeightFormat>{pack.group(g)},
-                     a.row_words / WeightFormat::Sums::PLANES, parts);
+        unpack_group(PackedGroup<WeightFormat>{pack.group(g)}, a.row_words / WORDS, parts);
         for_tiles<ROW_TILE>(rows, [&]<int ROWS>(int64_t row) {
             multiply_group<ROWS>(pack, UnpackedGroup<WeightFormat>{parts}, a, g, first_row + row,
                                  totals + row * PACK_VECTORS);
