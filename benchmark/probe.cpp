@@ -222,6 +222,11 @@ double int16_dot(int) {
 #endif
     });
 }
+#elif defined(__ARM_FEATURE_DOTPROD)
+double int16_dot(int) {  // high and low bytes of 16-bit integers: two instructions per product
+    const int8x16_t a = vdupq_n_s8(static_cast<int8_t>(sink));
+    return run_steps<int32x4_t>(16, [=](int32x4_t sum) { return vdotq_s32(sum, a, a); });
+}
 #elif defined(__aarch64__)
 double int16_dot(int) {
     const int16x8_t a = vdupq_n_s16(static_cast<int16_t>(sink));

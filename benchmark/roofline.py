@@ -61,7 +61,7 @@ class Machine:
         bf16_gflop_per_s: bfloat16 dot products (`vdpbf16ps`).
         amx_gflop_per_s: tiles; 16-bit activations as two byte planes (two `tdpbsud` per product).
         int16_gflop_per_s: 16-bit integer dot products (`vpmaddwd` and an addition, or `vpdpwssd`;
-            `smlal`).
+            `smlal`, or two `sdot` per product).
         int8_gflop_per_s: 8-bit integer dot products, vectors or tiles, for activations rounded to 8
             bits (`vpdpbusd`, or `vpmaddubsw` and two others; `smmla`, `sdot`; `tdpbsud`).
     """

@@ -98,10 +98,14 @@ def run(args: argparse.Namespace) -> int:
         ratio = rate / engine["output_tokens_per_s"]
         print(f"| {name} | {rate:.1f} | {ratio:.2f} | {result['seconds']:.1f} |")
     p50, p95 = (engine[f"gap_ms_{p}_while_prefilling"] for p in ("p50", "p95"))
-    print(
-        f"\ninter-token gaps during prefills: p50 {p50:.1f} ms, p95 {p95:.1f} ms, "
-        f"ratio {p95 / p50:.2f}"
-    )
+    gap_ratio = p95 / p50 if p50 else None
+    if gap_ratio is None:
+        print("\nno step mixed prefills with decoding")
+    else:
+        print(
+            f"\ninter-token gaps during prefills: p50 {p50:.1f} ms, p95 {p95:.1f} ms, "
+            f"ratio {gap_ratio:.2f}"
+        )
     overhead = scheduling_overhead(mlx_model, options, args.many, args.steps)
     print(
         f"scheduling overhead at {args.many} requests: {overhead['overhead_ms']:.2f} of "
@@ -125,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
                 name: result["output_tokens_per_s"] / systems["week2"]["output_tokens_per_s"]
                 for name, result in systems.items()
             },
-            "gap_p95_over_p50": p95 / p50,
+            "gap_p95_over_p50": gap_ratio,
             "scheduling_overhead": overhead,
             "prefix_hit": hit,
             "speculation": speculative,

@@ -64,7 +64,7 @@ def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM
 
 
 def serve_with_engine(mlx_model: Any, workload: Workload, options: ServingOptions) -> dict:
-    """Throughput of the engine, and inter-token gaps during prefills."""
+    """Throughput of the engine, and inter-token gaps during prefills: None without such steps."""
     llm = build_engine(mlx_model, options)
     steps: list[SchedulerOutput] = []
     _record_steps(llm, steps)
@@ -84,14 +84,14 @@ def serve_with_engine(mlx_model: Any, workload: Workload, options: ServingOption
             latest[output.request_id] = now
             times.setdefault(output.request_id, []).append(now)
     seconds = time.perf_counter() - started
-    p50, p95 = np.percentile(gaps, [50, 95]) if gaps else (float("nan"), float("nan"))
+    p50, p95 = (1e3 * np.percentile(gaps, [50, 95])).tolist() if gaps else (None, None)
     return {
         "seconds": seconds,
         "output_tokens_per_s": workload.output_tokens / seconds,
         "steps": len(steps),
         "preemptions": llm.scheduler.num_preemptions,
-        "gap_ms_p50_while_prefilling": p50 * 1e3,
-        "gap_ms_p95_while_prefilling": p95 * 1e3,
+        "gap_ms_p50_while_prefilling": p50,
+        "gap_ms_p95_while_prefilling": p95,
         "overhead_share": 1 - llm.runner.seconds / llm.step_seconds,
         **latencies(list(times.values()), started),
     }

@@ -22,6 +22,7 @@ set(NEON_KERNELS ${SIMD_KERNELS})
 set(AVX512VNNI_KERNELS ${SIMD_KERNELS})
 list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
 set(AVXVNNI_KERNELS ${FIXED_POINT_KERNELS}) # AVX2 plus integer dot products
+set(NEONDOT_KERNELS ${FIXED_POINT_KERNELS}) # NEON plus integer dot products
 
 # Parsing headers takes longer than compiling most files, so each target is one translation unit: ON
 # for an installation; "untasked" in a learner's checkout: all files except those with tasks, which
@@ -70,11 +71,12 @@ set(AVX512VNNI_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq -m
 set(AVX512_FLAGS ${AVX512VNNI_FLAGS} -mavx512bf16)
 set(AMX_FLAGS ${AVX512_FLAGS} -mamx-tile -mamx-int8)
 set(NEON_FLAGS ${SIMD_FLAGS})
+set(NEONDOT_FLAGS ${NEON_FLAGS} -march=armv8.2-a+dotprod)
 set(PORTABLE_FLAGS ${KERNEL_OPTIMIZATION})
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(INSTRUCTION_SETS avx512 avx512vnni avx2 avxvnni amx)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
-  set(INSTRUCTION_SETS neon)
+  set(INSTRUCTION_SETS neon neondot)
 endif()
 
 # Compiling kernels that the build machine cannot run takes a third of a build on a machine with AVX2

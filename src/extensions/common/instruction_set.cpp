@@ -10,6 +10,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 namespace tiny_llm_ext {
 
@@ -63,11 +67,15 @@ std::vector<InstructionSet> find_sets() {
 
 }  // namespace
 
-bool has_avx_vnni() {
+bool has_dot_products() {
 #if defined(__x86_64__)
     unsigned eax, ebx, ecx, edx;
     constexpr unsigned AVX_VNNI = 1u << 4;
     return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & AVX_VNNI) != 0;
+#elif defined(__aarch64__) && defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(__aarch64__) && defined(__APPLE__)
+    return true;
 #else
     return false;
 #endif

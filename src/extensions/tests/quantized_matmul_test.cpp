@@ -113,7 +113,8 @@ const QuantizedMatmulKernel& kernel_of(InstructionSet set, [[maybe_unused]] int 
                                                : quantized_matmul_avx512;
 #else
     (void)set;
-    return neon::quantized_matmul_fixed_point;
+    return has_dot_products() ? neondot::quantized_matmul_fixed_point
+                              : neon::quantized_matmul_fixed_point;
 #endif
 }
 
@@ -345,26 +346,35 @@ KERNEL_TEST(quantized_matmul_with_prepacked_weights_has_the_same_bits) {
     }
 }
 
+KERNEL_TEST(quantized_matmul_with_dot_products_has_the_same_bits) {
+    const QuantizedMatmulKernel *dot = nullptr, *plain = nullptr;
 #if defined(__x86_64__)
-KERNEL_TEST(quantized_matmul_with_vnni_has_the_same_bits_as_avx2) {
-    const bool is_avx512 = set == InstructionSet::avx512vnni;
-    if (!is_avx512 && !(set == InstructionSet::avx2 && has_avx_vnni())) {
+    plain = &avx2::quantized_matmul_fixed_point;
+    if (set == InstructionSet::avx512vnni) {
+        dot = &avx512vnni::quantized_matmul_fixed_point;
+    } else if (set == InstructionSet::avx2 && has_dot_products()) {
+        dot = &avxvnni::quantized_matmul_fixed_point;
+    }
+#else
+    (void)set;
+    plain = &neon::quantized_matmul_fixed_point;
+    if (has_dot_products()) {
+        dot = &neondot::quantized_matmul_fixed_point;
+    }
+#endif
+    if (dot == nullptr) {
         return;
     }
-    const QuantizedMatmulKernel& vnni = is_avx512 ? avx512vnni::quantized_matmul_fixed_point
-                                                  : avxvnni::quantized_matmul_fixed_point;
-    for (int64_t M : {1, 4, 17}) {
+    for (int64_t M : {1, 2, 4, 6, 13, 33}) {
         for (const Problem& problem : problems_of_all_activations(M, 70, 256)) {
-            Guarded<uint16_t> expected =
-                multiply(problem, avx2::quantized_matmul_fixed_point, 0, M);
-            Guarded<uint16_t> actual = multiply(problem, vnni, 0, M);
+            Guarded<uint16_t> expected = multiply(problem, *plain, 0, M);
+            Guarded<uint16_t> actual = multiply(problem, *dot, 0, M);
             const size_t bytes = M * problem.O * sizeof(uint16_t);
             expect(actual.intact() && std::memcmp(actual.data(), expected.data(), bytes) == 0,
-                   [&] { return problem.name() + ": VNNI"; });
+                   [&] { return problem.name() + ": integer dot products"; });
         }
     }
 }
-#endif
 
 KERNEL_TEST(quantized_matmul_is_batch_invariant) {
     for (int64_t M : {2, 3, 6, 7, 33}) {

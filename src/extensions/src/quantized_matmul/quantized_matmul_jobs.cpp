@@ -114,12 +114,13 @@ const QuantizedMatmulKernel* kernel_of(InstructionSet set,
         return &avx512vnni::quantized_matmul_fixed_point;
     }
     if (set == InstructionSet::avx2) {
-        static const bool vnni = has_avx_vnni();
+        static const bool vnni = has_dot_products();
         return vnni ? &avxvnni::quantized_matmul_fixed_point : &avx2::quantized_matmul_fixed_point;
     }
 #elif defined(__aarch64__)
     if (set == InstructionSet::neon) {
-        return &neon::quantized_matmul_fixed_point;
+        static const bool dot = has_dot_products();
+        return dot ? &neondot::quantized_matmul_fixed_point : &neon::quantized_matmul_fixed_point;
     }
 #endif
     return nullptr;

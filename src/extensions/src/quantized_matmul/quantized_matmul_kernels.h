@@ -95,6 +95,10 @@ extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // for M ≤ 2, o
 void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,
                                          int64_t first_output, int64_t last_output);
 }  // namespace amx
+#elif defined(__aarch64__)
+namespace neondot {  // the same kernel, compiled for DotProd
+extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
+}
 #endif
 
 }  // namespace tiny_llm_ext

@@ -11,14 +11,24 @@ namespace {
 
 typedef int32_t Word __attribute__((may_alias));  // two 16-bit or four 8-bit integers
 
-// Whether activations are multiplied as bytes. They are multiplied as 16-bit integers on NEON,
-// which multiplies bytes only in extensions, and for 8-bit weights without VNNI, where the sum of
-// two products can exceed 16 bits.
+// Whether 8-bit activations are multiplied as bytes. They are multiplied as 16-bit integers on NEON
+// without DotProd, and for 8-bit weights without VNNI: ARM's products are of signed bytes, and AVX2
+// adds two products in 16 bits.
 inline bool multiplies_bytes([[maybe_unused]] const QuantizedMatmulJob& job) {
-#if defined(TINY_LLM_SUMS_IN_SHORTS)
+#if defined(TINY_LLM_SUMS_IN_SHORTS) || defined(__ARM_FEATURE_DOTPROD)
     return job.activation_bits == 8 && job.bits == 4;
 #elif defined(__AVX2__)
     return job.activation_bits == 8;
+#else
+    return false;
+#endif
+}
+
+// Whether 16-bit activations are multiplied as bytes, 256 · high + low. Then the products of four
+// weights take two instructions; as 16-bit integers they would take four.
+inline bool multiplies_planes([[maybe_unused]] const QuantizedMatmulJob& job) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return job.activation_bits == 16 && job.bits == 4;
 #else
     return false;
 #endif
@@ -29,7 +39,7 @@ inline bool multiplies_bytes([[maybe_unused]] const QuantizedMatmulJob& job) {
 struct Activations {
     int64_t R, group_size;
     int64_t row_words;  // words per group of a row
-    Word* integers;     // groups × R × row_words, in the order of store_shorts or store_bytes
+    Word* integers;     // groups × R × row_words, in the order of store_shorts, _bytes or _planes
     Factors* factors;   // groups × R
 
     Activations(const QuantizedMatmulJob& job, void* scratch)
@@ -88,6 +98,21 @@ inline void store_shorts(const RoundedGroup& rounded, int group_size, int bits, 
     }
 }
 
+// Stores a group's integers as words of four high bytes, each followed by a word of low bytes.
+inline void store_planes(const RoundedGroup& rounded, int group_size, int bits, Word* out) {
+    RoundedGroup upper;
+    for (int v = 0; v < group_size / LANES; v++) {
+        upper.integers[v] = (rounded.integers[v] + 128) >> 8;
+    }
+    alignas(64) Word high[MAX_GROUP / 4], low[MAX_GROUP / 4];
+    store_bytes(upper, group_size, bits, high);
+    store_bytes(rounded, group_size, bits, low);
+    for (int i = 0; i < group_size / 4; i++) {
+        out[2 * i] = high[i];
+        out[2 * i + 1] = low[i];
+    }
+}
+
 void prepare_group(const QuantizedMatmulJob& job, const Activations& to, int64_t m, int64_t g) {
     RoundedGroup rounded[MAX_ROWS_OF_INTEGERS];
     round_group(job, m, g, rounded);
@@ -98,6 +123,8 @@ void prepare_group(const QuantizedMatmulJob& job, const Activations& to, int64_t
         Word* out = to.words(g, m * rows + row);
         if (multiplies_bytes(job)) {
             store_bytes(rounded[row], job.group_size, job.bits, out);
+        } else if (multiplies_planes(job)) {
+            store_planes(rounded[row], job.group_size, job.bits, out);
         } else {
             store_shorts(rounded[row], job.group_size, job.bits, reinterpret_cast<int16_t*>(out));
         }

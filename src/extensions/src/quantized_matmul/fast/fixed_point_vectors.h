@@ -119,6 +119,65 @@ inline void end_step(PairSums&) {}
 
 inline Ints total_of(const QuadSums& sums) { return sums.all; }
 
+/// Loads the activations of a part of the weights: one word, in all lanes.
+template <typename Sums>
+struct PartActivations {
+    static constexpr int WORDS = 1;
+    static Ints load(const int32_t* words) { return splat(*words); }
+};
+
+#if defined(__ARM_FEATURE_DOTPROD)
+/// Bytes unpacked from one word of 4-bit weights per output. They must be less than 128.
+struct Nibbles {
+    Quads even, odd;
+};
+
+/// Adds four products of bytes to each 32-bit lane: those of the weights of the lane and the
+/// activations in word WORD of a.
+template <int WORD>
+inline void dot(QuadSums& sums, int32x4_t a, Quads weights) {
+    sums.all = (Ints)vdotq_laneq_s32((int32x4_t)sums.all, (int8x16_t)weights, (int8x16_t)a, WORD);
+}
+
+/// 8-bit activations: a word for the even weights, a word for the odd ones.
+template <>
+struct PartActivations<QuadSums> {
+    static constexpr int WORDS = 2;
+    static int32x4_t load(const int32_t* words) {
+        return vcombine_s32(vld1_s32(words), vdup_n_s32(0));
+    }
+};
+inline void multiply_add(QuadSums& sums, int32x4_t a, const Nibbles& weights) {
+    dot<0>(sums, a, weights.even);
+    dot<1>(sums, a, weights.odd);
+}
+inline void end_step(QuadSums&) {}
+
+/// Sums of products with 16-bit activations, 256 · high + low.
+struct PlaneSums {
+    static constexpr bool CAN_SPLIT = true;
+    QuadSums high, low;
+};
+/// Words of high and low bytes for the even weights, then for the odd ones.
+template <>
+struct PartActivations<PlaneSums> {
+    static constexpr int WORDS = 4;
+    static int32x4_t load(const int32_t* words) { return vld1q_s32(words); }
+};
+inline void multiply_add(PlaneSums& sums, int32x4_t a, const Nibbles& weights) {
+    dot<0>(sums.high, a, weights.even);
+    dot<1>(sums.low, a, weights.even);
+    dot<2>(sums.high, a, weights.odd);
+    dot<3>(sums.low, a, weights.odd);
+}
+inline void end_step(PlaneSums&) {}
+inline void add(PlaneSums& sums, const PlaneSums& others) {
+    add(sums.high, others.high);
+    add(sums.low, others.low);
+}
+inline Ints total_of(const PlaneSums& sums) { return sums.high.all * 256 + sums.low.all; }
+#endif
+
 /// Interleaves to a₀ b₀ a₁ b₁ …: `first` receives LANES elements, `second` the rest.
 inline void zip_lanes(Halves a, Halves b, Halves& first, Halves& second) {
 #if defined(__AVX512F__)

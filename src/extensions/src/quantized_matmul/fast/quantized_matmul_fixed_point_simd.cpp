@@ -15,7 +15,9 @@
 // ROW_TILE rows share a register of weights. With few rows, weights are unpacked as they are
 // multiplied; with many rows, each group is unpacked once for all rows. Byte lanes (vpmaddubsw, 32
 // products) would need as many instructions as 16-bit lanes, because a 16-bit activation takes two
-// bytes, plus additions of partial sums.
+// bytes, plus additions of partial sums. On ARM they need half: with DotProd, 4-bit weights are
+// multiplied by the high and low bytes of an activation, A = 256 · high + low, in two sdot per 16
+// products instead of four smlal.
 //
 // Error bound. |a − step·A| ≤ step/2 ≤ 1.004 · 2⁻¹⁵ · max |a|, and 0 for a bfloat16 value (8
 // significant bits) above 2⁻⁷ of its group's maximum. The maximum of 128 values is at most √128
@@ -27,9 +29,10 @@
 //
 // 8-bit activations (QuantizedMatmulJob::activation_bits) are integers |A[i]| ≤ 127 with the step
 // max |a| / 127, so |error| ≤ 1.01 · 2⁻⁸ · max |a|; float16 has no second row. Instructions that
-// multiply bytes then compute four products per 32-bit lane instead of two: vpdpbusd, or vpmaddubsw
-// with sums in 16 bits. AVX-512 with BF16 uses this kernel for 8-bit activations only. NEON, and
-// 8-bit weights without VNNI, multiply the same integers in 16-bit lanes.
+// multiply bytes then compute four products per 32-bit lane instead of two: vpdpbusd, sdot, or
+// vpmaddubsw with sums in 16 bits. AVX-512 with BF16 uses this kernel for 8-bit activations only.
+// 8-bit weights without VNNI, and all weights on NEON without DotProd, are multiplied by the same
+// integers in 16-bit lanes.
 //
 // NaN or infinity in a group makes the row's outputs NaN. Steps are at least 2⁻¹¹¹, so that neither
 // they nor those of the remainder are subnormal.
@@ -179,27 +182,50 @@ struct ByteFloatingPoint : ByteIntegers<4> {
     }
 };
 
-// quantized_matmul_avx512.cpp multiplies 16-bit activations on processors with BF16.
-#if defined(__AVX512BF16__)
-constexpr bool ALWAYS_BYTES = true;
-#else
-constexpr bool ALWAYS_BYTES = false;
+#if defined(__ARM_FEATURE_DOTPROD)
+// Unpacks 4-bit weights for activations in bytes. A part is eight weights, one word.
+template <typename SumsOfBytes>
+struct NibbleIntegers {
+    using Part = Nibbles;
+    using Sums = SumsOfBytes;
+    static constexpr int PARTS = 1;
+    static constexpr int STEP = 4;
+    static Part part(const uint32_t* words, int) {
+        return {ByteIntegers<4>::part(words, 0), ByteIntegers<4>::part(words, 1)};
+    }
+};
+template <typename SumsOfBytes>
+struct NibbleFloatingPoint : NibbleIntegers<SumsOfBytes> {
+    static Nibbles part(const uint32_t* words, int) {
+        return {ByteFloatingPoint::part(words, 0), ByteFloatingPoint::part(words, 1)};
+    }
+};
 #endif
 
-// Calls f.operator()<WeightFormat>() for the formats of b and of the activations, which on NEON are
-// always 16-bit integers.
+// Calls f.operator()<WeightFormat>() for the formats of b and of the activations.
 template <typename Function>
 inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f) {
     const auto call = [&]<typename OfShorts, typename OfBytes>() {
-        if constexpr (LANES == 4) {
-            f.template operator()<OfShorts>();
-        } else if constexpr (ALWAYS_BYTES) {
-            f.template operator()<OfBytes>();
-        } else {
-            multiplies_bytes(job) ? f.template operator()<OfBytes>()
-                                  : f.template operator()<OfShorts>();
-        }
+#if defined(__AVX512BF16__)  // quantized_matmul_avx512.cpp multiplies 16-bit activations
+        f.template operator()<OfBytes>();
+#elif defined(__AVX2__)
+        multiplies_bytes(job) ? f.template operator()<OfBytes>()
+                              : f.template operator()<OfShorts>();
+#else
+        f.template operator()<OfShorts>();
+#endif
     };
+#if defined(__ARM_FEATURE_DOTPROD)
+    if (job.bits == 4) {
+        const auto call_nibbles = [&]<typename Sums>() {
+            job.biases == nullptr ? f.template operator()<NibbleFloatingPoint<Sums>>()
+                                  : f.template operator()<NibbleIntegers<Sums>>();
+        };
+        multiplies_planes(job) ? call_nibbles.template operator()<PlaneSums>()
+                               : call_nibbles.template operator()<QuadSums>();
+        return;
+    }
+#endif
     if (job.biases == nullptr) {
         call.template operator()<FloatingPoint, ByteFloatingPoint>();
     } else if (job.bits == 4) {
@@ -290,14 +316,14 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
                                               Floats* totals) {
     using Format = typename Weights::Format;
     using Sums = typename Format::Sums;
-    constexpr int STEP = Format::STEP;
+    constexpr int STEP = Format::STEP, WORDS = PartActivations<Sums>::WORDS;
     // Splits each output's sum over several chains of additions: with one or two rows, a single
     // chain would wait for the latency of the instruction that multiplies and adds.
     constexpr int CHAINS = ROWS > 2 || !Sums::CAN_SPLIT ? 1 : 4 / ROWS;
     const int64_t row_words = a.row_words;
     const Word* words = a.words(g, row);
     Sums chains[CHAINS][ROWS][PACK_VECTORS] = {};
-    for (int64_t step = 0; step < row_words / STEP; step++) {
+    for (int64_t step = 0; step < row_words / (STEP * WORDS); step++) {
         weights.prefetch(step);
 #pragma GCC unroll 8
         for (int i = 0; i < STEP; i++) {
@@ -308,7 +334,8 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
             }
 #pragma GCC unroll 6
             for (int r = 0; r < ROWS; r++) {
-                const Ints x = splat(words[r * row_words + step * STEP + i]);
+                const auto x =
+                    PartActivations<Sums>::load(words + r * row_words + (step * STEP + i) * WORDS);
 #pragma GCC unroll 4
                 for (int v = 0; v < PACK_VECTORS; v++) {
                     multiply_add(chains[i % CHAINS][r][v], x, w[v]);
@@ -354,9 +381,10 @@ template <typename WeightFormat>
 void multiply_many_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
                         Floats* totals) {
     const int64_t groups = pack.job->I / a.group_size;
+    constexpr int WORDS = PartActivations<typename WeightFormat::Sums>::WORDS;
     typename WeightFormat::Part parts[MAX_GROUP / 2][PACK_VECTORS];
     for (int64_t g = 0; g < groups; g++) {
-        unpack_group(PackedGroup<WeightFormat>{pack.group(g)}, a.row_words, parts);
+        unpack_group(PackedGroup<WeightFormat>{pack.group(g)}, a.row_words / WORDS, parts);
         for_tiles<ROW_TILE>(rows, [&]<int ROWS>(int64_t row) {
             multiply_group<ROWS>(pack, UnpackedGroup<WeightFormat>{parts}, a, g, first_row + row,
                                  totals + row * PACK_VECTORS);
