@@ -71,7 +71,10 @@ set(AVX512VNNI_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq -m
 set(AVX512_FLAGS ${AVX512VNNI_FLAGS} -mavx512bf16)
 set(AMX_FLAGS ${AVX512_FLAGS} -mamx-tile -mamx-int8)
 set(NEON_FLAGS ${SIMD_FLAGS})
-set(NEONDOT_FLAGS ${NEON_FLAGS} -march=armv8.2-a+dotprod)
+set(NEONDOT_FLAGS ${NEON_FLAGS})
+if(NOT CMAKE_SYSTEM_NAME STREQUAL Darwin) # every Apple processor has DotProd
+  list(APPEND NEONDOT_FLAGS -march=armv8.2-a+dotprod)
+endif()
 set(PORTABLE_FLAGS ${KERNEL_OPTIMIZATION})
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(INSTRUCTION_SETS avx512 avx512vnni avx2 avxvnni amx)
