@@ -26,10 +26,10 @@ const std::vector<InstructionSet>& instruction_sets();
 /// Throws std::invalid_argument if TINY_LLM_CPU_ISA names an unknown or unsupported set.
 InstructionSet instruction_set();
 
-/// Whether the processor has integer dot products besides AVX2 or NEON: AVX-VNNI (Alder Lake and
-/// later, Zen 5) or ARM's DotProd (Apple M1, Neoverse N1 and later). Not InstructionSets, because
-/// the sets are ordered and some AVX-512 processors lack AVX-VNNI. Kernels produce the same bits
-/// with and without them.
+/// Whether the processor has the integer dot products that extend `avx2` or `neon`: AVX-VNNI (Alder
+/// Lake and later, Zen 5) or DotProd (Apple M1, Neoverse N1 and later). They are not sets of their
+/// own, because the sets are ordered and some AVX-512 processors lack AVX-VNNI. Kernels produce the
+/// same bits with and without them.
 bool has_dot_products();
 
 /// Name of an instruction set: "portable", "neon", "avx2", "avx512vnni", "avx512" or "amx".

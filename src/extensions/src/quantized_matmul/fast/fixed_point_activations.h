@@ -12,8 +12,8 @@ namespace {
 typedef int32_t Word __attribute__((may_alias));  // two 16-bit or four 8-bit integers
 
 // Whether 8-bit activations are multiplied as bytes. They are multiplied as 16-bit integers on NEON
-// without DotProd, and for 8-bit weights without VNNI: ARM's products are of signed bytes, and AVX2
-// adds two products in 16 bits.
+// without DotProd, and for 8-bit weights without VNNI, because these exceed the signed bytes of
+// sdot, and their products the 16-bit sums of vpmaddubsw.
 inline bool multiplies_bytes([[maybe_unused]] const QuantizedMatmulJob& job) {
 #if defined(TINY_LLM_SUMS_IN_SHORTS) || defined(__ARM_FEATURE_DOTPROD)
     return job.activation_bits == 8 && job.bits == 4;
@@ -24,9 +24,8 @@ inline bool multiplies_bytes([[maybe_unused]] const QuantizedMatmulJob& job) {
 #endif
 }
 
-// Whether 16-bit activations are multiplied as bytes, 256 · high + low. Then the products of four
-// weights take two instructions; as 16-bit integers they would take four.
-inline bool multiplies_planes([[maybe_unused]] const QuantizedMatmulJob& job) {
+// Whether 16-bit activations are multiplied as two signed bytes, 256 · high + low.
+inline bool multiplies_high_low_bytes([[maybe_unused]] const QuantizedMatmulJob& job) {
 #if defined(__ARM_FEATURE_DOTPROD)
     return job.activation_bits == 16 && job.bits == 4;
 #else
@@ -39,7 +38,7 @@ inline bool multiplies_planes([[maybe_unused]] const QuantizedMatmulJob& job) {
 struct Activations {
     int64_t R, group_size;
     int64_t row_words;  // words per group of a row
-    Word* integers;     // groups × R × row_words, in the order of store_shorts, _bytes or _planes
+    Word* integers;     // groups × R × row_words, in the order of the store_… functions below
     Factors* factors;   // groups × R
 
     Activations(const QuantizedMatmulJob& job, void* scratch)
@@ -98,8 +97,9 @@ inline void store_shorts(const RoundedGroup& rounded, int group_size, int bits, 
     }
 }
 
-// Stores a group's integers as words of four high bytes, each followed by a word of low bytes.
-inline void store_planes(const RoundedGroup& rounded, int group_size, int bits, Word* out) {
+// Stores a group's integers as words of four high bytes, each followed by the word of their low
+// bytes. |A| < 2¹⁵ − 128, so the high bytes are at most 127.
+inline void store_high_low_bytes(const RoundedGroup& rounded, int group_size, int bits, Word* out) {
     RoundedGroup upper;
     for (int v = 0; v < group_size / LANES; v++) {
         upper.integers[v] = (rounded.integers[v] + 128) >> 8;
@@ -123,8 +123,8 @@ void prepare_group(const QuantizedMatmulJob& job, const Activations& to, int64_t
         Word* out = to.words(g, m * rows + row);
         if (multiplies_bytes(job)) {
             store_bytes(rounded[row], job.group_size, job.bits, out);
-        } else if (multiplies_planes(job)) {
-            store_planes(rounded[row], job.group_size, job.bits, out);
+        } else if (multiplies_high_low_bytes(job)) {
+            store_high_low_bytes(rounded[row], job.group_size, job.bits, out);
         } else {
             store_shorts(rounded[row], job.group_size, job.bits, reinterpret_cast<int16_t*>(out));
         }

@@ -84,7 +84,7 @@ struct QuadSums {
     Ints all;
 #if defined(TINY_LLM_SUMS_IN_SHORTS)
     static constexpr bool CAN_SPLIT = false;  // every partial sum would need an end_step
-    Shorts step;                              // products of the current step, two per lane
+    Shorts step;                              // sums of the current step, two lanes per output
 #else
     static constexpr bool CAN_SPLIT = true;
 #endif
@@ -127,7 +127,8 @@ struct PartActivations {
 };
 
 #if defined(__ARM_FEATURE_DOTPROD)
-/// Bytes unpacked from one word of 4-bit weights per output. They must be less than 128.
+/// One word of 4-bit weights per output, unpacked to bytes, which sdot takes as signed: less than
+/// 128.
 struct Nibbles {
     Quads even, odd;
 };
@@ -154,28 +155,28 @@ inline void multiply_add(QuadSums& sums, int32x4_t a, const Nibbles& weights) {
 inline void end_step(QuadSums&) {}
 
 /// Sums of products with 16-bit activations, 256 · high + low.
-struct PlaneSums {
+struct HighLowSums {
     static constexpr bool CAN_SPLIT = true;
     QuadSums high, low;
 };
 /// Words of high and low bytes for the even weights, then for the odd ones.
 template <>
-struct PartActivations<PlaneSums> {
+struct PartActivations<HighLowSums> {
     static constexpr int WORDS = 4;
     static int32x4_t load(const int32_t* words) { return vld1q_s32(words); }
 };
-inline void multiply_add(PlaneSums& sums, int32x4_t a, const Nibbles& weights) {
+inline void multiply_add(HighLowSums& sums, int32x4_t a, const Nibbles& weights) {
     dot<0>(sums.high, a, weights.even);
     dot<1>(sums.low, a, weights.even);
     dot<2>(sums.high, a, weights.odd);
     dot<3>(sums.low, a, weights.odd);
 }
-inline void end_step(PlaneSums&) {}
-inline void add(PlaneSums& sums, const PlaneSums& others) {
+inline void end_step(HighLowSums&) {}
+inline void add(HighLowSums& sums, const HighLowSums& others) {
     add(sums.high, others.high);
     add(sums.low, others.low);
 }
-inline Ints total_of(const PlaneSums& sums) { return sums.high.all * 256 + sums.low.all; }
+inline Ints total_of(const HighLowSums& sums) { return sums.high.all * 256 + sums.low.all; }
 #endif
 
 /// Interleaves to a₀ b₀ a₁ b₁ …: `first` receives LANES elements, `second` the rest.

@@ -1,31 +1,31 @@
-// quantized_matmul for AVX2, NEON, and AVX-512 without BF16, which lack bfloat16 products but
-// multiply 16-bit integers: activations are converted to 16-bit fixed point, and every sum over a
-// group is exact.
+// quantized_matmul with integer products, for AVX2, NEON and AVX-512 without BF16, and with 8-bit
+// activations for all AVX-512 processors. Activations are converted to fixed point, and every sum
+// over a group is exact.
 //
-// 1. prepare: a group of activations a[i] becomes step · A[i] with integers |A[i]| < 2¹⁵. The step
-//    is a power of two, so only A is rounded (fixed_point_rounding.h).
+// 1. prepare: a group of activations a[i] becomes step · A[i] with integers |A[i]| < 2¹⁵ − 128. The
+//    step is a power of two, so only A is rounded (fixed_point_rounding.h).
 // 2. unpack: a vector holds one word of b for each of LANES outputs. Shifts and masks turn a word
 //    into pairs of weights in 16-bit lanes: one from its lower half, one from its upper half.
-// 3. multiply: one instruction multiplies 2 · LANES weights by a pair of activations and adds each
-//    output's two products. Σ q·A fits in 32 bits: 255 · 32767 · 128 < 2³¹. A sum is never split
-//    across lanes, and integer sums do not depend on the order.
+// 3. multiply: 2 · LANES weights are multiplied by a pair of activations, and each output's two
+//    products are added: one instruction with VNNI, two with AVX2 and NEON. Σ q·A fits in 32 bits:
+//    255 · 32767 · 128 < 2³¹. Integer sums do not depend on the order.
 // 4. total += (scale · step) · Σ q·A + bias · (step · Σ A), in float32, one group after another.
 //
-// With many rows, step 3 is the bottleneck: a multiplication and, without VNNI, an addition. Up to
-// ROW_TILE rows share a register of weights. With few rows, weights are unpacked as they are
-// multiplied; with many rows, each group is unpacked once for all rows. Byte lanes (vpmaddubsw, 32
-// products) would need as many instructions as 16-bit lanes, because a 16-bit activation takes two
-// bytes, plus additions of partial sums. On ARM they need half: with DotProd, 4-bit weights are
-// multiplied by the high and low bytes of an activation, A = 256 · high + low, in two sdot per 16
-// products instead of four smlal.
+// With many rows, step 3 is the bottleneck. Up to ROW_TILE rows share a register of weights. With
+// few rows, weights are unpacked as they are multiplied; with many rows, each group is unpacked
+// once for all rows.
+//
+// A 16-bit activation is two signed bytes, 256 · high + low. AVX2 would gain nothing from products
+// of bytes (vpmaddubsw, 32 per instruction): as many multiplications and more additions. ARM's
+// DotProd does, for 4-bit weights: two sdot make 16 exact products, as four smlal do.
 //
 // Error bound. |a − step·A| ≤ step/2 ≤ 1.004 · 2⁻¹⁵ · max |a|, and 0 for a bfloat16 value (8
 // significant bits) above 2⁻⁷ of its group's maximum. The maximum of 128 values is at most √128
 // times their root mean square, so the activations' error is less than 2⁻¹¹ of the root mean
-// square, whereas rounding the weights to bfloat16 causes errors up to 2⁻⁹. The same A multiplies q
-// and the bias, so the error is relative to Σ w·a, not to the larger scale and bias terms that
-// cancel in it. float16 (11 bits) uses a second row of integers for the remainder, with steps 2¹⁵
-// times smaller: |error| ≤ 1.004 · 2⁻³⁰ · max |a|.
+// square; a kernel that rounded weights to bfloat16 would cause errors up to 2⁻⁹. The same A
+// multiplies q and the bias, so the error is Σ w·(step·A − a) with dequantized weights w: it does
+// not grow with the larger scale and bias terms, which cancel. float16 (11 bits) uses a second row
+// of integers for the remainder, with steps 2¹⁵ times smaller: |error| ≤ 1.004 · 2⁻³⁰ · max |a|.
 //
 // 8-bit activations (QuantizedMatmulJob::activation_bits) are integers |A[i]| ≤ 127 with the step
 // max |a| / 127, so |error| ≤ 1.01 · 2⁻⁸ · max |a|; float16 has no second row. Instructions that
@@ -52,10 +52,11 @@ namespace {
 constexpr bool IS_AVX512 = LANES == 16;
 constexpr int PACK_VECTORS = IS_AVX512 ? 4 : 2;     // vectors of outputs per pack
 constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
-constexpr int ROW_TILE = 6;                         // their sums fill the x86 registers
-// Maximum rows for multiply_few_rows. AVX-512 unpacks 64 weights per instruction.
+constexpr int ROW_TILE = 6;                         // its sums take most registers
+// Maximum rows for multiply_few_rows. AVX-512 unpacks twice as many weights per instruction as
+// AVX2, so unpacking them again pays off for more rows.
 constexpr int DIRECT_ROWS = (IS_AVX512 ? 3 : 2) * ROW_TILE;
-constexpr int64_t CACHE_BYTES = 256 * 1024;  // activations per block, reused by every pack
+constexpr int64_t BLOCK_ROWS = 128;          // rows of integers for which a pack is read once
 constexpr int64_t PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, for weights
 
 // --- weights ------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ constexpr int64_t PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, for 
 struct Pack {
     const QuantizedMatmulJob* job;
     int64_t first;
-    int outputs;             // fewer than PACK_OUTPUTS in the last pack
+    int outputs;             // fewer than PACK_OUTPUTS in the last pack of row-major weights
     const uint32_t* words;   // words per row × PACK_OUTPUTS
     const uint16_t* scales;  // groups × PACK_OUTPUTS
     const uint16_t* biases;  // groups × PACK_OUTPUTS; nullptr for floating-point weights
@@ -221,8 +222,8 @@ inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f)
             job.biases == nullptr ? f.template operator()<NibbleFloatingPoint<Sums>>()
                                   : f.template operator()<NibbleIntegers<Sums>>();
         };
-        multiplies_planes(job) ? call_nibbles.template operator()<PlaneSums>()
-                               : call_nibbles.template operator()<QuadSums>();
+        multiplies_high_low_bytes(job) ? call_nibbles.template operator()<HighLowSums>()
+                                       : call_nibbles.template operator()<QuadSums>();
         return;
     }
 #endif
@@ -392,7 +393,8 @@ void multiply_many_rows(const Pack& pack, const Activations& a, int64_t first_ro
     }
 }
 
-// Rounds and stores output rows, after adding the two rows of integers of a float16 row.
+// Rounds and stores output rows. The totals of a float16 row's two rows of integers are added
+// first.
 void store_rows(const Pack& pack, int64_t first_row, int64_t rows, const Floats* totals) {
     const QuantizedMatmulJob& job = *pack.job;
     const int integer_rows = rows_of_integers(job);
@@ -446,9 +448,7 @@ void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, in
 void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
          int64_t last_output) {
     const Activations activations(job, const_cast<void*>(scratch));
-    int64_t block = CACHE_BYTES / (job.I * 2) / 2 * 2;  // rows of integers per cache block
-    block = block < 16 ? 16 : block;
-    block = block < activations.R ? block : activations.R;
+    const int64_t block = activations.R < BLOCK_ROWS ? activations.R : BLOCK_ROWS;
     const int64_t totals = block * PACK_VECTORS * static_cast<int64_t>(sizeof(Floats));
     const int64_t bytes = totals + (job.prepacked ? 0 : pack_bytes(job));
     char* memory = reinterpret_cast<char*>(thread_scratch((bytes + 3) / 4));

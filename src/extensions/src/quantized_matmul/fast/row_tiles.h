@@ -1,4 +1,4 @@
-/// Loops over tiles of rows whose size is known at compile time, so that loops over a tile unroll.
+/// Loops over tiles of rows, whose size is a template argument so that loops over a tile unroll.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ inline void with_rows(int64_t rows, const Function& f) {
 template <int MAX_ROWS, typename Function>
 inline void for_tiles(int64_t rows, const Function& f) {
     const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
-    // Divides once: a 64-bit division takes 40 cycles and more before Ice Lake and Zen 3.
+    // Divides once: a 64-bit division can take 40 or more cycles before Ice Lake and Zen 2.
     const int64_t smaller = rows / tiles, larger_tiles = rows % tiles;
     int64_t row = 0;
     for (int64_t tile = 0; tile < tiles; tile++) {
