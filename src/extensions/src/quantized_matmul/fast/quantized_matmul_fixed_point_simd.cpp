@@ -1,23 +1,23 @@
-// quantized_matmul with integer products, for AVX2, NEON and AVX-512 without BF16, and with 8-bit
-// activations for all AVX-512 processors. Activations are converted to fixed point, and every sum
-// over a group is exact.
+// quantized_matmul with integer products, for AVX2, NEON and AVX-512 without BF16; on AVX-512 with
+// BF16, for 8-bit activations only. Activations are converted to fixed point, and every sum over a
+// group is exact.
 //
 // 1. prepare: a group of activations a[i] becomes step · A[i] with integers |A[i]| < 2¹⁵ − 128. The
 //    step is a power of two, so only A is rounded (fixed_point_rounding.h).
 // 2. unpack: a vector holds one word of b for each of LANES outputs. Shifts and masks turn a word
 //    into pairs of weights in 16-bit lanes: one from its lower half, one from its upper half.
 // 3. multiply: 2 · LANES weights are multiplied by a pair of activations, and each output's two
-//    products are added: one instruction with VNNI, two with AVX2 and NEON. Σ q·A fits in 32 bits:
-//    255 · 32767 · 128 < 2³¹. Integer sums do not depend on the order.
+//    products are added to its sum: one instruction with VNNI, two with AVX2 and NEON. Σ q·A fits
+//    in 32 bits: 255 · 32767 · 128 < 2³¹. Integer sums do not depend on the order.
 // 4. total += (scale · step) · Σ q·A + bias · (step · Σ A), in float32, one group after another.
 //
 // With many rows, step 3 is the bottleneck. Up to ROW_TILE rows share a register of weights. With
 // few rows, weights are unpacked as they are multiplied; with many rows, each group is unpacked
 // once for all rows.
 //
-// A 16-bit activation is two signed bytes, 256 · high + low. AVX2 would gain nothing from products
-// of bytes (vpmaddubsw, 32 per instruction): as many multiplications and more additions. ARM's
-// DotProd does, for 4-bit weights: two sdot make 16 exact products, as four smlal do.
+// A 16-bit activation is two signed bytes, 256 · high + low. AVX2 would not gain from multiplying
+// bytes (vpmaddubsw, 32 products per instruction): as many multiplications, more additions. ARM
+// with DotProd gains, for 4-bit weights: two sdot replace four smlal for 16 exact products.
 //
 // Error bound. |a − step·A| ≤ step/2 ≤ 1.004 · 2⁻¹⁵ · max |a|, and 0 for a bfloat16 value (8
 // significant bits) above 2⁻⁷ of its group's maximum. The maximum of 128 values is at most √128
@@ -30,9 +30,8 @@
 // 8-bit activations (QuantizedMatmulJob::activation_bits) are integers |A[i]| ≤ 127 with the step
 // max |a| / 127, so |error| ≤ 1.01 · 2⁻⁸ · max |a|; float16 has no second row. Instructions that
 // multiply bytes then compute four products per 32-bit lane instead of two: vpdpbusd, sdot, or
-// vpmaddubsw with sums in 16 bits. AVX-512 with BF16 uses this kernel for 8-bit activations only.
-// 8-bit weights without VNNI, and all weights on NEON without DotProd, are multiplied by the same
-// integers in 16-bit lanes.
+// vpmaddubsw with sums in 16 bits. 8-bit weights without VNNI, and all weights on NEON without
+// DotProd, are multiplied by the same integers in 16-bit lanes.
 //
 // NaN or infinity in a group makes the row's outputs NaN. Steps are at least 2⁻¹¹¹, so that neither
 // they nor those of the remainder are subnormal.
