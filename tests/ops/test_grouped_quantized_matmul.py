@@ -123,6 +123,9 @@ def test_out_of_range_experts(instruction_set):
     for row in (0, 1, 5):
         assert_same_bits(product[row], expected[row], f"row {row}")
     assert mx.isnan(product[2:5]).all()
+    invalid = mx.full((6, 1), 4)
+    product = kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, invalid)
+    assert mx.isnan(product).all(), "no expert is valid"
 
 
 def test_unselected_expert_is_not_read(instruction_set):
