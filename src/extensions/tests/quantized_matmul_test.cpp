@@ -365,7 +365,7 @@ KERNEL_TEST(quantized_matmul_with_dot_products_has_the_same_bits) {
     if (dot == nullptr) {
         return;
     }
-    for (int64_t M : {1, 2, 4, 6, 13, 33}) {
+    for (int64_t M : {1, 2, 4, 6, 13, 17, 33}) {
         for (const Problem& problem : problems_of_all_activations(M, 70, 256)) {
             Guarded<uint16_t> expected = multiply(problem, *plain, 0, M);
             Guarded<uint16_t> actual = multiply(problem, *dot, 0, M);

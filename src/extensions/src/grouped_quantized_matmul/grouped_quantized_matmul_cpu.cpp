@@ -122,9 +122,7 @@ void run(const GroupedJob& grouped, InstructionSet set) {
             num_gathered += rows;
         }
     }
-    if (!jobs.empty()) {  // empty if every index is invalid
-        run(jobs, set);
-    }
+    run(jobs, set);
 
     for_rows(count, O, [&](int64_t first, int64_t last) {
         for (int64_t n = first; n < last; n++) {

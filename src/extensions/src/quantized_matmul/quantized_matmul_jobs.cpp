@@ -130,6 +130,9 @@ const QuantizedMatmulKernel* kernel_of(InstructionSet set,
 }  // namespace
 
 void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
+    if (jobs.empty()) {  // grouped_quantized_matmul: every expert index is invalid
+        return;
+    }
     if (jobs.front().week4_kernel != nullptr && jobs.front().biases != nullptr) {
         for_outputs(jobs, WEEK4_OUTPUTS, [&](size_t job, int64_t first, int64_t last) {
             jobs[job].week4_kernel(jobs[job], first, last);

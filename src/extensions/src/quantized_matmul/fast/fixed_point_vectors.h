@@ -105,17 +105,17 @@ inline void multiply_add(QuadSums& sums, Ints a, Quads weights) {
     keep_in_register(sums.step);
 #endif
 }
+#endif
 
-/// Adds a step's 16-bit sums to the 32-bit sums. A no-op with VNNI, where multiply_add sums in 32
-/// bits.
-inline void end_step([[maybe_unused]] QuadSums& sums) {
+/// Ends a step: adds its 16-bit sums to the 32-bit sums, if multiply_add sums in 16 bits.
+template <typename Sums>
+inline void end_step(Sums&) {}
 #if defined(TINY_LLM_SUMS_IN_SHORTS)
+inline void end_step(QuadSums& sums) {
     sums.all += (Ints)_mm256_madd_epi16((__m256i)sums.step, _mm256_set1_epi16(1));
     sums.step = Shorts{};
-#endif
 }
 #endif
-inline void end_step(PairSums&) {}
 
 inline Ints total_of(const QuadSums& sums) { return sums.all; }
 
@@ -152,7 +152,6 @@ inline void multiply_add(QuadSums& sums, int32x4_t a, const Nibbles& weights) {
     dot<0>(sums, a, weights.even);
     dot<1>(sums, a, weights.odd);
 }
-inline void end_step(QuadSums&) {}
 
 /// Sums of products with 16-bit activations, 256 · high + low.
 struct HighLowSums {
@@ -171,7 +170,6 @@ inline void multiply_add(HighLowSums& sums, int32x4_t a, const Nibbles& weights)
     dot<2>(sums.high, a, weights.odd);
     dot<3>(sums.low, a, weights.odd);
 }
-inline void end_step(HighLowSums&) {}
 inline void add(HighLowSums& sums, const HighLowSums& others) {
     add(sums.high, others.high);
     add(sums.low, others.low);

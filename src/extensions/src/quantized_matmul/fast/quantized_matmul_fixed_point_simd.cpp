@@ -205,6 +205,19 @@ struct NibbleFloatingPoint : NibbleIntegers<SumsOfBytes> {
 // Calls f.operator()<WeightFormat>() for the formats of b and of the activations.
 template <typename Function>
 inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    const auto call_nibbles = [&]<typename Sums>() {
+        job.biases == nullptr ? f.template operator()<NibbleFloatingPoint<Sums>>()
+                              : f.template operator()<NibbleIntegers<Sums>>();
+    };
+    if (job.bits == 8) {
+        f.template operator()<Integers<8>>();
+    } else if (multiplies_high_low_bytes(job)) {
+        call_nibbles.template operator()<HighLowSums>();
+    } else {
+        call_nibbles.template operator()<QuadSums>();
+    }
+#else
     const auto call = [&]<typename OfShorts, typename OfBytes>() {
 #if defined(__AVX512BF16__)  // quantized_matmul_avx512.cpp multiplies 16-bit activations
         f.template operator()<OfBytes>();
@@ -215,17 +228,6 @@ inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f)
         f.template operator()<OfShorts>();
 #endif
     };
-#if defined(__ARM_FEATURE_DOTPROD)
-    if (job.bits == 4) {
-        const auto call_nibbles = [&]<typename Sums>() {
-            job.biases == nullptr ? f.template operator()<NibbleFloatingPoint<Sums>>()
-                                  : f.template operator()<NibbleIntegers<Sums>>();
-        };
-        multiplies_high_low_bytes(job) ? call_nibbles.template operator()<HighLowSums>()
-                                       : call_nibbles.template operator()<QuadSums>();
-        return;
-    }
-#endif
     if (job.biases == nullptr) {
         call.template operator()<FloatingPoint, ByteFloatingPoint>();
     } else if (job.bits == 4) {
@@ -233,6 +235,7 @@ inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f)
     } else {
         call.template operator()<Integers<8>, ByteIntegers<8>>();
     }
+#endif
 }
 
 // A group's weights, unpacked on each use.
