@@ -45,7 +45,8 @@ inline void store_halves(uint16_t* out, __m512 x, int64_t count, Format format) 
 
 // Transposes 16×16 32-bit elements, whose rows are `stride` elements apart: lane r of out[c] is
 // element c of row r. Rows ≥ `rows` and columns ≥ `columns` are zero.
-inline void transpose(const uint32_t* in, int64_t stride, int rows, int columns, __m512i* out) {
+inline void transpose_words(const uint32_t* in, int64_t stride, int rows, int columns,
+                            __m512i* out) {
     const __mmask16 mask = static_cast<__mmask16>((1u << columns) - 1);
     __m512i r[16], t[16];
 #pragma GCC unroll 16

@@ -28,8 +28,8 @@ bool machine_has_amx() {
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
         return false;
     }
-    constexpr unsigned AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25;
-    if ((edx & AMX_TILE) == 0 || (edx & AMX_INT8) == 0) {
+    constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25;
+    if ((edx & AMX_BF16) == 0 || (edx & AMX_TILE) == 0 || (edx & AMX_INT8) == 0) {
         return false;
     }
     constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;

@@ -15,7 +15,7 @@ enum class InstructionSet {
     avx2,        // AVX2, FMA and F16C: x86 since 2013
     avx512vnni,  // AVX-512 F, BW, VL, DQ and VNNI: Cascade Lake, Ice Lake and later
     avx512,      // the same and BF16: Zen 4 and later, Sapphire Rapids and later
-    amx,         // the same and AMX int8 tiles: Sapphire Rapids and later
+    amx,         // the same and AMX tiles of int8 and BF16: Sapphire Rapids and later
 };
 
 /// The instruction sets supported by this machine, in ascending order.

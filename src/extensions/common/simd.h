@@ -68,10 +68,8 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// Whether the bfloat16 dot-product instruction is faster than widening to float32. It is slow on
-// AMX processors: a kernel that uses it took 1.6 times as long on a Xeon with AMX as on Zen 4
-// (benchmark/LOG.md).
-#if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
+// Whether there is a bfloat16 dot-product instruction.
+#if defined(__AVX512BF16__)
 constexpr bool USES_BF16_DOT = true;
 #else
 constexpr bool USES_BF16_DOT = false;

@@ -98,6 +98,10 @@ void run(const FlashAttentionJob& job, InstructionSet set) {
         kernel = TINY_LLM_CHOOSE_SIMD(set, flash_attention, flash_attention_reference);
         scratch_size =
             TINY_LLM_CHOOSE_SIMD(set, flash_attention_scratch, no_flash_attention_scratch);
+        if (job.format == Format::bfloat16) {
+            kernel = TINY_LLM_CHOOSE_AMX(set, flash_attention, kernel);
+            scratch_size = TINY_LLM_CHOOSE_AMX(set, flash_attention_scratch, scratch_size);
+        }
     }
     // [/solution only]
     const int64_t rows = job.L * (job.H_q / job.H);

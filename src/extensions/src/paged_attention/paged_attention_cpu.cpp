@@ -196,6 +196,10 @@ void run(const PagedAttentionJob& job, const Batch& batch, InstructionSet set) {
         kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, paged_attention_reference);
         scratch_size =
             TINY_LLM_CHOOSE_SIMD(set, paged_attention_scratch, no_paged_attention_scratch);
+        if (job.format == Format::bfloat16) {
+            kernel = TINY_LLM_CHOOSE_AMX(set, paged_attention, kernel);
+            scratch_size = TINY_LLM_CHOOSE_AMX(set, paged_attention_scratch, scratch_size);
+        }
     }
     // [/solution only]
     const int64_t chunks = static_cast<int64_t>(blocks.size()) * job.H;

@@ -14,14 +14,14 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 struct AttentionBlock {
     int rows;
     int64_t D;
-    int64_t width;     // D, rounded up to a multiple of LANES
+    int64_t width;     // D, rounded up to a multiple of COLUMNS_MULTIPLE
     float* scores;     // rows × KEYS; replaced by the weights
     float* out;        // rows × width, before division by sums
-    float* keys;       // score_steps × KEYS; shares memory with `values`
+    float* keys;       // score_steps × KEYS; except with AMX, shares memory with `values`
     float* values;     // KEYS × width, loaded after scoring: keys and values together exceed L1
     float* sums;       // rows × LANES: per-lane sums of the weights
     float* largest;    // rows: running maximum of the scores
-    float* query;      // rows × D elements, or half as many pairs of bfloat16 values
+    float* query;      // rows of width floats: D elements, or half as many pairs of bfloat16 values
     float scale;       // factor of the scores
     Format format;     // format of query and out
     Format kv_format;  // format of keys and values: `format`, or int8
@@ -29,8 +29,9 @@ struct AttentionBlock {
 
 /// Scratch size of a block in floats.
 inline int64_t block_scratch(int rows, int64_t D) {
-    const int64_t width = rounded_up(D);
-    return rows * (KEYS + width + LANES + D) + rounded_up(rows) + KEYS * width;
+    const int64_t width = padded(D, COLUMNS_MULTIPLE);
+    return padded(rows, ROWS_MULTIPLE) * (KEYS + 2 * width + LANES) + rounded_up(rows) +
+           (USES_AMX ? 2 : 1) * KEYS * width;
 }
 
 /// Initializes the state of a block that has not attended to any key. The caller fills in `query`.
@@ -44,16 +45,20 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     };
     block.rows = rows;
     block.D = D;
-    block.width = rounded_up(D);
+    block.width = padded(D, COLUMNS_MULTIPLE);
     block.scale = scale;
     block.format = format;
     block.kv_format = kv_format;
-    block.scores = allocate(rows * KEYS);
-    block.out = allocate(rows * block.width);
+    const int64_t padded_rows = padded(rows, ROWS_MULTIPLE);
+    block.scores = allocate(padded_rows * KEYS);
+    block.out = allocate(padded_rows * block.width);
     block.keys = block.values = allocate(KEYS * block.width);
-    block.sums = allocate(static_cast<int64_t>(rows) * LANES);
+    if (USES_AMX) {
+        block.values = allocate(KEYS * block.width);
+    }
+    block.sums = allocate(padded_rows * LANES);
     block.largest = allocate(rounded_up(rows));
-    block.query = allocate(rows * D);
+    block.query = allocate(padded_rows * block.width);
     for (int64_t i = 0; i < rows * block.width; i++) {
         block.out[i] = 0;
     }
@@ -66,7 +71,8 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     return block;
 }
 
-/// Accumulates attention of rows ≥ `first` over a tile. Defined in attention_block_simd.cpp.
+/// Accumulates attention of rows ≥ `first` over a tile. Defined in attention_block_simd.cpp and
+/// attention_block_amx.cpp.
 ///
 /// visible: per row of the block, number of leading keys of the tile at or before the row's query;
 ///   non-decreasing. hidden: null, or per row, number of those keys before the row's window;
@@ -79,10 +85,15 @@ void attend(const AttentionBlock& block, int first, const int* visible, const in
 
 /// Loads row `row` of the block's query: D elements of an array, starting at `from`.
 inline void load_query_row(const AttentionBlock& block, int row, const void* query, int64_t from) {
-    float* to = block.query + row * block.D;
+    float* to = block.query + row * block.width;
     if (uses_bf16_dot(block.kv_format)) {
-        to[(block.D - 1) / 2] = 0;  // D may be odd: pads the last pair
-        memcpy(to, element(query, from, block.format), block.D * item_bytes(block.format));
+        float pairs[MAX_HEAD_SIZE / 2] = {};
+        memcpy(pairs, element(query, from, block.format), block.D * item_bytes(block.format));
+        // With AMX, a few queries are the second operand, so their pairs are interleaved.
+        const bool is_few = USES_AMX && block.rows <= FEW_ROWS;
+        for (int i = 0; i < score_steps(block.D, block.kv_format); i++) {
+            (is_few ? block.query[i * FEW_ROWS + row] : to[i]) = pairs[i];
+        }
         return;
     }
     int64_t d = 0;
@@ -109,6 +120,15 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
                    const LoadMask& load_mask) {
     const int64_t begin = hidden_keys(0) / KEYS * KEYS, most_hidden = hidden_keys(block.rows - 1);
     const int64_t distance = end - begin < KEYS ? end - begin : KEYS;
+#if defined(__AMX_BF16__)
+    const TileRegisters::Shape full = {TILE_SIDE, TILE_ROW_BYTES};
+    const TileRegisters::Shape rows = {block.rows < TILE_SIDE ? block.rows : TILE_SIDE,
+                                       TILE_ROW_BYTES};
+    const TileRegisters::Shape queries = {TILE_SIDE, FEW_ROWS * 4};  // of score_few
+    const bool is_few = block.rows <= FEW_ROWS;
+    const TileRegisters registers({is_few ? queries : rows, rows, rows, rows,
+                                   is_few ? queries : full, full, is_few ? full : rows, rows});
+#endif
     Tile tiles[2], after;
     tile_at(begin, tiles[begin / KEYS % 2]);
     for (int64_t first_key = begin; first_key < end; first_key += KEYS) {

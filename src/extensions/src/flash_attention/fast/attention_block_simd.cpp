@@ -5,101 +5,18 @@
 #include "common/simd_matmul.h"
 #include "src/flash_attention/fast/attention_block.h"
 #include "src/flash_attention/fast/attention_few_rows.h"
+#include "src/flash_attention/fast/attention_softmax.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int KEY_VECTORS = KEYS / LANES;
-
-// --- the online softmax -------------------------------------------------------------------------
-
-// Rescales a row's sums and out to a larger maximum.
-inline void rescale(const AttentionBlock& block, int row, float factor) {
-    float* sums = block.sums + row * LANES;
-    store(sums, 0, Format::float32, load_bits<Floats>(sums) * factor);
-    float* out = block.out + row * block.width;
-    for (int64_t d = 0; d < block.width; d += LANES) {
-        store(out, d, Format::float32, load_bits<Floats>(out + d) * factor);
-    }
-}
-
-/// Multiplies a row's scores by the scale and replaces them with weights exp(score − largest); the
-/// weight is zero for keys ≥ `visible` and, if SKIPS, for the first `skipped` keys.
-///
-/// mask: null, or KEYS values to add; −inf hides a key whatever its score.
-template <bool SKIPS>
-inline void softmax_weights(const AttentionBlock& block, int row, int visible, int skipped,
-                            const float* mask) {
-    const Floats hidden = splat(-__builtin_inff());
-    float* scores = block.scores + row * KEYS;
-    const float before = block.largest[row];
-    Floats x[KEY_VECTORS];
-    Floats most = splat(before);
-    for (int v = 0; v < KEY_VECTORS; v++) {
-        x[v] = load_bits<Floats>(scores + v * LANES) * block.scale;
-        if (mask != nullptr) {
-            const Floats added = load_bits<Floats>(mask + v * LANES);
-            x[v] = added == hidden ? hidden : x[v] + added;
-        }
-        if (visible < KEYS) {
-            x[v] = lane_indices() < visible - v * LANES ? x[v] : hidden;
-        }
-        if constexpr (SKIPS) {
-            x[v] = lane_indices() < skipped - v * LANES ? hidden : x[v];
-        }
-        most = max(x[v], most);
-    }
-    const float largest = max(most);
-    // While every key is hidden, 0 avoids −inf − (−inf) = NaN.
-    const Floats base = splat(largest == -__builtin_inff() ? 0 : largest);
-    if (largest > before) {
-        rescale(block, row, exp_of_negative(splat(before) - base)[0]);
-        block.largest[row] = largest;
-    }
-    float* sums = block.sums + row * LANES;
-    Floats total = load_bits<Floats>(sums);
-    for (int v = 0; v < KEY_VECTORS; v++) {
-        const Floats weights = exp_of_negative(x[v] - base);
-        total = total + weights;
-        store(scores, v * LANES, Format::float32, weights);
-    }
-    store(sums, 0, Format::float32, total);
-}
-
-/// Multiplies the scores or weights of rows ≥ `first` by the scales of the tile's int8 keys or
-/// values.
-inline void multiply_by_scales(const AttentionBlock& block, int first, const void* const* int8_rows,
-                               int count) {
-    float scales[KEYS] = {};
-    for (int i = 0; i < count; i++) {
-        scales[i] = int8_scale(int8_rows[i], block.D);
-    }
-    for (int row = first; row < block.rows; row++) {
-        float* scores = block.scores + row * KEYS;
-        for (int key = 0; key < KEYS; key += LANES) {
-            store(scores, key, Format::float32,
-                  load_bits<Floats>(scores + key) * load_bits<Floats>(scales + key));
-        }
-    }
-}
-
-/// The softmax of all rows ≥ `first`, given the dot products of queries and stored keys.
+// The softmax of rows ≥ `first`.
 inline void softmax_rows(const AttentionBlock& block, int first, const int* visible,
                          const int* hidden, const float* mask, const Tile& tile) {
-    if (block.kv_format == Format::int8) {
-        multiply_by_scales(block, first, tile.keys, tile.count);
-    }
+    const Softmax softmax(block, visible, hidden, mask, tile);
     for (int row = first; row < block.rows; row++) {
-        const float* row_mask = mask == nullptr ? nullptr : mask + row * KEYS;
-        if (hidden == nullptr) {
-            softmax_weights<false>(block, row, visible[row], 0, row_mask);
-        } else {
-            softmax_weights<true>(block, row, visible[row], hidden[row], row_mask);
-        }
-    }
-    if (block.kv_format == Format::int8) {
-        multiply_by_scales(block, first, tile.values, tile.count);
+        softmax.run(row);
     }
 }
 
@@ -116,7 +33,7 @@ inline int slice_size(int rows, int inner) { return rows <= MATMUL_ROWS ? SLICE 
 template <typename Element>
 inline void score(const AttentionBlock& block, int first, Prefetcher& prefetcher) {
     const int rows = block.rows - first, steps = score_steps(block.D, block.kv_format);
-    const auto query = (const Element*)(block.query + first * block.D);
+    const auto query = (const Element*)(block.query + first * block.width);
     const auto keys = (const Element*)block.keys;
     float* scores = block.scores + first * KEYS;
     for (int64_t i = 0; i < static_cast<int64_t>(rows) * KEYS; i++) {
@@ -124,7 +41,7 @@ inline void score(const AttentionBlock& block, int first, Prefetcher& prefetcher
     }
     const int slice = slice_size(rows, steps);
     for (int i = 0; i < steps; i += slice) {
-        multiply_add(rows, KEYS, steps - i < slice ? steps - i : slice, query + i, block.D,
+        multiply_add(rows, KEYS, steps - i < slice ? steps - i : slice, query + i, block.width,
                      keys + i * KEYS, KEYS, scores, KEYS);
         prefetcher.prefetch_until(0.3f +
                                   0.2f * static_cast<float>(i + slice) / static_cast<float>(steps));
@@ -188,7 +105,7 @@ void attend_few(const AttentionBlock& block, int first, const int* visible, cons
         for (int i = 0; i < SCORE_KEYS; i++) {
             keys[i] = tile.keys[key + i < tile.count ? key + i : tile.count - 1];
         }
-        score_few<ROWS, FORMAT>(keys, block.query + first * D, D, scores + key, prefetcher);
+        score_few<ROWS, FORMAT>(keys, block.query + first * width, D, scores + key, prefetcher);
     }
     softmax_rows(block, first, visible, hidden, mask, tile);
     const auto add_row = [&](int row, int from) {

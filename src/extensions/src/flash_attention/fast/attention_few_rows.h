@@ -15,16 +15,9 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int FEW_ROWS = 4;
 constexpr int SCORE_VECTORS = 2;  // vectors of keys scored at the same time
 constexpr int SCORE_KEYS = SCORE_VECTORS * LANES;
 static_assert(KEYS % SCORE_KEYS == 0);
-
-// Compile-time integer: a loop with a count of this type needs no branches at run time.
-template <int N>
-struct Constant {
-    constexpr operator int() const { return N; }
-};
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int REGISTERS_FOR_OUT = 8;  // of 16 vector registers
@@ -43,7 +36,7 @@ __attribute__((always_inline)) inline void add_columns_of_keys(const void* const
     const float* queries[ROWS];
 #pragma GCC unroll 4
     for (int row = 0; row < ROWS; row++) {
-        queries[row] = query + row * D + score_steps(d, FORMAT);
+        queries[row] = query + row * rounded_up(D) + score_steps(d, FORMAT);
     }
     const auto add = [&]<typename Element>(int i, auto column, Element) {
 #pragma GCC unroll 4
@@ -73,8 +66,8 @@ __attribute__((always_inline)) inline void add_columns_of_keys(const void* const
     }
 }
 
-// scores = query · keys, for ROWS rows and SCORE_KEYS keys. Rows of query are D floats apart, rows
-// of scores KEYS floats. Several vectors of sums hide the latency of additions.
+// scores = query · keys, for ROWS rows and SCORE_KEYS keys. Rows of query are rounded_up(D) floats
+// apart, rows of scores KEYS floats. Several vectors of sums hide the latency of additions.
 template <int ROWS, Format FORMAT>
 __attribute__((noinline)) void score_few(const void* const* keys, const float* query, int64_t D,
                                          float* scores, Prefetcher& prefetcher) {

@@ -2,6 +2,9 @@
 // bfloat16 where the instruction set has fast bfloat16 dot products.
 #pragma once
 
+#if defined(__AMX_BF16__)
+#include "common/amx.h"
+#endif
 #include "common/int8_rows.h"
 #include "common/simd_transpose.h"
 #include "src/flash_attention/flash_attention_kernels.h"
@@ -10,6 +13,9 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 constexpr int KEYS = ATTENTION_TILE;
 
+/// Maximum number of query rows for which keys and values are not converted in memory first.
+constexpr int FEW_ROWS = 4;
+
 /// Addresses of up to KEYS keys and of their values: rows of D elements.
 struct Tile {
     int count = 0;
@@ -17,15 +23,30 @@ struct Tile {
     const void* values[KEYS];
 };
 
-inline int64_t rounded_up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+// AMX multiplies complete matrices in its registers, so sizes are padded; see
+// attention_block_amx.cpp.
+#if defined(__AMX_BF16__)
+constexpr bool USES_AMX = true;
+constexpr int ROWS_MULTIPLE = TILE_SIDE;         // of query rows
+constexpr int COLUMNS_MULTIPLE = 2 * TILE_SIDE;  // of columns of `out`
+constexpr int STEPS_MULTIPLE = TILE_SIDE;        // of pairs of elements per score
+#else
+constexpr bool USES_AMX = false;
+constexpr int ROWS_MULTIPLE = 1, COLUMNS_MULTIPLE = LANES, STEPS_MULTIPLE = 1;
+#endif
 
-/// Whether scores are computed with the bfloat16 dot-product instruction, on pairs of adjacent
-/// elements.
-inline bool uses_bf16_dot(Format format) { return USES_BF16_DOT && format == Format::bfloat16; }
+inline int64_t padded(int64_t n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+inline int64_t rounded_up(int64_t n) { return padded(n, LANES); }
+
+/// Whether scores are computed with a bfloat16 dot-product instruction, on pairs of adjacent
+/// elements. AMX kernels run only for bfloat16 queries; 8-bit keys are exact in bfloat16.
+inline bool uses_bf16_dot(Format kv_format) {
+    return USES_AMX || (USES_BF16_DOT && kv_format == Format::bfloat16);
+}
 
 /// Multiply-add steps per score: one per element, or one per pair of bfloat16 elements.
-inline int score_steps(int64_t D, Format format) {
-    return static_cast<int>(uses_bf16_dot(format) ? (D + 1) / 2 : D);
+inline int score_steps(int64_t D, Format kv_format) {
+    return static_cast<int>(uses_bf16_dot(kv_format) ? padded((D + 1) / 2, STEPS_MULTIPLE) : D);
 }
 
 inline const void* element(const void* row, int64_t d, Format format) {
@@ -123,6 +144,12 @@ class Prefetcher {
 
 namespace {
 
+// Compile-time integer: a loop with a count of this type needs no branches at run time.
+template <int N>
+struct Constant {
+    constexpr operator int() const { return N; }
+};
+
 // Number of adjacent elements that are transposed together as one 32-bit lane, to save shuffles.
 // float16 elements are converted to float32 first.
 template <Format FORMAT>
@@ -181,8 +208,17 @@ __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_
     if constexpr (FORMAT == Format::bfloat16 && USES_BF16_DOT) {
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) {
-            if (2 * i < count) {
+            if (2 * i < padded(count, 2 * STEPS_MULTIPLE)) {
                 store_column(i, x[i]);
+            }
+        }
+    } else if constexpr (FORMAT == Format::int8 && USES_AMX) {
+#pragma GCC unroll 64
+        for (int i = 0; i < KEY_COLUMNS<FORMAT> / 2; i++) {
+            if (2 * i < padded(count, 2 * STEPS_MULTIPLE)) {
+                const Ints first = as_ints(lane_element<FORMAT>(x[i / 2], i % 2 * 2));
+                const Ints second = as_ints(lane_element<FORMAT>(x[i / 2], i % 2 * 2 + 1));
+                store_column(i, as_floats((first >> 16 & 0xffff) | second));
             }
         }
     } else {

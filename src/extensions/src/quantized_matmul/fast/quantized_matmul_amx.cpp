@@ -260,7 +260,10 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     };
     const auto run_rows =
         layout.planes == 1 ? choose.template operator()<1>() : choose.template operator()<2>();
-    configure_tiles(layout.block_rows, units.segment_bytes);
+    const TileRegisters::Shape sums = {layout.block_rows, VECTOR};
+    const TileRegisters::Shape words = {units.segment_bytes / 4, VECTOR};
+    const TileRegisters::Shape activations = {layout.block_rows, units.segment_bytes};
+    const TileRegisters registers({sums, sums, sums, sums, words, words, activations, activations});
     for (int64_t o = first_output; o < last_output; o += PANEL_OUTPUTS) {
         const int outputs =
             static_cast<int>(last_output - o < PANEL_OUTPUTS ? last_output - o : PANEL_OUTPUTS);
@@ -278,7 +281,6 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
                      *weights);
         }
     }
-    _tile_release();
     _mm_free(memory);
 }
 

@@ -8,13 +8,13 @@
 // weights that consists of complete groups and complete vectors.
 #pragma once
 
+#include "common/amx.h"
 #include "src/quantized_matmul/fast/byte_planes.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int TILE_SIDE = 16;   // outputs, or maximum rows of integers, per tile
 constexpr int PANEL_TILES = 4;  // tiles of outputs unpacked together
 constexpr int PANEL_OUTPUTS = QUANTIZED_MATMUL_PANEL;
 constexpr int MAX_STEPS = 2;  // tiles per group: two parts of a vector, or two vectors
@@ -34,40 +34,12 @@ struct Units {
           segment_bytes(layout.group_bytes < VECTOR ? layout.group_bytes : VECTOR) {}
 };
 
-// --- registers ----------------------------------------------------------------------------------
-
-// Operand of _tile_loadconfig: shapes of the eight tile registers.
-struct alignas(64) TileShapes {
-    uint8_t palette = 1;
-    uint8_t start_row = 0;
-    uint8_t reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-};
-
-// Compiler barrier: GCC's intrinsics do not declare that tiles are loaded from memory, so preceding
-// stores could be delayed or eliminated.
-inline void finish_stores() { asm volatile("" ::: "memory"); }
-
-// Registers 0–3 hold sums, 4–5 weights, 6–7 activations.
-inline void configure_tiles(int rows, int segment_bytes) {
-    TileShapes shapes;
-    for (int i = 0; i < 8; i++) {
-        const bool weights = i == 4 || i == 5, activations = i >= 6;
-        shapes.rows[i] = static_cast<uint8_t>(weights ? segment_bytes / 4 : rows);
-        shapes.row_bytes[i] = static_cast<uint16_t>(activations ? segment_bytes : VECTOR);
-    }
-    finish_stores();
-    _tile_loadconfig(&shapes);
-}
-
 // --- weights ------------------------------------------------------------------------------------
 
 // An unpacked unit of a panel: tile of outputs × vector or part × word.
 struct Weights {
     alignas(64) __m512i words[PANEL_TILES][MAX_STEPS][TILE_SIDE];
 };
-constexpr int64_t TILE_BYTES = TILE_SIDE * VECTOR;
 
 // Unpacks word number `word` of 16 outputs to bytes; v: index of its vector within the unit.
 template <typename WeightFormat>
@@ -106,9 +78,9 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
             const int rows = outputs - tile * TILE_SIDE;
             __m512i columns[TILE_SIDE];
             if (rows >= TILE_SIDE) {
-                transpose(in, stride, TILE_SIDE, words, columns);
+                transpose_words(in, stride, TILE_SIDE, words, columns);
             } else {
-                transpose(in, stride, rows, words, columns);
+                transpose_words(in, stride, rows, words, columns);
             }
             for (int word = 0; word < TILE_SIDE; word++) {
                 _mm_prefetch(

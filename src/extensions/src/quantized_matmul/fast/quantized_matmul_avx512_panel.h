@@ -238,8 +238,8 @@ class TransposedWeights {
             const uint32_t* in = panel.job->b + (panel.first + c * LANES) * stride;
             for (int w = 0; w < count; w += 16) {
                 __m512i column[16];
-                transpose(in + first_word + w, stride, rows, count - w < 16 ? count - w : 16,
-                          column);
+                transpose_words(in + first_word + w, stride, rows, count - w < 16 ? count - w : 16,
+                                column);
 #pragma GCC unroll 16
                 for (int i = 0; i < 16; i++) {
                     words_[w + i][c] = column[i];
