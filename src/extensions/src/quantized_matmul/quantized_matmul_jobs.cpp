@@ -82,7 +82,32 @@ class PreparedActivations {
     char* aligned_;
 };
 
-void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
+// The jobs, divided into jobs of at most kernel.max_rows rows: the first rows of all jobs come
+// first.
+Jobs divided(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
+    if (kernel.max_rows == nullptr) {
+        return jobs;
+    }
+    Jobs parts;
+    int64_t left = 1;
+    for (int64_t part = 0; left > 0; part++) {
+        left = 0;
+        for (QuantizedMatmulJob job : jobs) {
+            const int64_t most = kernel.max_rows(job), first = part * most;
+            left += std::max<int64_t>(0, job.M - first - most);
+            job.M = std::min(most, job.M - first);
+            job.a += first * job.I;
+            job.out += first * job.O;
+            if (job.M > 0) {
+                parts.push_back(job);
+            }
+        }
+    }
+    return parts;
+}
+
+void run_kernel(const Jobs& all_jobs, const QuantizedMatmulKernel& kernel) {
+    const Jobs jobs = divided(all_jobs, kernel);
     const PreparedActivations prepared(jobs, kernel);
     // All threads wait for the last chunk, so chunks are small: about 24 per thread, but at least
     // one panel each.

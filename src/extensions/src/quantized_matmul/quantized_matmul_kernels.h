@@ -77,6 +77,8 @@ struct QuantizedMatmulKernel {
     /// Rows per pack of prepacked weights; the kernel also reads row-major weights. 0: row-major
     /// only.
     int prepack_rows;
+    /// Maximum rows per call, such that their activations stay in the cache; null: any number.
+    int64_t (*max_rows)(const QuantizedMatmulJob& job) = nullptr;
 };
 /// Outputs per panel, the unit in which outputs are distributed over threads.
 constexpr int64_t QUANTIZED_MATMUL_PANEL = 64;

@@ -99,24 +99,31 @@ inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f)
     }
 }
 
-// High or low bytes of a group's integers, in the order of its weights' bytes: part × byte.
+// High or low bytes of a group's integers, in the order of its weights' bytes: part × vector. They
+// are assembled in registers, because a load of several earlier stores would wait for all of them.
 inline void plane_bytes(const RoundedGroup& rounded, int group_size, bool high, int parts,
-                        uint8_t (*out)[MAX_GROUP]) {
-    alignas(64) uint8_t bytes[MAX_GROUP] = {};
-    for (int v = 0; v < group_size / LANES; v++) {
-        const Ints integers = rounded.integers[v];
+                        __m512i (*out)[MAX_GROUP / VECTOR]) {
+    const auto bytes = [&](int v) {
+        const Ints integers = v < group_size / LANES ? rounded.integers[v] : Ints{};
         const Ints shifted = high ? (integers + 128) >> 8 : integers;
-        _mm_storeu_si128((__m128i*)(bytes + v * LANES), _mm512_cvtepi32_epi8((__m512i)shifted));
+        return _mm512_cvtepi32_epi8((__m512i)shifted);
+    };
+    for (int i = 0; i < MAX_GROUP / VECTOR; i++) {
+        const int v = i * VECTOR / LANES;
+        __m512i x = _mm512_castsi128_si512(bytes(v));
+        x = _mm512_inserti32x4(x, bytes(v + 1), 1);
+        x = _mm512_inserti32x4(x, bytes(v + 2), 2);
+        out[0][i] = _mm512_inserti32x4(x, bytes(v + 3), 3);
     }
-    for (int i = 0; i < group_size; i += VECTOR) {
-        const __m512i x = _mm512_load_si512(bytes + i);
-        if (parts == 1) {
-            _mm512_storeu_si512(out[0] + i, x);
-            continue;
-        }
-        _mm256_storeu_si256((__m256i*)(out[0] + i / 2), _mm512_cvtepi16_epi8(x));
-        _mm256_storeu_si256((__m256i*)(out[1] + i / 2),
-                            _mm512_cvtepi16_epi8(_mm512_srli_epi16(x, 8)));
+    if (parts == 2) {
+        static_assert(MAX_GROUP == 2 * VECTOR);
+        const __m512i first = out[0][0], second = out[0][1];
+        const auto low_bytes = [](__m512i x, __m512i y) {
+            return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(x)),
+                                      _mm512_cvtepi16_epi8(y), 1);
+        };
+        out[0][0] = low_bytes(first, second);
+        out[1][0] = low_bytes(_mm512_srli_epi16(first, 8), _mm512_srli_epi16(second, 8));
     }
 }
 
@@ -128,16 +135,14 @@ inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout
     ((float*)(scratch + layout.sums_offset))[at] = rounded.factors.sum;
     for (int plane = 0; plane < layout.planes; plane++) {
         const bool high = plane + 1 < layout.planes;
-        uint8_t bytes[MAX_PARTS][MAX_GROUP];
+        __m512i bytes[MAX_PARTS][MAX_GROUP / VECTOR];
         plane_bytes(rounded, job.group_size, high, layout.parts, bytes);
         for (int part = 0; part < layout.parts; part++) {
             for (int b = 0; b < layout.group_bytes; b += VECTOR) {
                 char* to = scratch + layout.offset(g * layout.group_bytes + b, row, part, plane);
-                if (layout.group_bytes >= VECTOR) {  // a copy of constant length is one instruction
-                    memcpy(to, bytes[part] + b, VECTOR);
-                } else {
-                    memcpy(to, bytes[part], layout.group_bytes);
-                }
+                const int count = layout.group_bytes < VECTOR ? layout.group_bytes : VECTOR;
+                _mm512_mask_storeu_epi8(to, ~uint64_t{0} >> (VECTOR - count),
+                                        bytes[part][b / VECTOR]);
             }
         }
     }

@@ -20,8 +20,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int64_t FEW_ROWS = 2;     // maximum rows of integers delegated to few_rows
-constexpr int64_t MAX_BLOCKS = 32;  // maximum row blocks at a time: totals stay in L2
+constexpr int64_t FEW_ROWS = 2;    // maximum rows of integers delegated to few_rows
+constexpr int64_t MAX_BLOCKS = 4;  // maximum row blocks at a time: totals stay in L1
 
 // State of a panel of outputs.
 struct AmxPanel {
@@ -67,72 +67,104 @@ struct Accumulators {
     alignas(64) int32_t sums[2][PLANES][TILE_SIDE][TILE_SIDE];
 };
 
-// total += (scale · step) · Σ q·A + bias · (step · Σ A), for `count` vectors of totals from vector
-// `first` on. Vector i is row i % ROWS of output tile i / ROWS.
+// 256 · x. A shuffle of bytes, because shifts use the same execution port as multiply-adds do while
+// AMX multiplies.
+inline Ints times_256(Ints x) {
+    const __m128i bytes = _mm_set_epi8(14, 13, 12, -1, 10, 9, 8, -1, 6, 5, 4, -1, 2, 1, 0, -1);
+    return (Ints)_mm512_shuffle_epi8((__m512i)x, _mm512_broadcast_i32x4(bytes));
+}
+
+// total += (scale · step) · Σ q·A + bias · (step · Σ A), for `count` rows from row `first` on.
 template <int ROWS, int PLANES>
 __attribute__((always_inline)) inline void add_to_totals(const Accumulators& from, int first,
                                                          int count) {
-#pragma GCC unroll 8
-    for (int i = first; i < first + count; i++) {
-        const int tile = i / ROWS, row = i % ROWS;
-        auto integers = load_bits<Ints>(from.sums[tile][0][row]);
-        if constexpr (PLANES == 2) {
-            integers = (integers << 8) + load_bits<Ints>(from.sums[tile][1][row]);
+    const Floats scales[] = {from.scales[0], from.scales[1]};
+    const Floats biases[] = {from.biases[0], from.biases[1]};
+#pragma GCC unroll 16
+    for (int row = first; row < first + count; row++) {
+        Floats step = splat(from.step[row]), sum = splat(from.sum[row]);
+        keep_in_register(step);
+        keep_in_register(sum);
+#pragma GCC unroll 2
+        for (int tile = 0; tile < 2; tile++) {
+            auto integers = load_bits<Ints>(from.sums[tile][0][row]);
+            if constexpr (PLANES == 2) {
+                integers = times_256(integers) + load_bits<Ints>(from.sums[tile][1][row]);
+            }
+            const Floats dot = __builtin_convertvector(integers, Floats);
+            Floats& total = from.totals[tile * ROWS + row];
+            total = fma(biases[tile], sum, fma(scales[tile] * step, dot, total));
         }
-        const Floats dot = __builtin_convertvector(integers, Floats);
-        const Floats total = fma(from.scales[tile] * splat(from.step[row]), dot, from.totals[i]);
-        from.totals[i] = fma(from.biases[tile], splat(from.sum[row]), total);
     }
+}
+
+// Stores registers 1 to 3 of the sums; register 0 is stored by `multiply`.
+template <int PLANES>
+__attribute__((always_inline)) inline void store_sums(Accumulators& to) {
+    if constexpr (PLANES == 2) {
+        _tile_stored(1, to.sums[0][1], VECTOR);
+        _tile_stored(3, to.sums[1][1], VECTOR);
+    }
+    _tile_stored(2, to.sums[1][0], VECTOR);
 }
 
 // Multiplies one group of two tiles of outputs by one block of rows. The group fills STEPS tiles of
 // weights per tile of outputs, and as many tiles of activations per plane, `step` bytes apart.
 //
-// Meanwhile the previous call's sums (`pending`) are added to totals, a few rows between two
+// The sums stay in registers 0 to 3. A register is stored only before the next call overwrites it,
+// because AMX stops at a store until the multiplications before it have ended. The sums of the
+// second last call (`pending`, or null) are meanwhile added to totals, a few rows between two
 // multiplications: tile and vector units can run in parallel, but the out-of-order window is too
-// small to overlap them otherwise. This also hides the latency of the tile stores.
+// small to overlap them otherwise.
 template <int STEPS, int ROWS, int PLANES>
 __attribute__((always_inline)) inline void multiply(const char* activations, int64_t step,
                                                     const char* weights,
-                                                    const Accumulators* pending,
+                                                    const Accumulators* pending, Accumulators& last,
                                                     Accumulators& out) {
-    constexpr int FEW = ROWS / (PLANES * STEPS);
-    int added = 0;
+    constexpr int SLOTS = 2 * PLANES * STEPS;
+    int slot = 0;
     const auto add_few = [&]() __attribute__((always_inline)) {
+        const int first = slot * ROWS / SLOTS;
+        slot++;
         if (pending) {
-            add_to_totals<ROWS, PLANES>(*pending, added, FEW);
+            add_to_totals<ROWS, PLANES>(*pending, first, slot * ROWS / SLOTS - first);
         }
-        added += FEW;
     };
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
 #pragma GCC unroll 2
     for (int i = 0; i < STEPS; i++, activations += step, weights += TILE_BYTES) {
+        if (i == 0) {
+            _tile_zero(0);
+        }
         _tile_loadd(4, weights, VECTOR);
         _tile_loadd(6, activations, VECTOR);
         _tile_dpbsud(0, 6, 4);
         add_few();
         if constexpr (PLANES == 2) {
+            if (i == 0) {
+                _tile_stored(1, last.sums[0][1], VECTOR);
+                _tile_zero(1);
+            }
             _tile_loadd(7, activations + ROWS * VECTOR, VECTOR);
             _tile_dpbsud(1, 7, 4);
             add_few();
+        }
+        if (i == 0) {
+            _tile_stored(2, last.sums[1][0], VECTOR);
+            _tile_zero(2);
         }
         _tile_loadd(5, weights + MAX_STEPS * TILE_BYTES, VECTOR);
         _tile_dpbsud(2, 6, 5);
         add_few();
         if constexpr (PLANES == 2) {
+            if (i == 0) {
+                _tile_stored(3, last.sums[1][1], VECTOR);
+                _tile_zero(3);
+            }
             _tile_dpbsud(3, 7, 5);
             add_few();
         }
     }
     _tile_stored(0, out.sums[0][0], VECTOR);
-    _tile_stored(2, out.sums[1][0], VECTOR);
-    if constexpr (PLANES == 2) {
-        _tile_stored(1, out.sums[0][1], VECTOR);
-        _tile_stored(3, out.sums[1][1], VECTOR);
-    }
 }
 
 // Rounds and stores the totals of blocks of rows, starting at first_block. A float16 row is the sum
@@ -161,9 +193,11 @@ void store_totals(const AmxPanel& panel, int64_t first_block, int64_t blocks) {
     }
 }
 
-// Computes the panel's outputs for `blocks` blocks of rows.
+// Computes the panel's outputs for `blocks` blocks of rows. With `unpacks`, unpacks each unit of
+// weights first; `weights` has `stride` elements per unit.
 template <int STEPS, int ROWS, int PLANES>
-void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weights& weights) {
+void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weights* weights,
+               int stride, bool unpacks) {
     const PlanesLayout& layout = panel.layout;
     const Units& units = panel.units;
     const uint32_t* b = panel.job->b + panel.first * layout.row_bytes / 4;
@@ -173,39 +207,46 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
     for (int64_t i = 0; i < blocks * PANEL_TILES * ROWS; i++) {
         panel.totals[i] = Floats{};
     }
-    Accumulators accumulators[2];
-    const Accumulators* pending = nullptr;
-    for (int64_t unit = 0; unit < units.count; unit++) {
-        with_weight_format(*panel.job, [&]<typename WeightFormat>() {
-            const auto unpack =
-                panel.job->prepacked ? unpack_prepacked<WeightFormat> : unpack_rows<WeightFormat>;
-            unpack(layout, units, b, unit, panel.outputs, weights);
-        });
+    Accumulators accumulators[3];
+    Accumulators *pending = &accumulators[0], *last = &accumulators[1], *next = &accumulators[2];
+    int64_t calls = 0;
+    for (int64_t unit = 0; unit < units.count; unit++, weights += stride) {
+        if (unpacks) {
+            with_weight_format(*panel.job, [&]<typename WeightFormat>() {
+                const auto unpack = panel.job->prepacked ? unpack_prepacked<WeightFormat>
+                                                         : unpack_rows<WeightFormat>;
+                unpack(layout, units, b, unit, panel.outputs, *weights);
+            });
+        }
         for (int i = 0; i < units.groups && unit * units.groups + i < layout.groups; i++) {
             const int64_t group = unit * units.groups + i;
             const int64_t byte = group * layout.group_bytes;
-            const char* group_weights = (const char*)weights.words + byte % VECTOR / 4 * VECTOR;
+            const char* group_weights = (const char*)weights->words + byte % VECTOR / 4 * VECTOR;
             for (int64_t block = 0; block < blocks; block++) {
                 const char* activations =
                     panel.scratch + layout.tile_offset(byte / VECTOR, first_block + block, 0, 0) +
                     byte % VECTOR;
                 const int64_t row = (group * layout.blocks + first_block + block) * ROWS;
                 for (int tile = 0; tile < PANEL_TILES; tile += 2) {
-                    Accumulators& current = accumulators[pending == accumulators];
-                    current.step = steps + row;
-                    current.sum = sums + row;
-                    current.scales = panel.scales + group * PANEL_TILES + tile;
-                    current.biases = panel.biases + group * PANEL_TILES + tile;
-                    current.totals = panel.totals + (block * PANEL_TILES + tile) * ROWS;
+                    next->step = steps + row;
+                    next->sum = sums + row;
+                    next->scales = panel.scales + group * PANEL_TILES + tile;
+                    next->biases = panel.biases + group * PANEL_TILES + tile;
+                    next->totals = panel.totals + (block * PANEL_TILES + tile) * ROWS;
                     multiply<STEPS, ROWS, PLANES>(activations, step,
                                                   group_weights + tile * MAX_STEPS * TILE_BYTES,
-                                                  pending, current);
-                    pending = &current;
+                                                  calls++ < 2 ? nullptr : pending, *last, *next);
+                    Accumulators* const unused = pending;
+                    pending = last;
+                    last = next;
+                    next = unused;
                 }
             }
         }
     }
-    add_to_totals<ROWS, PLANES>(*pending, 0, 2 * ROWS);
+    store_sums<PLANES>(*last);
+    add_to_totals<ROWS, PLANES>(*pending, 0, ROWS);
+    add_to_totals<ROWS, PLANES>(*last, 0, ROWS);
     store_totals(panel, first_block, blocks);
 }
 
@@ -241,11 +282,15 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     const Units units(layout);
     const int64_t most = layout.blocks < MAX_BLOCKS ? layout.blocks : MAX_BLOCKS;
     const int64_t floats = (2 * layout.groups + most * layout.block_rows) * PANEL_TILES;
+    // All units are kept for the next blocks of rows; without any, one suffices.
+    const bool keeps_weights = layout.blocks > most;
+    const int64_t unpacked = keeps_weights ? units.count : 1;
     // A load stalls on an earlier store whose address has the same lowest 12 bits. With malloc's
     // alignment, one in four addresses of the activations made a multiplication of four rows a
     // third slower; with page alignment, none did.
     constexpr int PAGE = 4096;
-    auto memory = static_cast<char*>(_mm_malloc(sizeof(Weights) + floats * sizeof(Floats), PAGE));
+    auto memory =
+        static_cast<char*>(_mm_malloc(unpacked * sizeof(Weights) + floats * sizeof(Floats), PAGE));
     Floats* totals = (Floats*)memory;
     Floats* scales = totals + most * layout.block_rows * PANEL_TILES;
     Floats* biases = scales + layout.groups * PANEL_TILES;
@@ -278,16 +323,24 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
         }
         for (int64_t block = 0; block < layout.blocks; block += most) {
             run_rows(panel, block, layout.blocks - block < most ? layout.blocks - block : most,
-                     *weights);
+                     weights, keeps_weights ? 1 : 0, block == 0);
         }
     }
     _mm_free(memory);
 }
 
+// Rows whose activations take up to half of an L2 cache of 2 MB, in steps of 128 rows, and at least
+// 128, because all weights are read again for the next rows.
+int64_t max_rows(const QuantizedMatmulJob& job) {
+    constexpr int64_t HALF_OF_L2 = 1 << 20, STEP = 128;
+    const int64_t rows = HALF_OF_L2 / (PLANES * job.I) / STEP * STEP;
+    return (rows < STEP ? STEP : rows) / rows_of_integers(job);
+}
+
 }  // namespace
 
 const QuantizedMatmulKernel quantized_matmul_tiles = {scratch_bytes, prepare, run,
-                                                      /*prepack_rows=*/TILE_SIDE};
+                                                      /*prepack_rows=*/TILE_SIDE, max_rows};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 
