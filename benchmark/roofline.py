@@ -104,8 +104,12 @@ class Machine:
         attention = f32
         if isa in ("avx512", "amx"):
             matmuls = self.amx_gflop_per_s if isa == "amx" and quantized else bf16
-            # Scores, half of the operations, use bfloat16; weighted sums of values use float32.
-            attention = 2 / (1 / bf16 + 1 / f32) if bf16 else 0
+            # Scores, half of the operations, use bfloat16; weighted sums of values use float32, or
+            # with AMX two bfloat16 products, for which `amx_gflop_per_s` is twice the peak.
+            scores, values = bf16, f32
+            if isa == "amx" and self.amx_gflop_per_s:
+                scores, values = self.amx_gflop_per_s, self.amx_gflop_per_s / 2
+            attention = 2 / (1 / scores + 1 / values) if scores else 0
         elif isa == "native":
             matmuls = attention = 0
         else:

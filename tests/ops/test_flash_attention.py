@@ -86,6 +86,37 @@ def test_rows_are_batch_and_head_invariant(instruction_set, dtype):
         assert_same_bits(alone, together[b : b + 1, of_query], f"sequence {b}, head {h}")
 
 
+@pytest.mark.parametrize("D", [24, 72, 128])
+def test_rows_are_independent_of_the_number_of_queries(instruction_set, dtype, D):
+    query, key, value = problem(1, 2, 2, 90, 200, D, dtype=dtype)
+    together = evaluated(query, key, value, mask="causal")
+    for first, count in ((0, 1), (1, 2), (7, 3), (20, 9), (50, 40)):
+        visible = 110 + first + count
+        some = query[:, :, first : first + count]
+        alone = evaluated(some, key[:, :, :visible], value[:, :, :visible], mask="causal")
+        expected = together[:, :, first : first + count]
+        assert_same_bits(alone, expected, f"queries {first} to {first + count - 1}")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("which", ["key", "value"])
+@pytest.mark.parametrize("L", [2, 12, 43])
+def test_nan_and_infinity_affect_no_query_that_does_not_see_them(
+    instruction_set, dtype, bad, which, L
+):
+    """Causal: the last half of the queries sees keys with such elements, in their tile."""
+    S, last = 59, L // 2
+    query, key, value = problem(1, 2, 2, L, S, 72, dtype=dtype)
+    expected = evaluated(query, key, value, mask="causal")
+    arrays = {"key": key, "value": value}
+    rows = mx.full((1, 2, last, 72), bad, dtype)
+    arrays[which] = mx.concatenate([arrays[which][:, :, : S - last], rows], axis=2)
+    actual = evaluated(query, **arrays, mask="causal")
+    assert_same_bits(actual[:, :, :-last], expected[:, :, :-last], "queries before the keys")
+    if which == "value":
+        assert not np.isfinite(as_numpy(actual[:, :, -last:])).any()
+
+
 def test_bitwise_equal_for_any_thread_count():
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"

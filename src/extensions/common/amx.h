@@ -1,4 +1,4 @@
-// The AMX tile registers: eight matrices of up to 16 rows of 64 bytes.
+// The AMX tile registers: eight matrices of up to 16 rows of up to 64 bytes.
 #pragma once
 
 #include <immintrin.h>
@@ -8,15 +8,17 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int TILE_SIDE = 16;       // maximum rows of a tile; its columns are 32-bit words
+constexpr int TILE_SIDE = 16;       // maximum rows, and maximum columns of 32 bits
 constexpr int TILE_ROW_BYTES = 64;  // maximum bytes per row
 constexpr int64_t TILE_BYTES = TILE_SIDE * TILE_ROW_BYTES;
 
-// Compiler barrier: GCC's intrinsics do not declare that tiles are loaded from memory, so preceding
-// stores could be delayed or eliminated.
-inline void finish_stores() { asm volatile("" ::: "memory"); }
+// Required between stores and tile loads of the stored data: GCC's _tile_loadd does not declare
+// that it reads memory, so the stores could be delayed or removed. (_tile_stored declares that it
+// writes.)
+inline void compiler_barrier() { asm volatile("" ::: "memory"); }
 
-/// Use of the calling thread's tile registers, with the shapes given to the constructor.
+/// Use of the calling thread's tile registers, with the shapes given to the constructor. Not
+/// nestable.
 class TileRegisters {
    public:
     struct Shape {
@@ -36,7 +38,7 @@ class TileRegisters {
             config.rows[i] = static_cast<uint8_t>(shapes[i].rows);
             config.row_bytes[i] = static_cast<uint16_t>(shapes[i].row_bytes);
         }
-        finish_stores();
+        compiler_barrier();
         _tile_loadconfig(&config);
     }
     ~TileRegisters() { _tile_release(); }

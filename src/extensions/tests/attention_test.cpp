@@ -169,9 +169,13 @@ void check_window(InstructionSet set, int64_t L, int64_t S, int64_t D, int64_t w
                                        .week4_kernel = {}};
         const PagedSequence sequence = {0, 0, L, S, table.data()};
         const int rows = static_cast<int>(L * H_q / H);
-        const auto scratch_size = TINY_LLM_CHOOSE_SIMD(
+        auto scratch_size = TINY_LLM_CHOOSE_SIMD(
             set, paged_attention_scratch, [](const PagedAttentionJob&, int) { return int64_t{0}; });
-        const auto kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, paged_attention_reference);
+        auto kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, paged_attention_reference);
+        if (format == Format::bfloat16) {
+            scratch_size = TINY_LLM_CHOOSE_AMX(set, paged_attention_scratch, scratch_size);
+            kernel = TINY_LLM_CHOOSE_AMX(set, paged_attention, kernel);
+        }
         std::vector<float> scratch(scratch_size(job, rows) + 64);
         for (int64_t h = 0; h < H; h++) {
             (variant == 0 ? paged_attention_reference : kernel)(job, sequence, h, 0, rows,

@@ -82,32 +82,33 @@ class PreparedActivations {
     char* aligned_;
 };
 
-// The jobs, divided into jobs of at most kernel.max_rows rows: the first rows of all jobs come
-// first.
-Jobs divided(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
+// The jobs, split into parts of at most kernel.max_rows rows, in the order of parts and then of
+// jobs, so that jobs with the same activations stay adjacent.
+Jobs split_by_rows(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
     if (kernel.max_rows == nullptr) {
         return jobs;
     }
     Jobs parts;
-    int64_t left = 1;
-    for (int64_t part = 0; left > 0; part++) {
-        left = 0;
+    bool is_complete = false;
+    for (int64_t part = 0; !is_complete; part++) {
+        is_complete = true;
         for (QuantizedMatmulJob job : jobs) {
-            const int64_t most = kernel.max_rows(job), first = part * most;
-            left += std::max<int64_t>(0, job.M - first - most);
-            job.M = std::min(most, job.M - first);
+            const int64_t rows = kernel.max_rows(job), first = part * rows;
+            if (first >= job.M) {
+                continue;
+            }
+            is_complete = is_complete && first + rows >= job.M;
+            job.M = std::min(rows, job.M - first);
             job.a += first * job.I;
             job.out += first * job.O;
-            if (job.M > 0) {
-                parts.push_back(job);
-            }
+            parts.push_back(job);
         }
     }
     return parts;
 }
 
 void run_kernel(const Jobs& all_jobs, const QuantizedMatmulKernel& kernel) {
-    const Jobs jobs = divided(all_jobs, kernel);
+    const Jobs jobs = split_by_rows(all_jobs, kernel);
     const PreparedActivations prepared(jobs, kernel);
     // All threads wait for the last chunk, so chunks are small: about 24 per thread, but at least
     // one panel each.

@@ -1,9 +1,8 @@
 // Flash attention's inner loop: a block of query rows attends to keys and values, tile by tile.
 //
 // Independent of how tiles are stored: the caller passes 64 row addresses at a time, in one buffer
-// or in pages. Both matmuls of a tile use one function: scores += query · keys (with the keys
-// transposed) and out += weights · values. A sum is never split over lanes but runs in index
-// order, so a row's result does not depend on the other rows.
+// or in pages. The order of a sum does not depend on the other rows, so neither does a row's
+// result.
 #pragma once
 
 #include "src/flash_attention/fast/attention_tile.h"
@@ -17,8 +16,9 @@ struct AttentionBlock {
     int64_t width;     // D, rounded up to a multiple of COLUMNS_MULTIPLE
     float* scores;     // rows × KEYS; replaced by the weights
     float* out;        // rows × width, before division by sums
-    float* keys;       // score_steps × KEYS; except with AMX, shares memory with `values`
-    float* values;     // KEYS × width, loaded after scoring: keys and values together exceed L1
+    float* keys;       // score_steps × KEYS
+    float* values;     // KEYS × width. Shares memory with keys, because both together exceed L1;
+                       // with AMX, KEYS / 2 × width pairs of bfloat16 values after the keys
     float* sums;       // rows × LANES: per-lane sums of the weights
     float* largest;    // rows: running maximum of the scores
     float* query;      // rows of width floats: D elements, or half as many pairs of bfloat16 values
@@ -31,7 +31,7 @@ struct AttentionBlock {
 inline int64_t block_scratch(int rows, int64_t D) {
     const int64_t width = padded(D, COLUMNS_MULTIPLE);
     return padded(rows, ROWS_MULTIPLE) * (KEYS + 2 * width + LANES) + rounded_up(rows) +
-           (USES_AMX ? 2 : 1) * KEYS * width;
+           KEYS * width;
 }
 
 /// Initializes the state of a block that has not attended to any key. The caller fills in `query`.
@@ -53,8 +53,8 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     block.scores = allocate(padded_rows * KEYS);
     block.out = allocate(padded_rows * block.width);
     block.keys = block.values = allocate(KEYS * block.width);
-    if (USES_AMX) {
-        block.values = allocate(KEYS * block.width);
+    if (USES_AMX) {  // the keys are KEYS × width / 2 pairs
+        block.values += KEYS * block.width / 2;
     }
     block.sums = allocate(padded_rows * LANES);
     block.largest = allocate(rounded_up(rows));
@@ -89,7 +89,7 @@ inline void load_query_row(const AttentionBlock& block, int row, const void* que
     if (uses_bf16_dot(block.kv_format)) {
         float pairs[MAX_HEAD_SIZE / 2] = {};
         memcpy(pairs, element(query, from, block.format), block.D * item_bytes(block.format));
-        // With AMX, a few queries are the second operand, so their pairs are interleaved.
+        // With AMX and few rows, queries are the second operand: pair × FEW_ROWS.
         const bool is_few = USES_AMX && block.rows <= FEW_ROWS;
         for (int i = 0; i < score_steps(block.D, block.kv_format); i++) {
             (is_few ? block.query[i * FEW_ROWS + row] : to[i]) = pairs[i];
@@ -124,7 +124,8 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
     const TileRegisters::Shape full = {TILE_SIDE, TILE_ROW_BYTES};
     const TileRegisters::Shape rows = {block.rows < TILE_SIDE ? block.rows : TILE_SIDE,
                                        TILE_ROW_BYTES};
-    const TileRegisters::Shape queries = {TILE_SIDE, FEW_ROWS * 4};  // of score_few
+    const TileRegisters::Shape queries = {TILE_SIDE,
+                                          FEW_ROWS * 4};  // pairs; also the scores of score_few
     const bool is_few = block.rows <= FEW_ROWS;
     const TileRegisters registers({is_few ? queries : rows, rows, rows, rows,
                                    is_few ? queries : full, full, is_few ? full : rows, rows});

@@ -1,30 +1,30 @@
-// attention_block_simd.cpp with AMX, for bfloat16 queries: one tdpbf16ps multiplies 32 elements of
-// 16 queries by those of 16 keys, or 32 weights of 16 queries by 16 columns of values.
+// attention_block_simd.cpp with AMX, for bfloat16 queries. One tdpbf16ps multiplies 32 elements of
+// 16 queries by those of 16 keys, or the weights of 32 keys for 16 queries by 16 columns of values.
 //
 // The weights are float32, but AMX multiplies bfloat16, so each weight is split into two:
 //
-//     weight = high + low + error        high: its leading 8 bits        |error| < weight / 2¹⁵
+//     weight = high + low + error      high, low: truncated to bfloat16      |error| < weight / 2¹⁵
 //
-// Elements of scores and out are computed by the same instructions in the same order whatever the
-// size of the block, so a row's bits do not depend on the other rows.
+// Every element of scores and out is the same sum in the same order whatever the size of the block,
+// so a row's bits do not depend on the other rows.
 #include "src/flash_attention/fast/attention_softmax.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int64_t SCORES_STRIDE = KEYS * sizeof(float);
+constexpr int64_t SCORE_ROW_BYTES = KEYS * sizeof(float);
 constexpr int64_t PAIR_BYTES = 4;
-constexpr int TILE_COLUMNS = 2 * TILE_SIDE;  // bfloat16 elements per row of a tile register
-constexpr int64_t WEIGHTS_BYTES = KEYS * 2;  // of a row's high or low parts
+constexpr int TILE_COLUMNS = 2 * TILE_SIDE;     // bfloat16 elements per row of a tile register
+constexpr int64_t LOW_PARTS_OFFSET = KEYS * 2;  // in bytes, within a row of split weights
 
 // --- multiplications ----------------------------------------------------------------------------
 
-// scores = query · keys for 16 rows, in steps of two multiplications: 16 pairs of elements of the
-// queries by those of two times 16 keys. Tile registers: 0–1 scores, 4 keys, 6 queries.
+// scores = query · keys for 16 rows. A step multiplies 16 pairs of elements of the queries by those
+// of 32 keys. Tile registers: 0–1 scores, 4 keys, 6 queries.
 class Scores {
    public:
-    // No steps if the block ends before `row`.
+    // Nothing to do if row ≥ block.rows.
     Scores(const AttentionBlock& block, int row)
         : block_(&block), row_(row), key_(row < block.rows ? 0 : KEYS) {}
 
@@ -46,8 +46,8 @@ class Scores {
             pair_ += TILE_SIDE;
             if (pair_ == pairs()) {
                 float* scores = block_->scores + row_ * KEYS + key_;
-                _tile_stored(0, scores, SCORES_STRIDE);
-                _tile_stored(1, scores + TILE_SIDE, SCORES_STRIDE);
+                _tile_stored(0, scores, SCORE_ROW_BYTES);
+                _tile_stored(1, scores + TILE_SIDE, SCORE_ROW_BYTES);
                 pair_ = 0;
                 key_ += STEP_KEYS;
             }
@@ -65,12 +65,12 @@ class Scores {
     int pair_ = 0;  // first pair of the next step
 };
 
-// out += weights · values for 16 rows, in steps of 16 columns of values: each 32 keys are two
-// multiplications, by the high and the low parts of the weights. Tile registers: 2 out, 5 values, 3
+// out += weights · values for 16 rows. A step computes 16 columns, with two multiplications for
+// each 32 keys: by the high and the low parts of the weights. Tile registers: 2 out, 5 values, 3
 // and 7 weights.
 class Values {
    public:
-    // No steps.
+    // Nothing to do.
     explicit Values(const AttentionBlock& block) : block_(&block), column_(block.width) {}
 
     // weights: 16 rows as stored by split_weights, for `count` keys.
@@ -86,9 +86,9 @@ class Values {
             for (int key = 0; key < count_; key += 2 * TILE_SIDE) {
                 const char* weights = weights_ + key * 2;
                 _tile_loadd(5, block_->values + key / 2 * block_->width + column_, stride);
-                _tile_loadd(3, weights, SCORES_STRIDE);
+                _tile_loadd(3, weights, SCORE_ROW_BYTES);
                 _tile_dpbf16ps(2, 3, 5);
-                _tile_loadd(7, weights + WEIGHTS_BYTES, SCORES_STRIDE);
+                _tile_loadd(7, weights + LOW_PARTS_OFFSET, SCORE_ROW_BYTES);
                 _tile_dpbf16ps(2, 7, 5);
             }
             _tile_stored(2, out_ + column_, stride);
@@ -103,8 +103,9 @@ class Values {
     int64_t column_ = 0;  // first column of the next step
 };
 
-// With few rows, prefetches are spread over all instructions: for D = 128, 48 rows while scores are
-// computed, 32 while values are loaded, and 48 while values are multiplied.
+// Prefetches rows of keys and values. With few query rows, prefetches are spread over the work on a
+// tile: for D = 128, 48 while scores are computed, 32 while values are loaded, and 48 while they
+// are multiplied.
 inline void prefetch_rows(Prefetcher& prefetcher, int rows) {
     for (int i = 0; i < rows; i++) {
         prefetcher.prefetch_next();
@@ -113,8 +114,8 @@ inline void prefetch_rows(Prefetcher& prefetcher, int rows) {
 
 // --- operands -----------------------------------------------------------------------------------
 
-// Upper halves of the words of two vectors.
-inline __m512i upper_halves(Floats first, Floats second) {
+// Truncates two vectors of floats to bfloat16.
+inline __m512i truncate_to_bfloat16(Floats first, Floats second) {
     alignas(64) static constexpr uint16_t UPPER[] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
                                                      23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
                                                      45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
@@ -122,7 +123,7 @@ inline __m512i upper_halves(Floats first, Floats second) {
 }
 
 // Replaces a row's weights by their high parts, followed by their low parts; both zero except for
-// keys `from` … `to` − 1. The scale of a hidden 8-bit value may be NaN, and so may its weight.
+// keys `from` … `to` − 1. A hidden 8-bit value may have the scale NaN, and hence its weight.
 inline void split_weights(float* weights, int from, int to) {
     Floats weight[KEY_VECTORS], low[KEY_VECTORS];
     for (int v = 0; v < KEY_VECTORS; v++) {
@@ -133,26 +134,43 @@ inline void split_weights(float* weights, int from, int to) {
     }
     char* parts = (char*)weights;
     for (int v = 0; v < KEY_VECTORS; v += 2, parts += TILE_ROW_BYTES) {
-        _mm512_storeu_si512(parts, upper_halves(weight[v], weight[v + 1]));
-        _mm512_storeu_si512(parts + WEIGHTS_BYTES, upper_halves(low[v], low[v + 1]));
+        _mm512_storeu_si512(parts, truncate_to_bfloat16(weight[v], weight[v + 1]));
+        _mm512_storeu_si512(parts + LOW_PARTS_OFFSET, truncate_to_bfloat16(low[v], low[v + 1]));
     }
 }
 
 // `count` ≤ 32 elements of a row from column d on, as bfloat16; the others are zero.
 inline __m512i load_bfloat16(const void* row, int64_t d, Format format, int count) {
     const void* from = element(row, d, format);
+    if (format == Format::bfloat16 && count == TILE_COLUMNS) {
+        return _mm512_loadu_si512(from);
+    }
     const auto mask = static_cast<__mmask32>((uint64_t{1} << count) - 1);
     if (format == Format::bfloat16) {
         return _mm512_maskz_loadu_epi16(mask, from);
     }
     const __m256i bytes = _mm256_maskz_loadu_epi8(mask, from);
-    return upper_halves(widen_int8((Bytes)_mm256_castsi256_si128(bytes)),
-                        widen_int8((Bytes)_mm256_extracti128_si256(bytes, 1)));
+    return truncate_to_bfloat16(widen_int8((Bytes)_mm256_castsi256_si128(bytes)),
+                                widen_int8((Bytes)_mm256_extracti128_si256(bytes, 1)));
 }
 
-// values = the tile's values in pairs of keys: KEYS / 2 × width pairs; zero except for keys `from`
-// … `to` − 1. Returns whether all of them are finite.
-bool load_values(const AttentionBlock& block, const Tile& tile, int from, int to,
+// Whether all of the tile's values are finite.
+bool are_finite(const Tile& tile, int64_t D, Format format) {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    __mmask32 not_finite = 0;
+    for (int key = 0; key < tile.count; key++) {
+        for (int64_t d = 0; d < D; d += TILE_COLUMNS) {
+            const int count = static_cast<int>(D - d < TILE_COLUMNS ? D - d : TILE_COLUMNS);
+            const __m512i x = load_bfloat16(tile.values[key], d, format, count);
+            not_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+        }
+    }
+    return not_finite == 0;
+}
+
+// values = the tile's values in pairs of keys, up to a multiple of 32 keys; zero except for keys
+// `from` … `to` − 1.
+void load_values(const AttentionBlock& block, const Tile& tile, int from, int to,
                  Prefetcher& prefetcher) {
     alignas(64) uint16_t order[2][TILE_COLUMNS];
     for (int i = 0; i < TILE_COLUMNS; i++) {  // columns 0–15 and 16–31 of two keys, interleaved
@@ -161,24 +179,20 @@ bool load_values(const AttentionBlock& block, const Tile& tile, int from, int to
     }
     const __m512i first_columns = _mm512_load_si512(order[0]);
     const __m512i last_columns = _mm512_load_si512(order[1]);
-    const __m512i exponent = _mm512_set1_epi16(0x7f80);
-    __mmask32 not_finite = 0;
     const int end = static_cast<int>(padded(tile.count, 2 * TILE_SIDE));
     for (int key = 0; key < end; key += 2) {
-        float* pairs = block.values + key / 2 * block.width;
-        for (int64_t d = 0; d < block.D; d += TILE_COLUMNS) {
+        const auto load = [&](int i, int64_t d) {
             const int count =
                 static_cast<int>(block.D - d < TILE_COLUMNS ? block.D - d : TILE_COLUMNS);
-            __m512i x[2];
-            for (int i = 0; i < 2; i++) {
-                x[i] = key + i < from || key + i >= to
-                           ? _mm512_setzero_si512()
-                           : load_bfloat16(tile.values[key + i], d, block.kv_format, count);
-                not_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x[i], exponent), exponent);
-            }
-            _mm512_storeu_si512(pairs + d, _mm512_permutex2var_epi16(x[0], first_columns, x[1]));
+            return i < from || i >= to ? _mm512_setzero_si512()
+                                       : load_bfloat16(tile.values[i], d, block.kv_format, count);
+        };
+        float* pairs = block.values + key / 2 * block.width;
+        for (int64_t d = 0; d < block.D; d += TILE_COLUMNS) {
+            const __m512i x = load(key, d), y = load(key + 1, d);
+            _mm512_storeu_si512(pairs + d, _mm512_permutex2var_epi16(x, first_columns, y));
             _mm512_storeu_si512(pairs + d + TILE_SIDE,
-                                _mm512_permutex2var_epi16(x[0], last_columns, x[1]));
+                                _mm512_permutex2var_epi16(x, last_columns, y));
         }
         if (block.rows <= FEW_ROWS) {
             prefetch_rows(prefetcher, 1);
@@ -186,12 +200,11 @@ bool load_values(const AttentionBlock& block, const Tile& tile, int from, int to
             prefetcher.prefetch_until(0.3f + 0.4f * static_cast<float>(key + 2) / KEYS);
         }
     }
-    finish_stores();
-    return not_finite == 0;
+    compiler_barrier();
 }
 
 // scores = query · keys for up to FEW_ROWS rows. The keys are the first operand, so that they are
-// multiplied as they are in memory; columns of the result are queries. Tile registers: 0 scores, 4
+// loaded straight from the cache; columns of the result are queries. Tile registers: 0 scores, 4
 // queries, 6 keys.
 void score_few(const AttentionBlock& block, const Tile& tile, Prefetcher& prefetcher) {
     alignas(64) uint16_t copies[TILE_SIDE][TILE_COLUMNS];
@@ -202,23 +215,24 @@ void score_few(const AttentionBlock& block, const Tile& tile, Prefetcher& prefet
         const auto distance = [&](int i) {
             return (const char*)keys[i] - (const char*)keys[i - 1];
         };
-        bool is_even = count == TILE_SIDE && block.kv_format == Format::bfloat16;
+        bool is_evenly_spaced = count == TILE_SIDE && block.kv_format == Format::bfloat16;
         for (int i = 2; i < count; i++) {
-            is_even = is_even && distance(i) == distance(1);
+            is_evenly_spaced = is_evenly_spaced && distance(i) == distance(1);
         }
         _tile_zero(0);
         for (int64_t d = 0; d < block.D; d += TILE_COLUMNS) {
             const auto columns =
                 static_cast<int>(block.D - d < TILE_COLUMNS ? block.D - d : TILE_COLUMNS);
-            if (is_even && columns == TILE_COLUMNS) {
+            if (is_evenly_spaced && columns == TILE_COLUMNS) {
                 _tile_loadd(6, element(keys[0], d, Format::bfloat16), distance(1));
             } else {
                 for (int i = 0; i < count; i++) {
                     _mm512_store_si512(copies[i],
                                        load_bfloat16(keys[i], d, block.kv_format, columns));
                 }
-                finish_stores();
+                compiler_barrier();
                 _tile_loadd(6, copies, TILE_ROW_BYTES);
+                compiler_barrier();  // `copies` is overwritten next
             }
             _tile_loadd(4, block.query + d / 2 * FEW_ROWS, FEW_ROWS * PAIR_BYTES);
             _tile_dpbf16ps(0, 6, 4);
@@ -235,21 +249,22 @@ void score_few(const AttentionBlock& block, const Tile& tile, Prefetcher& prefet
 
 // --- a tile -------------------------------------------------------------------------------------
 
-// out += weights · values, with only the visible values of each row: a weight of zero does not hide
-// an infinite value.
+// out += weights · values, with only the visible values of each row: 0 · ∞ would
+// be NaN.
 __attribute__((noinline)) void add_visible_values(const AttentionBlock& block, int first,
                                                   const int* visible, const int* hidden,
                                                   const Tile& tile, Prefetcher& prefetcher) {
     for (int row = first; row < block.rows; row++) {
         load_values(block, tile, hidden == nullptr ? 0 : hidden[row], visible[row], prefetcher);
         const int first_of_16 = row / TILE_SIDE * TILE_SIDE;
-        float out[TILE_SIDE * MAX_HEAD_SIZE] = {};
-        float* sums = out + (row - first_of_16) * block.width;
+        float out[TILE_SIDE * MAX_HEAD_SIZE];  // only one row is used
+        float* copy = out + (row - first_of_16) * block.width;
         float* row_out = block.out + row * block.width;
-        memcpy(sums, row_out, block.width * sizeof(float));
+        memcpy(copy, row_out, block.width * sizeof(float));
+        compiler_barrier();
         Values values(block, block.scores + first_of_16 * KEYS, tile.count, out);
         values.run(values.steps());
-        memcpy(row_out, sums, block.width * sizeof(float));
+        memcpy(row_out, copy, block.width * sizeof(float));
     }
 }
 
@@ -267,9 +282,9 @@ void attend(const AttentionBlock& block, int first, const int* visible, const in
     } else {
         load_keys(tile, block.D, block.kv_format, block.keys, prefetcher);
     }
-    const bool are_finite = load_values(block, tile, 0, tile.count, prefetcher);
-    const bool are_visible = hidden == nullptr && visible[first] == tile.count;
-    const bool adds_values = are_finite || are_visible;
+    load_values(block, tile, 0, tile.count, prefetcher);
+    const bool all_visible = hidden == nullptr && visible[first] == tile.count;
+    const bool adds_values = all_visible || are_finite(tile, block.D, block.kv_format);
     const Softmax softmax(block, visible, hidden, mask, tile);
     Scores scores(block, is_few ? block.rows : first);
     scores.run(scores.steps());
@@ -290,7 +305,7 @@ void attend(const AttentionBlock& block, int first, const int* visible, const in
         }
         scores.run(scores.steps());
         values.run(values.steps());
-        finish_stores();
+        compiler_barrier();
         if (adds_values) {
             values =
                 Values(block, block.scores + row * KEYS, tile.count, block.out + row * block.width);

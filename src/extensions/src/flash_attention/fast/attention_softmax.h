@@ -9,7 +9,7 @@ namespace {
 
 constexpr int KEY_VECTORS = KEYS / LANES;
 
-// Rescales a row's sums and out to a larger maximum.
+// Multiplies a row's sums and out by `factor`: its maximum has grown.
 inline void rescale(const AttentionBlock& block, int row, float factor) {
     float* sums = block.sums + row * LANES;
     store(sums, 0, Format::float32, load_bits<Floats>(sums) * factor);
@@ -75,10 +75,11 @@ class Softmax {
         }
     }
 
-    /// Replaces a row's scores by weights. int8 keys and values have scales of their own.
+    /// Replaces a row's scores by weights. For int8, the scales of the keys apply before the
+    /// softmax, those of the values after it.
     void run(int row) const {
         if (block_.kv_format == Format::int8) {
-            multiply(row, key_scales_);
+            scale_row(row, key_scales_);
         }
         const float* mask = mask_ == nullptr ? nullptr : mask_ + row * KEYS;
         if (hidden_ == nullptr) {
@@ -87,12 +88,12 @@ class Softmax {
             softmax_weights<true>(block_, row, visible_[row], hidden_[row], mask);
         }
         if (block_.kv_format == Format::int8) {
-            multiply(row, value_scales_);
+            scale_row(row, value_scales_);
         }
     }
 
    private:
-    void multiply(int row, const float* scales) const {
+    void scale_row(int row, const float* scales) const {
         float* scores = block_.scores + row * KEYS;
         for (int key = 0; key < KEYS; key += LANES) {
             store(scores, key, Format::float32,

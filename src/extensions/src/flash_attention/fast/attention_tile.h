@@ -30,6 +30,7 @@ constexpr bool USES_AMX = true;
 constexpr int ROWS_MULTIPLE = TILE_SIDE;         // of query rows
 constexpr int COLUMNS_MULTIPLE = 2 * TILE_SIDE;  // of columns of `out`
 constexpr int STEPS_MULTIPLE = TILE_SIDE;        // of pairs of elements per score
+static_assert(COLUMNS_MULTIPLE == 2 * STEPS_MULTIPLE);
 #else
 constexpr bool USES_AMX = false;
 constexpr int ROWS_MULTIPLE = 1, COLUMNS_MULTIPLE = LANES, STEPS_MULTIPLE = 1;

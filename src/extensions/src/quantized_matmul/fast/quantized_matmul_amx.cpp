@@ -21,6 +21,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int64_t FEW_ROWS = 2;    // maximum rows of integers delegated to few_rows
+static_assert(PANEL_TILES >= 4);   // a group has at least two calls of `multiply`
 constexpr int64_t MAX_BLOCKS = 4;  // maximum row blocks at a time: totals stay in L1
 
 // State of a panel of outputs.
@@ -67,8 +68,8 @@ struct Accumulators {
     alignas(64) int32_t sums[2][PLANES][TILE_SIDE][TILE_SIDE];
 };
 
-// 256 · x. A shuffle of bytes, because shifts use the same execution port as multiply-adds do while
-// AMX multiplies.
+// 256 · x, by a shuffle of bytes: while AMX multiplies, a shift would compete with multiply-adds
+// for one execution port.
 inline Ints times_256(Ints x) {
     const __m128i bytes = _mm_set_epi8(14, 13, 12, -1, 10, 9, 8, -1, 6, 5, 4, -1, 2, 1, 0, -1);
     return (Ints)_mm512_shuffle_epi8((__m512i)x, _mm512_broadcast_i32x4(bytes));
@@ -98,7 +99,7 @@ __attribute__((always_inline)) inline void add_to_totals(const Accumulators& fro
     }
 }
 
-// Stores registers 1 to 3 of the sums; register 0 is stored by `multiply`.
+// Stores the sums that the last call of `multiply` left in registers.
 template <int PLANES>
 __attribute__((always_inline)) inline void store_sums(Accumulators& to) {
     if constexpr (PLANES == 2) {
@@ -111,9 +112,9 @@ __attribute__((always_inline)) inline void store_sums(Accumulators& to) {
 // Multiplies one group of two tiles of outputs by one block of rows. The group fills STEPS tiles of
 // weights per tile of outputs, and as many tiles of activations per plane, `step` bytes apart.
 //
-// The sums stay in registers 0 to 3. A register is stored only before the next call overwrites it,
-// because AMX stops at a store until the multiplications before it have ended. The sums of the
-// second last call (`pending`, or null) are meanwhile added to totals, a few rows between two
+// The sums in registers 1 to 3 are stored by the next call, just before it overwrites them: a store
+// that follows its last multiplication closely delays the next ones. Meanwhile, the sums of the
+// call before the last (`pending`, or null) are added to totals, a few rows between two
 // multiplications: tile and vector units can run in parallel, but the out-of-order window is too
 // small to overlap them otherwise.
 template <int STEPS, int ROWS, int PLANES>
@@ -282,7 +283,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     const Units units(layout);
     const int64_t most = layout.blocks < MAX_BLOCKS ? layout.blocks : MAX_BLOCKS;
     const int64_t floats = (2 * layout.groups + most * layout.block_rows) * PANEL_TILES;
-    // All units are kept for the next blocks of rows; without any, one suffices.
+    // All unpacked units are kept if more blocks of rows follow; otherwise, one buffer is reused.
     const bool keeps_weights = layout.blocks > most;
     const int64_t unpacked = keeps_weights ? units.count : 1;
     // A load stalls on an earlier store whose address has the same lowest 12 bits. With malloc's
@@ -329,11 +330,11 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     _mm_free(memory);
 }
 
-// Rows whose activations take up to half of an L2 cache of 2 MB, in steps of 128 rows, and at least
-// 128, because all weights are read again for the next rows.
+// Rows whose activations take up to half of an L2 cache of 2 MB, in multiples of 128; at least 128,
+// because all weights are read again for the next rows.
 int64_t max_rows(const QuantizedMatmulJob& job) {
     constexpr int64_t HALF_OF_L2 = 1 << 20, STEP = 128;
-    const int64_t rows = HALF_OF_L2 / (PLANES * job.I) / STEP * STEP;
+    const int64_t rows = HALF_OF_L2 / (layout_of(job).planes * job.I) / STEP * STEP;
     return (rows < STEP ? STEP : rows) / rows_of_integers(job);
 }
 

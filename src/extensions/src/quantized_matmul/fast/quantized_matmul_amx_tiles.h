@@ -90,7 +90,7 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
             }
         }
     }
-    finish_stores();
+    compiler_barrier();
 }
 
 // unpack_rows for prepacked rows: each tile is a separate sequential stream. Words past the row,
@@ -119,7 +119,7 @@ inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, con
             }
         }
     }
-    finish_stores();
+    compiler_barrier();
 }
 
 }  // namespace
