@@ -104,8 +104,8 @@ class Machine:
         attention = f32
         if isa in ("avx512", "amx"):
             matmuls = self.amx_gflop_per_s if isa == "amx" and quantized else bf16
-            # Scores, half of the operations, use bfloat16; weighted sums of values use float32, or
-            # with AMX two bfloat16 products, for which `amx_gflop_per_s` is twice the peak.
+            # Scores, half of the operations, use bfloat16; weighted sums of values use float32. AMX
+            # has the same peak for bfloat16 as for 16-bit integers; values take two products.
             scores, values = bf16, f32
             if isa == "amx" and self.amx_gflop_per_s:
                 scores, values = self.amx_gflop_per_s, self.amx_gflop_per_s / 2

@@ -3,8 +3,8 @@
 // A kernel written with common/simd.h is one file, <op>_simd.cpp, compiled once per instruction set
 // into a namespace named after the set. TINY_LLM_DECLARE_SIMD declares its functions in all of
 // these namespaces. TINY_LLM_CHOOSE_SIMD selects a namespace's function, or the reference kernel if
-// no namespace matches. TINY_LLM_CHOOSE_AMX selects a kernel that some files are also compiled to,
-// or `otherwise`.
+// no namespace matches. TINY_LLM_CHOOSE_AMX selects namespace amx, for which only attention's files
+// are compiled, or `otherwise`.
 #pragma once
 
 #if defined(__x86_64__)

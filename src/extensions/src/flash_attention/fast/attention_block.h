@@ -25,6 +25,7 @@ struct AttentionBlock {
     float scale;       // factor of the scores
     Format format;     // format of query and out
     Format kv_format;  // format of keys and values: `format`, or int8
+    bool has_pairs;    // whether query has pairs of bfloat16 values
 };
 
 /// Scratch size of a block in floats.
@@ -49,6 +50,7 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     block.scale = scale;
     block.format = format;
     block.kv_format = kv_format;
+    block.has_pairs = uses_bf16_dot(kv_format) && !(USES_AMX && rows <= FEW_ROWS);
     const int64_t padded_rows = padded(rows, ROWS_MULTIPLE);
     block.scores = allocate(padded_rows * KEYS);
     block.out = allocate(padded_rows * block.width);
@@ -86,14 +88,11 @@ void attend(const AttentionBlock& block, int first, const int* visible, const in
 /// Loads row `row` of the block's query: D elements of an array, starting at `from`.
 inline void load_query_row(const AttentionBlock& block, int row, const void* query, int64_t from) {
     float* to = block.query + row * block.width;
-    if (uses_bf16_dot(block.kv_format)) {
-        float pairs[MAX_HEAD_SIZE / 2] = {};
-        memcpy(pairs, element(query, from, block.format), block.D * item_bytes(block.format));
-        // With AMX and few rows, queries are the second operand: pair × FEW_ROWS.
-        const bool is_few = USES_AMX && block.rows <= FEW_ROWS;
-        for (int i = 0; i < score_steps(block.D, block.kv_format); i++) {
-            (is_few ? block.query[i * FEW_ROWS + row] : to[i]) = pairs[i];
-        }
+    for (int64_t d = 0; d < block.width; d++) {
+        to[d] = 0;  // pads the last pair, and rows for AMX
+    }
+    if (block.has_pairs) {
+        memcpy(to, element(query, from, block.format), block.D * item_bytes(block.format));
         return;
     }
     int64_t d = 0;
@@ -121,14 +120,10 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
     const int64_t begin = hidden_keys(0) / KEYS * KEYS, most_hidden = hidden_keys(block.rows - 1);
     const int64_t distance = end - begin < KEYS ? end - begin : KEYS;
 #if defined(__AMX_BF16__)
+    const int block_rows = block.rows < TILE_SIDE ? block.rows : TILE_SIDE;
+    const TileRegisters::Shape rows = {block_rows, TILE_ROW_BYTES};
     const TileRegisters::Shape full = {TILE_SIDE, TILE_ROW_BYTES};
-    const TileRegisters::Shape rows = {block.rows < TILE_SIDE ? block.rows : TILE_SIDE,
-                                       TILE_ROW_BYTES};
-    const TileRegisters::Shape queries = {TILE_SIDE,
-                                          FEW_ROWS * 4};  // pairs; also the scores of score_few
-    const bool is_few = block.rows <= FEW_ROWS;
-    const TileRegisters registers({is_few ? queries : rows, rows, rows, rows,
-                                   is_few ? queries : full, full, is_few ? full : rows, rows});
+    const TileRegisters registers({rows, rows, rows, rows, full, full, rows, rows});
 #endif
     Tile tiles[2], after;
     tile_at(begin, tiles[begin / KEYS % 2]);

@@ -6,7 +6,8 @@
 //     weight = high + low + error      high, low: truncated to bfloat16      |error| < weight / 2¹⁵
 //
 // Every element of scores and out is the same sum in the same order whatever the size of the block,
-// so a row's bits do not depend on the other rows.
+// so a row's bits do not depend on the other rows. attention_few_rows_amx.h has the same bits.
+#include "src/flash_attention/fast/attention_few_rows_amx.h"
 #include "src/flash_attention/fast/attention_softmax.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
@@ -14,49 +15,41 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int64_t SCORE_ROW_BYTES = KEYS * sizeof(float);
-constexpr int64_t PAIR_BYTES = 4;
 constexpr int TILE_COLUMNS = 2 * TILE_SIDE;     // bfloat16 elements per row of a tile register
 constexpr int64_t LOW_PARTS_OFFSET = KEYS * 2;  // in bytes, within a row of split weights
 
 // --- multiplications ----------------------------------------------------------------------------
 
 // scores = query · keys for 16 rows. A step multiplies 16 pairs of elements of the queries by those
-// of 32 keys. Tile registers: 0–1 scores, 4 keys, 6 queries.
+// of 16 keys. Tile registers: 0 scores, 4 keys, 6 queries.
 class Scores {
    public:
-    // Nothing to do if row ≥ block.rows.
+    // Without steps if row ≥ block.rows.
     Scores(const AttentionBlock& block, int row)
         : block_(&block), row_(row), key_(row < block.rows ? 0 : KEYS) {}
 
-    int steps() const { return (KEYS - key_) / STEP_KEYS * pairs() / TILE_SIDE; }
+    int steps() const { return (KEYS - key_) / TILE_SIDE * pairs() / TILE_SIDE; }
 
     void run(int steps) {
         for (; steps > 0 && key_ < KEYS; steps--) {
             if (pair_ == 0) {
                 _tile_zero(0);
-                _tile_zero(1);
             }
             const float* query = block_->query + row_ * block_->width + pair_;
             const float* keys = block_->keys + pair_ * KEYS + key_;
             _tile_loadd(6, query, block_->width * sizeof(float));
             _tile_loadd(4, keys, KEYS * sizeof(float));
             _tile_dpbf16ps(0, 6, 4);
-            _tile_loadd(4, keys + TILE_SIDE, KEYS * sizeof(float));
-            _tile_dpbf16ps(1, 6, 4);
             pair_ += TILE_SIDE;
             if (pair_ == pairs()) {
-                float* scores = block_->scores + row_ * KEYS + key_;
-                _tile_stored(0, scores, SCORE_ROW_BYTES);
-                _tile_stored(1, scores + TILE_SIDE, SCORE_ROW_BYTES);
+                _tile_stored(0, block_->scores + row_ * KEYS + key_, SCORE_ROW_BYTES);
                 pair_ = 0;
-                key_ += STEP_KEYS;
+                key_ += TILE_SIDE;
             }
         }
     }
 
    private:
-    static constexpr int STEP_KEYS = 2 * TILE_SIDE;
-
     int pairs() const { return score_steps(block_->D, block_->kv_format); }
 
     const AttentionBlock* block_;
@@ -65,52 +58,51 @@ class Scores {
     int pair_ = 0;  // first pair of the next step
 };
 
-// out += weights · values for 16 rows. A step computes 16 columns, with two multiplications for
-// each 32 keys: by the high and the low parts of the weights. Tile registers: 2 out, 5 values, 3
-// and 7 weights.
+// out += weights · values for 16 rows. A step computes two times 16 columns, so that the sums of
+// one need not wait for each other; each with two multiplications for 32 keys: by the high and the
+// low parts of the weights. Tile registers: 1–2 out, 5 values, 3 and 7 weights.
 class Values {
    public:
-    // Nothing to do.
+    // Without steps.
     explicit Values(const AttentionBlock& block) : block_(&block), column_(block.width) {}
 
     // weights: 16 rows as stored by split_weights, for `count` keys.
     Values(const AttentionBlock& block, const float* weights, int count, float* out)
         : block_(&block), weights_((const char*)weights), count_(count), out_(out) {}
 
-    int steps() const { return static_cast<int>((block_->width - column_) / TILE_SIDE); }
+    int steps() const { return static_cast<int>((block_->width - column_) / STEP_COLUMNS); }
 
     void run(int steps) {
         const int64_t stride = block_->width * sizeof(float);
-        for (; steps > 0 && column_ < block_->width; steps--, column_ += TILE_SIDE) {
-            _tile_loadd(2, out_ + column_, stride);
+        for (; steps > 0 && column_ < block_->width; steps--, column_ += STEP_COLUMNS) {
+            _tile_loadd(1, out_ + column_, stride);
+            _tile_loadd(2, out_ + column_ + TILE_SIDE, stride);
             for (int key = 0; key < count_; key += 2 * TILE_SIDE) {
                 const char* weights = weights_ + key * 2;
-                _tile_loadd(5, block_->values + key / 2 * block_->width + column_, stride);
+                const float* values = block_->values + key / 2 * block_->width + column_;
                 _tile_loadd(3, weights, SCORE_ROW_BYTES);
-                _tile_dpbf16ps(2, 3, 5);
                 _tile_loadd(7, weights + LOW_PARTS_OFFSET, SCORE_ROW_BYTES);
+                _tile_loadd(5, values, stride);
+                _tile_dpbf16ps(1, 3, 5);
+                _tile_dpbf16ps(1, 7, 5);
+                _tile_loadd(5, values + TILE_SIDE, stride);
+                _tile_dpbf16ps(2, 3, 5);
                 _tile_dpbf16ps(2, 7, 5);
             }
-            _tile_stored(2, out_ + column_, stride);
+            _tile_stored(1, out_ + column_, stride);
+            _tile_stored(2, out_ + column_ + TILE_SIDE, stride);
         }
     }
 
    private:
+    static constexpr int STEP_COLUMNS = 2 * TILE_SIDE;
+
     const AttentionBlock* block_;
     const char* weights_ = nullptr;
     int count_ = 0;
     float* out_ = nullptr;
     int64_t column_ = 0;  // first column of the next step
 };
-
-// Prefetches rows of keys and values. With few query rows, prefetches are spread over the work on a
-// tile: for D = 128, 48 while scores are computed, 32 while values are loaded, and 48 while they
-// are multiplied.
-inline void prefetch_rows(Prefetcher& prefetcher, int rows) {
-    for (int i = 0; i < rows; i++) {
-        prefetcher.prefetch_next();
-    }
-}
 
 // --- operands -----------------------------------------------------------------------------------
 
@@ -194,63 +186,14 @@ void load_values(const AttentionBlock& block, const Tile& tile, int from, int to
             _mm512_storeu_si512(pairs + d + TILE_SIDE,
                                 _mm512_permutex2var_epi16(x, last_columns, y));
         }
-        if (block.rows <= FEW_ROWS) {
-            prefetch_rows(prefetcher, 1);
-        } else {
-            prefetcher.prefetch_until(0.3f + 0.4f * static_cast<float>(key + 2) / KEYS);
-        }
+        prefetcher.prefetch_until(0.3f + 0.4f * static_cast<float>(key + 2) / KEYS);
     }
     compiler_barrier();
 }
 
-// scores = query · keys for up to FEW_ROWS rows. The keys are the first operand, so that they are
-// loaded straight from the cache; columns of the result are queries. Tile registers: 0 scores, 4
-// queries, 6 keys.
-void score_few(const AttentionBlock& block, const Tile& tile, Prefetcher& prefetcher) {
-    alignas(64) uint16_t copies[TILE_SIDE][TILE_COLUMNS];
-    alignas(64) float products[TILE_SIDE][FEW_ROWS];
-    for (int first = 0; first < tile.count; first += TILE_SIDE) {
-        const void* const* keys = tile.keys + first;
-        const int count = tile.count - first < TILE_SIDE ? tile.count - first : TILE_SIDE;
-        const auto distance = [&](int i) {
-            return (const char*)keys[i] - (const char*)keys[i - 1];
-        };
-        bool is_evenly_spaced = count == TILE_SIDE && block.kv_format == Format::bfloat16;
-        for (int i = 2; i < count; i++) {
-            is_evenly_spaced = is_evenly_spaced && distance(i) == distance(1);
-        }
-        _tile_zero(0);
-        for (int64_t d = 0; d < block.D; d += TILE_COLUMNS) {
-            const auto columns =
-                static_cast<int>(block.D - d < TILE_COLUMNS ? block.D - d : TILE_COLUMNS);
-            if (is_evenly_spaced && columns == TILE_COLUMNS) {
-                _tile_loadd(6, element(keys[0], d, Format::bfloat16), distance(1));
-            } else {
-                for (int i = 0; i < count; i++) {
-                    _mm512_store_si512(copies[i],
-                                       load_bfloat16(keys[i], d, block.kv_format, columns));
-                }
-                compiler_barrier();
-                _tile_loadd(6, copies, TILE_ROW_BYTES);
-                compiler_barrier();  // `copies` is overwritten next
-            }
-            _tile_loadd(4, block.query + d / 2 * FEW_ROWS, FEW_ROWS * PAIR_BYTES);
-            _tile_dpbf16ps(0, 6, 4);
-            prefetch_rows(prefetcher, 3);
-        }
-        _tile_stored(0, products, FEW_ROWS * sizeof(float));
-        for (int row = 0; row < block.rows; row++) {
-            for (int i = 0; i < TILE_SIDE; i++) {
-                block.scores[row * KEYS + first + i] = products[i][row];
-            }
-        }
-    }
-}
-
 // --- a tile -------------------------------------------------------------------------------------
 
-// out += weights · values, with only the visible values of each row: 0 · ∞ would
-// be NaN.
+// out += weights · values, with only the visible values of each row, because 0 · ∞ is NaN.
 __attribute__((noinline)) void add_visible_values(const AttentionBlock& block, int first,
                                                   const int* visible, const int* hidden,
                                                   const Tile& tile, Prefetcher& prefetcher) {
@@ -271,35 +214,36 @@ __attribute__((noinline)) void add_visible_values(const AttentionBlock& block, i
 }  // namespace
 
 // While the vector units compute the softmax of 16 rows, AMX computes the scores of the next rows
-// and adds the values of the previous ones, a few multiplications after every second row: the
-// out-of-order window is too small to overlap them otherwise.
+// and adds the values of the previous ones, a few multiplications after each row: the out-of-order
+// window is too small to overlap them otherwise.
 void attend(const AttentionBlock& block, int first, const int* visible, const int* hidden,
             const float* mask, const Tile& tile, Prefetcher& prefetcher) {
-    const bool is_few = block.rows <= FEW_ROWS;
-    first = is_few ? 0 : first / TILE_SIDE * TILE_SIDE;
-    if (is_few) {
-        score_few(block, tile, prefetcher);
-    } else {
-        load_keys(tile, block.D, block.kv_format, block.keys, prefetcher);
+    if (block.rows <= FEW_ROWS) {
+        block.kv_format == Format::int8
+            ? attend_few<Format::int8>(block, visible, hidden, mask, tile, prefetcher)
+            : attend_few<Format::bfloat16>(block, visible, hidden, mask, tile, prefetcher);
+        return;
     }
+    first = first / TILE_SIDE * TILE_SIDE;
+    load_keys(tile, block.D, block.kv_format, block.keys, prefetcher);
     load_values(block, tile, 0, tile.count, prefetcher);
     const bool all_visible = hidden == nullptr && visible[first] == tile.count;
     const bool adds_values = all_visible || are_finite(tile, block.D, block.kv_format);
     const Softmax softmax(block, visible, hidden, mask, tile);
-    Scores scores(block, is_few ? block.rows : first);
+    Scores scores(block, first);
     scores.run(scores.steps());
     Values values(block);
     for (int row = first; row < block.rows; row += TILE_SIDE) {
-        constexpr int SHARES = TILE_SIDE / 2;
+        constexpr int VALUE_ROWS = 4;  // rows per share of values
         const int last = block.rows - row < TILE_SIDE ? block.rows : row + TILE_SIDE;
         scores = Scores(block, last);
-        const int score_share = (scores.steps() + SHARES - 1) / SHARES;
-        const int value_share = (values.steps() + SHARES - 1) / SHARES;
+        const int score_share = (scores.steps() + TILE_SIDE - 1) / TILE_SIDE;
+        const int value_share = (values.steps() * VALUE_ROWS + TILE_SIDE - 1) / TILE_SIDE;
         for (int i = row; i < last; i++) {
             softmax.run(i);
             split_weights(block.scores + i * KEYS, hidden == nullptr ? 0 : hidden[i], visible[i]);
-            if (i % 2 == 0) {
-                scores.run(score_share);
+            scores.run(score_share);
+            if (i % VALUE_ROWS == 0) {
                 values.run(value_share);
             }
         }
@@ -311,12 +255,7 @@ void attend(const AttentionBlock& block, int first, const int* visible, const in
                 Values(block, block.scores + row * KEYS, tile.count, block.out + row * block.width);
         }
     }
-    while (values.steps() > 0) {
-        values.run(1);
-        if (is_few) {
-            prefetch_rows(prefetcher, 6);
-        }
-    }
+    values.run(values.steps());
     if (!adds_values) {
         add_visible_values(block, first, visible, hidden, tile, prefetcher);
     }
