@@ -115,7 +115,7 @@ inline __m512i truncate_to_bfloat16(Floats first, Floats second) {
 }
 
 // Replaces a row's weights by their high parts, followed by their low parts; both zero except for
-// keys `from` … `to` − 1. A hidden 8-bit value may have the scale NaN, and hence its weight.
+// keys `from` … `to` − 1. The scale of a hidden 8-bit value, and so its weight, may be NaN.
 inline void split_weights(float* weights, int from, int to) {
     Floats weight[KEY_VECTORS], low[KEY_VECTORS];
     for (int v = 0; v < KEY_VECTORS; v++) {
@@ -200,7 +200,7 @@ __attribute__((noinline)) void add_visible_values(const AttentionBlock& block, i
     for (int row = first; row < block.rows; row++) {
         load_values(block, tile, hidden == nullptr ? 0 : hidden[row], visible[row], prefetcher);
         const int first_of_16 = row / TILE_SIDE * TILE_SIDE;
-        float out[TILE_SIDE * MAX_HEAD_SIZE];  // only one row is used
+        float out[TILE_SIDE * MAX_HEAD_SIZE];  // the other rows are garbage
         float* copy = out + (row - first_of_16) * block.width;
         float* row_out = block.out + row * block.width;
         memcpy(copy, row_out, block.width * sizeof(float));
@@ -214,7 +214,7 @@ __attribute__((noinline)) void add_visible_values(const AttentionBlock& block, i
 }  // namespace
 
 // While the vector units compute the softmax of 16 rows, AMX computes the scores of the next rows
-// and adds the values of the previous ones, a few multiplications after each row: the out-of-order
+// and adds the values of the previous ones, a few multiplications at a time: the out-of-order
 // window is too small to overlap them otherwise.
 void attend(const AttentionBlock& block, int first, const int* visible, const int* hidden,
             const float* mask, const Tile& tile, Prefetcher& prefetcher) {

@@ -1,8 +1,9 @@
-// Attention of a few query rows to a tile on an AMX processor, with vector instructions: decoding
-// is memory-bound, and AMX would need keys or values in another layout first.
+// Attention of a few query rows to a tile on an AMX processor, with vector instructions: AMX would
+// need keys and values in another layout, and changing it takes longer than multiplying them.
 //
-// The bits are those of tdpbf16ps. For every 32 products, it adds the even and the odd ones in two
-// chains of fused multiply-adds, and the sum of the two to the total; subnormals are zero.
+// The bits are those of tdpbf16ps: of every 32 products, it adds the even and the odd ones in two
+// chains of fused multiply-adds, and the sum of the two to the total. Subnormal operands and
+// results are zero.
 #pragma once
 
 #include "src/flash_attention/fast/attention_softmax.h"
@@ -11,9 +12,10 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int PRODUCTS = 2 * TILE_SIDE;  // of one tdpbf16ps and element
+constexpr int PRODUCTS = 2 * TILE_SIDE;  // per element of the result of a tdpbf16ps
 
-// Treats subnormals as zero on the calling thread.
+// Treats subnormals as zero on the calling thread, for functions that are not inlined: compilers
+// may move arithmetic across a change of the mode.
 class WithoutSubnormals {
    public:
     WithoutSubnormals() { _mm_setcsr(saved_ | FLUSH_TO_ZERO | DENORMALS_ARE_ZERO); }
@@ -112,7 +114,7 @@ __attribute__((noinline)) void add_columns(const WeightParts& weights, int row,
                                            const void* const* values, int from, int to, int64_t d,
                                            int count, float* out, int64_t width,
                                            Prefetcher& prefetcher) {
-    constexpr int PASSES = 8 / VECTORS;  // over the keys, if D is 128; each prefetches a share
+    constexpr int PASSES = 8 / VECTORS;  // over the keys, if D is 128; each prefetches at some keys
     const int pass = static_cast<int>(d / (VECTORS * LANES));
     for (int first = from / PRODUCTS * PRODUCTS; first < to; first += PRODUCTS) {
         Floats high[2][ROWS][VECTORS] = {}, low[2][ROWS][VECTORS] = {};
@@ -150,11 +152,11 @@ __attribute__((noinline)) void add_columns(const WeightParts& weights, int row,
         for (int r = 0; r < ROWS; r++) {
 #pragma GCC unroll 8
             for (int v = 0; v < VECTORS; v++) {
-                float* to_sum = out + r * width + d + v * LANES;
-                Floats sum = load_bits<Floats>(to_sum);
+                float* total_at = out + r * width + d + v * LANES;
+                Floats sum = load_bits<Floats>(total_at);
                 sum += high[0][r][v] + high[1][r][v];
                 sum += low[0][r][v] + low[1][r][v];
-                store(to_sum, 0, Format::float32, sum);
+                store(total_at, 0, Format::float32, sum);
             }
         }
     }
@@ -199,17 +201,17 @@ void attend_few(const AttentionBlock& block, const int* visible, const int* hidd
         }
     }
     const Softmax softmax(block, visible, hidden, mask, tile);
-    bool see_the_same = hidden == nullptr;
+    bool see_same_keys = hidden == nullptr;
     for (int row = 0; row < ROWS; row++) {
         softmax.run(row);
-        see_the_same = see_the_same && visible[row] == visible[0];
+        see_same_keys = see_same_keys && visible[row] == visible[0];
     }
     const WeightParts weights(block.scores, ROWS);
     const WithoutSubnormals mode;
-    if (see_the_same) {
+    if (see_same_keys) {
         add_values_few<ROWS, FORMAT>(block, weights, 0, 0, visible[0], tile, prefetcher);
     }
-    for (int row = 0; row < ROWS && !see_the_same; row++) {
+    for (int row = 0; row < ROWS && !see_same_keys; row++) {
         add_values_few<1, FORMAT>(block, weights, row, hidden == nullptr ? 0 : hidden[row],
                                   visible[row], tile, prefetcher);
     }
