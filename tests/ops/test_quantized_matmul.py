@@ -11,7 +11,13 @@ from tests.ops.quantized_matmul_problems import (
     evaluated,
     problem,
 )
-from tests.support import as_numpy, assert_close, assert_same_on_any_number_of_threads, random
+from tests.support import (
+    as_numpy,
+    assert_close,
+    assert_same_bits,
+    assert_same_on_any_number_of_threads,
+    random,
+)
 from tiny_llm import quantized_matmul
 
 
@@ -37,6 +43,16 @@ def test_rows_are_batch_invariant(instruction_set, bits, half, M):
     for row in {0, 1, M // 2, M - 1}:
         alone = evaluated(scales, biases, group_size, bits, a[row : row + 1], b)
         np.testing.assert_array_equal(as_numpy(alone)[0], together[row], "bitwise")
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_many_long_rows_are_bitwise_equal_to_few(instruction_set, dtype):
+    """With AMX, the activations exceed the cache and are processed in parts of 128 (64) rows."""
+    scales, biases, group_size, bits, a, b = problem(270, 4096, 70, 4, 128, dtype)
+    together = evaluated(scales, biases, group_size, bits, a, b)
+    for first in range(0, 270, 60):
+        some = evaluated(scales, biases, group_size, bits, a[first : first + 60], b)
+        assert_same_bits(together[first : first + 60], some, f"rows from {first}")
 
 
 def test_bitwise_equal_for_any_thread_count():

@@ -85,9 +85,6 @@ class PreparedActivations {
 // The jobs, split into parts of at most kernel.max_rows rows, in the order of parts and then of
 // jobs, so that jobs with the same activations stay adjacent.
 Jobs split_by_rows(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
-    if (kernel.max_rows == nullptr) {
-        return jobs;
-    }
     Jobs parts;
     bool is_complete = false;
     for (int64_t part = 0; !is_complete; part++) {
@@ -107,8 +104,14 @@ Jobs split_by_rows(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
     return parts;
 }
 
-void run_kernel(const Jobs& all_jobs, const QuantizedMatmulKernel& kernel) {
-    const Jobs jobs = split_by_rows(all_jobs, kernel);
+void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
+    const auto is_too_long = [&](const QuantizedMatmulJob& job) {
+        return kernel.max_rows != nullptr && job.M > kernel.max_rows(job);
+    };
+    if (std::any_of(jobs.begin(), jobs.end(), is_too_long)) {
+        run_kernel(split_by_rows(jobs, kernel), kernel);
+        return;
+    }
     const PreparedActivations prepared(jobs, kernel);
     // All threads wait for the last chunk, so chunks are small: about 24 per thread, but at least
     // one panel each.

@@ -31,7 +31,7 @@ struct AttentionBlock {
 /// Scratch size of a block in floats.
 inline int64_t block_scratch(int rows, int64_t D) {
     const int64_t width = padded(D, COLUMNS_MULTIPLE);
-    return padded(rows, ROWS_MULTIPLE) * (KEYS + 2 * width + LANES) + rounded_up(rows) +
+    return padded(rows, ROWS_MULTIPLE) * (KEYS + 2 * width) + rows * LANES + rounded_up(rows) +
            KEYS * width;
 }
 
@@ -58,7 +58,7 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     if (USES_AMX) {  // the keys are KEYS × width / 2 pairs
         block.values += KEYS * block.width / 2;
     }
-    block.sums = allocate(padded_rows * LANES);
+    block.sums = allocate(static_cast<int64_t>(rows) * LANES);
     block.largest = allocate(rounded_up(rows));
     block.query = allocate(padded_rows * block.width);
     for (int64_t i = 0; i < rows * block.width; i++) {
@@ -88,7 +88,7 @@ void attend(const AttentionBlock& block, int first, const int* visible, const in
 /// Loads row `row` of the block's query: D elements of an array, starting at `from`.
 inline void load_query_row(const AttentionBlock& block, int row, const void* query, int64_t from) {
     float* to = block.query + row * block.width;
-    for (int64_t d = 0; d < block.width; d++) {
+    for (int64_t d = block.has_pairs ? block.D / 2 : block.D; d < block.width; d++) {
         to[d] = 0;  // pads the last pair, and rows for AMX
     }
     if (block.has_pairs) {

@@ -122,7 +122,7 @@ inline void split_weights(float* weights, int from, int to) {
         const Ints keys = lane_indices() + v * LANES;
         const Ints visible = (keys >= from) & (keys < to);
         weight[v] = as_floats(as_ints(load_bits<Floats>(weights + v * LANES)) & visible);
-        low[v] = weight[v] - as_floats(as_ints(weight[v]) & static_cast<int32_t>(0xffff0000));
+        low[v] = weight[v] - truncated(weight[v]);
     }
     char* parts = (char*)weights;
     for (int v = 0; v < KEY_VECTORS; v += 2, parts += TILE_ROW_BYTES) {

@@ -90,18 +90,21 @@ __attribute__((noinline)) void score_few(const void* const* keys, const Attentio
     }
 }
 
+// x truncated to bfloat16, as float32.
+inline Floats truncated(Floats x) {
+    return as_floats(as_ints(x) & static_cast<int32_t>(0xffff0000));
+}
+
 // High and low parts of a few rows' weights, as float32.
 struct WeightParts {
     float high[FEW_ROWS][KEYS], low[FEW_ROWS][KEYS];
 
     WeightParts(const float* weights, int rows) {
-        const int32_t upper = static_cast<int32_t>(0xffff0000);
         for (int row = 0; row < rows; row++) {
             for (int key = 0; key < KEYS; key += LANES) {
                 const Floats x = load_bits<Floats>(weights + row * KEYS + key);
-                const Floats leading = as_floats(as_ints(x) & upper);
-                store(high[row], key, Format::float32, leading);
-                store(low[row], key, Format::float32, as_floats(as_ints(x - leading) & upper));
+                store(high[row], key, Format::float32, truncated(x));
+                store(low[row], key, Format::float32, truncated(x - truncated(x)));
             }
         }
     }
