@@ -50,7 +50,7 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     block.scale = scale;
     block.format = format;
     block.kv_format = kv_format;
-    block.has_pairs = uses_bf16_dot(kv_format) && !(USES_AMX && rows <= FEW_ROWS);
+    block.has_pairs = uses_bf16_dot(kv_format);
     const int64_t padded_rows = padded(rows, ROWS_MULTIPLE);
     block.scores = allocate(padded_rows * KEYS);
     block.out = allocate(padded_rows * block.width);
@@ -85,8 +85,21 @@ void attend(const AttentionBlock& block, int first, const int* visible, const in
 
 // --- attention of a block -----------------------------------------------------------------------
 
+/// Whether the rows of query are columns, pairs × FEW_ROWS: the second operand of AMX.
+inline bool has_query_columns(const AttentionBlock& block) {
+    return USES_AMX && block.rows <= FEW_ROWS;
+}
+
 /// Loads row `row` of the block's query: D elements of an array, starting at `from`.
 inline void load_query_row(const AttentionBlock& block, int row, const void* query, int64_t from) {
+    if (has_query_columns(block)) {
+        float pairs[MAX_HEAD_SIZE / 2] = {};  // zero beyond D
+        memcpy(pairs, element(query, from, block.format), block.D * item_bytes(block.format));
+        for (int64_t pair = 0; pair < block.width / 2; pair++) {
+            block.query[pair * FEW_ROWS + row] = pairs[pair];
+        }
+        return;
+    }
     float* to = block.query + row * block.width;
     for (int64_t d = block.has_pairs ? block.D / 2 : block.D; d < block.width; d++) {
         to[d] = 0;  // pads the last pair, and rows for AMX
@@ -123,7 +136,10 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
     const int block_rows = block.rows < TILE_SIDE ? block.rows : TILE_SIDE;
     const TileRegisters::Shape rows = {block_rows, TILE_ROW_BYTES};
     const TileRegisters::Shape full = {TILE_SIDE, TILE_ROW_BYTES};
-    const TileRegisters registers({rows, rows, rows, rows, full, full, rows, rows});
+    const bool is_few = has_query_columns(block);
+    const TileRegisters::Shape columns = {TILE_SIDE, FEW_ROWS * sizeof(float)};
+    const TileRegisters registers({is_few ? columns : rows, rows, rows, rows,
+                                   is_few ? columns : full, full, is_few ? full : rows, rows});
 #endif
     Tile tiles[2], after;
     tile_at(begin, tiles[begin / KEYS % 2]);

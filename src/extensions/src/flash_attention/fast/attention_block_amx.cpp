@@ -15,7 +15,6 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int64_t SCORE_ROW_BYTES = KEYS * sizeof(float);
-constexpr int TILE_COLUMNS = 2 * TILE_SIDE;     // bfloat16 elements per row of a tile register
 constexpr int64_t LOW_PARTS_OFFSET = KEYS * 2;  // in bytes, within a row of split weights
 
 // --- multiplications ----------------------------------------------------------------------------
@@ -106,14 +105,6 @@ class Values {
 
 // --- operands -----------------------------------------------------------------------------------
 
-// Truncates two vectors of floats to bfloat16.
-inline __m512i truncate_to_bfloat16(Floats first, Floats second) {
-    alignas(64) static constexpr uint16_t UPPER[] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
-                                                     23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
-                                                     45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-    return _mm512_permutex2var_epi16((__m512i)first, _mm512_load_si512(UPPER), (__m512i)second);
-}
-
 // Replaces a row's weights by their high parts, followed by their low parts; both zero except for
 // keys `from` … `to` − 1. The scale of a hidden 8-bit value, and so its weight, may be NaN.
 inline void split_weights(float* weights, int from, int to) {
@@ -129,21 +120,6 @@ inline void split_weights(float* weights, int from, int to) {
         _mm512_storeu_si512(parts, truncate_to_bfloat16(weight[v], weight[v + 1]));
         _mm512_storeu_si512(parts + LOW_PARTS_OFFSET, truncate_to_bfloat16(low[v], low[v + 1]));
     }
-}
-
-// `count` ≤ 32 elements of a row from column d on, as bfloat16; the others are zero.
-inline __m512i load_bfloat16(const void* row, int64_t d, Format format, int count) {
-    const void* from = element(row, d, format);
-    if (format == Format::bfloat16 && count == TILE_COLUMNS) {
-        return _mm512_loadu_si512(from);
-    }
-    const auto mask = static_cast<__mmask32>((uint64_t{1} << count) - 1);
-    if (format == Format::bfloat16) {
-        return _mm512_maskz_loadu_epi16(mask, from);
-    }
-    const __m256i bytes = _mm256_maskz_loadu_epi8(mask, from);
-    return truncate_to_bfloat16(widen_int8((Bytes)_mm256_castsi256_si128(bytes)),
-                                widen_int8((Bytes)_mm256_extracti128_si256(bytes, 1)));
 }
 
 // Whether all of the tile's values are finite.

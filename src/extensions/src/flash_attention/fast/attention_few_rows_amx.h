@@ -1,5 +1,9 @@
-// Attention of a few query rows to a tile on an AMX processor, with vector instructions: AMX would
-// need keys and values in another layout, and changing it takes longer than multiplying them.
+// Attention of a few query rows to a tile on an AMX processor.
+//
+// Scores are computed by AMX with the keys as its first operand, whose rows are as they are in
+// memory. The second operand is interleaved by pairs, which takes too long for values (and AMX
+// needs about 250 ns to start after a pause, see benchmark/LOG.md), so vector instructions add
+// them.
 //
 // The bits are those of tdpbf16ps: of every 32 products, it adds the even and the odd ones in two
 // chains of fused multiply-adds, and the sum of the two to the total. Subnormal operands and
@@ -12,7 +16,103 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int PRODUCTS = 2 * TILE_SIDE;  // per element of the result of a tdpbf16ps
+constexpr int PRODUCTS = 2 * TILE_SIDE;      // per element of the result of a tdpbf16ps
+constexpr int TILE_COLUMNS = 2 * TILE_SIDE;  // bfloat16 elements per row of a tile register
+
+// --- scores -------------------------------------------------------------------------------------
+
+// Truncates two vectors of floats to bfloat16.
+inline __m512i truncate_to_bfloat16(Floats first, Floats second) {
+    alignas(64) static constexpr uint16_t UPPER[] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                     23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                     45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    return _mm512_permutex2var_epi16((__m512i)first, _mm512_load_si512(UPPER), (__m512i)second);
+}
+
+// `count` ≤ 32 elements of a row from column d on, as bfloat16; the others are zero.
+inline __m512i load_bfloat16(const void* row, int64_t d, Format format, int count) {
+    const void* from = element(row, d, format);
+    if (format == Format::bfloat16 && count == TILE_COLUMNS) {
+        return _mm512_loadu_si512(from);
+    }
+    const auto mask = static_cast<__mmask32>((uint64_t{1} << count) - 1);
+    if (format == Format::bfloat16) {
+        return _mm512_maskz_loadu_epi16(mask, from);
+    }
+    const __m256i bytes = _mm256_maskz_loadu_epi8(mask, from);
+    return truncate_to_bfloat16(widen_int8((Bytes)_mm256_castsi256_si128(bytes)),
+                                widen_int8((Bytes)_mm256_extracti128_si256(bytes, 1)));
+}
+
+// Whether each of 16 rows is `distance` bytes after the previous one.
+inline bool are_equidistant(const void* const* rows, int64_t distance) {
+    const auto first = reinterpret_cast<int64_t>(rows[0]);
+    const __m512i index = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i offsets = _mm512_mullo_epi64(index, _mm512_set1_epi64(distance));
+    const auto differ = [&](int row) {
+        const __m512i base = _mm512_set1_epi64(first + row * distance);
+        return _mm512_cmpneq_epi64_mask(_mm512_loadu_si512(rows + row),
+                                        _mm512_add_epi64(base, offsets));
+    };
+    return (differ(0) | differ(TILE_SIDE / 2)) == 0;
+}
+
+// Transposes the products of 16 keys and FEW_ROWS queries, of which the first `rows` are stored in
+// rows of KEYS scores.
+inline void store_scores(const float* products, int rows, float* scores) {
+    static_assert(FEW_ROWS * TILE_SIDE == 4 * LANES);
+    const auto load_two = [&](int v, int row) {
+        const __m512i lanes = (__m512i)(lane_indices() % (LANES / 2) * FEW_ROWS + row);
+        return _mm512_permutex2var_ps(_mm512_load_ps(products + v * LANES), lanes,
+                                      _mm512_load_ps(products + (v + 1) * LANES));
+    };
+    for (int row = 0; row < rows; row++) {
+        const __m256 last_keys = _mm512_castps512_ps256(load_two(2, row));
+        _mm512_storeu_ps(scores + row * KEYS, _mm512_insertf32x8(load_two(0, row), last_keys, 1));
+    }
+}
+
+// scores = query · keys. Tile registers: 0 products of 16 keys and the queries, 4 queries, 6 keys,
+// which are copied first if the tile register cannot be loaded from where they are.
+inline void score_few(const AttentionBlock& block, const Tile& tile, Prefetcher& prefetcher) {
+    constexpr int COLUMNS_STRIDE = FEW_ROWS * sizeof(float);
+    constexpr int ROWS_PER_PREFETCH = 3;  // per multiplication; for D = 128, 48 of 128 rows
+    alignas(64) float products[KEYS * FEW_ROWS];
+    alignas(64) __m512i copies[TILE_SIDE];
+    for (int first = 0; first < tile.count; first += TILE_SIDE) {
+        const void* const* keys = tile.keys + first;
+        const int count = tile.count - first < TILE_SIDE ? tile.count - first : TILE_SIDE;
+        const bool is_full = count == TILE_SIDE && block.kv_format == Format::bfloat16;
+        const int64_t distance = is_full ? (const char*)keys[1] - (const char*)keys[0] : 0;
+        const bool in_place = is_full && are_equidistant(keys, distance);
+        _tile_zero(0);
+        for (int64_t d = 0; d < block.D; d += TILE_COLUMNS) {
+            const int columns =
+                static_cast<int>(block.D - d < TILE_COLUMNS ? block.D - d : TILE_COLUMNS);
+            if (in_place && columns == TILE_COLUMNS) {
+                _tile_loadd(6, element(keys[0], d, Format::bfloat16), distance);
+            } else {
+                for (int i = 0; i < count; i++) {
+                    copies[i] = load_bfloat16(keys[i], d, block.kv_format, columns);
+                }
+                compiler_barrier();
+                _tile_loadd(6, copies, TILE_ROW_BYTES);
+            }
+            _tile_loadd(4, block.query + d / 2 * FEW_ROWS, COLUMNS_STRIDE);
+            _tile_dpbf16ps(0, 6, 4);
+            for (int i = 0; i < ROWS_PER_PREFETCH; i++) {
+                prefetcher.prefetch_next();
+            }
+        }
+        _tile_stored(0, products + first * FEW_ROWS, COLUMNS_STRIDE);
+    }
+    // Not earlier, because loading what was just stored from a tile register takes long.
+    for (int first = 0; first < tile.count; first += TILE_SIDE) {
+        store_scores(products + first * FEW_ROWS, block.rows, block.scores + first);
+    }
+}
+
+// --- values -------------------------------------------------------------------------------------
 
 // Treats subnormals as zero on the calling thread, for functions that are not inlined: compilers
 // may move arithmetic across a change of the mode.
@@ -27,68 +127,6 @@ class WithoutSubnormals {
     static constexpr unsigned FLUSH_TO_ZERO = 0x8000, DENORMALS_ARE_ZERO = 0x40;
     const unsigned saved_ = _mm_getcsr();
 };
-
-// sums += query · keys, for ROWS rows of `width` floats and LANES keys, of which x holds `columns`
-// columns.
-template <int ROWS, Format FORMAT>
-__attribute__((always_inline)) inline void add_columns_of_keys(const Floats* x, const float* query,
-                                                               int64_t width, int columns,
-                                                               Floats* sums,
-                                                               Prefetcher& prefetcher) {
-    constexpr int PER_LANE = ELEMENTS_PER_LANE<FORMAT>, COLUMNS_PER_PREFETCH = 8;
-#pragma GCC unroll 2
-    for (int first = 0; first < KEY_COLUMNS<FORMAT>; first += PRODUCTS) {
-        if (first >= columns) {
-            break;
-        }
-        Floats chains[ROWS][2] = {};
-#pragma GCC unroll 32
-        for (int i = first; i < first + PRODUCTS; i++) {
-            if (i % COLUMNS_PER_PREFETCH == 0) {
-                prefetcher.prefetch_next();
-            }
-            const Floats column = lane_element<FORMAT>(x[i / PER_LANE], i % PER_LANE);
-#pragma GCC unroll 4
-            for (int row = 0; row < ROWS; row++) {
-                Floats& chain = chains[row][i % 2];
-                chain = fma(splat(query[row * width + i]), column, chain);
-            }
-        }
-#pragma GCC unroll 4
-        for (int row = 0; row < ROWS; row++) {
-            sums[row] += chains[row][0] + chains[row][1];
-        }
-    }
-}
-
-// scores = query · keys, for ROWS rows and two vectors of keys.
-template <int ROWS, Format FORMAT>
-__attribute__((noinline)) void score_few(const void* const* keys, const AttentionBlock& block,
-                                         float* scores, Prefetcher& prefetcher) {
-    constexpr int COLUMNS = KEY_COLUMNS<FORMAT>;
-    Floats sums[2][ROWS] = {};
-    for (int64_t d = 0; d < block.D; d += COLUMNS) {
-#pragma GCC unroll 2
-        for (int v = 0; v < 2; v++) {
-            Floats x[LANES];
-            const int columns = static_cast<int>(block.D - d < COLUMNS ? block.D - d : COLUMNS);
-            if (columns == COLUMNS) {
-                load_transposed<FORMAT>(keys + v * LANES, d, Constant<COLUMNS>(), x);
-            } else {
-                load_transposed<FORMAT>(keys + v * LANES, d, columns, x);
-            }
-            add_columns_of_keys<ROWS, FORMAT>(x, block.query + d, block.width, columns, sums[v],
-                                              prefetcher);
-        }
-    }
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; v++) {
-#pragma GCC unroll 4
-        for (int row = 0; row < ROWS; row++) {
-            store(scores + row * KEYS, v * LANES, Format::float32, sums[v][row]);
-        }
-    }
-}
 
 // x truncated to bfloat16, as float32.
 inline Floats truncated(Floats x) {
@@ -183,6 +221,8 @@ void add_values_few(const AttentionBlock& block, const WeightParts& weights, int
     }
 }
 
+// --- a tile -------------------------------------------------------------------------------------
+
 // attend for a block of up to ROWS rows.
 template <Format FORMAT, int ROWS = FEW_ROWS>
 void attend_few(const AttentionBlock& block, const int* visible, const int* hidden,
@@ -193,16 +233,7 @@ void attend_few(const AttentionBlock& block, const int* visible, const int* hidd
             return;
         }
     }
-    {
-        const WithoutSubnormals mode;
-        for (int key = 0; key < tile.count; key += 2 * LANES) {
-            const void* keys[2 * LANES];
-            for (int i = 0; i < 2 * LANES; i++) {
-                keys[i] = tile.keys[key + i < tile.count ? key + i : tile.count - 1];
-            }
-            score_few<ROWS, FORMAT>(keys, block, block.scores + key, prefetcher);
-        }
-    }
+    score_few(block, tile, prefetcher);
     const Softmax softmax(block, visible, hidden, mask, tile);
     bool see_same_keys = hidden == nullptr;
     for (int row = 0; row < ROWS; row++) {

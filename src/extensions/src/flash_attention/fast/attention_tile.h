@@ -94,12 +94,15 @@ class Prefetcher {
     }
 
     /// Prefetches the next row, and repeats the prefetch of a row needed soon, since some early
-    /// prefetches are dropped. Frequent calls let memory and arithmetic overlap.
+    /// prefetches are dropped. Frequent calls let memory and arithmetic overlap. Processors with
+    /// AMX take longer to execute the repetitions than to wait for the rows.
     void prefetch_next() {
         if (done_ < rows_) {
             prefetch_row();
         }
-        repeat_prefetch();
+        if constexpr (!USES_AMX) {
+            repeat_prefetch();
+        }
     }
 
    private:

@@ -20,7 +20,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int64_t FEW_ROWS = 2;    // maximum rows of integers delegated to few_rows
+constexpr int64_t FEW_ROWS = 2;  // maximum rows of integers delegated to few_rows
+constexpr int64_t FEW_PREPACKED_ROWS = 4;
 static_assert(PANEL_TILES >= 4);   // a group has at least two calls of `multiply`
 constexpr int64_t MAX_BLOCKS = 4;  // maximum row blocks at a time: totals stay in L1
 
@@ -109,6 +110,9 @@ __attribute__((always_inline)) inline void store_sums(Accumulators& to) {
     _tile_stored(2, to.sums[1][0], VECTOR);
 }
 
+// Number of multiplications in a call of `multiply`.
+constexpr int multiplications(int steps, int planes) { return 2 * planes * steps; }
+
 // Multiplies one group of two tiles of outputs by one block of rows. The group fills STEPS tiles of
 // weights per tile of outputs, and as many tiles of activations per plane, `step` bytes apart.
 //
@@ -121,12 +125,13 @@ template <int STEPS, int ROWS, int PLANES>
 __attribute__((always_inline)) inline void multiply(const char* activations, int64_t step,
                                                     const char* weights,
                                                     const Accumulators* pending, Accumulators& last,
-                                                    Accumulators& out) {
-    constexpr int SLOTS = 2 * PLANES * STEPS;
+                                                    Accumulators& out, UnitPrefetcher& prefetcher) {
+    constexpr int SLOTS = multiplications(STEPS, PLANES);
     int slot = 0;
     const auto add_few = [&]() __attribute__((always_inline)) {
         const int first = slot * ROWS / SLOTS;
         slot++;
+        prefetcher.prefetch_next();
         if (pending) {
             add_to_totals<ROWS, PLANES>(*pending, first, slot * ROWS / SLOTS - first);
         }
@@ -211,6 +216,8 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
     Accumulators accumulators[3];
     Accumulators *pending = &accumulators[0], *last = &accumulators[1], *next = &accumulators[2];
     int64_t calls = 0;
+    const int calls_per_unit =
+        units.groups * static_cast<int>(blocks) * PANEL_TILES / 2 * multiplications(STEPS, PLANES);
     for (int64_t unit = 0; unit < units.count; unit++, weights += stride) {
         if (unpacks) {
             with_weight_format(*panel.job, [&]<typename WeightFormat>() {
@@ -218,6 +225,10 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
                                                          : unpack_rows<WeightFormat>;
                 unpack(layout, units, b, unit, panel.outputs, *weights);
             });
+        }
+        UnitPrefetcher prefetcher;
+        if (unpacks && panel.job->prepacked) {
+            prefetcher = UnitPrefetcher(layout, units, b, unit, calls_per_unit);
         }
         for (int i = 0; i < units.groups && unit * units.groups + i < layout.groups; i++) {
             const int64_t group = unit * units.groups + i;
@@ -234,9 +245,9 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
                     next->scales = panel.scales + group * PANEL_TILES + tile;
                     next->biases = panel.biases + group * PANEL_TILES + tile;
                     next->totals = panel.totals + (block * PANEL_TILES + tile) * ROWS;
-                    multiply<STEPS, ROWS, PLANES>(activations, step,
-                                                  group_weights + tile * MAX_STEPS * TILE_BYTES,
-                                                  calls++ < 2 ? nullptr : pending, *last, *next);
+                    multiply<STEPS, ROWS, PLANES>(
+                        activations, step, group_weights + tile * MAX_STEPS * TILE_BYTES,
+                        calls++ < 2 ? nullptr : pending, *last, *next, prefetcher);
                     Accumulators* const unused = pending;
                     pending = last;
                     last = next;
@@ -251,7 +262,9 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
     store_totals(panel, first_block, blocks);
 }
 
-bool are_few(const QuantizedMatmulJob& job) { return job.M * rows_of_integers(job) <= FEW_ROWS; }
+bool are_few(const QuantizedMatmulJob& job) {
+    return job.M * rows_of_integers(job) <= (job.prepacked ? FEW_PREPACKED_ROWS : FEW_ROWS);
+}
 
 // Layout with the fewest rows per tile (4, 8 or 16) that fit all rows in one tile if possible,
 // because the cost of multiplying tiles is proportional to their rows of activations.

@@ -93,34 +93,63 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
     compiler_barrier();
 }
 
-// unpack_rows for prepacked rows: each tile is a separate sequential stream. Words past the row,
-// which are never multiplied, and outputs past the panel, which are never stored, are left
-// unchanged.
+// unpack_rows for prepacked rows, without prefetches. Words past the row, which are never
+// multiplied, and outputs past the panel, which are never stored, are left unchanged.
 template <typename WeightFormat>
 inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                              int64_t unit, int outputs, Weights& weights) {
     const int64_t tile_bytes = TILE_SIDE * layout.row_bytes;
-    constexpr int64_t PREFETCH_DISTANCE = 32 * VECTOR;  // prefetch distance in bytes, within a tile
     const int tiles = outputs / TILE_SIDE;
     for (int v = 0; v < units.vectors; v++) {
         const int64_t vector = unit * units.vectors + v;
         const int words = words_in(layout, vector);
         const char* in = (const char*)b + vector * TILE_SIDE * VECTOR;
-        const char* prefetch_address = in + PREFETCH_DISTANCE;
-        if (vector * TILE_SIDE * VECTOR + PREFETCH_DISTANCE >= tile_bytes) {
-            prefetch_address += (PANEL_TILES - 1) * tile_bytes;
-        }
         for (int word = 0; word < words; word++) {
             for (int tile = 0; tile < tiles; tile++) {
-                const int64_t at = tile * tile_bytes + word * VECTOR;
-                _mm_prefetch(prefetch_address + at, _MM_HINT_T0);
-                unpack_word<WeightFormat>(_mm512_loadu_si512(in + at), v, word,
-                                          weights.words[tile]);
+                unpack_word<WeightFormat>(
+                    _mm512_loadu_si512(in + tile * tile_bytes + word * VECTOR), v, word,
+                    weights.words[tile]);
             }
         }
     }
     compiler_barrier();
 }
+
+// Prefetches prepacked weights a fixed distance ahead of a unit, which is being multiplied. Each
+// tile is a separate sequential stream. While a unit is unpacked, prefetches would only wait: a
+// core can request few cache lines at a time, and memory would be idle afterwards.
+class UnitPrefetcher {
+   public:
+    // calls: number of calls of prefetch_next during the unit.
+    UnitPrefetcher(const PlanesLayout& layout, const Units& units, const uint32_t* b, int64_t unit,
+                   int calls)
+        : tile_bytes_(TILE_SIDE * layout.row_bytes),
+          words_(units.vectors * TILE_SIDE),
+          words_per_call_((words_ + calls - 1) / calls) {
+        constexpr int64_t DISTANCE = 32 * VECTOR;
+        const int64_t byte = unit * units.vectors * TILE_SIDE * VECTOR;
+        next_ = (const char*)b + byte + DISTANCE;
+        if (byte + DISTANCE >= tile_bytes_) {  // the next panel
+            next_ += (PANEL_TILES - 1) * tile_bytes_;
+        }
+    }
+    // Prefetches nothing.
+    UnitPrefetcher() = default;
+
+    __attribute__((always_inline)) void prefetch_next() {
+        for (int i = 0; i < words_per_call_ && words_ > 0; i++, words_--, next_ += VECTOR) {
+            for (int tile = 0; tile < PANEL_TILES; tile++) {
+                _mm_prefetch(next_ + tile * tile_bytes_, _MM_HINT_T0);
+            }
+        }
+    }
+
+   private:
+    int64_t tile_bytes_ = 0;
+    int words_ = 0;  // left
+    int words_per_call_ = 0;
+    const char* next_ = nullptr;
+};
 
 }  // namespace
 

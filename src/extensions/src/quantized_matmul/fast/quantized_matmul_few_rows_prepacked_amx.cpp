@@ -46,21 +46,25 @@ __attribute__((always_inline)) inline void multiply_word(const char* b, int64_t 
                                                          const char* prefetch_address,
                                                          const char* a,
                                                          Ints (&sums)[ROWS][PLANES][COLUMNS]) {
+    constexpr int PARTS = WeightFormat::PARTS;
+    __m512i weights[COLUMNS][PARTS];
 #pragma GCC unroll 4
     for (int column = 0; column < COLUMNS; column++) {
         _mm_prefetch(prefetch_address + column * column_bytes, _MM_HINT_T0);
-        __m512i weights[WeightFormat::PARTS];
-        WeightFormat::unpack(_mm512_loadu_si512(b + column * column_bytes), weights);
+        WeightFormat::unpack(_mm512_loadu_si512(b + column * column_bytes), weights[column]);
+    }
 #pragma GCC unroll 2
-        for (int part = 0; part < WeightFormat::PARTS; part++) {
+    for (int part = 0; part < PARTS; part++) {
 #pragma GCC unroll 2
-            for (int plane = 0; plane < PLANES; plane++) {
-#pragma GCC unroll 2
-                for (int row = 0; row < ROWS; row++) {
-                    int32_t four;
-                    memcpy(&four, a + ((part * PLANES + plane) * ROWS + row) * VECTOR, WORD);
+        for (int plane = 0; plane < PLANES; plane++) {
+#pragma GCC unroll 4
+            for (int row = 0; row < ROWS; row++) {
+                int32_t four;
+                memcpy(&four, a + ((part * PLANES + plane) * ROWS + row) * VECTOR, WORD);
+#pragma GCC unroll 4
+                for (int column = 0; column < COLUMNS; column++) {
                     Ints& sum = sums[row][plane][column];
-                    sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, weights[part],
+                    sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, weights[column][part],
                                                     _mm512_set1_epi32(four));
                 }
             }
@@ -68,69 +72,72 @@ __attribute__((always_inline)) inline void multiply_word(const char* b, int64_t 
     }
 }
 
-// Computes the totals of COLUMNS columns over all groups.
+// totals[row][first_column …] += one group of COLUMNS columns.
 template <typename WeightFormat, int ROWS, int COLUMNS>
-void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
+__attribute__((always_inline)) inline void add_group(const Columns& columns, int first_column,
+                                                     int64_t g,
+                                                     Floats (&totals)[ROWS][MAX_COLUMNS]) {
     const PlanesLayout& layout = columns.layout;
     const int64_t column_bytes = columns.column_bytes();
     const int segment = layout.group_bytes < VECTOR ? layout.group_bytes : VECTOR;
-    auto step = (const float*)(columns.activations + layout.steps_offset);
-    auto sum = (const float*)(columns.activations + layout.sums_offset);
-    for (auto& row_totals : totals) {
-        for (Floats& total : row_totals) {
-            total = Floats{};
+    Ints sums[ROWS][PLANES][COLUMNS] = {};
+    for (int s = 0; s < layout.group_bytes; s += segment) {
+        const int64_t byte = g * layout.group_bytes + s;  // within a row
+        const char* a = columns.activations +
+                        byte / VECTOR * (WeightFormat::PARTS * PLANES * ROWS * VECTOR) +
+                        byte % VECTOR;
+        const char* b = columns.b() + first_column * column_bytes + byte * LANES;
+        // The next columns are being read at the same time, so past a column's end, the column
+        // MAX_COLUMNS further is prefetched.
+        const char* prefetch_address = b + COLUMN_PREFETCH_DISTANCE;
+        if (byte * LANES + COLUMN_PREFETCH_DISTANCE >= column_bytes) {
+            prefetch_address += (MAX_COLUMNS - 1) * column_bytes;
+        }
+        for (int w = 0; w < segment; w += WORD, b += VECTOR, prefetch_address += VECTOR) {
+            multiply_word<WeightFormat, ROWS, COLUMNS>(b, column_bytes, prefetch_address, a + w,
+                                                       sums);
         }
     }
-    for (int64_t g = 0; g < layout.groups; g++, step += ROWS, sum += ROWS) {
-        Ints sums[ROWS][PLANES][COLUMNS] = {};
-        for (int s = 0; s < layout.group_bytes; s += segment) {
-            const int64_t byte = g * layout.group_bytes + s;  // within a row
-            const char* a = columns.activations +
-                            byte / VECTOR * (WeightFormat::PARTS * PLANES * ROWS * VECTOR) +
-                            byte % VECTOR;
-            const char* b = columns.b() + byte * LANES;
-            // The column after this one is being read at the same time, so past a column's end, the
-            // next group of COLUMNS columns is prefetched.
-            const char* prefetch_address = b + COLUMN_PREFETCH_DISTANCE;
-            if (byte * LANES + COLUMN_PREFETCH_DISTANCE >= column_bytes) {
-                prefetch_address += (COLUMNS - 1) * column_bytes;
-            }
-            for (int w = 0; w < segment; w += WORD, b += VECTOR, prefetch_address += VECTOR) {
-                multiply_word<WeightFormat, ROWS, COLUMNS>(b, column_bytes, prefetch_address, a + w,
-                                                           sums);
-            }
+    const float* step = (const float*)(columns.activations + layout.steps_offset) + g * ROWS;
+    const float* sum = (const float*)(columns.activations + layout.sums_offset) + g * ROWS;
+#pragma GCC unroll 4
+    for (int column = 0; column < COLUMNS; column++) {
+        Floats scale = columns.by_group(columns.job.scales, first_column + column, g), bias;
+        if (columns.job.biases == nullptr) {
+            make_affine(&scale, &bias, 1);
+        } else {
+            bias = columns.by_group(columns.job.biases, first_column + column, g);
         }
 #pragma GCC unroll 4
-        for (int column = 0; column < COLUMNS; column++) {
-            Floats scale = columns.by_group(columns.job.scales, column, g), bias;
-            if (columns.job.biases == nullptr) {
-                make_affine(&scale, &bias, 1);
-            } else {
-                bias = columns.by_group(columns.job.biases, column, g);
-            }
-#pragma GCC unroll 2
-            for (int row = 0; row < ROWS; row++) {
-                const Ints exact = (sums[row][0][column] << 8) + sums[row][1][column];
-                const Floats dot = __builtin_convertvector(exact, Floats);
-                Floats& total = totals[row][column];
-                total = fma(scale * splat(step[row]), dot, total);
-                total = fma(bias, splat(sum[row]), total);
-            }
+        for (int row = 0; row < ROWS; row++) {
+            const Ints exact = (sums[row][0][column] << 8) + sums[row][1][column];
+            const Floats dot = __builtin_convertvector(exact, Floats);
+            Floats& total = totals[row][first_column + column];
+            total = fma(scale * splat(step[row]), dot, total);
+            total = fma(bias, splat(sum[row]), total);
         }
     }
 }
 
-// Computes and stores the outputs of COLUMNS columns.
+// Computes and stores the outputs of COLUMNS columns. The sums of four columns and more than two
+// rows would not fit in registers, so each group of two columns is followed by that of the others.
 template <typename WeightFormat, int ROWS, int COLUMNS>
 void run_columns(const Columns& columns) {
+    constexpr int AT_ONCE = ROWS > 2 && COLUMNS > 2 ? 2 : COLUMNS;
+    Floats totals[ROWS][MAX_COLUMNS] = {};
+    for (int64_t g = 0; g < columns.layout.groups; g++) {
+#pragma GCC unroll 2
+        for (int column = 0; column < COLUMNS; column += AT_ONCE) {
+            add_group<WeightFormat, ROWS, AT_ONCE>(columns, column, g, totals);
+        }
+    }
     const QuantizedMatmulJob& job = columns.job;
-    Floats totals[ROWS][COLUMNS];
-    multiply_columns<WeightFormat, ROWS, COLUMNS>(columns, totals);
     const int integer_rows = rows_of_integers(job);
     for (int row = 0; row < ROWS; row += integer_rows) {
         for (int column = 0; column < COLUMNS; column++) {
-            const Floats total = integer_rows == 2 ? totals[row][column] + totals[ROWS - 1][column]
-                                                   : totals[row][column];
+            const Floats total =
+                integer_rows == 2 ? totals[row][column] + totals[(row + 1) % ROWS][column]
+                                  : totals[row][column];
             store(job.out, row / integer_rows * job.O + columns.first + column * LANES, job.format,
                   total);
         }
@@ -157,7 +164,10 @@ void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const vo
     const int rows = static_cast<int>(job.M) * rows_of_integers(job);
     const PlanesLayout layout(job, rows);
     with_weight_format(job, [&]<typename WeightFormat>() {
-        const auto run = rows == 1 ? run_rows<WeightFormat, 1> : run_rows<WeightFormat, 2>;
+        const auto run = rows == 1   ? run_rows<WeightFormat, 1>
+                         : rows == 2 ? run_rows<WeightFormat, 2>
+                         : rows == 3 ? run_rows<WeightFormat, 3>
+                                     : run_rows<WeightFormat, 4>;
         run(job, layout, static_cast<const char*>(scratch), first_output, last_output);
     });
 }
