@@ -334,7 +334,7 @@ KERNEL_TEST(quantized_matmul_with_prepacked_weights_has_the_same_bits) {
         return;
     }
     const int64_t shapes[][3] = {{1, 4, 128}, {1, 5, 1280}, {1, 1, 640}, {2, 7, 384},
-                                 {3, 9, 256}, {5, 6, 640},  {20, 8, 384}};
+                                 {3, 9, 256}, {4, 9, 640},  {5, 6, 640}, {20, 8, 384}};
     for (const auto& [M, blocks, I] : shapes) {
         for (const Problem& problem : problems_of_all_activations(M, blocks * rows, I)) {
             Guarded<uint16_t> expected = multiply(problem, set, 0, M);

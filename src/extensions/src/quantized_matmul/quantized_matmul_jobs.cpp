@@ -42,18 +42,19 @@ void for_outputs(const Jobs& jobs, int64_t step, const Body& body) {
 }
 
 // [solution only]
-// Activations of all jobs, prepared by the kernel. Consecutive jobs with the same activations share
-// them.
+// Activations of all jobs, prepared by the kernel. Consecutive jobs with the same activations and
+// the same layout of weights share them.
 class PreparedActivations {
    public:
     PreparedActivations(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
-        // Preparation does not depend on weights, so the first of the jobs that share activations
-        // represents them all.
+        // Preparation depends on the layout of weights, but not on the weights themselves, so the
+        // first of the jobs that share activations represents them all.
         Jobs inputs;
         std::vector<int64_t> offsets;
         int64_t bytes = 0;
         for (const auto& job : jobs) {
-            if (inputs.empty() || job.a != inputs.back().a || job.M != inputs.back().M) {
+            if (inputs.empty() || job.a != inputs.back().a || job.M != inputs.back().M ||
+                job.prepacked != inputs.back().prepacked) {
                 inputs.push_back(job);
                 offsets.push_back(bytes);
                 bytes += (kernel.scratch(job) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;

@@ -91,8 +91,10 @@ extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
 }
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
 namespace amx {
-extern const QuantizedMatmulKernel quantized_matmul_tiles;     // any M; delegates M ≤ 2
-extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // for M ≤ 2, or M = 1 in float16
+extern const QuantizedMatmulKernel quantized_matmul_tiles;  // any M; delegates few rows
+/// For M ≤ 2, or M ≤ 4 if weights are prepacked and activations have 16 bits; half as many rows in
+/// float16.
+extern const QuantizedMatmulKernel quantized_matmul_few_rows;
 /// `run` of quantized_matmul_few_rows for prepacked weights.
 void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,
                                          int64_t first_output, int64_t last_output);

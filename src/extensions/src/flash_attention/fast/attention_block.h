@@ -13,17 +13,18 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 struct AttentionBlock {
     int rows;
     int64_t D;
-    int64_t width;     // D, rounded up to a multiple of COLUMNS_MULTIPLE
-    float* scores;     // rows × KEYS; replaced by the weights
-    float* out;        // rows × width, before division by sums
-    float* keys;       // score_steps × KEYS
-    float* values;     // KEYS × width. Shares memory with keys, because both together exceed L1;
-                       // with AMX, KEYS / 2 × width pairs of bfloat16 values after the keys
-    float* sums;       // rows × LANES: per-lane sums of the weights
-    float* largest;    // rows: running maximum of the scores
-    float* query;      // rows of width floats: D elements, or half as many pairs of bfloat16 values
-    float scale;       // factor of the scores
-    Format format;     // format of query and out
+    int64_t width;   // D, rounded up to a multiple of COLUMNS_MULTIPLE
+    float* scores;   // rows × KEYS; replaced by the weights
+    float* out;      // rows × width, before division by sums
+    float* keys;     // score_steps × KEYS
+    float* values;   // KEYS × width. Shares memory with keys, because both together exceed L1;
+                     // with AMX, KEYS / 2 × width pairs of bfloat16 values after the keys
+    float* sums;     // rows × LANES: per-lane sums of the weights
+    float* largest;  // rows: running maximum of the scores
+    float* query;    // rows of width floats: D elements, or half as many pairs of bfloat16 values;
+                     // see also has_query_columns
+    float scale;     // factor of the scores
+    Format format;   // format of query and out
     Format kv_format;  // format of keys and values: `format`, or int8
     bool has_pairs;    // whether query has pairs of bfloat16 values
 };
@@ -50,7 +51,8 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     block.scale = scale;
     block.format = format;
     block.kv_format = kv_format;
-    block.has_pairs = uses_bf16_dot(kv_format);
+    block.has_pairs =
+        uses_bf16_dot(kv_format) && !(USES_AMX && rows <= FEW_ROWS && kv_format == Format::int8);
     const int64_t padded_rows = padded(rows, ROWS_MULTIPLE);
     block.scores = allocate(padded_rows * KEYS);
     block.out = allocate(padded_rows * block.width);
@@ -85,9 +87,9 @@ void attend(const AttentionBlock& block, int first, const int* visible, const in
 
 // --- attention of a block -----------------------------------------------------------------------
 
-/// Whether the rows of query are columns, pairs × FEW_ROWS: the second operand of AMX.
+/// Whether query is stored by columns, pairs × FEW_ROWS, as AMX's second operand.
 inline bool has_query_columns(const AttentionBlock& block) {
-    return USES_AMX && block.rows <= FEW_ROWS;
+    return USES_AMX && block.has_pairs && block.rows <= FEW_ROWS;
 }
 
 /// Loads row `row` of the block's query: D elements of an array, starting at `from`.
@@ -136,10 +138,11 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
     const int block_rows = block.rows < TILE_SIDE ? block.rows : TILE_SIDE;
     const TileRegisters::Shape rows = {block_rows, TILE_ROW_BYTES};
     const TileRegisters::Shape full = {TILE_SIDE, TILE_ROW_BYTES};
-    const bool is_few = has_query_columns(block);
+    const bool has_columns = has_query_columns(block);
     const TileRegisters::Shape columns = {TILE_SIDE, FEW_ROWS * sizeof(float)};
-    const TileRegisters registers({is_few ? columns : rows, rows, rows, rows,
-                                   is_few ? columns : full, full, is_few ? full : rows, rows});
+    const TileRegisters registers({has_columns ? columns : rows, rows, rows, rows,
+                                   has_columns ? columns : full, full, has_columns ? full : rows,
+                                   rows});
 #endif
     Tile tiles[2], after;
     tile_at(begin, tiles[begin / KEYS % 2]);

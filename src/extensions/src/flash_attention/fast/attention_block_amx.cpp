@@ -105,6 +105,14 @@ class Values {
 
 // --- operands -----------------------------------------------------------------------------------
 
+// Truncates two vectors of floats to bfloat16.
+inline __m512i truncate_to_bfloat16(Floats first, Floats second) {
+    alignas(64) static constexpr uint16_t UPPER[] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                     23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                     45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    return _mm512_permutex2var_epi16((__m512i)first, _mm512_load_si512(UPPER), (__m512i)second);
+}
+
 // Replaces a row's weights by their high parts, followed by their low parts; both zero except for
 // keys `from` … `to` − 1. The scale of a hidden 8-bit value, and so its weight, may be NaN.
 inline void split_weights(float* weights, int from, int to) {
@@ -120,6 +128,29 @@ inline void split_weights(float* weights, int from, int to) {
         _mm512_storeu_si512(parts, truncate_to_bfloat16(weight[v], weight[v + 1]));
         _mm512_storeu_si512(parts + LOW_PARTS_OFFSET, truncate_to_bfloat16(low[v], low[v + 1]));
     }
+}
+
+// 32 8-bit integers as bfloat16.
+inline __m512i to_bfloat16(__m256i bytes) {
+    const __m512i words = _mm512_cvtepi8_epi16(bytes);
+    const __m512i even = _mm512_madd_epi16(words, _mm512_set1_epi32(1));
+    const __m512i odd = _mm512_srai_epi32(words, 16);
+    const auto bits = [](__m512i x) { return (__m512i)_mm512_cvtepi32_ps(x); };
+    // Exact: an 8-bit integer fits in bfloat16's 8 significant bits.
+    return _mm512_or_si512(_mm512_srli_epi32(bits(even), 16), bits(odd));
+}
+
+// `count` ≤ 32 elements of a row from column d on, as bfloat16; the others are zero.
+__attribute__((always_inline)) inline __m512i load_bfloat16(const void* row, int64_t d,
+                                                            Format format, int count) {
+    const void* from = element(row, d, format);
+    if (count == TILE_COLUMNS) {
+        return format == Format::int8 ? to_bfloat16(_mm256_loadu_si256((const __m256i*)from))
+                                      : _mm512_loadu_si512(from);
+    }
+    const auto mask = static_cast<__mmask32>((uint64_t{1} << count) - 1);
+    return format == Format::int8 ? to_bfloat16(_mm256_maskz_loadu_epi8(mask, from))
+                                  : _mm512_maskz_loadu_epi16(mask, from);
 }
 
 // Whether all of the tile's values are finite.

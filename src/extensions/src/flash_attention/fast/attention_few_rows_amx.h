@@ -1,13 +1,13 @@
 // Attention of a few query rows to a tile on an AMX processor.
 //
-// Scores are computed by AMX with the keys as its first operand, whose rows are as they are in
-// memory. The second operand is interleaved by pairs, which takes too long for values (and AMX
-// needs about 250 ns to start after a pause, see benchmark/LOG.md), so vector instructions add
-// them.
+// AMX computes scores with the keys as its first operand, whose rows are the keys as they are in
+// memory. Values would have to be its second operand, whose rows are interleaved in pairs, and
+// 8-bit keys would have to be converted. For a few queries, both take longer than multiplying with
+// vector instructions.
 //
-// The bits are those of tdpbf16ps: of every 32 products, it adds the even and the odd ones in two
-// chains of fused multiply-adds, and the sum of the two to the total. Subnormal operands and
-// results are zero.
+// Results have the bits of tdpbf16ps, which adds the even and the odd ones of every 32 products in
+// two chains of fused multiply-adds, and then the sum of the two to the total. Subnormal operands
+// and results are zero.
 #pragma once
 
 #include "src/flash_attention/fast/attention_softmax.h"
@@ -16,35 +16,27 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int PRODUCTS = 2 * TILE_SIDE;      // per element of the result of a tdpbf16ps
-constexpr int TILE_COLUMNS = 2 * TILE_SIDE;  // bfloat16 elements per row of a tile register
+constexpr int PRODUCTS = 2 * TILE_SIDE;  // per element of the result of a tdpbf16ps
+constexpr int TILE_COLUMNS = PRODUCTS;   // bfloat16 elements per row of a tile register
+static_assert(MAX_HEAD_SIZE % TILE_COLUMNS == 0);
+
+// Treats subnormals as zero on the calling thread, for functions that are not inlined: compilers
+// may move arithmetic across a change of the mode.
+class WithoutSubnormals {
+   public:
+    WithoutSubnormals() { _mm_setcsr(saved_ | FLUSH_TO_ZERO | DENORMALS_ARE_ZERO); }
+    ~WithoutSubnormals() { _mm_setcsr(saved_); }
+    WithoutSubnormals(const WithoutSubnormals&) = delete;
+    WithoutSubnormals& operator=(const WithoutSubnormals&) = delete;
+
+   private:
+    static constexpr unsigned FLUSH_TO_ZERO = 0x8000, DENORMALS_ARE_ZERO = 0x40;
+    const unsigned saved_ = _mm_getcsr();
+};
 
 // --- scores -------------------------------------------------------------------------------------
 
-// Truncates two vectors of floats to bfloat16.
-inline __m512i truncate_to_bfloat16(Floats first, Floats second) {
-    alignas(64) static constexpr uint16_t UPPER[] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
-                                                     23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
-                                                     45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-    return _mm512_permutex2var_epi16((__m512i)first, _mm512_load_si512(UPPER), (__m512i)second);
-}
-
-// `count` ≤ 32 elements of a row from column d on, as bfloat16; the others are zero.
-inline __m512i load_bfloat16(const void* row, int64_t d, Format format, int count) {
-    const void* from = element(row, d, format);
-    if (format == Format::bfloat16 && count == TILE_COLUMNS) {
-        return _mm512_loadu_si512(from);
-    }
-    const auto mask = static_cast<__mmask32>((uint64_t{1} << count) - 1);
-    if (format == Format::bfloat16) {
-        return _mm512_maskz_loadu_epi16(mask, from);
-    }
-    const __m256i bytes = _mm256_maskz_loadu_epi8(mask, from);
-    return truncate_to_bfloat16(widen_int8((Bytes)_mm256_castsi256_si128(bytes)),
-                                widen_int8((Bytes)_mm256_extracti128_si256(bytes, 1)));
-}
-
-// Whether each of 16 rows is `distance` bytes after the previous one.
+// Whether each of 16 rows is at `distance` bytes from the previous one.
 inline bool are_equidistant(const void* const* rows, int64_t distance) {
     const auto first = reinterpret_cast<int64_t>(rows[0]);
     const __m512i index = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
@@ -61,43 +53,44 @@ inline bool are_equidistant(const void* const* rows, int64_t distance) {
 // rows of KEYS scores.
 inline void store_scores(const float* products, int rows, float* scores) {
     static_assert(FEW_ROWS * TILE_SIDE == 4 * LANES);
-    const auto load_two = [&](int v, int row) {
+    const auto load_eight_keys = [&](int v, int row) {
         const __m512i lanes = (__m512i)(lane_indices() % (LANES / 2) * FEW_ROWS + row);
         return _mm512_permutex2var_ps(_mm512_load_ps(products + v * LANES), lanes,
                                       _mm512_load_ps(products + (v + 1) * LANES));
     };
     for (int row = 0; row < rows; row++) {
-        const __m256 last_keys = _mm512_castps512_ps256(load_two(2, row));
-        _mm512_storeu_ps(scores + row * KEYS, _mm512_insertf32x8(load_two(0, row), last_keys, 1));
+        const __m256 last_keys = _mm512_castps512_ps256(load_eight_keys(2, row));
+        _mm512_storeu_ps(scores + row * KEYS,
+                         _mm512_insertf32x8(load_eight_keys(0, row), last_keys, 1));
     }
 }
 
-// scores = query · keys. Tile registers: 0 products of 16 keys and the queries, 4 queries, 6 keys,
-// which are copied first if the tile register cannot be loaded from where they are.
-inline void score_few(const AttentionBlock& block, const Tile& tile, Prefetcher& prefetcher) {
+// scores = query · keys, for bfloat16 keys. Fewer than 16 keys, keys that are not equidistant, and
+// heads whose size is not a multiple of 32 are copied first. Tile registers: 0 products of keys and
+// queries, 4 queries, 6 keys.
+inline void score_few_bfloat16(const AttentionBlock& block, const Tile& tile,
+                               Prefetcher& prefetcher) {
     constexpr int COLUMNS_STRIDE = FEW_ROWS * sizeof(float);
     constexpr int ROWS_PER_PREFETCH = 3;  // per multiplication; for D = 128, 48 of 128 rows
     alignas(64) float products[KEYS * FEW_ROWS];
-    alignas(64) __m512i copies[TILE_SIDE];
+    alignas(64) __m512i copies[TILE_SIDE][MAX_HEAD_SIZE / TILE_COLUMNS];
     for (int first = 0; first < tile.count; first += TILE_SIDE) {
         const void* const* keys = tile.keys + first;
         const int count = tile.count - first < TILE_SIDE ? tile.count - first : TILE_SIDE;
-        const bool is_full = count == TILE_SIDE && block.kv_format == Format::bfloat16;
-        const int64_t distance = is_full ? (const char*)keys[1] - (const char*)keys[0] : 0;
-        const bool in_place = is_full && are_equidistant(keys, distance);
+        auto from = static_cast<const char*>(keys[0]);
+        int64_t stride = count > 1 ? (const char*)keys[1] - from : 0;
+        if (block.D % TILE_COLUMNS != 0 || count < TILE_SIDE || !are_equidistant(keys, stride)) {
+            for (int i = 0; i < count; i++) {
+                copies[i][(block.D - 1) / TILE_COLUMNS] = _mm512_setzero_si512();  // beyond D
+                memcpy(copies[i], keys[i], block.D * 2);
+            }
+            compiler_barrier();
+            from = (const char*)copies;
+            stride = sizeof copies[0];
+        }
         _tile_zero(0);
         for (int64_t d = 0; d < block.D; d += TILE_COLUMNS) {
-            const int columns =
-                static_cast<int>(block.D - d < TILE_COLUMNS ? block.D - d : TILE_COLUMNS);
-            if (in_place && columns == TILE_COLUMNS) {
-                _tile_loadd(6, element(keys[0], d, Format::bfloat16), distance);
-            } else {
-                for (int i = 0; i < count; i++) {
-                    copies[i] = load_bfloat16(keys[i], d, block.kv_format, columns);
-                }
-                compiler_barrier();
-                _tile_loadd(6, copies, TILE_ROW_BYTES);
-            }
+            _tile_loadd(6, from + d * 2, stride);
             _tile_loadd(4, block.query + d / 2 * FEW_ROWS, COLUMNS_STRIDE);
             _tile_dpbf16ps(0, 6, 4);
             for (int i = 0; i < ROWS_PER_PREFETCH; i++) {
@@ -106,27 +99,89 @@ inline void score_few(const AttentionBlock& block, const Tile& tile, Prefetcher&
         }
         _tile_stored(0, products + first * FEW_ROWS, COLUMNS_STRIDE);
     }
-    // Not earlier, because loading what was just stored from a tile register takes long.
+    // In a separate loop, because a load that follows a tile store stalls until it is complete.
     for (int first = 0; first < tile.count; first += TILE_SIDE) {
         store_scores(products + first * FEW_ROWS, block.rows, block.scores + first);
     }
 }
 
+// sums += query · keys, for ROWS rows of `width` floats and `columns` columns of LANES keys, x.
+template <int ROWS>
+__attribute__((always_inline)) inline void add_columns_of_keys(const Floats* x, const float* query,
+                                                               int64_t width, int columns,
+                                                               Floats* sums,
+                                                               Prefetcher& prefetcher) {
+    constexpr int PER_LANE = ELEMENTS_PER_LANE<Format::int8>, COLUMNS_PER_PREFETCH = 8;
+#pragma GCC unroll 2
+    for (int first = 0; first < KEY_COLUMNS<Format::int8>; first += PRODUCTS) {
+        if (first >= columns) {
+            break;
+        }
+        Floats chains[ROWS][2] = {};
+#pragma GCC unroll 32
+        for (int i = first; i < first + PRODUCTS; i++) {
+            if (i % COLUMNS_PER_PREFETCH == 0) {
+                prefetcher.prefetch_next();
+            }
+            const Floats column = lane_element<Format::int8>(x[i / PER_LANE], i % PER_LANE);
+#pragma GCC unroll 4
+            for (int row = 0; row < ROWS; row++) {
+                Floats& chain = chains[row][i % 2];
+                chain = fma(splat(query[row * width + i]), column, chain);
+            }
+        }
+#pragma GCC unroll 4
+        for (int row = 0; row < ROWS; row++) {
+            sums[row] += chains[row][0] + chains[row][1];
+        }
+    }
+}
+
+// scores = query · keys, for ROWS rows and two vectors of 8-bit keys, with vector instructions:
+// converting the keys for AMX takes longer than multiplying them.
+template <int ROWS>
+__attribute__((noinline)) void score_two_vectors(const void* const* keys,
+                                                 const AttentionBlock& block, float* scores,
+                                                 Prefetcher& prefetcher) {
+    constexpr int COLUMNS = KEY_COLUMNS<Format::int8>;
+    Floats sums[2][ROWS] = {};
+    for (int64_t d = 0; d < block.D; d += COLUMNS) {
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) {
+            Floats x[LANES];
+            const int columns = static_cast<int>(block.D - d < COLUMNS ? block.D - d : COLUMNS);
+            if (columns == COLUMNS) {
+                load_transposed<Format::int8>(keys + v * LANES, d, Constant<COLUMNS>(), x);
+            } else {
+                load_transposed<Format::int8>(keys + v * LANES, d, columns, x);
+            }
+            add_columns_of_keys<ROWS>(x, block.query + d, block.width, columns, sums[v],
+                                      prefetcher);
+        }
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+#pragma GCC unroll 4
+        for (int row = 0; row < ROWS; row++) {
+            store(scores + row * KEYS, v * LANES, Format::float32, sums[v][row]);
+        }
+    }
+}
+
+// scores = query · keys, for ROWS rows and 8-bit keys.
+template <int ROWS>
+void score_few_int8(const AttentionBlock& block, const Tile& tile, Prefetcher& prefetcher) {
+    const WithoutSubnormals mode;
+    for (int key = 0; key < tile.count; key += 2 * LANES) {
+        const void* keys[2 * LANES];
+        for (int i = 0; i < 2 * LANES; i++) {
+            keys[i] = tile.keys[key + i < tile.count ? key + i : tile.count - 1];
+        }
+        score_two_vectors<ROWS>(keys, block, block.scores + key, prefetcher);
+    }
+}
+
 // --- values -------------------------------------------------------------------------------------
-
-// Treats subnormals as zero on the calling thread, for functions that are not inlined: compilers
-// may move arithmetic across a change of the mode.
-class WithoutSubnormals {
-   public:
-    WithoutSubnormals() { _mm_setcsr(saved_ | FLUSH_TO_ZERO | DENORMALS_ARE_ZERO); }
-    ~WithoutSubnormals() { _mm_setcsr(saved_); }
-    WithoutSubnormals(const WithoutSubnormals&) = delete;
-    WithoutSubnormals& operator=(const WithoutSubnormals&) = delete;
-
-   private:
-    static constexpr unsigned FLUSH_TO_ZERO = 0x8000, DENORMALS_ARE_ZERO = 0x40;
-    const unsigned saved_ = _mm_getcsr();
-};
 
 // x truncated to bfloat16, as float32.
 inline Floats truncated(Floats x) {
@@ -233,7 +288,11 @@ void attend_few(const AttentionBlock& block, const int* visible, const int* hidd
             return;
         }
     }
-    score_few(block, tile, prefetcher);
+    if constexpr (FORMAT == Format::int8) {
+        score_few_int8<ROWS>(block, tile, prefetcher);
+    } else {
+        score_few_bfloat16(block, tile, prefetcher);
+    }
     const Softmax softmax(block, visible, hidden, mask, tile);
     bool see_same_keys = hidden == nullptr;
     for (int row = 0; row < ROWS; row++) {

@@ -94,8 +94,8 @@ class Prefetcher {
     }
 
     /// Prefetches the next row, and repeats the prefetch of a row needed soon, since some early
-    /// prefetches are dropped. Frequent calls let memory and arithmetic overlap. Processors with
-    /// AMX take longer to execute the repetitions than to wait for the rows.
+    /// prefetches are dropped. Frequent calls let memory and arithmetic overlap. On processors
+    /// with AMX, repetitions take longer than they save.
     void prefetch_next() {
         if (done_ < rows_) {
             prefetch_row();

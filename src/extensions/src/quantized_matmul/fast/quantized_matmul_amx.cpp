@@ -3,8 +3,8 @@
 //
 // The arithmetic is that of quantized_matmul_fixed_point_simd.cpp: activations rounded to 16-bit
 // integers, exact sums over a group, and the same float32 operations after them. A row therefore
-// has the same bits in either kernel. One or two rows of integers, which would underfill the tiles,
-// are delegated to quantized_matmul_few_rows. AMX multiplies bytes, so byte_planes.h splits each
+// has the same bits in either kernel. A few rows of integers, which would underfill the tiles, are
+// delegated to quantized_matmul_few_rows. AMX multiplies bytes, so byte_planes.h splits each
 // integer into two:
 //
 //     Σ q·A = 256 · Σ q·high + Σ q·low        |Σ q·A| ≤ 255 · 32640 · 128 < 2³¹
@@ -20,8 +20,9 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int64_t FEW_ROWS = 2;  // maximum rows of integers delegated to few_rows
-constexpr int64_t FEW_PREPACKED_ROWS = 4;
+// Maximum rows of integers delegated to quantized_matmul_few_rows; more, if weights are prepacked
+// and AMX needs two products.
+constexpr int64_t FEW_ROWS = 2, FEW_PREPACKED_ROWS = 4;
 static_assert(PANEL_TILES >= 4);   // a group has at least two calls of `multiply`
 constexpr int64_t MAX_BLOCKS = 4;  // maximum row blocks at a time: totals stay in L1
 
@@ -263,7 +264,8 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
 }
 
 bool are_few(const QuantizedMatmulJob& job) {
-    return job.M * rows_of_integers(job) <= (job.prepacked ? FEW_PREPACKED_ROWS : FEW_ROWS);
+    const bool allows_more = job.prepacked && job.activation_bits != 8;
+    return job.M * rows_of_integers(job) <= (allows_more ? FEW_PREPACKED_ROWS : FEW_ROWS);
 }
 
 // Layout with the fewest rows per tile (4, 8 or 16) that fit all rows in one tile if possible,

@@ -115,17 +115,17 @@ inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, con
     compiler_barrier();
 }
 
-// Prefetches prepacked weights a fixed distance ahead of a unit, which is being multiplied. Each
-// tile is a separate sequential stream. While a unit is unpacked, prefetches would only wait: a
-// core can request few cache lines at a time, and memory would be idle afterwards.
+// Prefetches prepacked weights a fixed distance ahead, during the multiplications of a unit. Each
+// tile is a separate sequential stream. A core has few outstanding cache misses: prefetches during
+// the unpacking would stall it and leave memory idle during the multiplications.
 class UnitPrefetcher {
    public:
-    // calls: number of calls of prefetch_next during the unit.
+    // calls: at least this many calls of prefetch_next follow.
     UnitPrefetcher(const PlanesLayout& layout, const Units& units, const uint32_t* b, int64_t unit,
                    int calls)
         : tile_bytes_(TILE_SIDE * layout.row_bytes),
-          words_(units.vectors * TILE_SIDE),
-          words_per_call_((words_ + calls - 1) / calls) {
+          words_left_(units.vectors * TILE_SIDE),
+          words_per_call_((words_left_ + calls - 1) / calls) {
         constexpr int64_t DISTANCE = 32 * VECTOR;
         const int64_t byte = unit * units.vectors * TILE_SIDE * VECTOR;
         next_ = (const char*)b + byte + DISTANCE;
@@ -137,7 +137,8 @@ class UnitPrefetcher {
     UnitPrefetcher() = default;
 
     __attribute__((always_inline)) void prefetch_next() {
-        for (int i = 0; i < words_per_call_ && words_ > 0; i++, words_--, next_ += VECTOR) {
+        for (int i = 0; i < words_per_call_ && words_left_ > 0;
+             i++, words_left_--, next_ += VECTOR) {
             for (int tile = 0; tile < PANEL_TILES; tile++) {
                 _mm_prefetch(next_ + tile * tile_bytes_, _MM_HINT_T0);
             }
@@ -146,7 +147,7 @@ class UnitPrefetcher {
 
    private:
     int64_t tile_bytes_ = 0;
-    int words_ = 0;  // left
+    int words_left_ = 0;
     int words_per_call_ = 0;
     const char* next_ = nullptr;
 };

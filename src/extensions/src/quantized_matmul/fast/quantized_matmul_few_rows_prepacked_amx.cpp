@@ -1,4 +1,4 @@
-// quantized_matmul for one or two rows and prepacked weights, too few rows for AMX's tiles: each
+// quantized_matmul for up to four rows and prepacked weights, too few rows for AMX's tiles: each
 // vector of b holds one 32-bit word of each of 16 outputs, one output per lane.
 // quantized_matmul_few_rows_amx.cpp is for row-major weights.
 //
@@ -20,16 +20,16 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int MAX_COLUMNS = 4;
-constexpr int WORD = 4;  // bytes
-constexpr int64_t COLUMN_PREFETCH_DISTANCE =
-    32 * 64;  // prefetch distance in bytes, within a column
+constexpr int WORD = 4;                             // bytes
+constexpr int64_t PREFETCH_DISTANCE = 32 * VECTOR;  // in bytes, within a column
 
-// Arguments for one or more columns, starting at output `first`.
+// Arguments for `count` columns, starting at output `first`.
 struct Columns {
     const QuantizedMatmulJob& job;
     const PlanesLayout& layout;
     const char* activations;  // see PlanesLayout
     int64_t first;
+    int count;
 
     int64_t column_bytes() const { return LANES * layout.row_bytes; }
     const char* b() const { return (const char*)job.b + first * layout.row_bytes; }
@@ -88,10 +88,10 @@ __attribute__((always_inline)) inline void add_group(const Columns& columns, int
                         byte % VECTOR;
         const char* b = columns.b() + first_column * column_bytes + byte * LANES;
         // The next columns are being read at the same time, so past a column's end, the column
-        // MAX_COLUMNS further is prefetched.
-        const char* prefetch_address = b + COLUMN_PREFETCH_DISTANCE;
-        if (byte * LANES + COLUMN_PREFETCH_DISTANCE >= column_bytes) {
-            prefetch_address += (MAX_COLUMNS - 1) * column_bytes;
+        // `count` further is prefetched.
+        const char* prefetch_address = b + PREFETCH_DISTANCE;
+        if (byte * LANES + PREFETCH_DISTANCE >= column_bytes) {
+            prefetch_address += (columns.count - 1) * column_bytes;
         }
         for (int w = 0; w < segment; w += WORD, b += VECTOR, prefetch_address += VECTOR) {
             multiply_word<WeightFormat, ROWS, COLUMNS>(b, column_bytes, prefetch_address, a + w,
@@ -120,24 +120,24 @@ __attribute__((always_inline)) inline void add_group(const Columns& columns, int
 }
 
 // Computes and stores the outputs of COLUMNS columns. The sums of four columns and more than two
-// rows would not fit in registers, so each group of two columns is followed by that of the others.
+// rows exceed the registers, so two columns of a group are multiplied at a time.
 template <typename WeightFormat, int ROWS, int COLUMNS>
 void run_columns(const Columns& columns) {
-    constexpr int AT_ONCE = ROWS > 2 && COLUMNS > 2 ? 2 : COLUMNS;
+    constexpr int COLUMNS_AT_A_TIME = ROWS > 2 && COLUMNS > 2 ? 2 : COLUMNS;
     Floats totals[ROWS][MAX_COLUMNS] = {};
     for (int64_t g = 0; g < columns.layout.groups; g++) {
 #pragma GCC unroll 2
-        for (int column = 0; column < COLUMNS; column += AT_ONCE) {
-            add_group<WeightFormat, ROWS, AT_ONCE>(columns, column, g, totals);
+        for (int column = 0; column < COLUMNS; column += COLUMNS_AT_A_TIME) {
+            add_group<WeightFormat, ROWS, COLUMNS_AT_A_TIME>(columns, column, g, totals);
         }
     }
     const QuantizedMatmulJob& job = columns.job;
     const int integer_rows = rows_of_integers(job);
     for (int row = 0; row < ROWS; row += integer_rows) {
         for (int column = 0; column < COLUMNS; column++) {
-            const Floats total =
-                integer_rows == 2 ? totals[row][column] + totals[(row + 1) % ROWS][column]
-                                  : totals[row][column];
+            const int next = (row + 1) % ROWS;  // within bounds for an odd number of rows, too
+            const Floats total = integer_rows == 2 ? totals[row][column] + totals[next][column]
+                                                   : totals[row][column];
             store(job.out, row / integer_rows * job.O + columns.first + column * LANES, job.format,
                   total);
         }
@@ -150,10 +150,10 @@ void run_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, const c
     constexpr int64_t OUTPUTS = MAX_COLUMNS * LANES;
     int64_t o = first_output;
     for (; o + OUTPUTS <= last_output; o += OUTPUTS) {
-        run_columns<WeightFormat, ROWS, MAX_COLUMNS>({job, layout, scratch, o});
+        run_columns<WeightFormat, ROWS, MAX_COLUMNS>({job, layout, scratch, o, MAX_COLUMNS});
     }
     for (; o < last_output; o += LANES) {
-        run_columns<WeightFormat, ROWS, 1>({job, layout, scratch, o});
+        run_columns<WeightFormat, ROWS, 1>({job, layout, scratch, o, 1});
     }
 }
 
