@@ -22,7 +22,7 @@ struct AttentionBlock {
     float* sums;     // rows × LANES: per-lane sums of the weights
     float* largest;  // rows: running maximum of the scores
     float* query;    // rows of width floats: D elements, or half as many pairs of bfloat16 values;
-                     // see also has_query_columns
+                     // see also query_columns
     float scale;     // factor of the scores
     Format format;   // format of query and out
     Format kv_format;  // format of keys and values: `format`, or int8
@@ -87,18 +87,22 @@ void attend(const AttentionBlock& block, int first, const int* visible, const in
 
 // --- attention of a block -----------------------------------------------------------------------
 
-/// Whether query is stored by columns, pairs × FEW_ROWS, as AMX's second operand.
-inline bool has_query_columns(const AttentionBlock& block) {
-    return USES_AMX && block.has_pairs && block.rows <= FEW_ROWS;
+/// Number of columns if query is stored by columns, pairs × columns, as AMX's second operand; 0 if
+/// by rows.
+inline int query_columns(const AttentionBlock& block) {
+    if (!USES_AMX || block.kv_format == Format::int8 || block.rows > ROWS_MULTIPLE) {
+        return 0;
+    }
+    return block.rows <= FEW_ROWS ? FEW_ROWS : ROWS_MULTIPLE;
 }
 
 /// Loads row `row` of the block's query: D elements of an array, starting at `from`.
 inline void load_query_row(const AttentionBlock& block, int row, const void* query, int64_t from) {
-    if (has_query_columns(block)) {
+    if (const int columns = query_columns(block)) {
         float pairs[MAX_HEAD_SIZE / 2] = {};  // zero beyond D
         memcpy(pairs, element(query, from, block.format), block.D * item_bytes(block.format));
         for (int64_t pair = 0; pair < block.width / 2; pair++) {
-            block.query[pair * FEW_ROWS + row] = pairs[pair];
+            block.query[pair * columns + row] = pairs[pair];
         }
         return;
     }
@@ -135,14 +139,14 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
     const int64_t begin = hidden_keys(0) / KEYS * KEYS, most_hidden = hidden_keys(block.rows - 1);
     const int64_t distance = end - begin < KEYS ? end - begin : KEYS;
 #if defined(__AMX_BF16__)
-    const int block_rows = block.rows < TILE_SIDE ? block.rows : TILE_SIDE;
-    const TileRegisters::Shape rows = {block_rows, TILE_ROW_BYTES};
-    const TileRegisters::Shape full = {TILE_SIDE, TILE_ROW_BYTES};
-    const bool has_columns = has_query_columns(block);
-    const TileRegisters::Shape columns = {TILE_SIDE, FEW_ROWS * sizeof(float)};
-    const TileRegisters registers({has_columns ? columns : rows, rows, rows, rows,
-                                   has_columns ? columns : full, full, has_columns ? full : rows,
-                                   rows});
+    using Shape = TileRegisters::Shape;
+    const int queries = query_columns(block);
+    const Shape rows = {block.rows < TILE_SIDE ? block.rows : TILE_SIDE, TILE_ROW_BYTES};
+    const Shape full = {TILE_SIDE, TILE_ROW_BYTES}, columns = {TILE_SIDE, queries * 4};
+    // Scores are the product of queries and keys, or with query columns, of keys and queries.
+    const Shape left = queries > 0 ? full : rows, right = queries > 0 ? columns : full;
+    const Shape product = queries > 0 ? columns : rows;
+    const TileRegisters registers({product, rows, rows, rows, right, full, left, rows});
 #endif
     Tile tiles[2], after;
     tile_at(begin, tiles[begin / KEYS % 2]);

@@ -232,12 +232,17 @@ void attend(const AttentionBlock& block, int first, const int* visible, const in
         return;
     }
     first = first / TILE_SIDE * TILE_SIDE;
-    load_keys(tile, block.D, block.kv_format, block.keys, prefetcher);
+    const bool in_place = query_columns(block) > 0;
+    if (in_place) {
+        score_in_place<TILE_SIDE>(block, tile, prefetcher);
+    } else {
+        load_keys(tile, block.D, block.kv_format, block.keys, prefetcher);
+    }
     load_values(block, tile, 0, tile.count, prefetcher);
     const bool all_visible = hidden == nullptr && visible[first] == tile.count;
     const bool adds_values = all_visible || are_finite(tile, block.D, block.kv_format);
     const Softmax softmax(block, visible, hidden, mask, tile);
-    Scores scores(block, first);
+    Scores scores(block, in_place ? block.rows : first);
     scores.run(scores.steps());
     Values values(block);
     for (int row = first; row < block.rows; row += TILE_SIDE) {

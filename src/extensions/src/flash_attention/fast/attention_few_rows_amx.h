@@ -1,9 +1,9 @@
 // Attention of a few query rows to a tile on an AMX processor.
 //
 // AMX computes scores with the keys as its first operand, whose rows are the keys as they are in
-// memory. Values would have to be its second operand, whose rows are interleaved in pairs, and
-// 8-bit keys would have to be converted. For a few queries, both take longer than multiplying with
-// vector instructions.
+// memory; attention_block_amx.cpp does the same for up to 16 queries. Values would have to be its
+// second operand, whose rows are interleaved in pairs, and 8-bit keys would have to be converted.
+// For a few queries, both take longer than multiplying with vector instructions.
 //
 // Results have the bits of tdpbf16ps, which adds the even and the odd ones of every 32 products in
 // two chains of fused multiply-adds, and then the sum of the two to the total. Subnormal operands
@@ -49,30 +49,41 @@ inline bool are_equidistant(const void* const* rows, int64_t distance) {
     return (differ(0) | differ(TILE_SIDE / 2)) == 0;
 }
 
-// Transposes the products of 16 keys and FEW_ROWS queries, of which the first `rows` are stored in
+// Transposes the products of 16 keys and QUERIES queries, of which the first `rows` are stored in
 // rows of KEYS scores.
+template <int QUERIES>
 inline void store_scores(const float* products, int rows, float* scores) {
-    static_assert(FEW_ROWS * TILE_SIDE == 4 * LANES);
-    const auto load_eight_keys = [&](int v, int row) {
-        const __m512i lanes = (__m512i)(lane_indices() % (LANES / 2) * FEW_ROWS + row);
-        return _mm512_permutex2var_ps(_mm512_load_ps(products + v * LANES), lanes,
-                                      _mm512_load_ps(products + (v + 1) * LANES));
-    };
+    Floats x[TILE_SIDE];
+    if constexpr (QUERIES == TILE_SIDE) {
+        for (int key = 0; key < TILE_SIDE; key++) {
+            x[key] = load_bits<Floats>(products + key * QUERIES);
+        }
+        transpose(x);
+    } else {
+        static_assert(QUERIES * TILE_SIDE == 4 * LANES);
+        const auto load_eight_keys = [&](int v, int row) {
+            const __m512i lanes = (__m512i)(lane_indices() % (LANES / 2) * QUERIES + row);
+            return _mm512_permutex2var_ps(_mm512_load_ps(products + v * LANES), lanes,
+                                          _mm512_load_ps(products + (v + 1) * LANES));
+        };
+        for (int row = 0; row < QUERIES; row++) {
+            const __m256 last_keys = _mm512_castps512_ps256(load_eight_keys(2, row));
+            x[row] = (Floats)_mm512_insertf32x8(load_eight_keys(0, row), last_keys, 1);
+        }
+    }
     for (int row = 0; row < rows; row++) {
-        const __m256 last_keys = _mm512_castps512_ps256(load_eight_keys(2, row));
-        _mm512_storeu_ps(scores + row * KEYS,
-                         _mm512_insertf32x8(load_eight_keys(0, row), last_keys, 1));
+        store(scores, row * KEYS, Format::float32, x[row]);
     }
 }
 
-// scores = query · keys, for bfloat16 keys. Fewer than 16 keys, keys that are not equidistant, and
-// heads whose size is not a multiple of 32 are copied first. Tile registers: 0 products of keys and
-// queries, 4 queries, 6 keys.
-inline void score_few_bfloat16(const AttentionBlock& block, const Tile& tile,
-                               Prefetcher& prefetcher) {
-    constexpr int COLUMNS_STRIDE = FEW_ROWS * sizeof(float);
+// scores = query · keys, for up to QUERIES rows and bfloat16 keys. Fewer than 16 keys, keys that
+// are not equidistant, and heads whose size is not a multiple of 32 are copied first. Tile
+// registers: 0 products of keys and queries, 4 queries, 6 keys.
+template <int QUERIES>
+void score_in_place(const AttentionBlock& block, const Tile& tile, Prefetcher& prefetcher) {
+    constexpr int STRIDE = QUERIES * sizeof(float);
     constexpr int ROWS_PER_PREFETCH = 3;  // per multiplication; for D = 128, 48 of 128 rows
-    alignas(64) float products[KEYS * FEW_ROWS];
+    alignas(64) float products[KEYS * QUERIES];
     alignas(64) __m512i copies[TILE_SIDE][MAX_HEAD_SIZE / TILE_COLUMNS];
     for (int first = 0; first < tile.count; first += TILE_SIDE) {
         const void* const* keys = tile.keys + first;
@@ -91,17 +102,17 @@ inline void score_few_bfloat16(const AttentionBlock& block, const Tile& tile,
         _tile_zero(0);
         for (int64_t d = 0; d < block.D; d += TILE_COLUMNS) {
             _tile_loadd(6, from + d * 2, stride);
-            _tile_loadd(4, block.query + d / 2 * FEW_ROWS, COLUMNS_STRIDE);
+            _tile_loadd(4, block.query + d / 2 * QUERIES, STRIDE);
             _tile_dpbf16ps(0, 6, 4);
             for (int i = 0; i < ROWS_PER_PREFETCH; i++) {
                 prefetcher.prefetch_next();
             }
         }
-        _tile_stored(0, products + first * FEW_ROWS, COLUMNS_STRIDE);
+        _tile_stored(0, products + first * QUERIES, STRIDE);
     }
     // In a separate loop, because a load that follows a tile store stalls until it is complete.
     for (int first = 0; first < tile.count; first += TILE_SIDE) {
-        store_scores(products + first * FEW_ROWS, block.rows, block.scores + first);
+        store_scores<QUERIES>(products + first * QUERIES, block.rows, block.scores + first);
     }
 }
 
@@ -291,7 +302,7 @@ void attend_few(const AttentionBlock& block, const int* visible, const int* hidd
     if constexpr (FORMAT == Format::int8) {
         score_few_int8<ROWS>(block, tile, prefetcher);
     } else {
-        score_few_bfloat16(block, tile, prefetcher);
+        score_in_place<FEW_ROWS>(block, tile, prefetcher);
     }
     const Softmax softmax(block, visible, hidden, mask, tile);
     bool see_same_keys = hidden == nullptr;

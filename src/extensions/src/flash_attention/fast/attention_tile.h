@@ -13,7 +13,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 constexpr int KEYS = ATTENTION_TILE;
 
-/// Maximum number of query rows for which keys and values are not converted in memory first.
+/// Maximum number of query rows for which neither keys nor values are converted in memory first.
 constexpr int FEW_ROWS = 4;
 
 /// Addresses of up to KEYS keys and of their values: rows of D elements.
