@@ -50,7 +50,8 @@ def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
     """Attention in float64, zero for masked rows, and a float32 error bound.
 
     A score is a sum over the head size, D, with an error of at most D·2⁻²⁴·Σ|q·k|, which becomes
-    the relative error of its softmax weight. Sums over the S keys are sequential.
+    the relative error of its softmax weight. Sums over the S keys are sequential. In bfloat16, AMX
+    kernels represent a weight as the sum of two bfloat16 numbers, with a relative error of 2⁻¹⁵.
     """
     q, k, v = (as_numpy(x).astype(np.float64) for x in (query, key, value))
     (L, D), S, group = q.shape[-2:], k.shape[-2], q.shape[-3] // k.shape[-3]
@@ -66,6 +67,8 @@ def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
     magnitudes = np.where(weights > 0, magnitudes, 0)  # masked keys contribute no error
     worst = magnitudes.max(axis=-1, keepdims=True, initial=0)
     relative = 2.0**-24 * (2 * (D + 4) * worst + 2 * S + 32)
+    if query.dtype == mx.bfloat16:
+        relative += 2.0**-15
     return weights @ v, relative * (weights @ np.abs(v))
 
 
