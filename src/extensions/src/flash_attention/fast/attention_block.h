@@ -26,7 +26,6 @@ struct AttentionBlock {
     float scale;     // factor of the scores
     Format format;   // format of query and out
     Format kv_format;  // format of keys and values: `format`, or int8
-    bool has_pairs;    // whether query has pairs of bfloat16 values
 };
 
 /// Scratch size of a block in floats.
@@ -51,8 +50,6 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     block.scale = scale;
     block.format = format;
     block.kv_format = kv_format;
-    block.has_pairs =
-        uses_bf16_dot(kv_format) && !(USES_AMX && rows <= FEW_ROWS && kv_format == Format::int8);
     const int64_t padded_rows = padded(rows, ROWS_MULTIPLE);
     block.scores = allocate(padded_rows * KEYS);
     block.out = allocate(padded_rows * block.width);
@@ -106,11 +103,13 @@ inline void load_query_row(const AttentionBlock& block, int row, const void* que
         }
         return;
     }
+    // With AMX, vector instructions multiply a few rows by 8-bit keys.
+    const bool has_pairs = uses_bf16_dot(block.kv_format) && !(USES_AMX && block.rows <= FEW_ROWS);
     float* to = block.query + row * block.width;
-    for (int64_t d = block.has_pairs ? block.D / 2 : block.D; d < block.width; d++) {
+    for (int64_t d = has_pairs ? block.D / 2 : block.D; d < block.width; d++) {
         to[d] = 0;  // pads the last pair, and rows for AMX
     }
-    if (block.has_pairs) {
+    if (has_pairs) {
         memcpy(to, element(query, from, block.format), block.D * item_bytes(block.format));
         return;
     }

@@ -87,6 +87,16 @@ struct FloatingPoint : FourBits {
     }
 };
 
+// Address to prefetch while the prepacked weights of 16 outputs are read at `b`, `byte` bytes after
+// their first: a fixed distance ahead. `count` such streams of `stream_bytes` are read at the same
+// time, so past the end of a stream, the one `count` further is prefetched.
+inline const char* address_to_prefetch(const char* b, int64_t byte, int64_t stream_bytes,
+                                       int count) {
+    constexpr int64_t DISTANCE = 32 * VECTOR;
+    const bool is_past_end = byte + DISTANCE >= stream_bytes;
+    return b + DISTANCE + (is_past_end ? (count - 1) * stream_bytes : 0);
+}
+
 // Calls f.operator()<WeightFormat>() for the weight format of b.
 template <typename Function>
 inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f) {

@@ -126,12 +126,8 @@ class UnitPrefetcher {
         : tile_bytes_(TILE_SIDE * layout.row_bytes),
           words_left_(units.vectors * TILE_SIDE),
           words_per_call_((words_left_ + calls - 1) / calls) {
-        constexpr int64_t DISTANCE = 32 * VECTOR;
         const int64_t byte = unit * units.vectors * TILE_SIDE * VECTOR;
-        next_ = (const char*)b + byte + DISTANCE;
-        if (byte + DISTANCE >= tile_bytes_) {  // the next panel
-            next_ += (PANEL_TILES - 1) * tile_bytes_;
-        }
+        next_ = address_to_prefetch((const char*)b + byte, byte, tile_bytes_, PANEL_TILES);
     }
     // Prefetches nothing.
     UnitPrefetcher() = default;

@@ -20,8 +20,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int MAX_COLUMNS = 4;
-constexpr int WORD = 4;                             // bytes
-constexpr int64_t PREFETCH_DISTANCE = 32 * VECTOR;  // in bytes, within a column
+constexpr int WORD = 4;  // bytes
 
 // Arguments for `count` columns, starting at output `first`.
 struct Columns {
@@ -87,12 +86,8 @@ __attribute__((always_inline)) inline void add_group(const Columns& columns, int
                         byte / VECTOR * (WeightFormat::PARTS * PLANES * ROWS * VECTOR) +
                         byte % VECTOR;
         const char* b = columns.b() + first_column * column_bytes + byte * LANES;
-        // The next columns are being read at the same time, so past a column's end, the column
-        // `count` further is prefetched.
-        const char* prefetch_address = b + PREFETCH_DISTANCE;
-        if (byte * LANES + PREFETCH_DISTANCE >= column_bytes) {
-            prefetch_address += (columns.count - 1) * column_bytes;
-        }
+        const char* prefetch_address =
+            address_to_prefetch(b, byte * LANES, column_bytes, columns.count);
         for (int w = 0; w < segment; w += WORD, b += VECTOR, prefetch_address += VECTOR) {
             multiply_word<WeightFormat, ROWS, COLUMNS>(b, column_bytes, prefetch_address, a + w,
                                                        sums);
