@@ -24,7 +24,8 @@ inline bool is_block(const AddLoraJob& job, int64_t m, int64_t last) {
 // Computes ranks r … r + C − 1 of x · aᵀ for rows m … m + M − 1.
 template <Format F, int M, int C>
 void shrink_block(const AddLoraJob& job, int64_t m, int64_t r) {
-    Floats sums[M][C] = {};
+    Floats sums[M][C];
+    set_to_zero(sums);
     for_vectors(job.I, [&](int64_t i, int count) {
         Floats x[M];
         for (int row = 0; row < M; row++) {
@@ -73,7 +74,8 @@ void shrink(const AddLoraJob& job, int64_t first, int64_t last) {
 template <Format F, int M, int C>
 void expand_block(const AddLoraJob& job, int64_t m, const Ranks& ranks, int64_t o, int count) {
     const auto count_of = [&](int c) { return c == C - 1 ? count : LANES; };
-    Floats updates[M][C] = {};
+    Floats updates[M][C];
+    set_to_zero(updates);
     for (int64_t r = ranks.first; r < ranks.last; r++) {
         Floats b[C];
         for (int c = 0; c < C; c++) {

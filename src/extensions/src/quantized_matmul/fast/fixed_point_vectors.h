@@ -9,6 +9,12 @@
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+constexpr bool USES_VNNI = true;
+#else
+constexpr bool USES_VNNI = false;
+#endif
+
 constexpr int SHORTS = 2 * LANES;  // 16-bit lanes per vector
 typedef int16_t Shorts __attribute__((vector_size(SHORTS * 2), may_alias));
 typedef uint16_t UnsignedShorts __attribute__((vector_size(SHORTS * 2), may_alias));
@@ -37,10 +43,13 @@ inline Shorts look_up(const uint8_t (&table)[16], UnsignedShorts x) {
 /// Sums of pairs of products in LANES 32-bit lanes. NEON multiplies to 32-bit lanes without adding
 /// neighbors, so it needs two registers, one per half of the 16-bit lanes.
 struct PairSums {
-    static constexpr bool CAN_SPLIT = true;  // a sum may be split into several, added at the end
+    // Chains of additions into which one row's sums are split to hide latency: of the instruction
+    // that multiplies and adds, or of an addition only.
 #if defined(__AVX2__)
+    static constexpr int CHAINS = USES_VNNI ? 4 : 2;
     Ints all;
 #elif defined(__aarch64__)
+    static constexpr int CHAINS = 4;
     Ints first, last;
 #endif
 };
@@ -83,10 +92,10 @@ inline Ints total_of(const PairSums& sums) {
 struct QuadSums {
     Ints all;
 #if defined(TINY_LLM_SUMS_IN_SHORTS)
-    static constexpr bool CAN_SPLIT = false;  // every partial sum would need an end_step
-    Shorts step;                              // sums of the current step, two lanes per output
+    static constexpr int CHAINS = 1;  // each would need its own end_step
+    Shorts step;                      // sums of the current step, two lanes per output
 #else
-    static constexpr bool CAN_SPLIT = true;
+    static constexpr int CHAINS = 4;
 #endif
 };
 
@@ -155,7 +164,7 @@ inline void multiply_add(QuadSums& sums, int32x4_t a, const Nibbles& weights) {
 
 /// Sums of products with 16-bit activations, 256 · high + low.
 struct HighLowSums {
-    static constexpr bool CAN_SPLIT = true;
+    static constexpr int CHAINS = 4;
     QuadSums high, low;
 };
 /// Words of high and low bytes for the even weights, then for the odd ones.

@@ -48,13 +48,12 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr bool IS_AVX512 = LANES == 16;
-constexpr int PACK_VECTORS = IS_AVX512 ? 4 : 2;     // vectors of outputs per pack
+constexpr int PACK_VECTORS = LANES == 16 ? 4 : 2;   // vectors of outputs per pack
 constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
 constexpr int ROW_TILE = 6;                         // its sums take most registers
-// Maximum rows for multiply_few_rows. AVX-512 unpacks twice as many weights per instruction as
-// AVX2, so unpacking them again pays off for more rows.
-constexpr int DIRECT_ROWS = (IS_AVX512 ? 3 : 2) * ROW_TILE;
+// Maximum rows for multiply_few_rows. VNNI multiplies and adds with one instruction, which leaves
+// time to unpack weights again for more rows.
+constexpr int DIRECT_ROWS = (USES_VNNI ? 3 : 2) * ROW_TILE;
 constexpr int64_t BLOCK_ROWS = 128;          // rows of integers for which a pack is read once
 constexpr int64_t PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, for weights
 
@@ -320,12 +319,11 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
     using Format = typename Weights::Format;
     using Sums = typename Format::Sums;
     constexpr int STEP = Format::STEP, WORDS = PartActivations<Sums>::WORDS;
-    // Splits each output's sum over several chains of additions: with one or two rows, a single
-    // chain would wait for the latency of the instruction that multiplies and adds.
-    constexpr int CHAINS = ROWS > 2 || !Sums::CAN_SPLIT ? 1 : 4 / ROWS;
+    constexpr int CHAINS = Sums::CHAINS > ROWS ? Sums::CHAINS / ROWS : 1;  // per output
     const int64_t row_words = a.row_words;
     const Word* words = a.words(g, row);
-    Sums chains[CHAINS][ROWS][PACK_VECTORS] = {};
+    Sums chains[CHAINS][ROWS][PACK_VECTORS];
+    set_to_zero(chains);
     for (int64_t step = 0; step < row_words / (STEP * WORDS); step++) {
         weights.prefetch(step);
 #pragma GCC unroll 8
