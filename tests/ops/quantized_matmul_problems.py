@@ -15,7 +15,6 @@ from tests.support import (
 from tiny_llm import kernels, quantized_matmul
 
 HALVES = [mx.bfloat16, mx.float16]
-FIXED_POINT_ISAS = ("avx2", "avx512vnni", "amx")
 
 
 def problem(M, I, O, bits, group_size, dtype, scale_dtype=None):
@@ -49,6 +48,11 @@ def exact(scales, biases, group_size, bits, a, b) -> tuple[np.ndarray, np.ndarra
     return a @ w.T, np.abs(a) @ np.abs(w).T
 
 
+def fixed_point_isas(bits) -> list[str]:
+    """x86 instruction sets whose kernels quantize activations; their results have the same bits."""
+    return ["avx2", "avx512vnni", "amx"] + (["avx512"] if bits == 8 else [])
+
+
 def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -> np.ndarray | int:
     """Error of kernels that quantize activations per group.
 
@@ -56,7 +60,7 @@ def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -
     below 255/128 · 2^14 steps; half a step is at most 2^-15 · 128/127.5 of that magnitude. float16
     activations get a second row of integers with a step 2^15 times finer.
     """
-    if instruction_set not in (*FIXED_POINT_ISAS, "neon"):
+    if instruction_set not in (*fixed_point_isas(bits), "neon"):
         return 0
     groups = as_numpy(mx.abs(a)).reshape(*a.shape[:-1], -1, group_size).astype(np.float64)
     rounded = 2.0 ** (-15 if a.dtype == mx.bfloat16 else -30) * 128 / 127.5 * groups.max(-1)
@@ -72,9 +76,10 @@ def evaluated(*args) -> mx.array:
 
 def assert_fixed_point_kernels_are_bitwise_equal(monkeypatch, arguments) -> None:
     """Skips without at least two instruction sets whose kernels sum the same integers."""
-    sets = [name for name in FIXED_POINT_ISAS if name in kernels.extension().instruction_sets()]
+    isas = fixed_point_isas(bits=arguments[3])
+    sets = [name for name in isas if name in kernels.extension().instruction_sets()]
     if len(sets) < 2:
-        pytest.skip(f"needs two of {', '.join(FIXED_POINT_ISAS)}")
+        pytest.skip(f"needs two of {', '.join(isas)}")
     products = []
     for name in sets:
         monkeypatch.setenv("TINY_LLM_CPU_ISA", name)

@@ -104,12 +104,13 @@ struct Problem {
     }
 };
 
-const QuantizedMatmulKernel& kernel_of(InstructionSet set, [[maybe_unused]] int activation_bits) {
+const QuantizedMatmulKernel& kernel_of(InstructionSet set, [[maybe_unused]] int bits,
+                                       [[maybe_unused]] int activation_bits) {
 #if defined(__x86_64__)
     return set == InstructionSet::avx2         ? avx2::quantized_matmul_fixed_point
            : set == InstructionSet::avx512vnni ? avx512vnni::quantized_matmul_fixed_point
            : set == InstructionSet::amx        ? amx::quantized_matmul_tiles
-           : activation_bits == 8              ? avx512::quantized_matmul_fixed_point
+           : bits == 8 || activation_bits == 8 ? avx512::quantized_matmul_fixed_point
                                                : quantized_matmul_avx512;
 #else
     (void)set;
@@ -141,7 +142,7 @@ Guarded<uint16_t> multiply(const Problem& problem, const QuantizedMatmulKernel& 
 
 Guarded<uint16_t> multiply(const Problem& problem, InstructionSet set, int64_t first_row,
                            int64_t rows) {
-    return multiply(problem, kernel_of(set, problem.activation_bits), first_row, rows);
+    return multiply(problem, kernel_of(set, problem.bits, problem.activation_bits), first_row, rows);
 }
 
 // Tolerance: both kernels sum I products in float32 and round the result to the format. Fixed-point
@@ -329,7 +330,7 @@ KERNEL_TEST(week4_prepacked_kernels_match_reference) {
 }
 
 KERNEL_TEST(quantized_matmul_with_prepacked_weights_has_the_same_bits) {
-    const int rows = kernel_of(set, 16).prepack_rows;  // the same for 8-bit activations
+    const int rows = kernel_of(set, 4, 16).prepack_rows;  // the same for all numbers of bits
     if (rows == 0) {
         return;
     }

@@ -130,15 +130,15 @@ void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
 }
 
 // The kernel of an instruction set; nullptr for the reference.
-const QuantizedMatmulKernel* kernel_of(InstructionSet set,
-                                       [[maybe_unused]] int activation_bits = 16) {
+const QuantizedMatmulKernel* kernel_of(InstructionSet set, [[maybe_unused]] int bits,
+                                       [[maybe_unused]] int activation_bits) {
 #if defined(__x86_64__)
     if (set == InstructionSet::amx) {
         return &amx::quantized_matmul_tiles;
     }
     if (set == InstructionSet::avx512) {
-        return activation_bits == 8 ? &avx512::quantized_matmul_fixed_point
-                                    : &quantized_matmul_avx512;
+        return bits == 8 || activation_bits == 8 ? &avx512::quantized_matmul_fixed_point
+                                                 : &quantized_matmul_avx512;
     }
     if (set == InstructionSet::avx512vnni) {
         return &avx512vnni::quantized_matmul_fixed_point;
@@ -170,7 +170,7 @@ void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
         return;
     }
     // [solution only]
-    if (const QuantizedMatmulKernel* kernel = kernel_of(set, jobs.front().activation_bits)) {
+    if (const QuantizedMatmulKernel* kernel = kernel_of(set, jobs.front().bits, jobs.front().activation_bits)) {
         run_kernel(jobs, *kernel);
         return;
     }
@@ -188,7 +188,8 @@ int prepack_rows() {
     }
     int rows = 0;
     // [solution only]
-    if (const QuantizedMatmulKernel* kernel = kernel_of(instruction_set())) {
+    // An instruction set's kernels read the same layout.
+    if (const QuantizedMatmulKernel* kernel = kernel_of(instruction_set(), 4, 16)) {
         rows = kernel->prepack_rows;
     }
     // [/solution only]

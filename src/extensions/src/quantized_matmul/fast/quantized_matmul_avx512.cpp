@@ -1,5 +1,6 @@
-// quantized_matmul with AVX-512: exact products of integers and bfloat16 values, 64 outputs at
-// once.
+// quantized_matmul with AVX-512 and 4-bit weights: exact products of integers and bfloat16 values,
+// 64 outputs at once. (8-bit weights are not faster as pairs of 4-bit ones: they need twice the
+// multiplications of quantized_matmul_fixed_point_simd.cpp.)
 //
 // vdpbf16ps multiplies 32 pairs of bfloat16 values and adds neighboring products to 16 float32
 // sums, one per lane, in the order of the pairs, for any number of rows. Up to six rows share
@@ -40,17 +41,11 @@ inline void add_group(const Avx512Panel& panel, const Weights& weights, int64_t 
     }
 }
 
-// 4 bits need one table, 8 bits two. With MAX_ROWS rows, sums, weights, an activation and a table
-// nearly fill the 32 registers, and a redundant second table would spill a sum. With fewer rows, 4
-// bits use the code for two equal tables, which halves the instantiations to compile.
-template <int ROWS, int BITS>
-constexpr int TABLES_IN_REGISTERS = ROWS == MAX_ROWS && BITS == 4 ? 1 : 2;
-
 // Multiplies one group by ROWS rows and adds it to `totals`.
-template <int ROWS, int TABLES, int PLANES, typename Weights>
+template <int ROWS, int PLANES, typename Weights>
 __attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const Weights& weights,
                                               int64_t first_row, int64_t group, __m512* totals) {
-    const __m512i even = panel.tables[0], odd = TABLES == 2 ? panel.tables[1] : even;
+    const __m512i table = panel.table;
     const int tiles = panel.layout.words_per_group / TILE_WORDS;
     const int64_t tile_stride = panel.layout.tile_vectors * LANES;
     constexpr int row_stride = PLANES * LANES;
@@ -73,7 +68,7 @@ __attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const We
                 __m512bh pairs[PANEL_VECTORS];
 #pragma GCC unroll 4
                 for (int c = 0; c < PANEL_VECTORS; c++) {
-                    pairs[c] = (__m512bh)unpack(weights.word(word, c), p, p % 2 == 0 ? even : odd);
+                    pairs[c] = (__m512bh)unpack(weights.word(word, c), p, table);
                 }
 #pragma GCC unroll 2
                 for (int plane = 0; plane < PLANES; plane++) {
@@ -111,15 +106,14 @@ inline void store(const Avx512Panel& panel, int64_t first_row, int64_t rows, con
 
 // Computes a panel with prepacked weights, which are read in place, once per tile of rows. Totals
 // stay in the L1 cache, because a tile's outputs are written before the next tile begins.
-template <int BITS, int PLANES>
+template <int PLANES>
 void run_prepacked(const Avx512Panel& panel) {
     const PrepackedWeights weights(panel);
     __m512 totals[MAX_ROWS * PANEL_VECTORS];
     for_tiles<MAX_ROWS>(panel.job->M, [&]<int ROWS>(int64_t row) {
         clear(totals, ROWS);
         for (int64_t group = 0; group < panel.layout.groups; group++) {
-            multiply_group<ROWS, TABLES_IN_REGISTERS<ROWS, BITS>, PLANES>(panel, weights, row,
-                                                                          group, totals);
+            multiply_group<ROWS, PLANES>(panel, weights, row, group, totals);
         }
         store(panel, row, ROWS, totals);
     });
@@ -127,7 +121,7 @@ void run_prepacked(const Avx512Panel& panel) {
 
 // Computes a panel with row-major weights, which are transposed a block at a time, for up to
 // ROW_BLOCK rows of activations, whose totals `totals` can hold.
-template <int BITS, int PLANES>
+template <int PLANES>
 void run_transposed(const Avx512Panel& panel, TransposedWeights& weights, __m512* totals) {
     const Avx512Layout& layout = panel.layout;
     const int64_t M = panel.job->M;
@@ -142,8 +136,8 @@ void run_transposed(const Avx512Panel& panel, TransposedWeights& weights, __m512
             for_tiles<MAX_ROWS>(rows, [&]<int ROWS>(int64_t row) {
                 for (int64_t group = word / layout.words_per_group;
                      group < end / layout.words_per_group; group++) {
-                    multiply_group<ROWS, TABLES_IN_REGISTERS<ROWS, BITS>, PLANES>(
-                        panel, weights, first_row + row, group, totals + row * PANEL_VECTORS);
+                    multiply_group<ROWS, PLANES>(panel, weights, first_row + row, group,
+                                                 totals + row * PANEL_VECTORS);
                 }
             });
         }
@@ -151,12 +145,12 @@ void run_transposed(const Avx512Panel& panel, TransposedWeights& weights, __m512
     }
 }
 
-template <int BITS, int PLANES>
+template <int PLANES>
 void run_panel(const Avx512Panel& panel, TransposedWeights& transposed, __m512* totals) {
     if (panel.job->prepacked) {
-        run_prepacked<BITS, PLANES>(panel);
+        run_prepacked<PLANES>(panel);
     } else {
-        run_transposed<BITS, PLANES>(panel, transposed, totals);
+        run_transposed<PLANES>(panel, transposed, totals);
     }
 }
 
@@ -164,7 +158,7 @@ int64_t scratch_bytes(const QuantizedMatmulJob& job) { return layout_of(job).byt
 
 void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, int64_t last_row) {
     const Avx512Layout layout = layout_of(job);
-    const __m512i order = order_of_pairs(job.bits);
+    const __m512i order = order_of_pairs();
     for (int64_t row = first_row; row < last_row; row++) {
         prepare_row(job, layout, order, row, scratch);
     }
@@ -177,14 +171,12 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     panel.layout = layout_of(job);
     panel.activations = static_cast<const __m512i*>(scratch);
     panel.sums = static_cast<const float*>(scratch) + panel.layout.sums_offset;
-    make_tables(job, panel.tables);
+    panel.table = make_table(job);
     const int64_t totals_vectors = (job.M < ROW_BLOCK ? job.M : ROW_BLOCK) * PANEL_VECTORS;
     const int64_t vectors = totals_vectors + TransposedWeights::vectors(panel.layout);
     __m512* totals = (__m512*)thread_scratch(vectors * LANES);
     TransposedWeights transposed(totals + totals_vectors);
-    const bool one_plane = panel.layout.planes == 1;
-    const auto run_this = job.bits == 4 ? (one_plane ? run_panel<4, 1> : run_panel<4, 2>)
-                                        : (one_plane ? run_panel<8, 1> : run_panel<8, 2>);
+    const auto run_this = panel.layout.planes == 1 ? run_panel<1> : run_panel<2>;
     for (int64_t o = first_output; o < last_output; o += PANEL_OUTPUTS) {
         panel.first = o;
         panel.outputs =

@@ -8,9 +8,6 @@
 // 2. unpack: a 16-bit lane holds four 4-bit values. vpermw looks up the bfloat16 value of each in a
 //    table of 32, by the lowest five bits of the lane; entries do not depend on the fifth bit, so
 //    no masking is needed. Four shifts and four lookups unpack 128 weights.
-//
-// 8-bit values are two 4-bit ones: q = 16·high + low, with a second table for the high halves and
-// each activation stored twice.
 #pragma once
 
 #include "common/avx512.h"
@@ -24,6 +21,7 @@ constexpr int LANES = 16;         // outputs per vector
 constexpr int PANEL_VECTORS = 4;  // vectors of outputs per panel
 constexpr int PANEL_OUTPUTS = PANEL_VECTORS * LANES;
 constexpr int BLOCK_WORDS = 32;  // words of b transposed at once; at least one group
+constexpr int WORD_WEIGHTS = 8;  // weights per word
 constexpr int LOOKUPS = 4;       // table lookups per word: each unpacks a pair of weights per lane
 constexpr int TILE_WORDS = 4;    // words whose weights match a vector of 16 pairs of activations
 
@@ -45,9 +43,9 @@ struct Avx512Layout {
 
 inline Avx512Layout layout_of(const QuantizedMatmulJob& job) {
     Avx512Layout layout;
-    layout.words = job.I * job.bits / 32;
+    layout.words = job.I / WORD_WEIGHTS;
     layout.groups = job.I / job.group_size;
-    layout.words_per_group = job.group_size * job.bits / 32;
+    layout.words_per_group = job.group_size / WORD_WEIGHTS;
     layout.planes = job.format == Format::float16 ? 2 : 1;
     layout.tile_vectors = job.M * layout.planes | 1;  // odd: spreads tiles over cache sets
     layout.sums_offset = layout.words / TILE_WORDS * layout.tile_vectors * LANES;
@@ -55,17 +53,13 @@ inline Avx512Layout layout_of(const QuantizedMatmulJob& job) {
     return layout;
 }
 
-// Order of a tile's activations: the order in which a word's elements are unpacked, 4 bits at a
-// time from each of its 16-bit halves.
-//   4 bits: 8 elements per word; table lookup p yields elements p and 4 + p.
-//   8 bits: 4 elements per word; lookups 2p and 2p + 1 yield the low and high 4 bits of elements p
-//           and 2 + p.
-inline __m512i order_of_pairs(int bits) {
+// Order of a tile's activations: the order in which a word's elements are unpacked. Table lookup p
+// yields elements p and 4 + p, one from each 16-bit half.
+inline __m512i order_of_pairs() {
     alignas(64) uint16_t order[32];
     for (int i = 0; i < 32; i++) {
         const int word = i / 8, p = i / 2 % 4, half = i % 2;
-        order[i] = static_cast<uint16_t>(bits == 4 ? word * 8 + p + 4 * half
-                                                   : word * 4 + p / 2 + 2 * half);
+        order[i] = static_cast<uint16_t>(word * 8 + p + 4 * half);
     }
     return _mm512_load_si512(order);
 }
@@ -75,9 +69,8 @@ inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layou
                         int64_t row, void* scratch) {
     const uint16_t* a = job.a + row * job.I;
     __m512i* out = static_cast<__m512i*>(scratch) + row * layout.planes;
-    const int count = 128 / job.bits;  // activations per tile: 32, or 16 stored twice
     for (int64_t tile = 0; tile < layout.words / TILE_WORDS; tile++) {
-        const __m512i x = _mm512_maskz_loadu_epi16(count == 32 ? ~0u : 0xffffu, a);
+        const __m512i x = _mm512_loadu_si512(a);
         if (layout.planes == 1) {
             out[0] = _mm512_permutexvar_epi16(order, x);
         } else {
@@ -89,7 +82,7 @@ inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layou
             out[0] = _mm512_permutexvar_epi16(order, highs);
             out[1] = _mm512_permutexvar_epi16(order, lows);
         }
-        a += count;
+        a += TILE_WORDS * WORD_WEIGHTS;
         out += layout.tile_vectors;
     }
     float* sums = static_cast<float*>(scratch) + layout.sums_offset + row * layout.groups;
@@ -103,23 +96,17 @@ inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layou
     }
 }
 
-// Table of sixteen values exact in bfloat16, stored twice, so that the fifth index bit has no
-// effect.
-inline __m512i table_of(__m512 values) {
-    const __m512i bits = _mm512_castps_si512(values);
-    return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
-}
-
-// Tables of even and odd lookups; odd ones unpack the high halves of 8-bit weights.
-inline void make_tables(const QuantizedMatmulJob& job, __m512i* tables) {
+// Table of the bfloat16 values of the sixteen weights, stored twice, so that the fifth index bit has
+// no effect.
+inline __m512i make_table(const QuantizedMatmulJob& job) {
     __m512 values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    if (job.biases == nullptr) {  // 4-bit floating-point weights
+    if (job.biases == nullptr) {  // floating-point weights
         const __m128i twice = _mm_loadu_si128((const __m128i*)TWICE_E2M1);
         values =
             _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(twice)), _mm512_set1_ps(0.5f));
     }
-    tables[0] = table_of(values);
-    tables[1] = job.bits == 8 ? table_of(_mm512_mul_ps(values, _mm512_set1_ps(16))) : tables[0];
+    const __m512i bits = _mm512_castps_si512(values);
+    return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
 
 // Unpacks 32 weights of a vector of words with table lookup p.
@@ -135,7 +122,7 @@ struct Avx512Panel {
     const float* sums;           // M × groups
     int64_t first;               // first output
     int outputs;                 // 64, or fewer at the end
-    __m512i tables[2];           // of even and odd lookups
+    __m512i table;               // of the weights' values
 
     // Number of outputs in vector c.
     int outputs_of(int c) const {

@@ -1,6 +1,6 @@
 // quantized_matmul with integer products, for AVX2, NEON and AVX-512 without BF16; on AVX-512 with
-// BF16, for 8-bit activations only. Activations are converted to fixed point, and every sum over a
-// group is exact.
+// BF16, for 8-bit weights or 8-bit activations. Activations are converted to fixed point, and every
+// sum over a group is exact.
 //
 // 1. prepare: a group of activations a[i] becomes step · A[i] with integers |A[i]| < 2¹⁵ − 128. The
 //    step is a power of two, so only A is rounded (fixed_point_rounding.h).
@@ -103,14 +103,14 @@ void interleave(const void* matrix, int64_t columns, int64_t first, int outputs,
         const int count = columns - c < LANES ? static_cast<int>(columns - c) : LANES;
         for (int v = 0; v < PACK_VECTORS; v++) {
             Vector block[LANES];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int lane = 0; lane < LANES; lane++) {
                 const char* from = rows[v * LANES + lane] + c * BYTES;
                 block[lane] = count == LANES ? load_bits<Vector>(from)
                                              : load_bits<Vector>(from, count, BYTES);
             }
             transpose(block);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
                 if (i < count) {
                     memcpy(to + ((c + i) * PACK_OUTPUTS + v * LANES) * BYTES, &block[i],
@@ -218,14 +218,16 @@ inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f)
     }
 #else
     const auto call = [&]<typename OfShorts, typename OfBytes>() {
-#if defined(__AVX512BF16__)  // quantized_matmul_avx512.cpp multiplies 16-bit activations
-        f.template operator()<OfBytes>();
-#elif defined(__AVX2__)
-        multiplies_bytes(job) ? f.template operator()<OfBytes>()
-                              : f.template operator()<OfShorts>();
-#else
-        f.template operator()<OfShorts>();
+#if defined(__AVX2__)
+        if (multiplies_bytes(job)) {
+            f.template operator()<OfBytes>();
+            return;
+        }
 #endif
+        // With BF16, quantized_matmul_avx512.cpp multiplies 4-bit weights by 16-bit activations.
+        if constexpr (!USES_BF16_DOT || OfShorts::PARTS == Integers<8>::PARTS) {
+            f.template operator()<OfShorts>();
+        }
     };
     if (job.biases == nullptr) {
         call.template operator()<FloatingPoint, ByteFloatingPoint>();
