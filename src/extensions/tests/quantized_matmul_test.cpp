@@ -142,7 +142,8 @@ Guarded<uint16_t> multiply(const Problem& problem, const QuantizedMatmulKernel& 
 
 Guarded<uint16_t> multiply(const Problem& problem, InstructionSet set, int64_t first_row,
                            int64_t rows) {
-    return multiply(problem, kernel_of(set, problem.bits, problem.activation_bits), first_row, rows);
+    return multiply(problem, kernel_of(set, problem.bits, problem.activation_bits), first_row,
+                    rows);
 }
 
 // Tolerance: both kernels sum I products in float32 and round the result to the format. Fixed-point

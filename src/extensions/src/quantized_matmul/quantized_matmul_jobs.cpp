@@ -170,7 +170,8 @@ void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
         return;
     }
     // [solution only]
-    if (const QuantizedMatmulKernel* kernel = kernel_of(set, jobs.front().bits, jobs.front().activation_bits)) {
+    if (const QuantizedMatmulKernel* kernel =
+            kernel_of(set, jobs.front().bits, jobs.front().activation_bits)) {
         run_kernel(jobs, *kernel);
         return;
     }

@@ -96,8 +96,8 @@ inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layou
     }
 }
 
-// Table of the bfloat16 values of the sixteen weights, stored twice, so that the fifth index bit has
-// no effect.
+// Table of the bfloat16 values of the sixteen weights, stored twice, so that the fifth index bit
+// has no effect.
 inline __m512i make_table(const QuantizedMatmulJob& job) {
     __m512 values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     if (job.biases == nullptr) {  // floating-point weights

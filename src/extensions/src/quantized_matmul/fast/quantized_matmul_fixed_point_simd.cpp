@@ -55,21 +55,25 @@ constexpr int ROW_TILE = 6;                         // its sums take most regist
 // time to unpack weights again for more rows.
 constexpr int DIRECT_ROWS = (USES_VNNI ? 3 : 2) * ROW_TILE;
 constexpr int64_t BLOCK_ROWS = 128;          // rows of integers for which a pack is read once
-constexpr int64_t PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, for weights
+constexpr int64_t PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, for prepacked weights
+constexpr int64_t BLOCK_BYTES = 8192;        // of row-major weights, interleaved at once
+constexpr int64_t BLOCK_WORDS = BLOCK_BYTES / 4 / PACK_OUTPUTS;  // per output
+static_assert(BLOCK_WORDS >= MAX_GROUP * 8 / 32);
 
 // --- weights ------------------------------------------------------------------------------------
 
-// Weights of PACK_OUTPUTS outputs, starting at `first`, in the layout of common/prepacked.h.
+// Weights of PACK_OUTPUTS outputs in the layout of common/prepacked.h, for some of the groups: all
+// groups of prepacked weights, or a block of row-major weights.
 struct Pack {
     const QuantizedMatmulJob* job;
-    int64_t first;
-    int outputs;             // fewer than PACK_OUTPUTS in the last pack of row-major weights
-    const uint32_t* words;   // words per row × PACK_OUTPUTS
-    const uint16_t* scales;  // groups × PACK_OUTPUTS
-    const uint16_t* biases;  // groups × PACK_OUTPUTS; nullptr for floating-point weights
+    const uint16_t* scales;  // all groups × PACK_OUTPUTS
+    const uint16_t* biases;  // all groups × PACK_OUTPUTS; nullptr for floating-point weights
+    int64_t first_group, last_group;
+    const uint32_t* words;  // from first_group on: words per row × PACK_OUTPUTS
+    int64_t ahead;          // distance in bytes of what to prefetch while words are multiplied
 
     const uint32_t* group(int64_t g) const {
-        return words + g * job->group_size * job->bits / 32 * PACK_OUTPUTS;
+        return words + (g - first_group) * job->group_size * job->bits / 32 * PACK_OUTPUTS;
     }
     Floats factor(const uint16_t* of, int64_t g, int v) const {
         return load(of, g * PACK_OUTPUTS + v * LANES, job->scale_format);
@@ -80,27 +84,29 @@ struct Pack {
 Pack prepacked(const QuantizedMatmulJob& job, int64_t first) {
     const int64_t groups = job.I / job.group_size;
     return {&job,
-            first,
-            PACK_OUTPUTS,
-            job.b + first * (job.I * job.bits / 32),
             job.scales + first * groups,
-            job.biases == nullptr ? nullptr : job.biases + first * groups};
+            job.biases == nullptr ? nullptr : job.biases + first * groups,
+            0,
+            groups,
+            job.b + first * (job.I * job.bits / 32),
+            PREFETCH_DISTANCE};
 }
 
-// Transposes PACK_OUTPUTS rows of `matrix`, starting at row `first`, into `out`: columns ×
-// PACK_OUTPUTS. A vector has LANES elements. Lanes past the last output repeat the last row.
+// Transposes columns first_column … last_column − 1 of PACK_OUTPUTS rows of `matrix`, starting at
+// row `first`, into `out`: columns × PACK_OUTPUTS. A vector has LANES elements. Lanes past the last
+// output repeat the last row.
 template <typename Vector>
-void interleave(const void* matrix, int64_t columns, int64_t first, int outputs, void* out) {
-    constexpr int64_t BYTES = sizeof(Vector) / LANES, LINE = 64;
+void interleave(const void* matrix, int64_t columns, int64_t first_column, int64_t last_column,
+                int64_t first, int outputs, void* out) {
+    constexpr int64_t BYTES = sizeof(Vector) / LANES;
     const char* rows[PACK_OUTPUTS];
     for (int o = 0; o < PACK_OUTPUTS; o++) {
         const int64_t row = first + (o < outputs ? o : outputs - 1);
         rows[o] = static_cast<const char*>(matrix) + row * columns * BYTES;
     }
-    const char* next = rows[0] + PACK_OUTPUTS * columns * BYTES;  // the next pack is prefetched
-    char* to = static_cast<char*>(out);
-    for (int64_t c = 0; c < columns; c += LANES) {
-        const int count = columns - c < LANES ? static_cast<int>(columns - c) : LANES;
+    char* to = static_cast<char*>(out) - first_column * PACK_OUTPUTS * BYTES;
+    for (int64_t c = first_column; c < last_column; c += LANES) {
+        const int count = last_column - c < LANES ? static_cast<int>(last_column - c) : LANES;
         for (int v = 0; v < PACK_VECTORS; v++) {
             Vector block[LANES];
 #pragma GCC unroll 16
@@ -118,29 +124,42 @@ void interleave(const void* matrix, int64_t columns, int64_t first, int outputs,
                 }
             }
         }
-        for (int64_t byte = 0; byte < LANES * PACK_OUTPUTS * BYTES; byte += LINE) {
-            __builtin_prefetch(next + c * PACK_OUTPUTS * BYTES + byte);
-        }
     }
 }
 
-// Size of a pack in bytes: words, scales and biases.
+// Memory of a pack of row-major weights: the words of a block, scales and biases.
 int64_t pack_bytes(const QuantizedMatmulJob& job) {
-    return PACK_OUTPUTS * (job.I * job.bits / 8 + 2 * 2 * (job.I / job.group_size));
+    return BLOCK_BYTES + PACK_OUTPUTS * 2 * 2 * (job.I / job.group_size);
 }
 
-// Pack of row-major weights, interleaved into `memory`.
-Pack interleaved(const QuantizedMatmulJob& job, int64_t first, int outputs, void* memory) {
+// Calls f(pack) for every block of a pack of row-major weights, which is interleaved into `memory`.
+// During a block, as many bytes of the next pack are prefetched.
+template <typename Function>
+void for_blocks(const QuantizedMatmulJob& job, int64_t first, int outputs, void* memory,
+                const Function& f) {
     const int64_t columns = job.I * job.bits / 32, groups = job.I / job.group_size;
     auto words = static_cast<uint32_t*>(memory);
-    auto scales = reinterpret_cast<uint16_t*>(words + columns * PACK_OUTPUTS);
+    auto scales = reinterpret_cast<uint16_t*>(words + BLOCK_WORDS * PACK_OUTPUTS);
     uint16_t* biases = job.biases == nullptr ? nullptr : scales + groups * PACK_OUTPUTS;
-    interleave<Floats>(job.b, columns, first, outputs, words);
-    interleave<Halves>(job.scales, groups, first, outputs, scales);
+    const auto interleave_factors = [&](const uint16_t* factors, uint16_t* out) {
+        const auto next = reinterpret_cast<const char*>(factors + (first + PACK_OUTPUTS) * groups);
+        for (int64_t byte = 0; byte < PACK_OUTPUTS * groups * 2; byte += 64) {
+            __builtin_prefetch(next + byte);
+        }
+        interleave<Halves>(factors, groups, 0, groups, first, outputs, out);
+    };
+    interleave_factors(job.scales, scales);
     if (biases != nullptr) {
-        interleave<Halves>(job.biases, groups, first, outputs, biases);
+        interleave_factors(job.biases, biases);
     }
-    return {&job, first, outputs, words, scales, biases};
+    const int64_t group_words = job.group_size * job.bits / 32;
+    for (int64_t word = 0; word < columns; word += BLOCK_WORDS) {
+        const int64_t end = columns - word < BLOCK_WORDS ? columns : word + BLOCK_WORDS;
+        interleave<Floats>(job.b, columns, word, end, first, outputs, words);
+        const uint32_t* later = job.b + (first + PACK_OUTPUTS) * columns + word * PACK_OUTPUTS;
+        const auto ahead = reinterpret_cast<intptr_t>(later) - reinterpret_cast<intptr_t>(words);
+        f(Pack{&job, scales, biases, word / group_words, end / group_words, words, ahead});
+    }
 }
 
 // Step 2: unpacks part p, a pair of weights, of one word of each of LANES outputs.
@@ -245,18 +264,18 @@ struct PackedGroup {
     using Format = WeightFormat;
     static constexpr int WORDS = Format::STEP / Format::PARTS;  // per step
     const uint32_t* words;
+    int64_t ahead;
 
     // Part i of a step, for vector v of outputs.
     typename Format::Part part(int64_t step, int i, int v) const {
         const int64_t word = step * WORDS + i / Format::PARTS;
         return Format::part(words + word * PACK_OUTPUTS + v * LANES, i % Format::PARTS);
     }
-    // Prefetches a later step. Access is sequential, but the hardware prefetcher stops at the end
-    // of a page.
+    // Prefetches as many bytes as a step has. The hardware prefetcher stops at the end of a page.
     __attribute__((always_inline)) void prefetch(int64_t step) const {
         const char* line = reinterpret_cast<const char*>(words + step * WORDS * PACK_OUTPUTS);
         for (int64_t byte = 0; byte < WORDS * PACK_OUTPUTS * 4; byte += 64) {
-            __builtin_prefetch(line + PREFETCH_DISTANCE + byte);
+            __builtin_prefetch(line + ahead + byte);
         }
     }
 };
@@ -370,10 +389,9 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
 template <typename WeightFormat>
 void multiply_few_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
                        Floats* totals) {
-    const int64_t groups = pack.job->I / a.group_size;
     for_tiles<ROW_TILE>(rows, [&]<int ROWS>(int64_t row) {
-        for (int64_t g = 0; g < groups; g++) {
-            multiply_group<ROWS>(pack, PackedGroup<WeightFormat>{pack.group(g)}, a, g,
+        for (int64_t g = pack.first_group; g < pack.last_group; g++) {
+            multiply_group<ROWS>(pack, PackedGroup<WeightFormat>{pack.group(g), pack.ahead}, a, g,
                                  first_row + row, totals + row * PACK_VECTORS);
         }
     });
@@ -383,11 +401,11 @@ void multiply_few_rows(const Pack& pack, const Activations& a, int64_t first_row
 template <typename WeightFormat>
 void multiply_many_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
                         Floats* totals) {
-    const int64_t groups = pack.job->I / a.group_size;
     constexpr int WORDS = PartActivations<typename WeightFormat::Sums>::WORDS;
     typename WeightFormat::Part parts[MAX_GROUP / 2][PACK_VECTORS];
-    for (int64_t g = 0; g < groups; g++) {
-        unpack_group(PackedGroup<WeightFormat>{pack.group(g)}, a.row_words / WORDS, parts);
+    for (int64_t g = pack.first_group; g < pack.last_group; g++) {
+        unpack_group(PackedGroup<WeightFormat>{pack.group(g), pack.ahead}, a.row_words / WORDS,
+                     parts);
         for_tiles<ROW_TILE>(rows, [&]<int ROWS>(int64_t row) {
             multiply_group<ROWS>(pack, UnpackedGroup<WeightFormat>{parts}, a, g, first_row + row,
                                  totals + row * PACK_VECTORS);
@@ -395,17 +413,17 @@ void multiply_many_rows(const Pack& pack, const Activations& a, int64_t first_ro
     }
 }
 
-// Rounds and stores output rows. The totals of a float16 row's two rows of integers are added
-// first.
-void store_rows(const Pack& pack, int64_t first_row, int64_t rows, const Floats* totals) {
-    const QuantizedMatmulJob& job = *pack.job;
+// Rounds and stores output rows of a pack that starts at output `first`. The totals of a float16
+// row's two rows of integers are added first.
+void store_rows(const QuantizedMatmulJob& job, int64_t first, int outputs, int64_t first_row,
+                int64_t rows, const Floats* totals) {
     const int integer_rows = rows_of_integers(job);
-    int64_t at = first_row / integer_rows * job.O + pack.first;
+    int64_t at = first_row / integer_rows * job.O + first;
     for (int64_t r = 0; r < rows; r += integer_rows, at += job.O) {
-        for (int v = 0; v < PACK_VECTORS && v * LANES < pack.outputs; v++) {
+        for (int v = 0; v < PACK_VECTORS && v * LANES < outputs; v++) {
             const Floats* total = totals + r * PACK_VECTORS + v;
             const Floats x = integer_rows == 2 ? total[0] + total[PACK_VECTORS] : total[0];
-            const int left = pack.outputs - v * LANES;
+            const int left = outputs - v * LANES;
             if (left >= LANES) {  // a copy of constant length is one instruction
                 store(job.out, at + v * LANES, job.format, x);
             } else {
@@ -415,19 +433,14 @@ void store_rows(const Pack& pack, int64_t first_row, int64_t rows, const Floats*
     }
 }
 
-// Computes one pack of outputs for `rows` rows of integers, starting at `first_row`.
-void run_pack(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
+// totals += the products of a pack and `rows` rows of integers, starting at `first_row`.
+void multiply(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
               Floats* totals) {
-    for (int64_t i = 0; i < rows * PACK_VECTORS; i++) {
-        totals[i] = Floats{};
-    }
-    const auto multiply = [&]<typename WeightFormat>() {
+    with_weight_format(*pack.job, [&]<typename WeightFormat>() {
         const auto run = rows <= DIRECT_ROWS ? multiply_few_rows<WeightFormat>
                                              : multiply_many_rows<WeightFormat>;
         run(pack, a, first_row, rows, totals);
-    };
-    with_weight_format(*pack.job, multiply);
-    store_rows(pack, first_row, rows, totals);
+    });
 }
 
 // --- the kernel ---------------------------------------------------------------------------------
@@ -451,17 +464,26 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
          int64_t last_output) {
     const Activations activations(job, const_cast<void*>(scratch));
     const int64_t block = activations.R < BLOCK_ROWS ? activations.R : BLOCK_ROWS;
-    const int64_t totals = block * PACK_VECTORS * static_cast<int64_t>(sizeof(Floats));
-    const int64_t bytes = totals + (job.prepacked ? 0 : pack_bytes(job));
-    char* memory = reinterpret_cast<char*>(thread_scratch((bytes + 3) / 4));
+    const int64_t vectors = block * PACK_VECTORS;
+    const int64_t bytes = job.prepacked ? 0 : pack_bytes(job);
+    Floats* totals = reinterpret_cast<Floats*>(thread_scratch(vectors * LANES + (bytes + 3) / 4));
     for (int64_t row = 0; row < activations.R; row += block) {
         const int64_t rows = activations.R - row < block ? activations.R - row : block;
         for (int64_t o = first_output; o < last_output; o += PACK_OUTPUTS) {
             const int64_t left = last_output - o;
             const int outputs = left < PACK_OUTPUTS ? static_cast<int>(left) : PACK_OUTPUTS;
-            const Pack pack =
-                job.prepacked ? prepacked(job, o) : interleaved(job, o, outputs, memory + totals);
-            run_pack(pack, activations, row, rows, reinterpret_cast<Floats*>(memory));
+            for (int64_t i = 0; i < rows * PACK_VECTORS; i++) {
+                totals[i] = Floats{};
+            }
+            const auto multiply_rows = [&](const Pack& pack) {
+                multiply(pack, activations, row, rows, totals);
+            };
+            if (job.prepacked) {
+                multiply_rows(prepacked(job, o));
+            } else {
+                for_blocks(job, o, outputs, totals + vectors, multiply_rows);
+            }
+            store_rows(job, o, outputs, row, rows, totals);
         }
     }
 }
