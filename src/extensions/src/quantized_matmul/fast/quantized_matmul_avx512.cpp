@@ -1,6 +1,6 @@
 // quantized_matmul with AVX-512 and 4-bit weights: exact products of integers and bfloat16 values,
-// 64 outputs at once. (8-bit weights are not faster as pairs of 4-bit ones: they need twice the
-// multiplications of quantized_matmul_fixed_point_simd.cpp.)
+// 64 outputs at once. 8-bit weights would need two lookups and two multiplications each;
+// quantized_matmul_fixed_point_simd.cpp multiplies them once.
 //
 // vdpbf16ps multiplies 32 pairs of bfloat16 values and adds neighboring products to 16 float32
 // sums, one per lane, in the order of the pairs, for any number of rows. Up to six rows share

@@ -13,7 +13,7 @@
 //
 // With many rows, step 3 is the bottleneck. Up to ROW_TILE rows share a register of weights. With
 // few rows, weights are unpacked as they are multiplied; with many rows, each group is unpacked
-// once for all rows.
+// once for all rows. Row-major weights are first interleaved, a block at a time.
 //
 // A 16-bit activation is two signed bytes, 256 · high + low. AVX2 would not gain from multiplying
 // bytes (vpmaddubsw, 32 products per instruction): as many multiplications, more additions. ARM
@@ -104,7 +104,6 @@ void interleave(const void* matrix, int64_t columns, int64_t first_column, int64
         const int64_t row = first + (o < outputs ? o : outputs - 1);
         rows[o] = static_cast<const char*>(matrix) + row * columns * BYTES;
     }
-    char* to = static_cast<char*>(out) - first_column * PACK_OUTPUTS * BYTES;
     for (int64_t c = first_column; c < last_column; c += LANES) {
         const int count = last_column - c < LANES ? static_cast<int>(last_column - c) : LANES;
         for (int v = 0; v < PACK_VECTORS; v++) {
@@ -119,8 +118,8 @@ void interleave(const void* matrix, int64_t columns, int64_t first_column, int64
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
                 if (i < count) {
-                    memcpy(to + ((c + i) * PACK_OUTPUTS + v * LANES) * BYTES, &block[i],
-                           sizeof(Vector));
+                    const int64_t at = (c - first_column + i) * PACK_OUTPUTS + v * LANES;
+                    memcpy(static_cast<char*>(out) + at * BYTES, &block[i], sizeof(Vector));
                 }
             }
         }
