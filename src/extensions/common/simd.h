@@ -91,8 +91,8 @@ inline Floats fma(Ints a, Ints b, Floats c) {
 /// Lane-wise maximum; b where either is NaN.
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
-/// Sets an element of an array, or all elements, to zero. GCC initializes an array of 256 bytes or
-/// more (`= {}`) with `rep stos`, which takes 40 cycles and more, even if its elements stay in
+/// Sets an element of an array, or all elements, to zero. GCC initializes some arrays of 256 bytes
+/// and more (`= {}`) with `rep stos`, which takes 40 cycles and more, even if the elements stay in
 /// registers.
 template <typename Element>
 inline void set_to_zero(Element& element) {

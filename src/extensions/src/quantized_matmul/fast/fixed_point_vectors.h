@@ -43,8 +43,9 @@ inline Shorts look_up(const uint8_t (&table)[16], UnsignedShorts x) {
 /// Sums of pairs of products in LANES 32-bit lanes. NEON multiplies to 32-bit lanes without adding
 /// neighbors, so it needs two registers, one per half of the 16-bit lanes.
 struct PairSums {
-    // Chains of additions into which one row's sums are split to hide latency: of the instruction
-    // that multiplies and adds, or of an addition only.
+    // Chains of additions into which each sum of a single row is split, to hide the latency of the
+    // instruction in the chain: one that multiplies and adds, or with plain AVX2 only an addition.
+    // n rows: CHAINS / n.
 #if defined(__AVX2__)
     static constexpr int CHAINS = USES_VNNI ? 4 : 2;
     Ints all;

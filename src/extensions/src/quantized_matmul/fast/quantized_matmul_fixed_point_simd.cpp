@@ -51,14 +51,14 @@ namespace {
 constexpr int PACK_VECTORS = LANES == 16 ? 4 : 2;   // vectors of outputs per pack
 constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
 constexpr int ROW_TILE = 6;                         // its sums take most registers
-// Maximum rows for multiply_few_rows. VNNI multiplies and adds with one instruction, which leaves
-// time to unpack weights again for more rows.
+// Maximum rows for multiply_few_rows. VNNI multiplies and adds with one instruction instead of two,
+// which leaves slots to unpack weights again for more rows.
 constexpr int DIRECT_ROWS = (USES_VNNI ? 3 : 2) * ROW_TILE;
 constexpr int64_t BLOCK_ROWS = 128;          // rows of integers for which a pack is read once
 constexpr int64_t PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, for prepacked weights
 constexpr int64_t BLOCK_BYTES = 8192;        // of row-major weights, interleaved at once
 constexpr int64_t BLOCK_WORDS = BLOCK_BYTES / 4 / PACK_OUTPUTS;  // per output
-static_assert(BLOCK_WORDS >= MAX_GROUP * 8 / 32);
+static_assert(BLOCK_WORDS % (MAX_GROUP * 8 / 32) == 0);          // whole groups
 
 // --- weights ------------------------------------------------------------------------------------
 
@@ -93,8 +93,8 @@ Pack prepacked(const QuantizedMatmulJob& job, int64_t first) {
 }
 
 // Transposes columns first_column … last_column − 1 of PACK_OUTPUTS rows of `matrix`, starting at
-// row `first`, into `out`: columns × PACK_OUTPUTS. A vector has LANES elements. Lanes past the last
-// output repeat the last row.
+// row `first`, into `out`: that many columns × PACK_OUTPUTS. A vector has LANES elements. Lanes
+// past the last output repeat the last row.
 template <typename Vector>
 void interleave(const void* matrix, int64_t columns, int64_t first_column, int64_t last_column,
                 int64_t first, int outputs, void* out) {
