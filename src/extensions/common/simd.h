@@ -91,21 +91,6 @@ inline Floats fma(Ints a, Ints b, Floats c) {
 /// Lane-wise maximum; b where either is NaN.
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
-/// Sets an element of an array, or all elements, to zero. GCC initializes some arrays of 256 bytes
-/// and more (`= {}`) with `rep stos`, which takes 40 cycles and more, even if the elements stay in
-/// registers.
-template <typename Element>
-inline void set_to_zero(Element& element) {
-    element = Element{};
-}
-template <typename Element, int SIZE>
-__attribute__((always_inline)) inline void set_to_zero(Element (&array)[SIZE]) {
-#pragma GCC unroll 16
-    for (int i = 0; i < SIZE; i++) {
-        set_to_zero(array[i]);
-    }
-}
-
 /// Makes the compiler keep x in a register. Otherwise, GCC reloads it from memory for every use.
 template <typename Vector>
 inline void keep_in_register(Vector& x) {

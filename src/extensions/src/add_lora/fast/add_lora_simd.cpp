@@ -24,8 +24,7 @@ inline bool is_block(const AddLoraJob& job, int64_t m, int64_t last) {
 // Computes ranks r … r + C − 1 of x · aᵀ for rows m … m + M − 1.
 template <Format F, int M, int C>
 void shrink_block(const AddLoraJob& job, int64_t m, int64_t r) {
-    Floats sums[M][C];
-    set_to_zero(sums);
+    Floats sums[M][C] = {};
     for_vectors(job.I, [&](int64_t i, int count) {
         Floats x[M];
         for (int row = 0; row < M; row++) {
@@ -74,8 +73,7 @@ void shrink(const AddLoraJob& job, int64_t first, int64_t last) {
 template <Format F, int M, int C>
 void expand_block(const AddLoraJob& job, int64_t m, const Ranks& ranks, int64_t o, int count) {
     const auto count_of = [&](int c) { return c == C - 1 ? count : LANES; };
-    Floats updates[M][C];
-    set_to_zero(updates);
+    Floats updates[M][C] = {};
     for (int64_t r = ranks.first; r < ranks.last; r++) {
         Floats b[C];
         for (int c = 0; c < C; c++) {

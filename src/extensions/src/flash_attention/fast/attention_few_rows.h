@@ -71,8 +71,7 @@ __attribute__((always_inline)) inline void add_columns_of_keys(const void* const
 template <int ROWS, Format FORMAT>
 __attribute__((noinline)) void score_few(const void* const* keys, const float* query, int64_t D,
                                          float* scores, Prefetcher& prefetcher) {
-    Floats sums[SCORE_VECTORS][ROWS];
-    set_to_zero(sums);
+    Floats sums[SCORE_VECTORS][ROWS] = {};
     const auto add = [&](int64_t d, auto count) {
 #pragma GCC unroll 2
         for (int v = 0; v < SCORE_VECTORS; v++) {

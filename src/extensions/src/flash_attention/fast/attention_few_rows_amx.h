@@ -128,8 +128,7 @@ __attribute__((always_inline)) inline void add_columns_of_keys(const Floats* x, 
         if (first >= columns) {
             break;
         }
-        Floats chains[ROWS][2];
-        set_to_zero(chains);
+        Floats chains[ROWS][2] = {};
 #pragma GCC unroll 32
         for (int i = first; i < first + PRODUCTS; i++) {
             if (i % COLUMNS_PER_PREFETCH == 0) {
@@ -156,8 +155,7 @@ __attribute__((noinline)) void score_two_vectors(const void* const* keys,
                                                  const AttentionBlock& block, float* scores,
                                                  Prefetcher& prefetcher) {
     constexpr int COLUMNS = KEY_COLUMNS<Format::int8>;
-    Floats sums[2][ROWS];
-    set_to_zero(sums);
+    Floats sums[2][ROWS] = {};
     for (int64_t d = 0; d < block.D; d += COLUMNS) {
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++) {
@@ -226,9 +224,7 @@ __attribute__((noinline)) void add_columns(const WeightParts& weights, int row,
     constexpr int PASSES = 8 / VECTORS;  // over the keys, if D is 128; each prefetches at some keys
     const int pass = static_cast<int>(d / (VECTORS * LANES));
     for (int first = from / PRODUCTS * PRODUCTS; first < to; first += PRODUCTS) {
-        Floats high[2][ROWS][VECTORS], low[2][ROWS][VECTORS];
-        set_to_zero(high);
-        set_to_zero(low);
+        Floats high[2][ROWS][VECTORS] = {}, low[2][ROWS][VECTORS] = {};
         const auto add_key = [&](int key, auto parity) __attribute__((always_inline)) {
             if (key % PASSES == pass) {
                 prefetcher.prefetch_next();

@@ -60,8 +60,7 @@ inline void prefetch(const void* array, int64_t i, Format format) {
 template <Format F, int R, int C>
 void multiply_block(const MatmulJob& job, int64_t m, int64_t o) {
     using D = Dot<F>;
-    Floats sums[R][C];
-    set_to_zero(sums);
+    Floats sums[R][C] = {};
     typename D::Vector a[R];
     int64_t i = 0;
     for (; i + D::STEP <= job.I; i += D::STEP) {

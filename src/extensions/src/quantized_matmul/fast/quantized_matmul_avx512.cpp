@@ -88,13 +88,9 @@ __attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const We
     add_group(panel, weights, first_row, group, dots, totals);
 }
 
-// Unrolled four times: GCC replaces a plain loop with `rep stos`, which is slow for few rows.
 inline void clear(__m512* totals, int64_t rows) {
-    for (int64_t r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (int c = 0; c < PANEL_VECTORS; c++) {
-            totals[r * PANEL_VECTORS + c] = _mm512_setzero_ps();
-        }
+    for (int64_t i = 0; i < rows * PANEL_VECTORS; i++) {
+        totals[i] = _mm512_setzero_ps();
     }
 }
 

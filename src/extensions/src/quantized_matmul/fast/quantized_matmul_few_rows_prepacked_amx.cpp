@@ -79,8 +79,7 @@ __attribute__((always_inline)) inline void add_group(const Columns& columns, int
     const PlanesLayout& layout = columns.layout;
     const int64_t column_bytes = columns.column_bytes();
     const int segment = layout.group_bytes < VECTOR ? layout.group_bytes : VECTOR;
-    Ints sums[ROWS][PLANES][COLUMNS];
-    set_to_zero(sums);
+    Ints sums[ROWS][PLANES][COLUMNS] = {};
     for (int s = 0; s < layout.group_bytes; s += segment) {
         const int64_t byte = g * layout.group_bytes + s;  // within a row
         const char* a = columns.activations +
@@ -120,8 +119,7 @@ __attribute__((always_inline)) inline void add_group(const Columns& columns, int
 template <typename WeightFormat, int ROWS, int COLUMNS>
 void run_columns(const Columns& columns) {
     constexpr int COLUMNS_AT_A_TIME = ROWS > 2 && COLUMNS > 2 ? 2 : COLUMNS;
-    Floats totals[ROWS][MAX_COLUMNS];
-    set_to_zero(totals);
+    Floats totals[ROWS][MAX_COLUMNS] = {};
     for (int64_t g = 0; g < columns.layout.groups; g++) {
 #pragma GCC unroll 2
         for (int column = 0; column < COLUMNS; column += COLUMNS_AT_A_TIME) {

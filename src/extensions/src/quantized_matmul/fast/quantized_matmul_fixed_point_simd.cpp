@@ -342,8 +342,7 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
     constexpr int CHAINS = Sums::CHAINS > ROWS ? Sums::CHAINS / ROWS : 1;  // per output
     const int64_t row_words = a.row_words;
     const Word* words = a.words(g, row);
-    Sums chains[CHAINS][ROWS][PACK_VECTORS];
-    set_to_zero(chains);
+    Sums chains[CHAINS][ROWS][PACK_VECTORS] = {};
     for (int64_t step = 0; step < row_words / (STEP * WORDS); step++) {
         weights.prefetch(step);
 #pragma GCC unroll 8
