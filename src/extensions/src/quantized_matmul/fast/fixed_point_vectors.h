@@ -3,16 +3,15 @@
 
 #include "common/simd.h"
 
-#if defined(__AVX2__) && !defined(__AVXVNNI__) && !defined(__AVX512VNNI__)
-#define TINY_LLM_SUMS_IN_SHORTS  // two products of bytes are added in a 16-bit lane
-#endif
-
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr bool USES_VNNI = true;
 #else
 constexpr bool USES_VNNI = false;
+#if defined(__AVX2__)
+#define TINY_LLM_SUMS_IN_SHORTS  // two products of bytes are added in a 16-bit lane
+#endif
 #endif
 
 constexpr int SHORTS = 2 * LANES;  // 16-bit lanes per vector

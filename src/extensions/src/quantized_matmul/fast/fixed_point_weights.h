@@ -1,0 +1,273 @@
+// Weights for quantized_matmul_fixed_point_simd.cpp: packs of outputs, and their unpacking.
+//
+// A kernel computes one pack of outputs at a time. Prepacked weights are read in place; row-major
+// weights are interleaved a block at a time.
+#pragma once
+
+#include "common/simd_transpose.h"
+#include "src/quantized_matmul/fast/fixed_point_activations.h"
+#include "src/quantized_matmul/fast/floating_point_weights.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+constexpr int PACK_VECTORS = LANES == 16 ? 4 : 2;   // vectors of outputs per pack
+constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
+constexpr int64_t PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, for prepacked weights
+constexpr int64_t BLOCK_BYTES = 8192;        // of row-major weights, interleaved at once
+constexpr int64_t BLOCK_WORDS = BLOCK_BYTES / 4 / PACK_OUTPUTS;  // per output
+static_assert(BLOCK_WORDS % (MAX_GROUP * 8 / 32) == 0);          // whole groups
+
+// --- packs --------------------------------------------------------------------------------------
+
+// Weights of PACK_OUTPUTS outputs in the layout of common/prepacked.h, for some of the groups: all
+// groups of prepacked weights, or a block of row-major weights.
+struct Pack {
+    const QuantizedMatmulJob* job;
+    const uint16_t* scales;  // all groups × PACK_OUTPUTS
+    const uint16_t* biases;  // all groups × PACK_OUTPUTS; nullptr for floating-point weights
+    int64_t first_group, last_group;
+    const uint32_t* words;  // from first_group on: words per row × PACK_OUTPUTS
+    int64_t ahead;          // distance in bytes of what to prefetch while words are multiplied
+
+    const uint32_t* group(int64_t g) const {
+        return words + (g - first_group) * job->group_size * job->bits / 32 * PACK_OUTPUTS;
+    }
+    Floats factor(const uint16_t* of, int64_t g, int v) const {
+        return load(of, g * PACK_OUTPUTS + v * LANES, job->scale_format);
+    }
+};
+
+// Pack that points into prepacked weights.
+inline Pack prepacked(const QuantizedMatmulJob& job, int64_t first) {
+    const int64_t groups = job.I / job.group_size;
+    return {&job,
+            job.scales + first * groups,
+            job.biases == nullptr ? nullptr : job.biases + first * groups,
+            0,
+            groups,
+            job.b + first * (job.I * job.bits / 32),
+            PREFETCH_DISTANCE};
+}
+
+// Transposes columns first_column … last_column − 1 of PACK_OUTPUTS rows of `matrix`, starting at
+// row `first`, into `out`: that many columns × PACK_OUTPUTS. A vector has LANES elements. Lanes
+// past the last output repeat the last row.
+template <typename Vector>
+void interleave(const void* matrix, int64_t columns, int64_t first_column, int64_t last_column,
+                int64_t first, int outputs, void* out) {
+    constexpr int64_t BYTES = sizeof(Vector) / LANES;
+    const char* rows[PACK_OUTPUTS];
+    for (int o = 0; o < PACK_OUTPUTS; o++) {
+        const int64_t row = first + (o < outputs ? o : outputs - 1);
+        rows[o] = static_cast<const char*>(matrix) + row * columns * BYTES;
+    }
+    for (int64_t c = first_column; c < last_column; c += LANES) {
+        const int count = last_column - c < LANES ? static_cast<int>(last_column - c) : LANES;
+        for (int v = 0; v < PACK_VECTORS; v++) {
+            Vector block[LANES];
+#pragma GCC unroll 16
+            for (int lane = 0; lane < LANES; lane++) {
+                const char* from = rows[v * LANES + lane] + c * BYTES;
+                block[lane] = count == LANES ? load_bits<Vector>(from)
+                                             : load_bits<Vector>(from, count, BYTES);
+            }
+            transpose(block);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) {
+                if (i < count) {
+                    const int64_t at = (c - first_column + i) * PACK_OUTPUTS + v * LANES;
+                    memcpy(static_cast<char*>(out) + at * BYTES, &block[i], sizeof(Vector));
+                }
+            }
+        }
+    }
+}
+
+// Memory of a pack of row-major weights: the words of a block, scales and biases.
+inline int64_t pack_bytes(const QuantizedMatmulJob& job) {
+    return BLOCK_BYTES + PACK_OUTPUTS * 2 * 2 * (job.I / job.group_size);
+}
+
+// Calls f(pack) for every block of a pack of row-major weights, which is interleaved into `memory`.
+// During a block, as many bytes of the next pack are prefetched.
+template <typename Function>
+void for_blocks(const QuantizedMatmulJob& job, int64_t first, int outputs, void* memory,
+                const Function& f) {
+    const int64_t columns = job.I * job.bits / 32, groups = job.I / job.group_size;
+    auto words = static_cast<uint32_t*>(memory);
+    auto scales = reinterpret_cast<uint16_t*>(words + BLOCK_WORDS * PACK_OUTPUTS);
+    uint16_t* biases = job.biases == nullptr ? nullptr : scales + groups * PACK_OUTPUTS;
+    const auto interleave_factors = [&](const uint16_t* factors, uint16_t* out) {
+        const auto next = reinterpret_cast<const char*>(factors + (first + PACK_OUTPUTS) * groups);
+        for (int64_t byte = 0; byte < PACK_OUTPUTS * groups * 2; byte += 64) {
+            __builtin_prefetch(next + byte);
+        }
+        interleave<Halves>(factors, groups, 0, groups, first, outputs, out);
+    };
+    interleave_factors(job.scales, scales);
+    if (biases != nullptr) {
+        interleave_factors(job.biases, biases);
+    }
+    const int64_t group_words = job.group_size * job.bits / 32;
+    for (int64_t word = 0; word < columns; word += BLOCK_WORDS) {
+        const int64_t end = columns - word < BLOCK_WORDS ? columns : word + BLOCK_WORDS;
+        interleave<Floats>(job.b, columns, word, end, first, outputs, words);
+        const uint32_t* later = job.b + (first + PACK_OUTPUTS) * columns + word * PACK_OUTPUTS;
+        const auto ahead = reinterpret_cast<intptr_t>(later) - reinterpret_cast<intptr_t>(words);
+        f(Pack{&job, scales, biases, word / group_words, end / group_words, words, ahead});
+    }
+}
+
+// --- unpacking ----------------------------------------------------------------------------------
+
+// Unpacks part p, a pair of weights, of one word of each of LANES outputs.
+template <int BITS>
+struct Integers {
+    using Part = Shorts;
+    using Sums = PairSums;
+    static constexpr int PARTS = 16 / BITS;  // per word
+    static constexpr int STEP = 4;           // parts per step: one or two words
+    static UnsignedShorts unpack(const uint32_t* words, int p) {
+        const UnsignedShorts x = load_bits<UnsignedShorts>(words) >> (BITS * p);
+        return p == PARTS - 1 ? x : x & static_cast<uint16_t>((1 << BITS) - 1);
+    }
+    static Part part(const uint32_t* words, int p) { return (Part)unpack(words, p); }
+};
+struct FloatingPoint : Integers<4> {
+    static Part part(const uint32_t* words, int p) {
+        return look_up(E2M1_INTEGERS, unpack(words, p));
+    }
+};
+
+// Unpacks weights for 8-bit activations. A part is four weights.
+template <int BITS>
+struct ByteIntegers {
+    using Part = Quads;
+    using Sums = QuadSums;
+    static constexpr int PARTS = 8 / BITS;
+    static constexpr int STEP = 8;  // 16-bit sums: 8 · 2 · 127 · 15 < 2¹⁵
+    static Part part(const uint32_t* words, int p) {
+        const Ints x = load_bits<Ints>(words) >> (BITS * p);
+        return (Part)(BITS == 8 ? x : x & 0x0f0f0f0f);
+    }
+};
+struct ByteFloatingPoint : ByteIntegers<4> {
+    static constexpr int STEP = 4;  // 4 · 2 · 127 · 24 < 2¹⁵
+    static Part part(const uint32_t* words, int p) {
+        return look_up(E2M1_INTEGERS, ByteIntegers<4>::part(words, p));
+    }
+};
+
+#if defined(__ARM_FEATURE_DOTPROD)
+// Unpacks 4-bit weights for activations in bytes. A part is eight weights, one word.
+template <typename SumsOfBytes>
+struct NibbleIntegers {
+    using Part = Nibbles;
+    using Sums = SumsOfBytes;
+    static constexpr int PARTS = 1;
+    static constexpr int STEP = 4;
+    static Part part(const uint32_t* words, int) {
+        return {ByteIntegers<4>::part(words, 0), ByteIntegers<4>::part(words, 1)};
+    }
+};
+template <typename SumsOfBytes>
+struct NibbleFloatingPoint : NibbleIntegers<SumsOfBytes> {
+    static Nibbles part(const uint32_t* words, int) {
+        return {ByteFloatingPoint::part(words, 0), ByteFloatingPoint::part(words, 1)};
+    }
+};
+#endif
+
+// Calls f.operator()<WeightFormat>() for the formats of b and of the activations.
+template <typename Function>
+inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    const auto call_nibbles = [&]<typename Sums>() {
+        job.biases == nullptr ? f.template operator()<NibbleFloatingPoint<Sums>>()
+                              : f.template operator()<NibbleIntegers<Sums>>();
+    };
+    if (job.bits == 8) {
+        f.template operator()<Integers<8>>();
+    } else if (multiplies_high_low_bytes(job)) {
+        call_nibbles.template operator()<HighLowSums>();
+    } else {
+        call_nibbles.template operator()<QuadSums>();
+    }
+#else
+    const auto call = [&]<typename OfShorts, typename OfBytes>() {
+#if defined(__AVX2__)
+        if (multiplies_bytes(job)) {
+            f.template operator()<OfBytes>();
+            return;
+        }
+#endif
+        // With BF16, quantized_matmul_avx512.cpp multiplies 4-bit weights by 16-bit activations.
+        if constexpr (!USES_BF16_DOT || OfShorts::PARTS == Integers<8>::PARTS) {
+            f.template operator()<OfShorts>();
+        }
+    };
+    if (job.biases == nullptr) {
+        call.template operator()<FloatingPoint, ByteFloatingPoint>();
+    } else if (job.bits == 4) {
+        call.template operator()<Integers<4>, ByteIntegers<4>>();
+    } else {
+        call.template operator()<Integers<8>, ByteIntegers<8>>();
+    }
+#endif
+}
+
+// A group's weights, unpacked on each use.
+template <typename WeightFormat>
+struct PackedGroup {
+    using Format = WeightFormat;
+    static constexpr int WORDS = Format::STEP / Format::PARTS;  // per step
+    const uint32_t* words;
+    int64_t ahead;
+
+    // Part i of a step, for vector v of outputs.
+    typename Format::Part part(int64_t step, int i, int v) const {
+        const int64_t word = step * WORDS + i / Format::PARTS;
+        return Format::part(words + word * PACK_OUTPUTS + v * LANES, i % Format::PARTS);
+    }
+    // Prefetches as many bytes as a step has. The hardware prefetcher stops at the end of a page.
+    __attribute__((always_inline)) void prefetch(int64_t step) const {
+        const char* line = reinterpret_cast<const char*>(words + step * WORDS * PACK_OUTPUTS);
+        for (int64_t byte = 0; byte < WORDS * PACK_OUTPUTS * 4; byte += 64) {
+            __builtin_prefetch(line + ahead + byte);
+        }
+    }
+};
+
+// A group's weights, unpacked in advance.
+template <typename WeightFormat>
+struct UnpackedGroup {
+    using Format = WeightFormat;
+    const typename Format::Part (*parts)[PACK_VECTORS];
+
+    typename Format::Part part(int64_t step, int i, int v) const {
+        return parts[step * Format::STEP + i][v];
+    }
+    void prefetch(int64_t) const {}
+};
+
+template <typename WeightFormat>
+void unpack_group(const PackedGroup<WeightFormat>& group, int64_t parts,
+                  typename WeightFormat::Part (*out)[PACK_VECTORS]) {
+    constexpr int STEP = WeightFormat::STEP;
+    for (int64_t step = 0; step < parts / STEP; step++) {
+        group.prefetch(step);
+#pragma GCC unroll 8
+        for (int i = 0; i < STEP; i++) {
+#pragma GCC unroll 4
+            for (int v = 0; v < PACK_VECTORS; v++) {
+                out[step * STEP + i][v] = group.part(step, i, v);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA
