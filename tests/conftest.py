@@ -74,7 +74,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 # Tests in these folders run on the CPU, even on a Mac: they assert bitwise batch invariance, which
 # the GPU does not guarantee (see src/extensions/README.md). `either_device` overrides this.
-CPU_FOLDERS = ("agent", "benchmark", "cli", "engine", "hostile", "models", "parallel", "server")
+CPU_FOLDERS = (
+    "agent",
+    "benchmark",
+    "cli",
+    "engine",
+    "hostile",
+    "models",
+    "parallel",
+    "real",
+    "server",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,0 +1,1 @@
+"""Tests with official artifacts of other projects; see `tools/real_artifacts.py`."""
