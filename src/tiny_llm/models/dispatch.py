@@ -60,7 +60,8 @@ def serving_model(
             was not loaded by `load_weights`.
     """
     config = _config(name, mlx_model)
-    if config.delta_net is not None and not isinstance(mlx_model, CheckpointModel):
+    is_nested = config.delta_net is not None or not hasattr(mlx_model, "model")  # also Qwen3-VL
+    if is_nested and not isinstance(mlx_model, CheckpointModel):
         raise ModelError(
             f"'{name}' is a {config.model_type} model, whose layout differs in mlx_lm; load it "
             "with `load_weights`."

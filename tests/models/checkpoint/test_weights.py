@@ -117,12 +117,14 @@ def test_mxfp4(editor):
         Qwen3ModelWeek2(mlx_model)
 
 
-def test_awq_falls_back_to_mlx_lm(editor):
-    for key in ("quantization", "quantization_config"):
-        del editor.config[key]
-    editor.config["quantization_config"] = {"quant_method": "awq", "bits": 3}
-    with pytest.raises(ModelError, match="AutoAWQ"):
-        load_weights(editor.save())
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes"])
+def test_other_libraries_quantization_is_rejected(editor, method):
+    del editor.config["quantization"]
+    editor.config["quantization_config"] = {"quant_method": method, "bits": 4}
+    message = f"quantized by '{method}', which is not an MLX format; use .* `mlx_lm.convert -q`"
+    for load_either in (load, load_weights):
+        with pytest.raises(ModelError, match=message):
+            load_either(editor.save())
 
 
 @pytest.mark.parametrize(
