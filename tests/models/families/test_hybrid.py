@@ -406,6 +406,22 @@ def test_mtp_layouts_have_equal_arrays(tmp_path, config, layout):
     assert plain.keys() == {name for name in first if not name.startswith("mtp.")} < first.keys()
 
 
+@pytest.mark.parametrize("prefix", ["", "language_model."])
+def test_names_without_the_model_prefix(tmp_path, prefix):
+    """transformers saves base models so, for example embedding models."""
+    tensors, _ = random_tensors(HYBRID)
+    write_family(tmp_path, HYBRID)
+    expected = dict(tree_flatten(read_checkpoint(tmp_path, HYBRID)))
+    mx.eval(list(expected.values()))  # because the file is overwritten below
+    bare = {prefix + name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    bare["visual.patch_embed.weight"] = mx.ones(2)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), bare)
+    actual = dict(tree_flatten(read_checkpoint(tmp_path, HYBRID)))
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert_same_bits(actual[name], tensor, name)
+
+
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [

@@ -48,6 +48,15 @@ def test_every_dtype_of_the_file(tmp_path, dtype):
     assert list(read(write_adapter(tmp_path, tensors, 4))) == [LAYER]
 
 
+@pytest.mark.parametrize("prefix", ["model.visual.", "visual.", "vision_tower."])
+def test_vision_tensors_are_skipped_with_one_line(tmp_path, capsys, prefix):
+    vision = lora_pair(f"{prefix}blocks.0.attn.qkv", I=40, O=120)
+    text = lora_pair(LAYER.replace("model.", "model.language_model.", 1))
+    assert list(read(write_peft_adapter(tmp_path, {**text, **vision}, 4, 8))) == [LAYER]
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(": skipped 2 tensors of the vision tower.")
+
+
 @pytest.mark.parametrize("num_layers", [-1, 0, 1, 2, 16])
 def test_num_layers_counts_from_the_end(tmp_path, num_layers):
     last = CONFIG["num_hidden_layers"] if num_layers < 1 else num_layers

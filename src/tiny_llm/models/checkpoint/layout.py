@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import short_repr, summarize
 from ..families.config_fields import Fields, text_fields
-from ..families.registry import read_config
+from ..families.registry import family_of, read_config
 from .config_checks import check_sizes, reject_code
 from .quantization import check_quantization
 from .safe_io import ModelError, is_plain_file_name, model_errors, read_json, resolve_file
@@ -37,8 +37,9 @@ def read_model_config(folder: Path) -> Fields:
         ModelError: the file is invalid or refers to code, or no family supports its fields.
     """
     config, where = read_json(folder, "config.json"), str(folder / "config.json")
-    reject_code(config, where)
     with model_errors(f"the model in {folder} cannot be loaded"):
+        family_of(config)  # for another family, the other errors would be no help
+        reject_code(config, where)
         config = dict(text_fields(config))
         reject_code(config, where)
         check_sizes(config, where)
