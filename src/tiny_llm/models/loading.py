@@ -186,7 +186,8 @@ def evaluate(model: Any, console: "Console | None") -> None:
     A layer may be in memory twice while it is prepacked, so the largest layers (embedding, LM head)
     come first. A model from `mlx_lm` stays row-major, because it must remain callable.
     """
-    table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
+    text = getattr(model, "language_model", model).model  # mlx_lm nests the text of vision models
+    table, head = getattr(text, "embed_tokens", None), model.get("lm_head")
     modules = [each for each in (table, head, *model.layers, model.get("mtp")) if each is not None]
     path_of = {id(module): path for path, module in model.named_modules()}
     prepacked = None
@@ -200,7 +201,7 @@ def evaluate(model: Any, console: "Console | None") -> None:
         mx.eval(module.parameters())
         check.add(path_of[id(module)], module)
     mx.eval(model.parameters())
-    check.add("model.norm", model.model.norm)  # the final norm is not in `modules`
+    check.add("model.norm", text.norm)  # the final norm is not in `modules`
     check.finish()
     mx.clear_cache()  # frees buffers cached by prepacking, whose sizes do not recur
 

@@ -56,15 +56,18 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """A checkpoint's `model*.safetensors` files: those in its index, or else all.
+    """A checkpoint's `model*.safetensors` files: those in its index, or all without one.
 
-    Other files, such as `consolidated.safetensors`, hold copies of the weights or other models.
+    If the index is stale, `model.safetensors` alone. Other files, such as
+    `consolidated.safetensors`, hold copies of the weights or other models.
 
     Raises:
         ModelError: there are no files, or a file in the index is missing.
     """
     names = sorted(file.name for file in folder.glob(WEIGHT_FILES))
-    if (folder / INDEX_FILE).exists() and not has_stale_index(folder):
+    if has_stale_index(folder):
+        names = [COMPLETE_FILE]
+    elif (folder / INDEX_FILE).exists():
         listed = _indexed_files(folder)
         missing = sorted(listed - set(names))
         if missing:
@@ -73,15 +76,13 @@ def weight_files(folder: Path) -> list[Path]:
                 "download the model again."
             )
         names = sorted(listed) or names
-    elif COMPLETE_FILE in names:
-        names = [COMPLETE_FILE]
     if not names:
         raise ModelError(f"{folder} has no model*.safetensors file; it is not a model folder.")
     return [resolve_file(folder, name) for name in names]
 
 
 def has_stale_index(folder: Path) -> bool:
-    """Whether `model.safetensors` is complete, because the index does not list it."""
+    """Whether the index lists only files other than `model.safetensors`, which exists."""
     if not (folder / INDEX_FILE).exists() or not (folder / COMPLETE_FILE).exists():
         return False
     listed = _indexed_files(folder)

@@ -141,13 +141,14 @@ def _check_tensors(
 ) -> dict[str, Quantization]:
     """Checks all names and shapes; returns the quantized layers' formats."""
     formats: dict[str, Quantization] = {}
-    expected: dict[str, Shape] = dict(vector_shapes(args))
+    expected: dict[str, Shape] = {}
     for path, matrix in matrix_shapes(args):
         found = _quantization(path, matrix, weights, quantization)
         if found is not None:
             formats[path] = found
         for name, shape in (found.shapes(matrix) if found else {"weight": matrix}).items():
             expected[f"{path}.{name}"] = shape
+    expected.update(vector_shapes(args))
     for name, shape in expected.items():
         if name in weights and weights[name].shape != shape:
             form = formats.get(name.rpartition(".")[0])

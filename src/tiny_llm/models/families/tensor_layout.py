@@ -136,31 +136,22 @@ def _moe_layers(config: DecoderConfig) -> list[tuple[str, int]]:
 def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
     """Splits gate_up_proj X×2I×E; moves it and down_proj X×E×I to `switch_mlp`.
 
-    Qwen3-VL's official checkpoints have the transposed matrices, X×E×2I and X×I×E.
+    Qwen3-VL's checkpoints on the hub have the transposed matrices, X×E×2I and X×I×E.
     """
     for mlp, _ in _moe_layers(config):
         assert config.experts is not None
-        experts, stacked, I = (
-            f"{mlp}.experts",
-            f"{mlp}.switch_mlp",
-            config.experts.intermediate_size,
-        )
-        E = config.hidden_size
-        for name, shape in (("gate_up_proj", (2 * I, E)), ("down_proj", (E, I))):
-            matrices = weights.get(f"{experts}.{name}")
-            if matrices is None or sorted(matrices.shape[1:]) != sorted(shape):
+        E, I = config.hidden_size, config.experts.intermediate_size
+        for fused, O, inputs in (("gate_up_proj", 2 * I, E), ("down_proj", E, I)):
+            matrices = weights.get(f"{mlp}.experts.{fused}")
+            if matrices is None or sorted(matrices.shape[1:]) != sorted((O, inputs)):
                 continue  # a wrong shape is reported later, under the fused name
-            del weights[f"{experts}.{name}"]
-            is_square = shape[0] == shape[1]
-            if (
-                config.model_type.startswith("qwen3_vl")
-                if is_square
-                else matrices.shape[1:] != shape
-            ):
+            del weights[f"{mlp}.experts.{fused}"]
+            is_vl = config.model_type.startswith("qwen3_vl")
+            if is_vl if inputs == O else matrices.shape[1] == inputs:
                 matrices = matrices.swapaxes(1, 2)
-            parts = (name,) if name == "down_proj" else ("gate_proj", "up_proj")
+            parts = ("gate_proj", "up_proj") if fused == "gate_up_proj" else (fused,)
             for part, matrix in zip(parts, mx.split(matrices, len(parts), axis=1), strict=True):
-                weights[f"{stacked}.{part}.weight"] = matrix
+                weights[f"{mlp}.switch_mlp.{part}.weight"] = matrix
 
 
 def split_fused_projections(weights: dict[str, mx.array], config: DeltaNetConfig) -> None:

@@ -57,20 +57,19 @@ def read_adapter(
             "`mlx_lm.lora` or PEFT."
         )
     with model_errors(f"the adapter in {folder} cannot be loaded", RuntimeError):
-        adapter = _read(
-            folder, model, dtype, is_silent=rank_shard is not None and rank_shard.rank > 0
-        )
+        is_first = rank_shard is None or rank_shard.rank == 0
+        adapter = _read(folder, model, dtype, report=is_first)
     if rank_shard is None:
         return adapter
     return {layer: _shard(layer, full, rank_shard) for layer, full in adapter.items()}
 
 
-def _read(folder: Path, model: DecoderConfig, dtype: mx.Dtype, is_silent: bool) -> Adapter:
+def _read(folder: Path, model: DecoderConfig, dtype: mx.Dtype, report: bool) -> Adapter:
     config = read_adapter_config(folder, model)
     file = resolve_file(folder, config.file)
     stored = read_header(file)
     tensors = {name: each for name, each in stored.items() if not _is_vision(name, config)}
-    if len(tensors) < len(stored) and not is_silent:
+    if len(tensors) < len(stored) and report:
         message = f"{folder}: skipped {len(stored) - len(tensors)} tensors of the vision tower."
         stderr_console().print(message, soft_wrap=True, markup=False)
     size, used, memory = file.stat().st_size, mx.get_active_memory(), total_memory()

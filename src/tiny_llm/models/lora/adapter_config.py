@@ -38,7 +38,7 @@ PEFT_UNSUPPORTED = (
     "arrow_config",
     "use_qalora",
 )
-# Methods that also change the base model's weights before training.
+# Values of `init_lora_weights`, or their prefixes, that also change the base model's weights.
 CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -76,7 +76,7 @@ def read_adapter_config(folder: Path, model: DecoderConfig) -> AdapterConfig:
     fields = read_json(folder, CONFIG_FILE)
     config = _peft_config(fields) if "peft_type" in fields else _mlx_config(fields, model)
     if config.rank > model.hidden_size:
-        # A layer's rank is at most this. Larger matrices would only cost memory.
+        # Each layer has hidden_size inputs or outputs, so a higher rank would only cost memory.
         raise _invalid("rank", config.rank, f"at most the model's hidden_size, {model.hidden_size}")
     return config
 
