@@ -189,8 +189,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     flag(
         "--strict-fields",
-        "reject requests with unknown fields; by default, these are ignored and named in the log "
-        "and in the header x-tiny-llm-ignored-fields",
+        "reject requests with fields that would be ignored; by default, the log and the response "
+        "header x-tiny-llm-ignored-fields name these",
         action="store_true",
     )
     flag(

@@ -37,7 +37,7 @@ def ignore_fields(fields: Iterable[str]) -> None:
     if record.strict_fields:
         name = next(iter(names))
         raise bad_request(f"{name} is not a supported field; remove it.", name, "unknown_parameter")
-    record.ignored_fields = list(names)
+    record.ignored_fields = [*record.ignored_fields, *names]
     new = [name for name in names if (record.path, name) not in _logged]
     if new and len(_logged) < MAX_LOGGED_FIELDS:
         _logged.update((record.path, name) for name in new)

@@ -37,7 +37,6 @@ class TokenizeRequest(RequestBody):
         check_continuation(self.continue_final_message, self.add_generation_prompt)
         messages = [message.to_template(index) for index, message in enumerate(self.messages or ())]
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
-        prompts.check_template_kwargs(self.chat_template_kwargs)
         chat = prompts.render_chat(
             messages,
             tools,
@@ -61,6 +60,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     server = get_app_state(request, body.model)
     await server.wait_until_loaded(request)
     prompts = server.prompts
+    body.chat_template_kwargs = prompts.used_template_kwargs(body.chat_template_kwargs)
     ids = await prompts.run(body.encode, prompts)
     return {
         "tokens": ids,
