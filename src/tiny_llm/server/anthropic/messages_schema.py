@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ...engine.inputs.structured_outputs import StructuredOutputs
 from ..http.errors import bad_request
 from ..http.unsupported import (
@@ -16,6 +17,7 @@ from ..http.unsupported import (
     unsupported_field_message,
     warn_once,
 )
+from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     INT64_MAX,
     BoundedList,
@@ -33,8 +35,8 @@ from ..protocol.request_fields import (
 )
 from .tools_schema import CacheableModel, MessagesTool, ToolChoice
 
-# Start of the first line of Claude Code's system prompt. The line is removed, because it differs
-# per session.
+# Start of a line that Claude Code sends first in its system prompt or a later system message. The
+# line is removed, because it differs per session.
 BILLING_HEADER = "x-anthropic-billing-header"
 
 
@@ -287,14 +289,23 @@ class CountTokensRequest(CacheableModel):
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
+    def effort(self) -> ReasoningEffort | None:
+        """Requested reasoning effort."""
+        return None if self.output_config is None else self.output_config.effort
+
+    def template_variables(self) -> dict[str, Any]:
+        """Chat template variables."""
+        return {THINKING_VARIABLE: self.wants_thinking, EFFORT_VARIABLE: self.effort}
+
+    @property
     def omit_reasoning(self) -> bool:
         """Whether thinking blocks are returned without their text."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def to_template_messages(self) -> list[dict[str, Any]]:
         """Converts the conversation to chat template messages."""
-        system = "\n".join(filter(None, map(_strip_billing_header, _texts(self.system))))
-        messages = [{"role": "system", "content": system}] if system else []
+        system = _system_texts(_texts(self.system))
+        messages = [{"role": "system", "content": "\n".join(system)}] if system else []
         for turn in self.messages:
             messages += _to_messages(turn)
         return messages
@@ -319,8 +330,8 @@ class MessagesRequest(CountTokensRequest):
     def thinking_budget(self) -> int | None:
         """Upper bound on reasoning tokens; None for no bound."""
         tokens = None if self.thinking is None else self.thinking.budget_tokens
-        effort = None if self.output_config is None else self.output_config.effort
-        return thinking_budget(tokens, effort, self.max_tokens) if self.wants_thinking else None
+        budget = thinking_budget(tokens, self.effort, self.max_tokens)
+        return budget if self.wants_thinking else None
 
     @property
     def wants_diagnostics(self) -> bool:
@@ -342,16 +353,20 @@ def _texts(content: str | Sequence[ResultPart] | None) -> list[str]:
     return [block.text for block in content]
 
 
-def _strip_billing_header(text: str) -> str:
-    return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
+def _system_texts(texts: Sequence[str]) -> list[str]:
+    """Returns non-empty texts of a system prompt, without the billing line."""
+    stripped = (
+        text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text for text in texts
+    )
+    return list(filter(None, stripped))
 
 
 def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
     """Converts a turn to messages; each tool result becomes a separate message."""
-    if isinstance(turn.content, str):
-        return [{"role": turn.role, "content": turn.content}]
+    given = turn.content
+    blocks = [TextBlock(type="text", text=given)] if isinstance(given, str) else given
     results, texts, reasoning, calls = [], [], [], []
-    for block in turn.content:
+    for block in blocks:
         match block:
             case TextBlock() | DocumentBlock() | SearchResultBlock():
                 texts.append(block.text)
@@ -367,6 +382,8 @@ def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
                 prefix = "Error: " if block.is_error else ""
                 result = {"role": "tool", "tool_call_id": block.tool_use_id}
                 results.append({**result, "content": prefix + content})
+    if turn.role == "system":
+        texts = _system_texts(texts)
     if not (texts or reasoning or calls):
         return results
     message: dict[str, Any] = {"role": turn.role, "content": "\n".join(texts)}
