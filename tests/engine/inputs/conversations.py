@@ -1,10 +1,10 @@
 """Conversations in short notation, one word per message.
 
-s system, u user, a assistant, e empty assistant message, c tool call, m text and tool call, p two
-tool calls, t tool result. Texts and arguments are numbered. `describe` is the inverse.
+s system, d developer, u user, a assistant, e empty assistant message, c tool call, m text and tool
+call, p two tool calls, t tool result. Texts and arguments are numbered.
 """
 
-KINDS = {"s": "system", "u": "user", "t": "tool"}
+KINDS = {"s": "system", "d": "developer", "u": "user", "t": "tool"}
 
 
 def conversation(words: str) -> list[dict]:

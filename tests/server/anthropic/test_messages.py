@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tiny_llm.server.anthropic.messages import MessageSerializer
-from tiny_llm.server.anthropic.messages_schema import MessagesRequest
+from tiny_llm.server.anthropic.messages_schema import CountTokensRequest, MessagesRequest
 from tiny_llm.server.protocol.prompts import ChatPrompt, PromptRenderer
 
 BODY = {
@@ -207,6 +207,19 @@ def test_only_the_billing_header_is_removed(claude):
     line = "x-anthropic-billing-header: cc_version=1; abc"
     assert count(f"{line}\nBe kind.") == count("Be kind.")
     assert count([{"type": "text", "text": f"{line}\nBe kind."}]) == count("Be kind.")
+
+
+def test_billing_header_is_removed_from_later_system_messages():
+    line = "x-anthropic-billing-header: cc_version=1; abc"
+    blocks = [{"type": "text", "text": line}, {"type": "text", "text": f"{line}\nBe brief."}]
+    messages = [
+        *BODY["messages"],
+        {"role": "system", "content": f"{line}\nBe kind."},
+        {"role": "system", "content": blocks},
+        {"role": "system", "content": line},
+    ]
+    system = CountTokensRequest(messages=messages).to_template_messages()[1:]
+    assert [message["content"] for message in system] == ["Be kind.", "Be brief."]
 
 
 def test_prefill(claude):
