@@ -166,6 +166,20 @@ def test_tools_and_results_are_in_the_prompt(claude):
     )
 
 
+def test_deferred_tools_are_in_the_result_that_references_them():
+    deferred = {**TOOL, "name": "fetch", "defer_loading": True}
+    references = [{"type": "tool_reference", "tool_name": name} for name in ("fetch", "other")]
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": references}
+    body = CountTokensRequest(
+        messages=[*BODY["messages"], {"role": "user", "content": [result]}], tools=[TOOL, deferred]
+    )
+    assert [tool["function"]["name"] for tool in body.prompt_tools] == ["weather"]
+    definition = body.usable_tools[1]
+    assert definition["function"]["name"] == "fetch"
+    text = body.to_template_messages()[-1]["content"]
+    assert [json.loads(line) for line in text.splitlines()] == [definition, "other"]
+
+
 def test_claude_code_request(claude):
     response = claude.messages.create(
         **{**BODY, "messages": [*BODY["messages"], {"role": "system", "content": "Be brief."}]},

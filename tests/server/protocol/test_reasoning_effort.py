@@ -93,10 +93,6 @@ TOOL = {"name": "weather", "input_schema": {"type": "object"}}
     ("fields", "pattern"),
     [
         (
-            {"tools": [{**TOOL, "defer_loading": True}]},
-            "tools[0].defer_loading .* tool search",
-        ),
-        (
             {"tools": [TOOL, {**TOOL, "allowed_callers": ["direct", "code_execution_20250825"]}]},
             "tools[1].allowed_callers[1] .* does not run tools",
         ),

@@ -67,7 +67,7 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, 
 def _render_prompt(server: AppState, body: CountTokensRequest) -> ChatPrompt:
     return server.prompts.render_chat(
         body.to_template_messages(),
-        body.usable_tools,
+        body.prompt_tools,
         body.template_variables(),
         continue_final_message=body.continue_final_message,
     )

@@ -1,7 +1,7 @@
 """Request schema of `POST /v1/messages`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -101,7 +101,16 @@ class SearchResultBlock(CacheableModel):
         return "\n".join((self.title, self.source, *(block.text for block in self.content)))
 
 
-ResultPart = Annotated[TextBlock | SearchResultBlock | DocumentBlock, Field(discriminator="type")]
+class ToolReferenceBlock(CacheableModel):
+    """A deferred tool that the client's tool search found; replaced with the tool's definition."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+ResultPart = Annotated[
+    TextBlock | SearchResultBlock | DocumentBlock | ToolReferenceBlock, Field(discriminator="type")
+]
 
 
 class ToolUseBlock(CacheableModel):
@@ -276,6 +285,15 @@ class CountTokensRequest(CacheableModel):
         return [tool.openai_tool() for tool in self.tools or ()]
 
     @property
+    def prompt_tools(self) -> list[dict[str, Any]]:
+        """Tools for the chat template: those that are not deferred.
+
+        References add deferred tools to the conversation's end, which keeps the cached prefix.
+        """
+        deferred = {tool.name for tool in self.tools or () if tool.defer_loading}
+        return [tool for tool in self.usable_tools if tool["function"]["name"] not in deferred]
+
+    @property
     def continue_final_message(self) -> bool:
         """Whether the final message is a prefill, which the model continues."""
         last = self.messages[-1]
@@ -304,10 +322,11 @@ class CountTokensRequest(CacheableModel):
 
     def to_template_messages(self) -> list[dict[str, Any]]:
         """Converts the conversation to chat template messages."""
-        system = _system_texts(_texts(self.system))
+        definitions = {tool["function"]["name"]: tool for tool in self.usable_tools}
+        system = _system_texts(_texts(self.system, definitions))
         messages = [{"role": "system", "content": "\n".join(system)}] if system else []
         for turn in self.messages:
-            messages += _to_messages(turn)
+            messages += _to_messages(turn, definitions)
         return messages
 
 
@@ -347,10 +366,16 @@ class MessagesRequest(CountTokensRequest):
             )
 
 
-def _texts(content: str | Sequence[ResultPart] | None) -> list[str]:
+def _texts(content: str | Sequence[ResultPart] | None, definitions: Mapping[str, Any]) -> list[str]:
+    """Returns the texts of content; `definitions` are those of tools by name."""
     if content is None or isinstance(content, str):
         return [content or ""]
-    return [block.text for block in content]
+    return [
+        json.dumps(definitions.get(block.tool_name, block.tool_name), ensure_ascii=False)
+        if isinstance(block, ToolReferenceBlock)
+        else block.text
+        for block in content
+    ]
 
 
 def _system_texts(texts: Sequence[str]) -> list[str]:
@@ -361,7 +386,7 @@ def _system_texts(texts: Sequence[str]) -> list[str]:
     return list(filter(None, stripped))
 
 
-def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
+def _to_messages(turn: MessageParam, definitions: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Converts a turn to messages; each tool result becomes a separate message."""
     given = turn.content
     blocks = [TextBlock(type="text", text=given)] if isinstance(given, str) else given
@@ -377,7 +402,7 @@ def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
                 function = {"name": block.name, "arguments": arguments}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
-                content = "\n".join(_texts(block.content))
+                content = "\n".join(_texts(block.content, definitions))
                 # Marked in the text, because chat templates have no field for errors.
                 prefix = "Error: " if block.is_error else ""
                 result = {"role": "tool", "tool_call_id": block.tool_use_id}

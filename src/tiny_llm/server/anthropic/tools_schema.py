@@ -24,7 +24,7 @@ class MessagesTool(CacheableModel):
     strict: bool | None = None
     eager_input_streaming: bool | None = None
     allowed_callers: Annotated[ShortList[Literal["direct"]], Field(min_length=1)] | None = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = None  # not in the prompt until a tool result references it
     input_examples: ShortList[JsonObject] | None = None
 
     def openai_tool(self) -> dict[str, Any]:

@@ -61,7 +61,6 @@ VALUE_REASONS = {
     "billing_policy.bill_to": "this server does not bill requests",
     "context_management.edits[].type": "the conversation is not edited",
     "tools[].allowed_callers[]": NO_SERVER_TOOLS,
-    "tools[].defer_loading": "tool search is not supported; all tools are in the prompt",
     "tools[].type": "the model calls functions, which the client runs",
     "verbosity": "the model has no verbosity setting; request the desired length in a message",
     "reasoning.summary": "summaries are not supported; the full reasoning is returned",
