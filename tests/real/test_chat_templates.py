@@ -167,12 +167,30 @@ def test_prompt_of_a_continued_message_ends_with_it(file):
             assert prompts.decode(prompt.token_ids).endswith(messages[-1]["content"])
 
 
+@pytest.mark.parametrize("words", ["sduuctmtpttct", "susmtsmtct"])
+@pytest.mark.parametrize("file", RUN)
+def test_tool_loop_only_extends_the_prompt(file, words):
+    if refusal_of(file.stem, True):
+        pytest.skip("the template rejects every conversation with tools")
+    tokenizer = RecordingTokenizer(file.read_text())
+    previous = ""
+    for length in range(3, len(words) + 1):
+        if words[length : length + 1] in "cmp":  # the end of the prompt, or before the next call
+            given = conversation(words[:length])
+            text = render_chat(tokenizer, given, [TOOL], add_generation_prompt=False)
+            assert text.startswith(previous)
+            last = given[-1]["content"]
+            previous = text[: text.rindex(last) + len(last)]
+
+
 @pytest.mark.parametrize("file", OTHERS)
 def test_other_templates_render_or_give_a_reason(file):
     tokenizer = RecordingTokenizer(file.read_text())
+    reasons = []
     for tools in (None, [TOOL]):
         for words in {words for sequences in SEQUENCES.values() for words in sequences}:
             try:
-                assert render_chat(tokenizer, conversation(words), tools)
+                render_chat(tokenizer, conversation(words), tools)
             except UserError as error:
-                assert str(error).startswith("the chat template failed: ")
+                reasons.append(str(error))
+    assert all(reason.startswith("the chat template failed: ") for reason in reasons)

@@ -1,6 +1,6 @@
-"""Codex and Claude Code on a scripted model: ten turns each, in two runs, with official templates.
+"""Codex and Claude Code on a scripted model, with official templates: ten turns each, in two runs.
 
-Skipped unless they are installed (0.8 GB) in the folder `agents` of the cache of official artifacts:
+Skipped unless they are installed (0.8 GB) in the cache of official artifacts, folder `agents`:
 
     npm install --prefix ~/.cache/tiny-llm/real/agents @openai/codex @anthropic-ai/claude-code
 

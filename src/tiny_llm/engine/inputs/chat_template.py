@@ -7,6 +7,7 @@ silently drop is rejected, and conversations are fitted to the template (`fit_me
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ...errors import UserError, short_repr
@@ -152,10 +153,8 @@ def _decode_arguments(arguments: Any, limits: JsonLimits) -> Any:
     """
     if isinstance(arguments, str):
         limits.check(arguments)
-        try:
+        with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments) if arguments.strip() else None
-        except (ValueError, RecursionError):
-            pass
     if arguments is None:
         return {}
     return arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
