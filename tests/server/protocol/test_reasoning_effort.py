@@ -46,6 +46,19 @@ def test_every_protocol_passes_the_budget():
     assert MessagesRequest(**body, thinking=named).thinking_budget == 1024
 
 
+def test_every_protocol_passes_the_effort_to_the_template():
+    chat = ChatCompletionRequest(messages=MESSAGES, reasoning_effort="low")
+    response = ResponsesRequest(input="Hello", reasoning={"effort": "low"})
+    message = MessagesRequest(messages=MESSAGES, max_tokens=9, output_config={"effort": "low"})
+    for body in (chat, response, message):
+        assert body.template_variables()["reasoning_effort"] == "low"
+    kwargs = {"reasoning_effort": "high"}
+    chat = ChatCompletionRequest(
+        messages=MESSAGES, reasoning_effort="low", chat_template_kwargs=kwargs
+    )
+    assert chat.template_variables()["reasoning_effort"] == "high"
+
+
 @pytest.mark.slow
 def test_effort_level_bounds_reasoning(client):
     def ask(**fields):

@@ -15,13 +15,14 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
     """Renders a conversation into a prompt.
 
     Args:
-        messages: messages {"role": …, "content": …}; keys with value None are dropped.
+        messages: messages {"role": …, "content": …}; keys other than `content`
+            are dropped if their value is None.
         variables: template variables such as `add_generation_prompt` and `enable_thinking`.
 
     Raises:
         jinja2.TemplateError: the template is invalid or rejects the conversation.
     """
-    given = [{key: value for key, value in m.items() if value is not None} for m in messages]
+    given = [{k: v for k, v in m.items() if k == "content" or v is not None} for m in messages]
     text: str = _compile(template).render(messages=given, **variables)
     return text
 

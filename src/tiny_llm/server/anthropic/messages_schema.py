@@ -1,12 +1,13 @@
 """Request schema of `POST /v1/messages`."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ...engine.inputs.structured_outputs import StructuredOutputs
 from ..http.errors import bad_request
 from ..http.unsupported import replace_media
@@ -18,6 +19,7 @@ from ..protocol.base_schema import (
     ShortList,
     value_path,
 )
+from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     INT64_MAX,
     OutputConstraint,
@@ -30,8 +32,8 @@ from ..protocol.request_fields import (
 )
 from .tools_schema import MessagesTool, ToolChoice
 
-# Start of the first line of Claude Code's system prompt. The line is removed, because it differs
-# per session.
+# Start of a line that Claude Code sends first in its system prompt or a later system message. The
+# line is removed, because it differs per session.
 BILLING_HEADER = "x-anthropic-billing-header"
 
 
@@ -93,7 +95,16 @@ class SearchResultBlock(RequestModel):
         return "\n".join((self.title, self.source, *(block.text for block in self.content)))
 
 
-ResultPart = Annotated[TextBlock | SearchResultBlock | DocumentBlock, Field(discriminator="type")]
+class ToolReferenceBlock(RequestModel):
+    """A deferred tool that the client's tool search found; replaced with the tool's definition."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+ResultPart = Annotated[
+    TextBlock | SearchResultBlock | DocumentBlock | ToolReferenceBlock, Field(discriminator="type")
+]
 
 
 class ToolUseBlock(RequestModel):
@@ -240,6 +251,15 @@ class CountTokensRequest(RequestBody):
         return [tool.openai_tool() for tool in self.tools or ()]
 
     @property
+    def prompt_tools(self) -> list[dict[str, Any]]:
+        """Tools for the chat template: those that are not deferred.
+
+        References add deferred tools to the conversation's end, which keeps the cached prefix.
+        """
+        deferred = {tool.name for tool in self.tools or () if tool.defer_loading}
+        return [tool for tool in self.usable_tools if tool["function"]["name"] not in deferred]
+
+    @property
     def continue_final_message(self) -> bool:
         """Whether the final message is a prefill, which the model continues."""
         last = self.messages[-1]
@@ -253,19 +273,29 @@ class CountTokensRequest(RequestBody):
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
+    def effort(self) -> ReasoningEffort | None:
+        """Requested reasoning effort."""
+        return None if self.output_config is None else self.output_config.effort
+
+    def template_variables(self) -> dict[str, Any]:
+        """Chat template variables."""
+        return {THINKING_VARIABLE: self.wants_thinking, EFFORT_VARIABLE: self.effort}
+
+    @property
     def omit_reasoning(self) -> bool:
         """Whether thinking blocks are returned without their text."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def to_template_messages(self) -> list[dict[str, Any]]:
         """Converts the conversation to chat template messages."""
-        system = "\n".join(filter(None, map(_strip_billing_header, _texts(self.system))))
-        messages = [{"role": "system", "content": system}] if system else []
+        definitions = {tool["function"]["name"]: tool for tool in self.usable_tools}
+        system = _system_texts(_texts(self.system, definitions))
+        messages = [{"role": "system", "content": "\n".join(system)}] if system else []
         for number, turn in enumerate(self.messages):
             if turn.content is None and turn.role != "system":
                 path = f"messages[{number}].content"
                 raise bad_request(f"{path} is required.", path)
-            messages += _to_messages(turn)
+            messages += _to_messages(turn, definitions)
         return messages
 
 
@@ -284,8 +314,8 @@ class MessagesRequest(CountTokensRequest):
     def thinking_budget(self) -> int | None:
         """Upper bound on reasoning tokens; None for no bound."""
         tokens = None if self.thinking is None else self.thinking.budget_tokens
-        effort = None if self.output_config is None else self.output_config.effort
-        return thinking_budget(tokens, effort, self.max_tokens) if self.wants_thinking else None
+        budget = thinking_budget(tokens, self.effort, self.max_tokens)
+        return budget if self.wants_thinking else None
 
     @property
     def wants_diagnostics(self) -> bool:
@@ -293,22 +323,32 @@ class MessagesRequest(CountTokensRequest):
         return self.diagnostics is not None and self.diagnostics.previous_message_id is not None
 
 
-def _texts(content: str | Sequence[ResultPart] | None) -> list[str]:
+def _texts(content: str | Sequence[ResultPart] | None, definitions: Mapping[str, Any]) -> list[str]:
+    """Returns the texts of content; `definitions` are those of tools by name."""
     if content is None or isinstance(content, str):
         return [content or ""]
-    return [block.text for block in content]
+    return [
+        json.dumps(definitions.get(block.tool_name, block.tool_name), ensure_ascii=False)
+        if isinstance(block, ToolReferenceBlock)
+        else block.text
+        for block in content
+    ]
 
 
-def _strip_billing_header(text: str) -> str:
-    return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
+def _system_texts(texts: Sequence[str]) -> list[str]:
+    """Returns non-empty texts of a system prompt, without the billing line."""
+    stripped = (
+        text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text for text in texts
+    )
+    return list(filter(None, stripped))
 
 
-def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
+def _to_messages(turn: MessageParam, definitions: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Converts a turn to messages; each tool result becomes a separate message."""
-    if isinstance(turn.content, str):
-        return [{"role": turn.role, "content": turn.content}]
+    given = turn.content
+    blocks = [TextBlock(type="text", text=given)] if isinstance(given, str) else given
     results, texts, reasoning, calls = [], [], [], []
-    for block in turn.content or ():
+    for block in blocks or ():
         match block:
             case TextBlock() | DocumentBlock() | SearchResultBlock():
                 texts.append(block.text)
@@ -319,11 +359,13 @@ def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
                 function = {"name": block.name, "arguments": arguments}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
-                content = "\n".join(_texts(block.content))
+                content = "\n".join(_texts(block.content, definitions))
                 # Marked in the text, because chat templates have no field for errors.
                 prefix = "Error: " if block.is_error else ""
                 result = {"role": "tool", "tool_call_id": block.tool_use_id}
                 results.append({**result, "content": prefix + content})
+    if turn.role == "system":
+        texts = _system_texts(texts)
     if not (texts or reasoning or calls):
         return results
     message: dict[str, Any] = {"role": turn.role, "content": "\n".join(texts)}

@@ -14,6 +14,7 @@ class MessagesTool(RequestModel):
     input_schema: JsonObject
     type: Literal["custom"] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None  # not in the prompt until a tool result references it
     input_examples: ShortList[JsonObject] | None = None
 
     def openai_tool(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ..http.errors import bad_request
 from ..http.unsupported import replace_media
 from ..protocol.base_schema import BoundedList, JsonObject, RequestModel, ShortList
@@ -118,8 +119,7 @@ class ChatMessage(RequestModel):
         if not isinstance(content, str):
             # `LLM` and vLLM also join parts with newlines.
             content = "\n".join(part.text for part in content)
-        role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": content}
+        message: dict[str, Any] = {"role": self.role, "content": content}
         reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
         if reasoning is not None:
             message["reasoning_content"] = reasoning
@@ -263,4 +263,4 @@ class ChatCompletionRequest(ConversationFields, SamplingFields):
         variables = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None and variables.get(THINKING_VARIABLE) is None:
             variables[THINKING_VARIABLE] = self.reasoning_effort != "none"
-        return variables
+        return {EFFORT_VARIABLE: self.reasoning_effort, **variables}

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ...engine.inputs.structured_outputs import StructuredOutputs
 from ..http.errors import bad_request
 from ..http.validation import validation_error
@@ -17,6 +18,7 @@ from ..protocol.base_schema import (
     unknown_fields,
     value_path,
 )
+from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     OutputConstraint,
     PositiveInt,
@@ -189,7 +191,9 @@ class ResponsesRequest(ConversationFields):
 
     def template_variables(self) -> dict[str, Any]:
         """Chat template variables: thinking is off if the requested effort is "none"."""
-        return {} if self.effort is None else {"enable_thinking": self.effort != "none"}
+        if self.effort is None:
+            return {}
+        return {THINKING_VARIABLE: self.effort != "none", EFFORT_VARIABLE: self.effort}
 
 
 def _text_constraint(text_format: TextFormat) -> StructuredOutputs | None:

@@ -13,7 +13,7 @@ from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import UserError, short_repr
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
-from ..http.errors import bad_request
+from ..http.errors import ApiError, bad_request
 from ..http.ignored_fields import MAX_NAME_CHARS, ignore_fields
 from .output_parser import THINK_TAG, OutputParser
 from .tool_calls import ToolCallOptions
@@ -25,6 +25,8 @@ Message = dict[str, Any]
 NUM_TOKENIZER_WORKERS = 2
 THINKING_VARIABLE = "enable_thinking"  # accepted whether or not the template reads it
 PLACEHOLDER = "next-user-message"  # stands for the user's next message in a rendered prompt
+# Appended to a message that is to be continued. A template that trims messages removes the space.
+END_MARKER = "<end-of-final-message> "
 
 
 @dataclass(frozen=True)
@@ -136,10 +138,12 @@ class PromptRenderer:
         """
         tools = None if tools is None else [_without_strict(tool) for tool in tools]
         given = {name: value for name, value in variables.items() if value is not None}
+        if continue_final_message:
+            messages = [*messages[:-1], _with_marker(messages[-1])]
         template_input = ChatTemplateInput(messages, tools, given)
         text = self._render(template_input, add_generation_prompt and not continue_final_message)
         if continue_final_message:
-            text = _truncate_after(text, messages[-1])
+            text = _truncate_at_marker(text)
             return ChatPrompt(self.encode(text, add_special_tokens), False, False)
         token_ids = self.encode(text, add_special_tokens)
         reasoning_open = text.rstrip().endswith(THINK_TAG)
@@ -195,14 +199,23 @@ def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {**tool, "function": function}
 
 
-def _truncate_after(text: str, message: Message) -> str:
-    """Truncates a rendered conversation after the content of its final message."""
-    final = message["content"] if message["role"] == "assistant" else ""
-    for content in (final, final.strip()):  # templates may strip whitespace
-        start = text.rfind(content)
-        if content.strip() and start >= 0:
-            return text[: start + len(content)]
-    raise bad_request(
+def _with_marker(message: Message) -> Message:
+    """Appends `END_MARKER` to the text of the message to continue."""
+    if message["role"] != "assistant" or not message["content"].strip():
+        raise _not_continuable()
+    return {**message, "content": message["content"] + END_MARKER}
+
+
+def _truncate_at_marker(text: str) -> str:
+    """Truncates a rendered conversation where the message to continue ends."""
+    before, marker, after = text.rpartition(END_MARKER.rstrip())
+    if not marker:  # the template drops the message
+        raise _not_continuable()
+    return before if after.startswith(" ") else before.rstrip()
+
+
+def _not_continuable() -> ApiError:
+    return bad_request(
         "the final message can be continued only if it is an assistant message with text.",
         "messages",
     )
