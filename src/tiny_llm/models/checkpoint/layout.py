@@ -8,7 +8,7 @@ from pathlib import Path
 from ...errors import short_repr, summarize
 from ..families.config_fields import Fields, text_fields
 from ..families.registry import read_config
-from .config_checks import check_sizes, reject_code
+from .config_checks import reject_code
 from .quantization import check_quantization
 from .safe_io import ModelError, check_file_name, model_errors, read_json, resolve_file
 from .safetensors_header import TensorInfo, read_header
@@ -39,7 +39,6 @@ def read_model_config(folder: Path) -> Fields:
     with model_errors(f"the model in {folder} cannot be loaded"):
         config = dict(text_fields(config))
         reject_code(config, where)
-        check_sizes(config, where)
         check_quantization(config)
         read_config(config)
     return config
