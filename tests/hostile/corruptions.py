@@ -135,7 +135,8 @@ def moved(name: str) -> Corruption:
     """Moves the weights to a path relative to the folder, which the index contains."""
 
     def corrupt(folder: Path) -> None:
-        (folder / name).resolve().write_bytes((folder / WEIGHTS).read_bytes())
+        (folder / "model").mkdir()
+        (folder / name).write_bytes((folder / WEIGHTS).read_bytes())
 
     return combine(corrupt, renamed(name))
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.hostile import corruptions
 from tests.hostile.case import Case
 from tests.hostile.checkpoint_cases import CODE, FOLDERS
-from tests.hostile.corruptions import WEIGHTS, config, settings
+from tests.hostile.corruptions import config, settings
 from tests.hostile.runner import message_problems
 from tiny_llm import LLM, ModelError, SamplingParams, load, load_weights
 from tiny_llm.server.protocol.request_fields import default_sampling_params
@@ -75,9 +75,3 @@ def test_code_of_a_checkpoint_is_not_run(folder, kind):
     with contextlib.suppress(ModelError):
         use(kind, folder)
     assert not (folder / corruptions.MARKER).exists()
-
-
-def test_weights_in_a_subfolder(folder):
-    (folder / "below").mkdir()
-    corruptions.moved(f"below/{WEIGHTS}")(folder)
-    use("load_weights", folder)

@@ -7,7 +7,7 @@ file, or a folder without a model.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, short_repr
@@ -45,22 +45,25 @@ def resolve_file(folder: Path, name: str) -> Path:
     link, so this is safe.
 
     Raises:
-        ModelError: the name leads out of the folder, or the file is missing.
+        ModelError: the file is missing, or is a folder.
     """
-    check_file_name(folder, name)
     file = folder / name
     if not file.is_file():
         raise ModelError(f"{file} is missing or cannot be opened; copy it to this path.")
     return file
 
 
+def is_plain_file_name(name: str) -> bool:
+    """Whether a file name from a checkpoint cannot lead out of its folder."""
+    return name == Path(name).name != ".." and "\0" not in name
+
+
 def check_file_name(folder: Path, name: str) -> None:
-    """Raises ModelError if a file name from a checkpoint leads out of its folder."""
-    path = PurePosixPath(name)
-    if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
+    """Raises ModelError unless `is_plain_file_name(name)`."""
+    if not is_plain_file_name(name):
         raise ModelError(
-            f"{folder} refers to the file {short_repr(name)}, expected the name of a file in this "
-            "folder; download the model again."
+            f"{folder} refers to the file {short_repr(name)}, expected a file name without "
+            "directories; download the model again."
         )
 
 
