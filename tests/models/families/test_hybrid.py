@@ -437,10 +437,6 @@ def test_names_without_the_model_prefix(tmp_path, prefix):
             {"mtp.layers.1.mlp.up_proj.weight": mx.ones((9, 9))},
             "mtp.layers.1.mlp.up_proj.weight is not",
         ),
-        (
-            {"mtp.norm.weight": mx.array([mx.inf] * 128)},
-            "mtp.norm.weight has NaN or infinite values",
-        ),
     ],
 )
 def test_invalid_mtp_tensors_are_named(tmp_path, tensors, message):
@@ -475,7 +471,6 @@ A_LOG = "model.layers.0.linear_attn.A_log"
         ({CONV: mx.ones((220, 1, 4))}, f"{CONV} has shape 220×1×4, expected 224×4×1"),
         ({A_LOG: mx.ones((4, 1))}, f"{A_LOG} has shape 4×1, expected 4"),
         ({A_LOG: mx.ones(4, mx.int32)}, f"'{A_LOG}' has dtype I32, expected F32"),
-        ({A_LOG: mx.array([1, mx.nan, 0, 0])}, f"{A_LOG} has NaN or infinite values"),
         (
             {"model.layers.0.linear_attn.in_proj_qkvz.weight": mx.ones((9, 9))},
             "qkvz.weight is not a",

@@ -10,8 +10,8 @@ from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.structured_output.compiler import MAX_GRAMMAR_CHARS
 from ...errors import UserError
-from ...models.checkpoint.safe_io import ModelError
-from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG, read_optional_json
+from ...models.checkpoint.safe_io import ModelError, read_optional_json
+from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG
 from ..http.errors import bad_request
 from .base_schema import BoundedDict, BoundedList, JsonObject, RequestBody, RequestModel, ShortList
 
