@@ -405,9 +405,10 @@ class EngineCore:
             if error is not None:
                 self._finish(processor, [], "error", error)
                 continue
-            # Drop the tokens after the one that ended the completion.
+            # Drop the tokens after the one that ended the completion. The draft model may lack only
+            # the last of them, so it has computed all others.
             if len(token_ids) < len(result.token_ids):
-                results[request_id] = replace(result, token_ids=token_ids)
+                results[request_id] = replace(result, token_ids=token_ids, num_draft_uncomputed=0)
             updates.append((processor, token_ids, reason))
         self.scheduler.update_from_output(step, results)
         for processor, token_ids, reason in updates:
