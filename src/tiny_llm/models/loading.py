@@ -9,7 +9,6 @@ import mlx.core as mx
 
 from .. import demo, kernels
 from ..errors import UserError
-from ..kernels.heap import trim_heap
 from ..kernels.prepack import PrepackedWeights
 from .checkpoint.dummy import random_bytes, random_checkpoint
 from .checkpoint.layout import has_tokenizer, read_model_config, read_tensor_headers, weight_bytes
@@ -22,7 +21,7 @@ from .families.config_fields import Fields
 from .families.registry import family_of, read_config
 from .families.tensor_layout import is_skipped
 from .hub import find_config, find_model, is_terminal, stderr_console
-from .memory import total_memory
+from .memory import total_memory, trim_heap
 from .tokenizer.hf_fallback import check_tokenizer_files, sandbox_tokenizer
 from .tokenizer.tokenizer import open_tokenizer
 

@@ -60,9 +60,7 @@ def test_ends_inside_accepted_drafts(llm):
                 options |= {"stop_token_ids": [ids[end - 1]]}
             elif kind == "stop":
                 text = llm.tokenizer.decode(ids[end - 1 :][:1])
-                end = next(
-                    n for n in range(1, LENGTH + 1) if text in llm.tokenizer.decode(ids[:n])
-                )
+                end = next(n for n in range(1, LENGTH + 1) if text in llm.tokenizer.decode(ids[:n]))
                 options |= {"stop": text}
             params = SamplingParams(ignore_eos=True, **options)
             name = llm.add_request(PROMPTS[index], params)

@@ -131,7 +131,7 @@ from pathlib import Path
 import tokenizers
 
 from tiny_llm.models.tokenizer.low_memory_load import load_tokenizer_json
-from tiny_llm.kernels.heap import trim_heap
+from tiny_llm.models.memory import trim_heap
 
 def kilobytes():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()

@@ -5,7 +5,7 @@ the tree is live, and then frees the tree. Freed blocks are interleaved with liv
 memory returns to the system. Passing the vocabulary and merges as Python objects avoids this: the
 BPE model is built first, then the small remainder of the file is parsed. In between, a garbage
 collection clears Python's free lists, because each of their thousands of freed tuples would pin the
-memory around it. After heap trimming (`kernels/heap.py`), Qwen3's tokenizer takes 34 MB instead
+memory around it. After heap trimming (`models/memory.py`), Qwen3's tokenizer takes 34 MB instead
 of 48 MB; live objects take 32 MB.
 """
 
