@@ -9,7 +9,6 @@ import mlx.core as mx
 
 from .. import demo, kernels
 from ..errors import UserError
-from ..kernels.heap import trim_heap
 from ..kernels.prepack import PrepackedWeights
 from .checkpoint.dummy import random_bytes, random_checkpoint
 from .checkpoint.layout import (
@@ -29,7 +28,7 @@ from .families.config import DecoderConfig
 from .families.config_fields import Fields
 from .families.registry import read_config
 from .hub import find_config, find_model, is_terminal, stderr_console
-from .memory import total_memory
+from .memory import total_memory, trim_heap
 from .tokenizer.loader import open_tokenizer
 
 if TYPE_CHECKING:
