@@ -274,7 +274,6 @@ def test_head_request(server):
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"messages": []}, "messages must have 1 or more elements, got 0"),
-        ({"containers": 1}, "containers is not a supported field"),
         ({"tool_choice": {"type": "any"}}, "tool_choice requires tools, but tools is empty."),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "got 'x'"),
         (

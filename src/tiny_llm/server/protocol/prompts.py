@@ -14,6 +14,7 @@ from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import UserError, short_repr
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
 from ..http.errors import ApiError, bad_request
+from ..http.ignored_fields import MAX_NAME_CHARS, ignore_fields
 from .output_parser import THINK_TAG, OutputParser
 from .tool_calls import ToolCallOptions
 
@@ -59,6 +60,8 @@ class PromptRenderer:
     def __init__(self, tokenizer: Any, tool_call_parser: str = AUTO):
         self.tokenizer = tokenizer
         template = getattr(tokenizer, "chat_template", None)
+        # Names that the template's source contains; it cannot read other variables.
+        self._template_names = set(re.findall(r"\w+", str(template))) - TRANSFORMERS_ONLY_ARGUMENTS
         self._tool_call_format = find_format(tool_call_parser, template)
         self._workers = ThreadPoolExecutor(NUM_TOKENIZER_WORKERS, thread_name_prefix="prompts")
 
@@ -98,24 +101,20 @@ class PromptRenderer:
         """Returns a token's text, with `�` for partial characters."""
         return self.token_bytes(token_id).decode(errors="replace")
 
-    def check_template_kwargs(self, variables: Mapping[str, Any] | None) -> None:
-        """Rejects `chat_template_kwargs` that have no effect.
+    def used_template_kwargs(self, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Returns the `chat_template_kwargs` that the template reads; names the others as ignored.
 
         Raises:
-            ApiError: the model's chat template does not read a variable, or a value is invalid.
+            ApiError: a value is invalid, or the server runs with `--strict-fields`.
         """
-        template = str(getattr(self.tokenizer, "chat_template", None))
-        for name, value in (variables or {}).items():
-            path = f"chat_template_kwargs.{name[:60]}"
-            if name == THINKING_VARIABLE:
-                if not isinstance(value, bool | None):
-                    raise bad_request(
-                        f"{path} must be true or false, got {short_repr(value)}.", path
-                    )
-            elif name in TRANSFORMERS_ONLY_ARGUMENTS or not _is_read(name, template):
-                raise bad_request(
-                    f"{path} is not used by the model's chat template; remove it.", path
-                )
+        given = {name: value for name, value in (variables or {}).items() if value is not None}
+        thinking = given.get(THINKING_VARIABLE)
+        if not isinstance(thinking, bool | None):
+            path = f"chat_template_kwargs.{THINKING_VARIABLE}"
+            raise bad_request(f"{path} must be true or false, got {short_repr(thinking)}.", path)
+        unused = [name for name in given if name not in self._template_names]
+        ignore_fields(f"chat_template_kwargs.{name[:MAX_NAME_CHARS]}" for name in unused)
+        return {name: value for name, value in given.items() if name in self._template_names}
 
     def render_chat(
         self,
@@ -192,12 +191,6 @@ class PromptRenderer:
             )
         except UserError as error:
             raise bad_request(str(error)) from error
-
-
-def _is_read(name: str, template: str) -> bool:
-    """Whether a template may read a variable, i.e. the name occurs in its source."""
-    may_occur = len(name) <= len(template) and name.isidentifier()
-    return may_occur and re.search(rf"\b{name}\b", template) is not None
 
 
 def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
