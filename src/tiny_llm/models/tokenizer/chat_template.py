@@ -93,7 +93,8 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
     """Renders a conversation into a prompt.
 
     Args:
-        messages: messages {"role": …, "content": …}; keys with value None are dropped.
+        messages: messages {"role": …, "content": …}; keys other than `content` are dropped if
+            their value is None.
         variables: template variables such as `add_generation_prompt` and `enable_thinking`.
 
     Raises:
@@ -101,7 +102,7 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
         ValueError: the text has an unpaired surrogate.
         TypeError: a value is not JSON-serializable.
     """
-    given = [{key: value for key, value in m.items() if value is not None} for m in messages]
+    given = [{k: v for k, v in m.items() if k == "content" or v is not None} for m in messages]
     given = _plain(list(map(_alias_reasoning, given)))
     text: str = _compile(template).render(messages=given, **_plain(variables))
     try:
