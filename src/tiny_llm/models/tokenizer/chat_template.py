@@ -93,8 +93,8 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
     """Renders a conversation into a prompt.
 
     Args:
-        messages: messages {"role": …, "content": …}; keys other than `content` are dropped if their
-            value is None.
+        messages: messages {"role": …, "content": …}; keys other than `content` are dropped if
+            their value is None.
         variables: template variables such as `add_generation_prompt` and `enable_thinking`.
 
     Raises:
@@ -103,14 +103,24 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
         TypeError: a value is not JSON-serializable.
     """
     given = [{k: v for k, v in m.items() if k == "content" or v is not None} for m in messages]
-    # Plain JSON types, because a template may call an object's methods.
-    given, variables = json.loads(json.dumps([list(map(_alias_reasoning, given)), variables]))
-    text: str = _compile(template).render(messages=given, **variables)
+    given = _plain(list(map(_alias_reasoning, given)))
+    text: str = _compile(template).render(messages=given, **_plain(variables))
     try:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError("the rendered text has an unpaired surrogate") from None
     return text
+
+
+def _plain(value: Any) -> Any:
+    """Copies a value with plain JSON types; a template could call other objects' methods."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if type(value) is dict:
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return list(map(_plain, value))
+    return json.loads(json.dumps(value))
 
 
 def _alias_reasoning(message: dict[str, Any]) -> dict[str, Any]:
