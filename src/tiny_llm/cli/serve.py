@@ -31,7 +31,7 @@ from .parsing.arguments import (
     byte_count,
     in_range,
 )
-from .parsing.command import CommandParser, console, run_command
+from .parsing.command import CommandParser, SafeFormatter, console, run_command
 from .served_models import (
     ModelArgument,
     check_flags,
@@ -266,7 +266,9 @@ def _serve(args: argparse.Namespace) -> int:
     from ..server.process import ServerProcess
     from ..server.settings import ModelSpec, Settings
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("tiny_llm").setLevel(logging.INFO)
     settings = Settings()
     flags = {field.name for field in fields(settings)} & vars(args).keys()

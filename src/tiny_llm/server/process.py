@@ -113,6 +113,7 @@ class ServerProcess:
             http=HttpProtocol,
             proxy_headers=False,  # client addresses are not used
             ws="none",
+            log_config=None,  # uses the root logger's handler
             log_level="warning",
             access_log=False,
             lifespan="off",

@@ -74,7 +74,7 @@ class PageIndex:
     def num_bytes(self) -> int:
         """Total size of all pages, of all models."""
         [[total]] = self._rows("SELECT COALESCE(SUM(bytes), 0) FROM total", (), int)
-        return total  # type: ignore[no-any-return]
+        return int(total)
 
     def new_keys(self) -> list[bytes]:
         """Returns the keys of this model's pages added since the last call."""
