@@ -118,14 +118,14 @@ def short_repr(value: Any) -> str:
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-_CONTROL_OR_SPACE = re.compile(rf"[\t\n]|{_CONTROL.pattern}")
+_CONTROL_OR_SPACE = re.compile(rf"[\t\n\u2028\u2029]|{_CONTROL.pattern}")
 
 
 def escape_control_characters(text: str, one_line: bool = False) -> str:
     """Escapes characters that control a terminal, and surrogates, which cannot be encoded.
 
     Args:
-        one_line: whether to escape tabs and newlines as well.
+        one_line: whether to escape tabs, newlines and line separators as well.
     """
     pattern = _CONTROL_OR_SPACE if one_line else _CONTROL
     return pattern.sub(lambda match: ascii(match[0])[1:-1], text)

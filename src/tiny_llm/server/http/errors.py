@@ -4,7 +4,6 @@ Client errors get a one-sentence explanation; details of internal errors are onl
 """
 
 import json
-import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -13,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.responses import Response
+
+from ...errors import escape_control_characters
 
 # Value of an error's `type` field in OpenAI's and in Anthropic's protocol, by HTTP status.
 ERROR_TYPES = {
@@ -69,7 +70,7 @@ class AccessRecord:
             if tokens.first_output_at is not None:
                 parts.append(f"ttft={tokens.first_output_at - self.started_at:.3f}")
         if self.error is not None:
-            parts.append(f"error: {single_line(self.error)}")
+            parts.append(f"error: {escape_control_characters(self.error, one_line=True)}")
         return " ".join(parts)
 
 
@@ -163,8 +164,3 @@ def request_id_headers() -> dict[str, str]:
 def to_json(content: Any) -> bytes:
     """Encodes as compact UTF-8 JSON."""
     return ENCODER.encode(content).encode("utf-8", "replace")
-
-
-def single_line(text: str) -> str:
-    """Escapes control characters and line separators, to prevent log injection."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", lambda found: repr(found[0])[1:-1], text)
