@@ -140,6 +140,20 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param, code)
 
 
+def context_length_error(num_tokens: int, max_seq_len: int, note: str = "") -> ApiError:
+    """Returns a 400 error for a prompt that leaves no room for output."""
+    return ApiError(
+        400,
+        # OpenAI and Anthropic clients match this text, then shorten the prompt.
+        f"The prompt is too long: {num_tokens} tokens > {max_seq_len - 1} maximum{note}; this "
+        f"model's maximum context length is {max_seq_len} tokens, at least one of them for the "
+        "output.",
+        code="context_length_exceeded",
+        # Field names of llama.cpp's server.
+        details={"n_prompt_tokens": num_tokens, "n_ctx": max_seq_len},
+    )
+
+
 class JsonResponse(Response):
     """JSON response. Lone surrogates, which UTF-8 cannot encode, become `?`."""
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...engine.inputs.chat_template import render_chat
-from ...engine.inputs.limits import encode_text
+from ...engine.inputs.limits import PromptTooLongError, encode_text
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import UserError, short_repr
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
-from ..http.errors import bad_request
+from ..http.errors import bad_request, context_length_error
 from .output_parser import THINK_TAG, OutputParser
 from .tool_calls import ToolCallOptions
 
@@ -74,6 +74,8 @@ class PromptRenderer:
             return encode_text(
                 self.tokenizer, "the prompt", text, self.max_tokens, add_special_tokens
             )
+        except PromptTooLongError as error:
+            raise context_length_error(error.num_tokens, self.max_tokens, " (estimated)") from error
         except UserError as error:
             raise bad_request(str(error)) from error
 
