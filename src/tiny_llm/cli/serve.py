@@ -39,6 +39,7 @@ from .served_models import (
     memory_budget,
     memory_needs,
     parse_model_argument,
+    weight_bytes,
 )
 
 DEFAULT_STEP_TIME_TARGET = 0.1  # seconds
@@ -285,7 +286,7 @@ def _serve(args: argparse.Namespace) -> int:
     )
     is_never_unloaded = len(models) == 1 and args.idle_unload is None
     specs = []
-    for model, folder, aliases, need in zip(models, folders, names, needs, strict=True):
+    for model, folder, aliases in zip(models, folders, names, strict=True):
         task = resolve_task(args.task if model.task == "auto" else model.task, str(folder))
         # Ranks may run on other machines, where the folder has another path: pass the name.
         path = str(folder) if args.tensor_parallel_size == 1 else model.name
@@ -296,7 +297,7 @@ def _serve(args: argparse.Namespace) -> int:
                 folder if has_tokenizer(folder) else demo.TARGET_PATH,
                 partial(_load, args, path, task, chat_template, folder, draft),
                 task,
-                need.total,
+                partial(_memory_bytes, args, folder, draft),
                 is_never_unloaded or model.is_pinned,
             )
         )
@@ -325,6 +326,10 @@ def _load(
         **{name: getattr(args, name) for name in ENGINE_OPTIONS},
         **engine_options(args),
     )
+
+
+def _memory_bytes(args: argparse.Namespace, folder: Path, draft: Path | None) -> int:
+    return weight_bytes(args, folder, draft) + (args.kv_cache_bytes or 0)
 
 
 def lora_module(text: str) -> tuple[str, str]:

@@ -88,8 +88,8 @@ def test_number_of_prompt_logprobs_is_bounded(server: RunningServer):
     response = server.post("/v1/completions", body)
     assert response.status_code == 400
     assert response.json()["error"] == {
-        "message": "The prompts have 7000 tokens with 21 log-probabilities each; a request may have "
-        "65536 log-probabilities of prompt tokens. Send fewer prompts, or request fewer "
+        "message": "The prompts have 7000 tokens with 21 log-probabilities each; a request may "
+        "have 65536 log-probabilities of prompt tokens. Send fewer prompts, or request fewer "
         "alternatives.",
         "type": "invalid_request_error",
         "param": "prompt_logprobs",
