@@ -96,6 +96,8 @@ def load_weights(
             _check_mlx_lm_support(config, num_ranks)
             return _read_with_mlx_lm(folder)
         _check_memory(folder, weight_bytes(folder) // num_ranks)
+        if kernels.computes_on_cpu() and rank == 0:
+            _report_float32(folder, console)
         if family_of(config).is_hybrid and rank == 0:
             _report_skipped(folder, console, mtp)
         if with_tokenizer:
@@ -143,6 +145,15 @@ def _check_mlx_lm_support(config: Fields, num_ranks: int) -> None:
             "its quantization format is not MLX's, the only one supported for "
             f"{config['model_type']} models; convert the unquantized model with `mlx_lm.convert -q`"
         )
+
+
+def _report_float32(folder: Path, console: "Console | None") -> None:
+    if {header.dtype for header in read_tensor_headers(folder).values()} == {"F32"}:
+        message = (
+            f"{folder}: on a CPU, float32 weights are more than ten times slower than bfloat16; "
+            "convert them with `mlx_lm.convert --dtype bfloat16`."
+        )
+        (console or stderr_console()).print(message, markup=False, soft_wrap=True)
 
 
 def _report_skipped(folder: Path, console: "Console | None", mtp: bool) -> None:

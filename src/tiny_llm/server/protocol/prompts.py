@@ -14,6 +14,7 @@ from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import UserError, short_repr
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
 from ..http.errors import bad_request, context_length_error
+from ..http.unsupported import warn_once
 from .output_parser import THINK_TAG, OutputParser
 from .tool_calls import ToolCallOptions
 
@@ -147,6 +148,8 @@ class PromptRenderer:
         token_ids = self.encode(text, add_special_tokens)
         reasoning_open = text.rstrip().endswith(THINK_TAG)
         has_thinking = bool(getattr(self.tokenizer, "has_thinking", False))
+        if given.get(THINKING_VARIABLE) and not has_thinking:
+            warn_once("the model has no thinking mode: options that enable thinking are ignored")
         return ChatPrompt(token_ids, reasoning_open, has_thinking, template_input)
 
     def output_parser(
