@@ -32,7 +32,7 @@ from .parsing.arguments import DEFAULT_BLOCK_SIZE
 
 SHORT_CONTEXT = 1024  # context length of the first tokens/s row
 MEASURED_BYTES = 2**27  # maximum weight bytes per measurement; larger than most processor caches
-MEASURED_SECONDS = 0.2  # total duration of the measurements
+MEASURED_SECONDS = 1.0  # total duration of the measurements
 
 
 @dataclass(frozen=True)
