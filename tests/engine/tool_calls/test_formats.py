@@ -131,7 +131,9 @@ def test_missing_parameter_ends():
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_only_known_and_unused_parameters_end_a_value(size, is_stream):
-    city = "a\n</parameter>\n<parameter=town>\nb\n</parameter>\n<parameter=city>\nc\n<parameter=city>"
+    city = (
+        "a\n</parameter>\n<parameter=town>\nb\n</parameter>\n<parameter=city>\nc\n<parameter=city>"
+    )
     text = f"<tool_call>\n<function=weather>\n<parameter=city>\n{city}\n</parameter>\n"
     text += "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
     _, calls, _ = parse(format_of("qwen3.5"), text, TOOLS, (size,), is_stream)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .format import CallGrammar, Function, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
-from .lark import literal, tag
+from .lark import ANY_TEXT, literal, tag, text_until
 from .text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
 from .tool_schema import (
     DEFINITIONS,
@@ -43,6 +43,7 @@ from .xml_values import (
 )
 
 START, FUNCTION = "<tool_call>", "<function="
+TEXT_START = f"{START}\n{FUNCTION}"  # of a call, if `START` is not a token
 STRING, NULLABLE_STRING = frozenset({"string"}), frozenset({"string", "null"})
 UNKNOWN: Function = {"parameters": {}}  # a function that is not among the tools
 
@@ -52,6 +53,7 @@ class Qwen3CoderFormat(ToolCallFormat):
 
     name = "qwen3_coder"
     tags = (START, FUNCTION)
+    reasoning_tags = (START, FUNCTION)
 
     def parse(self, source: TextSource, functions: Functions) -> Events:
         """See `ToolCallFormat`."""
@@ -72,8 +74,15 @@ class Qwen3CoderFormat(ToolCallFormat):
 
     def grammar(self, rules: ToolCallRules) -> CallGrammar:
         """See `ToolCallFormat`. Parameters are in schema order."""
-        lark = tagged_grammar(rules, START, "rest", "\n")
-        lark += f"rest: call {tag(CALL_END, rules.special_tokens)}\n"
+        start = rules.special_tokens.get(START)
+        lark = tagged_grammar(rules, TEXT_START if start is None else START, "rest", "\n")
+        if start is None:
+            lark += f"rest: call {literal(CALL_END)}\nthought: {ANY_TEXT}\n"
+            lark += f"thought_call: until_call calls\n{text_until('until_call', TEXT_START, {})}"
+        else:
+            lark += f'rest: "\\n{FUNCTION}" call {tag(CALL_END, rules.special_tokens)}\n'
+            lark += f"thought: {ANY_TEXT} ({start} NO_CALL)*\nthought_call: thought {start} calls\n"
+            lark += f"NO_CALL: /(?s:.*)/ & ~/\\s*{FUNCTION}(?s:.*)/\n"
         tags: dict[str, str] = {}  # terminals of the parameters' tags, which functions share
         calls = [_CallRules(f"c{i}", function, tags) for i, function in enumerate(rules.functions)]
         lark += f"call: {' | '.join(call.name for call in calls)}\n{TEXT_TERMINALS}"
@@ -165,7 +174,7 @@ class _CallRules:
         if any_key:
             self._tags[-1].append((f'"{PARAMETER}" /[^<>\\n]+/ ">\\n"', f"{name}text{len(keys)}"))
             self._rest("text", len(keys), self._texts)
-        head = literal(f"\n{FUNCTION}{function['name']}>\n")
+        head = literal(f"{function['name']}>\n")
         self.lark.append(f"{name}: {head} {self._rest('tag', 0)}\n")
         for i, schema in enumerate(self._properties.values()):
             self.lark.append(f"{name}value{i}: {self._value(i, schema)}\n")

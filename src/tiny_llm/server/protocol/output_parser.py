@@ -1,7 +1,7 @@
 """Streaming output parser: splits text into reasoning, content, tool calls.
 
 A thinking model writes `<think>…</think>` before the content; the chat template may have opened or
-closed the tag already. The format of tool calls depends on the model (`engine/tool_calls`).
+closed the tag already. In some formats, a tool call also ends the reasoning. The format of tool calls depends on the model (`engine/tool_calls`).
 
 Text that may be the start of a tag is held back until the ambiguity is resolved.
 
@@ -11,9 +11,11 @@ argument deltas as long as they are a prefix of valid JSON. Nothing sent is ever
 truncated call stays incomplete. Complete calls are the same in both modes.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 
 from ...engine.scheduling.outputs import StreamOutput
 from ...engine.tool_calls.text_source import MalformedCallError
@@ -62,6 +64,17 @@ def tag_prefix_length(text: str, tags: Sequence[str]) -> int:
     # [/task 5.5.1 prefix]
 
 
+@cache
+def _call_pattern(tag: str, text: str) -> re.Pattern[str]:
+    """Matches `tag`, whitespace and `text` (group 1), or a prefix of them at the end."""
+    tag_start, text_start = (
+        "|".join(re.escape(whole[:length]) for length in range(len(whole) - 1, 0, -1))
+        for whole in (tag, text)
+    )
+    tag, text = re.escape(tag), re.escape(text)
+    return re.compile(rf"{tag}\s*(?:({text})|(?:{text_start})?\Z)|(?:{tag_start})\Z")
+
+
 class OutputParser:
     """Splits one completion's text into reasoning, content and tool calls.
 
@@ -84,6 +97,8 @@ class OutputParser:
         self._options = tool_calls
         self._tags = () if tool_calls is None else tool_calls.format.tags
         self._first_tags = () if tool_calls is None else tool_calls.format.first_tags
+        reasoning_tags = None if tool_calls is None else tool_calls.format.reasoning_tags
+        self._reasoning_call = None if reasoning_tags is None else _call_pattern(*reasoning_tags)
         self._buffer = ""
         self._at_start = False  # whether at the start of a section, where whitespace is dropped
         self._state = _State.CONTENT
@@ -148,7 +163,7 @@ class OutputParser:
             case _State.START:
                 return self._parse_start()
             case _State.REASONING:
-                return self._parse_reasoning(deltas)
+                return self._parse_reasoning_until_call(deltas)
             case _State.CONTENT:
                 return self._parse_content(deltas)
             case _State.TOOL_CALLS:
@@ -167,6 +182,23 @@ class OutputParser:
             return False
         return True
         # [/task 5.5.2 start]
+
+    def _parse_reasoning_until_call(self, deltas: list[ParsedDelta]) -> bool:
+        """Emits the reasoning, up to `</think>` or a tool call."""
+        pattern, end = self._reasoning_call, self._buffer.find(THINK_END_TAG)
+        call = None if pattern is None else pattern.search(self._buffer)
+        if call is None or 0 <= end < call.start():
+            return self._parse_reasoning(deltas)
+        self._buffer, rest = self._buffer[: call.start()], self._buffer[call.start() :]
+        self._parse_reasoning(deltas)
+        if not call[1]:  # a possible start of a call
+            self._buffer += rest
+            return False
+        if self._buffer.strip():
+            deltas.append(ReasoningDelta(self._buffer.rstrip()))
+        self._buffer = rest
+        self._enter(_State.CONTENT)
+        return True
 
     def _parse_reasoning(self, deltas: list[ParsedDelta]) -> bool:
         """Emits the reasoning, up to `</think>`."""
