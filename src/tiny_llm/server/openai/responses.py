@@ -13,7 +13,7 @@ from ..context import AppState, get_app_state
 from ..engine_client.request_handle import RequestHandle
 from ..http.errors import ApiError
 from ..http.openapi import ERROR_RESPONSES, streaming_route
-from ..protocol.logprobs import TokenTextDecoder
+from ..protocol.logprobs import ContentLogprobs
 from ..protocol.output_parser import ParsedOutput, ReasoningDelta
 from ..protocol.prompts import ChatPrompt
 from ..protocol.request_fields import make_sampling_params
@@ -98,7 +98,7 @@ class ResponseSerializer:
             prompt, body.usable_tools, params.structured_outputs, bool(body.stream)
         )
         self._output = ParsedOutput(parser, body.parallel_tool_calls is False)
-        self._texts = TokenTextDecoder(server.prompts)
+        self._content_logprobs = ContentLogprobs(server.prompts, parser, body.logprobs or 0)
         self._logprobs: list[dict[str, Any]] = []  # entries for tokens whose text is unsent
         self._items = OutputItems(body.include_encrypted_reasoning)
         self._id = f"resp_{uuid.uuid4().hex}"
@@ -127,8 +127,7 @@ class ResponseSerializer:
     def add(self, output: StreamOutput) -> list[Event]:
         """Appends an output; its logprobs are sent with the next text delta."""
         parts = self._output.add(output)
-        if self._output.in_content:
-            self._logprobs += self._texts.logprobs(output, self._body.logprobs or 0)
+        self._logprobs += self._content_logprobs.add(output)
         events = []
         for part in parts:
             logprobs = []

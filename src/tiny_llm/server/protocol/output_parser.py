@@ -86,6 +86,8 @@ class OutputParser:
 
     Attributes:
         has_incomplete_call: whether a tool call was truncated or malformed.
+        num_fed: number of characters so far.
+        content_start: number of characters before the content or first tool call; None until known.
     """
 
     def __init__(
@@ -95,6 +97,8 @@ class OutputParser:
         tool_calls: ToolCallOptions | None = None,
     ):
         self.has_incomplete_call = False
+        self.num_fed = 0
+        self.content_start: int | None = None
         self._options = tool_calls
         self._tags = () if tool_calls is None else tool_calls.format.tags
         self._first_tags = () if tool_calls is None else tool_calls.format.first_tags
@@ -107,20 +111,17 @@ class OutputParser:
             self._enter(_State.REASONING)
         elif thinking_enabled:
             self._state = _State.START
+        else:
+            self.content_start = 0
 
     @property
     def in_reasoning(self) -> bool:
         """Whether the parser is inside the reasoning."""
         return self._state is _State.REASONING
 
-    @property
-    def in_content(self) -> bool:
-        """Whether the last text was content or a tool call, not reasoning or tags."""
-        precedes_content = self._state in (_State.START, _State.REASONING)
-        return not precedes_content and not self._at_start
-
     def feed(self, text: str) -> list[ParsedDelta]:
         """Adds text; returns the deltas that are now unambiguous."""
+        self.num_fed += len(text)
         is_plain = self._state is _State.CONTENT and not (self._tags or self._at_start)
         if is_plain and not self._buffer:  # fast path: nothing to parse
             return [TextDelta(text)] if text else []
@@ -151,8 +152,14 @@ class OutputParser:
             if rest:
                 deltas.append(ReasoningDelta(rest))
         elif rest and not (self._at_start and not rest.strip()):
+            self._start_content(rest)
             deltas.append(TextDelta(rest))
         return deltas
+
+    def _start_content(self, rest: str) -> None:
+        """Notes where the content starts, once there is any; `rest` is the text from there."""
+        if self.content_start is None and not self._at_start:
+            self.content_start = self.num_fed - len(rest)
 
     def _enter(self, state: _State) -> None:
         self._state = state
@@ -218,6 +225,7 @@ class OutputParser:
 
     def _parse_content(self, deltas: list[ParsedDelta]) -> bool:
         self._skip_space()
+        self._start_content(self._buffer)
         self._check_first()
         tags = (*self._tags, *self._first_tags)
         if not tags:
@@ -308,7 +316,6 @@ class ParsedOutput:
         calls: tool calls; for each streamed call, its first delta.
         arguments: each call's arguments so far.
         tokens: number of tokens, of which `reasoning_tokens` are in the reasoning.
-        in_content: whether the last output was content or a tool call, not reasoning or its tags.
         finish_reason: "stop", "length" or "tool_calls"; None until the end.
     """
 
@@ -321,7 +328,6 @@ class ParsedOutput:
     arguments: list[str] = field(default_factory=list)
     tokens: int = 0
     reasoning_tokens: int = 0
-    in_content: bool = True
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -329,7 +335,6 @@ class ParsedOutput:
         """Adds an output; returns the deltas, without text that is held back."""
         was_thinking = self.parser.in_reasoning
         deltas = self.parser.feed(output.text)
-        self.in_content = self.parser.in_content and not was_thinking
         self.tokens += len(output.token_ids)
         if was_thinking or self.parser.in_reasoning:
             self.reasoning_tokens += len(output.token_ids)
