@@ -16,12 +16,12 @@ from ..http.unsupported import (
     unsupported_field_message,
     warn_once,
 )
+from ..protocol.parsed_output import decode_reasoning
 from ..protocol.request_fields import (
     INT64_MAX,
     BoundedList,
     JsonObject,
     OutputConstraint,
-    PositiveInt,
     ReasoningEffort,
     ShortList,
     StrictModel,
@@ -303,7 +303,7 @@ class CountTokensRequest(CacheableModel):
 class MessagesRequest(CountTokensRequest):
     """Body of a message request."""
 
-    max_tokens: PositiveInt
+    max_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)]
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -356,7 +356,7 @@ def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
             case TextBlock() | DocumentBlock() | SearchResultBlock():
                 texts.append(block.text)
             case ThinkingBlock():
-                reasoning.append(block.thinking)
+                reasoning.append(block.thinking or decode_reasoning(block.signature))
             case ToolUseBlock():
                 arguments = json.dumps(block.input, ensure_ascii=False)
                 function = {"name": block.name, "arguments": arguments}

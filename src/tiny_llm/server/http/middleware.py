@@ -27,6 +27,7 @@ Count = Callable[[str, str, int], None]
 # Paths that do not require the API key: probes, metrics, the model list and the web UI's pages.
 PUBLIC_PATHS = {
     "/",
+    "/api/hello",
     "/health",
     "/ping",
     "/ready",

@@ -11,7 +11,8 @@ from ..context import AppState, get_app_state
 from ..engine_client.request_handle import RequestHandle
 from ..http.openapi import ERROR_RESPONSES, streaming_route
 from ..protocol.logprobs import ContentLogprobs, prompt_logprobs_field
-from ..protocol.output_parser import ParsedDelta, ParsedOutput, ReasoningDelta, TextDelta
+from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
+from ..protocol.parsed_output import ParsedOutput
 from ..protocol.prompts import ChatPrompt
 from ..protocol.streaming import EventSourceResponse, full_response
 from ..protocol.tool_calls import ToolCallDelta

@@ -14,7 +14,8 @@ from ..engine_client.request_handle import RequestHandle
 from ..http.errors import ApiError
 from ..http.openapi import ERROR_RESPONSES, streaming_route
 from ..protocol.logprobs import ContentLogprobs
-from ..protocol.output_parser import ParsedOutput, ReasoningDelta
+from ..protocol.output_parser import ReasoningDelta
+from ..protocol.parsed_output import ParsedOutput
 from ..protocol.prompts import ChatPrompt
 from ..protocol.request_fields import make_sampling_params
 from ..protocol.streaming import RESPONSES_PATH as PATH
@@ -47,7 +48,8 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     serializer = ResponseSerializer(server, body, handle, prompt, params, store, conversation)
     if not body.stream:
         return await full_response(request.receive, handle, serializer)
-    return EventSourceResponse(serializer, handle, server.settings.keep_alive)
+    keep_alive = server.settings.keep_alive
+    return EventSourceResponse(serializer, handle, keep_alive, serializer.in_progress_event)
 
 
 @router.post(f"{PATH}/input_tokens", tags=["OpenAI"], responses=ERROR_RESPONSES)
@@ -107,8 +109,12 @@ class ResponseSerializer:
 
     def start_events(self) -> bytes:
         """`response.created` and `response.in_progress`; see `OutputSerializer`."""
-        names = ("response.created", "response.in_progress")
-        return b"".join(self._lifecycle_event(name, "in_progress") for name in names)
+        created = self._lifecycle_event("response.created", "in_progress")
+        return created + self.in_progress_event()
+
+    def in_progress_event(self) -> bytes:
+        """`response.in_progress`, repeated while the response waits."""
+        return self._lifecycle_event("response.in_progress", "in_progress")
 
     def delta_events(self, output: StreamOutput) -> bytes:
         """Output item events for an engine output; see `OutputSerializer`."""
