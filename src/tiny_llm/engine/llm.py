@@ -42,16 +42,7 @@ from .factory import (
     make_scheduler,
     resolve_task,
 )
-from .inputs.prompts import (
-    ChatOptions,
-    Message,
-    Prompt,
-    Prompts,
-    encode_prompt,
-    is_chat,
-    normalize_prompts,
-    unwrap_prompt,
-)
+from .inputs.prompts import ChatOptions, Prompt, Prompts, encode_prompt, is_chat, normalize_prompts
 from .inputs.sampling_params import SamplingParams
 from .scheduling.config import SchedulerConfig
 from .scheduling.events import Listener
@@ -280,15 +271,15 @@ class LLM(EngineCore):
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Prompts,
         sampling_params: Params = None,
         use_tqdm: bool = True,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Like `generate`, for one or several lists of chat messages only, as in vLLM."""
-        if not all(map(is_chat, prompts := normalize_prompts(messages))):
+        """Like `generate`, for chat messages only: one list of them, or several."""
+        if not all(map(is_chat, normalize_prompts(messages))):
             raise UserError(f"messages must be chat messages, got {short_repr(messages)}.")
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **options)
+        return self.generate(messages, sampling_params, use_tqdm=use_tqdm, **options)
 
     def get_tokenizer(self) -> Any:
         """Returns the tokenizer, as in vLLM."""
@@ -443,7 +434,6 @@ class LLM(EngineCore):
         self, prompt: Prompt, params: SamplingParams, chat: ChatOptions, **options: Any
     ) -> RequestOutput:
         """Encodes a prompt and queues it; see `add_tokenized_request` for `options`."""
-        prompt = unwrap_prompt(prompt)
         ids = encode_prompt(self.tokenizer, prompt, chat, self.scheduler.config.max_seq_len)
         text: Any = prompt if isinstance(prompt, str) or is_chat(prompt) else None
         thinking = chat.thinking_enabled

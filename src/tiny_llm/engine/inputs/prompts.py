@@ -64,7 +64,7 @@ def unwrap_prompt(prompt: Any) -> Any:
     return array_to_list(prompt)
 
 
-def encode_prompt(tokenizer: Any, prompt: Prompt, chat: ChatOptions, max_tokens: int) -> list[int]:
+def encode_prompt(tokenizer: Any, prompt: Any, chat: ChatOptions, max_tokens: int) -> list[int]:
     """Encodes a prompt: text verbatim, messages with the chat template.
 
     Args:
@@ -91,7 +91,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, chat: ChatOptions, max_tokens:
             raise UserError(
                 f"prompt[{index}] must be an integer token id, got {short_repr(token)}."
             )
-    return [int(token) for token in prompt]  # type: ignore[arg-type]
+    return [int(token) for token in prompt]
 
 
 def is_token_ids(prompt: Any) -> bool:

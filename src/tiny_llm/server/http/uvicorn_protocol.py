@@ -145,7 +145,7 @@ class HttpProtocol(HttpToolsProtocol):
         return b"\r\n".join([line, *headers, b"", b""])
 
 
-class _RequestParser(httptools.HttpRequestParser):  # type: ignore[misc]
+class _RequestParser(httptools.HttpRequestParser):
     """Parser that ignores a request to upgrade, for example to h2c (Java's default client).
 
     httptools ends an upgraded request after its head, which loses the body.
@@ -156,7 +156,7 @@ class _RequestParser(httptools.HttpRequestParser):  # type: ignore[misc]
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
         self._protocol = protocol
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
         """Parses data; see httptools."""
         try:
             super().feed_data(data)
