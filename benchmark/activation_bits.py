@@ -117,7 +117,7 @@ def compare_predictions(llms: Sequence[LLM], ids: list[list[int]]) -> dict[str, 
     best: list[list[int]] = []
     losses = []
     for llm in llms:
-        outputs = llm.generate(ids, params, show_progress=False)
+        outputs = llm.generate(ids, params, use_tqdm=False)
         entries = [
             (token, logprobs)
             for output in outputs

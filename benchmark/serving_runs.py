@@ -164,7 +164,7 @@ def prefix_hit(mlx_model: Any, options: ServingOptions, tokens: int, repeats: in
         prefix = rng.integers(0, llm.vocab_size, tokens).tolist()
         for seconds in (cold, warm):
             prompt = prefix + rng.integers(0, llm.vocab_size, suffix_tokens).tolist()
-            [output] = llm.generate([prompt], params, show_progress=False)
+            [output] = llm.generate([prompt], params, use_tqdm=False)
             assert output.num_cached_tokens == (0 if seconds is cold else tokens)
             assert output.metrics.ttft is not None
             seconds.append(output.metrics.ttft)
@@ -185,7 +185,7 @@ def speculation(max_tokens: int) -> dict:
     for name, draft in (("plain", None), ("draft", "demo-draft")):
         llm = LLM("demo", kv_cache_bytes=2**25, draft_model=draft)
         started = time.perf_counter()
-        outputs = llm.generate(prompts, params, show_progress=False)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
         figures[f"{name}_seconds"] = time.perf_counter() - started
         figures[f"{name}_target_steps"] = llm.runner.statistics.target_steps
         token_ids_by_run.append([output.token_ids for output in outputs])

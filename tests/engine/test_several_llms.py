@@ -20,7 +20,7 @@ KV_BYTES = 4_000_000
 
 
 def generate(llm):
-    outputs = llm.generate(PROMPTS, PARAMS, show_progress=False)
+    outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
 
 

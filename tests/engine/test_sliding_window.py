@@ -118,7 +118,7 @@ def test_same_tokens_in_every_configuration(model, reference, tokenizer, specula
 @pytest.mark.parametrize("sharing", [True, False])
 def test_request_larger_than_the_memory(mistral, sharing):
     """190 tokens fit into pages for 72, as pages before the window are freed."""
-    [expected] = build(mistral).generate([LONG], GREEDY, show_progress=False)
+    [expected] = build(mistral).generate([LONG], GREEDY, use_tqdm=False)
     llm = build(mistral, 9, max_num_batched_tokens=32, enable_prefix_caching=sharing)
     assert llm.scheduler.config.max_pages_per_request == 9
     original_run, num_held = llm.runner.run, []
@@ -132,7 +132,7 @@ def test_request_larger_than_the_memory(mistral, sharing):
         return original_run(step)
 
     with mock.patch.object(llm.runner, "run", run):
-        [actual] = llm.generate([LONG], GREEDY, show_progress=False)
+        [actual] = llm.generate([LONG], GREEDY, use_tqdm=False)
     assert actual.token_ids == expected.token_ids
     assert max(num_held) <= 9
     # While decoding, a request holds the window's pages and two partly used ones.
@@ -156,42 +156,42 @@ def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
     llm = build(mistral, 8, max_num_batched_tokens=32)
     with pytest.raises(UserError, match="the KV memory holds 64"):
         llm.add_request(LONG)
-    [output] = llm.generate([LONG[:40]], SamplingParams(max_tokens=24), show_progress=False)
+    [output] = llm.generate([LONG[:40]], SamplingParams(max_tokens=24), use_tqdm=False)
     assert output.error is None
 
 
 def test_requests_share_memory_that_holds_one_of_them(mistral):
     """Of its 24 pages, a request needs at most 9 at a time; 20 pages serve two."""
     prompts = [[token + index for token in LONG] for index in range(4)]
-    expected = build(mistral).generate(prompts, GREEDY, show_progress=False)
+    expected = build(mistral).generate(prompts, GREEDY, use_tqdm=False)
     llm = build(mistral, 20, max_num_batched_tokens=32, enable_prefix_caching=False)
-    actual = llm.generate(prompts, GREEDY, show_progress=False)
+    actual = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [a.token_ids for a in actual] == [e.token_ids for e in expected]
 
 
 def test_second_turn_hits_although_early_pages_are_evicted(mistral):
     llm = build(mistral, 14, max_num_batched_tokens=32)
-    [first] = llm.generate([LONG], GREEDY, show_progress=False)
+    [first] = llm.generate([LONG], GREEDY, use_tqdm=False)
     turn = [*LONG, *first.token_ids, *LONG[:20]]
     assert llm.scheduler.pages.cache.num_pages * 8 < len(LONG)
-    [second] = llm.generate([turn], GREEDY, show_progress=False)
+    [second] = llm.generate([turn], GREEDY, use_tqdm=False)
     assert second.num_cached_tokens >= len(LONG) + len(first.token_ids) - 8
-    [cold] = build(mistral).generate([turn], GREEDY, show_progress=False)
+    [cold] = build(mistral).generate([turn], GREEDY, use_tqdm=False)
     assert second.token_ids == cold.token_ids
     # A shorter prefix is not a hit, because the pages of its window have been evicted.
-    [other] = llm.generate([LONG[:60]], GREEDY, show_progress=False)
-    [cold] = build(mistral).generate([LONG[:60]], GREEDY, show_progress=False)
+    [other] = llm.generate([LONG[:60]], GREEDY, use_tqdm=False)
+    [cold] = build(mistral).generate([LONG[:60]], GREEDY, use_tqdm=False)
     assert other.num_cached_tokens == 0
     assert other.token_ids == cold.token_ids
 
 
 def test_prompt_logprobs_in_chunks(model):
     params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2, ignore_eos=True)
-    [whole] = build(model).generate([LONG], params, show_progress=False)
+    [whole] = build(model).generate([LONG], params, use_tqdm=False)
     llm = build(model, 32, max_num_batched_tokens=16)
     # In the second pass, the prompt is cached, but its logprobs still require recomputation.
     for _ in range(2):
-        [chunked] = llm.generate([LONG], params, show_progress=False)
+        [chunked] = llm.generate([LONG], params, use_tqdm=False)
         assert chunked.prompt_logprobs == whole.prompt_logprobs
 
 
@@ -207,12 +207,12 @@ def test_full_attention_in_a_layer_or_draft_model_disables_freeing_pages(mistral
 @pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"attention_backend": "flash"}])
 def test_int8_pages_and_backends(model, options):
     """Chunked prefill and freed pages do not change tokens."""
-    [expected] = build(model, **options).generate([LONG], GREEDY, show_progress=False)
+    [expected] = build(model, **options).generate([LONG], GREEDY, use_tqdm=False)
     llm = build(model, 32, max_num_batched_tokens=16, **options)
-    [actual] = llm.generate([LONG], GREEDY, show_progress=False)
+    [actual] = llm.generate([LONG], GREEDY, use_tqdm=False)
     assert actual.token_ids == expected.token_ids
     if "attention_backend" in options:
-        [paged] = build(model).generate([LONG], GREEDY, show_progress=False)
+        [paged] = build(model).generate([LONG], GREEDY, use_tqdm=False)
         assert actual.token_ids == paged.token_ids
 
 
@@ -226,6 +226,6 @@ def test_prefix_cache_on_disk_is_rejected(mistral, tmp_path):
 def test_context_length_limits_a_request(mistral):
     llm = build(mistral, max_model_len=100)
     [output] = llm.generate(
-        [LONG[:90]], SamplingParams(max_tokens=None, ignore_eos=True), show_progress=False
+        [LONG[:90]], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False
     )
     assert (len(output.token_ids), output.finish_reason) == (10, "length")

@@ -306,7 +306,7 @@ def test_engine_output_equals_cpu(demo, kv_cache_dtype, batch):
     def answers():
         options = {"kv_cache_bytes": CACHE_BYTES, "kv_cache_dtype": kv_cache_dtype}
         llm = LLM(demo, block_size=16, **options)
-        outputs = llm.generate(prompts, params, show_progress=False)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
         assert (llm.runner.async_scheduling.num_hits > 0) == (not kernels.computes_on_cpu())
         return [output.outputs[0].token_ids for output in outputs]
 

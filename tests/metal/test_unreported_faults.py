@@ -43,7 +43,7 @@ def generate_with_fault():
     with use_emulated_gpu() as device:
         truncate_input_after(device, launches=3 * model.args.num_hidden_layers + 1)
         llm = LLM((model, tokenizer), kv_cache_bytes=2e6, block_size=16)
-        (output,) = llm.generate(["What is a cat?"], params, show_progress=False)
+        (output,) = llm.generate(["What is a cat?"], params, use_tqdm=False)
         assert output.outputs[0].finish_reason == "error"
 
 

@@ -325,7 +325,7 @@ def test_family_greedy_tokens(family, demo):
     engine = LLM((weights, demo[1]), block_size=16)
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
     prompts = [random_ids(9), random_ids(30)]
-    for output in engine.generate(prompts, params, show_progress=False):
+    for output in engine.generate(prompts, params, use_tqdm=False):
         assert output.error is None
         prompt, answer = output.prompt_token_ids, output.token_ids
         # One causal forward pass predicts each output token from its prefix.

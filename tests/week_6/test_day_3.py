@@ -217,7 +217,7 @@ def test_task_4_engine_output_equals_the_kernel(demo):
     for backend in ("paged", "reference"):
         llm = LLM(demo, kv_cache_dtype="int8", attention_backend=backend, kv_cache_bytes=2**21)
         outputs = llm.generate(
-            ["What is the KV cache?", "Name the primary colours."], GREEDY, show_progress=False
+            ["What is the KV cache?", "Name the primary colours."], GREEDY, use_tqdm=False
         )
         for output in outputs:
             assert output.error is None, output.error

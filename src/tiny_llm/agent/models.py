@@ -159,7 +159,7 @@ class LocalModel:
     def complete(self, messages: Sequence[Message], tools: Sequence[Message], seed: int) -> Message:
         """See `ChatModel.complete`."""
         params = SamplingParams(**self._params, seed=seed)  # type: ignore[arg-type]
-        options = {"tools": tools, "show_progress": False}
+        options = {"tools": tools, "use_tqdm": False}
         [output] = self._llm.generate([list(messages)], params, **options)  # type: ignore[arg-type]
         if output.error is not None:
             raise UserError(output.error)

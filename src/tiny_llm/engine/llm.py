@@ -237,15 +237,15 @@ class LLM(EngineCore):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora: str | Sequence[str | None] | None = None,
-        show_progress: bool = True,
+        use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Generates completions of one or several prompts; blocks until all finish.
 
         Args:
             prompts: one prompt or several, each a string (encoded verbatim), token ids (a list or
-                an array), or chat messages (`{"role": …, "content": …}`). Message content is a
-                string or text parts; assistant messages may have `tool_calls` and
-                `reasoning_content`.
+                an array), or chat messages (`{"role": …, "content": …}`); also vLLM's `{"prompt":
+                text}` and `{"prompt_token_ids": token ids}`. Message content is a string or text
+                parts; assistant messages may have `tool_calls` and `reasoning_content`.
             sampling_params: shared by all prompts, or one per prompt; `SamplingParams()` if None.
             enable_thinking: passed to the chat template. Also allows reasoning before
                 `structured_outputs`, for prompts of any form.
@@ -254,7 +254,7 @@ class LLM(EngineCore):
             chat_template_kwargs: other chat template variables.
             lora: adapter name, shared by all prompts, or one per prompt; None for the
                 adapter at `adapter_path`, if any.
-            show_progress: whether to show a progress bar if standard error is a terminal.
+            use_tqdm: whether to show a progress bar if standard error is a terminal.
 
         Returns:
             One output per prompt, in order. A rejected prompt's output has finish_reason "error"
@@ -267,10 +267,26 @@ class LLM(EngineCore):
         outputs: list[RequestOutput] = []
         prompts_and_params = _with_params(prompts, sampling_params, lora)
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
-        with _progress_bar(len(prompts_and_params), show_progress) as advance:
+        with _progress_bar(len(prompts_and_params), use_tqdm) as advance:
             for output in self._run(prompts_and_params, chat, outputs):
                 advance(output.request_output.finished)
         return outputs
+
+    def chat(
+        self,
+        messages: Prompts,
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Like `generate`, for chat messages only: one list of them, or several."""
+        if not all(map(is_chat, normalize_prompts(messages))):
+            raise UserError(f"messages must be chat messages, got {short_repr(messages)}.")
+        return self.generate(messages, sampling_params, use_tqdm=use_tqdm, **options)
+
+    def get_tokenizer(self) -> Any:
+        """Returns the tokenizer, as in vLLM."""
+        return self.tokenizer
 
     def stream(
         self,

@@ -18,7 +18,7 @@ from .engine_client.models import ModelEngine, ModelRegistry
 from .engine_client.request_handle import RequestHandle
 from .http.errors import ApiError, bad_request, current_record
 from .loading import LEASE, ModelLease
-from .protocol.output_parser import ParsedOutput
+from .protocol.parsed_output import ParsedOutput
 from .protocol.prompts import ChatPrompt, ChatTemplateInput, PromptRenderer
 from .settings import BODY_BYTES_PER_TOKEN, MAX_BODY_BYTES, MIN_BODY_BYTES, Settings
 

@@ -125,6 +125,7 @@ class ServerProcess:
             loop.add_signal_handler(signal_number, self._on_signal)
         loop.add_signal_handler(signal.SIGTSTP, self._on_sigtstp)
         loop.set_exception_handler(on_loop_error)
+        self._socket.listen(config.backlog)  # so that clients can connect once "ready" is logged
         self.start()
         host, port = self._socket.getsockname()[:2]
         log.info("listening: http://%s:%d", host, port)

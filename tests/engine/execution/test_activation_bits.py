@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 def prompt_logprobs(activation_bits: int, text: str) -> list[float]:
     llm = LLM("demo", activation_bits=activation_bits)
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
-    [output] = llm.generate([text], params, show_progress=False)
+    [output] = llm.generate([text], params, use_tqdm=False)
     entries = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
     return [entry[token] for token, entry in entries]
 
@@ -87,9 +87,9 @@ def test_mixture_of_experts_is_batch_invariant(tmp_path):
     llm = LLM(str(tmp_path), load_format="dummy", activation_bits=8, enable_prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
     prompts = [[17, 5, 99], list(range(100, 140)), [4, 8]]
-    together = llm.generate(prompts, params, show_progress=False)
+    together = llm.generate(prompts, params, use_tqdm=False)
     for prompt, output in zip(prompts, together, strict=True):
-        [alone] = llm.generate([prompt], params, show_progress=False)
+        [alone] = llm.generate([prompt], params, use_tqdm=False)
         assert alone.token_ids == output.token_ids
         assert alone.logprobs == output.logprobs
 
@@ -107,10 +107,10 @@ def test_adapters_are_batch_invariant(demo, adapters):
     prompts = ["The KV cache keeps keys and values. " * 3] * len(loras)
     options = {"activation_bits": 8, "enable_prefix_caching": False, "lora_modules": adapters}
     llm = LLM(demo, max_num_batched_tokens=40, **options)
-    together = llm.generate(prompts, params, lora=loras, show_progress=False)
+    together = llm.generate(prompts, params, lora=loras, use_tqdm=False)
     assert len({tuple(output.token_ids) for output in together}) == len(loras)
     for prompt, lora, output in zip(prompts, loras, together, strict=True):
-        [alone] = llm.generate([prompt], params, lora=lora, show_progress=False)
+        [alone] = llm.generate([prompt], params, lora=lora, use_tqdm=False)
         assert alone.token_ids == output.token_ids, lora
         assert alone.logprobs == output.logprobs, lora
 
@@ -139,11 +139,11 @@ def test_8_bit_weights_are_batch_invariant(tmp_path):
     )
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
     prompts = [[17, 5, 99], list(range(100, 140)), [4, 8]]
-    together = llm.generate(prompts, params, show_progress=False)
-    exact = LLM(str(tmp_path), **options).generate(prompts, params, show_progress=False)
+    together = llm.generate(prompts, params, use_tqdm=False)
+    exact = LLM(str(tmp_path), **options).generate(prompts, params, use_tqdm=False)
     assert [output.logprobs for output in exact] != [output.logprobs for output in together]
     for prompt, output in zip(prompts, together, strict=True):
-        [alone] = llm.generate([prompt], params, show_progress=False)
+        [alone] = llm.generate([prompt], params, use_tqdm=False)
         assert alone.token_ids == output.token_ids
         assert alone.logprobs == output.logprobs
 

@@ -58,7 +58,7 @@ def test_most_steps_of_a_single_request_are_launched_ahead(on_cpu, demo):
     llm = LLM(demo, kv_cache_bytes=4e6)
     llm.runner.async_scheduling.enabled = True
     sampling_params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
-    llm.generate(PROMPTS[0], sampling_params, show_progress=False)
+    llm.generate(PROMPTS[0], sampling_params, use_tqdm=False)
     # One step in 32 needs a new page. Only the scheduler allocates pages, so this step must wait.
     assert llm.runner.async_scheduling.num_hits >= 37
     assert llm.runner.async_scheduling.num_misses == 0
@@ -74,7 +74,7 @@ def test_outputs_are_dispatched_before_the_next_step(on_cpu, demo, monkeypatch):
     llm = LLM(demo, kv_cache_bytes=4e6)
     llm.runner.async_scheduling.enabled = True
     sampling_params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=2)
-    llm.generate(PROMPTS[:2], sampling_params, show_progress=False)
+    llm.generate(PROMPTS[:2], sampling_params, use_tqdm=False)
     kinds = ["logits" if arrays[0].ndim == 2 else "tokens" for arrays in submissions]
     assert kinds[:6] == ["tokens", "logits"] * 3
     # Token ids, NaN flags, ids of the most likely tokens, and logprobs of these tokens.
@@ -83,5 +83,5 @@ def test_outputs_are_dispatched_before_the_next_step(on_cpu, demo, monkeypatch):
 
 def test_disabled_on_cpu(on_cpu, demo):
     llm = LLM(demo, kv_cache_bytes=4e6)
-    llm.generate(PROMPTS[0], SamplingParams(max_tokens=5), show_progress=False)
+    llm.generate(PROMPTS[0], SamplingParams(max_tokens=5), use_tqdm=False)
     assert llm.runner.async_scheduling.num_hits == 0

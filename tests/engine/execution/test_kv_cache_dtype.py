@@ -67,7 +67,7 @@ def test_perplexity_is_within_half_a_percent():
     def perplexity(kv_cache_dtype: str) -> float:
         llm = LLM("demo", kv_cache_dtype=kv_cache_dtype)
         params = SamplingParams(max_tokens=1, prompt_logprobs=0)
-        [output] = llm.generate([text], params, show_progress=False)
+        [output] = llm.generate([text], params, use_tqdm=False)
         entries = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
         logprobs = [entry[token] for token, entry in entries]
         return math.exp(-sum(logprobs) / len(logprobs))

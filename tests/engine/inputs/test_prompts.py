@@ -56,6 +56,41 @@ def test_invalid_messages_fail_only_their_own_prompt(llm, messages, error):
         llm.add_request(messages)
 
 
+def test_prompts_of_vllm(llm):
+    ids = llm.get_tokenizer().encode("Once upon")
+    given = [
+        {"prompt": "Once upon"},
+        {"prompt_token_ids": ids},
+        {"prompt_token_ids": np.array(ids), "prompt": "another text"},
+    ]
+    outputs = llm.generate(given, ONE_TOKEN, use_tqdm=False)
+    for prompt in given:
+        outputs += llm.generate(prompt, ONE_TOKEN)
+        outputs += [output.request_output for output in llm.stream([prompt], ONE_TOKEN)]
+    assert {tuple(output.prompt_token_ids) for output in outputs} == {tuple(ids)}
+    assert len({output.outputs[0].text for output in outputs}) == 1
+    assert outputs[0].prompt == "Once upon"
+    llm.add_request(given[1], ONE_TOKEN)
+    while llm.has_unfinished_requests:
+        llm.step()
+    for wrong in ({"prompt": 5}, {"prompt": "a", "multi_modal_data": {}}, {}):
+        with pytest.raises(UserError, match="a prompt must be text, token ids or chat"):
+            llm.generate(wrong, ONE_TOKEN)
+
+
+def test_chat_of_vllm(llm):
+    [expected] = llm.generate([QUESTION], ONE_TOKEN)
+    [one] = llm.chat([QUESTION], ONE_TOKEN, False)
+    [again, other] = llm.chat([[QUESTION], chat("Hi")], ONE_TOKEN, use_tqdm=False)
+    assert one.text == again.text == expected.text
+    assert other.prompt_token_ids != one.prompt_token_ids == expected.prompt_token_ids
+    options = {"chat_template_kwargs": {"enable_thinking": True}, "tools": None}
+    [thinking] = llm.chat([QUESTION], ONE_TOKEN, **options)
+    assert thinking.prompt_token_ids != expected.prompt_token_ids
+    with pytest.raises(UserError, match="messages must be chat messages, got 'Why"):
+        llm.chat("Why?", ONE_TOKEN)
+
+
 def test_assistant_messages_may_omit_content():
     weights, tokenizer = load_weights("demo")
     tokenizer.chat_template = TOOLS_TEMPLATE

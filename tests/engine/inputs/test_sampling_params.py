@@ -25,6 +25,7 @@ def test_stop_is_a_string_or_a_list():
 
 def test_numpy_scalars_are_accepted():
     params = SamplingParams(stop_token_ids=np.array([0, 7]), seed=np.int64(2**62))
+    assert SamplingParams(seed=-1).seed is SamplingParams(seed=np.int64(-1)).seed is None
     assert params == SamplingParams(stop_token_ids=(0, np.int64(7)), seed=2**62)
     assert {type(number) for number in (*params.stop_token_ids, params.seed)} == {int}
 
@@ -47,7 +48,7 @@ def test_boundary_values_are_accepted():
         ({"top_p": 1.1}, "top_p must be in (0, 1] (1 keeps every token), got 1.1."),
         ({"top_k": -2}, "top_k must be at least -1 (0 and -1 keep every token), got -2."),
         ({"min_p": 2}, "min_p must be in [0, 1] (0 keeps every token), got 2."),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": -2}, "seed must be at least 0, got -2"),
         ({"seed": 2**64}, "seed must be below 2**64, got 18446744073709551616."),
         ({"stop": ""}, "stop must be a non-empty string or a list of them, got ''."),
         ({"stop": [3]}, "stop must be a non-empty string or a list of them, got [3]."),

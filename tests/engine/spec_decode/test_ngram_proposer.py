@@ -101,8 +101,7 @@ def test_repetitive_output_takes_fewer_steps(demo):
         LLM(demo, kv_cache_bytes=2**24, speculative=speculative) for speculative in (None, "ngram")
     )
     [expected], [actual] = (
-        llm.generate(["What is a cat?"], params, show_progress=False)
-        for llm in (plain, with_ngrams)
+        llm.generate(["What is a cat?"], params, use_tqdm=False) for llm in (plain, with_ngrams)
     )
     assert actual.outputs == expected.outputs
     assert with_ngrams.runner.statistics.target_steps < 0.7 * plain.runner.statistics.target_steps

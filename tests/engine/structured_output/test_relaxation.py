@@ -58,6 +58,12 @@ RELAXED = [
         ["/patternProperties"],
         1,
     ),
+    # Bounds beyond the grammar library's numbers, such as those of float64 and int64.
+    ({"type": "number", "minimum": -1.7976931348623157e308}, ["/minimum"], "a"),
+    ({"maximum": 1e39, "minimum": 3}, ["/maximum"], 2),
+    ({"type": "number", "exclusiveMaximum": 10**39}, ["/exclusiveMaximum"], "a"),
+    ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, ["/minimum"], 2**63),
+    ({"type": "integer", "multipleOf": 10**12}, ["/multipleOf"], 0.5),
     (
         {"type": "object", "properties": {"a/b": {}, "c": {}}, "minProperties": 1},
         ["/minProperties"],

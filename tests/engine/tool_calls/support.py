@@ -20,10 +20,11 @@ END = "<|end|>"
 
 PIECES = ["a", "Zürich", " ", "\n", "\n\n", '"', "\\", "{", "}", "<", ">", "null", "5", "é\t"]
 PIECES += ["</parameter>", "</function>", "</tool_call>", "<parameter=x>", "<tool_call>", "[ARGS]"]
+PIECES += ["\n</parameter>\n", "<parameter=p1>"]
 # Text that an unescaped XML parameter cannot contain, because it looks like the parameter's end.
 AMBIGUOUS = re.compile(
-    r"</parameter>\s*(<parameter=|</function>|</tool_call>)|</function>\s*</tool_call>"
-    r"|\n<parameter=|</parameter>\s*$|</(function|tool_call)>\s*$"
+    r"</parameter>\s*(<parameter=p|</function>|</tool_call>)|</function>\s*</tool_call>"
+    r"|\n<parameter=p"
 )
 NESTED = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from tests.engine.tool_calls.support import byte_tokenizer, write_calls
+from tests.engine.tool_calls.support import TAGS, byte_tokenizer, write_calls
 from tests.engine.tool_calls.templates import TEMPLATES
-from tiny_llm import LLM, SamplingParams, ToolCalls, UserError
+from tiny_llm import LLM, SamplingParams, StructuredOutputs, ToolCalls, UserError
 from tiny_llm.engine.inputs.chat_template import render_chat
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 from tiny_llm.engine.structured_output.grammar import ThinkingState
@@ -50,17 +50,49 @@ def test_reasoning_before_a_call(family):
     tokenizer = byte_tokenizer(family, ["<think>", "</think>"])
     compiler = GrammarCompiler(tokenizer, len(tokenizer))
     call = write_calls(family, [("switch", {"on": True})])
+    ends_reasoning = family in ("qwen3.5", "qwen3-coder")
     for state, text, is_allowed in [
-        (ThinkingState.OPEN, f"{call}?</think>\n\n{call}", True),
+        (ThinkingState.OPEN, f"{call}?</think>\n\n{call}", not ends_reasoning),
         (ThinkingState.POSSIBLE, f"<think>Hm.</think>\n\n{call}", True),
         (ThinkingState.POSSIBLE, call, True),
-        (ThinkingState.OPEN, call, False),
+        (ThinkingState.OPEN, call, ends_reasoning),
         (ThinkingState.NONE, f"<think>Hm.</think>\n\n{call}", False),
     ]:
         matcher = compiler.compile(ToolCalls([TOOL], "required"), state).matcher
         tokens = tokenizer.encode(text)
         is_consumed = matcher.try_consume_tokens(tokens) == len(tokens)
         assert (is_consumed and matcher.is_accepting()) == is_allowed, text
+
+
+@pytest.mark.parametrize("tags", [TAGS, ["<think>", "</think>"], []])
+@pytest.mark.parametrize("choice", ["auto", "required", "structured"])
+def test_call_inside_the_reasoning(choice, tags):
+    pytest.importorskip("llguidance")
+    tokenizer = byte_tokenizer("qwen3.5", tags)
+    compiler = GrammarCompiler(tokenizer, len(tokenizer))
+    call = write_calls("qwen3.5", [("switch", {"on": True})])
+    constraint = ToolCalls([TOOL], "required" if choice == "required" else "auto")
+    if choice == "structured":
+        constraint = ToolCalls([TOOL], response_constraint=StructuredOutputs(choice=["yes"]))
+    for text, is_allowed in [
+        (call, True),
+        (f"Hm. {call}\n{call}", True),
+        (f"A <tool_call>? <tool_call>\n<func</think>\n\n{call}", True),
+        (f"Hm.</think>\n\n{call}", True),
+        ("Hm.</think>\n\nyes", choice != "required"),
+        (f"{call}</think>", choice == "auto" and not tags),
+        (f"{call[:-20]}</think>", False),
+        ("Hm. <tool_call>\n<function=other>", False),
+        ("Hm.", False),
+    ]:
+        starts = {ThinkingState.OPEN: "", ThinkingState.POSSIBLE: "<think>"}
+        if not tags:  # as text, a possible <think> may also be the start of the content
+            del starts[ThinkingState.POSSIBLE]
+        for state, start in starts.items():
+            matcher = compiler.compile(constraint, state).matcher
+            tokens = tokenizer.encode(start + text)
+            is_consumed = matcher.try_consume_tokens(tokens) == len(tokens)
+            assert (is_consumed and matcher.is_accepting()) == is_allowed, text
 
 
 @pytest.mark.parametrize("family", TEMPLATES)

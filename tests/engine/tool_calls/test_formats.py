@@ -128,6 +128,28 @@ def test_missing_parameter_ends():
         assert parsed_arguments(calls) == [("weather", {"city": "Oslo", "days": 3})]
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_only_known_and_unused_parameters_end_a_value(size, is_stream):
+    city = (
+        "a\n</parameter>\n<parameter=town>\nb\n</parameter>\n<parameter=city>\nc\n<parameter=city>"
+    )
+    text = f"<tool_call>\n<function=weather>\n<parameter=city>\n{city}\n</parameter>\n"
+    text += "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+    _, calls, _ = parse(format_of("qwen3.5"), text, TOOLS, (size,), is_stream)
+    assert parsed_arguments(calls) == [("weather", {"city": city, "days": 3})]
+
+
+def test_repeated_parameter_of_an_unknown_function():
+    text = "<tool_call>\n<function=other>\n<parameter=a>\n1\n</parameter>\n"
+    assert parse(format_of("qwen3.5"), text + "<parameter=b>\n2", TOOLS)[1] == [
+        ("other", '{"a": "1", "b": "2"}')
+    ]
+    text += "<parameter=a>\n2\n</parameter>\n</function>\n</tool_call>"
+    content, calls, parser = parse(format_of("qwen3.5"), text, TOOLS)
+    assert (content, calls, parser.has_incomplete_call) == (text, [], True)
+
+
 def test_string_arguments_are_streamed():
     text = f"<tool_call>\n<function=weather>\n<parameter=city>\n{'x' * 50}"
     whole = text + "\n</parameter>\n</function>\n</tool_call>"

@@ -197,6 +197,24 @@ def test_response_constraint_requires_optional_calls():
         ToolCalls([STOP], "required", response_constraint=StructuredOutputs(json=PERSON))
 
 
+EDIT = {
+    "type": "function",
+    "function": {
+        "name": "edit",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string"},
+                "text": {"type": "string"},
+                "mode": {"type": "string", "maxLength": 100},
+                "more": {"type": "string"},
+            },
+            "required": ["path", "text"],
+        },
+    },
+}
+
+
 @pytest.mark.parametrize(
     ("value", "is_allowed"),
     [
@@ -204,15 +222,49 @@ def test_response_constraint_requires_optional_calls():
         ("", True),
         ("x </parameter> y", True),
         ("ends with </parameter", True),
+        ("a\n</parameter>\nb", True),
+        ("</parameter>", True),
+        ("\n</parameter>\n", True),
+        ("</function>", True),
+        ("a</parameter> <parameter=b>", True),
+        ("a\n</parameter>\n<parameter=new_string>\nc\n</parameter>\n", True),
+        ("\n<parameter=b>", True),
+        ("a\n</parameter>\n<parameter=mor>\nc", True),
+        # Parameters that the call already has.
+        ("a\n</parameter>\n<parameter=path>\nc", True),
+        ("a\n<parameter=path>\nc", True),
+        # Parameters and ends that may follow.
+        ("a\n</parameter>\n<parameter=more>\nc\n</parameter>\n<parameter=more>\n", False),
+        ("a</parameter> <parameter=mode>", False),
+        ("a\n<parameter=more>", False),
         ("a\n</parameter>\n</function>", False),
-        ("a</parameter> <parameter=b>", False),
     ],
 )
-def test_end_tags_in_xml_text(value, is_allowed):
-    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-    tool = {"type": "function", "function": {"name": "write", "parameters": schema}}
-    text = write_calls("qwen3.5", [("write", {"text": value})])
-    assert accepts("qwen3.5", "tags", ToolCalls([tool], "required"), text) == is_allowed
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_end_tags_in_xml_text(value, is_allowed, vocabulary):
+    arguments = {"path": "a.txt", "text": value, "mode": "a\n</parameter>\n<parameter=b>"}
+    arguments["more"] = "</parameter>\n\n"
+    text = write_calls("qwen3.5", [("edit", arguments)])
+    assert accepts("qwen3.5", vocabulary, ToolCalls([EDIT], "required"), text) == is_allowed
     if is_allowed:
-        _, calls, _ = parse(format_of("qwen3.5"), text, [tool])
-        assert parsed_arguments(calls) == [("write", {"text": value})]
+        for sizes in ((10**9,), (1,), (7,)):
+            for is_stream in (False, True):
+                content, calls, _ = parse(format_of("qwen3.5"), text, [EDIT], sizes, is_stream)
+                assert (content, parsed_arguments(calls)) == ("", [("edit", arguments)])
+
+
+@pytest.mark.parametrize("string", [{"type": "string"}, {"type": "string", "maxLength": 100}])
+def test_many_optional_strings(string):
+    """The limits on grammars admit 128 tools, and a tool with 40 optional strings."""
+    schema = {"type": "object", "properties": {f"name_{i}": string for i in range(40)}}
+    large = {"type": "function", "function": {"name": "large", "parameters": schema}}
+    arguments = {"name_3": "a\n</parameter>\n<parameter=b>", "name_38": ""}
+    text = write_calls("qwen3.5", [("large", arguments)])
+    assert accepts("qwen3.5", "tags", ToolCalls([large]), text)
+    few = {"type": "object", "properties": {f"name_{i}": string for i in range(6)}}
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{i}", "parameters": few}}
+        for i in range(128)
+    ]
+    text = write_calls("qwen3.5", [("tool_5", {"name_1": "a", "name_5": "b"})])
+    assert accepts("qwen3.5", "tags", ToolCalls(tools), text)

@@ -46,7 +46,7 @@ def test_engine_output_with_each_backend(demo, config, backend, monkeypatch):
     for chosen in ("paged", backend):
         assert not calls
         llm = LLM(pair, block_size=16, attention_backend=chosen)
-        outputs.append([o.token_ids for o in llm.generate(prompts, params, show_progress=False)])
+        outputs.append([o.token_ids for o in llm.generate(prompts, params, use_tqdm=False)])
     assert outputs[0] == outputs[1]
     expected = "flash_attention" if backend == "flash" else "paged_attention_varlen_reference"
     assert set(calls) == {expected}

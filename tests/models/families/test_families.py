@@ -317,7 +317,7 @@ def test_tokens_do_not_depend_on_batch_drafts_or_chunks(demo, family, quantizati
     prompts.append(prompts[0])
 
     def generate(batch, **options):
-        outputs = LLM(pair, block_size=16, **options).generate(batch, params, show_progress=False)
+        outputs = LLM(pair, block_size=16, **options).generate(batch, params, use_tqdm=False)
         assert not [output.error for output in outputs if output.error]
         return [output.token_ids for output in outputs]
 
@@ -433,7 +433,7 @@ def test_dummy_weights_need_only_a_config(tmp_path, capsys):
         in capsys.readouterr().err
     )
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-    [output] = llm.generate(["RoPE is"], params, show_progress=False)
+    [output] = llm.generate(["RoPE is"], params, use_tqdm=False)
     assert len(output.token_ids) == 5
     logits = sequence_logits(llm.runner.target.model, [1, 2, 3])
     assert 0.3 < float(mx.std(logits.astype(mx.float32))) < 3, (

@@ -91,7 +91,14 @@ def test_thinking_budget_and_display(claude, stream):
     unlimited = ask(budget_tokens=1024)
     omitted = ask(budget_tokens=1024, display="omitted")
     assert [block.type for block in omitted.content] == ["thinking", "text"]
-    assert (omitted.content[0].thinking, omitted.content[0].signature) == ("", "tiny-llm")
+    assert unlimited.content[0].signature == "tiny-llm"
+    assert omitted.content[0].thinking == ""
+    # The signature has the omitted text, which the next prompt then contains.
+    for content in (unlimited.content, omitted.content):
+        turn = {"role": "assistant", "content": [block.to_dict() for block in content]}
+        request = MessagesRequest(messages=[*BODY["messages"], turn], max_tokens=1)
+        message = request.to_template_messages()[-1]
+        assert message["reasoning_content"] == unlimited.content[0].thinking
     assert omitted.content[1].text == unlimited.content[1].text
     assert omitted.usage.output_tokens == unlimited.usage.output_tokens
 
@@ -105,6 +112,32 @@ def test_empty_message_has_an_empty_text_block(claude, stream):
     else:
         message = claude.messages.create(**body)
     assert [block.text for block in message.content] == [""]
+
+
+@pytest.mark.parametrize("thinking", [{"type": "disabled"}, {"type": "adaptive"}])
+def test_prefill_only(claude, thinking):
+    """`max_tokens: 0` fills the prefix cache and returns nothing."""
+    question = f"{thinking} Which of these words is the longest? " + " ".join(map(str, range(90)))
+    body = {**BODY, "messages": [{"role": "user", "content": question}], "thinking": thinking}
+    empty = claude.messages.create(**{**body, "max_tokens": 0})
+    assert (empty.content, empty.stop_reason, empty.usage.output_tokens) == ([], "max_tokens", 0)
+    assert claude.messages.create(**body).usage.cache_read_input_tokens >= 64
+    with claude.messages.stream(**{**body, "max_tokens": 0}) as stream:
+        assert [event.type for event in stream] == [
+            "message_start",
+            "message_delta",
+            "message_stop",
+        ]
+        streamed = stream.get_final_message()
+    assert (streamed.content, streamed.usage.output_tokens) == ([], 0)
+
+
+@pytest.mark.parametrize("signature", ["EqQBCgIYAhIM of another server", "tiny-llm", None])
+def test_signatures_of_other_servers(signature):
+    block = {"type": "thinking", "thinking": "", "signature": signature}
+    turn = {"role": "assistant", "content": [block, {"type": "text", "text": "Hi"}]}
+    [message] = MessagesRequest(messages=[turn], max_tokens=1).to_template_messages()
+    assert (message["content"], message["reasoning_content"]) == ("Hi", "")
 
 
 def test_tool_error_is_in_the_prompt():
@@ -266,13 +299,15 @@ def test_tool_runner_of_the_sdk(claude):
 
 
 def test_head_request(server):
-    assert httpx2.head(server.url + "/").status_code == 200
+    for path in ("/", "/api/hello"):  # Claude Code's connection checks
+        response = httpx2.head(server.url + path)
+        assert (response.status_code, response.content) == (200, b"")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"max_tokens": -1}, "max_tokens must be at least 0, got -1"),
         ({"messages": []}, "messages must have 1 or more elements, got 0"),
         ({"tool_choice": {"type": "any"}}, "tool_choice requires tools, but tools is empty."),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "got 'x'"),

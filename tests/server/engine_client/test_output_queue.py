@@ -5,6 +5,7 @@ import json
 import socket
 
 import anthropic
+import openai
 import pytest
 
 from tests.server.running_server import RunningServer, eventually
@@ -89,3 +90,16 @@ def test_keepalive_pings_in_messages(slow_server):
     body = {"max_tokens": 20, "messages": messages, "stream": True}
     text = slow_server.post("/v1/messages", body).text
     assert 'event: ping\ndata: {"type":"ping"}\n\n' in text
+
+
+def test_keepalive_events_in_responses(slow_server):
+    """Codex counts events, not comments."""
+    client = openai.OpenAI(base_url=slow_server.url + "/v1", api_key="none", max_retries=0)
+    body = {"model": "demo", "input": "Hello", "max_output_tokens": 20}
+    with client.responses.stream(**body) as stream:
+        events = list(stream)
+    assert events[-1].response.output[-1].content[0].text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events].count("response.in_progress") > 1
+    text = slow_server.post("/v1/responses", {**body, "stream": True}).text
+    assert not any(line.startswith(":") for line in text.splitlines())

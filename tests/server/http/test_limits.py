@@ -1,7 +1,11 @@
 """Limits: queue, body size, JSON size, timeouts, origins, API key."""
 
+import contextlib
+import gzip
+import json
 import select
 import socket
+import zlib
 
 import httpx2
 import openai
@@ -9,6 +13,7 @@ import pytest
 
 from tests.server.protocol.test_disconnect import LONG, connect
 from tests.server.running_server import RunningServer, eventually
+from tiny_llm.server.http.content_encoding import PIECE_BYTES, BodyDecoder
 
 KEY = "a key with é"
 
@@ -239,3 +244,66 @@ def test_requests_with_the_api_key(server_with_key):
         openai.OpenAI(base_url=server_with_key.url + "/v1", api_key="wrong", max_retries=0).post(
             "/chat/completions", body=LONG, cast_to=object
         )
+
+
+def encoders():
+    found = {"gzip": gzip.compress, "deflate": zlib.compress, "GZIP": gzip.compress}
+    with contextlib.suppress(ImportError):
+        from compression import zstd
+
+        found["zstd"] = zstd.compress
+    return found
+
+
+@pytest.mark.parametrize("encoding", encoders())
+def test_encoded_body(server, encoding):
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    body = json.dumps({"prompt": "Once upon a time " * 20}).encode()
+    content = encoders()[encoding](body)
+    cut = [content[:10], content[10:11], content[11:]]
+    for given, status in (
+        (content, 200),
+        (iter(cut), 200),
+        (content[:-3], 400),
+        (content + b"x", 400),
+        (iter([content, b"x"]), 400),
+        (body, 400),
+        (b"", 400),
+    ):
+        response = httpx2.post(server.url + "/tokenize", content=given, headers=headers)
+        assert response.status_code == status, response.text
+        name = encoding.lower()
+        expected = "count" if status == 200 else f"The body is not valid {name}."
+        assert expected in response.text
+
+
+def test_unknown_content_encoding_is_415(server):
+    headers = {"content-type": "application/json", "content-encoding": "br"}
+    response = httpx2.post(server.url + "/v1/messages", content=b"abc", headers=headers)
+    assert response.status_code == 415
+    assert "Content-Encoding must be one of gzip, deflate" in response.json()["error"]["message"]
+    assert response.headers["accept-encoding"].startswith("gzip, deflate")
+    headers["content-encoding"] = "identity"
+    response = httpx2.post(server.url + "/tokenize", content=b'{"prompt": "a"}', headers=headers)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("encoding", encoders())
+def test_decoded_body_is_bounded(limited_server, encoding):
+    """Neither memory nor time is spent on a body that decodes to more than the limit."""
+    bomb = encoders()[encoding](b" " * 10**8)
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    for content in (bomb[:4000], iter([bomb[:2000], bomb[2000:4000]])):
+        response = httpx2.post(limited_server.url + "/tokenize", content=content, headers=headers)
+        assert response.status_code == 413
+        assert "5000 bytes" in response.json()["error"]["message"]
+
+
+def test_decoder_bounds_its_pieces():
+    for encoding, encode in encoders().items():
+        decoder, data = BodyDecoder(encoding), encode(b"ab" * 10**6)
+        pieces = []
+        for start in range(0, len(data), 700):
+            pieces += decoder.decode(data[start : start + 700], start + 700 >= len(data))
+        assert b"".join(pieces) == b"ab" * 10**6
+        assert max(map(len, pieces)) == PIECE_BYTES

@@ -89,6 +89,30 @@ def test_logprob_texts_concatenate_to_the_content(client, effort):
     assert all(entry.top_logprobs == [] for entries in actual for entry in entries)
 
 
+@pytest.mark.parametrize("effort", ["none", "high"])
+@pytest.mark.parametrize("text", ["<b>Paris</b>", "<", "\nParis", "京都", "<think", "Paris."])
+def test_logprobs_of_the_first_tokens(client, effort, text):
+    """Text that might be a tag, and characters of several tokens, are held back with logprobs."""
+    body = {"model": "demo", "messages": FRANCE, "reasoning_effort": effort, "logprobs": True}
+    body["extra_body"] = {"structured_outputs": {"choice": [text]}}
+    for as_token_ids in (False, True):
+        body["extra_body"]["return_tokens_as_token_ids"] = as_token_ids
+        (choice,) = client.chat.completions.create(**body).choices
+        chunks = client.chat.completions.create(**body, stream=True)
+        streamed = [e for c in chunks for e in getattr(c.choices[0].logprobs, "content", [])]
+        content = choice.message.content
+        assert content == (text.lstrip() if effort == "high" else text)
+        for entries in (choice.logprobs.content, streamed):
+            data = b"".join(bytes(entry.bytes) for entry in entries).decode()
+            assert data.partition("<|")[0] == content  # with ids, EOS is included
+            if not as_token_ids:
+                assert "".join(entry.token for entry in entries) == content
+    body["extra_body"] = {}
+    unconstrained = client.chat.completions.create(**body).choices[0]
+    entries = unconstrained.logprobs.content
+    assert "".join(entry.token for entry in entries) == unconstrained.message.content
+
+
 def test_n_choices(client):
     response = client.chat.completions.create(**PLAIN, n=3, temperature=8.0, seed=-5, max_tokens=8)
     assert [choice.index for choice in response.choices] == [0, 1, 2]

@@ -6,6 +6,7 @@ import pytest
 
 from tests.server import conftest  # noqa: F401  (skips where the libraries are missing)
 from tiny_llm.engine.tool_calls.hermes import HermesFormat
+from tiny_llm.engine.tool_calls.qwen3_coder import Qwen3CoderFormat
 from tiny_llm.engine.tool_calls.text_source import MalformedCallError
 from tiny_llm.server.protocol.output_parser import OutputParser, ReasoningDelta, TextDelta
 from tiny_llm.server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
@@ -13,6 +14,9 @@ from tiny_llm.server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
 FULL = ToolCallOptions(HermesFormat())
 STREAM = ToolCallOptions(HermesFormat(), is_stream=True)
 
+XML_CALL = (
+    "<tool_call>\n<function=f>\n<parameter=a>\nx</think>\n</parameter>\n</function>\n</tool_call>"
+)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 
 
@@ -158,3 +162,41 @@ def test_call_rejected_without_reading_is_content(size):
     for text in (CALL, "a\n" + CALL):
         actual = parse(text, size, tool_calls=options)
         assert actual == [(TextDelta, text)], f"expected {text!r} as content, got {actual}"
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"Hm. <\n\n{XML_CALL}\n{XML_CALL}", [(ReasoningDelta, "Hm. <"), "call", "call"]),
+        (f"\n{XML_CALL}\nDone.", ["call", (TextDelta, "Done.")]),
+        (
+            f"A <tool_call> or <tool_call>\n</think>\n\n{XML_CALL}",
+            [(ReasoningDelta, "A <tool_call> or <tool_call>"), "call"],
+        ),
+        (
+            "<tool_call>\n<functions> <function=f> </think>Yes.",
+            [(ReasoningDelta, "<tool_call>\n<functions> <function=f>"), (TextDelta, "Yes.")],
+        ),
+        ("Hm. <tool_call>\n<func", [(ReasoningDelta, "Hm. <tool_call>\n<func")]),
+    ],
+)
+def test_call_inside_the_reasoning(text, expected, size, is_stream):
+    options = ToolCallOptions(Qwen3CoderFormat(), is_stream=is_stream)
+    parser = OutputParser(True, True, options)
+    deltas = []
+    for start in range(0, len(text), size):
+        deltas += parser.feed(text[start : start + size])
+    actual, arguments = [], []
+    for delta in deltas + parser.finish():
+        if isinstance(delta, ToolCallDelta):
+            actual += ["call"] * delta.is_new
+            arguments += [""] * delta.is_new
+            arguments[-1] += delta.arguments
+        elif actual and isinstance(actual[-1], tuple) and actual[-1][0] is type(delta):
+            actual[-1] = (type(delta), actual[-1][1] + delta.text)
+        else:
+            actual.append((type(delta), delta.text))
+    assert actual == expected
+    assert [json.loads(each) for each in arguments] == [{"a": "x</think>"}] * len(arguments)

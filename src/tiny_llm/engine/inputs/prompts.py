@@ -10,9 +10,11 @@ from .chat_template import render_chat
 from .limits import encode_text
 
 Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]
+# A mapping is vLLM's `TextPrompt` or `TokensPrompt`.
+Prompt = str | Sequence[int] | Sequence[Message] | Mapping[str, Any]
 Prompts = Prompt | Sequence[Prompt]
 
+PROMPT_KEYS = ("prompt_token_ids", "prompt")  # of vLLM's prompts, in order of precedence
 PROMPT_TYPES = 'text, token ids or chat messages ({"role": …, "content": …})'
 
 
@@ -41,11 +43,13 @@ def normalize_prompts(prompts: Any) -> list[Any]:
     Raises:
         UserError: the argument is neither a prompt nor a list of prompts.
     """
-    prompts = array_to_list(prompts)
-    if isinstance(prompts, str) or is_token_ids(prompts) or is_chat(prompts):
+    prompts = unwrap_prompt(prompts)
+    if isinstance(prompts, str) or is_token_ids(prompts):
         return [prompts]
     if _is_sequence(prompts):
-        listed = [array_to_list(prompt) for prompt in prompts]
+        listed = list(map(unwrap_prompt, prompts))
+        if is_chat(listed):
+            return [prompts]
         if all(map(_is_prompt, listed)):
             return listed
     raise UserError(
@@ -53,7 +57,14 @@ def normalize_prompts(prompts: Any) -> list[Any]:
     )
 
 
-def encode_prompt(tokenizer: Any, prompt: Prompt, chat: ChatOptions, max_tokens: int) -> list[int]:
+def unwrap_prompt(prompt: Any) -> Any:
+    """Returns the text or token ids of vLLM's prompts, and other prompts as they are."""
+    if isinstance(prompt, Mapping) and (keys := prompt.keys()) and keys <= set(PROMPT_KEYS):
+        prompt = next(prompt[key] for key in PROMPT_KEYS if key in prompt)
+    return array_to_list(prompt)
+
+
+def encode_prompt(tokenizer: Any, prompt: Any, chat: ChatOptions, max_tokens: int) -> list[int]:
     """Encodes a prompt: text verbatim, messages with the chat template.
 
     Args:
@@ -65,7 +76,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, chat: ChatOptions, max_tokens:
     Raises:
         UserError: an invalid type or token id; see also `render_chat` and `encode_text`.
     """
-    prompt = array_to_list(prompt)
+    prompt = unwrap_prompt(prompt)
     if not isinstance(prompt, str) and not _is_sequence(prompt):
         raise UserError(f"a prompt must be {PROMPT_TYPES}, got {short_repr(prompt)}.")
     if not prompt:
@@ -80,7 +91,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, chat: ChatOptions, max_tokens:
             raise UserError(
                 f"prompt[{index}] must be an integer token id, got {short_repr(token)}."
             )
-    return [int(token) for token in prompt]  # type: ignore[arg-type]
+    return [int(token) for token in prompt]
 
 
 def is_token_ids(prompt: Any) -> bool:

@@ -39,7 +39,7 @@ class SamplingParams:
         top_p: keeps the smallest set of top tokens with at least this probability mass; in (0, 1].
         top_k: number of top tokens to keep; 0 and −1 keep all.
         min_p: minimum probability relative to the top token; in [0, 1].
-        seed: makes the output reproducible, independent of other requests. None derives one
+        seed: makes the output reproducible, independent of other requests. None or −1 derives one
             from the engine's seed and the arrival order.
         stop: string or strings that end the output; removed from the text. Ignored in reasoning.
         include_stop_str_in_output: whether to keep the stop string in the text.
@@ -93,7 +93,8 @@ class SamplingParams:
         check_int("top_k", self.top_k, -1, " (0 and -1 keep every token)")
         self._check_number("min_p", 0, 1, "in [0, 1] (0 keeps every token)")
         if self.seed is not None:
-            object.__setattr__(self, "seed", validate_seed(self.seed))
+            seed = None if self.seed == -1 else validate_seed(self.seed)
+            object.__setattr__(self, "seed", seed)
         self._check_number(
             "repetition_penalty", 0, math.inf, "a number > 0 (1 disables it)", above=True
         )

@@ -28,15 +28,17 @@ from .tokenizer import GrammarTokenizer, is_byte_level, special_token_expression
 log = logging.getLogger("tiny_llm.engine")
 
 MAX_GRAMMAR_CHARS = 2**16
+MAX_TOOL_GRAMMAR_CHARS = 2**18
 MAX_CACHED_GRAMMARS = 128
 COMPILE_TIMEOUT_SECONDS = 2.0
 COMPILE_HANDLER = Path(__file__).parent / "sandbox" / "compile_handler.py"
 # Memory limit of the trial process, with room for a tokenizer of 150,000 tokens.
 MAX_MEMORY_BYTES = 2**31
-# A quarter of the library's defaults, which assume an otherwise idle machine.
+# A quarter of the library's defaults, which assume an otherwise idle machine, except for the lexer:
+# a tool with 40 optional strings needs its default.
 PARSER_LIMITS = {
-    "initial_lexer_fuel": 250_000,
-    "step_lexer_fuel": 50_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
     "step_max_items": 12_500,
     "max_lexer_states": 50_000,
     "max_grammar_size": 125_000,
@@ -131,19 +133,21 @@ class GrammarCompiler:
         self, constraint: StructuredOutputs | ToolCalls, grammar: str, thinking: ThinkingState
     ) -> Any:
         """Compiles a constraint's grammar or, on failure, the relaxed constraint's."""
+        is_tools = isinstance(constraint, ToolCalls)
+        maximum = MAX_TOOL_GRAMMAR_CHARS if is_tools else MAX_GRAMMAR_CHARS
         try:
-            return self._compile(grammar)
+            return self._compile(grammar, maximum)
         except UserError:
             relaxed, warnings = relax(constraint, self._schema_error)
             if relaxed == constraint:
                 raise
         for warning in warnings:
             log.warning("%s", warning)
-        return self._compile(self._build(relaxed, thinking))
+        return self._compile(self._build(relaxed, thinking), maximum)
 
-    def _compile(self, grammar: str) -> Any:
+    def _compile(self, grammar: str, maximum: int) -> Any:
         """Returns an initial matcher whose first bitmask has been computed."""
-        _check_length(grammar)
+        _check_length(grammar, maximum)
         error = self._probe(grammar)
         if not error:
             limits = self._llguidance.LLParserLimits(**PARSER_LIMITS)
@@ -240,7 +244,7 @@ def _gbnf_as_lark(constraint: StructuredOutputs | ToolCalls) -> StructuredOutput
         return constraint
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    _check_length(constraint.grammar)
+    _check_length(constraint.grammar, MAX_GRAMMAR_CHARS)
     try:
         return StructuredOutputs(grammar=gbnf_to_lark(constraint.grammar))
     except Exception as error:  # the converter raises arbitrary exceptions
@@ -248,8 +252,6 @@ def _gbnf_as_lark(constraint: StructuredOutputs | ToolCalls) -> StructuredOutput
         raise UserError(f"the grammar is not valid GBNF: {reason}.") from error
 
 
-def _check_length(grammar: str) -> None:
-    if len(grammar) > MAX_GRAMMAR_CHARS:
-        raise UserError(
-            f"the grammar must have at most {MAX_GRAMMAR_CHARS} characters, got {len(grammar)}."
-        )
+def _check_length(grammar: str, maximum: int) -> None:
+    if len(grammar) > maximum:
+        raise UserError(f"the grammar must have at most {maximum} characters, got {len(grammar)}.")

@@ -45,11 +45,18 @@ def build_grammar(
         body, parts = _body_grammar(constraint), []
     if thinking is ThinkingState.NONE:
         return json.dumps({"grammars": [body, *parts]})
-    start = f"start: reasoning {AFTER_THINKING} @body\n"
+    content, reasoning = "@body", f"reasoning {AFTER_THINKING} @body"
+    lark = text_until("reasoning", "</think>", special_tokens)
+    parts.insert(0, {**body, "name": "body"})
+    if isinstance(constraint, ToolCalls) and tool_call_format.reasoning_tags is not None:
+        end = (
+            f"thought {special_tokens['</think>']}" if "</think>" in special_tokens else "reasoning"
+        )
+        content, reasoning = "body", f"({end} {AFTER_THINKING} body | thought_call)"
+        lark += parts.pop(0)["lark_grammar"].replace("start:", "body:", 1)
     if thinking is ThinkingState.POSSIBLE:
-        start = f"start: ({tag('<think>', special_tokens)} reasoning {AFTER_THINKING})? @body\n"
-    lark = start + text_until("reasoning", "</think>", special_tokens)
-    return json.dumps({"grammars": [{"lark_grammar": lark}, {**body, "name": "body"}, *parts]})
+        reasoning = f"{tag('<think>', special_tokens)} {reasoning} | {content}"
+    return json.dumps({"grammars": [{"lark_grammar": f"start: {reasoning}\n{lark}"}, *parts]})
 
 
 def _body_grammar(constraint: StructuredOutputs) -> SubGrammar:

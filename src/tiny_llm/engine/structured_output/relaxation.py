@@ -178,6 +178,9 @@ class _Relaxer:
                 names = ("properties", "required", keyword)
                 part = {name: schema[name] for name in names if name in schema}
                 part, faults = {**part, "type": "object"}, ["min/maxProperties"]
+            case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf":
+                part = {"type": schema.get("type", "number"), keyword: value}
+                faults = ["Failed to generate regex", "out of range", "too many digits"]
             case "oneOf":
                 part, faults = {keyword: value}, ["oneOf constraints"]
         if not faults:

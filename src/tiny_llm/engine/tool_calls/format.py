@@ -40,6 +40,8 @@ class ToolCallFormat(ABC):
     tags: tuple[str, ...]  # strings that start a call anywhere in the content
     # Strings that start a call only at the beginning of the content.
     first_tags: tuple[str, ...] = ()
+    # Tag and text after it that start a call even inside the reasoning; None if none do.
+    reasoning_tags: tuple[str, str] | None = None
 
     @abstractmethod
     def parse(self, source: TextSource, functions: Functions) -> Events:
@@ -67,6 +69,8 @@ class ToolCallFormat(ABC):
 def tagged_grammar(rules: ToolCallRules, opening: str, rest: str, separator: str) -> str:
     """Returns the `start` rule and helper rules for calls that start with a tag.
 
+    Rule `calls` is the output after the first tag.
+
     Args:
         rest: name of the rule for a call after its tag.
         separator: text between two calls; not used with the choice "auto", which allows any text.
@@ -74,13 +78,12 @@ def tagged_grammar(rules: ToolCallRules, opening: str, rest: str, separator: str
     first = tag(opening, rules.special_tokens)
     between = f"{literal(separator)} " if separator else ""
     more = f" ({between}{first} {rest})*" if rules.parallel else ""
-    if rules.choice == "required":
-        return f"start: {first} {rest}{more}\n"
-    if rules.choice == "structured":
-        return f"start: {first} {rest}{more} | @response\n"
-    number = "*" if rules.parallel else "?"
+    if rules.choice != "auto":
+        response = " | @response" if rules.choice == "structured" else ""
+        return f"start: {first} calls{response}\ncalls: {rest}{more}\n"
+    more = f"(opened {rest})*" if rules.parallel else ""
     return (
-        f"start: (opened {rest}){number} last\n"
+        f"start: opened calls | last\ncalls: {rest} {more} last\n"
         + text_until("opened", opening, rules.special_tokens)
         + text_without("last", opening, rules.special_tokens)
     )

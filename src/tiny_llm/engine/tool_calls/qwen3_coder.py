@@ -13,16 +13,18 @@ JSON. Missing end tags are tolerated, as in vLLM.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .format import CallGrammar, Function, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
-from .lark import literal, tag
+from .lark import ANY_TEXT, literal, tag, text_until
 from .text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
 from .tool_schema import (
     DEFINITIONS,
+    accepts_any_name,
     parameters_of,
     properties_of,
+    required_of,
     resolve,
     string_schema,
     to_json,
@@ -32,14 +34,18 @@ from .xml_values import (
     CALL_END,
     FUNCTION_END,
     PARAMETER,
-    PARAMETER_END_LINE,
     TEXT_KEYWORDS,
+    TEXT_TERMINALS,
+    constrained_text,
     stream_value,
-    text_rule,
+    text_choices,
+    text_terminal,
 )
 
 START, FUNCTION = "<tool_call>", "<function="
+TEXT_START = f"{START}\n{FUNCTION}"  # of a call, if `START` is not a token
 STRING, NULLABLE_STRING = frozenset({"string"}), frozenset({"string", "null"})
+UNKNOWN: Function = {"parameters": {}}  # a function that is not among the tools
 
 
 class Qwen3CoderFormat(ToolCallFormat):
@@ -47,6 +53,7 @@ class Qwen3CoderFormat(ToolCallFormat):
 
     name = "qwen3_coder"
     tags = (START, FUNCTION)
+    reasoning_tags = (START, FUNCTION)
 
     def parse(self, source: TextSource, functions: Functions) -> Events:
         """See `ToolCallFormat`."""
@@ -60,26 +67,35 @@ class Qwen3CoderFormat(ToolCallFormat):
         if not name or (name not in functions and not has_start):
             raise MalformedCallError
         yield CallStart(name)
-        yield from _parse_parameters(source, functions.get(name) or {})
+        yield from _parse_parameters(source, functions.get(name, UNKNOWN))
         yield CallEnd()
         yield from source.skip_space()
         yield from source.accept_end(CALL_END)
 
     def grammar(self, rules: ToolCallRules) -> CallGrammar:
         """See `ToolCallFormat`. Parameters are in schema order."""
-        lark = tagged_grammar(rules, START, "rest", "\n")
-        lark += f'rest: "\\n" call {tag(CALL_END, rules.special_tokens)}\n'
-        calls = [f"call_{index}" for index in range(len(rules.functions))]
-        lark += f"call: {' | '.join(calls)}\n" + text_rule("text", {})
-        schemas: dict[str, Any] = {}
-        for call, function in zip(calls, rules.functions, strict=True):
-            lark += _call_rules(call, function, schemas)
-        return CallGrammar(lark, schemas)
+        start = rules.special_tokens.get(START)
+        lark = tagged_grammar(rules, TEXT_START if start is None else START, "rest", "\n")
+        if start is None:
+            lark += f"rest: call {literal(CALL_END)}\nthought: {ANY_TEXT}\n"
+            lark += f"thought_call: until_call calls\n{text_until('until_call', TEXT_START, {})}"
+        else:
+            lark += f'rest: "\\n{FUNCTION}" call {tag(CALL_END, rules.special_tokens)}\n'
+            lark += f"thought: {ANY_TEXT} ({start} NO_CALL)*\nthought_call: thought {start} calls\n"
+            lark += f"NO_CALL: /(?s:.*)/ & ~/\\s*{FUNCTION}(?s:.*)/\n"
+        tags: dict[str, str] = {}  # terminals of the parameters' tags, which functions share
+        calls = [_CallRules(f"c{i}", function, tags) for i, function in enumerate(rules.functions)]
+        lark += f"call: {' | '.join(call.name for call in calls)}\n{TEXT_TERMINALS}"
+        for key, terminal in tags.items():
+            lark += f"{terminal}: {literal(f'{PARAMETER}{key}>')}\n"
+        lark += "".join(rule for call in calls for rule in call.lark)
+        return CallGrammar(lark, dict(item for call in calls for item in call.schemas.items()))
 
 
 def _parse_parameters(source: TextSource, function: Function) -> Events:
     """Parses a call's parameters and end tag; emits a JSON object."""
     schemas, root = properties_of(function), parameters_of(function)
+    any_key, keys = accepts_any_name(function), set()
     separator = "{"
     while True:
         yield from source.skip_space()
@@ -93,18 +109,21 @@ def _parse_parameters(source: TextSource, function: Function) -> Events:
         source.take(len(PARAMETER))
         key = yield from source.read_until((">",), "\n<")
         source.take(1)
-        schema = schemas.pop(key, {})
+        if key in keys:  # JSON objects have no repeated keys
+            raise MalformedCallError
+        keys.add(key)
+        types = value_types(schemas.pop(key, {}), root)
         yield ArgumentsDelta(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-        yield from _parse_value(source, value_types(schema, root), schemas)
+        yield from _parse_value(types, stream_value(source, schemas, any_key))
         separator = ", "
 
 
-def _parse_value(source: TextSource, types: frozenset[str], next_keys: Any) -> Events:
-    """Parses a value; emits a string as it arrives, other values once complete."""
+def _parse_value(types: frozenset[str], pieces: Iterator[str | None]) -> Events:
+    """Emits a value: a string as it arrives, other values once complete."""
     is_text, text = types == STRING, ""
     if is_text:
         yield ArgumentsDelta('"')
-    for piece in stream_value(source, next_keys):
+    for piece in pieces:
         if piece is None:
             yield None
         elif is_text:
@@ -114,32 +133,88 @@ def _parse_value(source: TextSource, types: frozenset[str], next_keys: Any) -> E
     yield ArgumentsDelta('"' if is_text else to_json(text, types))
 
 
-def _call_rules(call: str, function: Function, schemas: dict[str, Any]) -> str:
-    """Returns a call's Lark rules; adds their JSON schemas to `schemas`."""
-    root = parameters_of(function)
-    resolved = resolve(root, root)
-    resolved = resolved if isinstance(resolved, Mapping) else {}
-    required = [name for name in resolved.get("required") or () if isinstance(name, str)]
-    properties = properties_of(function)
-    properties |= {name: {} for name in required if name not in properties}
-    lark, parameters = "", []
-    for index, (key, schema) in enumerate(properties.items()):
-        rule = f"{call}_{index}"
-        start, types = literal(f"{PARAMETER}{key}>\n"), value_types(schema, root)
+class _CallRules:
+    """Lark rules for a function's calls.
+
+    Rule `tag{i}` is the rest of a call from the tag of parameter i or a later one, and `value{i}`
+    its rest from the value of parameter i. Only the next tag shows where bare text ends. Text and
+    tag are therefore one lazy terminal, and `text{i}` is text followed by `tag{i}`.
+
+    Args:
+        name: name of the rule for a call, and prefix of other names.
+        tags: terminals of parameters' tags, by parameter; this function's are added.
+
+    Attributes:
+        lark: the rules.
+        schemas: JSON schemas that the rules refer to.
+    """
+
+    def __init__(self, name: str, function: Function, tags: dict[str, str]):
+        self.name = name
+        self.lark: list[str] = []
+        self.schemas: dict[str, Any] = {}
+        self._rules: set[str] = set()
+        self._limited_texts: dict[str, str] = {}  # name of the rules for each kind of limited text
+        self._properties, self._root = properties_of(function), parameters_of(function)
+        keys, required = list(self._properties), required_of(function)
+        self._is_required = [key in required for key in keys]
+        any_key = accepts_any_name(function)
+        terminals = [tags.setdefault(key, f"TAG{len(tags)}") for key in keys]
+        # Bare text before parameter i, which contains no tag that may follow there.
+        self._texts: list[str] = []
+        for i in range(len(keys) + 1):
+            is_used = [j < i and self._is_required[j] for j in range(len(keys))]
+            self._texts.append(f"{name}_TEXT{sum(is_used)}".upper())
+            if (i or not keys) and self._texts[-1] not in self._texts[1:-1]:
+                unused = [terminals[j] for j in range(len(keys)) if not is_used[j]]
+                self.lark.append(text_terminal(self._texts[-1], unused, any_key))
+        # Choices for parameter i, and last for the end of the call: (tag, rule that follows).
+        self._tags = [[(f'{tag} "\\n"', f"{name}value{i}")] for i, tag in enumerate(terminals)]
+        self._tags.append([(literal(f"{FUNCTION_END}\n"), "")])
+        if any_key:
+            self._tags[-1].append((f'"{PARAMETER}" /[^<>\\n]+/ ">\\n"', f"{name}text{len(keys)}"))
+            self._rest("text", len(keys), self._texts)
+        head = literal(f"{function['name']}>\n")
+        self.lark.append(f"{name}: {head} {self._rest('tag', 0)}\n")
+        for i, schema in enumerate(self._properties.values()):
+            self.lark.append(f"{name}value{i}: {self._value(i, schema)}\n")
+
+    def _rest(self, rule: str, first: int, texts: Sequence[str] = ()) -> str:
+        """Adds rules for a call's rest from parameter `first`; returns the name of the first rule.
+
+        `texts` are terminals for the bare text before each parameter, if there is one.
+        """
+        for i in range(first, len(self._tags)):
+            name, choices = f"{self.name}{rule}{i}", []
+            is_last = i == len(self._is_required) or self._is_required[i]
+            if name in self._rules:
+                break
+            self._rules.add(name)
+            for number, (start, value) in enumerate(self._tags[i]):
+                if texts:
+                    self.lark.append(f"{name}_{number}[lazy]: {texts[i]} NEXT {start}\n")
+                choices.append(f"{f'{name}_{number}' if texts else start} {value}")
+            choices += [] if is_last else [f"{self.name}{rule}{i + 1}"]
+            self.lark.append(f"{name}: {' | '.join(choices)}\n")
+            if is_last:
+                break
+        return f"{self.name}{rule}{first}"
+
+    def _value(self, i: int, schema: Any) -> str:
+        """Returns the Lark expression of rule `value{i}`; adds the rules that it refers to."""
+        types, text = value_types(schema, self._root), _text_schema(schema, self._root)
+        choices = text_choices(text, "null" in types)
+        name = f"{self.name}value{i}"
         if types and "string" not in types:
-            schemas[rule] = _with_definitions(schema, root)
-            lark += f"{rule}: {start} @{rule} {PARAMETER_END_LINE}\n"
-        elif TEXT_KEYWORDS.isdisjoint(text := _text_schema(schema, root)):
-            lark += f"{rule}: {start} text\n"
-        else:
-            lark += f"{rule}: {start} {rule}_text\n"
-            lark += text_rule(f"{rule}_text", text, "null" in types)
-        parameters.append(rule if key in required else f"{rule}?")
-    if "properties" not in resolved and resolved.get("additionalProperties") is not False:
-        lark += f'{call}_any: "{PARAMETER}" /[^<>\\n]+/ ">\\n" text\n'
-        parameters.append(f"{call}_any*")
-    head, end = literal(f"{FUNCTION}{function['name']}>\n"), literal(f"{FUNCTION_END}\n")
-    return f"{call}: {head} {' '.join(parameters)} {end}\n{lark}"
+            self.schemas[name] = _with_definitions(schema, self._root)
+            return f"@{name} NEXT {self._rest('tag', i + 1)}"
+        if choices is not None:
+            return f"({choices}) NEXT {self._rest('tag', i + 1)}"
+        if TEXT_KEYWORDS.isdisjoint(text):
+            return self._rest("text", i + 1, self._texts)
+        limited = constrained_text(text, "null" in types)
+        rule = self._limited_texts.setdefault(limited, f"limited{len(self._limited_texts)}_")
+        return self._rest(rule, i + 1, [f"({limited})"] * len(self._tags))
 
 
 def _text_schema(schema: Any, root: Any) -> Mapping[str, Any]:

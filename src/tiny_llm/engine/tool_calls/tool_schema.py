@@ -25,10 +25,27 @@ def parameters_of(function: Mapping[str, Any]) -> Any:
 
 def properties_of(function: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the schemas of a function's parameters, by name."""
+    properties = _arguments_schema(function).get("properties")
+    named = dict(properties) if isinstance(properties, Mapping) else {}
+    return {**named, **{name: {} for name in required_of(function) if name not in named}}
+
+
+def required_of(function: Mapping[str, Any]) -> list[str]:
+    """Returns the names of a function's required parameters."""
+    required = _arguments_schema(function).get("required")
+    return [name for name in required or () if isinstance(name, str)]
+
+
+def accepts_any_name(function: Mapping[str, Any]) -> bool:
+    """Whether a function's schema does not say which parameters it has."""
+    schema = _arguments_schema(function)
+    return "properties" not in schema and schema.get("additionalProperties") is not False
+
+
+def _arguments_schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
     root = parameters_of(function)
     schema = resolve(root, root)
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return dict(properties) if isinstance(properties, Mapping) else {}
+    return schema if isinstance(schema, Mapping) else {}
 
 
 def resolve(schema: Any, root: Any) -> Any:

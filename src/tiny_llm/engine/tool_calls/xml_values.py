@@ -1,7 +1,8 @@
 """XML parameter values: end detection in a stream, and bare-text grammar.
 
 An end tag ends a value only before a tag that may follow it, or at the end of the output, so that
-values may contain end tags.
+values may contain end tags. A parameter's tag may follow only if the call does not have that
+parameter yet.
 """
 
 import json
@@ -9,19 +10,17 @@ import re
 from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any
 
-from .lark import escape_regex, literal
+from .lark import literal
 from .text_source import MalformedCallError, TextSource
 
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 FUNCTION_END, CALL_END = "</function>", "</tool_call>"
-PARAMETER_END_LINE = literal(f"\n{PARAMETER_END}\n")
-# Ends of a value: (tag, tags that may follow it, whether the tag is consumed with the value).
-VALUE_END_TAGS = (
-    (PARAMETER_END, (PARAMETER, FUNCTION_END, CALL_END), True),
-    (FUNCTION_END, (CALL_END,), False),  # ends a value whose </parameter> is missing
-    (CALL_END, (), False),  # ends a value only at the end of the output
-)
-LONGEST_TAG = max(len(tag) for _, followers, _ in VALUE_END_TAGS for tag in followers)
+# Lark terminals: bare text, the line after it, and ends of a value other than a parameter's tag.
+TEXT_TERMINALS = rf"""ANY: /(?s:.*)/
+NEXT: "\n{PARAMETER_END}\n"
+END_TAG: "{PARAMETER_END}" /\s*/
+END: END_TAG ("{FUNCTION_END}" | "{CALL_END}") | "{FUNCTION_END}" /\s*/ "{CALL_END}"
+"""
 NON_SPACE = re.compile(r"\S")
 
 MAX_TEXT_LENGTH = 1000  # larger length bounds on bare text are not enforced
@@ -31,25 +30,38 @@ TEXT_KEYWORDS = frozenset({"const", "enum", "pattern", "minLength", "maxLength"}
 UNSUPPORTED_REGEX = re.compile(r"\(\?[=!<]|\\[1-9bB]|(?<![\[\\])\^|(?<!\\)\$")
 
 
+# (tag, tags that may follow it, whether the tag is consumed with the value)
+EndTag = tuple[str, tuple[str, ...], bool]
+
+
 def stream_value(
-    source: TextSource, next_keys: Collection[str]
+    source: TextSource, next_keys: Collection[str], any_key: bool = False
 ) -> Generator[str | None, None, None]:
     """Reads a value and its end tag; yields new text, and None to wait for more.
 
     Args:
         source: text after `<parameter=key>`.
-        next_keys: parameters whose tag, on a new line, ends the value without `</parameter>`.
+        next_keys: parameters that may follow. On a new line, their tag ends the value without
+            `</parameter>`.
+        any_key: whether other parameters may follow, too.
 
     Raises:
         MalformedCallError: the output was cut off inside the value.
     """
-    next_tags = [(f"{PARAMETER}{key}>", ("",), False) for key in next_keys]
+    next_tags = tuple(f"{PARAMETER}{key}>" for key in next_keys)
+    followers = ((PARAMETER,) if any_key else next_tags) + (FUNCTION_END, CALL_END)
+    end_tags: list[EndTag] = [
+        (PARAMETER_END, followers, True),
+        (FUNCTION_END, (CALL_END,), False),  # ends a value whose </parameter> is missing
+        (CALL_END, (), False),  # ends a value only at the end of the output
+    ]
+    line_tags = [*end_tags, *((tag, ("",), False) for tag in next_tags)]
     while not source.buffer and not source.has_ended:
         yield None
     source.take(source.buffer.startswith("\n"))
     while True:
         is_complete = source.has_ended and not source.is_truncated
-        length, end = _find_end(source.buffer, next_tags, is_complete)
+        length, end = _find_end(source.buffer, end_tags, line_tags, is_complete)
         if length:
             yield source.take(length)
         if end is not None:
@@ -64,13 +76,16 @@ def stream_value(
 
 
 def _find_end(
-    text: str, next_tags: Sequence[tuple[str, tuple[str, ...], bool]], has_ended: bool
+    text: str, end_tags: Sequence[EndTag], line_tags: Sequence[EndTag], has_ended: bool
 ) -> tuple[int, int | None]:
-    """Returns (length of text certainly in the value, length of its end or None)."""
+    """Returns (length of text certainly in the value, length of its end or None).
+
+    `line_tags` are the end tags at the start of a line.
+    """
     for match in re.finditer("\n?<", text):
         start, has_newline = match.end() - 1, len(match[0]) == 2
         is_undecided = False
-        for tag, followers, is_read in [*VALUE_END_TAGS, *(next_tags if has_newline else ())]:
+        for tag, followers, is_read in line_tags if has_newline else end_tags:
             is_end = _is_end(text, start, tag, followers, has_ended)
             if is_end:
                 return match.start(), has_newline + len(tag) * is_read
@@ -91,27 +106,50 @@ def _is_end(
     after = NON_SPACE.search(text, start + len(tag))
     if after is None:
         return has_ended or None
-    follower = text[after.start() : after.start() + LONGEST_TAG]
+    longest = max(map(len, followers), default=0)
+    follower = text[after.start() : after.start() + longest]
     if any(follower.startswith(each) for each in followers):
         return True
     return (has_ended or None) if any(each.startswith(follower) for each in followers) else False
 
 
-def text_rule(name: str, schema: Mapping[str, Any], is_nullable: bool = False) -> str:
-    """Returns a Lark rule for a string parameter's bare text and end tag.
+def text_terminal(name: str, next_tags: Sequence[str], any_key: bool) -> str:
+    """Returns a Lark terminal for bare text that `stream_value` does not end.
+
+    Args:
+        next_tags: terminals for the tags of the parameters that may follow.
+        any_key: whether other parameters may follow, too.
+    """
+    tags = f"({' | '.join(next_tags)})"
+    ends = ["END"]
+    if any_key:
+        ends.append(f"END_TAG {literal(PARAMETER)}")
+    if next_tags:
+        ends.append(f'"\\n" {tags}' if any_key else f'("\\n" | END_TAG) {tags}')
+    return f"{name}: ANY & ~(ANY ({' | '.join(ends)}) ANY)\n"
+
+
+def constrained_text(schema: Mapping[str, Any], is_nullable: bool) -> str:
+    """Returns a Lark expression for a string parameter's bare text.
+
+    Unlike `text_terminal`, it excludes no tags: the grammar library cannot exclude any from text of
+    limited length.
 
     Args:
         schema: JSON schema of the string. `TEXT_KEYWORDS` are enforced, except for large length
             bounds and patterns that the grammar library does not support.
     """
-    null = ' | "null"' if is_nullable else ""
+    text = " & ".join([_any_text(schema), *_pattern(schema)])
+    return f"({text})" + (' | "null"' if is_nullable else "")
+
+
+def text_choices(schema: Mapping[str, Any], is_nullable: bool) -> str | None:
+    """Returns a Lark expression for the texts of `enum` or `const`; None without them."""
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(choices, list):
-        texts = [choice if isinstance(choice, str) else json.dumps(choice) for choice in choices]
-        return f"{name}: ({' | '.join(map(literal, texts))}{null}) {PARAMETER_END_LINE}\n"
-    terminal = name.upper()
-    text = " & ".join([_any_text(schema), *_pattern(schema), f"~/(?s:.*){_end_regex()}(?s:.*)/"])
-    return f"{name}[lazy]: {terminal} {PARAMETER_END_LINE}\n{terminal}: ({text}){null}\n"
+    if not isinstance(choices, list):
+        return None
+    texts = [choice if isinstance(choice, str) else json.dumps(choice) for choice in choices]
+    return " | ".join([*map(literal, texts), *(['"null"'] if is_nullable else [])])
 
 
 def _any_text(schema: Mapping[str, Any]) -> str:
@@ -136,13 +174,3 @@ def _pattern(schema: Mapping[str, Any]) -> list[str]:
     after = "" if pattern.endswith("$") else "(?s:.*)"
     escaped = re.sub(r"(?<!\\)/", r"\/", body).replace("\n", "\\n")
     return [f"/{before}(?:{escaped}){after}/"]
-
-
-def _end_regex() -> str:
-    """Returns a regular expression for an end tag and the tag required after it."""
-    ends = []
-    for tag, followers, _ in VALUE_END_TAGS:
-        if followers:
-            after = "|".join(map(escape_regex, followers))
-            ends.append(f"{escape_regex(tag)}\\s*({after})")
-    return f"({'|'.join(ends)})"

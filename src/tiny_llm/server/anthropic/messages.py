@@ -14,7 +14,8 @@ from ..context import AppState, get_app_state
 from ..engine_client.request_handle import RequestHandle
 from ..http.errors import ApiError
 from ..http.openapi import ANTHROPIC_ERROR_RESPONSES, streaming_route
-from ..protocol.output_parser import ParsedDelta, ParsedOutput, ReasoningDelta, TextDelta
+from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
+from ..protocol.parsed_output import ParsedOutput, encode_reasoning
 from ..protocol.prompts import ChatPrompt
 from ..protocol.request_fields import make_sampling_params
 from ..protocol.streaming import EventSourceResponse, error_event, full_response, sse_event
@@ -23,7 +24,7 @@ from .messages_schema import CountTokensRequest, MessagesRequest
 
 PATH = "/v1/messages"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-SIGNATURE = "tiny-llm"  # of thinking blocks; clients send it back, and it is not verified
+SIGNATURE = "tiny-llm"  # of thinking blocks with text; clients send it back, and it is not verified
 PING = sse_event({"type": "ping"}, "ping")
 
 router = APIRouter()
@@ -38,7 +39,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     await server.wait_until_loaded(request, bool(body.stream))
     params = make_sampling_params(
         server.defaults,
-        max_tokens=body.max_tokens,
+        max_tokens=body.max_tokens or 1,
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
@@ -51,7 +52,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     serializer = MessageSerializer(server, body, handle, prompt, params)
     if not body.stream:
         return await full_response(request.receive, handle, serializer)
-    return EventSourceResponse(serializer, handle, server.settings.keep_alive, PING)
+    return EventSourceResponse(serializer, handle, server.settings.keep_alive, lambda: PING)
 
 
 @router.post(f"{PATH}/count_tokens", tags=["Anthropic"], responses=ANTHROPIC_ERROR_RESPONSES)
@@ -93,6 +94,9 @@ class MessageSerializer:
             prompt, body.usable_tools, params.structured_outputs, bool(body.stream)
         )
         self._output = ParsedOutput(parser, first_tool_call_only)
+        self._only_prefill = body.max_tokens == 0
+        if self._only_prefill:
+            self._output.finish_reason = "length"
         self._envelope: dict[str, Any] = {
             "id": f"msg_{uuid.uuid4().hex[:24]}",
             "type": "message",
@@ -108,8 +112,11 @@ class MessageSerializer:
 
     def add(self, output: StreamOutput) -> None:
         """See `OutputSerializer`."""
-        for part in self._output.add(output):
+        for part in self._parse(output):
             self._add(part)
+
+    def _parse(self, output: StreamOutput) -> list[ParsedDelta]:
+        return [] if self._only_prefill else self._output.add(output)
 
     def full_response(self) -> dict[str, Any]:
         """See `OutputSerializer`."""
@@ -131,7 +138,7 @@ class MessageSerializer:
     def delta_events(self, output: StreamOutput) -> bytes:
         """Content block events for an engine output; see `OutputSerializer`."""
         events = []
-        for part in self._output.add(output):
+        for part in self._parse(output):
             is_new = self._add(part)
             if isinstance(part, ReasoningDelta) and self._omit_reasoning and not is_new:
                 continue
@@ -143,7 +150,7 @@ class MessageSerializer:
     def end_events(self) -> bytes:
         """Events that end the last block and the message; see `OutputSerializer`."""
         empty_block = self._finish()
-        block_stop = self._block_stop_events(len(self._blocks) - 1)
+        block_stop = self._block_stop_events(len(self._blocks) - 1) if self._blocks else b""
         delta = {"type": "message_delta", "delta": self._stop_fields(), "usage": self._usage()}
         return empty_block + block_stop + _event(delta) + _event({"type": "message_stop"})
 
@@ -154,14 +161,23 @@ class MessageSerializer:
     def _finish(self) -> bytes:
         """Ends the output; if there is no block, adds one and returns its events.
 
-        Many clients read the first block without checking whether it exists.
+        Many clients read the first block without checking whether it exists. After `max_tokens: 0`,
+        which only fills the prefix cache, there is none.
         """
         self._server.on_finished(self._handle, self._prompt, [self._output])
-        if self._blocks:
+        for block in self._blocks:
+            if block["type"] == "thinking":
+                block["signature"] = self._signature
+        if self._blocks or self._only_prefill:
             return b""
         empty = TextDelta("")
         self._add(empty)
         return self._delta_events(empty, is_new=True)
+
+    @property
+    def _signature(self) -> str:
+        """Signature of the thinking block, which contains the text if the block does not."""
+        return encode_reasoning(self._output.reasoning) if self._omit_reasoning else SIGNATURE
 
     def _add(self, part: ParsedDelta) -> bool:
         """Appends a delta to the last block; returns whether it opened a new one."""
@@ -178,8 +194,7 @@ class MessageSerializer:
             case TextDelta(text):
                 self._blocks.append({"type": "text", "text": text})
             case ReasoningDelta(text):
-                block = {"type": "thinking", "thinking": text, "signature": SIGNATURE}
-                self._blocks.append(block)
+                self._blocks.append({"type": "thinking", "thinking": text, "signature": ""})
             case ToolCallDelta(is_new=False):
                 return False
             case ToolCallDelta(name, arguments, call_id):
@@ -219,7 +234,7 @@ class MessageSerializer:
         block_stop = _event({"type": "content_block_stop", "index": index})
         if self._blocks[index]["type"] != "thinking":
             return block_stop
-        delta = {"type": "signature_delta", "signature": SIGNATURE}
+        delta = {"type": "signature_delta", "signature": self._signature}
         return _event({"type": "content_block_delta", "index": index, "delta": delta}) + block_stop
 
     def _stop_fields(self) -> dict[str, Any]:

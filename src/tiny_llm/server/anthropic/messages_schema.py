@@ -19,11 +19,11 @@ from ..protocol.base_schema import (
     ShortList,
     value_path,
 )
+from ..protocol.parsed_output import decode_reasoning
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     INT64_MAX,
     OutputConstraint,
-    PositiveInt,
     ReasoningEffort,
     auto_tool_calls,
     make_constraint,
@@ -302,7 +302,7 @@ class CountTokensRequest(RequestBody):
 class MessagesRequest(CountTokensRequest):
     """Body of a message request."""
 
-    max_tokens: PositiveInt
+    max_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)]
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -353,7 +353,7 @@ def _to_messages(turn: MessageParam, definitions: Mapping[str, Any]) -> list[dic
             case TextBlock() | DocumentBlock() | SearchResultBlock():
                 texts.append(block.text)
             case ThinkingBlock():
-                reasoning.append(block.thinking)
+                reasoning.append(block.thinking or decode_reasoning(block.signature))
             case ToolUseBlock():
                 arguments = json.dumps(block.input, ensure_ascii=False)
                 function = {"name": block.name, "arguments": arguments}

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...engine.inputs.limits import JsonLimits
 from ...errors import UserError, escape_control_characters
 from ..settings import MIN_BODY_BYTES, Settings
+from .content_encoding import BodyDecoder
 from .errors import ACCESS_RECORD, AccessRecord, ApiError, bad_request
 from .ignored_fields import HEADER
 
@@ -28,6 +29,7 @@ Count = Callable[[str, str, int], None]
 # Paths that do not require the API key: probes, metrics, the model list and the web UI's pages.
 PUBLIC_PATHS = {
     "/",
+    "/api/hello",
     "/health",
     "/ping",
     "/ready",
@@ -206,7 +208,7 @@ class ApiKeyMiddleware:
 
 
 class BodyMiddleware:
-    """Reads the body before the application runs; enforces limits.
+    """Reads and decodes the body before the application runs; enforces limits.
 
     Size, number of JSON values and nesting depth are checked as the body arrives. If a JSON
     limit is exceeded, the rest of the body is read and discarded, because many clients send the
@@ -219,7 +221,7 @@ class BodyMiddleware:
         self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards the request, or responds with 400, 408, 413 or 503 (shutdown)."""
+        """Forwards the request, or responds with 400, 408, 413, 415 or 503 (shutdown)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -239,23 +241,28 @@ class BodyMiddleware:
         if declared.isdecimal() and "transfer-encoding" not in headers:
             _check_size(int(declared[:20]), max_bytes)
         limits = JsonLimits("the body", max(1.0, max_bytes / MIN_BODY_BYTES), RAISE_LIMIT)
+        decoder = BodyDecoder(headers.get("content-encoding", ""))
         error: ApiError | None = None
         chunks: list[bytes] = []
-        num_bytes, more_body = 0, True
+        num_received, num_bytes, more_body = 0, 0, True
         while more_body:
             message = await self._next_message(receive)
             if message["type"] != "http.request":
                 return None
             chunk, more_body = message.get("body", b""), message.get("more_body", False)
-            num_bytes += len(chunk)
-            _check_size(num_bytes, max_bytes)
-            if error is None:
-                chunks.append(chunk)
-                try:
-                    limits.feed(chunk)
-                except UserError as reason:
-                    error = bad_request(str(reason))
-                    chunks.clear()
+            num_received += len(chunk)
+            _check_size(num_received, max_bytes)
+            for piece in decoder.decode(chunk, not more_body):
+                num_bytes += len(piece)
+                _check_size(num_bytes, max_bytes)
+                if error is None:
+                    chunks.append(piece)
+                    try:
+                        limits.feed(piece)
+                    except UserError as reason:
+                        error = bad_request(str(reason))
+                        chunks.clear()
+                await asyncio.sleep(0)  # a chunk may decode to many pieces
         if error is not None:
             raise error
         return b"".join(chunks)

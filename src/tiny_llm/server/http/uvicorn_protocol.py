@@ -1,4 +1,4 @@
-"""uvicorn HTTP protocol: connection limits, header limits, timeouts, HTTP/1.0."""
+"""uvicorn HTTP protocol: connection limits, header limits, timeouts, HTTP/1.0, upgrades."""
 
 import asyncio
 import logging
@@ -7,6 +7,7 @@ import socket
 from functools import lru_cache
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .errors import ApiError, to_json
@@ -37,6 +38,7 @@ class HttpProtocol(HttpToolsProtocol):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
         transport.set_write_buffer_limits(high=0)  # call `pause_writing` at the first unsent byte
         super().connection_made(transport)
+        self.parser = _RequestParser(self)
         self._send_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0  # bytes received of the current request head
         self._head_timer: asyncio.TimerHandle | None = None
@@ -116,12 +118,52 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Stops the header timeout; disables chunked encoding for HTTP/1.0."""
+        if self.requests_upgrade:  # the parser reads the request again
+            return
         self._head_bytes = 0
         self._stop_head_timer()
         super().on_headers_complete()
         if self.parser.get_http_version() == "1.0":
             self.cycle.chunked_encoding = True
             self.cycle.transport = _UnchunkedTransport(self.transport)  # type: ignore[assignment]
+
+    def on_message_complete(self) -> None:
+        """Ends the request's body."""
+        if not self.requests_upgrade:
+            super().on_message_complete()
+
+    @property
+    def requests_upgrade(self) -> bool:
+        """Whether the current request asks for another protocol."""
+        is_named = any(name == b"upgrade" for name, _ in self.headers)
+        return is_named and bool(self.parser.should_upgrade())
+
+    def head_without_upgrade(self) -> bytes:
+        """Returns the head of the current request without its Upgrade header."""
+        line = b"%b %b HTTP/1.1" % (self.parser.get_method(), self.url)
+        headers = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([line, *headers, b"", b""])
+
+
+class _RequestParser(httptools.HttpRequestParser):
+    """Parser that ignores a request to upgrade, for example to h2c (Java's default client).
+
+    httptools ends an upgraded request after its head, which loses the body.
+    """
+
+    def __init__(self, protocol: HttpProtocol):
+        super().__init__(protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
+        self._protocol = protocol
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        """Parses data; see httptools."""
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._protocol.requests_upgrade:  # CONNECT
+                raise
+            self.feed_data(self._protocol.head_without_upgrade() + data[upgrade.args[0] :])
 
 
 class _UnchunkedTransport:

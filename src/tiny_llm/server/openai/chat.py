@@ -10,8 +10,9 @@ from ...engine.scheduling.outputs import StreamOutput
 from ..context import AppState, get_app_state
 from ..engine_client.request_handle import RequestHandle
 from ..http.openapi import ERROR_RESPONSES, streaming_route
-from ..protocol.logprobs import TokenTextDecoder, prompt_logprobs_field
-from ..protocol.output_parser import ParsedDelta, ParsedOutput, ReasoningDelta, TextDelta
+from ..protocol.logprobs import ContentLogprobs, prompt_logprobs_field
+from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
+from ..protocol.parsed_output import ParsedOutput
 from ..protocol.prompts import ChatPrompt
 from ..protocol.streaming import EventSourceResponse, full_response
 from ..protocol.tool_calls import ToolCallDelta
@@ -85,10 +86,12 @@ class ChatSerializer(ChoicesSerializer):
         self._server = server
         self._prompts = prompts
         self._prompt = prompt
-        as_token_ids = bool(body.return_tokens_as_token_ids)
-        # One decoder per choice; none if logprobs are not requested.
-        self._token_decoders = [
-            TokenTextDecoder(prompts, as_token_ids) for _ in range(n) if body.logprobs
+        as_token_ids, top = bool(body.return_tokens_as_token_ids), body.top_logprobs or 0
+        # One per choice; none if logprobs are not requested.
+        self._content_logprobs = [
+            ContentLogprobs(prompts, output.parser, top, as_token_ids)
+            for output in outputs
+            if body.logprobs
         ]
         # Logprobs by choice, collected only for full responses.
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
@@ -195,9 +198,7 @@ class ChatSerializer(ChoicesSerializer):
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _token_logprobs(self, output: StreamOutput) -> list[dict[str, Any]]:
-        if not (self._body.logprobs and self._outputs[output.index].in_content):
-            return []
-        return self._token_decoders[output.index].logprobs(output, self._body.top_logprobs or 0)
+        return self._content_logprobs[output.index].add(output) if self._body.logprobs else []
 
     def _logprobs_field(self, content: list[dict[str, Any]]) -> dict[str, Any] | None:
         return {"content": content, "refusal": None} if self._body.logprobs else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engine_client.request_handle import RequestHandle
 from ..http.errors import ApiError
-from ..protocol.output_parser import ParsedOutput
+from ..protocol.parsed_output import ParsedOutput
 from ..protocol.request_fields import SamplingFields
 from ..protocol.streaming import TEXT_PLACEHOLDER, EventTemplate, error_event, sse_event
 

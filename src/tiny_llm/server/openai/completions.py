@@ -15,7 +15,8 @@ from ..http.errors import bad_request
 from ..http.openapi import ERROR_RESPONSES, streaming_route
 from ..protocol.base_schema import PromptIds
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
-from ..protocol.output_parser import OutputParser, ParsedOutput
+from ..protocol.output_parser import OutputParser
+from ..protocol.parsed_output import ParsedOutput
 from ..protocol.prompts import check_token_ids
 from ..protocol.request_fields import INT64_MAX, SamplingFields
 from ..protocol.streaming import EventSourceResponse, full_response

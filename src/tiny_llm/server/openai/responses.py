@@ -13,8 +13,9 @@ from ..context import AppState, get_app_state, get_app_states, max_body_bytes
 from ..engine_client.request_handle import RequestHandle
 from ..http.errors import ApiError
 from ..http.openapi import ERROR_RESPONSES, streaming_route
-from ..protocol.logprobs import TokenTextDecoder
-from ..protocol.output_parser import ParsedOutput, ReasoningDelta
+from ..protocol.logprobs import ContentLogprobs
+from ..protocol.output_parser import ReasoningDelta
+from ..protocol.parsed_output import ParsedOutput
 from ..protocol.prompts import ChatPrompt
 from ..protocol.request_fields import make_sampling_params
 from ..protocol.streaming import RESPONSES_PATH as PATH
@@ -48,7 +49,8 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     serializer = ResponseSerializer(server, body, handle, prompt, params, store, conversation)
     if not body.stream:
         return await full_response(request.receive, handle, serializer)
-    return EventSourceResponse(serializer, handle, server.settings.keep_alive)
+    keep_alive = server.settings.keep_alive
+    return EventSourceResponse(serializer, handle, keep_alive, serializer.in_progress_event)
 
 
 @router.post(f"{PATH}/input_tokens", tags=["OpenAI"], responses=ERROR_RESPONSES)
@@ -100,7 +102,7 @@ class ResponseSerializer:
             prompt, body.usable_tools, params.structured_outputs, bool(body.stream)
         )
         self._output = ParsedOutput(parser, body.parallel_tool_calls is False)
-        self._texts = TokenTextDecoder(server.prompts)
+        self._content_logprobs = ContentLogprobs(server.prompts, parser, body.logprobs or 0)
         self._logprobs: list[dict[str, Any]] = []  # entries for tokens whose text is unsent
         self._items = OutputItems(body.include_encrypted_reasoning)
         self._id = f"resp_{uuid.uuid4().hex}"
@@ -109,8 +111,12 @@ class ResponseSerializer:
 
     def start_events(self) -> bytes:
         """`response.created` and `response.in_progress`; see `OutputSerializer`."""
-        names = ("response.created", "response.in_progress")
-        return b"".join(self._lifecycle_event(name, "in_progress") for name in names)
+        created = self._lifecycle_event("response.created", "in_progress")
+        return created + self.in_progress_event()
+
+    def in_progress_event(self) -> bytes:
+        """`response.in_progress`, repeated while the response waits."""
+        return self._lifecycle_event("response.in_progress", "in_progress")
 
     def delta_events(self, output: StreamOutput) -> bytes:
         """Output item events for an engine output; see `OutputSerializer`."""
@@ -129,8 +135,7 @@ class ResponseSerializer:
     def add(self, output: StreamOutput) -> list[Event]:
         """Appends an output; its logprobs are sent with the next text delta."""
         parts = self._output.add(output)
-        if self._output.in_content:
-            self._logprobs += self._texts.logprobs(output, self._body.logprobs or 0)
+        self._logprobs += self._content_logprobs.add(output)
         events = []
         for part in parts:
             logprobs = []

@@ -1,12 +1,12 @@
 """Input items of the Responses API, converted to chat template messages."""
 
-from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..http.errors import bad_request
 from ..http.unsupported import replace_media
 from ..protocol.base_schema import unknown_fields, value_path
+from ..protocol.parsed_output import decode_reasoning
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 PART_FIELDS = {"type", "text", "refusal"}
@@ -125,16 +125,3 @@ def _join_parts(content: Any, path: str) -> str:
                 f"{path}[{number}] must be a text part; the model accepts text only.", path
             )
     return "\n".join(texts)
-
-
-def encode_reasoning(reasoning: str) -> str:
-    """Encodes reasoning as `encrypted_content`: Base64, without encryption."""
-    return b64encode(reasoning.encode("utf-8", "replace")).decode()
-
-
-def decode_reasoning(content: Any) -> str:
-    """Decodes `encrypted_content`; returns "" unless it is Base64 of UTF-8 text."""
-    try:
-        return b64decode(content, validate=True).decode()
-    except (TypeError, ValueError):
-        return ""

@@ -10,8 +10,8 @@ from copy import deepcopy
 from typing import Any
 
 from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
+from ..protocol.parsed_output import encode_reasoning
 from ..protocol.tool_calls import ToolCallDelta
-from .responses_input import encode_reasoning
 
 Event = dict[str, Any]
 

@@ -74,6 +74,7 @@ async def metrics(request: Request) -> Response:
 
 
 @router.head("/", include_in_schema=False)
+@router.head("/api/hello", include_in_schema=False)
 async def head() -> Response:
     """Connectivity check used by Anthropic's clients."""
     return Response()

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...engine.scheduling.outputs import StreamOutput
+from .output_parser import OutputParser
 from .prompts import PromptRenderer
 
 
@@ -35,31 +36,58 @@ class TokenTextDecoder:
         self.as_token_ids = as_token_ids
         self._prompts = prompts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.num_characters = 0  # decoded so far
 
     def decode(self, token: int) -> str:
         """Decodes the next token."""
-        if self.as_token_ids:
-            return f"token_id:{token}"
-        return self._decoder.decode(self._prompts.token_bytes(token))
+        text = self._decoder.decode(self._prompts.token_bytes(token))
+        self.num_characters += len(text)
+        return f"token_id:{token}" if self.as_token_ids else text
 
     def peek(self, token: int) -> str:
         """Decodes a candidate next token without consuming it."""
-        state = self._decoder.getstate()
+        state = self._decoder.getstate(), self.num_characters
         text = self.decode(token)
-        self._decoder.setstate(state)
+        self._decoder.setstate(state[0])
+        self.num_characters = state[1]
         return text
 
-    def logprobs(self, output: StreamOutput, top: int) -> list[dict[str, Any]]:
-        """Returns log-probabilities in the format of chat completions and responses."""
-        entries = []
-        for token, logprobs_by_id in content_logprobs(output, self.as_token_ids):
-            pairs = sort_by_logprob(logprobs_by_id)[:top]
+
+class ContentLogprobs:
+    """Log-probabilities of the content, in the format of chat completions and responses.
+
+    Tokens are held back until the parser knows where the content starts. Tokens before it,
+    reasoning included, have no log-probabilities.
+    """
+
+    def __init__(
+        self, prompts: PromptRenderer, parser: OutputParser, top: int, as_token_ids: bool = False
+    ):
+        self._prompts = prompts
+        self._parser = parser
+        self._top = top
+        self._texts = TokenTextDecoder(prompts, as_token_ids)
+        # Tokens held back, with the number of characters before and after them.
+        self._held: list[tuple[int, int, dict[str, Any]]] = []
+
+    def add(self, output: StreamOutput) -> list[dict[str, Any]]:
+        """Returns the entries that are due after the parser has read an output."""
+        for token, logprobs_by_id in content_logprobs(output, self._texts.as_token_ids):
+            pairs = sort_by_logprob(logprobs_by_id)[: self._top]
             alternatives = [
-                self._entry(self.peek(other), other, logprob) for other, logprob in pairs
+                self._entry(self._texts.peek(other), other, logprob) for other, logprob in pairs
             ]
-            entry = self._entry(self.decode(token), token, logprobs_by_id[token])
-            entries.append({**entry, "top_logprobs": alternatives})
-        return entries
+            start = self._texts.num_characters
+            entry = self._entry(self._texts.decode(token), token, logprobs_by_id[token])
+            entry["top_logprobs"] = alternatives
+            self._held.append((start, self._texts.num_characters, entry))
+        first = self._parser.content_start
+        if first is None:
+            if self._parser.in_reasoning:  # whatever the parser has read is not content
+                self._held = [held for held in self._held if held[1] > self._parser.num_fed]
+            return []
+        held, self._held = self._held, []
+        return [entry for start, end, entry in held if start >= first or end > first]
 
     def _entry(self, text: str, token: int, logprob: float) -> dict[str, Any]:
         data = list(self._prompts.token_bytes(token))

@@ -1,7 +1,8 @@
 """Streaming output parser: splits text into reasoning, content, tool calls.
 
 A thinking model writes `<think>…</think>` before the content; the chat template may have opened or
-closed the tag already. The format of tool calls depends on the model (`engine/tool_calls`).
+closed the tag already. The format of tool calls depends on the model (`engine/tool_calls`); in some
+formats, a call also ends the reasoning.
 
 Text that may be the start of a tag is held back until the ambiguity is resolved.
 
@@ -11,11 +12,12 @@ argument deltas as long as they are a prefix of valid JSON. Nothing sent is ever
 truncated call stays incomplete. Complete calls are the same in both modes.
 """
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
-from ...engine.scheduling.outputs import StreamOutput
 from ...engine.tool_calls.text_source import MalformedCallError
 from .tool_calls import ToolCallDelta, ToolCallOptions, ToolCallReader
 
@@ -62,6 +64,17 @@ def tag_prefix_length(text: str, tags: Sequence[str]) -> int:
     # [/task 5.5.1 prefix]
 
 
+@cache
+def _call_pattern(tag: str, text: str) -> re.Pattern[str]:
+    """Matches `tag`, whitespace and `text` (group 1), or a prefix of them at the end."""
+    tag_start, text_start = (
+        "|".join(re.escape(whole[:length]) for length in range(len(whole) - 1, 0, -1))
+        for whole in (tag, text)
+    )
+    tag, text = re.escape(tag), re.escape(text)
+    return re.compile(rf"{tag}\s*(?:({text})|(?:{text_start})?\Z)|(?:{tag_start})\Z")
+
+
 class OutputParser:
     """Splits one completion's text into reasoning, content and tool calls.
 
@@ -72,6 +85,8 @@ class OutputParser:
 
     Attributes:
         has_incomplete_call: whether a tool call was truncated or malformed.
+        num_fed: number of characters so far.
+        content_start: number of characters before the content or first tool call; None until known.
     """
 
     def __init__(
@@ -81,9 +96,13 @@ class OutputParser:
         tool_calls: ToolCallOptions | None = None,
     ):
         self.has_incomplete_call = False
+        self.num_fed = 0
+        self.content_start: int | None = None
         self._options = tool_calls
         self._tags = () if tool_calls is None else tool_calls.format.tags
         self._first_tags = () if tool_calls is None else tool_calls.format.first_tags
+        reasoning_tags = None if tool_calls is None else tool_calls.format.reasoning_tags
+        self._reasoning_call = None if reasoning_tags is None else _call_pattern(*reasoning_tags)
         self._buffer = ""
         self._at_start = False  # whether at the start of a section, where whitespace is dropped
         self._state = _State.CONTENT
@@ -91,20 +110,17 @@ class OutputParser:
             self._enter(_State.REASONING)
         elif thinking_enabled:
             self._state = _State.START
+        else:
+            self.content_start = 0
 
     @property
     def in_reasoning(self) -> bool:
         """Whether the parser is inside the reasoning."""
         return self._state is _State.REASONING
 
-    @property
-    def in_content(self) -> bool:
-        """Whether the last text was content or a tool call, not reasoning or tags."""
-        precedes_content = self._state in (_State.START, _State.REASONING)
-        return not precedes_content and not self._at_start
-
     def feed(self, text: str) -> list[ParsedDelta]:
         """Adds text; returns the deltas that are now unambiguous."""
+        self.num_fed += len(text)
         is_plain = self._state is _State.CONTENT and not (self._tags or self._at_start)
         if is_plain and not self._buffer:  # fast path: nothing to parse
             return [TextDelta(text)] if text else []
@@ -135,8 +151,14 @@ class OutputParser:
             if rest:
                 deltas.append(ReasoningDelta(rest))
         elif rest and not (self._at_start and not rest.strip()):
+            self._start_content(rest)
             deltas.append(TextDelta(rest))
         return deltas
+
+    def _start_content(self, rest: str) -> None:
+        """Notes where the content starts, once there is any; `rest` is the text from there."""
+        if self.content_start is None and not self._at_start:
+            self.content_start = self.num_fed - len(rest)
 
     def _enter(self, state: _State) -> None:
         self._state = state
@@ -148,7 +170,7 @@ class OutputParser:
             case _State.START:
                 return self._parse_start()
             case _State.REASONING:
-                return self._parse_reasoning(deltas)
+                return self._parse_reasoning_until_call(deltas)
             case _State.CONTENT:
                 return self._parse_content(deltas)
             case _State.TOOL_CALLS:
@@ -168,6 +190,23 @@ class OutputParser:
         return True
         # [/task 5.5.2 start]
 
+    def _parse_reasoning_until_call(self, deltas: list[ParsedDelta]) -> bool:
+        """Emits the reasoning, up to `</think>` or a tool call."""
+        pattern, end = self._reasoning_call, self._buffer.find(THINK_END_TAG)
+        call = None if pattern is None else pattern.search(self._buffer)
+        if call is None or 0 <= end < call.start():
+            return self._parse_reasoning(deltas)
+        self._buffer, rest = self._buffer[: call.start()], self._buffer[call.start() :]
+        self._parse_reasoning(deltas)
+        if not call[1]:  # a possible start of a call
+            self._buffer += rest
+            return False
+        if self._buffer.strip():
+            deltas.append(ReasoningDelta(self._buffer.rstrip()))
+        self._buffer = rest
+        self._enter(_State.CONTENT)
+        return True
+
     def _parse_reasoning(self, deltas: list[ParsedDelta]) -> bool:
         """Emits the reasoning, up to `</think>`."""
         # [task 5.5.2 reasoning]
@@ -185,6 +224,7 @@ class OutputParser:
 
     def _parse_content(self, deltas: list[ParsedDelta]) -> bool:
         self._skip_space()
+        self._start_content(self._buffer)
         self._check_first()
         tags = (*self._tags, *self._first_tags)
         if not tags:
@@ -260,74 +300,4 @@ class OutputParser:
                 if source.taken:
                     deltas.append(TextDelta(source.taken))
                 self._buffer = source.buffer
-        return True
-
-
-@dataclass
-class ParsedOutput:
-    """A completion, accumulated from stream outputs.
-
-    Args:
-        first_tool_call_only: whether to drop tool calls after the first.
-        include_reasoning: whether to return reasoning; its tokens are counted either way.
-
-    Attributes:
-        calls: tool calls; for each streamed call, its first delta.
-        arguments: each call's arguments so far.
-        tokens: number of tokens, of which `reasoning_tokens` are in the reasoning.
-        in_content: whether the last output was content or a tool call, not reasoning or its tags.
-        finish_reason: "stop", "length" or "tool_calls"; None until the end.
-    """
-
-    parser: OutputParser
-    first_tool_call_only: bool = False
-    include_reasoning: bool = True
-    text: str = ""
-    reasoning: str = ""
-    calls: list[ToolCallDelta] = field(default_factory=list)
-    arguments: list[str] = field(default_factory=list)
-    tokens: int = 0
-    reasoning_tokens: int = 0
-    in_content: bool = True
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-    def add(self, output: StreamOutput) -> list[ParsedDelta]:
-        """Adds an output; returns the deltas, without text that is held back."""
-        was_thinking = self.parser.in_reasoning
-        deltas = self.parser.feed(output.text)
-        self.in_content = self.parser.in_content and not was_thinking
-        self.tokens += len(output.token_ids)
-        if was_thinking or self.parser.in_reasoning:
-            self.reasoning_tokens += len(output.token_ids)
-        if output.finish_reason is not None:
-            at_stop_string = isinstance(output.stop_reason, str)
-            deltas += self.parser.finish(output.finish_reason != "stop" or at_stop_string)
-        deltas = [delta for delta in deltas if self._add(delta)]
-        if output.finish_reason is not None:
-            self.stop_reason = output.stop_reason
-            is_complete = output.finish_reason == "stop" and not self.parser.has_incomplete_call
-            self.finish_reason = (
-                "tool_calls" if self.calls and is_complete else output.finish_reason
-            )
-        return deltas
-
-    def _add(self, delta: ParsedDelta) -> bool:
-        match delta:
-            case TextDelta(text):
-                self.text += text
-            case ReasoningDelta() if not self.include_reasoning:
-                return False
-            case ReasoningDelta(text):
-                self.reasoning += text
-            case ToolCallDelta():
-                if not delta.is_new:
-                    # The later deltas of a dropped call have an id that is not in `calls`.
-                    is_last = delta.id == self.calls[-1].id
-                    self.arguments[-1] += delta.arguments if is_last else ""
-                    return is_last
-                if self.calls and self.first_tool_call_only:
-                    return False
-                self.calls.append(delta)
-                self.arguments.append(delta.arguments)
         return True

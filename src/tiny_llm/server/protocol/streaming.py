@@ -7,6 +7,7 @@ the end, the request is always closed, which releases its engine resources.
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -173,8 +174,8 @@ class EventSourceResponse(Response):
 
     Args:
         keep_alive: seconds of silence before a keep-alive is sent.
-        keep_alive_event: the keep-alive event. SSE parsers hide comments, so protocols with a ping
-            event send pings, which reset client timeouts.
+        keep_alive_event: returns a keep-alive. SSE parsers hide comments, so a protocol that has an
+            event without effect uses that, which resets client timeouts.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class EventSourceResponse(Response):
         serializer: OutputSerializer,
         handle: RequestHandle,
         keep_alive: float,
-        keep_alive_event: bytes = KEEP_ALIVE_COMMENT,
+        keep_alive_event: Callable[[], bytes] = lambda: KEEP_ALIVE_COMMENT,
     ):
         super().__init__(headers=stream_headers())
         del self.headers["content-length"]
@@ -263,17 +264,20 @@ class EventSourceResponse(Response):
         silent = time.monotonic() - self._last_sent
         if not self._headers_sent:
             self._make_start_events()
-            self._send_keep_alive(send, b"")
+            self._start_keep_alive(send, lambda: b"")
         elif silent >= self._keep_alive:
-            self._send_keep_alive(send, self._keep_alive_event)
+            self._start_keep_alive(send, self._keep_alive_event)
         else:
             self._schedule_keep_alive(self._keep_alive - silent, send)
             return
         self._schedule_keep_alive(self._keep_alive, send)
 
-    def _send_keep_alive(self, send: Send, data: bytes) -> None:
+    def _start_keep_alive(self, send: Send, event: Callable[[], bytes]) -> None:
         if self._keep_alive_task is None or self._keep_alive_task.done():
-            self._keep_alive_task = asyncio.ensure_future(self._send(send, data))
+            self._keep_alive_task = asyncio.ensure_future(self._send_keep_alive(send, event))
+
+    async def _send_keep_alive(self, send: Send, event: Callable[[], bytes]) -> None:
+        await self._send(send, event())  # created now, because events are numbered
 
     def _cancel_keep_alive(self) -> None:
         if self._timer is not None:
