@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import mlx.core as mx
 import pytest
@@ -14,6 +15,7 @@ from tiny_llm import (
     ModelError,
     Qwen3ModelWeek1,
     dispatch_model,
+    kernels,
     load,
     load_weights,
     shortcut_name_to_full_name,
@@ -240,3 +242,13 @@ def test_dispatch_rejects_scaled_rope(broken, load_either):
     mlx_model, _ = load_either(str(broken))
     with pytest.raises(ModelError, match="scales RoPE with 'yarn'"):
         dispatch_model("mine", mlx_model, 1)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_float32_weights_are_reported_on_a_cpu(tmp_path, capsys, dtype):
+    write_checkpoint(tmp_path, small_config(), None, dtype=dtype)
+    with mock.patch.object(kernels, "computes_on_cpu", return_value=True):
+        load_weights(str(tmp_path), with_tokenizer=False)
+    assert ("float32 weights are more than ten times slower" in capsys.readouterr().err) == (
+        dtype == mx.float32
+    )

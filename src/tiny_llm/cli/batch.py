@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import mlx.core as mx
 from rich.console import Console
 from rich.live import Live
 
@@ -15,7 +14,7 @@ from ..demo.prompts import BATCH_PROMPTS
 from ..errors import UserError
 from .backends.checkpoint import open_checkpoint
 from .batching.engine_run import EngineBatchRun
-from .batching.runs import BatchRun, open_batch_run
+from .batching.runs import BatchRun, open_batch_run, peak_memory
 from .batching.view import PlainLines, batch_table, speed_line
 from .parsing.arguments import (
     add_batch_arguments,
@@ -26,7 +25,7 @@ from .parsing.arguments import (
     check_batch_arguments,
     sampler_from_args,
 )
-from .parsing.command import CommandParser, console, run_command
+from .parsing.command import CommandParser, SafeConsole, console, print_text, run_command
 
 # Minimum seconds between redraws, because each delays decoding by milliseconds.
 REDRAW_SECONDS = 0.1
@@ -108,7 +107,7 @@ def _batch(args: argparse.Namespace) -> int:
     limits = [min(args.max_tokens, context - len(prompt)) for prompt in prompts]
     run = open_batch_run(args, checkpoint, prompts, limits, sampler)
     questions = [prompt.splitlines()[-1] for prompt in BATCH_PROMPTS]
-    screen = Console(highlight=False)
+    screen = SafeConsole()
     if screen.is_terminal and not args.plain:
         seconds = run_live(run, len(prompts), screen)
     else:
@@ -117,13 +116,13 @@ def _batch(args: argparse.Namespace) -> int:
         run.write_recording(args.record)
         console.print(f"recorded: {args.record}", soft_wrap=True)
     for index, output in sorted(run.outputs.items()):
-        print(f"[{index}] {questions[index]}\n{output.strip()}\n")
+        print_text(f"[{index}] {questions[index]}\n{output.strip()}\n")
     progress = run.progress()
     if progress.engine is not None:
         print(progress.engine)
     print(
         f"{len(prompts)} requests | {speed_line(progress.started, seconds)} | "
-        f"peak memory: {mx.get_peak_memory() / 1e9:.3f} GB"
+        f"peak memory: {peak_memory(run) / 1e9:.3f} GB"
     )
     return 0
 

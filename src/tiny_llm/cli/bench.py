@@ -15,7 +15,6 @@ from typing import Any
 
 import mlx.core as mx
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
@@ -25,7 +24,7 @@ from ..sampler import make_sampler
 from .backends.checkpoint import Checkpoint, open_checkpoint
 from .backends.engine import open_llm
 from .batching.open_loop import SLO, goodput, percentile, poisson_arrivals, run_open_loop
-from .batching.runs import BatchRun, open_batch_run
+from .batching.runs import BatchRun, open_batch_run, peak_memory
 from .batching.workload import (
     LengthRange,
     TimestampTokenizer,
@@ -42,7 +41,7 @@ from .parsing.arguments import (
     check_batch_arguments,
     in_range,
 )
-from .parsing.command import CommandParser, console, run_command
+from .parsing.command import CommandParser, SafeConsole, console, run_command
 
 WARMUP_TOKENS = 8  # maximum tokens of a warm-up output; enough to run every decode kernel
 
@@ -117,7 +116,7 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
         "output_tokens_per_s": round(output / seconds, 2),
         "total_tokens_per_s": round((prompt + output) / seconds, 2),
         **latencies(tokenizer.sequences, started),
-        "peak_memory_gb": round(mx.get_peak_memory() / 1e9, 4),
+        "peak_memory_gb": round(peak_memory(run) / 1e9, 4),
     }
 
 
@@ -237,7 +236,7 @@ def _print_table(result: dict[str, Any]) -> None:
     for label, name in (("time to first token", "ttft_ms"), ("inter-token latency", "itl_ms")):
         pair = (result[f"{name}_median"], result[f"{name}_p95"])
         latency.add_row(label, *("–" if ms is None else f"{ms:.1f}" for ms in pair))
-    screen = Console(highlight=False)
+    screen = SafeConsole()
     screen.print(table)
     screen.print(latency)
     screen.print(f"{result['seconds']:.2f} s, peak memory {result['peak_memory_gb']:.3f} GB")
@@ -252,7 +251,7 @@ def _print_loads(loads: Sequence[dict[str, Any]], num_seqs: int) -> None:
         table.add_column(label, justify="right")
     for load in loads:
         table.add_row(*("–" if load[name] is None else f"{load[name]:.1f}" for name in names))
-    Console(highlight=False).print(table)
+    SafeConsole().print(table)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
     unsupported = _unsupported_by_course(_config(name, mlx_model))
     if unsupported is not None:
         raise ModelError(
-            f"'{name}' {unsupported}, which the course's layers do not implement; build the "
-            "extension, and use LLM or the commands without --loader."
+            f"'{name}' {unsupported}, which the course's layers do not implement; use LLM, or "
+            "the commands with --loader engine."
         )
     return _build(name, WEEK_MODELS[week], mlx_model, **options)
 

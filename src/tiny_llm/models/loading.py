@@ -9,7 +9,6 @@ import mlx.core as mx
 
 from .. import demo, kernels
 from ..errors import UserError
-from ..kernels.heap import trim_heap
 from ..kernels.prepack import PrepackedWeights
 from .checkpoint.dummy import random_bytes, random_checkpoint
 from .checkpoint.layout import (
@@ -29,7 +28,7 @@ from .families.config import DecoderConfig
 from .families.config_fields import Fields
 from .families.registry import read_config
 from .hub import find_config, find_model, is_terminal, stderr_console
-from .memory import total_memory
+from .memory import total_memory, trim_heap
 from .tokenizer.loader import open_tokenizer
 
 if TYPE_CHECKING:
@@ -102,6 +101,8 @@ def load_weights(
             tokenizer = open_tokenizer(folder, config)
         model = read_checkpoint(folder, config, shard, mtp)
         if rank == 0:
+            if kernels.computes_on_cpu():
+                _report_float32(folder, console)
             _report_ignored(folder, full, model.num_skipped, console)
         return model, tokenizer
 
@@ -146,6 +147,15 @@ def _report_ignored(
         lines.append(f"skipped {num_skipped} tensors of {owners}; only text input is supported.")
     for line in lines:
         (console or stderr_console()).print(f"{folder}: {line}", soft_wrap=True, markup=False)
+
+
+def _report_float32(folder: Path, console: "Console | None") -> None:
+    if {header.dtype for header in read_tensor_headers(folder).values()} == {"F32"}:
+        message = (
+            f"{folder}: on a CPU, float32 weights are more than ten times slower than bfloat16; "
+            "convert them with `mlx_lm.convert --dtype bfloat16`."
+        )
+        (console or stderr_console()).print(message, markup=False, soft_wrap=True)
 
 
 def _dummy_tokenizer(

@@ -24,7 +24,8 @@ class ModelSpec:
     folder: Path  # model folder, for the tokenizer and sampling defaults
     load: Callable[[], LLM]  # creates the engine; called in the engine thread
     task: Task = "generate"
-    memory_bytes: int = 0  # memory requirement: weights plus KV cache
+    # Memory requirement, weights plus KV cache; read at each load, because files may change.
+    memory_bytes: Callable[[], int] = lambda: 0
     is_pinned: bool = True  # whether the model is loaded at startup and never unloaded
 
 

@@ -414,7 +414,10 @@ def test_window_does_not_limit_a_request(demo):
     ],
 )
 def test_weeks_support_only_qwen3(config, reason, week):
-    with pytest.raises(ModelError, match=f"{reason}, which the course's layers do not implement"):
+    fix = (
+        "which the course's layers do not implement; use LLM, or the commands with --loader engine"
+    )
+    with pytest.raises(ModelError, match=f"{reason}, {fix}"):
         dispatch_model("it", random_checkpoint(config), week)
 
 

@@ -366,6 +366,14 @@ def test_invalid_schema_is_rejected_only_for_required_calls(server):
     assert rejected.json()["error"]["message"] == reason
 
 
+def test_control_characters_of_a_schema_are_escaped_in_the_log(server):
+    name = "\x1b]0;evil\x07\nforged"
+    parameters = {"type": "object", "properties": {name: {"type": "any"}}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    server.post("/v1/chat/completions", {**PLAIN, "tools": [tool]})
+    server.wait_for(r"not constrained to their schemas: .*\\x1b\]0;evil\\x07\\nforged")
+
+
 def test_refusal_part(client):
     parts = [{"type": "refusal", "refusal": "No."}]
     messages = [*FRANCE, {"role": "assistant", "content": parts}, *FRANCE]

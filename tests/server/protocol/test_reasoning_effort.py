@@ -3,11 +3,16 @@
 import pytest
 from pydantic import ValidationError
 
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.models.checkpoint.safe_io import read_json
+from tiny_llm.models.tokenizer.loader import open_tokenizer
 from tiny_llm.server.anthropic.messages_schema import MessagesRequest
 from tiny_llm.server.anthropic.tools_schema import MessagesTool
+from tiny_llm.server.http.unsupported import warn_once
 from tiny_llm.server.http.validation import validation_error
 from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
 from tiny_llm.server.openai.responses_schema import ResponsesRequest
+from tiny_llm.server.protocol.prompts import PromptRenderer
 from tiny_llm.server.protocol.request_fields import thinking_budget
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
@@ -98,3 +103,16 @@ def test_diagnostics(server):
     request = {**body, "diagnostics": {"previous_message_id": "msg_1"}}
     response = server.post("/v1/messages", request).json()
     assert response["diagnostics"] == {"cache_miss_reason": {"type": "unavailable"}}
+
+
+@pytest.mark.parametrize("enable_thinking", [True, False, None])
+def test_thinking_option_without_a_thinking_mode_is_named_as_ignored(caplog, enable_thinking):
+    tokenizer = open_tokenizer(TARGET_PATH, read_json(TARGET_PATH, "config.json"))
+    tokenizer.has_thinking = False
+    renderer = PromptRenderer(tokenizer)
+    renderer.max_tokens = 2048
+    warn_once.cache_clear()
+    renderer.render_chat(MESSAGES, None, {"enable_thinking": enable_thinking})
+    messages = [record.message for record in caplog.records]
+    ignored = "the model has no thinking mode: options that enable thinking are ignored"
+    assert messages == ([ignored] if enable_thinking else [])

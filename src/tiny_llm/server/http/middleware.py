@@ -11,9 +11,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...engine.inputs.limits import JsonLimits
-from ...errors import UserError
+from ...errors import UserError, escape_control_characters
 from ..settings import MIN_BODY_BYTES, Settings
-from .errors import ACCESS_RECORD, AccessRecord, ApiError, bad_request, single_line
+from .errors import ACCESS_RECORD, AccessRecord, ApiError, bad_request
 from .ignored_fields import HEADER
 
 access_log = logging.getLogger("tiny_llm.access")
@@ -103,7 +103,8 @@ class AccessLogMiddleware:
         is_error = record.error is not None
         if is_error or self._log_requests:
             level = logging.WARNING if is_error else logging.INFO
-            path, summary = single_line(scope["path"][:200]), record.summary()
+            path = escape_control_characters(scope["path"][:200], one_line=True)
+            summary = record.summary()
             access_log.log(level, "%s %s %d %s", self._method(scope), path, record.status, summary)
 
     def _method(self, scope: Scope) -> str:
@@ -121,7 +122,8 @@ def _append(content: bytearray, message: Message) -> None:
 
 
 def _text(content: bytearray) -> str:
-    text = single_line(content[:MAX_LOGGED_BYTES].decode(errors="replace"))
+    text = content[:MAX_LOGGED_BYTES].decode(errors="replace")
+    text = escape_control_characters(text, one_line=True)
     return f"{text}… (truncated)" if len(content) > MAX_LOGGED_BYTES else text
 
 

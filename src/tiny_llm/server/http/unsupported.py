@@ -83,7 +83,8 @@ def check_supported(fields: Mapping[str, Any]) -> None:
 
 
 @cache
-def _warn_once(sentence: str) -> None:
+def warn_once(sentence: str) -> None:
+    """Logs a warning the first time it is given."""
     log.warning("%s", sentence)
 
 
@@ -104,5 +105,5 @@ def _replace_medium(part: Any) -> Any:
     medium = MEDIA_TYPES.get(kind) if isinstance(kind, str) and not is_text else None
     if medium is None:
         return part
-    _warn_once(f"each {medium} in a tool result is replaced with text: the model reads text only")
+    warn_once(f"each {medium} in a tool result is replaced with text: the model reads text only")
     return {"type": "text", "text": f"[{medium} omitted: this model reads text only]"}

@@ -132,7 +132,8 @@ class CompletionSerializer(ChoicesSerializer):
         self._n = n
         self._prompt_ids = [ids for ids, _ in encoded]
         self._wants_prompt_logprobs = body.num_prompt_logprobs is not None
-        self._prompt_logprobs: list[list[Any] | None] = [None] * len(encoded)  # by prompt
+        # By prompt, converted when they arrive: converting all at the end would block the loop.
+        self._prompt_logprobs: dict[int, list[Any] | None] = {}
         # By prompt: outputs held back until the prompt's logprobs arrive.
         self._pending: dict[int, list[StreamOutput]] = {}
         as_token_ids = bool(body.return_tokens_as_token_ids)
@@ -161,16 +162,12 @@ class CompletionSerializer(ChoicesSerializer):
         return {**self._envelope, "choices": choices, "usage": self._usage()}
 
     def _full_choice(self, index: int, text: str) -> dict[str, Any]:
-        number, body = index // self._n, self._body
-        prompt_ids = self._prompt_ids[number]
-        prompt_logprobs = prompt_logprobs_field(
-            self._prompts, prompt_ids, self._prompt_logprobs[number], body.prompt_logprobs
-        )
+        number = index // self._n
         return {
             **self._choice(index, text, self._outputs[index]),
-            "prompt_logprobs": prompt_logprobs,
+            "prompt_logprobs": self._prompt_logprobs.get(number),
             "token_ids": self._token_ids[index] if self._return_token_ids else None,
-            "prompt_token_ids": prompt_ids if self._return_token_ids else None,
+            "prompt_token_ids": self._prompt_ids[number] if self._return_token_ids else None,
         }
 
     def start_events(self) -> bytes:
@@ -230,11 +227,16 @@ class CompletionSerializer(ChoicesSerializer):
             output = replace(output, text="", token_ids=(), logprobs=None, finish_reason=reason)
         number = self._handle.prompt_index[output.request_id]
         first = number * self._n
-        if self._wants_prompt_logprobs and self._prompt_logprobs[number] is None:
+        if self._wants_prompt_logprobs and number not in self._prompt_logprobs:
             self._pending.setdefault(number, []).append(output)
             if output.prompt_logprobs is None:
                 return []
-            self._prompt_logprobs[number] = output.prompt_logprobs
+            self._prompt_logprobs[number] = prompt_logprobs_field(
+                self._prompts,
+                self._prompt_ids[number],
+                output.prompt_logprobs,
+                self._body.prompt_logprobs,
+            )
             if self._body.echo and self._body.logprobs is not None:
                 for logprobs in self._logprobs[first : first + self._n]:
                     logprobs.add_prompt(self._prompt_ids[number], output.prompt_logprobs)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...engine.inputs.chat_template import render_chat
-from ...engine.inputs.limits import encode_text
+from ...engine.inputs.limits import PromptTooLongError, encode_text
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import UserError, short_repr
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
-from ..http.errors import ApiError, bad_request
+from ..http.errors import ApiError, bad_request, context_length_error
 from ..http.ignored_fields import MAX_NAME_CHARS, ignore_fields
+from ..http.unsupported import warn_once
 from .output_parser import THINK_TAG, OutputParser
 from .tool_calls import ToolCallOptions
 
@@ -79,6 +80,8 @@ class PromptRenderer:
             return encode_text(
                 self.tokenizer, "the prompt", text, self.max_tokens, add_special_tokens
             )
+        except PromptTooLongError as error:
+            raise context_length_error(error.num_tokens, self.max_tokens, " (estimated)") from error
         except UserError as error:
             raise bad_request(str(error)) from error
 
@@ -148,6 +151,8 @@ class PromptRenderer:
         token_ids = self.encode(text, add_special_tokens)
         reasoning_open = text.rstrip().endswith(THINK_TAG)
         has_thinking = bool(getattr(self.tokenizer, "has_thinking", False))
+        if given.get(THINKING_VARIABLE) and not has_thinking:
+            warn_once("the model has no thinking mode: options that enable thinking are ignored")
         return ChatPrompt(token_ids, reasoning_open, has_thinking, template_input)
 
     def output_parser(
