@@ -12,9 +12,7 @@ from typing import Any
 
 from ...errors import UserError, short_repr
 
-LFS_POINTER = (
-    b"version https://git-lfs"  # start of the file that Git stores in place of a large one
-)
+LFS_POINTER = b"version https://git-lfs"  # start of Git's stand-in for a large file
 
 
 class ModelError(UserError):

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     tokenizer.no_padding()
     ignored = ", ".join(_ignored_settings(tokenizer, settings))
     if ignored:
-        log.warning("%s: ignored %s.", folder / TOKENIZER_CONFIG, ignored)
+        _warn(f"{folder / TOKENIZER_CONFIG}: ignored {ignored}.")
     if settings.get("eos_token") is not None:
         eos_token_id = tokenizer.token_to_id(token_text(settings["eos_token"]))
         if eos_token_id is not None:
@@ -116,6 +117,12 @@ def _add_listed_tokens(
                 f"{token_text(token)} has id {token_id} in {TOKENIZER_CONFIG} and {found} in "
                 f"{TOKENIZER_FILE}; copy both files from the same model"
             )
+
+
+@cache
+def _warn(message: str) -> None:
+    """Logs a warning once, because a server opens a model's tokenizer twice."""
+    log.warning("%s", message)
 
 
 def _ignored_settings(

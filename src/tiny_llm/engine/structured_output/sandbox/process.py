@@ -29,14 +29,13 @@ class SandboxedProcess:
     seconds: float  # time limit per response
     max_bytes: int  # size limit per response
     max_memory: int  # limit on the process's address space in bytes; not enforced on macOS
-    startup_seconds: float = STARTUP_TIMEOUT_SECONDS
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def request(self, payload: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
-        """Sends a request; `seconds` overrides the time limit per response.
+    def request(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Sends a request and returns the response.
 
         Raises:
             ValueError: the handler failed or exceeded its time or memory limit.
@@ -47,7 +46,7 @@ class SandboxedProcess:
             try:
                 if self._process is None or self._process.poll() is not None:
                     self._start()
-                reply = self._exchange(line, seconds or self.seconds)
+                reply = self._exchange(line, self.seconds)
                 response: dict[str, Any] = json.loads(reply)
             except (ValueError, BrokenPipeError):
                 self._stop()  # the process may hang, or answer a later request with this response
@@ -55,15 +54,6 @@ class SandboxedProcess:
         if "error" in response:
             raise ValueError(response["error"])
         return response
-
-    def start(self) -> None:
-        """Starts the process and waits until the handler is loaded."""
-        with self._lock:
-            try:
-                self._start()
-            except ValueError:
-                self._stop()
-                raise
 
     def close(self) -> None:
         """Kills the process."""
@@ -81,7 +71,7 @@ class SandboxedProcess:
             # Without LD_PRELOAD, because a preloaded sanitizer would exceed the memory limit.
             env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
         )
-        ready = json.loads(self._exchange(b"", self.startup_seconds))
+        ready = json.loads(self._exchange(b"", STARTUP_TIMEOUT_SECONDS))
         if "error" in ready:
             raise ValueError(ready["error"])
 
