@@ -1,6 +1,7 @@
 """Public exceptions and shared argument checks."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
@@ -114,6 +115,20 @@ def short_repr(value: Any) -> str:
     except RecursionError:
         text = "a deeply nested value"
     return text if len(text) <= 60 and not is_long else f"{text[:57]}…"
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROL_OR_SPACE = re.compile(rf"[\t\n\u2028\u2029]|{_CONTROL.pattern}")
+
+
+def escape_control_characters(text: str, one_line: bool = False) -> str:
+    """Escapes characters that control a terminal, and surrogates, which cannot be encoded.
+
+    Args:
+        one_line: whether to escape tabs, newlines and line separators as well.
+    """
+    pattern = _CONTROL_OR_SPACE if one_line else _CONTROL
+    return pattern.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def summarize(names: Sequence[str], limit: int = 4) -> str:

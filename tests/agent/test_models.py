@@ -11,6 +11,7 @@ import pytest
 from tiny_llm import LLM, UserError
 from tiny_llm.agent import Agent, LocalModel, OpenAIModel, ScriptedModel, Tool, assistant
 from tiny_llm.agent.tools import calculator
+from tiny_llm.cli.backends.openai_client import OpenAIClient
 
 QUESTION = [{"role": "user", "content": "What is 4718 + 2593?"}]
 DEFINITIONS = [tool.definition for tool in calculator()]
@@ -80,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(*self.server.reply)
 
     def _send(self, status: int, reply: Any) -> None:
-        data = json.dumps(reply).encode()
+        data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -142,6 +143,60 @@ def test_server_errors(server, reply, message):
     server.reply = reply
     with pytest.raises(UserError, match=message):
         OpenAIModel(url(server), "name").complete(QUESTION, [], 0)
+
+
+TEXT = {"content": "Yes."}
+CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+MALFORMED = [
+    *(None, "text", [], {}, {"choices": None}, {"choices": "x"}, {"choices": [None]}),
+    *({"choices": [{"message": each}]} for each in (None, [], "x", {"content": ["a"]})),
+    *({"choices": [{"message": {"tool_calls": each}}]} for each in ("x", 3, [None], ["x"], [{}])),
+    *(
+        {"choices": [{"message": {"tool_calls": [{**CALL, **each}]}}]}
+        for each in (
+            *({"id": None}, {"id": 3}, {"function": None}, {"function": "x"}, {"function": {}}),
+            {"function": {"name": ["add"], "arguments": "{}"}},
+            {"function": {"name": "add", "arguments": {"a": 1}}},
+        )
+    ),
+    *(
+        {"choices": [{"message": TEXT}], "usage": each}
+        for each in ("x", [1], {"prompt_tokens": "x"})
+    ),
+    {"choices": [{"message": TEXT}], "usage": {"prompt_tokens_details": "x"}},
+]
+
+
+@pytest.mark.parametrize("reply", MALFORMED, ids=str)
+def test_malformed_replies_are_user_errors(server, reply):
+    server.reply = (200, reply)
+    agent = Agent(OpenAIModel(url(server), "name"), calculator(), max_steps=1)
+    with pytest.raises(UserError, match="did not return a chat completion"):
+        agent.run("What is 1 + 2?")
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, "{", "", "1" * 5000, '{"a": ' * 10**5])
+def test_reply_that_is_not_json(server, text):
+    server.reply = (200, text.encode())
+    with pytest.raises(UserError, match="did not return a chat completion"):
+        OpenAIModel(url(server), "name").complete(QUESTION, [], 0)
+    server.reply = (500, text.encode())
+    with pytest.raises(UserError, match="server error 500: "):
+        OpenAIModel(url(server), "name").complete(QUESTION, [], 0)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        *("null", "[]", "3", "{", '{"choices": [{}]}', '{"choices": [{"delta": null}]}'),
+        *('{"choices": [{"delta": "x"}]}', '{"choices": [{"delta": {"content": 3}}]}', "[" * 10**5),
+        '{"choices": [{"delta": {"reasoning_content": ["x"]}}]}',
+    ],
+)
+def test_malformed_events_are_user_errors(server, event):
+    server.reply = (200, f"data: {event}\n\ndata: [DONE]\n\n".encode())
+    with pytest.raises(UserError, match="malformed event from the server"):
+        list(OpenAIClient(url(server), "name").stream({"messages": QUESTION}))
 
 
 def test_unreachable_server():

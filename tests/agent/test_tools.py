@@ -1,6 +1,9 @@
 """The agent's built-in tools, with unusual arguments that fit the schemas."""
 
 import json
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +31,42 @@ def test_first_line_may_be_an_integral_float(tmp_path):
     tools = {tool.name: tool for tool in Workspace(tmp_path).tools()}
     call = assistant(None, ("read_file", {"path": "a.txt", "first_line": 2.0}))["tool_calls"][0]
     assert run_call(call, tools)["content"] == "two\nthree\n"
+
+
+def call(workspace, name, **arguments):
+    tools = {tool.name: tool for tool in workspace.tools()}
+    return run_call(assistant(None, (name, arguments))["tool_calls"][0], tools)["content"]
+
+
+def test_path_of_a_thousand_parts(tmp_path):
+    workspace, path = Workspace(tmp_path), "d/" * 1000 + "file"
+    assert call(workspace, "edit_file", path=path, old="", new="text") == f"created {path}"
+    assert call(workspace, "edit_file", path=path, old="text", new="other") == f"edited {path}"
+    assert call(workspace, "read_file", path=path) == "other"
+    assert call(workspace, "list_files").startswith("d/d/")
+    assert call(workspace, "read_file", path="d/" * 3000).startswith("error: ")
+    # Before Python 3.13, pytest's cleanup recurses.
+    subprocess.run(["rm", "-r", tmp_path / "d"], check=True)
+
+
+def test_large_file_is_not_read(tmp_path):
+    workspace = Workspace(tmp_path)
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(300 * 10**6)
+    message = "error: large is larger than 10,000,000 bytes"
+    assert call(workspace, "read_file", path="large") == message
+    assert call(workspace, "edit_file", path="large", old="a", new="b") == message
+
+
+def test_links_added_after_the_check_are_not_followed(tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/link").symlink_to(tmp_path / "secret")
+    workspace = Workspace(tmp_path / "work")
+    monkeypatch.setattr(workspace, "resolve", lambda path: workspace.root / path)
+    content = call(workspace, "read_file", path="link")
+    assert content.startswith("error: ")
+    assert "secret" not in content
+    os.mkfifo(tmp_path / "work/pipe")
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
+    assert call(workspace, "read_file", path="pipe").endswith("is not a regular file")

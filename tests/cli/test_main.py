@@ -95,7 +95,7 @@ def test_prefix_cache_dir(capsys, tmp_path):
     assert main.main([*flags, "--prefix-cache-disk-bytes", "1e9"]) == 2
     assert "requires prefix_cache_dir" in capsys.readouterr().err
     assert outputs[0].splitlines()[0] == outputs[1].splitlines()[0]
-    assert (tmp_path / "index.sqlite").exists()
+    assert (tmp_path / "pages.sqlite").exists()
 
 
 def test_default_model_is_named_with_the_reason(capsys):
@@ -125,6 +125,15 @@ def test_thinking(capsys):
 
 
 @pytest.mark.slow
+def test_model_without_thinking_ignores_the_flag(capsys, monkeypatch):
+    loaded = models.load_weights("demo")
+    monkeypatch.setattr(loaded[1], "has_thinking", False)
+    monkeypatch.setattr(checkpoint, "load_weights", lambda *args, **options: loaded)
+    status, _, err = run(capsys, main, *FRANCE, "--enable-thinking", "--max-tokens", "2")
+    assert status == 0
+    assert "the model has no thinking mode: --enable-thinking is ignored" in err
+
+
 def test_max_tokens(either_device, capsys):
     _, out, _ = run(capsys, main, *FRANCE, "--max-tokens", "3")
     assert STATISTICS.fullmatch(out.splitlines()[-1])[1] == "3"

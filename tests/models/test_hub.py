@@ -20,6 +20,7 @@ from benchmark.make_checkpoint import qwen3_config, write_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODEL = "someone/small-qwen3"
+UNWANTED = ("pytorch_model.bin", "consolidated.safetensors", "mtp.safetensors")
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -73,7 +74,8 @@ def hub(tmp_path_factory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("hub")
     config = qwen3_config(128, 1, 128, 2, 1, True, head_dim=64, vocab_size=4200)
     write_checkpoint(folder, config, bits=4)
-    (folder / "pytorch_model.bin").write_bytes(b"not wanted")
+    for name in UNWANTED:
+        (folder / name).write_bytes(b"not wanted")
     handler = type("OneFolderHub", (Hub,), {"folder": folder})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -81,17 +83,15 @@ def hub(tmp_path_factory) -> Iterator[str]:
     server.shutdown()
 
 
-def main(home: Path, endpoint: str, model: str) -> subprocess.CompletedProcess[str]:
+def run(argv: list[str], home: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HF_HOME": str(home), "HF_ENDPOINT": endpoint}
     environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def main(home: Path, endpoint: str, model: str) -> subprocess.CompletedProcess[str]:
     argv = ["--model", model, "--prompt", "Hello!", "--max-tokens", "2"]
-    return subprocess.run(
-        [sys.executable, "-m", "tiny_llm.cli.main", *argv],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run([sys.executable, "-m", "tiny_llm.cli.main", *argv], home, endpoint)
 
 
 @pytest.mark.slow
@@ -100,11 +100,21 @@ def test_download_then_offline_load_from_cache(tmp_path, hub):
     assert first.returncode == 0, first.stderr
     assert re.search(rf"downloading {MODEL}: [\d.]+ [kM]B\n", first.stderr)
     assert "generation: " in first.stdout
-    assert not list(tmp_path.rglob("pytorch_model.bin")), "expected only files needed for loading"
+    for name in UNWANTED:
+        assert not list(tmp_path.rglob(name)), "expected only files needed for loading"
 
     again = main(tmp_path, "http://127.0.0.1:9", MODEL)  # no server listens on this port
     assert again.returncode == 0, again.stderr
     assert "downloading" not in again.stderr
+
+
+@pytest.mark.slow
+def test_offline_load_from_a_cache_that_mlx_lm_filled(tmp_path, hub):
+    program = f"from mlx_lm.utils import _download; _download({MODEL!r})"
+    run([sys.executable, "-c", program], tmp_path, hub).check_returncode()
+    offline = main(tmp_path, "http://127.0.0.1:9", MODEL)
+    assert offline.returncode == 0, offline.stderr
+    assert "downloading" not in offline.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import mlx.core as mx
 import pytest
@@ -14,6 +15,7 @@ from tiny_llm import (
     ModelError,
     Qwen3ModelWeek1,
     dispatch_model,
+    kernels,
     load,
     load_weights,
     shortcut_name_to_full_name,
@@ -206,13 +208,19 @@ def test_truncated_weights(broken, keep, load_either):
         load_either(str(broken))
 
 
-@pytest.mark.parametrize(
-    "garbage", [b"\xff" * 64, b"version https://git-lfs.github.com/spec/v1\n" * 3]
-)
+@pytest.mark.parametrize("garbage", [b"\xff" * 64, b"<!DOCTYPE html>\n" * 3])
 def test_corrupt_weights(broken, garbage, load_either):
     shard = sorted(broken.glob("*.safetensors"))[0]
     shard.write_bytes(garbage + shard.read_bytes()[len(garbage) :])
     with pytest.raises(ModelError, match="is not a valid safetensors file"):
+        load_either(str(broken))
+
+
+@pytest.mark.parametrize("pattern", ["*.safetensors", "tokenizer.json", "config.json"])
+def test_git_lfs_pointer(broken, pattern, load_either):
+    file = sorted(broken.glob(pattern))[0]
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n")
+    with pytest.raises(ModelError, match=rf"{file.name} is a Git LFS pointer .* `git lfs pull`"):
         load_either(str(broken))
 
 
@@ -234,3 +242,13 @@ def test_dispatch_rejects_scaled_rope(broken, load_either):
     mlx_model, _ = load_either(str(broken))
     with pytest.raises(ModelError, match="scales RoPE with 'yarn'"):
         dispatch_model("mine", mlx_model, 1)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_float32_weights_are_reported_on_a_cpu(tmp_path, capsys, dtype):
+    write_checkpoint(tmp_path, small_config(), None, dtype=dtype)
+    with mock.patch.object(kernels, "computes_on_cpu", return_value=True):
+        load_weights(str(tmp_path), with_tokenizer=False)
+    assert ("float32 weights are more than ten times slower" in capsys.readouterr().err) == (
+        dtype == mx.float32
+    )

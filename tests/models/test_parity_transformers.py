@@ -164,6 +164,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {**heads(4, 1, 16), "tie_word_embeddings": True, "rope_parameters": {**YARN, **STRETCHED}},
     ),
+    # DeepSeek-R1-0528-Qwen3-8B: transformers ignores `attn_factor`
+    "qwen3-yarn-attn_factor": (
+        "Qwen3",
+        {**heads(4, 2, 16), "rope_parameters": {**YARN, **STRETCHED, "attn_factor": 0.8782}},
+    ),
     "qwen3-biases": ("Qwen3", {**heads(3, 3, 14), "attention_bias": True}),
     "qwen2": ("Qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2}),
     "qwen2-tied-yarn": (
@@ -327,3 +332,81 @@ def test_family_greedy_tokens(family, demo):
         expected = transformers_logits(theirs, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1)
         assert answer == expected.tolist()
         assert len(answer) == 64
+
+
+VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 40,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+MROPE = {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+def swap_experts(name: str, tensor: mx.array) -> mx.array:
+    return tensor.swapaxes(1, 2) if ".experts." in name else tensor
+
+
+# Layouts of Qwen3-VL's tensors: (renames prefixes, changes tensors).
+VL_LAYOUTS = {
+    "transformers": ({}, lambda name, tensor: tensor),
+    "hub": ({}, swap_experts),  # experts X×E×2I and X×I×E
+    "mlx-vlm": (
+        {
+            "model.language_model.": "language_model.model.",
+            "lm_head.": "language_model.lm_head.",
+            "model.visual.": "vision_tower.",
+        },
+        lambda name, tensor: tensor,
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", VL_LAYOUTS)
+@pytest.mark.parametrize("kind", ["Qwen3VL", "Qwen3VLMoe"])
+def test_text_of_qwen3_vl(tmp_path, kind, layout):
+    torch.manual_seed(0)
+    text = {
+        **SIZES,
+        **heads(4, 2, 16),
+        **(EXPERTS if "Moe" in kind else {}),
+        "rope_parameters": {**MROPE, "rope_theta": 5e5},
+    }
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=VISION, tie_word_embeddings=False
+    )
+    theirs = random_model(getattr(transformers, f"{kind}ForConditionalGeneration")(config))
+    theirs.save_pretrained(tmp_path)
+    file = str(tmp_path / "model.safetensors")
+    renames, change = VL_LAYOUTS[layout]
+    tensors = {}
+    for name, tensor in dict(mx.load(file)).items():
+        new = name
+        for prefix, other in renames.items():
+            new = new.replace(prefix, other) if new.startswith(prefix) else new
+        tensors[new] = change(name, tensor)
+    mx.eval(tensors)
+    mx.save_safetensors(file, tensors)
+    weights = read_checkpoint(tmp_path, json.loads((tmp_path / "config.json").read_text()))
+    assert weights.num_skipped == sum("visual" in n or "vision" in n for n in tensors) > 0
+    ids = random_ids(77)
+    ours = sequence_logits(serving_model("vl", weights, page_size=16), ids)
+    np.testing.assert_allclose(as_numpy(ours), transformers_logits(theirs, ids), atol=1e-4)
+
+
+def test_fused_experts_of_qwen3_moe(tmp_path):
+    """transformers 5 stores `experts.gate_up_proj`, X×2I×E, without its conversion on saving."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(**SIZES, **heads(4, 2, 16), **EXPERTS)
+    theirs = random_model(transformers.Qwen3MoeForCausalLM(config))
+    tensors = {name: mx.array(x.numpy()) for name, x in theirs.state_dict().items()}
+    assert tensors["model.layers.0.mlp.experts.gate_up_proj"].shape == (5, 48, 40)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
+    weights = read_checkpoint(tmp_path, config.to_dict())
+    ids = random_ids(77)
+    ours = sequence_logits(serving_model("moe", weights, page_size=16), ids)
+    np.testing.assert_allclose(as_numpy(ours), transformers_logits(theirs, ids), atol=1e-4)

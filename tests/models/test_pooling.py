@@ -25,6 +25,11 @@ TEXTS = [
     "Rome.",
     "Paged attention reads keys and values through a block table. " * 8 + "Why?",
 ]
+MODULES = {
+    "": "sentence_transformers.models.Transformer",
+    "1_Pooling": "sentence_transformers.models.Pooling",
+    "2_Normalize": "sentence_transformers.models.Normalize",
+}
 LAST_TOKEN = {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True}
 
 
@@ -55,10 +60,16 @@ def write_model(folder: Path, with_head: bool, pooling: dict[str, Any] | None) -
         if "token" in file.name:
             shutil.copy(file, folder)
     if pooling is not None:
-        (folder / "modules.json").write_text("[]")
+        write_modules(folder, MODULES)
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     return theirs
+
+
+def write_modules(folder: Path, types: dict[str, str]) -> None:
+    """Writes sentence-transformers' list of modules, {path: type}."""
+    modules = [{"path": path, "type": kind} for path, kind in types.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +128,30 @@ def test_scores_match_transformers(reranker, monkeypatch):
             logits = theirs(input_ids=ids).logits[0, -1, [no, yes]]
         assert score == pytest.approx(torch.softmax(logits, -1)[1].item(), abs=1e-4)
     assert llm.score(query, documents) == llm.score(query, documents)
+
+
+def test_folders_of_sentence_transformers_6(embedder, tmp_path):
+    """The mode's name instead of flags, other module types, and another folder name."""
+    folder = tmp_path / "model"
+    shutil.copytree(embedder[0], folder)
+    types = [f"sentence_transformers.base.modules.{x}" for x in ("Transformer", "pooling.Pooling")]
+    write_modules(folder, dict(zip(("", "pool"), types, strict=True)))
+    (folder / "1_Pooling").rename(folder / "pool")
+    config = {"embedding_dimension": 32, "pooling_mode": "lasttoken", "include_prompt": True}
+    (folder / "pool" / "config.json").write_text(json.dumps(config))
+    llm = LLM(folder)
+    assert llm.task == "embed"
+    assert llm.embed("Rome.") == LLM(embedder[0]).embed("Rome.")
+    (folder / "pool" / "config.json").write_text(json.dumps({**config, "pooling_mode": "mean"}))
+    with pytest.raises(UserError, match="pool/config.json has mean, expected pooling_mode_lastt"):
+        LLM(folder)
+
+
+def test_modules_after_pooling_are_rejected(tmp_path):
+    write_model(tmp_path, with_head=False, pooling=LAST_TOKEN)
+    write_modules(tmp_path, {**MODULES, "2_Dense": "sentence_transformers.models.Dense"})
+    with pytest.raises(UserError, match="has a module of type 'Dense', expected only Transformer"):
+        LLM(tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["pooling_mode_mean_tokens", "pooling_mode_cls_token"])

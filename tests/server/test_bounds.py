@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.openai.test_embeddings import write_reranker
 from tests.server.protocol.test_disconnect import connect
 from tests.server.request_shapes import Shape, all_shapes
 from tests.server.running_server import RunningServer, eventually
@@ -178,6 +179,39 @@ def test_sampled_shapes_during_streams(memory_server, shapes):
     for stream in streams:
         stream.close()
     assert eventually(lambda: memory_server.is_empty)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["embed", "score", "store"])
+def test_shapes_of_other_servers(tmp_path, shapes, exhaustive, kind):
+    """Embeddings, reranking and stored responses."""
+    flags = {
+        "embed": ("--task", "embed"),
+        "score": ("--task", "score", "--model", str(tmp_path / "reranker")),
+        "store": ("--response-store", "100"),
+    }[kind]
+    path = {"embed": "/v1/embeddings", "score": "/v1/rerank", "store": "/v1/responses"}[kind]
+    write_reranker(tmp_path / "reranker")
+    running = RunningServer(*flags)
+    chosen = [shape for shape in shapes if shape.path == path]
+    check(running, chosen if exhaustive or kind != "store" else chosen[::6])
+    assert eventually(lambda: running.is_empty)
+    assert running.stop() == 0
+
+
+@pytest.mark.slow
+def test_long_query_with_many_documents(tmp_path):
+    """The prompts of all documents would be gigabytes."""
+    running = RunningServer("--task", "score", "--model", str(write_reranker(tmp_path / "model")))
+    before = memory(running, "VmHWM")
+    for query, message in (("a b c " * 1700, "context length"), ("a b c " * 160_000, "context")):
+        body = json.dumps({"query": query, "documents": ["x"] * 2048}).encode()
+        status, text = send(running, "/v1/rerank", body)
+        assert status == 400
+        assert message in text
+    assert memory(running, "VmHWM") - before < COMPUTE_MEMORY
+    assert running.metric("prompt_tokens_total") == 0
+    assert running.stop() == 0
 
 
 @pytest.mark.slow

@@ -339,6 +339,43 @@ def test_server_exits_if_a_pinned_model_cannot_be_loaded():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--lora-modules", "x=/nonexistent"), "/nonexistent"),
+        (("--task", "score"), 'its tokenizer does not encode "yes" and "no" as single tokens'),
+    ],
+)
+def test_model_that_cannot_be_loaded_is_one_sentence(flags, message):
+    server = RunningServer(*flags, ready=False)
+    assert server.process.wait(60) == 2
+    log = "".join(server.lines)
+    [line] = [line for line in server.lines if "ERROR" in line]
+    assert "exiting after a failure: " in line
+    assert message in line
+    assert "Traceback" not in log
+    assert "most recent call first" not in log
+
+
+def test_memory_requirement_is_read_again_at_each_load(tmp_path):
+    """The folder's files have grown since the start, and now exceed the budget."""
+    folder = write_hybrid(tmp_path / "grown")
+    memory = ("--kv-cache-bytes", str(KV_BYTES), "--max-memory", "15e6")
+    models = ("--model", "demo=pin", "--model", str(folder))
+    server = RunningServer(*models, *memory)
+    assert server.post("/v1/completions", body("grown")).status_code == 200
+    server.stop()
+    server = RunningServer(*models, *memory)
+    shutil.rmtree(folder)
+    write_hybrid(folder, vocab_size=65536)
+    response = server.post("/v1/completions", body("grown"))
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "model_load_failed"
+    server.wait_for(r"the model 'grown' cannot be loaded: it needs [\d,]+ bytes besides")
+    assert server.post("/v1/completions", body("demo")).status_code == 200
+    assert server.stop() == 0
+
+
 def test_watchdog_fails_the_requests_of_all_models():
     models = ("--model", "demo", "--model", "demo-draft")
     server = RunningServer(*models, "--watchdog", "2", fault="hangs")

@@ -24,13 +24,6 @@ inline __m512 load_halves(const uint16_t* in, Format format) {
     return widen(_mm256_loadu_si256((const __m256i*)in), format);
 }
 
-// Splits 16 float16 values, given as float32, into bfloat16 values high + low. Exact: float16 has
-// 11 significant bits, of which `high` holds 8.
-inline void split(__m512 x, __m256i* high, __m256i* low) {
-    *high = (__m256i)_mm512_cvtneps_pbh(x);
-    *low = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x, widen(*high, Format::bfloat16)));
-}
-
 // Rounds the first `count` lanes to the format and stores them; count ≥ 16 stores all 16.
 inline void store_halves(uint16_t* out, __m512 x, int64_t count, Format format) {
     const __m256i halves = format == Format::float16

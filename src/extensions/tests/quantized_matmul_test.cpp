@@ -104,14 +104,13 @@ struct Problem {
     }
 };
 
-const QuantizedMatmulKernel& kernel_of(InstructionSet set, [[maybe_unused]] int bits,
-                                       [[maybe_unused]] int activation_bits) {
+const QuantizedMatmulKernel& kernel_of(InstructionSet set, [[maybe_unused]] bool exact_bfloat16) {
 #if defined(__x86_64__)
     return set == InstructionSet::avx2         ? avx2::quantized_matmul_fixed_point
            : set == InstructionSet::avx512vnni ? avx512vnni::quantized_matmul_fixed_point
            : set == InstructionSet::amx        ? amx::quantized_matmul_tiles
-           : bits == 8 || activation_bits == 8 ? avx512::quantized_matmul_fixed_point
-                                               : quantized_matmul_avx512;
+           : exact_bfloat16                    ? quantized_matmul_avx512
+                                               : avx512::quantized_matmul_fixed_point;
 #else
     (void)set;
     return has_dot_products() ? neondot::quantized_matmul_fixed_point
@@ -142,8 +141,9 @@ Guarded<uint16_t> multiply(const Problem& problem, const QuantizedMatmulKernel& 
 
 Guarded<uint16_t> multiply(const Problem& problem, InstructionSet set, int64_t first_row,
                            int64_t rows) {
-    return multiply(problem, kernel_of(set, problem.bits, problem.activation_bits), first_row,
-                    rows);
+    const bool exact_bfloat16 =
+        problem.bits == 4 && problem.activation_bits == 16 && problem.format == Format::bfloat16;
+    return multiply(problem, kernel_of(set, exact_bfloat16), first_row, rows);
 }
 
 // Tolerance: both kernels sum I products in float32 and round the result to the format. Fixed-point
@@ -164,8 +164,7 @@ float tolerance(const Problem& problem, int64_t m, int64_t o, float expected) {
             levels * std::abs(load_element(problem.scales.data(), o * groups + g,
                                            problem.scale_format)) +
             std::abs(load_element(problem.biases.data(), o * groups + g, problem.scale_format));
-        const float step = problem.format == Format::float16 ? 0x1p-30f : 0x1p-15f;
-        bound += weight * (0x1p-20f * sum + step * largest * problem.group_size);
+        bound += weight * (0x1p-20f * sum + 0x1p-15f * largest * problem.group_size);
     }
     return bound;
 }
@@ -331,7 +330,7 @@ KERNEL_TEST(week4_prepacked_kernels_match_reference) {
 }
 
 KERNEL_TEST(quantized_matmul_with_prepacked_weights_has_the_same_bits) {
-    const int rows = kernel_of(set, 4, 16).prepack_rows;  // the same for all numbers of bits
+    const int rows = kernel_of(set, true).prepack_rows;  // the same for all numbers of bits
     if (rows == 0) {
         return;
     }

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from ..cli.parsing.arguments import API_KEY_VARIABLE, add_flag, api_key, in_range
-from ..cli.parsing.command import CommandParser, console, run_command
+from ..cli.parsing.command import CommandParser, console, print_text, run_command
 from ..cli.parsing.input_text import read_prompt
 from ..engine.llm import LLM
 from ..errors import UserError
@@ -107,7 +107,7 @@ def _run(args: argparse.Namespace) -> int:
 
     def show(transcript: Transcript) -> None:
         nonlocal shown
-        print("\n".join(describe(transcript.messages[shown:])), flush=True)
+        print_text("\n".join(describe(transcript.messages[shown:])))
         shown = len(transcript.messages)
 
     agent.resume(transcript, args.seed, show)

@@ -206,6 +206,11 @@ class OpenAIModel:
         try:
             message = reply["choices"][0]["message"]
             fields = {key: message[key] for key in ("content", "tool_calls") if message.get(key)}
+            texts = [fields.get("content", "")]
+            for call in fields.get("tool_calls", ()):
+                texts += [call["id"], call["function"]["name"], call["function"]["arguments"]]
+            if not all(isinstance(text, str) for text in texts):
+                raise TypeError("not a text")
             usage = reply.get("usage") or {}
             details = usage.get("prompt_tokens_details") or {}
             self.usage.add(usage.get("prompt_tokens", 0), details.get("cached_tokens") or 0)

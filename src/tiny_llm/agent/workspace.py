@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from ..errors import UserError
 from .tools import Tool, ToolError
 
 DEFAULT_MAX_OUTPUT = 4000  # maximum characters of a tool result
+MAX_FILE_BYTES = 10**7  # larger files are not read
 MIN_OUTPUT = 100  # smallest `max_output`; leaves room for the longest `truncation_note`
 
 
@@ -48,18 +51,21 @@ class Workspace:
 
     def list_files(self) -> str:
         """Lists all files, sorted, one per line; does not follow links to folders."""
-        paths = [
-            Path(folder, name).relative_to(self.root).as_posix()
-            for folder, _, names in os.walk(self.root)
-            for name in names
-        ]
+        paths, folders = [], [self.root]
+        while folders:  # `os.walk` recurses
+            with suppress(OSError), os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry.path))
+                    elif not entry.is_dir():
+                        paths.append(Path(entry.path).relative_to(self.root).as_posix())
         return truncate("\n".join(sorted(paths)) or "no files", self.max_output)
 
     def read_file(self, path: str, first_line: int = 1) -> str:
         """Reads a text file, starting at line `first_line`.
 
         Raises:
-            ToolError: the file does not exist or is not UTF-8.
+            ToolError: the file does not exist, is not UTF-8 or exceeds `MAX_FILE_BYTES`.
         """
         lines = self._read(self.resolve(path), path).splitlines(keepends=True)
         start = int(first_line) - 1  # JSON Schema accepts the float 2.0 as an integer
@@ -76,7 +82,8 @@ class Workspace:
         if not old:
             if target.exists():
                 raise ToolError(f"{path} already exists; set old to the text to replace")
-            target.parent.mkdir(parents=True, exist_ok=True)
+            for folder in reversed(target.parents):  # `mkdir(parents=True)` recurses
+                folder.mkdir(exist_ok=True)
             write_atomically(target, new.encode())
             return f"created {path}"
         write_atomically(target, replace_once(self._read(target, path), old, new).encode())
@@ -107,9 +114,22 @@ class Workspace:
         if not target.is_file():
             raise ToolError(f"there is no file {path}; call list_files for the existing files")
         try:
-            return target.read_bytes().decode()  # unlike read_text, preserves line endings
+            with open(target, "rb", opener=_open_regular_file) as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+            if len(data) > MAX_FILE_BYTES:
+                raise ToolError(f"{path} is larger than {MAX_FILE_BYTES:,} bytes")
+            return data.decode()  # unlike read_text, preserves line endings
         except UnicodeDecodeError as error:
             raise ToolError(f"{path} is not a text file") from error
+
+
+def _open_regular_file(path: str, flags: int) -> int:
+    """Opens a file; the path has no links, unless another program has just added one."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ToolError(f"{path} is not a regular file")
+    return descriptor
 
 
 def _object(required: dict[str, Any], **optional: Any) -> dict[str, Any]:

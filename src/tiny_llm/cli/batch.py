@@ -25,7 +25,7 @@ from .parsing.arguments import (
     check_batch_arguments,
     sampler_from_args,
 )
-from .parsing.command import CommandParser, console, run_command
+from .parsing.command import CommandParser, SafeConsole, console, print_text, run_command
 
 # Minimum seconds between redraws, because each delays decoding by milliseconds.
 REDRAW_SECONDS = 0.1
@@ -107,7 +107,7 @@ def _batch(args: argparse.Namespace) -> int:
     limits = [min(args.max_tokens, context - len(prompt)) for prompt in prompts]
     run = open_batch_run(args, checkpoint, prompts, limits, sampler)
     questions = [prompt.splitlines()[-1] for prompt in BATCH_PROMPTS]
-    screen = Console(highlight=False)
+    screen = SafeConsole()
     if screen.is_terminal and not args.plain:
         seconds = run_live(run, len(prompts), screen)
     else:
@@ -116,7 +116,7 @@ def _batch(args: argparse.Namespace) -> int:
         run.write_recording(args.record)
         console.print(f"recorded: {args.record}", soft_wrap=True)
     for index, output in sorted(run.outputs.items()):
-        print(f"[{index}] {questions[index]}\n{output.strip()}\n")
+        print_text(f"[{index}] {questions[index]}\n{output.strip()}\n")
     progress = run.progress()
     if progress.engine is not None:
         print(progress.engine)

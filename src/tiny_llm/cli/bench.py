@@ -15,7 +15,6 @@ from typing import Any
 
 import mlx.core as mx
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
@@ -42,7 +41,7 @@ from .parsing.arguments import (
     check_batch_arguments,
     in_range,
 )
-from .parsing.command import CommandParser, console, run_command
+from .parsing.command import CommandParser, SafeConsole, console, run_command
 
 WARMUP_TOKENS = 8  # maximum tokens of a warm-up output; enough to run every decode kernel
 
@@ -237,7 +236,7 @@ def _print_table(result: dict[str, Any]) -> None:
     for label, name in (("time to first token", "ttft_ms"), ("inter-token latency", "itl_ms")):
         pair = (result[f"{name}_median"], result[f"{name}_p95"])
         latency.add_row(label, *("–" if ms is None else f"{ms:.1f}" for ms in pair))
-    screen = Console(highlight=False)
+    screen = SafeConsole()
     screen.print(table)
     screen.print(latency)
     screen.print(f"{result['seconds']:.2f} s, peak memory {result['peak_memory_gb']:.3f} GB")
@@ -252,7 +251,7 @@ def _print_loads(loads: Sequence[dict[str, Any]], num_seqs: int) -> None:
         table.add_column(label, justify="right")
     for load in loads:
         table.add_row(*("–" if load[name] is None else f"{load[name]:.1f}" for name in names))
-    Console(highlight=False).print(table)
+    SafeConsole().print(table)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from ..errors import UserError
 from .backends.backend import Backend, open_backend
 from .backends.remote import RemoteBackend, add_remote_arguments, check_remote_arguments
 from .parsing.arguments import add_flag, add_model_arguments, add_sampling_arguments
-from .parsing.command import CommandParser, console, run_command
+from .parsing.command import CommandParser, console, print_text, run_command
 from .parsing.input_text import reconfigure_as_utf8, validate_utf8
 
 with contextlib.suppress(ImportError):
@@ -65,7 +65,7 @@ class ChatSession:
         try:
             for delta in self._backend.stream_chat(self.messages):
                 reply += delta
-                print(delta, end="", flush=True)
+                print_text(delta, end="")
         except KeyboardInterrupt:
             console.print(" [stopped]", markup=False, end="")
         except UserError:
@@ -102,7 +102,6 @@ def _converse(args: argparse.Namespace) -> int:
         elif line:
             try:
                 session.ask(validate_utf8("the message", line))
-
             except UserError as error:
                 console.print(f"{error}{hint}", markup=False, soft_wrap=True)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import mlx.core as mx
 from packaging.requirements import Requirement
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
@@ -30,7 +29,7 @@ from ..models.hub import find_config
 from .backends.checkpoint import set_device
 from .memory_table import estimate_memory, measure_bandwidth, print_memory_table
 from .parsing.arguments import add_flag, byte_count, flag_name, in_range, rank_count
-from .parsing.command import CommandParser, console, run_command
+from .parsing.command import CommandParser, SafeConsole, console, run_command
 
 MARKS = {True: "[green]ok[/]", False: "[red]failed[/]", None: "[yellow]optional[/]"}
 
@@ -107,7 +106,7 @@ def _report(args: argparse.Namespace) -> int:
     for result in run_checks():
         table.add_row(result.name, MARKS[result.ok], result.found, "" if result.ok else result.fix)
         is_complete &= result.ok is not False
-    Console(highlight=False).print(table)
+    SafeConsole().print(table)
     return 0 if is_complete else 1
 
 
@@ -120,7 +119,7 @@ def _report_model(args: argparse.Namespace) -> int:
     task = resolve_task(args.task or "auto", str(folder))
     estimates = estimate_memory(args, folder, draft)
     bandwidth = measure_bandwidth(estimates["auto"].sizes[0].step_bytes)
-    print_memory_table(Console(highlight=False), args.model, estimates, task, bandwidth)
+    print_memory_table(SafeConsole(), args.model, estimates, task, bandwidth)
     return 0 if estimates["auto"].is_loadable else 1
 
 

@@ -9,7 +9,7 @@ from ..errors import UserError
 from ..generate import GenerationResponse, SpeculationStatistics
 from .backends.backend import open_backend
 from .parsing.arguments import add_flag, add_model_arguments, add_sampling_arguments
-from .parsing.command import CommandParser, run_command
+from .parsing.command import CommandParser, print_text, run_command
 from .parsing.input_text import read_prompt
 
 
@@ -48,7 +48,7 @@ def _answer(args: argparse.Namespace) -> int:
 
     backend = open_backend(args)
     for response in backend.stream(backend.encode_chat([{"role": "user", "content": prompt}])):
-        print(response.text, end="", flush=True)
+        print_text(response.text, end="")
     print(f"\n\n{statistics_line(response, backend.speculation_statistics())}")
     return 0
 

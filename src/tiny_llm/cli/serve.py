@@ -31,7 +31,7 @@ from .parsing.arguments import (
     byte_count,
     in_range,
 )
-from .parsing.command import CommandParser, console, run_command
+from .parsing.command import CommandParser, SafeFormatter, console, run_command
 from .served_models import (
     ModelArgument,
     check_flags,
@@ -39,6 +39,7 @@ from .served_models import (
     memory_budget,
     memory_needs,
     parse_model_argument,
+    weight_bytes,
 )
 
 DEFAULT_STEP_TIME_TARGET = 0.1  # seconds
@@ -188,6 +189,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         0,
     )
     flag(
+        "--strict-fields",
+        "reject requests with fields that would be ignored; by default, the log and the response "
+        "header x-tiny-llm-ignored-fields name these",
+        action="store_true",
+    )
+    flag(
         "--log-requests",
         "log each request's method, path, status, id, token counts and timing; by default, "
         "only rejected and failed requests",
@@ -266,7 +273,9 @@ def _serve(args: argparse.Namespace) -> int:
     from ..server.process import ServerProcess
     from ..server.settings import ModelSpec, Settings
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("tiny_llm").setLevel(logging.INFO)
     settings = Settings()
     flags = {field.name for field in fields(settings)} & vars(args).keys()
@@ -283,7 +292,7 @@ def _serve(args: argparse.Namespace) -> int:
     )
     is_never_unloaded = len(models) == 1 and args.idle_unload is None
     specs = []
-    for model, folder, aliases, need in zip(models, folders, names, needs, strict=True):
+    for model, folder, aliases in zip(models, folders, names, strict=True):
         task = resolve_task(args.task if model.task == "auto" else model.task, str(folder))
         # Ranks may run on other machines, where the folder has another path: pass the name.
         path = str(folder) if args.tensor_parallel_size == 1 else model.name
@@ -294,7 +303,7 @@ def _serve(args: argparse.Namespace) -> int:
                 folder if has_tokenizer(folder) else demo.TARGET_PATH,
                 partial(_load, args, path, task, chat_template, folder, draft),
                 task,
-                need.total,
+                partial(_memory_bytes, args, folder, draft),
                 is_never_unloaded or model.is_pinned,
             )
         )
@@ -323,6 +332,10 @@ def _load(
         **{name: getattr(args, name) for name in ENGINE_OPTIONS},
         **engine_options(args),
     )
+
+
+def _memory_bytes(args: argparse.Namespace, folder: Path, draft: Path | None) -> int:
+    return weight_bytes(args, folder, draft) + (args.kv_cache_bytes or 0)
 
 
 def lora_module(text: str) -> tuple[str, str]:

@@ -131,16 +131,21 @@ def memory_needs(
             raise UserError(
                 f"two models have the API name '{name}'; use folders with different names."
             )
-    draft_bytes = 0 if draft is None else model_size(draft, 1, args.load_format).weight_bytes
     return [
         MemoryRequirement(
             name,
-            model_size(folder, 1, args.load_format).weight_bytes + draft_bytes,
+            weight_bytes(args, folder, draft),
             args.kv_cache_bytes or 0,  # 0 if `LLM` chooses the size at load time
             model.is_pinned,
         )
         for name, model, folder in zip(first_names, models, folders, strict=True)
     ]
+
+
+def weight_bytes(args: argparse.Namespace, folder: Path, draft: Path | None) -> int:
+    """Bytes of a model's weights, including the draft model's."""
+    folders = [folder] if draft is None else [folder, draft]
+    return sum(model_size(each, 1, args.load_format).weight_bytes for each in folders)
 
 
 def memory_budget(max_memory: int | None, needs: Sequence[MemoryRequirement]) -> int | None:

@@ -20,7 +20,7 @@ from ..errors import (
     validate_number,
 )
 from ..models import memory
-from ..models.tokenizer.tokenizer import detokenizer_with_leading_space
+from ..models.tokenizer.detokenizer import detokenizer_with_leading_space
 from .exclusive_use import recovering
 from .execution.disk_cache import DiskCache
 from .execution.sampler import TokenCounts, completion_seed

@@ -41,8 +41,8 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
     unsupported = _unsupported_by_course(_config(name, mlx_model))
     if unsupported is not None:
         raise ModelError(
-            f"'{name}' {unsupported}, which the course's layers do not implement; build the "
-            "extension, and use LLM or the commands without --loader."
+            f"'{name}' {unsupported}, which the course's layers do not implement; use LLM, or "
+            "the commands with --loader engine."
         )
     return _build(name, WEEK_MODELS[week], mlx_model, **options)
 
@@ -56,11 +56,12 @@ def serving_model(
         task: "embed" builds an `EmbeddingDecoder`, any other task a `Decoder`.
 
     Raises:
-        ModelError: the family or a config field is unknown, sizes are invalid, or a hybrid model
-            was not loaded by `load_weights`.
+        ModelError: the family or a config field is unknown, sizes are invalid, or a hybrid or
+            vision model was not loaded by `load_weights`.
     """
     config = _config(name, mlx_model)
-    if config.delta_net is not None and not isinstance(mlx_model, CheckpointModel):
+    is_nested = config.delta_net is not None or not hasattr(mlx_model, "model")  # also Qwen3-VL
+    if is_nested and not isinstance(mlx_model, CheckpointModel):
         raise ModelError(
             f"'{name}' is a {config.model_type} model, whose layout differs in mlx_lm; load it "
             "with `load_weights`."

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import demo
 from ..errors import short_repr
-from .checkpoint.layout import check_checkpoint, has_tokenizer, weight_files
+from .checkpoint.layout import WEIGHT_FILES, check_checkpoint, has_tokenizer, weight_files
 from .checkpoint.safe_io import ModelError
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ BUNDLED_MODELS = {
 }
 PREFERRED_MODEL = "qwen3-0.6b"
 
-# Files required for loading. Others are not downloaded, because a hub repository may also have the
-# weights in other formats.
+# Files required for loading, all among those that mlx_lm downloads, so that its cache is complete.
+# A repository may have the weights in other formats as well.
 CONFIG_PATTERNS = ["*.json", "*.txt", "*.jinja"]
-DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, "*.safetensors"]
+DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, WEIGHT_FILES]
 
 
 def shortcut_name_to_full_name(name: str) -> str:

@@ -11,19 +11,25 @@ from .. import demo, kernels
 from ..errors import UserError
 from ..kernels.prepack import PrepackedWeights
 from .checkpoint.dummy import random_bytes, random_checkpoint
-from .checkpoint.layout import has_tokenizer, read_model_config, read_tensor_headers, weight_bytes
-from .checkpoint.nan_check import FiniteCheck
+from .checkpoint.layout import (
+    COMPLETE_FILE,
+    INDEX_FILE,
+    has_stale_index,
+    has_tokenizer,
+    read_model_config,
+    read_tensor_headers,
+    weight_bytes,
+)
 from .checkpoint.safe_io import ModelError, model_errors, read_json
 from .checkpoint.safetensors_header import check_dtypes
 from .checkpoint.sharding import RankShard
-from .checkpoint.weights import CheckpointModel, is_supported_format, read_checkpoint
+from .checkpoint.weights import CheckpointModel, read_checkpoint
+from .families.config import DecoderConfig
 from .families.config_fields import Fields
-from .families.registry import family_of, read_config
-from .families.tensor_layout import is_skipped
+from .families.registry import read_config
 from .hub import find_config, find_model, is_terminal, stderr_console
 from .memory import total_memory, trim_heap
-from .tokenizer.hf_fallback import check_tokenizer_files, sandbox_tokenizer
-from .tokenizer.tokenizer import open_tokenizer
+from .tokenizer.loader import open_tokenizer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +40,7 @@ PROGRESS_DELAY_SECONDS = 1.0
 
 
 def load(name: str, console: "Console | None" = None) -> tuple[Any, Any]:
-    """Loads a model and tokenizer with `mlx_lm`, downloading them if necessary.
+    """Loads a model with `mlx_lm`, and its tokenizer, downloading them if necessary.
 
     Args:
         name: a short name, a hub id or a local folder.
@@ -70,8 +76,7 @@ def load_weights(
 
     Returns:
         (weights, tokenizer). Every week's model accepts the weights in place of an `mlx_lm` model,
-        but they are not callable. The tokenizer is equivalent to `mlx_lm`'s. A checkpoint whose
-        quantization format is not MLX's is loaded as by `load`.
+        but they are not callable. The tokenizer has `mlx_lm`'s interface.
 
     Raises:
         UserError: `load_format` is unknown.
@@ -91,15 +96,15 @@ def load_weights(
             if with_tokenizer:
                 tokenizer = _dummy_tokenizer(folder, config, full.vocab_size, console)
             return model, tokenizer
-        if not is_supported_format(folder, config):
-            _check_mlx_lm_support(config, num_ranks)
-            return _read_with_mlx_lm(folder)
         _check_memory(folder, weight_bytes(folder) // num_ranks)
-        if family_of(config).is_hybrid and rank == 0:
-            _report_skipped(folder, console, mtp)
         if with_tokenizer:
             tokenizer = open_tokenizer(folder, config)
-        return read_checkpoint(folder, config, shard, mtp), tokenizer
+        model = read_checkpoint(folder, config, shard, mtp)
+        if rank == 0:
+            if kernels.computes_on_cpu():
+                _report_float32(folder, console)
+            _report_ignored(folder, full, model.num_skipped, console)
+        return model, tokenizer
 
     find = find_config if load_format == "dummy" else find_model
     return _load(find(name, console), console, read)
@@ -119,37 +124,38 @@ def _load(
 
 
 def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
-    read_model_config(folder)  # rejects an invalid config before the slow import
+    config = read_model_config(folder)  # rejects an invalid config before the slow import
     # Imported here because it takes seconds, and an invalid name should fail immediately.
-    import mlx_lm
+    from mlx_lm.utils import load_model
 
     check_dtypes(read_tensor_headers(folder))
     _check_memory(folder, weight_bytes(folder))
-    encoder = check_tokenizer_files(folder)
-    mlx_model, tokenizer = mlx_lm.load(str(folder), lazy=True)[:2]
-    sandbox_tokenizer(tokenizer, encoder)
-    return mlx_model, tokenizer
+    return load_model(folder, lazy=True)[0], open_tokenizer(folder, config)
 
 
-def _check_mlx_lm_support(config: Fields, num_ranks: int) -> None:
-    """Rejects shards and hybrid families, which need `read_checkpoint`."""
-    if num_ranks > 1:
-        raise ValueError(
-            f"its format is loaded by mlx_lm, which cannot shard it across {num_ranks} ranks"
+def _report_ignored(
+    folder: Path, config: DecoderConfig, num_skipped: int, console: "Console | None"
+) -> None:
+    """Prints a line for each kind of content that loading ignores."""
+    lines = []
+    if config.ignored_fields:
+        lines.append(f"ignored unknown fields of config.json: {', '.join(config.ignored_fields)}.")
+    if has_stale_index(folder):
+        lines.append(f"read {COMPLETE_FILE} only; {INDEX_FILE} lists other files.")
+    if num_skipped:
+        owners = "the vision tower" if config.has_mtp else "the vision tower or the MTP layer"
+        lines.append(f"skipped {num_skipped} tensors of {owners}; only text input is supported.")
+    for line in lines:
+        (console or stderr_console()).print(f"{folder}: {line}", soft_wrap=True, markup=False)
+
+
+def _report_float32(folder: Path, console: "Console | None") -> None:
+    if {header.dtype for header in read_tensor_headers(folder).values()} == {"F32"}:
+        message = (
+            f"{folder}: on a CPU, float32 weights are more than ten times slower than bfloat16; "
+            "convert them with `mlx_lm.convert --dtype bfloat16`."
         )
-    if family_of(config).is_hybrid:
-        raise ValueError(
-            "its quantization format is not MLX's, the only one supported for "
-            f"{config['model_type']} models; convert the unquantized model with `mlx_lm.convert -q`"
-        )
-
-
-def _report_skipped(folder: Path, console: "Console | None", mtp: bool) -> None:
-    skipped = sum(is_skipped(name, mtp) for name in read_tensor_headers(folder))
-    if skipped:
-        owners = "the vision tower" if mtp else "the vision tower or the MTP layer"
-        message = f"{folder}: skipped {skipped} tensors of {owners}; only text input is supported."
-        (console or stderr_console()).print(message, soft_wrap=True)
+        (console or stderr_console()).print(message, markup=False, soft_wrap=True)
 
 
 def _dummy_tokenizer(
@@ -185,22 +191,18 @@ def evaluate(model: Any, console: "Console | None") -> None:
     A layer may be in memory twice while it is prepacked, so the largest layers (embedding, LM head)
     come first. A model from `mlx_lm` stays row-major, because it must remain callable.
     """
-    table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
+    text = getattr(model, "language_model", model).model  # mlx_lm nests the text of vision models
+    table, head = getattr(text, "embed_tokens", None), model.get("lm_head")
     modules = [each for each in (table, head, *model.layers, model.get("mtp")) if each is not None]
-    path_of = {id(module): path for path, module in model.named_modules()}
     prepacked = None
     if isinstance(model, CheckpointModel):
         prepacked = PrepackedWeights(model, model.weight_locations)
-    check = FiniteCheck()
     for module in _with_progress(modules, console):
         if prepacked is not None:
             prepacked.prepack_layers(module)
             model.weight_locations.materialize(module)
         mx.eval(module.parameters())
-        check.add(path_of[id(module)], module)
     mx.eval(model.parameters())
-    check.add("model.norm", model.model.norm)  # the final norm is not in `modules`
-    check.finish()
     mx.clear_cache()  # frees buffers cached by prepacking, whose sizes do not recur
 
 

@@ -14,10 +14,10 @@ from mlx.utils import tree_flatten
 
 from ..kv_cache.int8_rows import KvCacheDtype, kv_row_width
 from .checkpoint.dummy import random_bytes, random_checkpoint
-from .checkpoint.layout import INDEX_FILE, read_model_config, weight_bytes
+from .checkpoint.layout import INDEX_FILE, read_model_config
 from .checkpoint.safe_io import model_errors
 from .checkpoint.sharding import RankShard
-from .checkpoint.weights import is_supported_format, read_checkpoint
+from .checkpoint.weights import read_checkpoint
 from .families.config import DecoderConfig
 from .families.gated_delta_net import state_shape
 from .families.linear import activation_dtype
@@ -62,9 +62,6 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
     config = read_model_config(folder)
     has_weights = (folder / INDEX_FILE).exists() or any(folder.glob("model*.safetensors"))
     is_dummy = load_format == "dummy" or not has_weights
-    if not is_dummy and not is_supported_format(folder, config):  # mlx_lm loads it
-        size = weight_bytes(folder)
-        return _model_size(size, size, read_config(config), mx.bfloat16)
     with model_errors(f"the model in {folder} cannot be loaded"):
         if is_dummy:
             random_bytes(config)  # raises ValueError for invalid shapes

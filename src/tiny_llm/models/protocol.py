@@ -17,6 +17,7 @@ class ServingModel(Protocol):
     vocab_size: int  # number of logits per token
     page_size: int  # tokens per page
     max_seq_len: int  # context length in tokens
+    hidden_size: int  # features per token
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -25,7 +25,7 @@ from .. import kernels
 from ..models.checkpoint.safe_io import read_json
 from ..models.parallel.default_group import shutdown_default_group
 from ..models.tokenizer.chat_template import set_chat_template
-from ..models.tokenizer.tokenizer import open_tokenizer
+from ..models.tokenizer.loader import open_tokenizer
 from .app import build_app
 from .context import AppState
 from .engine_client import messages
@@ -113,6 +113,7 @@ class ServerProcess:
             http=HttpProtocol,
             proxy_headers=False,  # client addresses are not used
             ws="none",
+            log_config=None,  # uses the root logger's handler
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -180,7 +181,7 @@ class ServerProcess:
     def _on_load_failed(self, engine: ModelEngine, reason: str) -> None:
         """Fails the process, because a pinned model could not be loaded."""
         engine.client.on_engine_dead(reason)
-        self._on_dead()
+        self._spawn(self._fail_process(is_user_error=True))
 
     def _on_dead(self) -> None:
         self._spawn(self._fail_process())
@@ -207,16 +208,20 @@ class ServerProcess:
                 return
             await asyncio.sleep(interval)
 
-    async def _fail_process(self) -> None:
-        """Exits with 1, after a grace period in which clients receive the error."""
+    async def _fail_process(self, is_user_error: bool = False) -> None:
+        """Exits with 1, after a grace period in which clients receive the error.
+
+        Prints all threads' stacks, or after a user's mistake only the reason, and exits with 2.
+        """
         lifecycles = [engine.client.lifecycle for engine in self._engines]
         reason = next(each.reason for each in lifecycles if each.phase is Phase.FAILED)
         for engine in self._engines:
             engine.client.on_engine_dead(reason)
             engine.wake_waiters(ApiError(503, reason))
         log.error("exiting after a failure: %s", reason)
-        faulthandler.dump_traceback(all_threads=True)
-        self._status = 1
+        if not is_user_error:
+            faulthandler.dump_traceback(all_threads=True)
+        self._status = 2 if is_user_error else 1
         await asyncio.sleep(messages.SHUTDOWN_GRACE_SECONDS)
         self._request_exit()
 

@@ -24,7 +24,8 @@ class ModelSpec:
     folder: Path  # model folder, for the tokenizer and sampling defaults
     load: Callable[[], LLM]  # creates the engine; called in the engine thread
     task: Task = "generate"
-    memory_bytes: int = 0  # memory requirement: weights plus KV cache
+    # Memory requirement, weights plus KV cache; read at each load, because files may change.
+    memory_bytes: Callable[[], int] = lambda: 0
     is_pinned: bool = True  # whether the model is loaded at startup and never unloaded
 
 
@@ -54,6 +55,7 @@ class Settings:
     watchdog: float = 120.0
     generation_config: Literal["auto", "vllm"] = "auto"
     chat_template: str | None = None  # Jinja source; None for the model's template
+    strict_fields: bool = False
     log_requests: bool = False
     log_contents: bool = False
     response_store: int = 0

@@ -149,9 +149,7 @@ WRONG = [
         "6.6.4 publish",
         "pages are written directly under their final names",
         """\
-                temporary = self._temporary_path(page.key)
-                temporary.unlink(missing_ok=True)  # left by an earlier process with this PID
-                write_page_file(temporary, page.key, page.payload)
+                write_page_file(self._temporary_path(page.key), page.key, page.payload)
             for page in pages:
                 target = self.path(page.key)
                 target.parent.mkdir(exist_ok=True)
@@ -166,8 +164,8 @@ WRONG = [
     Wrong(
         "6.6.4 publish",
         "pages are indexed before they are written",
-        "for page in pages:\n                temporary",
-        "self._add_to_index(pages)\n            for page in pages:\n                temporary",
+        "for page in pages:\n                write",
+        "self._add_to_index(pages)\n            for page in pages:\n                write",
     ),
     Wrong(
         "6.6.4 publish",

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from tests.engine.disk_cache import crash_worker
 from tests.engine.disk_cache.support import page_files
+from tiny_llm.kv_cache.disk import store as store_module
 from tiny_llm.kv_cache.disk.store import PageStore, StoredPage, stored_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,7 +47,7 @@ def write_until_killed(directory: Path, seed: int) -> None:
 
 def check_database(directory: Path) -> int:
     """Verifies the index and all indexed pages; returns the number of pages."""
-    database = sqlite3.connect(directory / "index.sqlite")
+    database = sqlite3.connect(directory / "pages.sqlite")
     assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     [total], [count, size] = (
         database.execute("SELECT bytes FROM total").fetchone(),
@@ -86,7 +88,8 @@ def test_killed_writers_leave_a_consistent_store(tmp_path, exhaustive):
         counts.append(check_database(tmp_path))
     assert counts[-1] > 0
     store = PageStore(tmp_path, MAX_BYTES, b"model")
-    store.sweep()
+    with mock.patch.object(store_module, "ORPHAN_SECONDS", -1):
+        store.sweep()
     assert list((tmp_path / "writing").iterdir()) == []
     store.close()
 
@@ -120,7 +123,7 @@ def test_killed_engines_never_cause_wrong_tokens(tmp_path, exhaustive, ranks):
             worker.kill()
             worker.wait()
             worker.stdout.close()
-        database = sqlite3.connect(tmp_path / "index.sqlite")
+        database = sqlite3.connect(tmp_path / "pages.sqlite")
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         database.close()
     print(f"{2 * (round_number + 1)} kills, {num_answers} answers, {hits} tokens from disk")

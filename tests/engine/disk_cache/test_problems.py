@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import shutil
+import sqlite3
 from unittest import mock
 
 import pytest
@@ -207,16 +208,63 @@ def test_directory_without_write_permission(tmp_path, demo, caplog):
 def test_foreign_or_corrupt_index(tmp_path, demo, caplog, contents):
     with engine(tmp_path, demo) as llm:
         expected = generate_one(llm)
-    (tmp_path / "index.sqlite").write_bytes(contents)
+    (tmp_path / "pages.sqlite").write_bytes(contents)
     for suffix in ("-wal", "-shm"):
-        (tmp_path / f"index.sqlite{suffix}").unlink(missing_ok=True)
+        (tmp_path / f"pages.sqlite{suffix}").unlink(missing_ok=True)
     with caplog.at_level(logging.WARNING, LOGGER), engine(tmp_path, demo) as llm:
         output = generate_one(llm)
     assert output.token_ids == expected.token_ids
     [record] = caplog.records
     assert "cannot use" in record.message
     # The index is left unchanged, because it may be another program's file.
-    assert (tmp_path / "index.sqlite").read_bytes() == contents
+    assert (tmp_path / "pages.sqlite").read_bytes() == contents
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE pages SET key = id",
+        "UPDATE pages SET key = 'text' || id",
+        "UPDATE pages SET size = 'much'",
+        "UPDATE total SET bytes = 'much'",
+        "DELETE FROM total",
+        "DROP TABLE pages",
+    ],
+)
+def test_wrong_types_in_the_index(tmp_path, demo, caplog, statement):
+    with engine(tmp_path, demo) as llm:
+        expected = generate_one(llm)
+    database = sqlite3.connect(tmp_path / "pages.sqlite")
+    database.execute("DROP TRIGGER pages_delete")
+    database.execute(statement)
+    database.commit()
+    database.close()
+    with (
+        caplog.at_level(logging.WARNING, LOGGER),
+        engine(tmp_path, demo, prefix_cache_disk_bytes=5 * 10**5) as llm,
+    ):
+        assert generate_one(llm).token_ids == expected.token_ids
+        generate_one(llm, f"Other. {PROMPT}")
+        if llm.disk_cache is not None:
+            assert llm.disk_cache._writer.flush(30)
+            assert llm.disk_cache._writer.is_alive()
+    assert len(caplog.records) <= 1
+
+
+def test_pages_are_read_from_a_full_disk(tmp_path, demo):
+    with engine(tmp_path, demo) as llm:
+        expected = generate_one(llm)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with (
+        mock.patch.object(store, "write_page_file", side_effect=full),
+        engine(tmp_path, demo) as llm,
+    ):
+        after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+        assert before == after  # opening the index writes nothing
+        output = generate_one(llm)
+        assert output.token_ids == expected.token_ids
+        assert output.num_cached_tokens > 0
 
 
 def test_index_corrupted_while_open(tmp_path, demo, caplog):

@@ -1,14 +1,24 @@
 """Tokens and logprobs do not depend on cache hits in memory or on disk."""
 
+import logging
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from tests.engine.disk_cache.support import GREEDY, PROMPT, engine, generate_one, open_llm
+from tests.engine.disk_cache.support import (
+    GREEDY,
+    PROMPT,
+    engine,
+    generate_one,
+    open_llm,
+    page_files,
+)
 from tests.engine.hybrid import build, conversation, run_transcript, write_hybrid
 from tests.engine.support import MORE_CASES, PARAGRAPH, chat, run_cases
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError, load
+from tiny_llm.kv_cache.disk.store import PageStore
 from tiny_llm.models import load_weights
 
 CONFIGURATIONS = {
@@ -207,13 +217,22 @@ def test_abort_and_timeout_while_pages_are_read(tmp_path, demo):
         assert generate_one(llm).token_ids == expected.token_ids
 
 
-def test_pages_are_recomputed_if_that_is_faster(tmp_path, demo):
+def test_slow_disk_is_neither_read_nor_written(tmp_path, demo, caplog):
     with engine(tmp_path, demo) as llm:
         generate_one(llm)
-    with engine(tmp_path, demo) as llm:
-        llm.disk_cache.reads_are_faster = False
+    num_files = len(page_files(tmp_path))
+    with (
+        caplog.at_level(logging.WARNING, "tiny_llm.engine"),
+        mock.patch.object(PageStore, "read_seconds", return_value=float("inf")),
+        engine(tmp_path, demo) as llm,
+    ):
+        assert llm.disk_cache is None
         assert generate_one(llm).num_cached_tokens == 0
         assert generate_one(llm).num_cached_tokens > 0  # from memory
+        generate_one(llm, f"Other. {PROMPT}")
+    assert len(page_files(tmp_path)) == num_files
+    [record] = caplog.records
+    assert "takes inf s, computing it inf s; continuing without it" in record.message
 
 
 def test_prompt_logprobs_are_recomputed(tmp_path, demo):

@@ -1,6 +1,7 @@
 """`PageStore`: size limit, LRU eviction, sharing; fingerprints and page keys."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -110,25 +111,97 @@ def test_models_share_the_limit_but_not_pages(tmp_path):
 def test_sweep_removes_leftovers_of_killed_processes(tmp_path):
     store = open_store(tmp_path)
     store.write([page(1)])
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    (tmp_path / "writing" / f"{process.pid}-00").write_bytes(b"x")
-    (tmp_path / "writing" / f"{os.getpid()}-00").write_bytes(b"x")
-    (tmp_path / "writing" / "notes").write_bytes(b"x")
+    past = time.time() - ORPHAN_SECONDS - 1
+    left, being_written, folder = (
+        tmp_path / "writing" / name for name in ("1-00", "2-00", "３-00")
+    )
+    left.write_bytes(b"x")
+    being_written.write_bytes(b"x")
+    folder.mkdir()
+    for path in (left, folder):
+        os.utime(path, (past, past))
     old, new, foreign = store.path(key_of(2)), store.path(key_of(3)), tmp_path / "pages/00/readme"
     for path in (old, new, foreign):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x")
-    past = time.time() - ORPHAN_SECONDS - 1
     os.utime(old, (past, past))
     os.utime(store.path(key_of(1)), (past, past))
     os.utime(foreign, (past, past))
     store.sweep()
-    assert [path.name for path in (tmp_path / "writing").iterdir()] == [f"{os.getpid()}-00"]
+    assert set((tmp_path / "writing").iterdir()) == {being_written, folder}
     assert store.path(key_of(1)).exists()
     assert new.exists()
     assert foreign.exists()
     assert not old.exists()
+
+
+def test_only_this_user_may_read_the_store(tmp_path):
+    umask = os.umask(0)
+    try:
+        store = open_store(tmp_path / "cache")
+        store.write([page(1)])
+    finally:
+        os.umask(umask)
+    modes = {path: path.stat().st_mode & 0o777 for path in (tmp_path / "cache").rglob("*")}
+    for path in (tmp_path / "cache", store._pages, store._writing):
+        assert path.stat().st_mode & 0o777 == 0o700
+    files = {path: mode for path, mode in modes.items() if path.is_file()}
+    assert len(files) == 3  # index, journal and page
+    assert set(files.values()) == {0o600}
+    # Truncating the `-shm` file of write-ahead logging would kill the process with SIGBUS.
+    assert not list((tmp_path / "cache").glob("*-shm"))
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+@pytest.mark.parametrize("name", [".", "pages", "writing"])
+def test_directory_writable_by_other_users_is_refused(tmp_path, name, mode):
+    (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / name).chmod(mode)
+    with pytest.raises(PermissionError, match=r"other users own or may write .*; choose"):
+        open_store(tmp_path)
+
+
+def test_directory_of_another_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(PermissionError, match="other users own"):
+        open_store(tmp_path)
+
+
+def test_relative_directory_survives_chdir(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = open_store(Path("cache"))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    store.write([page(1)])
+    assert store.read(key_of(1), SIZE) == page(1).payload
+
+
+def test_stores_with_equal_pids_write_the_same_page(tmp_path, monkeypatch):
+    """Containers have separate PIDs, so two processes may have the same."""
+    first, second = open_store(tmp_path), open_store(tmp_path)
+    assert first._temporary_path(key_of(1)) != second._temporary_path(key_of(1))
+
+
+def test_part_of_the_disk_stays_free(tmp_path, monkeypatch):
+    disk_bytes = 100 * stored_bytes(SIZE)
+    others = 0  # bytes of other programs' files
+
+    def disk_usage(path):
+        used = others + len(page_files(tmp_path)) * stored_bytes(SIZE)
+        return shutil._ntuple_diskusage(disk_bytes, used, max(0, disk_bytes - used))
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    store = open_store(tmp_path, 200)
+    for number in range(120):
+        store.write([page(number)])
+    assert page_numbers_on_disk(tmp_path) == set(range(25, 120))
+    others = 5 * stored_bytes(SIZE)
+    assert store.read(key_of(119), SIZE) == page(119).payload
+    assert store.write([page(200)]) == stored_bytes(SIZE)
+    assert len(page_files(tmp_path)) == 90
+    others = 96 * stored_bytes(SIZE)
+    store.delete([key_of(number) for number in range(201)])
+    assert store.write([page(201)]) == 0
 
 
 def test_engine_stays_within_the_limit(tmp_path, demo):
@@ -162,8 +235,9 @@ def test_finalizer_writes_queued_pages(tmp_path, demo):
 
 def test_pages_are_written_at_exit(tmp_path):
     program = (
-        "import sys\nfrom tiny_llm import LLM, SamplingParams\n"
-        "llm = LLM('demo', prefix_cache_dir=sys.argv[1])\n"
+        "import pathlib, sys\nfrom tests.engine.disk_cache.support import open_llm\n"
+        "from tiny_llm import SamplingParams\n"
+        "llm = open_llm(pathlib.Path(sys.argv[1]))\n"
         "llm.generate('The river Tavel. ' * 30, SamplingParams(max_tokens=2))\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, cwd=ROOT)

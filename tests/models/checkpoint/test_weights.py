@@ -9,10 +9,11 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
 from benchmark.make_checkpoint import qwen3_config, write_checkpoint
 from tests.models.test_loading import assert_same_weights, logits
-from tests.support import assert_close
+from tests.support import assert_close, assert_same_bits
 from tiny_llm import ModelError, Qwen3ModelWeek2, demo, kernels, load, load_weights
 from tiny_llm.models.checkpoint.weights import CheckpointModel
 
@@ -117,12 +118,14 @@ def test_mxfp4(editor):
         Qwen3ModelWeek2(mlx_model)
 
 
-def test_awq_falls_back_to_mlx_lm(editor):
-    for key in ("quantization", "quantization_config"):
-        del editor.config[key]
-    editor.config["quantization_config"] = {"quant_method": "awq", "bits": 3}
-    with pytest.raises(ModelError, match="AutoAWQ"):
-        load_weights(editor.save())
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes"])
+def test_other_libraries_quantization_is_rejected(editor, method):
+    del editor.config["quantization"]
+    editor.config["quantization_config"] = {"quant_method": method, "bits": 4}
+    message = f"quantized by '{method}', which is not an MLX format; use .* `mlx_lm.convert -q`"
+    for load_either in (load, load_weights):
+        with pytest.raises(ModelError, match=message):
+            load_either(editor.save())
 
 
 @pytest.mark.parametrize(
@@ -205,3 +208,60 @@ def test_symbolic_links_are_followed(tmp_path):
         (folder / file.name).symlink_to(file)
     weights, _ = load_weights(str(folder))
     assert weights.args.vocab_size == load_weights("demo")[0].args.vocab_size
+
+
+def arrays_of(folder: Path) -> dict[str, mx.array]:
+    return dict(tree_flatten(load_weights(str(folder))[0]))
+
+
+def assert_equal_arrays(actual: dict[str, mx.array], expected: dict[str, mx.array]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, array in expected.items():
+        assert_same_bits(actual[name], array, name)
+
+
+def write_index(folder: Path, files: dict[str, str]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def test_other_safetensors_files_are_not_read(editor, capsys):
+    """Copies of the weights and sidecars, some of them in the index."""
+    expected = arrays_of(Path(editor.save()))
+    for name in ("consolidated.safetensors", "mtp.safetensors"):
+        mx.save_safetensors(str(editor.folder / name), {**editor.weights, "mtp.a": mx.ones(1)})
+    index = dict.fromkeys(editor.weights, "model.safetensors")
+    write_index(editor.folder, {**index, "mtp.a": "mtp.safetensors", "b": "optiq/v.safetensors"})
+    assert_equal_arrays(arrays_of(editor.folder), expected)
+    assert capsys.readouterr().err == ""
+
+
+def test_complete_file_is_preferred_to_a_stale_index(editor, capsys):
+    expected = arrays_of(Path(editor.save()))
+    shard = "model-00001-of-00001.safetensors"
+    write_index(editor.folder, dict.fromkeys(editor.weights, shard))
+    for _ in range(2):
+        assert_equal_arrays(arrays_of(editor.folder), expected)
+        [line] = capsys.readouterr().err.splitlines()
+        assert "read model.safetensors only; model.safetensors.index.json lists other" in line
+        shutil.copy(editor.folder / "model.safetensors", editor.folder / shard)
+    (editor.folder / "model.safetensors").unlink()
+    assert_equal_arrays(arrays_of(editor.folder), expected)
+    assert capsys.readouterr().err == ""
+
+
+def test_missing_and_unexpected_tensors_are_named(editor):
+    for name in [name for name in editor.weights if ".layers.1." in name]:
+        editor.weights[name.replace("layers.1", "layers.7")] = editor.weights.pop(name)
+    with pytest.raises(
+        ModelError, match=r"and \d+ more are missing .*; .* \d+ more are not ten"
+    ) as e:
+        load_weights(editor.save())
+    assert str(e.value).count("layers.1.") == str(e.value).count("layers.7.") == 5
+
+
+def test_ignored_fields_are_listed_once(editor, capsys):
+    editor.config |= {"mystery": 3, "other_thing": [1], "return_dict": True, "off": False}
+    load_weights(editor.save())
+    [line] = capsys.readouterr().err.splitlines()
+    expected = ": ignored unknown fields of config.json: mystery, other_thing, return_dict."
+    assert line.endswith(expected)

@@ -113,7 +113,14 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
             {**MIXTURE, "num_local_experts": 6, "mlp_only_layers": [0, 1]},
             {"experts": MoEConfig(6, 2, 64, True, frozenset())},
         ),
-        ({**LLAMA, "unsloth_version": "1", "_name": "x", "use_mrope": False}, {}),
+        (
+            {**LLAMA, "unsloth_version": "1", "_name": "x", "use_mrope": False},
+            {"ignored_fields": ()},
+        ),
+        (
+            {**LLAMA, "num_experts": 8, "rope_scaling": {**YARN, "short_factor": [1]}},
+            {"ignored_fields": ("num_experts", "rope_scaling.short_factor")},
+        ),
     ],
     ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "",
 )
@@ -138,16 +145,22 @@ def test_config_parsing(changes, expected):
         ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu', expected 'silu'"),
         (
             {**LLAMA, "attn_logit_softcapping": 30.0},
-            "an unknown field, attn_logit_softcapping 30.0;",
+            "has attn_logit_softcapping 30.0, which caps scores, logits or activations",
         ),
-        ({**LLAMA, "num_experts": 8}, "an unknown field, num_experts 8"),
+        ({**LLAMA, "no_rope_layers": [1, 0]}, r"no_rope_layers \[1, 0\], which removes RoPE from"),
+        ({**LLAMA, "use_qk_norm": True}, "use_qk_norm True, which changes attention"),
+        ({**FAMILIES["qwen3"], "query_pre_attn_scalar": 16}, "query_pre_attn_scalar 16, which"),
+        ({**LLAMA, "rope_scaling": {**YARN, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
+        (
+            {**LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
+            "expected the same RoPE in all layers",
+        ),
         ({**QWEN2, "attention_bias": True}, "attention_bias true, which qwen2 does not support"),
         ({**FAMILIES["qwen3"], "mlp_bias": True}, "mlp_bias true, which qwen3 does not support"),
         ({**LLAMA, "attention_bias": "yes"}, "attention_bias 'yes', expected true or false"),
         ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2}}, "type 'dynamic'"),
         ({**LLAMA, "rope_scaling": "linear"}, "rope_scaling 'linear', expected an object"),
         ({**LLAMA, "rope_scaling": {"type": "linear"}}, "has no factor"),
-        ({**LLAMA, "rope_scaling": {**YARN, "short_factor": [1]}}, r"field, short_factor \[1\]"),
         ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({**LLAMA, "rope_parameters": 3}, "rope_parameters 3, expected an object"),
         (
@@ -205,7 +218,7 @@ def test_unsupported_field_is_rejected_by_every_loader(tmp_path, demo):
     (tmp_path / "tokenizer.json").write_text("{}")
     for load_either in (load, load_weights):
         with pytest.raises(
-            ModelError, match="cannot be loaded: config.json has an unknown field, logit_scale 2.0"
+            ModelError, match="cannot be loaded: config.json has logit_scale 2.0, which scales"
         ):
             load_either(str(tmp_path))
 
@@ -401,7 +414,10 @@ def test_window_does_not_limit_a_request(demo):
     ],
 )
 def test_weeks_support_only_qwen3(config, reason, week):
-    with pytest.raises(ModelError, match=f"{reason}, which the course's layers do not implement"):
+    fix = (
+        "which the course's layers do not implement; use LLM, or the commands with --loader engine"
+    )
+    with pytest.raises(ModelError, match=f"{reason}, {fix}"):
         dispatch_model("it", random_checkpoint(config), week)
 
 

@@ -50,6 +50,12 @@ def without(config, *names):
         (without(HYBRID, "rope_parameters"), {"rotary_dim": 8}),
         ({**HYBRID, "layer_types": [*TYPES, *TYPES[::-1]]}, {"num_kv_layers": 2}),
         ({**HYBRID, "full_attention_interval": None}, {"num_kv_layers": 1}),
+        # transformers writes the text config's default
+        ({**NESTED, "tie_word_embeddings": False}, {"tie_word_embeddings": False}),
+        (
+            {**HYBRID, "use_sliding_window": True, "num_experts": 4, "text_config": HYBRID},
+            {"ignored_fields": ("use_sliding_window", "num_experts", "text_config")},
+        ),
         ({**HYBRID, "mtp_num_hidden_layers": 1, "output_gate_type": "swish"}, {}),
         (HYBRID_MIXTURE, {"intermediate_size": 64}),
     ],
@@ -177,24 +183,16 @@ def test_layers_and_experts():
             {**HYBRID, "rope_parameters": {"partial_rotary_factor": 0.1}},
             "partial_rotary_factor 0.1 and head_dim 32; their product must be an even number",
         ),
-        ({**HYBRID, "rope_parameters": {"mrope_section": 3}}, "mrope_section 3, expected a list"),
-        (
-            {**HYBRID, "use_sliding_window": True},
-            "an unknown field, use_sliding_window True",
-        ),
-        ({**HYBRID, "num_experts": 4}, "an unknown field, num_experts 4"),
         (without(HYBRID_MIXTURE, "shared_expert_intermediate_size"), "no shared_expert_intermedia"),
         ({**NESTED, "text_config": 3}, "text_config 3, expected an object"),
         (
             {**NESTED, "text_config": {**HYBRID, "model_type": "llama"}},
             "model_type 'llama' in text_config",
         ),
-        ({**NESTED, "tie_word_embeddings": False}, "tie_word_embeddings False and, in text_config"),
         (
             {**NESTED, "text_config": {**HYBRID, "logit_scale": 2}},
-            "an unknown field, logit_scale 2",
+            "has logit_scale 2, which scales",
         ),
-        ({**HYBRID, "text_config": HYBRID}, "an unknown field, text_config"),
     ],
 )
 def test_invalid_config_is_rejected(config, message):
@@ -408,6 +406,22 @@ def test_mtp_layouts_have_equal_arrays(tmp_path, config, layout):
     assert plain.keys() == {name for name in first if not name.startswith("mtp.")} < first.keys()
 
 
+@pytest.mark.parametrize("prefix", ["", "language_model."])
+def test_names_without_the_model_prefix(tmp_path, prefix):
+    """transformers saves base models so, for example embedding models."""
+    tensors, _ = random_tensors(HYBRID)
+    write_family(tmp_path, HYBRID)
+    expected = dict(tree_flatten(read_checkpoint(tmp_path, HYBRID)))
+    mx.eval(list(expected.values()))  # because the file is overwritten below
+    bare = {prefix + name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    bare["visual.patch_embed.weight"] = mx.ones(2)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), bare)
+    actual = dict(tree_flatten(read_checkpoint(tmp_path, HYBRID)))
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert_same_bits(actual[name], tensor, name)
+
+
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
@@ -422,10 +436,6 @@ def test_mtp_layouts_have_equal_arrays(tmp_path, config, layout):
         (
             {"mtp.layers.1.mlp.up_proj.weight": mx.ones((9, 9))},
             "mtp.layers.1.mlp.up_proj.weight is not",
-        ),
-        (
-            {"mtp.norm.weight": mx.array([mx.inf] * 128)},
-            "mtp.norm.weight has NaN or infinite values",
         ),
     ],
 )
@@ -461,7 +471,6 @@ A_LOG = "model.layers.0.linear_attn.A_log"
         ({CONV: mx.ones((220, 1, 4))}, f"{CONV} has shape 220×1×4, expected 224×4×1"),
         ({A_LOG: mx.ones((4, 1))}, f"{A_LOG} has shape 4×1, expected 4"),
         ({A_LOG: mx.ones(4, mx.int32)}, f"'{A_LOG}' has dtype I32, expected F32"),
-        ({A_LOG: mx.array([1, mx.nan, 0, 0])}, f"{A_LOG} has NaN or infinite values"),
         (
             {"model.layers.0.linear_attn.in_proj_qkvz.weight": mx.ones((9, 9))},
             "qkvz.weight is not a",
@@ -482,7 +491,7 @@ def test_invalid_tensors_are_named(tmp_path, tensors, message):
 def test_unsupported_quantization_is_rejected(tmp_path):
     folder = write_loadable(tmp_path, {**HYBRID, "quantization_config": {"quant_method": "fp8"}})
     with pytest.raises(
-        ModelError, match="its quantization format is not MLX's, .* `mlx_lm.convert -q`"
+        ModelError, match="quantized by 'fp8', which is not an MLX format; .* `mlx_lm.convert -q`"
     ):
         load_weights(str(folder))
 

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import openai
@@ -31,10 +32,8 @@ def embed_client(embedder):
     return openai.OpenAI(base_url=embedder.url + "/v1", api_key="none", max_retries=0)
 
 
-@pytest.fixture(scope="module")
-def reranker_folder(tmp_path_factory):
-    """Demo checkpoint whose last vocabulary entry is "no", for reranking."""
-    folder = tmp_path_factory.mktemp("reranker") / "reranker"
+def write_reranker(folder: Path) -> Path:
+    """Writes the demo checkpoint with "no" as its last vocabulary entry, for reranking."""
     shutil.copytree(TARGET_PATH, folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     pair = tokenizer["model"]["merges"].pop()
@@ -43,6 +42,11 @@ def reranker_folder(tmp_path_factory):
     vocab["no"] = vocab.pop("".join(pair))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
+
+
+@pytest.fixture(scope="module")
+def reranker_folder(tmp_path_factory):
+    return write_reranker(tmp_path_factory.mktemp("reranker") / "reranker")
 
 
 @pytest.mark.slow
@@ -123,6 +127,20 @@ def test_invalid_requests_are_rejected(embedder, path, body, message):
     response = embedder.post(path, {"model": "demo", **body})
     assert response.status_code == 400, response.text
     assert message in response.json()["error"]["message"]
+
+
+def test_dimensions_are_checked_before_computing(embedder):
+    before = embedder.metric("prompt_tokens_total")
+    response = embedder.post("/v1/embeddings", {"input": ["a"] * 300, "dimensions": 257})
+    assert response.status_code == 400
+    assert embedder.metric("prompt_tokens_total") == before
+
+
+def test_body_in_parts_is_valid_json(embedder):
+    for count in (1, 64, 65, 128):
+        response = embedder.post("/v1/embeddings", {"input": ["a"] * count, "dimensions": 2})
+        assert [item["index"] for item in response.json()["data"]] == list(range(count))
+        assert int(response.headers["content-length"]) == len(response.content)
 
 
 def test_chat_model_rejects_embeddings(server):

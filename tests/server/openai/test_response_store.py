@@ -9,6 +9,7 @@ from tiny_llm.server.openai import response_store
 from tiny_llm.server.openai.response_store import ResponseStore
 
 QUESTION = "What is the capital of France?"
+QUESTION_ITEM = {"role": "user", "content": QUESTION}
 BODY = {"model": "demo", "reasoning": {"effort": "none"}, "max_output_tokens": 60}
 TOOL = {
     "type": "function",
@@ -147,8 +148,55 @@ def test_store_is_bounded_in_bytes(monkeypatch):
             store.resolve("a", f"resp_{number}")
         with pytest.raises(ApiError, match="is not stored"):
             store.resolve([{"type": "item_reference", "id": f"msg_{number}"}], None)
-    assert len(store.resolve("a", "resp_9").items) == 3
+    assert len(store.resolve("a", "resp_9").items()) == 3
     huge = {"type": "message", "content": "x" * 2000}
     store.add("resp_huge", store.resolve("a", None), [huge])
     with pytest.raises(ApiError, match="is not stored"):
         store.resolve("a", "resp_huge")
+
+
+def test_chain_is_bounded_in_memory(monkeypatch):
+    monkeypatch.setattr(response_store, "MAX_STORED_BYTES", 10**6)
+    store, previous = ResponseStore(10**6), None
+    for number in range(100):
+        text = {"type": "message", "content": "x" * 20_000}
+        conversation = store.resolve([text], previous, 10**6)
+        previous = f"resp_{number}"
+        store.add(previous, conversation, [{"type": "message", "id": f"msg_{number}"}])
+        held = {id(item): item for items in store._responses.values() for item in items}
+        assert sum(item.num_bytes for item in held.values()) <= store._num_bytes <= 10**6
+        assert len(store._items) <= len(held)
+        if number == 44:
+            break
+    with pytest.raises(ApiError, match="start a new conversation, or send a shorter one as input"):
+        store.resolve("a", previous, 900_000)
+
+
+def test_references_are_bounded_before_they_are_resolved():
+    store = ResponseStore(10)
+    item = {"type": "message", "id": "msg_1", "role": "assistant", "content": "x" * 400_000}
+    store.add("resp_1", store.resolve("a", None), [item])
+    reference = {"type": "item_reference", "id": "msg_1"}
+    assert len(store.resolve([reference] * 10, None, 2**22).items()) == 10
+    with pytest.raises(ApiError, match="have 400263000 bytes, but a request may have 4194304"):
+        store.resolve([reference] * 1000, None, 2**22)
+
+
+def test_ids_of_clients_are_ignored(storing_client):
+    """Clients may choose equal ids, and would get each other's items."""
+    item = {"type": "message", "id": "msg_mine", "role": "user", "content": QUESTION}
+    response = storing_client.responses.create(**BODY, input=[item])
+    reference = {"type": "item_reference", "id": "msg_mine"}
+    with pytest.raises(openai.NotFoundError, match="'msg_mine', which is not stored"):
+        storing_client.responses.create(**BODY, input=[reference])
+    storing_client.responses.create(**BODY, input="Why?", previous_response_id=response.id)
+
+
+def test_long_chain_is_rejected(storing_client):
+    """Ignored items count as well."""
+    body = {**BODY, "input": [{"type": "unknown", "data": "x" * 10**6}, QUESTION_ITEM]}
+    previous = None
+    for _ in range(5):
+        previous = storing_client.responses.create(**body, previous_response_id=previous).id
+    with pytest.raises(openai.BadRequestError, match="a request may have 4194304; start a new"):
+        storing_client.responses.create(**body, previous_response_id=previous)

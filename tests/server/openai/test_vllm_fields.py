@@ -83,6 +83,23 @@ def test_prompt_logprobs(server: RunningServer, client, top):
     assert echoed == expected
 
 
+def test_number_of_prompt_logprobs_is_bounded(server: RunningServer):
+    body = {"prompt": [[5] * 1000] * 7, "max_tokens": 1, "prompt_logprobs": 20}
+    response = server.post("/v1/completions", body)
+    assert response.status_code == 400
+    assert response.json()["error"] == {
+        "message": "The prompts have 7000 tokens with 21 log-probabilities each; a request may "
+        "have 65536 log-probabilities of prompt tokens. Send fewer prompts, or request fewer "
+        "alternatives.",
+        "type": "invalid_request_error",
+        "param": "prompt_logprobs",
+        "code": None,
+    }
+    echo = {"prompt": [[5] * 1000] * 70, "max_tokens": 1, "echo": True, "logprobs": 1}
+    assert server.post("/v1/completions", echo).status_code == 400
+    assert server.post("/v1/completions", {**echo, "prompt": [[5] * 100] * 7}).status_code == 200
+
+
 def test_prompt_logprobs_are_rejected_with_stream(server: RunningServer):
     for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
         response = server.post(path, {**body, "stream": True, "prompt_logprobs": 1})
@@ -183,7 +200,6 @@ def test_tokenize_chat(server: RunningServer, client):
         ("guided_json", "it is deprecated; use structured_outputs"),
         ("use_beam_search", "completions are sampled"),
         ("truncate_prompt_tokens", "prompts are not truncated"),
-        ("service_tier", "this server has a single service tier"),
     ],
 )
 def test_unsupported_field_is_rejected_with_a_reason(client, field, reason):

@@ -37,8 +37,9 @@ namespace mx = mlx::core;
 /// a: N..×I, float16 or bfloat16.
 /// b: O×(I·bits/32), uint32, packed from the lowest bits up.
 /// transpose_b: must be true, because b has a row per output.
-/// activation_bits: 16 for exact activations. 8 rounds each group of a row of a, on the CPU only,
-/// to integers from −127 to 127 with a common float32 step, which is the largest magnitude / 127.
+/// activation_bits: 16 is exact to 2⁻¹⁵ of the largest magnitude in a group of a row of a. 8 rounds
+/// each group, on the CPU only, to integers from −127 to 127 with a common float32 step, which is
+/// the largest magnitude / 127.
 /// On the CPU, b, scales and biases may be prepacked (common/prepacked.h): (O/R)×W×R instead of
 /// O×W, with R = prepack_rows(), unless that is 0.
 /// Returns N..×O in the dtype of a. Throws std::invalid_argument for any other arguments.

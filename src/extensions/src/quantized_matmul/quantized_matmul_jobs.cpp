@@ -129,16 +129,15 @@ void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
                 });
 }
 
-// The kernel of an instruction set; nullptr for the reference.
-const QuantizedMatmulKernel* kernel_of(InstructionSet set, [[maybe_unused]] int bits,
-                                       [[maybe_unused]] int activation_bits) {
+// The kernel of an instruction set; nullptr for the reference. exact_bfloat16: for 4-bit weights
+// and bfloat16 activations that are not rounded to 8 bits.
+const QuantizedMatmulKernel* kernel_of(InstructionSet set, [[maybe_unused]] bool exact_bfloat16) {
 #if defined(__x86_64__)
     if (set == InstructionSet::amx) {
         return &amx::quantized_matmul_tiles;
     }
     if (set == InstructionSet::avx512) {
-        return bits == 8 || activation_bits == 8 ? &avx512::quantized_matmul_fixed_point
-                                                 : &quantized_matmul_avx512;
+        return exact_bfloat16 ? &quantized_matmul_avx512 : &avx512::quantized_matmul_fixed_point;
     }
     if (set == InstructionSet::avx512vnni) {
         return &avx512vnni::quantized_matmul_fixed_point;
@@ -170,8 +169,10 @@ void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
         return;
     }
     // [solution only]
-    if (const QuantizedMatmulKernel* kernel =
-            kernel_of(set, jobs.front().bits, jobs.front().activation_bits)) {
+    const QuantizedMatmulJob& first = jobs.front();
+    const bool exact_bfloat16 =
+        first.bits == 4 && first.activation_bits == 16 && first.format == Format::bfloat16;
+    if (const QuantizedMatmulKernel* kernel = kernel_of(set, exact_bfloat16)) {
         run_kernel(jobs, *kernel);
         return;
     }
@@ -190,7 +191,7 @@ int prepack_rows() {
     int rows = 0;
     // [solution only]
     // An instruction set's kernels read the same layout.
-    if (const QuantizedMatmulKernel* kernel = kernel_of(instruction_set(), 4, 16)) {
+    if (const QuantizedMatmulKernel* kernel = kernel_of(instruction_set(), true)) {
         rows = kernel->prepack_rows;
     }
     // [/solution only]

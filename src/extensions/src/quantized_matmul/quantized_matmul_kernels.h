@@ -83,17 +83,16 @@ struct QuantizedMatmulKernel {
 /// Outputs per panel, the unit in which outputs are distributed over threads.
 constexpr int64_t QUANTIZED_MATMUL_PANEL = 64;
 
-/// On AVX-512 with BF16, only for 8-bit weights or 8-bit activations.
+/// On AVX-512 with BF16, only for 8-bit weights, 8-bit activations or float16.
 TINY_LLM_DECLARE_SIMD(extern const QuantizedMatmulKernel quantized_matmul_fixed_point;)
 #if defined(__x86_64__)
 namespace avxvnni {  // the same kernel, compiled for AVX-VNNI
 extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
 }
-extern const QuantizedMatmulKernel quantized_matmul_avx512;  // for 4-bit weights
+extern const QuantizedMatmulKernel quantized_matmul_avx512;  // for 4-bit weights, bfloat16
 namespace amx {
 extern const QuantizedMatmulKernel quantized_matmul_tiles;  // any M; delegates few rows
-/// For M ≤ 2, or M ≤ 4 if weights are prepacked and activations have 16 bits; half as many rows in
-/// float16.
+/// For M ≤ 2, or M ≤ 4 if weights are prepacked and activations have 16 bits.
 extern const QuantizedMatmulKernel quantized_matmul_few_rows;
 /// `run` of quantized_matmul_few_rows for prepacked weights.
 void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,

@@ -44,8 +44,7 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
     """Selects the device, prints the model's name and loads the model.
 
     Raises:
-        UserError: see `set_device`, `models.load` and `load_sharded`; or --enable-thinking is set,
-            but the model has no thinking mode.
+        UserError: see `set_device`, `models.load` and `load_sharded`.
     """
     set_device(args.device)
     name, reason = (args.model, None) if args.model is not None else default_model()
@@ -58,7 +57,8 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
         mlx_model, tokenizer = load_for_solution(args, name, mtp)
     enable_thinking = getattr(args, "enable_thinking", False)  # `bench` has no such flag
     if enable_thinking and not tokenizer.has_thinking:
-        raise UserError(f"--enable-thinking: '{name}' has no thinking mode; omit the flag.")
+        console.print("the model has no thinking mode: --enable-thinking is ignored")
+        enable_thinking = False
     return Checkpoint(name, mlx_model, tokenizer, enable_thinking)
 
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import httpx2
 
 CONNECT_TIMEOUT_SECONDS = 10.0
+_JSON_ERRORS = (ValueError, RecursionError)  # raised for malformed or deeply nested JSON
+_TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 READ_TIMEOUT_SECONDS = 600.0  # a large model may prefill a long prompt for minutes
 
 
@@ -63,7 +65,7 @@ class OpenAIClient:
             raise UserError(f"{self.url}/models lists no models; pass --model.") from error
 
     def _request(self, method: str, path: str, body: Any = None) -> Any:
-        with self._send(method, path, body) as response, suppress(ValueError):
+        with self._send(method, path, body) as response, suppress(*_JSON_ERRORS):
             return json.loads(response.read())
         return None
 
@@ -104,9 +106,12 @@ def _deltas(data: str) -> list[dict[str, Any]]:
     try:
         event = json.loads(data)
         if "error" not in event:
-            return [choice["delta"] for choice in event["choices"]]
+            deltas = [choice["delta"] for choice in event["choices"]]
+            for delta in deltas:
+                "".join(delta.get(name) or "" for name in _TEXT_FIELDS)  # TypeError if not text
+            return deltas
         message = f"server error: {event['error']['message']}"
-    except (ValueError, LookupError, TypeError):
+    except (*_JSON_ERRORS, LookupError, TypeError, AttributeError):
         message = f"malformed event from the server: {data[:80]}"
     raise UserError(message)
 
@@ -115,6 +120,6 @@ def _error_message(response: "httpx2.Response") -> str:
     """Status and message of an error response; its body if it has no message."""
     try:
         text = str(response.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):
+    except (*_JSON_ERRORS, LookupError, TypeError):
         text = " ".join(response.text.split())[:200] or "no message"
     return f"server error {response.status_code}: {text}"

@@ -5,20 +5,58 @@ bars, errors) goes to standard error.
 """
 
 import argparse
+import errno
+import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
-from ...errors import TaskNotImplemented, UserError
+from ...errors import TaskNotImplemented, UserError, escape_control_characters
 from .learner_tree import exec_in_learner_tree, find_learner_tree, is_running_mine, unwritten_files
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells after Ctrl-C
 
-console = Console(stderr=True, highlight=False, emoji=False)
+
+class SafeConsole(Console):
+    """Console that escapes control characters in texts of models, servers and checkpoints."""
+
+    def __init__(self, stderr: bool = False):
+        super().__init__(stderr=stderr, highlight=False, emoji=False)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """See `rich.console.Console.render`."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else escape_control_characters(text), style, control)
+
+
+console = SafeConsole(stderr=True)
+
+
+class SafeFormatter(logging.Formatter):
+    """Log formatter that escapes control characters; a message stays in one line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """See `logging.Formatter.formatMessage`."""
+        return escape_control_characters(super().formatMessage(record), one_line=True)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """See `logging.Formatter.formatException`."""
+        return escape_control_characters(super().formatException(ei))
+
+
+def print_text(text: str, end: str = "\n") -> None:
+    """Prints a model's text to standard output, unchanged unless that is a terminal."""
+    if sys.stdout.isatty():
+        text = escape_control_characters(text)
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), end=end, flush=True)
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -136,24 +174,44 @@ def run_command(prog: str, command: Callable[[], int]) -> int:
     Under a launcher, rank 0 runs the body and the other ranks run the worker loop.
 
     Returns:
-        The body's status; 2 after a `UserError` or an unimplemented task of the course, printed
-        as one line; 130 after Ctrl-C; 0 if the reader of standard output has exited.
+        The body's status; 2 after a `UserError`, a full disk or an unimplemented task of the
+        course, printed as one line; 130 after Ctrl-C; 0 if the reader of standard output has
+        exited.
     """
     _open_closed_streams()
+    if logging.lastResort is not None:  # used by commands without a log configuration
+        logging.lastResort.setFormatter(SafeFormatter())
     try:
         if has_rank_environment():
             _join_ranks()
-        return command()
+        try:
+            return command()
+        finally:
+            sys.stdout.flush()
     except UserError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        _print_error(f"{prog}: {error}")
         return EXIT_USER_ERROR
     except TaskNotImplemented as error:
-        print(f"{prog}: {error} (--solution ref runs the reference)", file=sys.stderr)
+        _print_error(f"{prog}: {error} (--solution ref runs the reference)")
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) closed the pipe; the flush at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()  # the reader (`| head`) closed the pipe
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _discard_stdout()
+        _print_error(f"{prog}: cannot write the output: {error.strerror}.")
+        return EXIT_USER_ERROR
+
+
+def _print_error(message: str) -> None:
+    print(escape_control_characters(message), file=sys.stderr)
+
+
+def _discard_stdout() -> None:
+    """Redirects standard output to /dev/null, so that the flush at exit does not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

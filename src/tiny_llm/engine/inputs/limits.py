@@ -25,6 +25,14 @@ _OPENING, _CLOSING = b"[{", b"]}"
 _NOT_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING))
 
 
+class PromptTooLongError(UserError):
+    """A text far beyond the context; `num_tokens` is estimated from its beginning."""
+
+    def __init__(self, message: str, num_tokens: int):
+        super().__init__(message)
+        self.num_tokens = num_tokens
+
+
 class JsonLimits:
     """Limits values and nesting levels of JSON documents that arrive in chunks.
 
@@ -102,7 +110,8 @@ def encode_text(
         max_tokens: the model's context length.
 
     Raises:
-        UserError: the text is too long or not valid Unicode, or the tokenizer rejects it.
+        PromptTooLongError: the text has more than `MARGIN` times `max_tokens` tokens.
+        UserError: the text is not valid Unicode, or the tokenizer rejects it.
     """
     check_unicode(what, text)
     if len(text) > max(CHUNK_CHARS, UNCHECKED_CHARS_PER_TOKEN * max_tokens):
@@ -111,10 +120,12 @@ def encode_text(
             chunk = text[start : start + CHUNK_CHARS]
             num_tokens += len(tokenizer.encode(chunk, add_special_tokens=False))
             if num_tokens > MARGIN * max_tokens:
-                raise UserError(
-                    f"{what} is too long: the first {start + len(chunk):,} of its {len(text):,} "
+                num_chars = start + len(chunk)
+                raise PromptTooLongError(
+                    f"{what} is too long: the first {num_chars:,} of its {len(text):,} "
                     f"characters are about {num_tokens:,} tokens, but the model's context length "
-                    f"is {max_tokens:,} tokens, including the output."
+                    f"is {max_tokens:,} tokens, including the output.",
+                    num_tokens * len(text) // num_chars,
                 )
     return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 

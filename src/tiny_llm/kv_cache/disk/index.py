@@ -1,14 +1,17 @@
 """Index of the pages on disk: sizes and LRU order, in SQLite.
 
 Several processes may use an index, so every change is a transaction, and triggers maintain the
-total size. The database uses write-ahead logging, so a killed process leaves it consistent.
+total size. A rollback journal leaves the database consistent if a process is killed. Write-ahead
+logging would map a `-shm` file, whose truncation kills every process with SIGBUS.
 """
 
+import os
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 VERSION = 1
 BUSY_TIMEOUT = 10.0  # seconds to wait for another process's transaction
@@ -48,19 +51,21 @@ class PageIndex:
     def __init__(self, file: Path, model: bytes):
         self._model = model
         self._last_id = 0
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))  # the journal inherits the mode
         self._database = sqlite3.connect(
             file, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
         )
         try:
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = NORMAL")
+            # A persistent journal keeps its blocks, so that a full disk does not prevent eviction.
+            self._database.execute("PRAGMA journal_mode = PERSIST")
             with self._transaction():
-                [version] = self._database.execute("PRAGMA user_version").fetchone()
+                [[version]] = self._rows("PRAGMA user_version", (), int)
                 if version not in (0, VERSION):
                     raise sqlite3.DatabaseError(f"index version {version}, expected {VERSION}")
                 for statement in SCHEMA:
                     self._database.execute(statement)
-                self._database.execute(f"PRAGMA user_version = {VERSION}")
+                if not version:  # an existing index opens without a write, even on a full disk
+                    self._database.execute(f"PRAGMA user_version = {VERSION}")
         except sqlite3.Error:
             self._database.close()
             raise
@@ -68,15 +73,13 @@ class PageIndex:
     @property
     def num_bytes(self) -> int:
         """Total size of all pages, of all models."""
-        [total] = self._database.execute("SELECT bytes FROM total").fetchone()
+        [[total]] = self._rows("SELECT COALESCE(SUM(bytes), 0) FROM total", (), int)
         return int(total)
 
     def new_keys(self) -> list[bytes]:
         """Returns the keys of this model's pages added since the last call."""
-        rows = self._database.execute(
-            "SELECT id, key FROM pages WHERE id > ? AND model = ? ORDER BY id",
-            (self._last_id, self._model),
-        ).fetchall()
+        query = "SELECT id, key FROM pages WHERE id > ? AND model = ? ORDER BY id"
+        rows = self._rows(query, (self._last_id, self._model), int, bytes)
         if rows:
             self._last_id = rows[-1][0]
         return [key for _, key in rows]
@@ -117,10 +120,8 @@ class PageIndex:
         evicted: list[bytes] = []
         excess = self.num_bytes - max_bytes
         while excess > 0:
-            rows = self._database.execute(
-                "SELECT id, key, size FROM pages ORDER BY last_used, depth DESC LIMIT ?",
-                (EVICTION_BATCH,),
-            ).fetchall()
+            query = "SELECT id, key, size FROM pages ORDER BY last_used, depth DESC LIMIT ?"
+            rows = self._rows(query, (EVICTION_BATCH,), int, bytes, int)
             if not rows:
                 break
             for number, key, size in rows:
@@ -147,6 +148,17 @@ class PageIndex:
     def close(self) -> None:
         """Closes the database."""
         self._database.close()
+
+    def _rows(self, query: str, values: Sequence[Any], *types: type) -> list[tuple[Any, ...]]:
+        """Returns a query's rows.
+
+        Raises:
+            sqlite3.DatabaseError: a value has another type, because another program wrote it.
+        """
+        rows = self._database.execute(query, values).fetchall()
+        if any(not isinstance(v, t) for row in rows for v, t in zip(row, types, strict=True)):
+            raise sqlite3.DatabaseError(f"expected {[t.__name__ for t in types]} from: {query}")
+        return rows
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -38,12 +38,13 @@ def page_header(key: bytes, payload: Buffer) -> bytes:
 
 
 def write_page_file(path: Path, key: bytes, payload: Buffer) -> None:
-    """Writes a new file and syncs it to disk.
+    """Writes a new file that only this user may read, and syncs it to disk.
 
     Raises:
         OSError: the file already exists, or cannot be written.
     """
     with path.open("xb", buffering=0) as file:
+        path.chmod(0o600)
         # [task 6.6.2 write]
         for part in (page_header(key, payload), payload):
             rest = memoryview(part)

@@ -1,15 +1,20 @@
 """PageStore: a size-bounded directory of page files.
 
-    DIR/index.sqlite         the index
+    DIR/pages.sqlite         the index
     DIR/pages/3f/3f…         a page file, named after its key
-    DIR/writing/PID-KEY      a page file being written
+    DIR/writing/RANDOM-KEY   a page file being written
 
 A page is written and synced under a temporary name, renamed, then indexed, so indexed pages are
 complete. A page's key is a hash of everything that determines the page's bytes, so pages written by
 different processes are interchangeable, and no page is ever overwritten with different bytes.
+
+Pages reveal prompts and decide answers, so other users can neither read nor write the directory.
 """
 
+import errno
 import os
+import secrets
+import shutil
 import sqlite3
 import time
 from collections.abc import Collection, Sequence
@@ -30,6 +35,7 @@ from .page_file import (
 STORE_ERRORS = (OSError, sqlite3.Error)
 
 ENTRY_BYTES = 512  # size of an index entry, rounded up; counts toward a page's size
+MIN_FREE = 0.05  # fraction of the disk that pages leave free
 ORPHAN_SECONDS = 600.0  # unindexed files older than this are orphans
 NUM_PROBE_FILES = 4  # page files that `read_seconds` reads
 
@@ -59,7 +65,7 @@ class PageStore:
     Any thread may use `in`, `read` and `invalidate`; only one thread may use the other methods.
 
     Args:
-        directory: created if missing.
+        directory: created if missing, for this user only.
         max_bytes: upper bound on the total size; the least recently used pages are evicted.
         model: fingerprint of this process's model.
 
@@ -71,11 +77,17 @@ class PageStore:
     """
 
     def __init__(self, directory: Path, max_bytes: int, model: bytes):
+        directory = directory.absolute()  # the working directory may change
         self._pages, self._writing = directory / "pages", directory / "writing"
         self._max_bytes = max_bytes
+        self._prefix = secrets.token_hex(8)  # containers that share a directory may share a PID
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (directory, self._pages, self._writing):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _check_private(folder)
         for folder in (self._pages, self._writing):
-            folder.mkdir(parents=True, exist_ok=True)
-        self._index = PageIndex(directory / "index.sqlite", model)
+            folder.chmod(0o700)
+        self._index = PageIndex(directory / "pages.sqlite", model)
         self._keys = set(self._index.new_keys())
         self.num_bytes = self._index.num_bytes
 
@@ -93,16 +105,22 @@ class PageStore:
         return read_page_file(self.path(key), key, num_bytes)
 
     def write(self, pages: Sequence[StoredPage]) -> int:
-        """Writes pages not yet stored, up to `max_bytes`; returns their total size."""
+        """Writes pages not yet stored, as many as fit; returns their total size.
+
+        Less recently used pages are evicted to stay within `max_bytes`, and to leave `MIN_FREE` of
+        the disk free.
+        """
         new: dict[bytes, StoredPage] = {}
-        total = 0
+        total, disk = 0, shutil.disk_usage(self._pages)
+        allowed = self._index.num_bytes + disk.free - int(MIN_FREE * disk.total)
+        max_bytes = max(0, min(self._max_bytes, allowed))
         for page in pages:
             is_missing = page.key not in new and not self._index.contains(page.key)
-            if is_missing and total + page.stored_bytes <= self._max_bytes:
+            if is_missing and total + page.stored_bytes <= max_bytes:
                 new[page.key] = page
                 total += page.stored_bytes
+        self._delete_files(self._index.evict(max_bytes - total))
         if new:
-            self._delete_files(self._index.evict(self._max_bytes - total))
             self._publish(list(new.values()))
         return total
 
@@ -115,9 +133,7 @@ class PageStore:
         # [task 6.6.4 publish]
         try:
             for page in pages:
-                temporary = self._temporary_path(page.key)
-                temporary.unlink(missing_ok=True)  # left by an earlier process with this PID
-                write_page_file(temporary, page.key, page.payload)
+                write_page_file(self._temporary_path(page.key), page.key, page.payload)
             for page in pages:
                 target = self.path(page.key)
                 target.parent.mkdir(exist_ok=True)
@@ -131,7 +147,7 @@ class PageStore:
         # [/task 6.6.4 publish]
 
     def _temporary_path(self, key: bytes) -> Path:
-        return self._writing / f"{os.getpid()}-{key.hex()}"
+        return self._writing / f"{self._prefix}-{key.hex()}"
 
     def _add_to_index(self, pages: Sequence[StoredPage]) -> None:
         """Adds pages to the index; deletes the files of pages evicted to make room."""
@@ -167,8 +183,7 @@ class PageStore:
     def sweep(self) -> None:
         """Deletes partially written or unindexed files left by killed processes."""
         for path in self._writing.iterdir():
-            pid = path.name.partition("-")[0]
-            if not (pid.isdecimal() and _is_alive(int(pid))) or _is_old(path):
+            if _is_old(path):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
         for path in self._pages.glob("*/*"):
@@ -178,38 +193,39 @@ class PageStore:
                     path.unlink(missing_ok=True)
 
     def read_seconds(self, num_bytes: int) -> float:
-        """Measures the median seconds to read a page that the OS has not cached."""
+        """Measures the least seconds to read a page that the OS has not cached.
+
+        0 on a full disk: its pages are read nevertheless.
+        """
         payload, seconds = os.urandom(num_bytes), []
-        for number in range(NUM_PROBE_FILES):
-            path = self._writing / f"{os.getpid()}-probe-{number}"
-            path.unlink(missing_ok=True)
+        path = self._writing / f"{self._prefix}-probe"
+        for _ in range(NUM_PROBE_FILES):
             try:
                 write_page_file(path, bytes(KEY_BYTES), payload)
                 drop_from_page_cache(path)
                 started = time.perf_counter()
                 read_page_file(path, bytes(KEY_BYTES), num_bytes)
                 seconds.append(time.perf_counter() - started)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                return 0.0
             finally:
                 path.unlink(missing_ok=True)
-        return sorted(seconds)[NUM_PROBE_FILES // 2]
+        return min(seconds)  # another program may slow a read
 
     def close(self) -> None:
         """Closes the index."""
         self._index.close()
 
 
-def _is_alive(pid: int) -> bool:
-    # On Windows, `os.kill` would terminate the process instead of probing it, so only the file's
-    # age counts.
-    if os.name == "nt":
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # the process exists, but belongs to another user
-        return True
-    return True
+def _check_private(folder: Path) -> None:
+    """Refuses a folder that another user owns or may write."""
+    status = folder.stat()
+    if os.name != "nt" and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
+        raise PermissionError(
+            f"other users own or may write {folder}; choose a new directory, or delete it"
+        )
 
 
 def _is_old(path: Path) -> bool:

@@ -3,19 +3,20 @@
 Weight files are checked by their headers alone, without reading tensors.
 """
 
+from fnmatch import fnmatch
 from pathlib import Path
 
 from ...errors import short_repr, summarize
 from ..families.config_fields import Fields, text_fields
-from ..families.registry import read_config
-from .config_checks import check_sizes, reject_code
+from ..families.registry import family_of, read_config
+from .config_checks import reject_code
 from .quantization import check_quantization
-from .safe_io import ModelError, check_file_name, model_errors, read_json, resolve_file
+from .safe_io import ModelError, is_plain_file_name, model_errors, read_json, resolve_file
 from .safetensors_header import TensorInfo, read_header
 from .tokenizer_config import read_eos_token_ids, read_tokenizer_config
 
-INDEX_FILE = "model.safetensors.index.json"
-MAX_TENSORS = 200_000  # a 4-bit model with 94 layers of 128 experts each has only 110,000
+WEIGHT_FILES = "model*.safetensors"  # the files that mlx_lm reads and downloads, too
+COMPLETE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
 def check_checkpoint(folder: Path) -> None:
@@ -35,11 +36,13 @@ def read_model_config(folder: Path) -> Fields:
         ModelError: the file is invalid or refers to code, or no family supports its fields.
     """
     config, where = read_json(folder, "config.json"), str(folder / "config.json")
-    reject_code(config, where)
     with model_errors(f"the model in {folder} cannot be loaded"):
+        family_of(config)  # for another family, the other errors would be no help
+        reject_code(config, where)
         config = dict(text_fields(config))
         reject_code(config, where)
-        check_sizes(config, where)
+        if (folder / "hf_quant_config.json").exists():
+            config.setdefault("quantization_config", {"quant_method": "modelopt"})
         check_quantization(config)
         read_config(config)
     return config
@@ -51,24 +54,37 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """A checkpoint's safetensors files, from its index if it has one.
+    """A checkpoint's `model*.safetensors` files: those in its index, or all without one.
+
+    If the index is stale, `model.safetensors` alone. Other files, such as
+    `consolidated.safetensors`, hold copies of the weights or other models.
 
     Raises:
         ModelError: there are no files, or a file in the index is missing.
     """
-    if (folder / INDEX_FILE).exists():
-        names = sorted(set(_read_weight_map(folder).values()))
-        missing = [name for name in names if not (folder / name).exists()]
+    names = sorted(file.name for file in folder.glob(WEIGHT_FILES))
+    if has_stale_index(folder):
+        names = [COMPLETE_FILE]
+    elif (folder / INDEX_FILE).exists():
+        listed = _indexed_files(folder)
+        missing = sorted(listed - set(names))
         if missing:
             raise ModelError(
                 f"{folder} lacks {summarize(missing)}, listed in {INDEX_FILE}; "
                 "download the model again."
             )
-    else:
-        names = sorted(file.name for file in folder.glob("model*.safetensors"))
+        names = sorted(listed) or names
     if not names:
         raise ModelError(f"{folder} has no model*.safetensors file; it is not a model folder.")
     return [resolve_file(folder, name) for name in names]
+
+
+def has_stale_index(folder: Path) -> bool:
+    """Whether the index lists only files other than `model.safetensors`, which exists."""
+    if not (folder / INDEX_FILE).exists() or not (folder / COMPLETE_FILE).exists():
+        return False
+    listed = _indexed_files(folder)
+    return bool(listed) and COMPLETE_FILE not in listed
 
 
 def read_tensor_headers(folder: Path) -> dict[str, TensorInfo]:
@@ -87,11 +103,6 @@ def read_tensor_headers(folder: Path) -> dict[str, TensorInfo]:
                     "download the model again."
                 )
             tensors[name], file_of[name] = tensor, file.name
-        if len(tensors) > MAX_TENSORS:
-            raise ModelError(
-                f"{folder} has more than {MAX_TENSORS:,} tensors, the limit for any model; "
-                "download it again."
-            )
     return tensors
 
 
@@ -100,14 +111,12 @@ def weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
-def _read_weight_map(folder: Path) -> dict[str, str]:
-    """Reads the index: tensor name -> name of a file within the folder."""
+def _indexed_files(folder: Path) -> set[str]:
+    """Names of the weight files in the index; others, such as sidecars, are ignored."""
     listed = read_json(folder, INDEX_FILE).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
         raise ModelError(
             f"{folder / INDEX_FILE} has no weight_map from tensor names to file names; "
             "download it again."
         )
-    for name in set(listed.values()):
-        check_file_name(folder, name)
-    return listed
+    return {x for x in listed.values() if fnmatch(x, WEIGHT_FILES) and is_plain_file_name(x)}

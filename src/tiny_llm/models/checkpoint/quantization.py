@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import short_repr
-from ..families.config_fields import invalid_field, positive_int, reject_unknown_fields
+from ..families.config_fields import invalid_field, positive_int
 
 Shape = tuple[int, ...]
 
@@ -71,21 +71,23 @@ class Quantization:
 
 
 def check_quantization(config: Mapping[str, Any]) -> None:
-    """Raises ValueError for an unsupported default or per-layer format."""
+    """Raises ValueError for another library's format or an unsupported MLX format."""
     for name in ("quantization", "quantization_config"):
         if not isinstance(config.get(name), dict | None):
             raise invalid_field(name, config[name], "an object")
-    quantization = config.get("quantization") or {}
-    overrides = {
-        name: value for name, value in quantization.items() if isinstance(value, dict | bool)
-    }
-    known = {"group_size", "bits", "mode", *overrides}
+    quantization, other = config.get("quantization"), config.get("quantization_config")
+    if quantization is None and other:
+        method = other.get("quant_method") or other.get("quant_algo") or "another library"
+        raise ValueError(
+            f"its weights are quantized by {short_repr(method)}, which is not an MLX format; use a "
+            "checkpoint converted to MLX, for example from mlx-community, or convert the "
+            "unquantized model with `mlx_lm.convert -q`"
+        )
+    quantization = quantization or {}
+    overrides = {name: value for name, value in quantization.items() if isinstance(value, dict)}
     for path, fields in {"": quantization, **overrides}.items():
-        if isinstance(fields, bool):
-            continue
         try:
             Quantization.from_config(fields)
-            reject_unknown_fields(fields, known, "the quantization of config.json")
         except ValueError as error:
             layer = f" of {short_repr(path)}" if path else ""
             raise ValueError(f"invalid quantization{layer}: {error}") from error

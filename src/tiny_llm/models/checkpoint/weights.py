@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 
+from ...errors import summarize
 from ...kernels.prepack import WeightLocations
 from ..families.config import DecoderConfig
 from ..families.registry import read_config
@@ -48,13 +49,15 @@ class TreeNode(Module):
 class CheckpointModel(Module):
     """Root of the weight tree: `model`, `lm_head` unless tied, `mtp` if loaded.
 
-    `weight_locations` holds the file locations of arrays not yet read.
+    `weight_locations` holds the file locations of arrays not yet read; `num_skipped` counts tensors
+    of a vision tower or an MTP layer.
     """
 
     def __init__(self, args: DecoderConfig, parts: Mapping[str, Any]):
         super().__init__()
         self.args = args
         self.weight_locations = WeightLocations()
+        self.num_skipped = 0
         for name, part in parts.items():
             setattr(self, name, part)
 
@@ -64,17 +67,10 @@ class CheckpointModel(Module):
         return self.model.layers
 
 
-def is_supported_format(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint is unquantized, or quantized in an MLX format."""
-    if config.get("quantization") is not None:
-        return True
-    return not config.get("quantization_config") and not (folder / "hf_quant_config.json").exists()
-
-
 def read_checkpoint(
     folder: Path, config: Mapping[str, Any], rank_shard: RankShard | None = None, mtp: bool = False
 ) -> CheckpointModel:
-    """Reads a checkpoint's weights lazily; requires `is_supported_format`.
+    """Reads a checkpoint's weights lazily.
 
     Raises:
         ValueError: the config is invalid, or a tensor is missing, unexpected or has a wrong shape
@@ -105,6 +101,7 @@ def read_checkpoint(
     formats = _check_tensors(weights, args, converted_quantization(config.get("quantization")))
     check_dtypes({source: stored[source] for source in names.values()})
     model = build_model_tree(args, weights, formats)
+    model.num_skipped = len(loaded) - len(names)
     for name in weights.keys() & unchanged:
         tensor = stored[names[name]]
         if rank_shard is None:
@@ -144,22 +141,37 @@ def _check_tensors(
 ) -> dict[str, Quantization]:
     """Checks all names and shapes; returns the quantized layers' formats."""
     formats: dict[str, Quantization] = {}
-    known = set()
+    expected: dict[str, Shape] = {}
     for path, matrix in matrix_shapes(args):
         found = _quantization(path, matrix, weights, quantization)
         if found is not None:
             formats[path] = found
         for name, shape in (found.shapes(matrix) if found else {"weight": matrix}).items():
-            _check_shape(weights, f"{path}.{name}", shape, found)
-            known.add(f"{path}.{name}")
-    for name, shape in vector_shapes(args):
-        _check_shape(weights, name, shape)
-        known.add(name)
-    unknown = sorted(weights.keys() - known)
-    if unknown:
-        raise ValueError(
-            f"{unknown[0]} is not a tensor of a {args.model_type} model with this config"
+            expected[f"{path}.{name}"] = shape
+    expected.update(vector_shapes(args))
+    for name, shape in expected.items():
+        if name in weights and weights[name].shape != shape:
+            form = formats.get(name.rpartition(".")[0])
+            why = f" for {form.bits} bits in groups of {form.group_size}" if form else ""
+            raise ValueError(
+                f"{name} has shape {_format_shape(weights[name].shape)}, expected "
+                f"{_format_shape(shape)}{why}"
+            )
+    missing = [name for name in expected if name not in weights]
+    unknown = sorted(weights.keys() - expected.keys())
+    reasons = []
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        reasons.append(
+            f"{summarize(missing, 5)} {verb} missing from the checkpoint; its config implies shape "
+            f"{_format_shape(expected[missing[0]])}"
         )
+    if unknown:
+        noun = "is not a tensor" if len(unknown) == 1 else "are not tensors"
+        model = f"a {args.model_type} model with this config"
+        reasons.append(f"{summarize(unknown, 5)} {noun} of {model}")
+    if reasons:
+        raise ValueError("; ".join(reasons))
     return formats
 
 
@@ -195,22 +207,6 @@ def _quantization(
         return common
     inferred = Quantization(I // scales.shape[-1], weight.shape[-1] * 32 // I)
     return inferred if inferred.shapes(matrix)["weight"] == weight.shape else common
-
-
-def _check_shape(
-    weights: Mapping[str, mx.array], name: str, shape: Shape, found: Quantization | None = None
-) -> None:
-    if name not in weights:
-        raise ValueError(
-            f"{name} is missing from the checkpoint; its config implies shape "
-            f"{_format_shape(shape)}"
-        )
-    if weights[name].shape != shape:
-        why = f" for {found.bits} bits in groups of {found.group_size}" if found else ""
-        raise ValueError(
-            f"{name} has shape {_format_shape(weights[name].shape)}, expected "
-            f"{_format_shape(shape)}{why}"
-        )
 
 
 def _format_shape(shape: Shape) -> str:

@@ -1,6 +1,6 @@
 """Decoder configuration, common to all model families."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ...errors import short_repr
 from .config_fields import Fields, invalid_field, positive_int
@@ -107,6 +107,7 @@ class DecoderConfig:
     delta_net: DeltaNetConfig | None = None
     sliding_window: SlidingWindow | None = None
     has_mtp: bool = False
+    ignored_fields: tuple[str, ...] = field(default=(), compare=False)  # to report when loading
 
     @property
     def mtp_config(self) -> "DecoderConfig":
@@ -167,8 +168,8 @@ def check_mtp_fields(fields: Fields, is_hybrid: bool) -> None:
 def _delta_net_layers(fields: Fields) -> tuple[int, ...]:
     """Indices of the Gated DeltaNet layers: at least one layer, but not all."""
     num_layers, types = positive_int(fields, "num_hidden_layers"), fields.get("layer_types")
+    interval = positive_int(fields, "full_attention_interval", 4)
     if types is None:
-        interval = positive_int(fields, "full_attention_interval", 4)
         types = [
             DELTA_NET_LAYER if (i + 1) % interval else ATTENTION_LAYER for i in range(num_layers)
         ]

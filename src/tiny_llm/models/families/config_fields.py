@@ -1,9 +1,12 @@
 """Validated access to fields of `config.json`.
 
-A missing or invalid field raises ValueError, whose message names the field.
+A missing or invalid field raises ValueError, whose message names the field. So does a field that is
+known to change the computation in a way that no family here implements (`UNSUPPORTED`). All other
+unknown fields are ignored, and reported when the model is loaded.
 """
 
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from typing import Any
 
 from ...errors import short_repr
@@ -14,25 +17,161 @@ MAX_INT32 = 2**31 - 1  # the kernels index arrays with int32
 MAX_NUMBER = 1e30  # leaves a margin below float32's maximum of 3e38
 
 # Families whose config nests the language model's fields in `text_config`, next to vision fields.
-NESTED_FAMILIES = ("qwen3_5", "qwen3_5_moe")
-VISION_FIELDS = (
-    "vision_config",
-    "image_token_id",
-    "video_token_id",
-    "vision_start_token_id",
-    "vision_end_token_id",
+NESTED_FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
+
+# Fields that change the computation: (what they change, neutral values, names). Null is neutral.
+# Each element of a list must be neutral. Collected from the models of transformers and mlx_lm.
+UNSUPPORTED: tuple[tuple[str, tuple[Any, ...], tuple[str, ...]], ...] = (
+    (
+        "caps scores, logits or activations",
+        (0,),
+        (
+            *("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "softcap"),
+            *("output_logit_soft_cap", "moe_router_logit_softcapping", "clip_qkv", "swiglu_limit"),
+        ),
+    ),
+    (
+        "scales embeddings, residuals, activations or logits",
+        (1, False),
+        (
+            *("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"),
+            *("lm_head_multiplier", "output_multiplier", "key_multiplier", "mlp_multipliers"),
+            *("attention_in_multiplier", "attention_out_multiplier", "attention_value_scale"),
+            *("embedding_scale", "scale_emb", "scale_embedding", "embeddings_scale_by_sqrt_dim"),
+            *("scale_depth", "dim_model_base", "mup_enabled", "routed_scaling_factor"),
+            *("moe_routed_scaling_factor", "residual_scale"),
+        ),
+    ),
+    (
+        "changes the scale of attention scores",
+        (0,),
+        (
+            *("qk_scale_factor", "softmax_scale", "attn_temperature_tuning", "use_logn_attn"),
+            *("llama_4_scaling_beta", "scale_attn_by_inverse_layer_idx"),
+        ),
+    ),
+    (
+        "adds attention sinks",
+        (0,),
+        (
+            *("use_attention_sinks", "attention_sink", "learnable_sink"),
+            *("add_swa_attention_sink_bias", "add_full_attention_sink_bias"),
+        ),
+    ),
+    ("lets tokens attend to later ones", (0,), ("use_bidirectional_attention", "bidirectional")),
+    ("lets tokens attend to later ones", (True,), ("is_causal",)),
+    (
+        "limits or shares some layers' attention",
+        (0,),
+        (
+            *("attention_chunk_size", "sliding_window_pattern", "num_kv_shared_layers", "use_cla"),
+            *("cla_share_factor", "enable_depth_attention", "loop_window_size"),
+        ),
+    ),
+    ("runs layers several times", (1,), ("num_loops", "loop_num", "total_ut_steps")),
+    (
+        "gates the attention's output",
+        (0,),
+        ("headwise_attn_output_gate", "elementwise_attn_output_gate", "use_attention_gate"),
+    ),
+    (
+        "computes attention and MLP in parallel",
+        (0,),
+        ("use_parallel_residual", "parallel_attn", "parallel_residual"),
+    ),
+    (
+        "removes RoPE from some layers or adds another position encoding",
+        (0,),
+        ("no_rope_layer_interval", "alibi", "use_alibi", "use_dynamic_ntk", "layer_rope_theta"),
+    ),
+    ("removes RoPE from some layers", (1,), ("no_rope_layers",)),
+    ("replaces RoPE", ("rope", "rotary"), ("position_embedding_type",)),
+    (
+        "changes which features RoPE rotates together",
+        (0,),
+        ("rope_interleave", "rope_interleaved", "rope_traditional", "rope_local_base_freq"),
+    ),
+    ("rotates a part of each head", (1,), ("rotary_pct",)),
+    (
+        "changes or adds norms",
+        ("rms_norm", "rmsnorm", "RMSNorm", False),
+        ("norm_type", "normalization_type", "post_norm", "use_sandwich_norm", "use_gemma_norm"),
+    ),
+    ("normalizes the LM head or its logits", (0,), ("norm_head", "norm_softmax")),
+    (
+        "replaces the activation function",
+        ("silu", "swish"),
+        ("hidden_activation", "activation_function", "activation", "mlp_hidden_act"),
+    ),
+    ("changes the router", ("softmax",), ("scoring_func", "moe_router_activation_func")),
+    ("changes the router", (0, 1), ("n_group", "topk_group")),
+    ("adds embeddings to each layer", (0,), ("hidden_size_per_layer_input", "ple_embed_dim")),
 )
+
+# Ignored without a report: fields about training, generation, files and other models.
+METADATA = (
+    *("_*", "*_token_id", "*dtype", "*dropout", "*version", "*name*", "vision_*", "unsloth_*"),
+    *("mtp_*", "output_*", "quantization*", "architectures", "attn_implementation"),
+    *("initializer_range", "keys_to_ignore_at_inference", "pretraining_tp", "router_aux_loss_coef"),
+    *("tokenizer_class", "use_cache"),
+)
+EMPTY: tuple[Any, ...] = (None, False, 0, "", [], {})
+
+
+class ReadFields(dict[str, Any]):
+    """Fields that record which names were read."""
+
+    def __init__(self, fields: Fields):
+        super().__init__(fields)
+        self.names_read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names_read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Value of a field; the default if missing."""
+        self.names_read.add(name)
+        return super().get(name, default)
+
+    def ignored(self) -> list[str]:
+        """Names of the unread fields with a value, other than `METADATA`."""
+        return [
+            name
+            for name, value in self.items()
+            if name not in self.names_read
+            and value not in EMPTY
+            and not any(fnmatch(name, pattern) for pattern in METADATA)
+        ]
+
+
+def reject_unsupported(fields: Fields, **neutral: Any) -> None:
+    """Rejects the fields in `UNSUPPORTED` unless neutral.
+
+    Args:
+        neutral: neutral values that depend on the model, by name.
+    """
+    rows = (*UNSUPPORTED, *(("changes attention", (v,), (name,)) for name, v in neutral.items()))
+    for change, allowed, names in rows:
+        for name in names:
+            value = fields.get(name)
+            parts = value if isinstance(value, list) else [value]
+            if not all(part is None or part in allowed for part in parts):
+                raise ValueError(
+                    f"config.json has {name} {short_repr(value)}, which {change}; this is not "
+                    "implemented"
+                )
 
 
 def text_fields(config: Fields) -> Fields:
     """The language model's fields: the outer ones, overridden by `text_config`.
 
-    For `NESTED_FAMILIES`, the vision tower's fields are dropped. Other configs, and configs without
-    `text_config`, are returned unchanged.
+    As in transformers, the outer `tie_word_embeddings` counts: the inner one may be a default.
+    Configs of families other than `NESTED_FAMILIES`, and those without `text_config`, are returned
+    unchanged.
 
     Raises:
-        ValueError: `text_config` is not an object, has another family, or contradicts an outer
-            field.
+        ValueError: `text_config` is not an object, or has another family.
     """
     family, text = config.get("model_type"), config.get("text_config")
     if family not in NESTED_FAMILIES or text is None:
@@ -44,15 +183,10 @@ def text_fields(config: Fields) -> Fields:
             f"config.json has model_type {short_repr(text['model_type'])} in text_config, expected "
             f"'{family}_text'"
         )
-    tied, outer_tied = text.get("tie_word_embeddings"), config.get("tie_word_embeddings")
-    if None not in (tied, outer_tied) and tied != outer_tied:
-        raise ValueError(
-            f"config.json has tie_word_embeddings {short_repr(outer_tied)} and, in text_config, "
-            f"{short_repr(tied)}; they must be equal"
-        )
-    dropped = ("text_config", *VISION_FIELDS)
-    outer = {name: value for name, value in config.items() if name not in dropped}
+    outer = {name: value for name, value in config.items() if name != "text_config"}
     inner = {name: value for name, value in text.items() if value is not None}
+    if outer.get("tie_word_embeddings") is not None:
+        inner["tie_word_embeddings"] = outer["tie_word_embeddings"]
     return {**outer, **inner, "model_type": family}
 
 
@@ -122,13 +256,3 @@ def non_negative_ints(fields: Fields, name: str) -> list[int] | None:
     if not isinstance(value, list) or not all(type(x) is int and x >= 0 for x in value):
         raise invalid_field(name, value, "a list of non-negative integers")
     return value
-
-
-def reject_unknown_fields(fields: Fields, known: set[str], where: str = "config.json") -> None:
-    """Rejects unknown fields, unless their value is null, false or empty."""
-    for name, value in fields.items():
-        if name not in known and value not in (None, False, [], {}, ""):
-            raise ValueError(
-                f"{where} has an unknown field, {name} {short_repr(value)}; it is rejected because "
-                "it may change what the model computes"
-            )

@@ -1,7 +1,6 @@
 """Model family registry: conversion of `config.json` to `DecoderConfig`.
 
-All quirks of Hugging Face configs are normalized here. Unknown fields are rejected, because they
-may change the computation.
+All quirks of Hugging Face configs are normalized here.
 """
 
 from collections.abc import Mapping
@@ -11,13 +10,14 @@ from typing import Any, Literal
 from .config import DecoderConfig, DeltaNetConfig, MoEConfig, SlidingWindow, check_mtp_fields
 from .config_fields import (
     Fields,
+    ReadFields,
     boolean,
     invalid_field,
     non_negative_int,
     non_negative_ints,
     positive_float,
     positive_int,
-    reject_unknown_fields,
+    reject_unsupported,
     text_fields,
 )
 from .rope import RopeFields, RopeScaling
@@ -40,16 +40,25 @@ class Family:
     window: WindowKind = "none"
     head_dim: int | None = None  # default of `head_dim`; None for hidden_size / num_attention_heads
     has_experts: bool = False
+    norm_topk_prob: bool = False  # default of `norm_topk_prob`
     # Whether some layers are Gated DeltaNets and the remaining ones gated attention.
     is_hybrid: bool = False
 
 
 HYBRID = Family(qk_norm=True, bias="switched", head_dim=256, is_hybrid=True)
-HYBRID_MOE = replace(HYBRID, has_experts=True)
+HYBRID_MOE = replace(HYBRID, has_experts=True, norm_topk_prob=True)
+# The language models of Qwen3-VL. A text token has the same position in all sections of their RoPE,
+# so text alone is computed as by Qwen3.
+QWEN3_VL = Family(qk_norm=True, bias="switched", head_dim=128)
+QWEN3_VL_MOE = Family(qk_norm=True, bias="switched", has_experts=True, norm_topk_prob=True)
 
 FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(qk_norm=True, bias="switched", window="by_layer", head_dim=128),
     "qwen3_moe": Family(qk_norm=True, bias="switched", window="switched", has_experts=True),
+    "qwen3_vl": QWEN3_VL,
+    "qwen3_vl_text": QWEN3_VL,
+    "qwen3_vl_moe": QWEN3_VL_MOE,
+    "qwen3_vl_moe_text": QWEN3_VL_MOE,
     "qwen2": Family(bias="qkv", window="by_layer"),
     "llama": Family(bias="switched", mlp_bias=True),
     "mistral": Family(window="always"),
@@ -84,65 +93,23 @@ MAX_HEAD_DIM = 256
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ACTIVATIONS = ("silu", "swish")  # two names for one function
 
-SUPPORTED_FIELDS = {
-    *("model_type", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "rms_norm_eps"),
-    *("rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings", "attention_bias"),
-    *("mlp_bias", "hidden_act", "use_sliding_window", "sliding_window", "max_window_layers"),
-    "layer_types",
-}
-
-MOE_FIELDS = {
-    "num_experts",
-    "num_local_experts",  # newer configs' name for `num_experts`
-    *("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step"),
-    "mlp_only_layers",
-    "router_aux_loss_coef",  # for training only, like the next field
-    "output_router_logits",
-}
-
-HYBRID_FIELDS = {
-    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
-    *("linear_value_head_dim", "linear_conv_kernel_dim", "full_attention_interval"),
-    "attn_output_gate",
-    "output_gate_type",  # activation of Gated DeltaNet's output gate
-    "partial_rotary_factor",
-    "mamba_ssm_dtype",  # ignored: the recurrent state is always float32
-    *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
-}
 HYBRID_PARTIAL_ROTARY_FACTOR = 0.25  # default of `partial_rotary_factor`
-
-# Fields ignored here, because other modules read them or they do not affect the computation.
-IGNORED_FIELDS = {
-    *("architectures", "attention_dropout", "attn_implementation", "bos_token_id", "dtype"),
-    *("eos_token_id", "initializer_range", "keys_to_ignore_at_inference", "name_or_path"),
-    "pad_token_id",
-    "pretraining_tp",  # splits matmuls without changing their result
-    *("quantization", "quantization_config", "tokenizer_class", "torch_dtype"),
-    *("transformers_version", "unk_token_id", "use_cache"),
-}
-IGNORED_PREFIXES = ("_", "unsloth_")
 
 
 def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
     """Parses a `config.json`, or an `mlx_lm` model's args.
 
     Raises:
-        ValueError: the family is unknown or has no MTP layer, or a field is unknown, missing or
+        ValueError: the family is unknown or has no MTP layer, or a field is unsupported, missing or
             invalid; the message names it.
     """
-    config = text_fields(config)
-    family = family_of(config)
-    fields = {
-        name: value
-        for name, value in config.items()
-        if name not in IGNORED_FIELDS and not name.startswith(IGNORED_PREFIXES)
-    }
-    reject_unknown_fields(fields, _supported_fields(family))
+    fields = ReadFields(text_fields(config))
+    family = family_of(fields)
     if fields.get("hidden_act", "silu") not in ACTIVATIONS:
         raise invalid_field("hidden_act", fields["hidden_act"], "'silu'")
     E, H_q = positive_int(fields, "hidden_size"), positive_int(fields, "num_attention_heads")
     D = _head_dim(fields, family, E, H_q)
+    _reject_unsupported(fields, family, D)
     H = positive_int(fields, "num_key_value_heads", H_q)
     if H_q % H != 0:
         expected = f"a multiple of num_key_value_heads, {H}"
@@ -152,15 +119,17 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
     if (attention_bias and family.bias != "switched") or (mlp_bias and not family.mlp_bias):
         name = "attention_bias" if attention_bias and family.bias != "switched" else "mlp_bias"
         raise ValueError(
-            f"config.json has {name} true, which {config['model_type']} does not support"
+            f"config.json has {name} true, which {fields['model_type']} does not support"
         )
     output_gate_type = fields.get("output_gate_type") or "silu"
     if output_gate_type not in ACTIVATIONS:
         raise invalid_field("output_gate_type", output_gate_type, "'silu'")
-    partial = HYBRID_PARTIAL_ROTARY_FACTOR if family.is_hybrid else None
-    rope = RopeFields.from_config(fields, partial)
+    rope = RopeFields.from_config(fields, HYBRID_PARTIAL_ROTARY_FACTOR if family.is_hybrid else 1)
+    if rope.partial_rotary_factor != 1 and not family.is_hybrid:
+        raise invalid_field("partial_rotary_factor", rope.partial_rotary_factor, "1 in this family")
     context = positive_int(fields, "max_position_embeddings")
-    scaling = RopeScaling.from_fields(rope.scaling, context)
+    rope_fields = ReadFields(rope.scaling)
+    scaling = RopeScaling.from_fields(rope_fields, context)
     if scaling is not None:
         context = scaling.scaled_context(context)
     if mtp:
@@ -169,7 +138,7 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
     experts = _experts(fields, family, num_layers) if family.has_experts else None
     window = None if family.is_hybrid else _sliding_window(fields, family, num_layers)
     return DecoderConfig(
-        model_type=config["model_type"],
+        model_type=fields["model_type"],
         hidden_size=E,
         num_hidden_layers=num_layers,
         intermediate_size=_intermediate_size(fields, experts),
@@ -193,6 +162,7 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         # A window at least as long as the context has no effect, so it is dropped.
         sliding_window=None if window is None or window.size >= context else window,
         has_mtp=mtp,
+        ignored_fields=(*fields.ignored(), *(f"rope_scaling.{x}" for x in rope_fields.ignored())),
     )
 
 
@@ -217,13 +187,18 @@ def family_of(config: Fields) -> Family:
     return FAMILIES[model_type]
 
 
-def _supported_fields(family: Family) -> set[str]:
-    known = SUPPORTED_FIELDS | (MOE_FIELDS if family.has_experts else set())
+def _reject_unsupported(fields: Fields, family: Family, head_dim: int) -> None:
+    """`reject_unsupported` with the family's own values as neutral."""
+    neutral: dict[str, Any] = {
+        "query_pre_attn_scalar": head_dim,
+        "attention_multiplier": head_dim**-0.5,
+        "rotary_dim": head_dim,
+    }
     if not family.is_hybrid:
-        return known
-    if family.has_experts:
-        known = known | {"shared_expert_intermediate_size"}
-    return (known | HYBRID_FIELDS) - {"use_sliding_window", "sliding_window"}
+        neutral["attn_output_gate"] = False
+    for name in ("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"):
+        neutral[name] = family.qk_norm
+    reject_unsupported(fields, **neutral)
 
 
 def _intermediate_size(fields: Fields, experts: MoEConfig | None) -> int:
@@ -238,13 +213,14 @@ def _sliding_window(fields: Fields, family: Family, num_layers: int) -> SlidingW
     types = fields.get("layer_types")
     if types is not None and not (isinstance(types, list) and all(t in LAYER_TYPES for t in types)):
         raise invalid_field("layer_types", types, f"a list of {' or '.join(LAYER_TYPES)}")
-    size, first = fields.get("sliding_window", DEFAULT_WINDOW), 0
+    size = fields.get("sliding_window", DEFAULT_WINDOW)
+    first = non_negative_int(fields, "max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
+    if family.window != "by_layer":
+        first = 0
     if family.window == "none" or (
         family.window != "always" and not boolean(fields, "use_sliding_window")
     ):
         size = None
-    if family.window == "by_layer":
-        first = non_negative_int(fields, "max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
     layers = frozenset(range(first, num_layers))
     if size is None:
         layers = frozenset()
@@ -281,7 +257,7 @@ def _experts(fields: Fields, family: Family, num_layers: int) -> MoEConfig:
         num_experts,
         top_k,
         positive_int(fields, "moe_intermediate_size"),
-        boolean(fields, "norm_topk_prob", family.is_hybrid),
+        boolean(fields, "norm_topk_prob", family.norm_topk_prob),
         frozenset(layers),
         shared,
     )

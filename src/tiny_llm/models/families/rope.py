@@ -24,26 +24,17 @@ from .config_fields import (
     Fields,
     boolean,
     invalid_field,
-    non_negative_ints,
     positive_float,
     positive_int,
-    reject_unknown_fields,
+    reject_unsupported,
 )
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# Fields of each type, besides type and factor.
-FIELDS_BY_TYPE = {
-    "linear": ("original_max_position_embeddings",),
-    "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": (
-        *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
-        *("mscale", "mscale_all_dim", "truncate"),
-    ),
-}
+ROPE_TYPES = ("default", "mrope", "linear", "llama3", "yarn")
 
 
-# Multimodal RoPE sections; ignored, because a text token has the same position in all sections.
-MROPE_FIELDS = ("mrope_section", "mrope_interleaved")
+# Fields beside those of `RopeScaling`. Sections of multimodal RoPE are ignored, because a text
+# token has the same position in all of them.
+OTHER_FIELDS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 
 
 @dataclass(frozen=True)
@@ -51,30 +42,36 @@ class RopeFields:
     """RoPE fields of a `config.json`; newer configs group them in one object."""
 
     theta: float  # RoPE's base
-    scaling: Mapping[str, Any] | None  # fields for `RopeScaling.from_fields`
+    scaling: Fields  # fields for `RopeScaling.from_fields`
     partial_rotary_factor: float = 1.0  # fraction of each head's features that RoPE rotates
 
     @classmethod
-    def from_config(cls, fields: Fields, partial: float | None) -> "RopeFields":
-        """Parses the fields, with `partial` as default of `partial_rotary_factor`.
+    def from_config(cls, fields: Fields, partial: float = 1.0) -> "RopeFields":
+        """Parses the fields; grouped ones take precedence, as in transformers.
 
-        `partial` is None for families that rotate all features and have no multimodal sections.
+        `partial` is the default of `partial_rotary_factor`.
         """
-        grouped = fields.get("rope_parameters") or {}
-        if not isinstance(grouped, Mapping):
-            raise invalid_field("rope_parameters", grouped, "an object")
-        base = grouped if fields.get("rope_theta") is None and "rope_theta" in grouped else fields
-        theta, scaling = positive_float(base, "rope_theta", 10000.0), fields.get("rope_scaling")
-        scaling = grouped or None if scaling is None else scaling
-        if partial is None:
-            return cls(theta, scaling)
-        if isinstance(scaling, Mapping):
-            non_negative_ints(scaling, "mrope_section")
-            boolean(scaling, "mrope_interleaved")
-            fields = {**fields, **scaling}
-            read = (*MROPE_FIELDS, "partial_rotary_factor")
-            scaling = {name: value for name, value in scaling.items() if name not in read} or None
-        return cls(theta, scaling, positive_float(fields, "partial_rotary_factor", partial))
+        grouped = {name: fields.get(name) or {} for name in ("rope_scaling", "rope_parameters")}
+        for name, group in grouped.items():
+            if not isinstance(group, Mapping):
+                raise invalid_field(name, group, "an object")
+            if any(isinstance(value, Mapping) for value in group.values()):
+                raise invalid_field(name, group, "the same RoPE in all layers")
+        groups = [*grouped.values(), fields]
+
+        def first(name: str) -> Any:
+            values = [group.get(name) for group in groups]
+            return next((value for value in values if value is not None), None)
+
+        found = {name: first(name) for name in ("rope_theta", "partial_rotary_factor")}
+        scaling = {
+            x: value for x, value in (groups[0] or groups[1]).items() if x not in OTHER_FIELDS
+        }
+        original = "original_max_position_embeddings"
+        if fields.get(original) is not None:
+            scaling[original] = fields[original]
+        theta = positive_float(found, "rope_theta", 10000.0)
+        return cls(theta, scaling, positive_float(found, "partial_rotary_factor", partial))
 
     def rotary_dim(self, head_dim: int) -> int | None:
         """Number of rotated features per head; None for all."""
@@ -105,28 +102,17 @@ class RopeScaling:
     truncate: bool = True  # whether yarn's ramp bounds are rounded to integer pair indices
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any] | None, context: int) -> "RopeScaling | None":
+    def from_fields(cls, fields: Fields, context: int) -> "RopeScaling | None":
         """Parses `rope_scaling` or `rope_parameters`; None for plain RoPE.
 
         `context` is `max_position_embeddings`.
         """
-        if fields is None:
-            return None
-        if not isinstance(fields, Mapping):
-            raise invalid_field("rope_scaling", fields, "an object")
         # Old configs use `type`, newer ones `rope_type`.
         rope_type = fields.get("rope_type") or fields.get("type") or "default"
         if rope_type not in ROPE_TYPES:
             raise invalid_field("rope_scaling type", rope_type, f"one of {', '.join(ROPE_TYPES)}")
-        known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"}
-        reject_unknown_fields(
-            fields, known.union(FIELDS_BY_TYPE.get(rope_type, ())), "rope_scaling of config.json"
-        )
-        if positive_float(fields, "partial_rotary_factor", 1.0) != 1:
-            raise ValueError(
-                "config.json has a partial_rotary_factor, which this family does not support"
-            )
-        if rope_type == "default":
+        reject_unsupported(fields)
+        if rope_type in ("default", "mrope"):
             return None
         factor = positive_float(fields, "factor")
         original = positive_int(fields, "original_max_position_embeddings", context)

@@ -1,14 +1,18 @@
 """Checkpoint layout conversion, to the names and shapes of MLX's text models.
 
-All families with experts:
-
-    experts.0.up_proj, experts.1.up_proj, …    stacked: switch_mlp.up_proj
-
-Hybrid families:
+All families:
 
     model.language_model.*                     model.*
     language_model.model.*, *.mtp.*            model.*, mtp.*
+    layers.*, language_model.layers.*          model.layers.*, also embed_tokens and norm
+
+All families with experts:
+
+    experts.0.up_proj, experts.1.up_proj, …    stacked: switch_mlp.up_proj
     experts.gate_up_proj                       split: switch_mlp.gate_proj, up_proj
+
+Hybrid families:
+
     in_proj_qkvz, in_proj_ba                   split: in_proj_qkv, in_proj_z; in_proj_b, in_proj_a
     conv1d C×1×K (Hugging Face)                C×K×1 (MLX), for C channels and kernel size K
     norm w, applied as 1 + w (Hugging Face)    1 + w (MLX)
@@ -26,14 +30,17 @@ from ...kernels.prepack import QUANTIZED_ARRAYS
 from .config import DecoderConfig, DeltaNetConfig
 from .expert_matmul import PROJECTIONS
 
-# Name prefixes in checkpoints with a vision tower -> replacements.
+# Name prefixes in checkpoints -> replacements; the first match counts.
 TEXT_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "language_model.mtp.": "mtp.",
+    # Embedding models are saved without the LM head and the "model." prefix.
+    **{f"language_model.{part}.": f"model.{part}." for part in ("embed_tokens", "layers", "norm")},
+    **{f"{part}.": f"model.{part}." for part in ("embed_tokens", "layers", "norm")},
 }
-VISION_PREFIXES = ("model.visual.", "vision_tower.")
+VISION_PREFIXES = ("model.visual.", "visual.", "vision_tower.")
 MTP_PREFIX = "mtp."  # multi-token prediction layer
 # Norms that Hugging Face stores as w and applies as 1 + w.
 ZERO_CENTERED_NORMS = (
@@ -51,15 +58,7 @@ def text_tensor_name(name: str) -> str:
 
 
 def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str, str]:
-    """Maps the names of MLX's text model to tensor names in the checkpoint.
-
-    Only hybrid families have `TEXT_PREFIXES` and skipped tensors.
-    """
-    if config.delta_net is None:
-        stored = list(stored)
-        # Embedding models are saved without the LM head and the "model." prefix.
-        prefix = "" if any(name.startswith("model.") for name in stored) else "model."
-        return {prefix + name: name for name in stored}
+    """Maps the names of MLX's text model to tensor names in the checkpoint."""
     names: dict[str, str] = {}
     for name in stored:
         if is_skipped(name, config.has_mtp):
@@ -85,8 +84,8 @@ def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
     Args:
         config: config of the full model, even for a shard.
     """
+    _split_gate_up(weights, config)
     if config.delta_net is not None:
-        _split_gate_up(weights, config)
         split_fused_projections(weights, config.delta_net)
         _convert_hugging_face(weights, config.delta_net)
 
@@ -135,17 +134,24 @@ def _moe_layers(config: DecoderConfig) -> list[tuple[str, int]]:
 
 
 def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
-    """Splits gate_up_proj X×2I×E; moves it and down_proj X×E×I to `switch_mlp`."""
+    """Splits gate_up_proj X×2I×E; moves it and down_proj X×E×I to `switch_mlp`.
+
+    Qwen3-VL's checkpoints on the hub have the transposed matrices, X×E×2I and X×I×E.
+    """
     for mlp, _ in _moe_layers(config):
-        experts, stacked = (f"{mlp}.{name}" for name in ("experts", "switch_mlp"))
-        gate_up = weights.pop(f"{experts}.gate_up_proj", None)
-        if gate_up is not None and gate_up.ndim == 3:
-            gate, up = mx.split(gate_up, 2, axis=1)
-            weights[f"{stacked}.gate_proj.weight"] = gate
-            weights[f"{stacked}.up_proj.weight"] = up
-        down = weights.pop(f"{experts}.down_proj", None)
-        if down is not None:
-            weights[f"{stacked}.down_proj.weight"] = down
+        assert config.experts is not None
+        E, I = config.hidden_size, config.experts.intermediate_size
+        for fused, O, inputs in (("gate_up_proj", 2 * I, E), ("down_proj", E, I)):
+            matrices = weights.get(f"{mlp}.experts.{fused}")
+            if matrices is None or sorted(matrices.shape[1:]) != sorted((O, inputs)):
+                continue  # a wrong shape is reported later, under the fused name
+            del weights[f"{mlp}.experts.{fused}"]
+            is_vl = config.model_type.startswith("qwen3_vl")
+            if is_vl if inputs == O else matrices.shape[1] == inputs:
+                matrices = matrices.swapaxes(1, 2)
+            parts = ("gate_proj", "up_proj") if fused == "gate_up_proj" else (fused,)
+            for part, matrix in zip(parts, mx.split(matrices, len(parts), axis=1), strict=True):
+                weights[f"{mlp}.switch_mlp.{part}.weight"] = matrix
 
 
 def split_fused_projections(weights: dict[str, mx.array], config: DeltaNetConfig) -> None:

@@ -6,16 +6,20 @@ A pooling model computes its result at the prompt's last token:
     score    the softmax over "yes" and "no" as the next token (Qwen3-Reranker)
 """
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
 
-from ..checkpoint.safe_io import read_json
+from ...errors import short_repr
+from ..checkpoint.safe_io import check_file_name, read_json, read_text
 from ..families.decoder import Decoder
 
 Task = Literal["generate", "embed", "score"]
 TASKS: tuple[Task, ...] = ("generate", "embed", "score")
+
+MODULES_FILE = "modules.json"  # list of a sentence-transformers model's modules
 
 # Prompt template that Qwen3-Reranker was trained with.
 SCORE_TEMPLATE = (
@@ -49,17 +53,31 @@ def detect_task(folder: Path) -> Task:
     """Task: "embed" with a sentence-transformers pooling layer, else "generate".
 
     Raises:
-        ValueError: the checkpoint uses a pooling mode other than last-token pooling.
+        ValueError: a pooling mode other than last-token pooling, or a module of unknown effect.
     """
-    pooling = folder / "1_Pooling"
-    if not (folder / "modules.json").is_file() or not (pooling / "config.json").is_file():
+    if not (folder / MODULES_FILE).is_file():
         return "generate"
-    config = read_json(pooling, "config.json")
-    modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
-    if modes != ["pooling_mode_lasttoken"]:
+    modules = json.loads(read_text(folder, MODULES_FILE))
+    if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
+        raise ValueError(f"{MODULES_FILE} is not a list of objects")
+    paths = {str(each.get("type")).rpartition(".")[2]: str(each.get("path")) for each in modules}
+    if "Pooling" not in paths:
+        return "generate"
+    unknown = sorted(paths.keys() - {"Transformer", "Pooling", "Normalize"})
+    if unknown:
         raise ValueError(
-            f"1_Pooling/config.json has {', '.join(modes) or 'no pooling mode'}, expected "
-            "pooling_mode_lasttoken only"
+            f"{MODULES_FILE} has a module of type {short_repr(unknown[0])}, expected only "
+            "Transformer, Pooling and Normalize"
+        )
+    check_file_name(folder, paths["Pooling"])
+    config = read_json(folder / paths["Pooling"], "config.json")
+    # sentence-transformers 6 stores the mode's name, older versions a flag for each mode.
+    modes = [config["pooling_mode"]] if config.get("pooling_mode") else []
+    modes += [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
+    if modes not in (["lasttoken"], ["pooling_mode_lasttoken"]):
+        found = ", ".join(map(str, modes)) or "no pooling mode"
+        raise ValueError(
+            f"{paths['Pooling']}/config.json has {found}, expected pooling_mode_lasttoken only"
         )
     return "embed"
 

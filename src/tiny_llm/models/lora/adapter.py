@@ -1,4 +1,4 @@
-"""LoRA adapter loading, from an untrusted folder."""
+"""LoRA adapter loading, from a folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,13 +7,18 @@ from pathlib import Path
 import mlx.core as mx
 
 from ...errors import short_repr
-from ..checkpoint.layout import MAX_TENSORS
 from ..checkpoint.safe_io import ModelError, model_errors, resolve_file
 from ..checkpoint.safetensors_header import FLOAT_DTYPES, TensorInfo, read_header
 from ..checkpoint.sharding import BY_COLUMN, RankShard
 from ..checkpoint.tensor_shapes import matrix_shapes
 from ..families.config import DecoderConfig
-from ..families.tensor_layout import split_fused_projections, split_names, text_tensor_name
+from ..families.tensor_layout import (
+    VISION_PREFIXES,
+    split_fused_projections,
+    split_names,
+    text_tensor_name,
+)
+from ..hub import stderr_console
 from ..memory import total_memory
 from .adapter_config import AdapterConfig, read_adapter_config
 
@@ -51,24 +56,27 @@ def read_adapter(
             "`mlx_lm.lora` or PEFT."
         )
     with model_errors(f"the adapter in {folder} cannot be loaded", RuntimeError):
-        adapter = _read(folder, model, dtype)
+        is_first = rank_shard is None or rank_shard.rank == 0
+        adapter = _read(folder, model, dtype, report=is_first)
     if rank_shard is None:
         return adapter
     return {layer: _shard(layer, full, rank_shard) for layer, full in adapter.items()}
 
 
-def _read(folder: Path, model: DecoderConfig, dtype: mx.Dtype) -> Adapter:
+def _read(folder: Path, model: DecoderConfig, dtype: mx.Dtype, report: bool) -> Adapter:
     config = read_adapter_config(folder, model)
     file = resolve_file(folder, config.file)
-    tensors = read_header(file)
+    stored = read_header(file)
+    tensors = {name: each for name, each in stored.items() if not _is_vision(name, config)}
+    if len(tensors) < len(stored) and report:
+        message = f"{folder}: skipped {len(stored) - len(tensors)} tensors of the vision tower."
+        stderr_console().print(message, soft_wrap=True, markup=False)
     size, used, memory = file.stat().st_size, mx.get_active_memory(), total_memory()
     if used + size > memory:  # `used` includes the model and the adapters loaded earlier
         raise ValueError(
             f"it needs {size:,} bytes of memory in addition to {used:,} in use, but this machine "
             f"has {memory:,}"
         )
-    if len(tensors) > MAX_TENSORS:
-        raise ValueError(f"it has more than {MAX_TENSORS:,} tensors")
     names = _check_tensors(tensors, config, model)
     loaded: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
     matrices: dict[str, LoraMatrices] = {}
@@ -83,6 +91,11 @@ def _read(folder: Path, model: DecoderConfig, dtype: mx.Dtype) -> Adapter:
             raise ValueError(f"{name_a} or {name_b} has values that are NaN, infinite or too large")
         matrices.update(_split(layer, a, b, model))
     return matrices
+
+
+def _is_vision(name: str, config: AdapterConfig) -> bool:
+    split = config.split_name(name)
+    return split is not None and split[0].startswith(VISION_PREFIXES)
 
 
 def _check_tensors(

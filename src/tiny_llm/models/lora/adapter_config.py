@@ -38,6 +38,8 @@ PEFT_UNSUPPORTED = (
     "arrow_config",
     "use_qalora",
 )
+# Values of `init_lora_weights`, or their prefixes, that also change the base model's weights.
+CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,11 @@ def read_adapter_config(folder: Path, model: DecoderConfig) -> AdapterConfig:
     if not (folder / CONFIG_FILE).exists():
         raise ValueError(f"it has no {CONFIG_FILE}")
     fields = read_json(folder, CONFIG_FILE)
-    return _peft_config(fields) if "peft_type" in fields else _mlx_config(fields, model)
+    config = _peft_config(fields) if "peft_type" in fields else _mlx_config(fields, model)
+    if config.rank > model.hidden_size:
+        # Each layer has hidden_size inputs or outputs, so a higher rank would only cost memory.
+        raise _invalid("rank", config.rank, f"at most the model's hidden_size, {model.hidden_size}")
+    return config
 
 
 def _mlx_config(fields: Mapping[str, Any], model: DecoderConfig) -> AdapterConfig:
@@ -113,6 +119,13 @@ def _peft_config(fields: Mapping[str, Any]) -> AdapterConfig:
             )
     if fields.get("bias", "none") != "none":
         raise _invalid("bias", fields["bias"], "'none'")
+    init = fields.get("init_lora_weights")
+    if isinstance(init, str) and init.lower().startswith(CHANGING_INITS):
+        raise ValueError(
+            f"{CONFIG_FILE} has init_lora_weights {short_repr(init)}, which changes the base "
+            "model's weights, too; save the adapter with PEFT's "
+            "path_initial_model_for_weight_conversion, or merge it into the model"
+        )
     rank = _rank(fields, "r")
     divisor = math.sqrt(rank) if fields.get("use_rslora") else rank
     scale = _number(fields, "lora_alpha") / divisor

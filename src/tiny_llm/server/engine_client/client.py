@@ -11,7 +11,7 @@ from typing import Any
 
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
-from ..http.errors import ApiError, bad_request, current_record
+from ..http.errors import ApiError, bad_request, context_length_error, current_record
 from ..settings import Settings
 from .engine_thread import CommandQueue
 from .lifecycle import Lifecycle, Phase
@@ -36,6 +36,9 @@ from .messages import (
 from .metrics import Metrics, add_totals
 from .output_queue import Coalescer, coalescing_delay
 from .request_handle import ENGINE_FAILED, RequestHandle
+
+# Log-probabilities of prompt tokens per request; this many take 0.15 s to convert and encode.
+MAX_PROMPT_LOGPROBS = 2**16
 
 
 class EngineClient:
@@ -98,12 +101,14 @@ class EngineClient:
         Raises:
             ApiError: 503 if the server is not ready, 429 if the queue is full, 400 if a prompt
                 is empty or leaves no room for output, or if the request alone exceeds the queue's
-                capacity.
+                capacity or `MAX_PROMPT_LOGPROBS`.
         """
         self.check_ready()
         assert self.engine_info is not None
         for prompt in prompts:
             self.check_prompt_length(len(prompt))
+        if params.prompt_logprobs is not None:
+            _check_prompt_logprobs(sum(map(len, prompts)) * params.n, params.prompt_logprobs + 1)
         num_completions = len(prompts) * params.n
         capacity = self.engine_info.max_num_seqs + self.settings.max_queue
         if num_completions > capacity:
@@ -307,15 +312,14 @@ class EngineClient:
         if num_tokens == 0:
             raise bad_request("The prompt is empty; it must contain at least one token.")
         if num_tokens >= max_seq_len:
-            raise ApiError(
-                400,
-                # OpenAI and Anthropic clients match this text, then shorten the prompt.
-                f"The prompt is too long: {num_tokens} tokens > {max_seq_len - 1} maximum; this "
-                f"model's maximum context length is {max_seq_len} tokens, at least one of them for "
-                "the output.",
-                code="context_length_exceeded",
-                details={
-                    "n_prompt_tokens": num_tokens,
-                    "n_ctx": max_seq_len,
-                },  # field names of llama.cpp's server
-            )
+            raise context_length_error(num_tokens, max_seq_len)
+
+
+def _check_prompt_logprobs(num_tokens: int, per_token: int) -> None:
+    if num_tokens * per_token > MAX_PROMPT_LOGPROBS:
+        raise bad_request(
+            f"The prompts have {num_tokens} tokens with {per_token} log-probabilities each; a "
+            f"request may have {MAX_PROMPT_LOGPROBS} log-probabilities of prompt tokens. Send "
+            "fewer prompts, or request fewer alternatives.",
+            "prompt_logprobs",
+        )

@@ -305,7 +305,13 @@ def _engine_ready(llm: LLM) -> messages.EngineReady:
     # One more than the KV cache holds, because the last token's keys and values are never stored.
     capacity = config.max_tokens_in_pages + 1
     max_seq_len = min(config.max_seq_len, capacity)
-    return messages.EngineReady(llm.vocab_size, max_seq_len, config.max_num_seqs, llm.describe())
+    return messages.EngineReady(
+        llm.vocab_size,
+        max_seq_len,
+        config.max_num_seqs,
+        llm.describe(),
+        llm.runner.target.model.hidden_size,
+    )
 
 
 def _engine_stats(llm: LLM) -> messages.EngineStats:

@@ -99,6 +99,7 @@ class EngineReady:
     max_seq_len: int  # tokens of prompt plus completion: min(context length, KV cache tokens + 1)
     max_num_seqs: int
     config: Mapping[str, Any]  # for display
+    hidden_size: int = 0  # size of embeddings
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+from ...errors import UserError
 from ..http.errors import ApiError
 from ..settings import ModelSpec, Settings
 from .client import EngineClient
@@ -36,6 +38,7 @@ class ModelEngine:
         ref_count: number of requests using the model, which is unloaded only at 0.
         last_used: `time.monotonic()` at the last load or change of `ref_count`.
         is_closing: whether the model is about to be unloaded and accepts no new requests.
+        memory_bytes: memory requirement as of the last load.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class ModelEngine:
         self.ref_count = 0
         self.last_used = time.monotonic()
         self.is_closing = False
+        self.memory_bytes = 0
         self._open_renderer = open_renderer
         self._waiters: list[asyncio.Future[None]] = []
         self._unused = asyncio.Event()
@@ -150,7 +154,8 @@ class ModelEngine:
         renderer: Any = results[0]
         error = client.load_error
         if error is None and isinstance(renderer, BaseException):
-            log.error("the tokenizer cannot be opened", exc_info=renderer)
+            if not isinstance(renderer, UserError):
+                log.error("the tokenizer cannot be opened", exc_info=renderer)
             error = f"the tokenizer cannot be opened: {renderer}"
             if self.is_loaded:
                 await client.unload()
@@ -217,15 +222,14 @@ class ModelRegistry:
             except TimeoutError:
                 await self._unload_idle()
                 continue
-            if engine.needs_loading:
-                await self._make_room(engine)
+            error = await self._make_room(engine) if engine.needs_loading else None
             if engine.needs_loading:  # clients may have disconnected in the meantime
-                await self._load(engine)
+                await self._load(engine, error)
             self._queued.remove(engine)
 
-    async def _load(self, engine: ModelEngine) -> None:
+    async def _load(self, engine: ModelEngine, error: str | None) -> None:
         started = time.monotonic()
-        error = await engine.load()
+        error = error or await engine.load()
         if error is None:
             seconds = time.monotonic() - started
             log.info("ready: the model is %s (loaded in %.2f s)", engine.name, seconds)
@@ -244,17 +248,25 @@ class ModelRegistry:
             )
         )
 
-    async def _make_room(self, engine: ModelEngine) -> None:
-        """Unloads models until `engine` fits in the memory budget."""
+    async def _make_room(self, engine: ModelEngine) -> str | None:
+        """Unloads models until `engine` fits in the memory budget; returns why it does not."""
+        with suppress(UserError):  # `load` reports it
+            engine.memory_bytes = await asyncio.to_thread(engine.spec.memory_bytes)
         while self._max_memory is not None:
             loaded = [other for other in self._engines if other.is_loaded and other is not engine]
-            used = sum(other.spec.memory_bytes for other in loaded)
-            if used + engine.spec.memory_bytes <= self._max_memory:
-                return
+            used = sum(other.memory_bytes for other in loaded)
+            if used + engine.memory_bytes <= self._max_memory:
+                return None
             evictable = [other for other in loaded if other.is_evictable]
+            if not evictable:
+                return (
+                    f"it needs {engine.memory_bytes:,} bytes besides {used:,} of pinned models; "
+                    f"raise --max-memory {self._max_memory:,}."
+                )
             await self._unload(
                 min(evictable, key=lambda other: (other.ref_count > 0, other.last_used))
             )
+        return None
 
     async def _unload_idle(self) -> None:
         assert self._idle_unload is not None

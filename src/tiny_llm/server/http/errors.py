@@ -4,15 +4,16 @@ Client errors get a one-sentence explanation; details of internal errors are onl
 """
 
 import json
-import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.responses import Response
+
+from ...errors import escape_control_characters
 
 # Value of an error's `type` field in OpenAI's and in Anthropic's protocol, by HTTP status.
 ERROR_TYPES = {
@@ -48,13 +49,16 @@ class TokenCounts(Protocol):
 
 @dataclass
 class AccessRecord:
-    """One request's entry in the access log."""
+    """One request's entry in the access log, and the names of its ignored fields."""
 
+    path: str = ""
+    strict_fields: bool = False  # whether ignored fields are errors
     started_at: float = field(default_factory=time.monotonic)
     status: int = 499  # the value if the client disconnects before the response
     request_id: str = "-"
     error: str | None = None  # message of an error response, or of a stream's error event
     tokens: TokenCounts | None = None  # set once the request has been submitted to the engine
+    ignored_fields: Sequence[str] = ()
 
     def summary(self) -> str:
         """Request id, duration, token counts and error."""
@@ -69,7 +73,7 @@ class AccessRecord:
             if tokens.first_output_at is not None:
                 parts.append(f"ttft={tokens.first_output_at - self.started_at:.3f}")
         if self.error is not None:
-            parts.append(f"error: {single_line(self.error)}")
+            parts.append(f"error: {escape_control_characters(self.error, one_line=True)}")
         return " ".join(parts)
 
 
@@ -139,6 +143,20 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param, code)
 
 
+def context_length_error(num_tokens: int, max_seq_len: int, note: str = "") -> ApiError:
+    """Returns a 400 error for a prompt that leaves no room for output."""
+    return ApiError(
+        400,
+        # OpenAI and Anthropic clients match this text, then shorten the prompt.
+        f"The prompt is too long: {num_tokens} tokens > {max_seq_len - 1} maximum{note}; this "
+        f"model's maximum context length is {max_seq_len} tokens, at least one of them for the "
+        "output.",
+        code="context_length_exceeded",
+        # Field names of llama.cpp's server.
+        details={"n_prompt_tokens": num_tokens, "n_ctx": max_seq_len},
+    )
+
+
 class JsonResponse(Response):
     """JSON response. Lone surrogates, which UTF-8 cannot encode, become `?`."""
 
@@ -163,8 +181,3 @@ def request_id_headers() -> dict[str, str]:
 def to_json(content: Any) -> bytes:
     """Encodes as compact UTF-8 JSON."""
     return ENCODER.encode(content).encode("utf-8", "replace")
-
-
-def single_line(text: str) -> str:
-    """Escapes control characters and line separators, to prevent log injection."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", lambda found: repr(found[0])[1:-1], text)

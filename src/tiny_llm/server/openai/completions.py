@@ -13,10 +13,11 @@ from ..context import AppState, get_app_state
 from ..engine_client.request_handle import RequestHandle
 from ..http.errors import bad_request
 from ..http.openapi import ERROR_RESPONSES, streaming_route
+from ..protocol.base_schema import PromptIds
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
 from ..protocol.output_parser import OutputParser, ParsedOutput
 from ..protocol.prompts import check_token_ids
-from ..protocol.request_fields import INT64_MAX, PromptIds, SamplingFields
+from ..protocol.request_fields import INT64_MAX, SamplingFields
 from ..protocol.streaming import EventSourceResponse, full_response
 from .choices import ChoicesSerializer
 
@@ -38,16 +39,11 @@ class CompletionRequest(SamplingFields):
     max_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    suffix: str | None = None
     best_of: int | None = None
 
     def check_fields(self) -> None:
-        """Rejects unsupported fields and combinations of fields."""
+        """Rejects unsupported values and combinations of fields."""
         super().check_fields()
-        if self.suffix is not None:
-            raise bad_request(
-                "suffix is not supported: fill-in-the-middle is not implemented.", "suffix"
-            )
         if self.best_of not in (None, 1, self.n):
             raise bad_request(f"best_of must equal n, got {self.best_of}; omit it.", "best_of")
         if self.max_tokens == 0 and not self.echo:
@@ -136,7 +132,8 @@ class CompletionSerializer(ChoicesSerializer):
         self._n = n
         self._prompt_ids = [ids for ids, _ in encoded]
         self._wants_prompt_logprobs = body.num_prompt_logprobs is not None
-        self._prompt_logprobs: list[list[Any] | None] = [None] * len(encoded)  # by prompt
+        # By prompt, converted when they arrive: converting all at the end would block the loop.
+        self._prompt_logprobs: dict[int, list[Any] | None] = {}
         # By prompt: outputs held back until the prompt's logprobs arrive.
         self._pending: dict[int, list[StreamOutput]] = {}
         as_token_ids = bool(body.return_tokens_as_token_ids)
@@ -165,16 +162,12 @@ class CompletionSerializer(ChoicesSerializer):
         return {**self._envelope, "choices": choices, "usage": self._usage()}
 
     def _full_choice(self, index: int, text: str) -> dict[str, Any]:
-        number, body = index // self._n, self._body
-        prompt_ids = self._prompt_ids[number]
-        prompt_logprobs = prompt_logprobs_field(
-            self._prompts, prompt_ids, self._prompt_logprobs[number], body.prompt_logprobs
-        )
+        number = index // self._n
         return {
             **self._choice(index, text, self._outputs[index]),
-            "prompt_logprobs": prompt_logprobs,
+            "prompt_logprobs": self._prompt_logprobs.get(number),
             "token_ids": self._token_ids[index] if self._return_token_ids else None,
-            "prompt_token_ids": prompt_ids if self._return_token_ids else None,
+            "prompt_token_ids": self._prompt_ids[number] if self._return_token_ids else None,
         }
 
     def start_events(self) -> bytes:
@@ -234,11 +227,16 @@ class CompletionSerializer(ChoicesSerializer):
             output = replace(output, text="", token_ids=(), logprobs=None, finish_reason=reason)
         number = self._handle.prompt_index[output.request_id]
         first = number * self._n
-        if self._wants_prompt_logprobs and self._prompt_logprobs[number] is None:
+        if self._wants_prompt_logprobs and number not in self._prompt_logprobs:
             self._pending.setdefault(number, []).append(output)
             if output.prompt_logprobs is None:
                 return []
-            self._prompt_logprobs[number] = output.prompt_logprobs
+            self._prompt_logprobs[number] = prompt_logprobs_field(
+                self._prompts,
+                self._prompt_ids[number],
+                output.prompt_logprobs,
+                self._body.prompt_logprobs,
+            )
             if self._body.echo and self._body.logprobs is not None:
                 for logprobs in self._logprobs[first : first + self._n]:
                     logprobs.add_prompt(self._prompt_ids[number], output.prompt_logprobs)

@@ -3,19 +3,21 @@
 import base64
 import struct
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable
+from itertools import islice
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from ...engine.llm import POOLING_PARAMS
 from ...models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..context import AppState, get_app_state
-from ..http.errors import ApiError, JsonResponse, bad_request
+from ..http.errors import ApiError, JsonResponse, bad_request, request_id_headers, to_json
 from ..http.openapi import ERROR_RESPONSES
-from ..protocol.request_fields import PositiveInt, PromptIds, StrictModel
+from ..protocol.base_schema import PromptIds, RequestBody, RequestModel
+from ..protocol.request_fields import PositiveInt
 from ..protocol.streaming import CancelOnDisconnect
 
 MAX_INPUTS = 2048  # OpenAI's limit
@@ -24,7 +26,7 @@ GROUP_SIZE = 64  # maximum number of a request's prompts in the engine's queue
 router = APIRouter()
 
 
-class EmbeddingRequest(StrictModel):
+class EmbeddingRequest(RequestBody):
     """Body of an embedding request."""
 
     input: (
@@ -33,10 +35,8 @@ class EmbeddingRequest(StrictModel):
         | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
         | Annotated[list[PromptIds], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
     )
-    model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: PositiveInt | None = None
-    user: str | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """The inputs as a list, even if only one was given."""
@@ -46,20 +46,19 @@ class EmbeddingRequest(StrictModel):
         return list(given)
 
 
-class RerankDocument(StrictModel):
+class RerankDocument(RequestModel):
     """A document, given as an object."""
 
     text: str
 
 
-class RerankRequest(StrictModel):
+class RerankRequest(RequestBody):
     """Body of a reranking request, in Jina's and Cohere's format."""
 
     query: str
     documents: Annotated[
         list[str | RerankDocument], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
     ]
-    model: str | None = None
     top_n: PositiveInt | None = None
     return_documents: bool = True
     instruction: str | None = None
@@ -77,25 +76,18 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     server = get_app_state(request, body.model, "embed")
     lora = server.adapter_of(body.model)
     await server.wait_until_loaded(request)
-    vectors, num_tokens = await _pool(server, request, body.prompts(), lora)
-    if body.dimensions is not None and body.dimensions > len(vectors[0]):
-        raise bad_request(
-            f"dimensions must be at most {len(vectors[0])}, got {body.dimensions}.", "dimensions"
-        )
-    if body.dimensions is not None:
-        vectors = [_shortened(vector, body.dimensions) for vector in vectors]
-    as_base64 = body.encoding_format == "base64"
-    data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": _base64_floats(vector) if as_base64 else vector,
-        }
-        for index, vector in enumerate(vectors)
-    ]
+    _check_dimensions(server, body.dimensions)
+    parts, num_tokens = [b'{"object":"list","data":['], 0
+    async for vectors, num_group_tokens in _pool(server, request, body.prompts(), lora):
+        # In a worker, because a large vector takes milliseconds.
+        first = GROUP_SIZE * (len(parts) - 1)
+        parts.append(await server.prompts.run(_to_json_items, vectors, first, body))
+        num_tokens += num_group_tokens
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     model = lora or server.settings.model_name
-    return JsonResponse({"object": "list", "data": data, "model": model, "usage": usage})
+    parts.append(b"]," + to_json({"model": model, "usage": usage})[1:])
+    headers = {**request_id_headers(), "content-length": str(sum(map(len, parts)))}
+    return StreamingResponse(_each(parts), headers=headers, media_type="application/json")
 
 
 @router.post("/v1/rerank", tags=["OpenAI"], responses=ERROR_RESPONSES)
@@ -105,16 +97,19 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
     lora = server.adapter_of(body.model)
     await server.wait_until_loaded(request)
     texts, instruction = body.texts(), body.instruction or SCORE_INSTRUCTION
-    prompts = [
+    prompts = (
         SCORE_TEMPLATE.format(instruction=instruction, query=body.query, document=text)
         for text in texts
-    ]
-    vectors, num_tokens = await _pool(server, request, prompts, lora)
-    order = sorted(range(len(texts)), key=lambda index: -vectors[index][0])
+    )
+    scores, num_tokens = [], 0
+    async for vectors, num_group_tokens in _pool(server, request, prompts, lora):
+        scores += [score for [score] in vectors]
+        num_tokens += num_group_tokens
+    order = sorted(range(len(texts)), key=lambda index: -scores[index])
     results = [
         {
             "index": index,
-            "relevance_score": vectors[index][0],
+            "relevance_score": scores[index],
             **({"document": {"text": texts[index]}} if body.return_documents else {}),
         }
         for index in order[: body.top_n]
@@ -130,13 +125,15 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
 
 
 async def _pool(
-    server: AppState, request: Request, prompts: Sequence[str | list[int]], lora: str | None
-) -> tuple[list[list[float]], int]:
-    """Returns each prompt's embedding or score, and the number of prompt tokens."""
-    encoded = await server.prompts.run(_encode, server, prompts)
-    vectors: list[list[float]] = []
-    for first in range(0, len(encoded), GROUP_SIZE):
-        group_ids = encoded[first : first + GROUP_SIZE]
+    server: AppState, request: Request, prompts: Iterable[str | list[int]], lora: str | None
+) -> AsyncIterator[tuple[list[list[float]], int]]:
+    """Yields each group's embeddings or scores, and its number of prompt tokens.
+
+    Prompts are built and encoded in a worker, one group at a time, so that a request's memory does
+    not grow with the product of its query and its documents.
+    """
+    rest = iter(prompts)
+    while group_ids := await server.prompts.run(_encode, server, islice(rest, GROUP_SIZE)):
         handle = await server.submit(group_ids, POOLING_PARAMS, lora=lora)
         group: dict[int, list[float]] = {}
         with CancelOnDisconnect(request.receive, handle):
@@ -145,15 +142,42 @@ async def _pool(
                     group[handle.prompt_index[output.request_id]] = output.pooled or []
         if len(group) < len(handle.request_ids):
             raise ApiError(499, "The client has disconnected.")
-        vectors += [group[index] for index in range(len(group))]
-    return vectors, sum(map(len, encoded))
+        yield [group[index] for index in range(len(group))], sum(map(len, group_ids))
 
 
-def _encode(server: AppState, prompts: Sequence[str | list[int]]) -> list[list[int]]:
-    return [
-        server.prompts.encode(prompt, True) if isinstance(prompt, str) else prompt
-        for prompt in prompts
-    ]
+def _encode(server: AppState, prompts: Iterable[str | list[int]]) -> list[list[int]]:
+    """Encodes prompts; rejects one that is too long before it encodes the next."""
+    encoded = []
+    for prompt in prompts:
+        ids = server.prompts.encode(prompt, True) if isinstance(prompt, str) else prompt
+        server.engine_client.check_prompt_length(len(ids))
+        encoded.append(ids)
+    return encoded
+
+
+def _check_dimensions(server: AppState, dimensions: int | None) -> None:
+    info = server.engine_client.engine_info
+    if dimensions is not None and info is not None and dimensions > info.hidden_size:
+        raise bad_request(
+            f"dimensions must be at most {info.hidden_size}, got {dimensions}.", "dimensions"
+        )
+
+
+async def _each(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Yields parts of a body; sending hundreds of megabytes at once would block the loop."""
+    for part in parts:
+        yield part
+
+
+def _to_json_items(vectors: list[list[float]], first: int, body: EmbeddingRequest) -> bytes:
+    """Encodes embeddings as items of a JSON list; `first` is the first one's index."""
+    items = []
+    for index, vector in enumerate(vectors, first):
+        if body.dimensions is not None:
+            vector = _shortened(vector, body.dimensions)
+        embedding = _base64_floats(vector) if body.encoding_format == "base64" else vector
+        items.append(to_json({"object": "embedding", "index": index, "embedding": embedding}))
+    return (b"," if first else b"") + b",".join(items)
 
 
 def _shortened(vector: list[float], dimensions: int) -> list[float]:

@@ -6,32 +6,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..http.errors import ApiError, bad_request
+from ..http.errors import ApiError, bad_request, to_json
 
 Item = dict[str, Any]
 
-MAX_STORED_BYTES = 2**28  # maximum size of all stored items as JSON
+MAX_STORED_BYTES = 2**28  # of all stored conversations, each counted as a whole
+ITEM_BYTES = 200  # memory of a stored item, besides its JSON
 NOT_STORED = (
     "responses are not stored; send the whole conversation as input, or start the server with "
     "--response-store N"
 )
 
 
-@dataclass(frozen=True)
-class StoredResponse:
-    """A response with its conversation."""
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """An item as JSON, whose memory is known, unlike that of Python objects."""
 
-    conversation: Sequence[Item]  # all items, including those of earlier responses
-    new_items: Sequence[Item]  # the items that this response added
-    num_bytes: int  # size of `new_items` as JSON
+    data: bytes
+    id: str | None  # None for a client's item: clients may choose the same ids
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the item."""
+        return len(self.data) + ITEM_BYTES
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Items of a request's conversation."""
+    """Items of a request's conversation: the previous response's, then the request's."""
 
-    items: list[Item]  # stored items, then the request's items with references resolved
-    num_stored: int = 0  # number of leading items from the previous response's conversation
+    stored: Sequence[StoredItem]
+    new: Sequence[Item | StoredItem]  # stored items replace references
+
+    @property
+    def num_stored(self) -> int:
+        """Number of leading items from the previous response's conversation."""
+        return len(self.stored)
+
+    def items(self) -> list[Item]:
+        """Decodes the items."""
+        return [
+            json.loads(item.data) if isinstance(item, StoredItem) else item
+            for item in (*self.stored, *self.new)
+        ]
 
 
 class ResponseStore:
@@ -39,10 +56,10 @@ class ResponseStore:
 
     def __init__(self, capacity: int):
         self._capacity = capacity
-        # By response id, least recently used first.
-        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        # Conversations by response id, least recently used first.
+        self._responses: OrderedDict[str, Sequence[StoredItem]] = OrderedDict()
         # By item id: the latest response that contains the item, and the item.
-        self._items: dict[str, tuple[str, Item]] = {}
+        self._items: dict[str, tuple[str, StoredItem]] = {}
         self._num_bytes = 0
 
     @property
@@ -50,15 +67,25 @@ class ResponseStore:
         """Whether responses are stored."""
         return self._capacity > 0
 
-    def resolve(self, given: str | Sequence[Item], previous_id: str | None) -> Conversation:
+    def resolve(
+        self,
+        given: str | Sequence[Item],
+        previous_id: str | None,
+        max_bytes: int = MAX_STORED_BYTES,
+    ) -> Conversation:
         """Returns a request's conversation.
 
+        Args:
+            max_bytes: maximum memory of its stored items.
+
         Raises:
-            ApiError: the store is disabled, or a referenced response or item is not in it.
+            ApiError: the store is disabled, a referenced response or item is not in it, or the
+                stored items are too large.
         """
-        stored: Sequence[Item] = []
+        stored: Sequence[StoredItem] = []
         if previous_id is not None:
-            stored = self._find_response(previous_id).conversation
+            stored = self._find_response(previous_id)
+        new: Sequence[Item | StoredItem]
         if isinstance(given, str):
             new = [{"type": "message", "role": "user", "content": given}]
         else:
@@ -68,28 +95,40 @@ class ResponseStore:
                 else item
                 for number, item in enumerate(given)
             ]
-        return Conversation([*stored, *new], len(stored))
+        num_bytes = _num_bytes([*stored, *(item for item in new if isinstance(item, StoredItem))])
+        if num_bytes > max_bytes:
+            raise bad_request(
+                f"The stored items that the request refers to have {num_bytes} bytes, but a "
+                f"request may have {max_bytes}; start a new conversation, or send a shorter one "
+                "as input.",
+                "input",
+            )
+        return Conversation(stored, new)
 
     def add(self, response_id: str, conversation: Conversation, output: Sequence[Item]) -> None:
         """Stores a response; evicts the least recently used ones beyond the limits."""
-        new = [*conversation.items[conversation.num_stored :], *output]
-        items = [*conversation.items, *output]
-        response = StoredResponse(items, new, len(json.dumps(new)))
-        self._responses[response_id] = response
-        self._num_bytes += response.num_bytes
-        self._items.update({str(item["id"]): (response_id, item) for item in new if "id" in item})
+        items = [
+            *conversation.stored,
+            *(
+                item if isinstance(item, StoredItem) else StoredItem(to_json(item), None)
+                for item in conversation.new
+            ),
+            *(StoredItem(to_json(item), item.get("id")) for item in output),
+        ]
+        self._responses[response_id] = items
+        self._num_bytes += _num_bytes(items)
+        self._items.update({item.id: (response_id, item) for item in items if item.id})
         while len(self._responses) > self._capacity or self._num_bytes > MAX_STORED_BYTES:
             self._evict()
 
     def _evict(self) -> None:
-        response_id, response = self._responses.popitem(last=False)
-        self._num_bytes -= response.num_bytes
-        for item in response.new_items:
-            owner, _ = self._items.get(str(item.get("id")), ("", None))
-            if owner == response_id:
-                del self._items[str(item["id"])]
+        response_id, items = self._responses.popitem(last=False)
+        self._num_bytes -= _num_bytes(items)
+        for item in items:
+            if item.id and self._items.get(item.id, ("", item))[0] == response_id:
+                del self._items[item.id]
 
-    def _find_response(self, response_id: str) -> StoredResponse:
+    def _find_response(self, response_id: str) -> Sequence[StoredItem]:
         param = "previous_response_id"
         if not self.is_enabled:
             raise bad_request(f"previous_response_id is not supported: {NOT_STORED}.", param)
@@ -103,7 +142,7 @@ class ResponseStore:
         self._responses.move_to_end(response_id)
         return self._responses[response_id]
 
-    def _find_item(self, item_id: Any, path: str) -> Item:
+    def _find_item(self, item_id: Any, path: str) -> StoredItem:
         if not self.is_enabled:
             raise bad_request(f"{path} references a stored item: {NOT_STORED}.", path)
         if not isinstance(item_id, str):
@@ -116,3 +155,7 @@ class ResponseStore:
                 path,
             )
         return self._items[item_id][1]
+
+
+def _num_bytes(items: Sequence[StoredItem]) -> int:
+    return sum(item.num_bytes for item in items)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
-from ..context import AppState, get_app_state
+from ..context import AppState, get_app_state, get_app_states, max_body_bytes
 from ..engine_client.request_handle import RequestHandle
 from ..http.errors import ApiError
 from ..http.openapi import ERROR_RESPONSES, streaming_route
@@ -41,7 +41,8 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         structured_outputs=body.constraint(),
     )
     store: ResponseStore = request.app.state.response_store
-    conversation = store.resolve(body.input, body.previous_response_id)
+    max_bytes = max_body_bytes(get_app_states(request))
+    conversation = store.resolve(body.input, body.previous_response_id, max_bytes)
     prompt = await server.prompts.run(_render_prompt, server, body, conversation)
     handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled, lora)
     serializer = ResponseSerializer(server, body, handle, prompt, params, store, conversation)
@@ -57,7 +58,8 @@ async def count_input_tokens(body: ResponsesRequest, request: Request) -> dict[s
     body.check_fields()
     await server.wait_until_loaded(request)
     store: ResponseStore = request.app.state.response_store
-    conversation = store.resolve(body.input, body.previous_response_id)
+    max_bytes = max_body_bytes(get_app_states(request))
+    conversation = store.resolve(body.input, body.previous_response_id, max_bytes)
     prompt = await server.prompts.run(_render_prompt, server, body, conversation)
     return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
 
@@ -65,7 +67,7 @@ async def count_input_tokens(body: ResponsesRequest, request: Request) -> dict[s
 def _render_prompt(
     server: AppState, body: ResponsesRequest, conversation: Conversation
 ) -> ChatPrompt:
-    messages = to_chat_messages(conversation.items, body.instructions, conversation.num_stored)
+    messages = to_chat_messages(conversation.items(), body.instructions, conversation.num_stored)
     return server.prompts.render_chat(messages, body.usable_tools, body.template_variables())
 
 
@@ -179,13 +181,10 @@ class ResponseSerializer:
             "incomplete_details": {"reason": "max_output_tokens"} if self._is_incomplete else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "max_tool_calls": body.max_tool_calls,
             "model": self._handle.model_name,
             "output": self._items.items if is_done else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "prompt_cache_key": body.prompt_cache_key,
-            "safety_identifier": body.safety_identifier,
             "reasoning": {"effort": body.effort, "summary": None},
             "service_tier": "default",
             "store": self._is_stored,

@@ -66,7 +66,7 @@ async def metrics(request: Request) -> Response:
     clients = [state.engine_client for state in get_app_states(request)]
     stats = {client.settings.model_name: client.stats for client in clients}
     memory = {
-        state.settings.model_name: state.engine.spec.memory_bytes
+        state.settings.model_name: state.engine.memory_bytes
         for state in get_app_states(request)
         if state.engine.is_loaded
     }

@@ -27,7 +27,7 @@ struct PlanesLayout {
     int group_bytes;    // bytes of b per group: 16, 32, 64 or 128
     int parts;          // per vector: 2 for 4-bit weights, 1 for 8-bit weights
     int planes;         // the high and low bytes, or only the low bytes
-    int64_t rows;       // rows of integers, one or two per row of a
+    int64_t rows;       // M
     int block_rows;
     int64_t blocks;  // blocks of rows; the last may be partial
     // Offsets in scratch, in bytes, of Factors::step and Factors::sum: groups × (blocks ·
@@ -43,7 +43,7 @@ struct PlanesLayout {
           group_bytes(job.group_size * job.bits / 8),
           parts(8 / job.bits),
           planes(planes),
-          rows(job.M * rows_of_integers(job)),
+          rows(job.M),
           block_rows(block_rows),
           blocks((rows + block_rows - 1) / block_rows),
           steps_offset(tile_offset(vectors, 0, 0, 0)),
@@ -137,7 +137,7 @@ inline void plane_bytes(const RoundedGroup& rounded, int group_size, bool high, 
     }
 }
 
-// Writes one group of a row of integers, and its factors, to scratch.
+// Writes one group of a row, and its factors, to scratch.
 inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout,
                        const RoundedGroup& rounded, int64_t row, int64_t g, char* scratch) {
     const int64_t at = g * layout.blocks * layout.block_rows + row;
@@ -161,14 +161,11 @@ inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout
 // Prepares rows first_row … last_row − 1 of a; the last row also zero-fills the rest of its block.
 inline void prepare_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, char* scratch,
                          int64_t first_row, int64_t last_row) {
-    const int integer_rows = rows_of_integers(job);
     for (int64_t g = 0; g < layout.groups; g++) {
         for (int64_t m = first_row; m < last_row; m++) {
-            RoundedGroup rounded[MAX_ROWS_OF_INTEGERS];
+            RoundedGroup rounded;
             round_group(job, m, g, rounded);
-            for (int i = 0; i < integer_rows; i++) {
-                pack_group(job, layout, rounded[i], m * integer_rows + i, g, scratch);
-            }
+            pack_group(job, layout, rounded, m, g, scratch);
         }
         if (last_row == job.M) {
             const RoundedGroup zeros = {};

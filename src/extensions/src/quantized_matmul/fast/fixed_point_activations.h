@@ -33,22 +33,21 @@ inline bool multiplies_high_low_bytes([[maybe_unused]] const QuantizedMatmulJob&
 #endif
 }
 
-// Activations as R rows of integers, R = M · rows_of_integers. The integers are ordered by group,
-// then by row.
+// Activations as integers, ordered by group, then by row.
 struct Activations {
-    int64_t R, group_size;
+    int64_t M, group_size;
     int64_t row_words;  // words per group of a row
-    Word* integers;     // groups × R × row_words, in the order of the store_… functions below
-    Factors* factors;   // groups × R
+    Word* integers;     // groups × M × row_words, in the order of the store_… functions below
+    Factors* factors;   // groups × M
 
     Activations(const QuantizedMatmulJob& job, void* scratch)
-        : R(job.M * rows_of_integers(job)),
+        : M(job.M),
           group_size(job.group_size),
           row_words(group_size / (multiplies_bytes(job) ? 4 : 2)),
           integers(static_cast<Word*>(scratch)),
-          factors(reinterpret_cast<Factors*>(integers + job.I / group_size * R * row_words)) {}
+          factors(reinterpret_cast<Factors*>(integers + job.I / group_size * M * row_words)) {}
 
-    Word* words(int64_t g, int64_t row) const { return integers + (g * R + row) * row_words; }
+    Word* words(int64_t g, int64_t row) const { return integers + (g * M + row) * row_words; }
 };
 
 typedef int32_t FourInts __attribute__((vector_size(16)));
@@ -114,20 +113,16 @@ inline void store_high_low_bytes(const RoundedGroup& rounded, int group_size, in
 }
 
 void prepare_group(const QuantizedMatmulJob& job, const Activations& to, int64_t m, int64_t g) {
-    RoundedGroup rounded[MAX_ROWS_OF_INTEGERS];
+    RoundedGroup rounded;
     round_group(job, m, g, rounded);
-    const int rows = rows_of_integers(job);
-    for (int row = 0; row < rows; row++) {
-        const int64_t at = g * to.R + m * rows + row;
-        to.factors[at] = rounded[row].factors;
-        Word* out = to.words(g, m * rows + row);
-        if (multiplies_bytes(job)) {
-            store_bytes(rounded[row], job.group_size, job.bits, out);
-        } else if (multiplies_high_low_bytes(job)) {
-            store_high_low_bytes(rounded[row], job.group_size, job.bits, out);
-        } else {
-            store_shorts(rounded[row], job.group_size, job.bits, reinterpret_cast<int16_t*>(out));
-        }
+    to.factors[g * to.M + m] = rounded.factors;
+    Word* out = to.words(g, m);
+    if (multiplies_bytes(job)) {
+        store_bytes(rounded, job.group_size, job.bits, out);
+    } else if (multiplies_high_low_bytes(job)) {
+        store_high_low_bytes(rounded, job.group_size, job.bits, out);
+    } else {
+        store_shorts(rounded, job.group_size, job.bits, reinterpret_cast<int16_t*>(out));
     }
 }
 

@@ -2,8 +2,7 @@
 //
 // The step is a power of two, so only A is rounded. It is the smallest with |A| < 255/128 · 2¹⁴, so
 // that A = 256 · high + low fits two signed bytes, for the kernels that multiply bytes.
-// quantized_matmul_fixed_point_simd.cpp bounds the error. float16 (11 bits) uses a second row of
-// integers for the remainder, with steps 2¹⁵ times smaller. A group with NaN or infinity has a step
+// quantized_matmul_fixed_point_simd.cpp bounds the error. A group with NaN or infinity has a step
 // of NaN.
 //
 // The integers, and therefore their sums of products, are the same on every instruction set.
@@ -17,20 +16,14 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int MAX_GROUP = 128;
-constexpr int MAX_ROWS_OF_INTEGERS = 2;
 
-// Rows of integers per row of a: a float16 row is the sum of two.
-inline int rows_of_integers(const QuantizedMatmulJob& job) {
-    return job.format == Format::float16 && job.activation_bits == 16 ? 2 : 1;
-}
-
-// Factors of a group of a row of integers.
+// Factors of a group of a row.
 struct Factors {
     float step;
     float sum;  // step · Σ A
 };
 
-// One group of a row of integers.
+// One group of a row.
 struct RoundedGroup {
     Ints integers[MAX_GROUP / LANES];  // in the order of the group's elements
     Factors factors;
@@ -46,25 +39,11 @@ inline int largest_magnitude(const Floats* a, int count) {
     return max(largest);
 }
 
-// Rounds `count` vectors of a, in units of the step, to integers; the remainders are written back
-// to a.
-inline void round_once(Floats* a, int count, float step, RoundedGroup& rounded) {
-    const Floats magic = splat(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
-    Ints sums = {};
-    for (int v = 0; v < count; v++) {
-        const Floats shifted = a[v] + magic;
-        rounded.integers[v] = as_ints(shifted) - as_ints(magic);
-        sums += rounded.integers[v];
-        a[v] -= shifted - magic;
-    }
-    rounded.factors = {step, step * static_cast<float>(sum(sums))};
-}
-
 // Step of 16-bit integers, and its inverse: powers of two, so that only the division by the step
 // rounds.
 inline void step_of_16_bits(int largest, float* step, float* inverse) {
     int exponent = (largest + 0x10000) >> 23;  // a mantissa ≥ 255/128 rounds up to 2
-    exponent = exponent < 30 ? 30 : exponent;  // keeps the steps of both rows normal
+    exponent = exponent < 30 ? 30 : exponent;  // keeps the step normal
     *inverse = bits_to_float(static_cast<uint32_t>(254 + 14 - exponent) << 23);
     *step = bits_to_float(static_cast<uint32_t>(exponent - 14) << 23);
 }
@@ -78,9 +57,9 @@ inline void step_of_8_bits(int largest, float* step, float* inverse) {
     *inverse = 127.0f / magnitude;
 }
 
-// Rounds group g of row m to rows_of_integers(job) rows of integers.
+// Rounds group g of row m to integers.
 inline void round_group(const QuantizedMatmulJob& job, int64_t m, int64_t g,
-                        RoundedGroup* rounded) {
+                        RoundedGroup& rounded) {
     Floats a[MAX_GROUP / LANES];
     const int count = job.group_size / LANES;
     for (int v = 0; v < count; v++) {
@@ -90,18 +69,16 @@ inline void round_group(const QuantizedMatmulJob& job, int64_t m, int64_t g,
     const bool finite = largest < 0x7f800000;
     float step, inverse;
     (job.activation_bits == 8 ? step_of_8_bits : step_of_16_bits)(largest, &step, &inverse);
+    const Floats magic = splat(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
+    Ints sums = {};
     for (int v = 0; v < count; v++) {
-        a[v] = finite ? a[v] * inverse : Floats{};
+        const Floats shifted = (finite ? a[v] * inverse : Floats{}) + magic;
+        rounded.integers[v] = as_ints(shifted) - as_ints(magic);
+        sums += rounded.integers[v];
     }
-    for (int row = 0; row < rows_of_integers(job); row++) {
-        round_once(a, count, step, rounded[row]);
-        if (!finite) {
-            rounded[row].factors = {__builtin_nanf(""), __builtin_nanf("")};
-        }
-        step *= 0x1p-15f;
-        for (int v = 0; v < count; v++) {
-            a[v] *= 0x1p15f;
-        }
+    rounded.factors = {step, step * static_cast<float>(sum(sums))};
+    if (!finite) {
+        rounded.factors = {__builtin_nanf(""), __builtin_nanf("")};
     }
 }
 

@@ -203,10 +203,7 @@ inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f)
             return;
         }
 #endif
-        // With BF16, quantized_matmul_avx512.cpp multiplies 4-bit weights by 16-bit activations.
-        if constexpr (!USES_BF16_DOT || OfShorts::PARTS == Integers<8>::PARTS) {
-            f.template operator()<OfShorts>();
-        }
+        f.template operator()<OfShorts>();
     };
     if (job.biases == nullptr) {
         call.template operator()<FloatingPoint, ByteFloatingPoint>();

@@ -174,21 +174,17 @@ __attribute__((always_inline)) inline void multiply(const char* activations, int
     _tile_stored(0, out.sums[0][0], VECTOR);
 }
 
-// Rounds and stores the totals of blocks of rows, starting at first_block. A float16 row is the sum
-// of two rows of integers.
+// Rounds and stores the totals of blocks of rows, starting at first_block.
 void store_totals(const AmxPanel& panel, int64_t first_block, int64_t blocks) {
     const QuantizedMatmulJob& job = *panel.job;
     const PlanesLayout& layout = panel.layout;
-    const int integer_rows = rows_of_integers(job);
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t first = (first_block + block) * layout.block_rows;
-        for (int64_t r = 0; r < layout.block_rows && first + r < layout.rows; r += integer_rows) {
-            const int64_t out = (first + r) / integer_rows * job.O + panel.first;
+        for (int64_t r = 0; r < layout.block_rows && first + r < layout.rows; r++) {
+            const int64_t out = (first + r) * job.O + panel.first;
             for (int tile = 0; tile < PANEL_TILES && tile * TILE_SIDE < panel.outputs; tile++) {
-                const Floats* row_totals =
-                    panel.totals + (block * PANEL_TILES + tile) * layout.block_rows + r;
                 const Floats total =
-                    integer_rows == 2 ? row_totals[0] + row_totals[1] : row_totals[0];
+                    panel.totals[(block * PANEL_TILES + tile) * layout.block_rows + r];
                 if (panel.outputs - tile * TILE_SIDE >= TILE_SIDE) {
                     store(job.out, out + tile * TILE_SIDE, job.format, total);
                 } else {
@@ -265,14 +261,13 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
 
 bool are_few(const QuantizedMatmulJob& job) {
     const bool allows_more = job.prepacked && job.activation_bits != 8;
-    return job.M * rows_of_integers(job) <= (allows_more ? FEW_PREPACKED_ROWS : FEW_ROWS);
+    return job.M <= (allows_more ? FEW_PREPACKED_ROWS : FEW_ROWS);
 }
 
 // Layout with the fewest rows per tile (4, 8 or 16) that fit all rows in one tile if possible,
 // because the cost of multiplying tiles is proportional to their rows of activations.
 PlanesLayout layout_of(const QuantizedMatmulJob& job) {
-    const int64_t rows = job.M * rows_of_integers(job);
-    const int block_rows = rows <= 4 ? 4 : rows <= 8 ? 8 : TILE_SIDE;
+    const int block_rows = job.M <= 4 ? 4 : job.M <= 8 ? 8 : TILE_SIDE;
     return PlanesLayout(job, block_rows, job.activation_bits == 8 ? 1 : PLANES);
 }
 
@@ -350,7 +345,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 int64_t max_rows(const QuantizedMatmulJob& job) {
     constexpr int64_t HALF_OF_L2 = 1 << 20, STEP = 128;
     const int64_t rows = HALF_OF_L2 / (layout_of(job).planes * job.I) / STEP * STEP;
-    return (rows < STEP ? STEP : rows) / rows_of_integers(job);
+    return rows < STEP ? STEP : rows;
 }
 
 }  // namespace

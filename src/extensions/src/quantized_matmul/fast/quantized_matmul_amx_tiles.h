@@ -1,6 +1,6 @@
 // Weights as AMX tiles of bytes.
 //
-// A tile of activations has one row of integers (byte_planes.h) per row. A tile of weights has one
+// A tile of activations has one row of bytes (byte_planes.h) per row. A tile of weights has one
 // output per column: its words of four bytes from a row of b, stacked vertically. Words are
 // transposed to columns first; then 4-bit weights are unpacked to bytes.
 //

@@ -1,6 +1,6 @@
-// quantized_matmul with AVX-512 and 4-bit weights: exact products of integers and bfloat16 values,
-// 64 outputs at once. 8-bit weights would need two lookups and two multiplications each;
-// quantized_matmul_fixed_point_simd.cpp multiplies them once.
+// quantized_matmul with AVX-512 for 4-bit weights and bfloat16: exact products of integers and
+// bfloat16 values, 64 outputs at once. 8-bit weights would need two lookups and two multiplications
+// each, float16 two multiplications; quantized_matmul_fixed_point_simd.cpp multiplies both once.
 //
 // vdpbf16ps multiplies 32 pairs of bfloat16 values and adds neighboring products to 16 float32
 // sums, one per lane, in the order of the pairs, for any number of rows. Up to six rows share
@@ -42,15 +42,14 @@ inline void add_group(const Avx512Panel& panel, const Weights& weights, int64_t 
 }
 
 // Multiplies one group by ROWS rows and adds it to `totals`.
-template <int ROWS, int PLANES, typename Weights>
+template <int ROWS, typename Weights>
 __attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const Weights& weights,
                                               int64_t first_row, int64_t group, __m512* totals) {
     const __m512i table = panel.table;
     const int tiles = panel.layout.words_per_group / TILE_WORDS;
     const int64_t tile_stride = panel.layout.tile_vectors * LANES;
-    constexpr int row_stride = PLANES * LANES;
     const uint32_t* a =
-        (const uint32_t*)panel.activations + first_row * row_stride + group * tiles * tile_stride;
+        (const uint32_t*)panel.activations + first_row * LANES + group * tiles * tile_stride;
     __m512 dots[ROWS][PANEL_VECTORS];
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) {
@@ -70,16 +69,13 @@ __attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const We
                 for (int c = 0; c < PANEL_VECTORS; c++) {
                     pairs[c] = (__m512bh)unpack(weights.word(word, c), p, table);
                 }
-#pragma GCC unroll 2
-                for (int plane = 0; plane < PLANES; plane++) {
 #pragma GCC unroll 6
-                    for (int r = 0; r < ROWS; r++) {
-                        const __m512bh x = (__m512bh)_mm512_set1_epi32(
-                            static_cast<int>(a[r * row_stride + plane * LANES + w * LOOKUPS + p]));
+                for (int r = 0; r < ROWS; r++) {
+                    const __m512bh x = (__m512bh)_mm512_set1_epi32(
+                        static_cast<int>(a[r * LANES + w * LOOKUPS + p]));
 #pragma GCC unroll 4
-                        for (int c = 0; c < PANEL_VECTORS; c++) {
-                            dots[r][c] = _mm512_dpbf16_ps(dots[r][c], x, pairs[c]);
-                        }
+                    for (int c = 0; c < PANEL_VECTORS; c++) {
+                        dots[r][c] = _mm512_dpbf16_ps(dots[r][c], x, pairs[c]);
                     }
                 }
             }
@@ -102,14 +98,13 @@ inline void store(const Avx512Panel& panel, int64_t first_row, int64_t rows, con
 
 // Computes a panel with prepacked weights, which are read in place, once per tile of rows. Totals
 // stay in the L1 cache, because a tile's outputs are written before the next tile begins.
-template <int PLANES>
 void run_prepacked(const Avx512Panel& panel) {
     const PrepackedWeights weights(panel);
     __m512 totals[MAX_ROWS * PANEL_VECTORS];
     for_tiles<MAX_ROWS>(panel.job->M, [&]<int ROWS>(int64_t row) {
         clear(totals, ROWS);
         for (int64_t group = 0; group < panel.layout.groups; group++) {
-            multiply_group<ROWS, PLANES>(panel, weights, row, group, totals);
+            multiply_group<ROWS>(panel, weights, row, group, totals);
         }
         store(panel, row, ROWS, totals);
     });
@@ -117,7 +112,6 @@ void run_prepacked(const Avx512Panel& panel) {
 
 // Computes a panel with row-major weights, which are transposed a block at a time, for up to
 // ROW_BLOCK rows of activations, whose totals `totals` can hold.
-template <int PLANES>
 void run_transposed(const Avx512Panel& panel, TransposedWeights& weights, __m512* totals) {
     const Avx512Layout& layout = panel.layout;
     const int64_t M = panel.job->M;
@@ -132,21 +126,12 @@ void run_transposed(const Avx512Panel& panel, TransposedWeights& weights, __m512
             for_tiles<MAX_ROWS>(rows, [&]<int ROWS>(int64_t row) {
                 for (int64_t group = word / layout.words_per_group;
                      group < end / layout.words_per_group; group++) {
-                    multiply_group<ROWS, PLANES>(panel, weights, first_row + row, group,
-                                                 totals + row * PANEL_VECTORS);
+                    multiply_group<ROWS>(panel, weights, first_row + row, group,
+                                         totals + row * PANEL_VECTORS);
                 }
             });
         }
         store(panel, first_row, rows, totals);
-    }
-}
-
-template <int PLANES>
-void run_panel(const Avx512Panel& panel, TransposedWeights& transposed, __m512* totals) {
-    if (panel.job->prepacked) {
-        run_prepacked<PLANES>(panel);
-    } else {
-        run_transposed<PLANES>(panel, transposed, totals);
     }
 }
 
@@ -172,12 +157,15 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     const int64_t vectors = totals_vectors + TransposedWeights::vectors(panel.layout);
     __m512* totals = (__m512*)thread_scratch(vectors * LANES);
     TransposedWeights transposed(totals + totals_vectors);
-    const auto run_this = panel.layout.planes == 1 ? run_panel<1> : run_panel<2>;
     for (int64_t o = first_output; o < last_output; o += PANEL_OUTPUTS) {
         panel.first = o;
         panel.outputs =
             static_cast<int>(last_output - o < PANEL_OUTPUTS ? last_output - o : PANEL_OUTPUTS);
-        run_this(panel, transposed, totals);
+        if (job.prepacked) {
+            run_prepacked(panel);
+        } else {
+            run_transposed(panel, transposed, totals);
+        }
     }
 }
 

@@ -35,8 +35,7 @@ struct Avx512Layout {
     int64_t words;  // words per row of b
     int64_t groups;
     int words_per_group;
-    int planes;            // 1 for bfloat16 activations, 2 for float16
-    int64_t tile_vectors;  // stride of a tile: M · planes, rounded up to an odd number
+    int64_t tile_vectors;  // stride of a tile: M, rounded up to an odd number
     int64_t sums_offset;   // in floats from the start of scratch: M × groups sums
     int64_t bytes;         // scratch size
 };
@@ -46,8 +45,7 @@ inline Avx512Layout layout_of(const QuantizedMatmulJob& job) {
     layout.words = job.I / WORD_WEIGHTS;
     layout.groups = job.I / job.group_size;
     layout.words_per_group = job.group_size / WORD_WEIGHTS;
-    layout.planes = job.format == Format::float16 ? 2 : 1;
-    layout.tile_vectors = job.M * layout.planes | 1;  // odd: spreads tiles over cache sets
+    layout.tile_vectors = job.M | 1;  // odd: spreads tiles over cache sets
     layout.sums_offset = layout.words / TILE_WORDS * layout.tile_vectors * LANES;
     layout.bytes = 4 * (layout.sums_offset + job.M * layout.groups);
     return layout;
@@ -68,20 +66,9 @@ inline __m512i order_of_pairs() {
 inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layout, __m512i order,
                         int64_t row, void* scratch) {
     const uint16_t* a = job.a + row * job.I;
-    __m512i* out = static_cast<__m512i*>(scratch) + row * layout.planes;
+    __m512i* out = static_cast<__m512i*>(scratch) + row;
     for (int64_t tile = 0; tile < layout.words / TILE_WORDS; tile++) {
-        const __m512i x = _mm512_loadu_si512(a);
-        if (layout.planes == 1) {
-            out[0] = _mm512_permutexvar_epi16(order, x);
-        } else {
-            __m256i high[2], low[2];
-            split(_mm512_cvtph_ps(_mm512_castsi512_si256(x)), &high[0], &low[0]);
-            split(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)), &high[1], &low[1]);
-            const __m512i highs = _mm512_inserti64x4(_mm512_castsi256_si512(high[0]), high[1], 1);
-            const __m512i lows = _mm512_inserti64x4(_mm512_castsi256_si512(low[0]), low[1], 1);
-            out[0] = _mm512_permutexvar_epi16(order, highs);
-            out[1] = _mm512_permutexvar_epi16(order, lows);
-        }
+        *out = _mm512_permutexvar_epi16(order, _mm512_loadu_si512(a));
         a += TILE_WORDS * WORD_WEIGHTS;
         out += layout.tile_vectors;
     }

@@ -156,7 +156,7 @@ Floats add_groups(const PlanesLayout& layout, const Floats* scales, const Floats
 // --- the kernel ---------------------------------------------------------------------------------
 
 PlanesLayout few_rows_layout(const QuantizedMatmulJob& job) {
-    return PlanesLayout(job, static_cast<int>(job.M) * rows_of_integers(job));
+    return PlanesLayout(job, static_cast<int>(job.M));
 }
 
 int64_t few_rows_scratch_bytes(const QuantizedMatmulJob& job) { return few_rows_layout(job).bytes; }
@@ -189,7 +189,6 @@ void run_few_rows(const QuantizedMatmulJob& job, const void* scratch, int64_t fi
             run(layout, b, activations, quads);
         });
     };
-    const int integer_rows = rows_of_integers(job);
     for (int64_t o = first_output; o < last_output; o += OUTPUTS) {
         const char* b = (const char*)job.b + o * layout.row_bytes;
         int outputs = OUTPUTS;
@@ -209,9 +208,8 @@ void run_few_rows(const QuantizedMatmulJob& job, const void* scratch, int64_t fi
         const auto total_of = [&](int row) {
             return add_groups(layout, scales, biases, activations, row, quads + row * row_quads);
         };
-        for (int r = 0; r < layout.rows; r += integer_rows) {
-            const Floats total = integer_rows == 2 ? total_of(r) + total_of(r + 1) : total_of(r);
-            store(job.out, r / integer_rows * job.O + o, job.format, total, outputs);
+        for (int r = 0; r < layout.rows; r++) {
+            store(job.out, r * job.O + o, job.format, total_of(r), outputs);
         }
     }
     _mm_free(memory);

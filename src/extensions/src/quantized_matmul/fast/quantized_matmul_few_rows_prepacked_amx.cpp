@@ -127,14 +127,10 @@ void run_columns(const Columns& columns) {
         }
     }
     const QuantizedMatmulJob& job = columns.job;
-    const int integer_rows = rows_of_integers(job);
-    for (int row = 0; row < ROWS; row += integer_rows) {
+    for (int row = 0; row < ROWS; row++) {
         for (int column = 0; column < COLUMNS; column++) {
-            const int next = (row + 1) % ROWS;  // within bounds for an odd number of rows, too
-            const Floats total = integer_rows == 2 ? totals[row][column] + totals[next][column]
-                                                   : totals[row][column];
-            store(job.out, row / integer_rows * job.O + columns.first + column * LANES, job.format,
-                  total);
+            store(job.out, row * job.O + columns.first + column * LANES, job.format,
+                  totals[row][column]);
         }
     }
 }
@@ -156,7 +152,7 @@ void run_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, const c
 
 void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,
                                          int64_t first_output, int64_t last_output) {
-    const int rows = static_cast<int>(job.M) * rows_of_integers(job);
+    const int rows = static_cast<int>(job.M);
     const PlanesLayout layout(job, rows);
     with_weight_format(job, [&]<typename WeightFormat>() {
         const auto run = rows == 1   ? run_rows<WeightFormat, 1>

@@ -1,6 +1,6 @@
 // quantized_matmul with integer products, for AVX2, NEON and AVX-512 without BF16; on AVX-512 with
-// BF16, for 8-bit weights or 8-bit activations. Activations are converted to fixed point, and every
-// sum over a group is exact.
+// BF16, for 8-bit weights, 8-bit activations and float16. Activations are converted to fixed point,
+// and every sum over a group is exact.
 //
 // 1. prepare: a group of activations a[i] becomes step · A[i] with integers |A[i]| < 2¹⁵ − 128. The
 //    step is a power of two, so only A is rounded (fixed_point_rounding.h).
@@ -20,21 +20,21 @@
 // with DotProd gains, for 4-bit weights: two sdot replace four smlal for 16 exact products.
 //
 // Error bound. |a − step·A| ≤ step/2 ≤ 1.004 · 2⁻¹⁵ · max |a|, and 0 for a bfloat16 value (8
-// significant bits) above 2⁻⁷ of its group's maximum. The maximum of 128 values is at most √128
-// times their root mean square, so the activations' error is less than 2⁻¹¹ of the root mean
-// square; a kernel that rounded weights to bfloat16 would cause errors up to 2⁻⁹. The same A
-// multiplies q and the bias, so the error is Σ w·(step·A − a) with dequantized weights w: it does
-// not grow with the larger scale and bias terms, which cancel. float16 (11 bits) uses a second row
-// of integers for the remainder, with steps 2¹⁵ times smaller: |error| ≤ 1.004 · 2⁻³⁰ · max |a|.
+// significant bits) above 2⁻⁷ of its group's maximum, or a float16 value (11 bits) above 2⁻⁴. The
+// maximum of 128 values is at most √128 times their root mean square, so the activations' error is
+// less than 2⁻¹¹ of the root mean square, the precision of float16; a kernel that rounded weights
+// to bfloat16 would cause errors up to 2⁻⁹. The same A multiplies q and the bias, so the error is
+// Σ w·(step·A − a) with dequantized weights w: it does not grow with the larger scale and bias
+// terms, which cancel.
 //
 // 8-bit activations (QuantizedMatmulJob::activation_bits) are integers |A[i]| ≤ 127 with the step
-// max |a| / 127, so |error| ≤ 1.01 · 2⁻⁸ · max |a|; float16 has no second row. Instructions that
+// max |a| / 127, so |error| ≤ 1.01 · 2⁻⁸ · max |a|. Instructions that
 // multiply bytes then compute four products per 32-bit lane instead of two: vpdpbusd, sdot, or
 // vpmaddubsw with sums in 16 bits. 8-bit weights without VNNI, and all weights on NEON without
 // DotProd, are multiplied by the same integers in 16-bit lanes.
 //
-// NaN or infinity in a group makes the row's outputs NaN. Steps are at least 2⁻¹¹¹, so that neither
-// they nor those of the remainder are subnormal.
+// NaN or infinity in a group makes the row's outputs NaN. Steps are at least 2⁻¹¹¹, so that they
+// are not subnormal.
 #include "common/scratch.h"
 #include "src/quantized_matmul/fast/fixed_point_activations.h"
 #include "src/quantized_matmul/fast/fixed_point_weights.h"
@@ -49,7 +49,7 @@ constexpr int ROW_TILE = 6;  // its sums take most registers
 // Maximum rows for multiply_few_rows. VNNI multiplies and adds with one instruction instead of two,
 // which leaves slots to unpack weights again for more rows.
 constexpr int DIRECT_ROWS = (USES_VNNI ? 3 : 2) * ROW_TILE;
-constexpr int64_t ROW_BLOCK = 128;  // rows of integers for which a pack is read once
+constexpr int64_t ROW_BLOCK = 128;  // rows for which a pack is read once
 
 // Step 4 for ROWS rows: `totals` is rows × PACK_VECTORS.
 template <int ROWS, typename Sums>
@@ -122,7 +122,7 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
             }
         }
     }
-    add_group<ROWS>(pack, g, a.factors + g * a.R + row, chains[0], totals);
+    add_group<ROWS>(pack, g, a.factors + g * a.M + row, chains[0], totals);
 }
 
 // Multiplies few rows: every tile of rows unpacks all weights of the pack again.
@@ -153,16 +153,13 @@ void multiply_many_rows(const Pack& pack, const Activations& a, int64_t first_ro
     }
 }
 
-// Rounds and stores output rows of a pack that starts at output `first`. The totals of a float16
-// row's two rows of integers are added first.
+// Rounds and stores output rows of a pack that starts at output `first`.
 void store_rows(const QuantizedMatmulJob& job, int64_t first, int outputs, int64_t first_row,
                 int64_t rows, const Floats* totals) {
-    const int integer_rows = rows_of_integers(job);
-    int64_t at = first_row / integer_rows * job.O + first;
-    for (int64_t r = 0; r < rows; r += integer_rows, at += job.O) {
+    int64_t at = first_row * job.O + first;
+    for (int64_t r = 0; r < rows; r++, at += job.O) {
         for (int v = 0; v < PACK_VECTORS && v * LANES < outputs; v++) {
-            const Floats* total = totals + r * PACK_VECTORS + v;
-            const Floats x = integer_rows == 2 ? total[0] + total[PACK_VECTORS] : total[0];
+            const Floats x = totals[r * PACK_VECTORS + v];
             const int left = outputs - v * LANES;
             if (left >= LANES) {  // a copy of constant length is one instruction
                 store(job.out, at + v * LANES, job.format, x);
@@ -173,7 +170,7 @@ void store_rows(const QuantizedMatmulJob& job, int64_t first, int outputs, int64
     }
 }
 
-// totals += the products of a pack and `rows` rows of integers, starting at `first_row`.
+// totals += the products of a pack and `rows` rows, starting at `first_row`.
 void multiply(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
               Floats* totals) {
     with_weight_format(*pack.job, [&]<typename WeightFormat>() {
@@ -188,7 +185,7 @@ void multiply(const Pack& pack, const Activations& a, int64_t first_row, int64_t
 int64_t scratch_bytes(const QuantizedMatmulJob& job) {
     const int64_t factors = job.I / job.group_size * static_cast<int64_t>(sizeof(Factors));
     const int bytes = multiplies_bytes(job) ? 1 : 2;
-    return job.M * rows_of_integers(job) * (job.I * bytes + factors);
+    return job.M * (job.I * bytes + factors);
 }
 
 void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, int64_t last_row) {
@@ -203,12 +200,12 @@ void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, in
 void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
          int64_t last_output) {
     const Activations activations(job, const_cast<void*>(scratch));
-    const int64_t block = activations.R < ROW_BLOCK ? activations.R : ROW_BLOCK;
+    const int64_t block = job.M < ROW_BLOCK ? job.M : ROW_BLOCK;
     const int64_t vectors = block * PACK_VECTORS;
     const int64_t bytes = job.prepacked ? 0 : pack_bytes(job);
     Floats* totals = reinterpret_cast<Floats*>(thread_scratch(vectors * LANES + (bytes + 3) / 4));
-    for (int64_t row = 0; row < activations.R; row += block) {
-        const int64_t rows = activations.R - row < block ? activations.R - row : block;
+    for (int64_t row = 0; row < job.M; row += block) {
+        const int64_t rows = job.M - row < block ? job.M - row : block;
         for (int64_t o = first_output; o < last_output; o += PACK_OUTPUTS) {
             const int64_t left = last_output - o;
             const int outputs = left < PACK_OUTPUTS ? static_cast<int>(left) : PACK_OUTPUTS;

@@ -69,7 +69,6 @@ class DiskCache:
         scheduler: the engine's scheduler; this object sets its callbacks.
         models: target and draft model, whose pages are stored together.
         root: fingerprint of the models, used as the key of the empty prefix.
-        page_seconds: time to compute a page; pages are read only if reading is faster.
     """
 
     def __init__(
@@ -78,13 +77,11 @@ class DiskCache:
         scheduler: Scheduler,
         models: Sequence[PagedModel],
         root: bytes,
-        page_seconds: float,
     ):
         self.hit_tokens = 0
         self._store, self._scheduler, self._models = store, scheduler, models
         self._page_bytes = sum(model.row_bytes("page") for model in models)
         self._state_bytes = sum(model.row_bytes("state") for model in models)
-        self.reads_are_faster = store.read_seconds(self._page_bytes) < page_seconds
         self._writer = PageWriter(store)
         self._reader = PageReader(store, self._writer)
         self._root = root
@@ -243,7 +240,7 @@ class DiskCache:
         if self._state_bytes:
             while keys and state_key(keys[-1]) not in self._store:
                 keys.pop()
-        if not (keys and is_scored and self.reads_are_faster) or self._reader.is_stalled:
+        if not (keys and is_scored) or self._reader.is_stalled:
             return 0
         wanted = [(key, self._page_bytes) for key in keys]
         if self._state_bytes:

@@ -55,7 +55,7 @@ def make_disk_cache(
     scheduler: Scheduler,
     models: Sequence[PagedModel],
 ) -> DiskCache | None:
-    """Opens the disk cache; None without a directory, or with an unusable one.
+    """Opens the disk cache; None without a directory, with an unusable one, or with a slow disk.
 
     Raises:
         UserError: `max_bytes` cannot hold a page or state, or all layers have a sliding window.
@@ -80,7 +80,17 @@ def make_disk_cache(
     root = fingerprint((model.model for model in models), workers)
     try:
         store = PageStore(Path(directory), int(max_bytes), root)
-        return DiskCache(store, scheduler, models, root, _page_seconds(models, scheduler.config))
+        read_seconds = store.read_seconds(sum(model.row_bytes("page") for model in models))
+        page_seconds = _page_seconds(models, scheduler.config)
+        if read_seconds < page_seconds:
+            return DiskCache(store, scheduler, models, root)
+        store.close()
+        log.warning(
+            "disk prefix cache: reading a page from %s takes %.2g s, computing it %.2g s; "
+            "continuing without it",
+            *(directory, read_seconds, page_seconds),
+        )
+        return None
     except STORE_ERRORS as error:
         log.warning(
             "disk prefix cache: cannot use %s (%s); continuing without it", directory, error

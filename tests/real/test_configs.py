@@ -1,0 +1,79 @@
+"""Official configs: read as by transformers, or refused with one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models.support import import_references
+from tests.real.conftest import artifact_folder
+from tiny_llm import ModelError
+from tiny_llm.models.checkpoint.layout import read_model_config
+from tiny_llm.models.families.registry import FAMILIES, read_config
+from tools.real_artifacts import cached_folder
+
+SUFFIX = "_config.json"
+MODELS = sorted(
+    file.name.removesuffix(SUFFIX)
+    for file in (cached_folder("configs") or Path("none")).glob(f"*{SUFFIX}")
+    if not file.name.endswith("_hf_quant_config.json")
+)
+QUANTIZED = ("FP8", "NVFP4")
+SIZES = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "vocab_size", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"),
+)
+
+
+def write_model(folder: Path, name: str) -> dict[str, Any]:
+    """Copies a model's config files to `folder`; returns its config."""
+    source = artifact_folder("configs")
+    for kind in ("config.json", "hf_quant_config.json"):
+        if (source / f"{name}_{kind}").exists():
+            (folder / kind).write_bytes((source / f"{name}_{kind}").read_bytes())
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_the_cache_has_configs():
+    assert len(list(artifact_folder("configs").glob(f"*{SUFFIX}"))) > 100
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_config(name, tmp_path):
+    config = write_model(tmp_path, name)
+    if config["model_type"] not in FAMILIES:
+        with pytest.raises(
+            ModelError, match=r"model type '\w|model type '.*' is not supported"
+        ) as e:
+            read_model_config(tmp_path)
+        assert str(e.value).count(". ") == 0
+        return
+    if any(each in name for each in QUANTIZED):
+        with pytest.raises(ModelError, match="not an MLX format; .* `mlx_lm.convert -q`"):
+            read_model_config(tmp_path)
+        return
+    parsed = read_config(read_model_config(tmp_path))
+    assert parsed.ignored_fields == ()
+    _, transformers = import_references()
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    text = theirs.get_text_config()
+    for field in SIZES:
+        expected = getattr(theirs if field == "tie_word_embeddings" else text, field)
+        assert getattr(parsed, field) == expected, field
+    assert parsed.rope_theta == text.rope_parameters["rope_theta"]
+    scaling = parsed.rope_scaling
+    assert text.rope_parameters["rope_type"] == (scaling.rope_type if scaling else "default")
+    if parsed.experts is None:
+        assert parsed.intermediate_size == text.intermediate_size
+    else:
+        assert parsed.experts.num_experts == text.num_experts
+        assert parsed.experts.top_k == text.num_experts_per_tok
+        assert parsed.experts.intermediate_size == text.moe_intermediate_size
+        assert parsed.experts.norm_topk_prob is getattr(text, "norm_topk_prob", True)
+    if parsed.delta_net is not None:
+        kinds = [
+            "linear_attention" if parsed.has_delta_net(i) else "full_attention"
+            for i in range(parsed.num_hidden_layers)
+        ]
+        assert kinds == text.layer_types
