@@ -21,6 +21,7 @@ from ..errors import (
 )
 from ..models import memory
 from ..models.tokenizer.detokenizer import detokenizer_with_leading_space
+from .exclusive_use import recovering
 from .execution.disk_cache import DiskCache
 from .execution.sampler import TokenCounts, completion_seed
 from .inputs.sampling_params import SamplingParams
@@ -95,7 +96,9 @@ class EngineCore:
         self._next_memory_check = 0.0
         self.num_memory_evictions = 0
         self._outputs: deque[StreamOutput] = deque()  # not yet returned by `step`
+        self._step_in_model: SchedulerOutput | None = None  # the step that the model computes now
 
+    @recovering
     def add_tokenized_request(
         self,
         ids: Sequence[int],
@@ -248,6 +251,7 @@ class EngineCore:
         self._num_added += 1
         return str(self._num_added - 1)
 
+    @recovering
     def abort(self, request_id: str) -> bool:
         """Ends a request in any state and releases its pages.
 
@@ -259,6 +263,13 @@ class EngineCore:
             self._finish(processor, [], "abort")
         return bool(processors)
 
+    @recovering
+    def _abort_all(self, sink: deque[StreamOutput]) -> None:
+        """Aborts the unfinished requests whose outputs go to `sink`."""
+        for processor in [each for each in self._processors.values() if each.sink is sink]:
+            self._finish(processor, [], "abort")
+
+    @recovering
     def precompute(self, token_ids: Sequence[int], lora: str | None = None) -> bool:
         """Prefills one page of an expected prompt into the prefix cache.
 
@@ -296,6 +307,7 @@ class EngineCore:
         has_grown = scheduler.pages.num_cached(token_ids, adapter) > num_cached
         return has_grown and end + size <= len(token_ids)
 
+    @recovering
     def check_memory(self) -> bool:
         """Releases cached memory if memory is low; queues disk cache writes.
 
@@ -312,6 +324,7 @@ class EngineCore:
         has_written = self.disk_cache is not None and self.disk_cache.store_new_pages()
         return is_short or has_written
 
+    @recovering
     def release_cached_memory(self) -> None:
         """Evicts half of the cached pages and returns unused memory to the system."""
         before = self.runner.nbytes
@@ -344,6 +357,7 @@ class EngineCore:
         """Whether `step` has requests to compute or outputs to return."""
         return self.scheduler.has_requests or bool(self._outputs)
 
+    @recovering
     def _compute_step(self) -> None:
         """Expires overdue requests, computes one step and emits its outputs."""
         self._expire_requests()
@@ -362,8 +376,12 @@ class EngineCore:
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = started
         try:
-            self._process_outputs(step, self.runner.run(step))
+            self._step_in_model = step
+            results = self.runner.run(step)
+            self._step_in_model = None
+            self._process_outputs(step, results)
         except Exception as error:
+            self._step_in_model = None
             self._fail_step(step, error)
         # The memory that pages and state slots share may have passed from one to the other.
         if self.runner.nbytes > self._kv_cache_bytes:
@@ -374,6 +392,7 @@ class EngineCore:
         if self.disk_cache is not None:
             self.disk_cache.store_new()
 
+    @recovering
     def close(self) -> None:
         """Writes pending pages to the disk cache and detaches it, if there is one.
 
@@ -431,6 +450,28 @@ class EngineCore:
         if not tokens and self._proposer is not None:
             tokens = self._proposer.propose(request, num_running)
         return tokens
+
+    def recover(self) -> None:
+        """Restores a consistent state after an interrupt.
+
+        If the model was computing, the step's requests are queued again. Otherwise, all requests
+        are aborted and the prefix cache is lost, because ownership may be half updated.
+        """
+        step, self._step_in_model = self._step_in_model, None
+        for model in self.runner.models:
+            model.complete_writes()
+        if step is not None:
+            self.scheduler.requeue(step)
+            return
+        processors = list(self._processors.values())
+        self._processors.clear()
+        self._processors_by_request.clear()
+        self.scheduler.reset()
+        if self.disk_cache is not None:
+            self.disk_cache.attach()
+        for processor in processors:
+            if processor.output.finish_reason is None:
+                processor.emit([], "abort")
 
     def _fail_step(self, step: SchedulerOutput, error: Exception) -> None:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__

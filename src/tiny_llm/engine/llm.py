@@ -4,7 +4,8 @@
     for output in llm.generate(["RoPE is", "Paged attention is"], SamplingParams(max_tokens=20)):
         print(output.text)
 
-Only `compile_grammar` is thread-safe. `step`, `abort` and `close` are in `core.py`.
+An `LLM` may be used from any thread, one at a time; only `compile_grammar` may run concurrently.
+`step`, `abort` and `close` are in `core.py`.
 """
 
 import logging
@@ -24,6 +25,7 @@ from ..models.hub import is_terminal
 from ..models.memory import available_memory
 from ..models.tokenizer.chat_template import set_chat_template
 from .core import EngineCore
+from .exclusive_use import exclusive
 from .execution.disk_cache import check_disk_cache_options, make_disk_cache
 from .execution.kv_memory import (
     check_kv_cache_bytes,
@@ -133,6 +135,7 @@ class LLM(EngineCore):
             for one page, plus two state slots if the model has recurrent state.
     """
 
+    @exclusive
     def __init__(
         self,
         model: Model,
@@ -228,6 +231,7 @@ class LLM(EngineCore):
 
     # ---------------------------------------------------------------- batch interface
 
+    @exclusive
     def generate(
         self,
         prompts: Prompts,
@@ -334,7 +338,7 @@ class LLM(EngineCore):
         chat: ChatOptions,
         outputs: list[RequestOutput],
     ) -> Iterator[StreamOutput]:
-        """Serves requests and fills `outputs`; if closed, aborts unfinished requests."""
+        """Serves requests and fills `outputs`; if it ends early, aborts the others."""
         sink: deque[StreamOutput] = deque()
         try:
             for prompt, params, lora in prompts_and_params:
@@ -347,9 +351,7 @@ class LLM(EngineCore):
             if not self.scheduler.has_requests:
                 self.runner.target.release_scratch()
         finally:
-            for output in outputs:
-                if not output.finished:
-                    self.abort(output.request_id)
+            self._abort_all(sink)
 
     def _check_task(self, what: str, task: str) -> None:
         if self.task != task:
@@ -388,6 +390,7 @@ class LLM(EngineCore):
         ]
         return [vector[0] for vector in self._pool("score", prompts)]
 
+    @exclusive
     def _pool(self, task: str, prompts: Prompts) -> list[list[float]]:
         self._check_task(task, task)
         outputs: list[RequestOutput] = []
@@ -444,6 +447,7 @@ class LLM(EngineCore):
             ids, params, enable_thinking=thinking, prompt=text, **options
         )
 
+    @exclusive
     def reserve(self) -> None:
         """Allocates all of `kv_cache_bytes` now, so that no later step has to."""
         config = self.scheduler.config

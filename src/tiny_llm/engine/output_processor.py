@@ -158,7 +158,7 @@ class OutputProcessor:
             reasoning,
         )
         self._end_token_ids = () if params.ignore_eos else eos_token_ids
-        self._sink = sink
+        self.sink = sink
         self._step_logprobs: list[Logprobs] | None = None  # from the last call of `process`
 
     def process(self, result: ChunkOutput) -> tuple[list[int], FinishReason | None]:
@@ -212,7 +212,7 @@ class OutputProcessor:
                 metrics.num_generation_tokens = len(self.output.token_ids)
         is_first = 0 < len(token_ids) == len(self.output.token_ids)
         request_output, output = self.request_output, self.output
-        self._sink.append(
+        self.sink.append(
             StreamOutput(
                 request_output.request_id,
                 output.index,

@@ -190,8 +190,8 @@ class PagedStorage:
         def commit(buffers: list[mx.array]) -> None:
             pairs = list(zip(buffers[::2], buffers[1::2], strict=True))
             if states is not None:
-                for i, layer in reversed(list(enumerate(states.layers))):
-                    states.conv_states[i], states.states[i] = pairs.pop(layer)
+                recurrent = [pairs.pop(layer) for layer in reversed(states.layers)][::-1]
+                states.conv_states, states.states = map(list, zip(*recurrent, strict=True))
             self.key_pages, self.value_pages = map(list, zip(*pairs, strict=True))
 
         arrays = [array for pair in pairs for array in pair]

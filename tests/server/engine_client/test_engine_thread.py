@@ -106,7 +106,7 @@ def test_grammar_error_fails_only_its_request(engine_thread, error):
 def test_unused_memory_is_released_when_idle(monkeypatch, engine_thread):
     trimmed = threading.Event()
     monkeypatch.setattr("tiny_llm.models.memory.TRIM_INTERVAL", 2)
-    monkeypatch.setattr("tiny_llm.server.engine_client.engine_thread.trim_heap", trimmed.set)
+    monkeypatch.setattr("tiny_llm.models.memory.trim_heap", trimmed.set)
     engine_thread.submit("one", UNCONSTRAINED)
     while engine_thread.wait_for_update(StreamOutput, "one").finish_reason is None:
         pass

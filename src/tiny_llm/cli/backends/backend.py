@@ -4,7 +4,6 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ...errors import TaskNotImplemented, UserError
@@ -80,8 +79,7 @@ class EngineBackend:
         self._context: int = checkpoint.mlx_model.args.max_position_embeddings
         # The KV cache has room for a full context; memory is allocated only for the pages in use.
         limits = {"max_num_seqs": 1, "kv_tokens": self._context, "prefill_step": PREFILL_STEP}
-        self._open = partial(open_llm, args, checkpoint, **limits)
-        self._llm = self._open()
+        self._llm = open_llm(args, checkpoint, **limits)
 
     def stream(self, prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
         """Yields one response per token.
@@ -91,33 +89,28 @@ class EngineBackend:
         """
         budget = resolve_max_tokens(len(prompt_ids), self._args.max_tokens, self._context)
         started, count = time.perf_counter(), 0
-        try:
-            for output in self._llm.stream(
-                list(prompt_ids), sampling_params_from_args(self._args, budget)
-            ):
-                if output.finish_reason == "error":
-                    raise UserError(f"{output.request_output.error}")
-                now = time.perf_counter()
-                if count == 0:
-                    first_token_at = now
-                for position, token in enumerate(output.token_ids, start=1):
-                    count += 1
-                    # Only the response for a step's last token has text: the whole step's text.
-                    is_last = position == len(output.token_ids)
-                    yield GenerationResponse(
-                        text=output.text if is_last else "",
-                        token=token,
-                        finish_reason=output.finish_reason if is_last else None,  # type: ignore
-                        prompt_tokens=len(prompt_ids),
-                        prompt_tps=len(prompt_ids) / (first_token_at - started),
-                        generation_tokens=count,
-                        generation_tps=(count - 1) / (now - first_token_at) if count > 1 else 0.0,
-                        peak_memory=self._llm.runner.peak_memory / 1e9,
-                    )
-        except KeyboardInterrupt:
-            # The interrupted step may have left the engine inconsistent, so open a new one.
-            self._llm = self._open()
-            raise
+        for output in self._llm.stream(
+            list(prompt_ids), sampling_params_from_args(self._args, budget)
+        ):
+            if output.finish_reason == "error":
+                raise UserError(f"{output.request_output.error}")
+            now = time.perf_counter()
+            if count == 0:
+                first_token_at = now
+            for position, token in enumerate(output.token_ids, start=1):
+                count += 1
+                # Only the response for a step's last token has text: the whole step's text.
+                is_last = position == len(output.token_ids)
+                yield GenerationResponse(
+                    text=output.text if is_last else "",
+                    token=token,
+                    finish_reason=output.finish_reason if is_last else None,  # type: ignore
+                    prompt_tokens=len(prompt_ids),
+                    prompt_tps=len(prompt_ids) / (first_token_at - started),
+                    generation_tokens=count,
+                    generation_tps=(count - 1) / (now - first_token_at) if count > 1 else 0.0,
+                    peak_memory=self._llm.runner.peak_memory / 1e9,
+                )
 
     def speculation_statistics(self) -> SpeculationStatistics | None:
         """Draft token counters over all requests; None without speculative decoding."""

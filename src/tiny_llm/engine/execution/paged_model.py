@@ -152,6 +152,10 @@ class PagedModel:
         mx.async_eval(logits, self._storage.arrays)
         return logits
 
+    def complete_writes(self) -> None:
+        """Evaluates the writes of an interrupted step; the rows have no owner."""
+        mx.eval(self._storage.arrays)
+
     def _row_arrays(self, kind: RowKind) -> list[mx.array]:
         """Returns all layers' arrays, with one row per page or state slot.
 

@@ -23,6 +23,7 @@ admitted while a running request computes the head's next page or reads it from 
 becomes a prefix cache hit, so only one of many requests with the same prompt computes or reads it.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -34,6 +35,8 @@ from .events import Listener
 from .outputs import Chunk, ChunkOutput, SchedulerOutput
 from .page_manager import PageKey, PageManager
 from .request import EngineRequest, FinishReason, RequestState, fitting_max_tokens
+
+log = logging.getLogger("tiny_llm.engine")
 
 
 class Scheduler:
@@ -123,13 +126,7 @@ class Scheduler:
             self.waiting.remove(request)
         del self._requests[request.request_id]
         request.end(reason)
-        self._emit(
-            "request_ended",
-            request_id=request.request_id,
-            reason=reason,
-            output_tokens=request.num_output_tokens,
-            error=error,
-        )
+        self._emit_end(request, error)
 
     @property
     def has_requests(self) -> bool:
@@ -344,6 +341,25 @@ class Scheduler:
         states = self.pages.states
         return num_fitting if states is None else states.reserve_drafts(request, num_fitting)
 
+    def requeue(self, step: SchedulerOutput) -> None:
+        """Preempts the requests of a step that was interrupted before its results."""
+        computed = {chunk.request for chunk in step.chunks}
+        for request in [*self.running][::-1]:
+            if request in computed:
+                self._preempt(request)
+
+    def reset(self) -> None:
+        """Aborts all requests and empties the prefix cache, whatever their state."""
+        requests = list(self._requests.values())
+        self._requests.clear()
+        self.running.clear()
+        self.waiting.clear()
+        self.pages = PageManager(self.config)
+        for request in requests:
+            if not request.is_done:
+                request.end("abort")
+            self._emit_end(request)
+
     def _preempt(self, request: EngineRequest) -> None:
         """Releases a running request's pages and requeues it for recomputation."""
         lost = request.num_computed
@@ -361,7 +377,19 @@ class Scheduler:
 
     def _emit(self, name: str, **fields: Any) -> None:
         if self.listener is not None:
-            self.listener({"event": name, **fields})
+            try:
+                self.listener({"event": name, **fields})
+            except Exception:  # a listener's mistake must not affect the requests
+                log.exception("the listener failed on the event %s", name)
+
+    def _emit_end(self, request: EngineRequest, error: str | None = None) -> None:
+        self._emit(
+            "request_ended",
+            request_id=request.request_id,
+            reason=request.finish_reason,
+            output_tokens=request.num_output_tokens,
+            error=error,
+        )
 
     def _emit_step(self, step: SchedulerOutput) -> None:
         chunks = [

@@ -84,23 +84,29 @@ class DiskCache:
         self._state_bytes = sum(model.row_bytes("state") for model in models)
         self._writer = PageWriter(store)
         self._reader = PageReader(store, self._writer)
-        pages = scheduler.pages
         self._root = root
+        self._loads: dict[str, RequestLoad] = {}
+        self._reported = DiskCacheStats()
+        self.attach()
+        self._writer.start()
+        self._reader.start()
+        self._finalizer = weakref.finalize(self, _close, self._writer, self._reader)
+
+    def attach(self) -> None:
+        """Sets the callbacks of the scheduler's pages, which are empty."""
+        pages = self._scheduler.pages
         # Key and depth (number of preceding pages) of each page in the prefix cache.
         self._keys: dict[PrefixNode, tuple[bytes, int]] = {}
         self._new_pages: dict[PrefixNode, None] = {}
         self._new_states: dict[PrefixNode, None] = {}
-        self._loads: dict[str, RequestLoad] = {}
-        self._reported = DiskCacheStats()
-        scheduler.start_load = self._start_load
+        for request_id in list(self._loads):
+            self._cancel(request_id)
+        self._scheduler.start_load = self._start_load
         pages.on_share = self._on_share
         if pages.states is not None:
             pages.states.checkpoints.on_add = self._on_checkpoint
         self._discard_checkpoint = pages.cache.on_evict
         pages.cache.on_evict = self._on_evict
-        self._writer.start()
-        self._reader.start()
-        self._finalizer = weakref.finalize(self, _close, self._writer, self._reader)
 
     @property
     def stats(self) -> DiskCacheStats:
