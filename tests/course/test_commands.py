@@ -85,8 +85,8 @@ def test_commands_use_and_report_the_learner_tree(tree, command):
         assert others[-1].startswith("bench: the C++ extension cannot be used (")
     else:
         assert others[-1] == (
-            "main: week 1, day 4, task 3: Qwen3ModelWeek1.__init__ is yours to write; see the "
-            "book, 'Day 1.4: the Qwen3 model' (--solution ref runs the reference)"
+            "main: week 1, day 5, task 3: Qwen3ModelWeek1.__init__ is yours to write; see the "
+            "book, 'Day 1.5: the Qwen3 model' (--solution ref runs the reference)"
         )
 
 
@@ -243,9 +243,9 @@ def test_partially_written_task_counts_as_started(tree):
     assert reveal.tasks_begun(tree) == {"1.1.1"}, "a block with a syntax error must count as begun"
     kernel = tree / EXTENSION / "src" / "axpby" / "axpby.metal"
     text = kernel.read_text()
-    marker = next(line for line in text.split("\n") if "[/task 1.6.2" in line)
+    marker = next(line for line in text.split("\n") if "[/task 1.7.2" in line)
     kernel.write_text(text.replace(marker, f"    z[i] = 0;\n{marker}"))
-    assert reveal.tasks_begun(tree) == {"1.1.1", "1.6.2"}, (
+    assert reveal.tasks_begun(tree) == {"1.1.1", "1.7.2"}, (
         "code below the starter's comment must count as begun"
     )
 
@@ -359,19 +359,19 @@ def test_progress_reruns_changed_tasks(tree, capsys, monkeypatch):
 
     monkeypatch.setattr(Runner, "run", passing)
     assert days_tested() == []
-    reveal.apply_tasks(tree, {"1.1.1", "1.2.1", "1.4.1"})
-    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"]
+    reveal.apply_tasks(tree, {"1.1.1", "1.2.1", "1.5.1"})
+    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_5.py"]
     assert days_tested() == []
     required = sum(not task.is_optional for task in TASKS.values())
     assert f"3 of {required} tasks done" in capsys.readouterr().out
     change("positional_encoding.py", "range(start, ", "range(1 + start, ")
-    assert days_tested() == ["test_day_2.py", "test_day_4.py"], (
+    assert days_tested() == ["test_day_2.py", "test_day_5.py"], (
         "expected the block's day and later days"
     )
     change("positional_encoding.py", "import math", "import math  # mine")
-    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], "expected all days"
+    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_5.py"], "expected all days"
     change("qwen3_week1.py", "self.input_layernorm(x)", "self.input_layernorm((x)")
-    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], (
+    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_5.py"], (
         "expected all days after a syntax error"
     )
     requested.clear()
