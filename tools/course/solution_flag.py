@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .tree import default_folder, display_path, environment, find_tree
 
-SOLUTIONS = ("mine", "ref", "tiny_llm")  # tiny_llm is an alias of ref
+SOLUTIONS = ("tiny_llm", "mine", "ref", "tiny_llm_ref")
 
 
 def add_solution_argument(parser: argparse.ArgumentParser) -> None:
@@ -16,15 +16,16 @@ def add_solution_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--solution",
         choices=SOLUTIONS,
-        help="mine: the learner's tree; ref or tiny_llm: the solution",
+        help="tiny_llm (default): the learner's tree if it exists, else the solution; mine: the "
+        "learner's tree; ref or tiny_llm_ref: the solution",
     )
 
 
 def selected_tree(parser: argparse.ArgumentParser, solution: str | None) -> Path | None:
     """Returns the selected learner's source tree, or None for the solution.
 
-    `solution` is the flag's value; None prefers the learner's source tree if it exists. `parser`
-    reports a missing source tree and exits.
+    `solution` is the flag's value; None and tiny_llm prefer the learner's source tree if it exists.
+    `parser` reports a missing source tree and exits.
     """
     tree = find_tree()
     if solution == "mine" and tree is None:
@@ -32,7 +33,7 @@ def selected_tree(parser: argparse.ArgumentParser, solution: str | None) -> Path
             f"--solution mine: there is no learner's tree in {display_path(default_folder())}; "
             "`pdm run start-course` creates it"
         )
-    return None if solution in ("ref", "tiny_llm") else tree
+    return None if solution in ("ref", "tiny_llm_ref") else tree
 
 
 def parse_with_tree(

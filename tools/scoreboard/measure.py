@@ -173,7 +173,7 @@ def course_engine(
     attention: str | None = None,
 ) -> Engine:
     """An engine with a week's model; week 4 is Week 3's model with Week 4's kernels."""
-    solution = "tiny_llm" if tree is None else "mine"
+    solution = "ref" if tree is None else "mine"
     arguments = (str(folder), "--week", str(min(week, LAST_MODEL)), "--solution", solution)
     return Engine(name, sys.executable, "course_worker", arguments, tree, matmul, attention)
 

@@ -59,8 +59,9 @@ def make_parser(prog: str) -> CommandParser:
     )
     flag(
         "--solution",
-        "tiny_llm (or ref): this package; mine: the learner's tree, the default if it exists",
-        ("ref", "tiny_llm", "mine"),
+        "tiny_llm (default): the learner's tree if it exists, else this package; ref or "
+        "tiny_llm_ref: this package; mine: the learner's tree",
+        ("tiny_llm", "ref", "tiny_llm_ref", "mine"),
     )
     return parser
 

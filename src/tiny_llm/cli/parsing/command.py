@@ -57,20 +57,19 @@ class CommandParser(argparse.ArgumentParser):
     ) -> Any:
         """Parses the flags; for --solution mine, re-executes in the learner's tree.
 
-        Without --solution, uses the learner's tree if it exists and prints a message.
+        Resolves --solution to ref, mine or mlx: tiny_llm, the default, is the learner's tree if it
+        exists, which a message says, else ref.
         """
         parsed = super().parse_args(args, namespace)
         if self._module is None:
             return parsed
-        if has_rank_environment():
-            if parsed.solution == "mine":
-                raise UserError(
-                    "--solution mine runs in a single process; start it without a launcher."
-                )
-            parsed.solution = parsed.solution or "tiny_llm"
-        if parsed.solution is None:
+        if parsed.solution == "tiny_llm_ref" or (
+            parsed.solution is None and has_rank_environment()
+        ):
+            parsed.solution = "ref"
+        if parsed.solution in (None, "tiny_llm"):
             tree = find_learner_tree()
-            parsed.solution = "tiny_llm" if tree is None else "mine"
+            parsed.solution = "ref" if tree is None else "mine"
             if tree is not None and not is_running_mine(tree):
                 console.print(
                     f"solution: mine (your tree in {tree}; --solution ref runs the reference)",
@@ -78,6 +77,10 @@ class CommandParser(argparse.ArgumentParser):
                     markup=False,
                 )
         if parsed.solution == "mine":
+            if has_rank_environment():
+                raise UserError(
+                    "--solution mine runs in a single process; start it without a launcher."
+                )
             exec_in_learner_tree(self._module, args, self._report_unwritten_files())
         return parsed
 
