@@ -70,6 +70,7 @@ class SummaryPlugin:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Sets pytest's status "no tests ran" if all tests are skipped."""
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        assert reporter is not None
         if nothing_ran(reporter, session.exitstatus):
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 

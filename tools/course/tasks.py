@@ -138,10 +138,11 @@ REQUIRED_DAYS = (
         1,
         "the KV cache",
         (
-            Task("2.1.1", "TinyKvFullCache"),
+            Task("2.1.1", "TinyKvFullCache", needs=("2.1.5",)),
             Task("2.1.2", "attention with the cache"),
             Task("2.1.3", "Qwen3ModelWeek2"),
             Task("2.1.4", "simple_generate_with_kv_cache"),
+            Task("2.1.5", "growth in place", needs=("2.1.1",)),
         ),
     ),
     Day(

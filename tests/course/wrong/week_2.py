@@ -22,19 +22,19 @@ WRONG = [
         "cache_write(self._values, key,",
     ),
     Wrong(
-        "2.1.1 room",
+        "2.1.5 room",
         "capacity grows by one token at a time",
         "growth = -(-growth // step) * step",
         "growth = tokens - capacity",
     ),
     Wrong(
-        "2.1.1 room",
+        "2.1.5 room",
         "capacity grows by a constant, not geometrically",
         "growth = max(tokens - capacity, capacity // 2, step)",
         "growth = max(tokens - capacity, step)",
     ),
     Wrong(
-        "2.1.1 room",
+        "2.1.5 room",
         "new capacity is inserted before the old tokens",
         "mx.concatenate([buffer, zeros], axis=2)",
         "mx.concatenate([zeros, buffer], axis=2)",
