@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .tree import default_folder, display_path, environment, find_tree
+from .markers import all_blocks
+from .tasks import Day
+from .tree import PACKAGE, ROOT, default_folder, display_path, environment, find_tree
 
 SOLUTIONS = ("tiny_llm", "mine", "ref", "tiny_llm_ref")
 
@@ -45,12 +47,35 @@ def parse_with_tree(
     return args, selected_tree(parser, args.solution)
 
 
-def restart_in_tree(tree: Path | None, module: str, argv: Sequence[str] | None = None) -> None:
+def restart_in_tree(
+    tree: Path | None, module: str, argv: Sequence[str] | None = None, day: Day | None = None
+) -> None:
     """Restarts with `python -m module` if another `tiny_llm` would be imported.
 
-    `tree` is the learner's tree, or None for the solution; `argv` defaults to `sys.argv[1:]`.
+    `tree` is the learner's tree, or None for the solution; `argv` defaults to `sys.argv[1:]`. For a
+    demo of `day`, the solution replaces the learner's files with unwritten tasks of other days,
+    which a message names.
     """
     wanted = environment(tree)
     if wanted.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
+        if tree is not None and day is not None:
+            wanted["TINY_LLM_SKIP"] = os.pathsep.join(_unwritten_files(tree, day))
         command = [sys.executable, "-m", module, *(sys.argv[1:] if argv is None else argv)]
         os.execve(sys.executable, command, wanted)
+
+
+def _unwritten_files(tree: Path, day: Day) -> list[str]:
+    """Names of the learner's files with unwritten tasks, except those of `day`; prints them."""
+    from tiny_llm.cli.parsing.learner_tree import unwritten_files
+
+    tasks = {task.id for task in day.tasks}
+    own = {
+        path.relative_to(ROOT / PACKAGE).as_posix()
+        for path, block in all_blocks(ROOT / PACKAGE).values()
+        if block.task in tasks
+    }
+    files = [name for name in unwritten_files(tree) if name not in own]
+    if files:
+        names = ", ".join(files)
+        print(f"your tree, with the solution's files for unwritten tasks: {names}", file=sys.stderr)
+    return files

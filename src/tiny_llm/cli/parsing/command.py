@@ -36,6 +36,8 @@ class CommandParser(argparse.ArgumentParser):
         module: module to re-execute for --solution mine; None for commands without that flag.
         skips_unwritten: whether --solution mine uses the reference solution for the learner's
             modules with an unwritten task.
+        own_folder: folder of the learner's package to which `skips_unwritten` does not apply, such
+            as "agent/": its unwritten tasks are errors.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class CommandParser(argparse.ArgumentParser):
         module: str | None = None,
         formatter_class: Any = HelpFormatter,
         skips_unwritten: bool = False,
+        own_folder: str | None = None,
     ):
         super().__init__(
             prog=prog, description=description, formatter_class=formatter_class, allow_abbrev=False
         )
         self._module = module
         self._skips_unwritten = skips_unwritten
+        self._own_folder = own_folder
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -89,7 +93,11 @@ class CommandParser(argparse.ArgumentParser):
         tree = find_learner_tree()
         if not self._skips_unwritten or tree is None or is_running_mine(tree):
             return []
-        skipped = unwritten_files(tree)
+        skipped = [
+            name
+            for name in unwritten_files(tree)
+            if self._own_folder is None or not name.startswith(self._own_folder)
+        ]
         if skipped:
             console.print(
                 f"solution: mine, with reference files for unwritten tasks: {', '.join(skipped)}",
