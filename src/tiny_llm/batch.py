@@ -15,7 +15,7 @@ from . import kernels
 from .errors import UserError, check_int
 from .generate import encode_prompt, next_token_logits
 from .kv_cache import BatchingKvCache, TinyKvCache
-from .models.tokenizer.tokenizer import with_detokenizer
+from .models.tokenizer.detokenizer import with_detokenizer
 from .sampler import DistributionSampler, Sampler, log_softmax, make_sampler, sample
 
 

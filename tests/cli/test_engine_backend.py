@@ -111,7 +111,7 @@ def test_kv_memory_covers_the_context_and_is_allocated_on_demand():
     assert target.nbytes == 0
     list(outputs.stream(checkpoint.encode_chat([{"role": "user", "content": "Hello!"}])))
     per_token = target.model.kv_bytes_per_token
-    assert target.nbytes == 64 * per_token, "the first allocation must hold 64 tokens"
+    assert 0 < target.nbytes <= 64 * per_token, "expected the memory of the request's pages"
     context = checkpoint.mlx_model.args.max_position_embeddings
     config = outputs._llm.scheduler.config
     assert config.num_pages * config.page_size >= context
@@ -175,6 +175,6 @@ def test_kv_memory_for_pages_and_recurrent_states(tmp_path, extra_flags):
     assert size_of_tree(checkpoint.mlx_model).state_bytes == STATE_BYTES
     assert llm.runner.target.model.state_bytes == STATE_BYTES
     config = llm.scheduler.config
-    assert config.num_state_slots == 2 * 3 + 16
-    assert 3 * 1000 <= config.num_pages * config.page_size < 3 * 1100
+    pages = config.num_pages - int((2 * 3 + 16) * config.state_slot_pages)
+    assert 3 * 1000 <= pages * config.page_size < 3 * 1100
     assert (llm.runner.draft is None) == (not extra_flags)

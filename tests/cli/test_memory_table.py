@@ -119,8 +119,8 @@ def test_recurrent_states_of_a_hybrid_model(memory, tmp_path, capsys):
     _, rows, _ = check(capsys, "--model", folder, "--kv-cache-bytes", "1e7")
     assert rows["state per request"] == [format_bytes(STATE_BYTES)] * 2
     config = LLM(folder, kv_cache_bytes=1e7).scheduler.config
-    assert rows["states in KV memory"][0] == str(config.num_state_slots)
-    assert rows["tokens in KV memory"][0] == f"{config.num_pages * 32:,}"
+    assert rows["states in KV memory"][0] == f"{config.num_state_slots:,}"
+    assert rows["tokens in KV memory"][0] == f"{config.max_tokens_in_pages:,}"
 
 
 def test_ranks_share_the_memory(memory, tmp_path, capsys):

@@ -61,7 +61,7 @@ def write_hybrid(folder: Path, mtp: bool = False, **changes: Any) -> Path:
 def build(model: Any, tokens: int = 2048, slots: int = 12, **options: Any) -> LLM:
     """Builds an engine with pages for `tokens` tokens and `slots` state slots."""
     num_pages = tokens // options.get("block_size", 32)
-    with mock.patch("tiny_llm.engine.llm.split_kv_memory", return_value=(num_pages, slots)):
+    with mock.patch("tiny_llm.engine.llm.split_kv_memory", return_value=(num_pages, slots, 0)):
         return LLM(model, **options)
 
 

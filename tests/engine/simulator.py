@@ -53,7 +53,7 @@ class Workload:
         is_fair: whether the scheduler is a `FairScheduler`.
         step_time_target, min_chunk: see `FairScheduler`.
         shortages: fraction of steps that are followed by a memory shortage, which evicts cached
-            prefixes and renumbers pages and state slots.
+            prefixes and clears free pages and state slots.
     """
 
     config: SchedulerConfig
@@ -79,7 +79,7 @@ class Outcome:
     state_writes: int = 0
     freed_pages: int = 0
     evictions: int = 0
-    moved_pages: int = 0
+    released_pages: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
     answers: dict[str, list[int]] = field(default_factory=dict)
 
@@ -200,7 +200,7 @@ class Simulation:
 
     def _assert_never_fits(self, arrival: Arrival) -> None:
         total = len(arrival.prompt) + arrival.max_tokens
-        slots = self.config.num_pages * self.config.page_size
+        slots = self.config.max_tokens_in_pages
         if self.config.window and self.config.max_pages_per_request <= self.config.num_pages:
             slots = total
         assert not arrival.prompt or total > self.config.max_seq_len or total - 1 > slots
@@ -248,23 +248,16 @@ class Simulation:
             scheduler.check_integrity()
 
     def _release_memory(self) -> None:
-        """Evicts cached pages and renumbers the others, like `EngineCore`."""
+        """Evicts cached pages and clears all free pages and slots, like `EngineCore`."""
         pages, size = self.scheduler.pages, self.config.page_size
         self.outcome.evictions += pages.evict_half()
-        old_ids = pages.compact(self.scheduler.running)
-        assert old_ids is not None
-        old_pages, old_slots = old_ids
-        self.outcome.moved_pages += sum(new != old for new, old in enumerate(old_pages))
-        slots = [
-            slot for page in old_pages for slot in self._slots[page * size : (page + 1) * size]
-        ]
-        self._slots = slots + [-1] * (len(self._slots) - len(slots))
-        self._states = self._keep_states(self._states, old_slots)
-        self._draft_states = self._keep_states(self._draft_states, old_slots)
+        free_pages, free_slots = pages.free_rows()
+        for page in free_pages:
+            self._slots[page * size : (page + 1) * size] = [-1] * size
+        for slot in free_slots:
+            self._states[slot] = self._draft_states[slot] = -1
+        self.outcome.released_pages += len(free_pages)
         self.scheduler.check_integrity()
-
-    def _keep_states(self, states: list[int], old_slots: list[int]) -> list[int]:
-        return [states[slot] for slot in old_slots] + [-1] * (len(states) - len(old_slots))
 
     def _check_progress(self, oldest: EngineRequest, step: SchedulerOutput) -> None:
         """Asserts that the oldest request progresses or is overtaken within bounds."""

@@ -71,42 +71,10 @@ def link(name: str, target: str | Path) -> Corruption:
     return corrupt
 
 
-def pipe(name: str) -> Corruption:
-    """Replaces a file with a named pipe without a writer, so opening it blocks."""
-
-    def corrupt(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-
-    return corrupt
-
-
-def chat_templates(number: int) -> Corruption:
-    """Adds named chat templates, none of which is the default."""
-
-    def corrupt(folder: Path) -> None:
-        (folder / "additional_chat_templates").mkdir()
-        for index in range(number):
-            (folder / f"additional_chat_templates/t{index}.jinja").write_text("a")
-
-    return corrupt
-
-
 def directory(name: str) -> Corruption:
     def corrupt(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
         (folder / name).mkdir()
-
-    return corrupt
-
-
-def huge(name: str, num_bytes: int, start: bytes = b"") -> Corruption:
-    """Replaces a file with a large sparse file, which takes no disk space."""
-
-    def corrupt(folder: Path) -> None:
-        _put(folder / name, start)
-        with (folder / name).open("r+b") as stream:
-            stream.truncate(num_bytes)
 
     return corrupt
 
@@ -147,17 +115,6 @@ def settings(**new: Any) -> Corruption:
     return fields("tokenizer_config.json", **new)
 
 
-def split_on(regex: str) -> Corruption:
-    """Sets the regular expression of the pre-tokenizer in tokenizer.json."""
-
-    def corrupt(folder: Path) -> None:
-        content = json.loads((folder / "tokenizer.json").read_text())
-        content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": regex}
-        (folder / "tokenizer.json").write_text(json.dumps(content))
-
-    return corrupt
-
-
 def index(weight_map: Any = None, **more: Any) -> Corruption:
     """Writes a shard index; a `weight_map` function receives the correct map."""
 
@@ -170,7 +127,18 @@ def index(weight_map: Any = None, **more: Any) -> Corruption:
 
 
 def renamed(name: str) -> Corruption:
-    return index(lambda right: dict.fromkeys(right, name))
+    """Renames the weights in the index only; the file is removed."""
+    return combine(index(lambda right: dict.fromkeys(right, name)), without(WEIGHTS))
+
+
+def moved(name: str) -> Corruption:
+    """Moves the weights to a path relative to the folder, which the index contains."""
+
+    def corrupt(folder: Path) -> None:
+        (folder / "model").mkdir()
+        (folder / name).write_bytes((folder / WEIGHTS).read_bytes())
+
+    return combine(corrupt, renamed(name))
 
 
 # ---------------------------------------------------------------- safetensors
@@ -215,14 +183,6 @@ def header_text(text: str) -> Corruption:
     return header(lambda _: text)
 
 
-def header_size(size: int) -> Corruption:
-    def corrupt(folder: Path) -> None:
-        content = (folder / WEIGHTS).read_bytes()
-        _put(folder / WEIGHTS, struct.pack("<Q", size) + content[8:])
-
-    return corrupt
-
-
 def cut_to(size: int) -> Corruption:
     """Truncates the weights file; a negative size counts from the end."""
 
@@ -248,16 +208,6 @@ def tensors(**new: Any) -> Corruption:
         mx.save_safetensors(str(folder / WEIGHTS), actual)
 
     return corrupt
-
-
-def with_number(name: str, number: float) -> Corruption:
-    """Sets the last element of a tensor to `number`."""
-
-    def change(array: mx.array) -> mx.array:
-        array[(-1,) * array.ndim] = number
-        return array
-
-    return tensors(**{name: change})
 
 
 def plain(folder: Path) -> None:

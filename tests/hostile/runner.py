@@ -1,7 +1,6 @@
-"""Runs the cases in a worker process and checks their outcomes.
+"""Runs the argument cases in a worker process and checks their outcomes.
 
-Each case must end with a `UserError` of one sentence, within limits on memory and time, and must
-not execute code from the checkpoint.
+Each case must end with a `UserError` of one sentence, within limits on memory and time.
 """
 
 import json
@@ -10,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 MAX_BYTES = 200_000_000  # limit on memory growth; the interpreter and libraries use another 100 MB
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,19 +22,16 @@ PYTHON_WORDING = re.compile(
 )
 
 
-def run_rows(
-    table: Literal["folders", "arguments"],
-    all_rows: Sequence[Any],
-    rows: Sequence[Any],
-    valid: Path,
-    scratch: Path,
-) -> None:
+def run_rows(rows: Sequence[Any], all_rows: Sequence[Any]) -> None:
     """Runs `rows` of a table in one process; fails with the problems of all rows."""
     numbers = "\n".join(str(all_rows.index(case)) for case in rows)
-    paths = [str(valid), str(scratch / "rows")]
-    command = [sys.executable, "-m", "tests.hostile.worker", table, *paths]
     done = subprocess.run(
-        command, cwd=ROOT, input=numbers, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "tests.hostile.worker"],
+        cwd=ROOT,
+        input=numbers,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     outcomes = [json.loads(line) for line in done.stdout.splitlines()]
     wrong = [
@@ -51,22 +47,25 @@ def run_rows(
 
 def problems(case: Any, outcome: dict) -> list[str]:
     """Returns a message for each of the case's requirements that is violated."""
-    actual = []
-    sentence = outcome.get("sentence")
-    if sentence is None:
-        actual.append(f"raised {outcome['raised']}")
+    if outcome.get("sentence") is None:
+        actual = [f"raised {outcome['raised']}"]
     else:
-        missing = [word for word in case.words if word not in sentence]
-        if missing:
-            actual.append(f"lacks {missing} in: {sentence}")
-        if "\n" in sentence or not sentence.endswith((".", "?")) or len(sentence) > 800:
-            actual.append(f"is not one sentence: {sentence!r}")
-        if PYTHON_WORDING.search(sentence):
-            actual.append(f"has the wording of a Python exception: {sentence}")
+        actual = message_problems(case.words, outcome["sentence"])
         if outcome["printed"]:
             actual.append(f"printed {outcome['printed'][:300]!r}")
-    if outcome["took"] > getattr(case, "max_bytes", MAX_BYTES):
+    if outcome["took"] > MAX_BYTES:
         actual.append(f"took {outcome['took']:,} bytes of memory")
-    if outcome["ran"]:
-        actual.append(f"ran {outcome['ran']}")
+    return actual
+
+
+def message_problems(words: Sequence[str], sentence: str) -> list[str]:
+    """Returns what is wrong with an error message that must contain `words`."""
+    actual = []
+    missing = [word for word in words if word not in sentence]
+    if missing:
+        actual.append(f"lacks {missing} in: {sentence}")
+    if "\n" in sentence or not sentence.endswith((".", "?")) or len(sentence) > 800:
+        actual.append(f"is not one sentence: {sentence!r}")
+    if PYTHON_WORDING.search(sentence):
+        actual.append(f"has the wording of a Python exception: {sentence}")
     return actual

@@ -13,11 +13,10 @@ def test_case_names_are_unique():
 
 
 @pytest.mark.slow
-def test_quick_argument_cases(tmp_path):
-    run_rows("arguments", ARGUMENTS, QUICK, tmp_path, tmp_path / "unused")
+def test_quick_argument_cases():
+    run_rows(QUICK, ARGUMENTS)
 
 
 @pytest.mark.slow
-def test_other_argument_cases(tmp_path):
-    others = [case for case in ARGUMENTS if case not in QUICK]
-    run_rows("arguments", ARGUMENTS, others, tmp_path, tmp_path / "unused")
+def test_other_argument_cases():
+    run_rows([case for case in ARGUMENTS if case not in QUICK], ARGUMENTS)

@@ -206,13 +206,19 @@ def test_truncated_weights(broken, keep, load_either):
         load_either(str(broken))
 
 
-@pytest.mark.parametrize(
-    "garbage", [b"\xff" * 64, b"version https://git-lfs.github.com/spec/v1\n" * 3]
-)
+@pytest.mark.parametrize("garbage", [b"\xff" * 64, b"<!DOCTYPE html>\n" * 3])
 def test_corrupt_weights(broken, garbage, load_either):
     shard = sorted(broken.glob("*.safetensors"))[0]
     shard.write_bytes(garbage + shard.read_bytes()[len(garbage) :])
     with pytest.raises(ModelError, match="is not a valid safetensors file"):
+        load_either(str(broken))
+
+
+@pytest.mark.parametrize("pattern", ["*.safetensors", "tokenizer.json", "config.json"])
+def test_git_lfs_pointer(broken, pattern, load_either):
+    file = sorted(broken.glob(pattern))[0]
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n")
+    with pytest.raises(ModelError, match=rf"{file.name} is a Git LFS pointer .* `git lfs pull`"):
         load_either(str(broken))
 
 

@@ -5,9 +5,13 @@ import ctypes
 import pytest
 
 from tests.support import resident_bytes
-from tiny_llm.kernels.heap import trim_heap
 from tiny_llm.models import memory
-from tiny_llm.models.memory import available_memory, is_memory_short, total_memory
+from tiny_llm.models.memory import (
+    available_memory,
+    is_memory_short,
+    total_memory,
+    trim_heap,
+)
 
 
 @pytest.mark.skipif(

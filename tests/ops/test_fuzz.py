@@ -414,7 +414,9 @@ NO_OPERATIONS = {
     "prepack_weight",  # not lazy; tested in tests/ops/test_prepack.py
     "prepack_weight_from_file",
     "prepack_rows",
-    "extend_rows",
+    "populate_rows",
+    "release_rows",
+    "reserve_zeros",
     "huge_pages",
     "metal",
     "num_threads",

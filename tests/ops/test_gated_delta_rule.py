@@ -19,7 +19,6 @@ from tests.support import (
     assert_same_on_any_number_of_threads,
 )
 from tiny_llm import kernels
-from tiny_llm.kernels.heap import extend_rows
 
 SHAPES = [  # key heads, value heads, key head size, value head size
     (1, 1, 1, 1),
@@ -106,7 +105,10 @@ def test_bitwise_equal_for_any_alignment(instruction_set):
     batch = Batch((7, 3), (-1, -1), (0, -1, 1, -1, 2, -1, 3, 4, -1, 5))
     arrays = delta_problem(1, 2, 16, 64, batch, mx.float32) | {"states": None}
     results = []
-    for states in (mx.zeros((SLOTS, 2, 16, 64)), extend_rows(mx.zeros((0, 2, 16, 64)), SLOTS)):
+    for states in (
+        mx.zeros((SLOTS, 2, 16, 64)),
+        kernels.reserve_zeros((SLOTS, 2, 16, 64), mx.float32),
+    ):
         for reads in ((-1, -1), (1, 4)):
             given = {**arrays, "states": states, "read_slots": mx.array(reads)}
             o, states = kernels.gated_delta_rule(**given, num_k_heads=1)

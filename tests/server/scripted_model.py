@@ -1,9 +1,10 @@
 """`python -m tests.server.scripted_model SCRIPT …`: serves a scripted model.
 
 Only the model is scripted: templates, parsers, grammars, scheduler and prefix cache are real.
-SCRIPT is a JSON file with a list of [marker, texts] entries. The first entry whose marker occurs in
-the prompt applies, and a prompt with n assistant messages gets texts[n]. The model follows the text
-as far as the grammar allows. If the prompt ends with `</think>`, it skips the text's reasoning.
+SCRIPT is a JSON file with a list of [marker, texts, keys] entries. The first entry whose marker
+occurs in the prompt applies. The texts are said in turn: each has a key, which occurs in the prompt
+once it has been said. Without keys, the prompt's assistant messages are counted. The model follows
+the text as far as the grammar allows. If the prompt ends with `</think>`, it skips the reasoning.
 """
 
 import functools
@@ -22,7 +23,7 @@ from tiny_llm.engine.execution.paged_model import Span
 from tiny_llm.engine.scheduling.outputs import SchedulerOutput
 from tiny_llm.engine.scheduling.request import EngineRequest
 
-Script = list[tuple[str, list[str]]]
+Script = list[list[Any]]
 
 END = "<|im_end|>"
 ASSISTANT = "<|im_start|>assistant"
@@ -102,8 +103,9 @@ class ScriptedModel:
     def _answer(self, prompt_ids: tuple[int, ...]) -> str:
         if prompt_ids not in self._answers:
             prompt = self._tokenizer.decode(list(prompt_ids))
-            texts = next(texts for marker, texts in self._script if marker in prompt)
-            text = texts[min(prompt.count(ASSISTANT), len(texts)) - 1]
+            texts, *keys = next(rest for marker, *rest in self._script if marker in prompt)
+            turn = sum(key in prompt for key in keys[0]) if keys else prompt.count(ASSISTANT) - 1
+            text = texts[min(turn, len(texts) - 1)]
             if prompt.endswith(CLOSED_REASONING):
                 text = text.partition(CLOSED_REASONING)[2] or text
             self._answers[prompt_ids] = text

@@ -61,6 +61,7 @@ class Chaos:
             "seed": rng.randrange(5),
             "temperature": 1.2,
             "max_tokens": rng.choice((1, 5, 40)),
+            "stop": rng.choice((None, None, "e")),
             "stream": stream,
         }
 

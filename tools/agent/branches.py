@@ -57,7 +57,7 @@ def main(count: int, seed: int) -> None:
     for number, page_ids in enumerate(pages):
         print(f"branch {number}:", " ".join(f"{page:2}" for page in page_ids))
     counts = count_pages(pages)
-    saved = counts.saved * llm.runner.nbytes / llm.runner.target.num_allocated_pages
+    saved = counts.saved * sum(model.row_bytes("page") for model in llm.runner.models)
     print(f"{counts.stored} pages, {counts.shared} of them shared")
     print(f"saved by sharing: {counts.saved} pages, {saved / 1e6:.1f} MB")
 

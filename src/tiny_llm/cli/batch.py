@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import mlx.core as mx
 from rich.console import Console
 from rich.live import Live
 
@@ -15,7 +14,7 @@ from ..demo.prompts import BATCH_PROMPTS
 from ..errors import UserError
 from .backends.checkpoint import open_checkpoint
 from .batching.engine_run import EngineBatchRun
-from .batching.runs import BatchRun, open_batch_run
+from .batching.runs import BatchRun, open_batch_run, peak_memory
 from .batching.view import PlainLines, batch_table, speed_line
 from .parsing.arguments import (
     add_batch_arguments,
@@ -123,7 +122,7 @@ def _batch(args: argparse.Namespace) -> int:
         print(progress.engine)
     print(
         f"{len(prompts)} requests | {speed_line(progress.started, seconds)} | "
-        f"peak memory: {mx.get_peak_memory() / 1e9:.3f} GB"
+        f"peak memory: {peak_memory(run) / 1e9:.3f} GB"
     )
     return 0
 

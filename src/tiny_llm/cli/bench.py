@@ -25,7 +25,7 @@ from ..sampler import make_sampler
 from .backends.checkpoint import Checkpoint, open_checkpoint
 from .backends.engine import open_llm
 from .batching.open_loop import SLO, goodput, percentile, poisson_arrivals, run_open_loop
-from .batching.runs import BatchRun, open_batch_run
+from .batching.runs import BatchRun, open_batch_run, peak_memory
 from .batching.workload import (
     LengthRange,
     TimestampTokenizer,
@@ -117,7 +117,7 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
         "output_tokens_per_s": round(output / seconds, 2),
         "total_tokens_per_s": round((prompt + output) / seconds, 2),
         **latencies(tokenizer.sequences, started),
-        "peak_memory_gb": round(mx.get_peak_memory() / 1e9, 4),
+        "peak_memory_gb": round(peak_memory(run) / 1e9, 4),
     }
 
 

@@ -5,6 +5,7 @@ weights. If the model has not been downloaded, the config is enough.
 """
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from ..engine.execution.kv_memory import (
     choose_max_seq_len,
     split_kv_memory,
 )
+from ..engine.scheduling.config import MIN_STATE_SLOTS
 from ..kv_cache.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
 from ..models.heads.pooling import Task
 from ..models.memory import available_memory, total_memory
@@ -66,8 +68,10 @@ class MemoryEstimate:
             )
         else:
             kv_cache_bytes = check_kv_cache_bytes(kv_cache_bytes)
-        num_pages, num_slots = split_kv_memory(kv_cache_bytes, block_size, max_num_seqs, sizes)
-        num_tokens = num_pages * block_size
+        num_pages, num_slots, slot_pages = split_kv_memory(
+            kv_cache_bytes, block_size, max_num_seqs, sizes
+        )
+        num_tokens = (num_pages - math.ceil(MIN_STATE_SLOTS * slot_pages)) * block_size
         return cls(sizes, kv_cache_bytes, reason, num_tokens, num_slots, max_seq_len)
 
     @property
@@ -198,6 +202,8 @@ def _notes(
         return
     if first.reason:
         yield f"KV memory: {first.reason}; set --kv-cache-bytes to change it"
+    if first.state_bytes:
+        yield "states and tokens share the KV memory; the table shows the maximum of each"
     if bandwidth is not None:
         speed = f"{bandwidth / 1e9:.1f} GB/s"
         yield f"tokens/s: upper bound for one request at the measured memory bandwidth of {speed}"

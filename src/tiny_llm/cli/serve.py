@@ -188,6 +188,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         0,
     )
     flag(
+        "--strict-fields",
+        "reject requests with fields that would be ignored; by default, the log and the response "
+        "header x-tiny-llm-ignored-fields name these",
+        action="store_true",
+    )
+    flag(
         "--log-requests",
         "log each request's method, path, status, id, token counts and timing; by default, "
         "only rejected and failed requests",

@@ -20,7 +20,7 @@ from ..errors import (
     validate_number,
 )
 from ..models import memory
-from ..models.tokenizer.tokenizer import detokenizer_with_leading_space
+from ..models.tokenizer.detokenizer import detokenizer_with_leading_space
 from .execution.disk_cache import DiskCache
 from .execution.sampler import TokenCounts, completion_seed
 from .inputs.sampling_params import SamplingParams
@@ -45,8 +45,6 @@ from .structured_output.thinking_budget import ThinkingBudget, thinking_tokens
 log = logging.getLogger("tiny_llm.engine")
 
 MEMORY_CHECK_INTERVAL = 1.0  # seconds
-# Compact only if more than 1/8 of the pages are unused, because compaction copies all used pages.
-COMPACTION_DIVISOR = 8
 PRECOMPUTE_REQUEST_ID = "(ahead)"  # id of `precompute`'s internal requests
 
 
@@ -91,6 +89,8 @@ class EngineCore:
         self._processors: dict[str, OutputProcessor] = {}  # by `EngineRequest.request_id`
         # By the caller's request id: the processors of its `n` completions.
         self._processors_by_request: dict[str, list[OutputProcessor]] = {}
+        page_bytes = sum(model.row_bytes("page") for model in runner.models)
+        self._kv_cache_bytes = scheduler.config.num_pages * page_bytes
         self._num_added = 0
         self._next_memory_check = 0.0
         self.num_memory_evictions = 0
@@ -314,14 +314,11 @@ class EngineCore:
 
     def release_cached_memory(self) -> None:
         """Evicts half of the cached pages and returns unused memory to the system."""
-        pages, target, before = self.scheduler.pages, self.runner.target, self.runner.nbytes
-        num_evicted = pages.evict_half()
+        before = self.runner.nbytes
+        num_evicted = self.scheduler.pages.evict_half()
         self.num_memory_evictions += num_evicted
-        num_unused = target.num_allocated_pages - pages.allocator.num_used
-        if num_unused > target.num_allocated_pages // COMPACTION_DIVISOR:
-            kept = pages.compact(self.scheduler.running)
-            if kept is not None:
-                self.runner.compact(*kept)
+        self.runner.release(*self.scheduler.pages.free_rows())
+        self.runner.target.release_scratch()
         memory.release_free_memory()
         if num_evicted or self.runner.nbytes < before:
             log.warning(
@@ -368,6 +365,9 @@ class EngineCore:
             self._process_outputs(step, self.runner.run(step))
         except Exception as error:
             self._fail_step(step, error)
+        # The memory that pages and state slots share may have passed from one to the other.
+        if self.runner.nbytes > self._kv_cache_bytes:
+            self.runner.release(*self.scheduler.pages.free_rows())
         seconds = time.perf_counter() - started
         self.step_seconds += seconds
         self.scheduler.record_step_time(step, seconds)
@@ -405,9 +405,10 @@ class EngineCore:
             if error is not None:
                 self._finish(processor, [], "error", error)
                 continue
-            # Drop the tokens after the one that ended the completion.
+            # Drop the tokens after the one that ended the completion. The draft model may lack only
+            # the last of them, so it has computed all others.
             if len(token_ids) < len(result.token_ids):
-                results[request_id] = replace(result, token_ids=token_ids)
+                results[request_id] = replace(result, token_ids=token_ids, num_draft_uncomputed=0)
             updates.append((processor, token_ids, reason))
         self.scheduler.update_from_output(step, results)
         for processor, token_ids, reason in updates:

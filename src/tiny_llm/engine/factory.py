@@ -34,7 +34,7 @@ from ..models.heads.pooling import (
 from ..models.hub import find_config
 from ..models.lora import attach_adapters
 from ..models.parallel.decoder import TensorParallelDecoder, make_decoder
-from ..models.tokenizer.tokenizer import with_detokenizer
+from ..models.tokenizer.detokenizer import with_detokenizer
 from .execution.paged_model import PagedModel
 from .execution.tp_model import ShardedCheckpoint, TensorParallelModel, load_sharded
 from .model_runner import ModelRunner, MtpRunner, PoolingRunner

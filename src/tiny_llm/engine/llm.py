@@ -8,6 +8,7 @@ Only `compile_grammar` is thread-safe. `step`, `abort` and `close` are in `core.
 """
 
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -28,6 +29,7 @@ from .execution.kv_memory import (
     check_kv_cache_bytes,
     choose_kv_cache_bytes,
     choose_max_seq_len,
+    default_state_slots,
     split_kv_memory,
 )
 from .factory import (
@@ -73,10 +75,10 @@ class LLM(EngineCore):
         model: short name, hub id, folder, or the result of `load_weights` or `load`.
         kv_cache_bytes: upper bound on KV memory, including recurrent states and the draft model's
             KV memory. None uses three quarters of the memory left by the weights, but at most what
-            `max_num_seqs` requests of `max_model_len` tokens need. Allocated on demand and kept
-            until the system runs low on memory; `reserve` allocates all of it. Recurrent states get
-            up to half: one per running request, and checkpoints from which later requests with a
-            common prefix resume.
+            `max_num_seqs` requests of `max_model_len` tokens need. Used on demand and kept until
+            the system runs low on memory; `reserve` allocates all of it. Pages and recurrent states
+            share it by use: one state per running request, and checkpoints from which later
+            requests with a common prefix resume.
         block_size: tokens per page. Only full pages are shared, so a smaller page size increases
             sharing.
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included. Larger values
@@ -190,7 +192,7 @@ class LLM(EngineCore):
             log.info("KV memory: up to %.2f GB, %s", kv_memory / 1e9, reason)
         else:
             kv_memory = check_kv_cache_bytes(kv_cache_bytes)
-        num_pages, num_state_slots = split_kv_memory(
+        num_pages, num_state_slots, slot_pages = split_kv_memory(
             kv_memory, block_size, max_num_seqs, models.all
         )
         default_drafts = DEFAULT_NUM_MTP_DRAFTS if mtp else DEFAULT_NUM_DRAFTS
@@ -204,6 +206,7 @@ class LLM(EngineCore):
             enable_prefix_caching=enable_prefix_caching,
             max_queue=max_queue,
             num_state_slots=num_state_slots,
+            state_slot_pages=slot_pages,
             window=common_window(models.all),
         )
         if chat_template is not None:
@@ -427,8 +430,11 @@ class LLM(EngineCore):
 
     def reserve(self) -> None:
         """Allocates all of `kv_cache_bytes` now, so that no later step has to."""
+        config = self.scheduler.config
+        num_slots = min(config.num_state_slots // 2, default_state_slots(config.max_num_seqs))
+        num_pages = config.num_pages - math.ceil(num_slots * config.state_slot_pages)
         for model in self.runner.models:
-            model.reserve()
+            model.populate(num_pages, num_slots)
 
     def describe(self) -> dict[str, Any]:
         """Returns the scheduler's configuration as JSON-serializable data."""

@@ -5,7 +5,7 @@ This module must not depend on request queues or text.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -71,10 +71,10 @@ class ModelRunner:
         self.statistics.target_steps += 1
         return results
 
-    def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Compacts the pages and state slots of all models; see `PagedStorage`."""
+    def release(self, pages: Collection[int], slots: Collection[int]) -> None:
+        """Returns the memory of unused pages and state slots of all models to the system."""
         for model in self.models:
-            model.compact(pages, slots)
+            model.release(pages, slots)
 
     @property
     def models(self) -> list[PagedModel]:
@@ -83,8 +83,13 @@ class ModelRunner:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of KV and state memory allocated by all models on this rank."""
+        """Bytes of KV and state memory in use by all models on this rank."""
         return sum(model.nbytes for model in self.models)
+
+    @property
+    def peak_memory(self) -> int:
+        """MLX's peak memory in bytes, without memory that is reserved, but not in use."""
+        return mx.get_peak_memory() - sum(model.unused_bytes for model in self.models)
 
     @property
     def seconds(self) -> float:

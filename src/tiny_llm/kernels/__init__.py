@@ -4,11 +4,12 @@ No other module imports the extension. Week 1 does not need it. Each operation's
 dtypes, errors) is in its C++ header and shown by e.g. `help(tiny_llm_ext.rms_norm)`. Operations
 raise ValueError if the contract is violated and UserError if the extension is not built.
 
-Reading order: prepack, mxfp4, graph_capture, roofline, heap.
+Reading order: prepack, mxfp4, graph_capture, roofline.
 """
 
 import functools
 import importlib.util
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -125,6 +126,21 @@ def use_cpu() -> None:
 def as_int32(numbers: Sequence[Any] | mx.array) -> mx.array:
     """Converts integers or rows of integers to int32; returns arrays unchanged."""
     return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)
+
+
+def reserve_zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    """Returns zeros that use no physical memory until they are written."""
+    return extension().reserve_zeros(shape, dtype)
+
+
+def release_rows(x: mx.array, rows: Sequence[int]) -> None:
+    """Returns the physical memory of ascending rows of an array from `reserve_zeros`.
+
+    The rows' contents are then undefined. A no-op on a GPU.
+    """
+    for _, run in itertools.groupby(enumerate(rows), lambda pair: pair[1] - pair[0]):
+        indices = [row for _, row in run]
+        extension().release_rows(x, indices[0], indices[-1] + 1)
 
 
 def _operation(name: str) -> Callable[..., Any]:

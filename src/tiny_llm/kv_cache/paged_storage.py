@@ -5,16 +5,13 @@ block table serves all layers. The engine allocates page ids; this module holds 
 builds a step's metadata.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from .. import kernels
-from ..kernels.heap import extend_rows, trim_heap
-from .full import GROWTH_TOKENS, INITIAL_TOKENS
-from .page_pool import compact_pages
-from .state_storage import StateStorage
+from .state_storage import StateStorage, release_rows
 from .step_plan import AttentionMetadata, StepPlan
 
 Integers = Sequence[int] | mx.array
@@ -38,7 +35,8 @@ class RaggedBatch:
 
     Attributes:
         positions, attention_metadata: the arguments as int32 arrays.
-        max_slot, max_state_slot: maximum slot and maximum state slot, read or written; −1 if none.
+        slots: the slots as a list.
+        written_states: state slots that are written.
 
     Raises:
         ValueError: the arguments' lengths are inconsistent.
@@ -60,10 +58,8 @@ class RaggedBatch:
             padded = [[*row, *[-1] * (width - len(row))] for row in block_table]
             block_table = mx.array(padded, dtype=mx.int32).reshape(-1, width)
         slots: Any = slot_mapping.tolist() if isinstance(slot_mapping, mx.array) else slot_mapping
-        self.max_slot: int = max(slots, default=-1)
-        self.max_state_slot = max(
-            [*(state_read_slots or ()), *(state_write_slots or ())], default=-1
-        )
+        self.slots: Sequence[int] = slots
+        self.written_states = {slot for slot in state_write_slots or () if slot >= 0}
         self.positions = kernels.as_int32(positions)
         optional = (state_read_slots, state_write_slots, adapter_ids)
         self.attention_metadata = metadata = AttentionMetadata(
@@ -102,20 +98,21 @@ class RaggedBatch:
 
 
 class PagedStorage:
-    """Key and value pages of each layer, allocated on demand up to a limit.
+    """Key and value pages of each layer; a page uses memory once it is written.
 
-    Writing to a page allocates it and all pages with lower ids. Memory grows in steps, as in
-    `TinyKvFullCache`; only `compact` releases memory, so a page allocator should prefer low ids.
+    All pages are reserved at once, so the arrays never grow or move. Only `release` returns memory,
+    so a page allocator should prefer pages in `resident`.
 
     Args:
         num_layers: number of layers with pages.
-        num_pages: maximum pages per layer.
+        num_pages: pages per layer.
         head_dim: D; D + 4 for 8-bit rows, which end with a 4-byte scale.
         states: state slots for linear-attention layers; None if all layers have pages.
 
     Attributes:
-        key_pages, value_pages: one P×H×page_size×D array per layer with pages; P is the number of
-            allocated pages. Written in place; do not keep references to the arrays.
+        key_pages, value_pages: one num_pages×H×page_size×D array per layer with pages. Written in
+            place; do not keep references to the arrays.
+        resident: pages with physical memory.
 
     Raises:
         ValueError: `num_pages` or `page_size` is below 1.
@@ -138,10 +135,11 @@ class PagedStorage:
             )
         self.num_pages = num_pages
         self.page_size = page_size
-        shape = 0, num_kv_heads, page_size, head_dim
-        self.key_pages = [mx.zeros(shape, dtype) for _ in range(num_layers)]
-        self.value_pages = [mx.zeros(shape, dtype) for _ in range(num_layers)]
+        shape = num_pages, num_kv_heads, page_size, head_dim
+        self.key_pages = [kernels.reserve_zeros(shape, dtype) for _ in range(num_layers)]
+        self.value_pages = [kernels.reserve_zeros(shape, dtype) for _ in range(num_layers)]
         self.states = states
+        self.resident: set[int] = set()
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -156,54 +154,34 @@ class PagedStorage:
 
     @property
     def nbytes(self) -> int:
-        """Allocated bytes of all pages and state slots."""
-        return sum(array.nbytes for array in self.arrays)
+        """Bytes of physical memory of all pages and state slots."""
+        pages = len(self.resident) * sum(x.nbytes for x in self.page_arrays) // self.num_pages
+        return pages if self.states is None else pages + self.states.nbytes
 
-    def reserve(self) -> None:
-        """Allocates memory for all pages and state slots."""
-        self.ensure_capacity(self.num_pages)
+    def populate(self, num_pages: int, num_slots: int) -> None:
+        """Allocates physical memory for the first pages and state slots."""
+        for array in self.page_arrays:
+            kernels.extension().populate_rows(array, num_pages)
+        self.resident.update(range(num_pages))
         if self.states is not None:
-            self.states.ensure_capacity(self.states.num_slots)
+            for array in self.states.arrays:
+                kernels.extension().populate_rows(array, num_slots)
+            self.states.resident.update(range(num_slots))
 
-    @property
-    def num_allocated(self) -> int:
-        """Number of pages with allocated memory, per layer."""
-        return len(self.value_pages[-1])
-
-    def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Renumbers ascending page and slot ids to 0, 1, 2, …; releases all others.
-
-        Copies one array at a time, so that at most one is in memory twice.
-        """
-        for arrays in (self.key_pages, self.value_pages):
-            for layer in range(len(arrays)):
-                arrays[layer] = compact_pages(arrays[layer], pages)
-                mx.eval(arrays[layer])
-                trim_heap()
+    def release(self, pages: Collection[int], slots: Collection[int]) -> None:
+        """Returns the physical memory of unused pages and state slots; see `release_rows`."""
+        release_rows(self.page_arrays, self.resident, pages)
         if self.states is not None:
-            self.states.compact(slots)
-
-    def ensure_capacity(self, num_pages: int) -> None:
-        """Allocates at least the first `num_pages` pages, but at most all pages."""
-        existing = self.num_allocated
-        if existing >= min(num_pages, self.num_pages):
-            return
-        tokens = GROWTH_TOKENS if existing else INITIAL_TOKENS
-        growth = max(num_pages - existing, existing // 2, -(-tokens // self.page_size))
-        capacity = min(existing + growth, self.num_pages)
-        for pages in (self.key_pages, self.value_pages):
-            for layer in range(len(pages)):
-                pages[layer] = extend_rows(pages[layer], capacity - existing)
+            release_rows(self.states.arrays, self.states.resident, slots)
 
     def plan(self, batch: RaggedBatch) -> StepPlan:
         """Plans a step over a ragged batch; slots are the same in every layer."""
-        self.ensure_capacity(batch.max_slot // self.page_size + 1)
+        self.resident.update(slot // self.page_size for slot in batch.slots)
         pairs = list(zip(self.key_pages, self.value_pages, strict=True))
         states = self.states
         if states is not None:
             assert batch.attention_metadata.state_read_slots is not None
-            assert batch.max_state_slot < states.num_slots
-            states.ensure_capacity(max(batch.max_state_slot + 1, 1))
+            states.resident |= batch.written_states
             for layer, conv, state in zip(
                 states.layers, states.conv_states, states.states, strict=True
             ):

@@ -6,15 +6,13 @@ trimmed to fewer tokens, so slots also hold the states at positions that a seque
 """
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..kernels.heap import extend_rows
-from .page_pool import compact_pages
-
-GROWTH_SLOTS = 4  # minimum number of slots allocated at once
+from .. import kernels
 
 
 @dataclass(frozen=True)
@@ -34,17 +32,16 @@ class StateShape:
 
 
 class StateStorage:
-    """State slots of the linear-attention layers, allocated on demand.
-
-    Writing to a slot allocates it and all slots with lower ids; only `compact` releases memory.
+    """State slots of the linear-attention layers; a slot uses memory once it is written.
 
     Args:
         layers: indices of the model's linear-attention layers, in ascending order.
         num_slots: maximum number of slots.
 
     Attributes:
-        conv_states, states: an S×(K−1)×C and an S×H_v×D_k×D_v array per layer, for S allocated
-            slots (see `StateShape`). Written in place; do not keep references to the arrays.
+        conv_states, states: an S×(K−1)×C and an S×H_v×D_k×D_v array per layer, for S slots (see
+            `StateShape`). Written in place; do not keep references to the arrays.
+        resident: slots with physical memory.
 
     Raises:
         ValueError: `num_slots` is below 1.
@@ -55,8 +52,11 @@ class StateStorage:
             raise ValueError(f"StateStorage: num_slots must be at least 1, got {num_slots}.")
         self.layers = tuple(layers)
         self.num_slots = num_slots
-        self.conv_states = [mx.zeros((0, *shape.conv_state), shape.dtype) for _ in layers]
-        self.states = [mx.zeros((0, *shape.state), mx.float32) for _ in layers]
+        self.conv_states = [
+            kernels.reserve_zeros((num_slots, *shape.conv_state), shape.dtype) for _ in layers
+        ]
+        self.states = [kernels.reserve_zeros((num_slots, *shape.state), mx.float32) for _ in layers]
+        self.resident: set[int] = set()
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -65,23 +65,17 @@ class StateStorage:
 
     @property
     def nbytes(self) -> int:
-        """Allocated bytes of all layers' slots."""
-        return sum(array.nbytes for array in self.arrays)
+        """Bytes of physical memory of all layers' slots."""
+        return len(self.resident) * sum(x.nbytes for x in self.arrays) // self.num_slots
 
-    def compact(self, slots: Sequence[int]) -> None:
-        """Renumbers ascending slot ids to 0, 1, 2, …; releases all other slots."""
-        for arrays in (self.conv_states, self.states):
-            for i in range(len(arrays)):
-                arrays[i] = compact_pages(arrays[i], slots)
-                mx.eval(arrays[i])
 
-    def ensure_capacity(self, num_slots: int) -> None:
-        """Allocates memory for the first `num_slots` slots, up to the limit."""
-        existing = len(self.states[-1])
-        if existing >= min(num_slots, self.num_slots):
-            return
-        growth = max(num_slots - existing, existing // 2, GROWTH_SLOTS)
-        capacity = min(existing + growth, self.num_slots)
-        for arrays in (self.conv_states, self.states):
-            for i in range(len(arrays)):
-                arrays[i] = extend_rows(arrays[i], capacity - existing)
+def release_rows(arrays: Sequence[mx.array], resident: set[int], free: Collection[int]) -> None:
+    """Returns the physical memory of `free` rows and removes them from `resident`.
+
+    A no-op on macOS and on a GPU, where the memory stays reserved.
+    """
+    if sys.platform == "linux" and kernels.computes_on_cpu():
+        rows = sorted(resident.intersection(free))
+        for array in arrays:
+            kernels.release_rows(array, rows)
+        resident.difference_update(rows)

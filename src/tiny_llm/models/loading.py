@@ -9,7 +9,6 @@ import mlx.core as mx
 
 from .. import demo, kernels
 from ..errors import UserError
-from ..kernels.heap import trim_heap
 from ..kernels.prepack import PrepackedWeights
 from .checkpoint.dummy import random_bytes, random_checkpoint
 from .checkpoint.layout import (
@@ -21,7 +20,6 @@ from .checkpoint.layout import (
     read_tensor_headers,
     weight_bytes,
 )
-from .checkpoint.nan_check import FiniteCheck
 from .checkpoint.safe_io import ModelError, model_errors, read_json
 from .checkpoint.safetensors_header import check_dtypes
 from .checkpoint.sharding import RankShard
@@ -30,9 +28,8 @@ from .families.config import DecoderConfig
 from .families.config_fields import Fields
 from .families.registry import read_config
 from .hub import find_config, find_model, is_terminal, stderr_console
-from .memory import total_memory
-from .tokenizer.hf_fallback import check_tokenizer_files, sandbox_tokenizer
-from .tokenizer.tokenizer import open_tokenizer
+from .memory import total_memory, trim_heap
+from .tokenizer.loader import open_tokenizer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +40,7 @@ PROGRESS_DELAY_SECONDS = 1.0
 
 
 def load(name: str, console: "Console | None" = None) -> tuple[Any, Any]:
-    """Loads a model and tokenizer with `mlx_lm`, downloading them if necessary.
+    """Loads a model with `mlx_lm`, and its tokenizer, downloading them if necessary.
 
     Args:
         name: a short name, a hub id or a local folder.
@@ -79,7 +76,7 @@ def load_weights(
 
     Returns:
         (weights, tokenizer). Every week's model accepts the weights in place of an `mlx_lm` model,
-        but they are not callable. The tokenizer is equivalent to `mlx_lm`'s.
+        but they are not callable. The tokenizer has `mlx_lm`'s interface.
 
     Raises:
         UserError: `load_format` is unknown.
@@ -125,16 +122,13 @@ def _load(
 
 
 def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
-    read_model_config(folder)  # rejects an invalid config before the slow import
+    config = read_model_config(folder)  # rejects an invalid config before the slow import
     # Imported here because it takes seconds, and an invalid name should fail immediately.
-    import mlx_lm
+    from mlx_lm.utils import load_model
 
     check_dtypes(read_tensor_headers(folder))
     _check_memory(folder, weight_bytes(folder))
-    encoder = check_tokenizer_files(folder)
-    mlx_model, tokenizer = mlx_lm.load(str(folder), lazy=True)[:2]
-    sandbox_tokenizer(tokenizer, encoder)
-    return mlx_model, tokenizer
+    return load_model(folder, lazy=True)[0], open_tokenizer(folder, config)
 
 
 def _report_ignored(
@@ -189,20 +183,15 @@ def evaluate(model: Any, console: "Console | None") -> None:
     text = getattr(model, "language_model", model).model  # mlx_lm nests the text of vision models
     table, head = getattr(text, "embed_tokens", None), model.get("lm_head")
     modules = [each for each in (table, head, *model.layers, model.get("mtp")) if each is not None]
-    path_of = {id(module): path for path, module in model.named_modules()}
     prepacked = None
     if isinstance(model, CheckpointModel):
         prepacked = PrepackedWeights(model, model.weight_locations)
-    check = FiniteCheck()
     for module in _with_progress(modules, console):
         if prepacked is not None:
             prepacked.prepack_layers(module)
             model.weight_locations.materialize(module)
         mx.eval(module.parameters())
-        check.add(path_of[id(module)], module)
     mx.eval(model.parameters())
-    check.add("model.norm", text.norm)  # the final norm is not in `modules`
-    check.finish()
     mx.clear_cache()  # frees buffers cached by prepacking, whose sizes do not recur
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import mlx.core as mx
 
 from .. import kernels
-from ..kernels.heap import trim_heap
 
 TRIM_INTERVAL = 256  # requests between heap trims
 
@@ -125,6 +124,13 @@ def _sysctl(name: str, default: int) -> int:
         name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)
     )
     return default if failed else value.value
+
+
+def trim_heap() -> None:
+    """Returns free heap pages to the system (takes 2 ms); a no-op without glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def release_free_memory() -> None:

@@ -46,8 +46,7 @@ def build_app(models: Sequence[AppState]) -> ASGIApp:
         app,
         models[0].engine_client.metrics.count_http_request,
         fastapi.openapi()["paths"],
-        settings.log_requests or settings.log_contents,
-        settings.log_contents,
+        settings,
     )
 
 
@@ -70,15 +69,18 @@ def _build_fastapi(models: Sequence[AppState]) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
     app.add_exception_handler(HTTPException, _handle_http_error)
     app.add_exception_handler(Exception, _handle_unexpected_error)
-    _remove_422_responses(app.openapi())
+    _correct_openapi(app.openapi(), models[0].settings.strict_fields)
     return app
 
 
-def _remove_422_responses(document: dict[str, Any]) -> None:
-    """Removes FastAPI's 422 responses; validation errors are 400 here."""
+def _correct_openapi(document: dict[str, Any], strict_fields: bool) -> None:
+    """Removes FastAPI's 422 responses: validation errors are 400 here. Applies `strict_fields`."""
     for methods in document["paths"].values():
         for operation in methods.values():
             operation["responses"].pop("422", None)
+    for schema in document["components"]["schemas"].values() if strict_fields else ():
+        if schema.get("additionalProperties") is True:
+            schema["additionalProperties"] = False
 
 
 async def _handle_api_error(request: Request, error: Exception) -> Response:

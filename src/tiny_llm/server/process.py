@@ -25,7 +25,7 @@ from .. import kernels
 from ..models.checkpoint.safe_io import read_json
 from ..models.parallel.default_group import shutdown_default_group
 from ..models.tokenizer.chat_template import set_chat_template
-from ..models.tokenizer.tokenizer import open_tokenizer
+from ..models.tokenizer.loader import open_tokenizer
 from .app import build_app
 from .context import AppState
 from .engine_client import messages

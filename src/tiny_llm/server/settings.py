@@ -54,6 +54,7 @@ class Settings:
     watchdog: float = 120.0
     generation_config: Literal["auto", "vllm"] = "auto"
     chat_template: str | None = None  # Jinja source; None for the model's template
+    strict_fields: bool = False
     log_requests: bool = False
     log_contents: bool = False
     response_store: int = 0

@@ -49,7 +49,7 @@ WRONG = [
     Wrong(
         "3.1.1 room",
         "growing the pool loses the old pages",
-        "extend_rows(self.key_pages, growth)",
+        "mx.concatenate([self.key_pages, new_pages])",
         "mx.zeros((existing + growth, *self.key_pages.shape[1:]), self.key_pages.dtype)",
     ),
     Wrong(

@@ -169,14 +169,14 @@ WRONG = [
     Wrong(
         "6.5.3 prompt-end",
         "only one checkpoint, at the prompt's end",
-        "{last - page_size, last}",
+        "{stable, last}",
         "{last}",
     ),
     Wrong(
         "6.5.3 prompt-end",
         "the checkpoint is one page too late",
-        "return {last}",
-        "return {last + page_size}",
+        "return {stable, last}",
+        "return {stable + page_size, last + page_size}",
     ),
     Wrong(
         "6.5.3 branch",

@@ -27,10 +27,29 @@ def test_tool_call_arguments_are_decoded():
         assert message["tool_calls"][0]["function"]["arguments"] == {}
 
 
-@pytest.mark.parametrize("arguments", ["{", '{"a": 1', "[" * 90])
-def test_invalid_json_arguments_stay_a_string(arguments):
+@pytest.mark.parametrize("arguments", ["{", '{"a": 1', '{"value": ', "[" * 90])
+def test_malformed_arguments_become_an_object(arguments):
     [message] = normalize_messages([call(arguments)])
-    assert message["tool_calls"][0]["function"]["arguments"] == arguments
+    assert message["tool_calls"][0]["function"]["arguments"] == {"arguments": arguments}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"), [("null", {}), ("[1]", {"arguments": [1]}), (5, {"arguments": 5})]
+)
+def test_arguments_other_than_objects_become_an_object(arguments, expected):
+    [message] = normalize_messages([call(arguments)])
+    assert message["tool_calls"][0]["function"]["arguments"] == expected
+
+
+def test_developer_messages_are_system_messages():
+    [message] = normalize_messages([{"role": "developer", "content": "Be brief."}])
+    assert message == {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("calls", [None, [], ()])
+def test_empty_tool_calls_are_removed(calls):
+    [message] = normalize_messages([{"role": "assistant", "content": "a", "tool_calls": calls}])
+    assert message == {"role": "assistant", "content": "a"}
 
 
 @pytest.mark.parametrize("arguments", ["[" * 1000 + "]" * 1000, "[" + "0," * 200_000 + "0]"])

@@ -1,5 +1,6 @@
 """Random workloads: invariants of scheduler, allocator and prefix cache."""
 
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -67,9 +68,35 @@ def test_memory_shortages_do_not_change_outputs(num_state_slots):
         workload = random_workload(rng, num_state_slots=num_state_slots)
         outcome = run_and_compare(replace(workload, shortages=0.3))
         totals.update(
-            evictions=outcome.evictions, moved=outcome.moved_pages, cached=outcome.cached_tokens
+            evictions=outcome.evictions,
+            released=outcome.released_pages,
+            cached=outcome.cached_tokens,
         )
-    assert min(totals["evictions"], totals["moved"], totals["cached"]) > 100, totals
+    assert min(totals.values()) > 100, totals
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slot_pages", [0.3, 1, 2.5, 5])
+@pytest.mark.parametrize("is_fair", [False, True])
+def test_pages_and_state_slots_share_the_memory(slot_pages, is_fair):
+    rng, totals = random.Random(int(slot_pages)), Counter()
+    for _ in range(600):
+        workload = random_workload(rng, num_state_slots=int(40 / slot_pages))
+        extra = math.ceil(slot_pages * rng.randint(2, 4))
+        config = replace(
+            workload.config,
+            num_pages=workload.config.num_pages + extra,
+            state_slot_pages=slot_pages,
+        )
+        shortages = rng.choice((0.0, 0.0, 0.3))
+        outcome = run_and_compare(
+            replace(workload, config=config, is_fair=is_fair, shortages=shortages)
+        )
+        totals.update(outcome.reasons.values())
+        totals["preemptions"] += outcome.preemptions
+        totals["cached"] += outcome.cached_tokens
+    assert min(totals[name] for name in ("stop", "length", "cached")) > 100, totals
+    assert totals["preemptions"] > 0
 
 
 def test_large_workloads():

@@ -346,15 +346,13 @@ def test_kv_memory_includes_the_mtp_layers_pages(predictable):
     plain = LLM(predictable, kv_cache_bytes=2**21).scheduler.config
     llm = LLM(predictable, kv_cache_bytes=2**21, speculative="mtp")
     config = llm.scheduler.config
-    assert config.num_state_slots == plain.num_state_slots
     page_bytes = config.page_size * 2 * KV_BYTES_PER_TOKEN  # float32: twice bfloat16's size
-    states = config.num_state_slots * llm.runner.target.model.state_bytes
-    assert config.num_pages == (2**21 - states) // (2 * page_bytes)
+    assert plain.num_pages == 2**21 // page_bytes
+    assert config.num_pages == 2**21 // (2 * page_bytes)
     llm.reserve()
     layer, target = llm.runner.draft.model, llm.runner.target
-    assert layer.nbytes == config.num_pages * page_bytes
-    assert target.nbytes == layer.nbytes + states
-    assert layer.nbytes + target.nbytes <= 2**21
+    assert layer.nbytes < target.nbytes
+    assert 0.9 * 2**21 < layer.nbytes + target.nbytes <= 2**21
 
 
 def test_mtp_weights_are_shared_and_not_loaded_by_default(tmp_path):
@@ -365,7 +363,8 @@ def test_mtp_weights_are_shared_and_not_loaded_by_default(tmp_path):
     llm = LLM(loaded, speculative="mtp", kv_cache_bytes=2**22)
     target, layer = llm.runner.target.model, llm.runner.draft.model.model
     mx.eval(layer.embedding.weight, layer.w_lm_head.weight, target.w_lm_head.weight)
-    assert mx.get_active_memory() - before < target.embedding.weight.nbytes
+    reserved = sum(model.unused_bytes for model in llm.runner.models)
+    assert mx.get_active_memory() - before - reserved < target.embedding.weight.nbytes
     assert len(layer.layers) == 1
     assert layer.kv_bytes_per_token == KV_BYTES_PER_TOKEN
     assert (layer.state_bytes, target.state_bytes) == (0, STATE_BYTES)

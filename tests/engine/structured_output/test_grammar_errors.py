@@ -7,7 +7,7 @@ from tiny_llm.engine.inputs.structured_outputs import StructuredOutputs
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 from tiny_llm.engine.structured_output.grammar_errors import MAX_CHARS, grammar_error
 from tiny_llm.errors import UserError
-from tiny_llm.models.tokenizer.tokenizer import open_tokenizer
+from tiny_llm.models.tokenizer.loader import open_tokenizer
 
 OVERLAPPING = {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 3}]}
 UNDEFINED = {"type": "object", "required": ["a"], "additionalProperties": False}

@@ -9,7 +9,7 @@ import tokenizers
 
 from tests.engine.tool_calls.templates import TEMPLATES
 from tiny_llm.engine.tool_calls.registry import AUTO, find_format
-from tiny_llm.models.tokenizer.chat_template_handler import render_chat
+from tiny_llm.models.tokenizer.chat_template import render_chat
 from tiny_llm.models.tokenizer.tokenizer import Tokenizer
 from tiny_llm.server.protocol.output_parser import OutputParser, TextDelta
 from tiny_llm.server.protocol.tool_calls import ToolCallOptions

@@ -256,15 +256,15 @@ def test_read_slot_is_unchanged_unless_written():
     assert_same_bits(run_span(paged, IDS[10:20], 10, 2, []), first, "again")
 
 
-def test_storage_grows_to_the_declared_bytes():
+def test_storage_has_the_declared_bytes():
     model = model_of(HYBRID, torch_dtype="bfloat16")
     # Per layer: a convolution state of 3×224 bfloat16 and a recurrent state of 4×24×32 float32.
     assert model.state_bytes == 2 * (3 * 224 * 2 + 4 * 24 * 32 * 4)
     assert model.kv_bytes_per_token == 2 * 2 * 2 * 32 * 2
     paged = PagedModel(model, 8, 7)
     run_span(paged, IDS[:3], 0, -1, [(2, 5)])
-    assert 6 * model.state_bytes <= paged._storage.states.nbytes <= 7 * model.state_bytes
-    paged.reserve()
+    assert paged._storage.states.nbytes == model.state_bytes
+    paged.populate(8, 7)
     assert paged.nbytes == 8 * 16 * model.kv_bytes_per_token + 7 * model.state_bytes
     with pytest.raises(ValueError, match="num_slots must be at least 1, got 0"):
         model.create_paged_storage(8)
@@ -437,10 +437,6 @@ def test_names_without_the_model_prefix(tmp_path, prefix):
             {"mtp.layers.1.mlp.up_proj.weight": mx.ones((9, 9))},
             "mtp.layers.1.mlp.up_proj.weight is not",
         ),
-        (
-            {"mtp.norm.weight": mx.array([mx.inf] * 128)},
-            "mtp.norm.weight has NaN or infinite values",
-        ),
     ],
 )
 def test_invalid_mtp_tensors_are_named(tmp_path, tensors, message):
@@ -475,7 +471,6 @@ A_LOG = "model.layers.0.linear_attn.A_log"
         ({CONV: mx.ones((220, 1, 4))}, f"{CONV} has shape 220×1×4, expected 224×4×1"),
         ({A_LOG: mx.ones((4, 1))}, f"{A_LOG} has shape 4×1, expected 4"),
         ({A_LOG: mx.ones(4, mx.int32)}, f"'{A_LOG}' has dtype I32, expected F32"),
-        ({A_LOG: mx.array([1, mx.nan, 0, 0])}, f"{A_LOG} has NaN or infinite values"),
         (
             {"model.layers.0.linear_attn.in_proj_qkvz.weight": mx.ones((9, 9))},
             "qkvz.weight is not a",

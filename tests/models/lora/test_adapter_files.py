@@ -1,7 +1,6 @@
 """Unusable adapter folders: one-sentence errors before any large allocation."""
 
 import json
-import os
 import struct
 
 import mlx.core as mx
@@ -200,9 +199,6 @@ def test_invalid_files_are_rejected(tmp_path):
     ):
         tensors.write_bytes(broken)
         assert "adapters.safetensors is " in error_of(folder)
-    tensors.unlink()
-    os.mkfifo(tensors)
-    assert "is not a regular file" in error_of(folder)
 
 
 def test_memory_limit_includes_the_model(tmp_path, monkeypatch):

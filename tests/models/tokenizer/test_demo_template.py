@@ -1,7 +1,7 @@
 """The demo's chat template renders tools in Qwen3's format."""
 
 from tiny_llm.demo import DRAFT_PATH, HYBRID_PATH, TARGET_PATH
-from tiny_llm.models.tokenizer.chat_template_handler import render_chat
+from tiny_llm.models.tokenizer.chat_template import render_chat
 
 TEMPLATE = (TARGET_PATH / "chat_template.jinja").read_text()
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tiny_llm.server.anthropic.messages import MessageSerializer
-from tiny_llm.server.anthropic.messages_schema import MessagesRequest
+from tiny_llm.server.anthropic.messages_schema import CountTokensRequest, MessagesRequest
 from tiny_llm.server.protocol.prompts import ChatPrompt, PromptRenderer
 
 BODY = {
@@ -166,6 +166,20 @@ def test_tools_and_results_are_in_the_prompt(claude):
     )
 
 
+def test_deferred_tools_are_in_the_result_that_references_them():
+    deferred = {**TOOL, "name": "fetch", "defer_loading": True}
+    references = [{"type": "tool_reference", "tool_name": name} for name in ("fetch", "other")]
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": references}
+    body = CountTokensRequest(
+        messages=[*BODY["messages"], {"role": "user", "content": [result]}], tools=[TOOL, deferred]
+    )
+    assert [tool["function"]["name"] for tool in body.prompt_tools] == ["weather"]
+    definition = body.usable_tools[1]
+    assert definition["function"]["name"] == "fetch"
+    text = body.to_template_messages()[-1]["content"]
+    assert [json.loads(line) for line in text.splitlines()] == [definition, "other"]
+
+
 def test_claude_code_request(claude):
     response = claude.messages.create(
         **{**BODY, "messages": [*BODY["messages"], {"role": "system", "content": "Be brief."}]},
@@ -209,6 +223,19 @@ def test_only_the_billing_header_is_removed(claude):
     assert count([{"type": "text", "text": f"{line}\nBe kind."}]) == count("Be kind.")
 
 
+def test_billing_header_is_removed_from_later_system_messages():
+    line = "x-anthropic-billing-header: cc_version=1; abc"
+    blocks = [{"type": "text", "text": line}, {"type": "text", "text": f"{line}\nBe brief."}]
+    messages = [
+        *BODY["messages"],
+        {"role": "system", "content": f"{line}\nBe kind."},
+        {"role": "system", "content": blocks},
+        {"role": "system", "content": line},
+    ]
+    system = CountTokensRequest(messages=messages).to_template_messages()[1:]
+    assert [message["content"] for message in system] == ["Be kind.", "Be brief."]
+
+
 def test_prefill(claude):
     messages = [*BODY["messages"], {"role": "assistant", "content": "The capital of"}]
     response = claude.messages.create(**{**BODY, "messages": messages})
@@ -247,7 +274,6 @@ def test_head_request(server):
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"messages": []}, "messages must have 1 or more elements, got 0"),
-        ({"containers": 1}, "containers is not a supported field"),
         ({"tool_choice": {"type": "any"}}, "tool_choice requires tools, but tools is empty."),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "got 'x'"),
         (

@@ -1,18 +1,10 @@
 """Errors in each protocol's format, with a reason for unsupported fields."""
 
-from inspect import signature
-
-import anthropic
 import httpx2
-import openai
 import pytest
 
-from tiny_llm.server.anthropic.messages_schema import CountTokensRequest, MessagesRequest
 from tiny_llm.server.http.errors import ERROR_TYPES, ApiError
 from tiny_llm.server.http.unsupported import FIELD_REASONS
-from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
-from tiny_llm.server.openai.completions import CompletionRequest
-from tiny_llm.server.openai.responses_schema import ResponsesRequest
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 QUESTION = [{"role": "user", "content": "Hello"}]
@@ -61,21 +53,3 @@ def test_unsupported_field_is_rejected_with_its_reason(server, field):
     assert (
         rejected.json()["error"]["message"] == f"{field} is not supported: {FIELD_REASONS[field]}."
     )
-
-
-def test_every_field_of_the_official_clients_is_known():
-    """Each field is supported or rejected with a reason."""
-    chat_client = openai.OpenAI(api_key="none")
-    claude = anthropic.Anthropic(api_key="none")
-    client_fields = {"self", "extra_headers", "extra_query", "extra_body", "timeout", "betas"}
-    client_fields |= {"user_profile_id"}
-    for send, body in (
-        (chat_client.chat.completions.create, ChatCompletionRequest),
-        (chat_client.completions.create, CompletionRequest),
-        (chat_client.responses.create, ResponsesRequest),
-        (claude.messages.create, MessagesRequest),
-        (claude.beta.messages.create, MessagesRequest),
-        (claude.messages.count_tokens, CountTokensRequest),
-    ):
-        supported = {field.alias or name for name, field in body.model_fields.items()}
-        assert set(signature(send).parameters) - client_fields - supported <= set(FIELD_REASONS)

@@ -71,7 +71,7 @@ def test_lone_surrogate_is_rejected_with_a_reason(server):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b'{"prompt": "a", "nothing": 1}', b"nothing is not a supported field"),
+        (b'{"prompt": 1}', b"prompt must be a string, got 1."),
         (b"{", b"is not valid JSON"),
     ],
 )

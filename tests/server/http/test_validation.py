@@ -33,8 +33,8 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": "Why?"}]}
             "messages[0].content[0].type is required.",
         ),
         (
-            {"stream_options": {"include_obfuscation": True}},
-            "stream_options.include_obfuscation must be false, got true.",
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text is required.",
         ),
         ({"tools": [{"type": "function", "name": "f"}]}, "tools[0].function is required."),
         (

@@ -8,7 +8,10 @@ import openai
 import pytest
 
 from tests.server.running_server import RunningServer
+from tiny_llm.models import load_weights
+from tiny_llm.server.http.errors import ApiError
 from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
+from tiny_llm.server.protocol.prompts import PromptRenderer
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PLAIN = {"model": "demo", "messages": FRANCE, "reasoning_effort": "none"}
@@ -151,7 +154,6 @@ def test_content_parts_and_developer_message(client):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"temprature": 1}, "temprature is not a supported field"),
         ({"messages": []}, "messages must have 1 or more elements, got 0"),
         ({"messages": None}, "messages must be a list, got null"),
         ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
@@ -174,7 +176,6 @@ def test_content_parts_and_developer_message(client):
             },
             "tool_choice allows 'g', which is not in tools.",
         ),
-        ({"Text": 1}, "Text is not a supported field"),
         ({"stop": [1]}, "stop[0] must be a string, got 1"),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema is required"),
         ({"structured_outputs": {}}, "must have exactly one of"),
@@ -308,6 +309,34 @@ def test_continue_final_message(client, effort):
     extra = {"continue_final_message": True, "add_generation_prompt": False}
     response = client.chat.completions.create(**body, extra_body=extra)
     assert response.choices[0].message.content == " France is Paris."
+
+
+@pytest.mark.parametrize("text", ["|", "<", "The capital of", "im_end", " a ", "\n\n"])
+@pytest.mark.parametrize("trim", ["", " | trim"])
+def test_continued_message_ends_the_prompt(text, trim):
+    _, tokenizer = load_weights("demo")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content"
+        + trim
+        + " }}<|im_end|>\n{% endfor %}"
+    )
+    prompts = PromptRenderer(tokenizer)
+    prompts.max_tokens = 1000
+    messages = [*FRANCE, {"role": "assistant", "content": "x" + text}]
+    prompt = prompts.render_chat(messages, None, {}, continue_final_message=True)
+    question = FRANCE[0]["content"]
+    final = ("x" + text).rstrip() if trim else "x" + text
+    assert prompts.decode(prompt.token_ids) == (
+        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{final}"
+    )
+
+
+def test_message_that_the_template_drops_cannot_be_continued():
+    _, tokenizer = load_weights("demo")
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    messages = [*FRANCE, {"role": "assistant", "content": "The"}]
+    with pytest.raises(ApiError, match="can be continued only if"):
+        PromptRenderer(tokenizer).render_chat(messages, None, {}, continue_final_message=True)
 
 
 def test_optional_tool_calls_are_constrained():

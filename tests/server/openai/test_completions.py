@@ -108,7 +108,6 @@ def test_continuous_usage_stats(client):
         ({"best_of": 3}, "best_of must equal n"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, or 0 with echo."),
         ({"logprobs": 21}, "logprobs must be at most 20, got 21"),
-        ({"messages": []}, "messages is not a supported field"),
     ],
 )
 def test_invalid_request_is_400(client, change, message):

@@ -183,7 +183,6 @@ def test_tokenize_chat(server: RunningServer, client):
         ("guided_json", "it is deprecated; use structured_outputs"),
         ("use_beam_search", "completions are sampled"),
         ("truncate_prompt_tokens", "prompts are not truncated"),
-        ("service_tier", "this server has a single service tier"),
     ],
 )
 def test_unsupported_field_is_rejected_with_a_reason(client, field, reason):

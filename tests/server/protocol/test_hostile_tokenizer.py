@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.models.tokenizer.tokenizer import open_tokenizer
+from tiny_llm.models.tokenizer.loader import open_tokenizer
 from tiny_llm.server.http.errors import ApiError
 from tiny_llm.server.protocol.prompts import PromptRenderer
 

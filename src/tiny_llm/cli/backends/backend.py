@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import mlx.core as mx
-
 from ...errors import TaskNotImplemented, UserError
 from ...generate import (
     DecodingLoop,
@@ -114,7 +112,7 @@ class EngineBackend:
                         prompt_tps=len(prompt_ids) / (first_token_at - started),
                         generation_tokens=count,
                         generation_tps=(count - 1) / (now - first_token_at) if count > 1 else 0.0,
-                        peak_memory=mx.get_peak_memory() / 1e9,
+                        peak_memory=self._llm.runner.peak_memory / 1e9,
                     )
         except KeyboardInterrupt:
             # The interrupted step may have left the engine inconsistent, so open a new one.

@@ -5,7 +5,7 @@ import secrets
 from dataclasses import replace
 from typing import Any
 
-from ...engine.execution.kv_memory import max_state_slots
+from ...engine.execution.kv_memory import default_state_slots, page_and_state_bytes
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.llm import DEFAULT_NUM_DRAFTS, DEFAULT_NUM_MTP_DRAFTS, LLM
 from ...engine.scheduling.events import Listener
@@ -43,8 +43,8 @@ def open_llm(
             models.append(mtp_checkpoint(checkpoint.mlx_model))
         pages = max_num_seqs * (-(-kv_tokens // page_size) + 1)
         sizes = [replace(size_of_tree(each), kv_cache_dtype=kv_cache_dtype) for each in models]
-        memory = pages * page_size * sum(size.kv_bytes_per_token for size in sizes)
-        memory += max_state_slots(max_num_seqs) * sum(size.state_bytes for size in sizes)
+        page_bytes, state_bytes = page_and_state_bytes(page_size, sizes)
+        memory = pages * page_bytes + default_state_slots(max_num_seqs) * state_bytes
     num_drafts = 0
     if draft is not None:
         num_drafts = args.num_drafts or DEFAULT_NUM_DRAFTS

@@ -60,6 +60,11 @@ class EngineBatchRun:
         """See `BatchRun.is_done`."""
         return not self._llm.has_unfinished_requests
 
+    @property
+    def peak_memory(self) -> int:
+        """See `ModelRunner.peak_memory`."""
+        return self._llm.runner.peak_memory
+
     def step(self) -> None:
         """Runs one engine step; see `BatchRun`."""
         for output in self._llm.step():

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import mlx.core as mx
+
 from ...batch import BatchGeneration, Request
 from ...sampler import Sampler
 from ..backends.backend import build_model
@@ -182,3 +184,8 @@ class MlxBatchRun:
         if finish_reason is not None:
             self.outputs[progress.index] = progress.text
             self._slots[self._slots.index(progress)] = None
+
+
+def peak_memory(run: BatchRun) -> int:
+    """Returns the run's peak memory in bytes."""
+    return run.peak_memory if isinstance(run, EngineBatchRun) else mx.get_peak_memory()

@@ -1,4 +1,4 @@
-"""KV memory budget of an engine, and its split into pages and state slots."""
+"""KV memory budget of an engine, shared by pages and state slots."""
 
 from collections.abc import Sequence
 
@@ -45,12 +45,10 @@ def choose_kv_cache_bytes(
         (bytes, explanation of the choice).
     """
     check_int("max_num_seqs", max_num_seqs, 1)
-    page_bytes, state_bytes = _page_and_state_bytes(page_size, models)
-    pages = max_num_seqs * -(-max_seq_len // page_size) * page_bytes
-    states = max_state_slots(max_num_seqs) * state_bytes
-    # `split_kv_memory` gives states at most half of the memory, so pages get at least as much.
-    usable = states + max(pages, states)
-    minimum = page_bytes + MIN_STATE_SLOTS * state_bytes
+    page_bytes, state_bytes = page_and_state_bytes(page_size, models)
+    pages = max_num_seqs * -(-max_seq_len // page_size)
+    usable = pages * page_bytes + default_state_slots(max_num_seqs) * state_bytes
+    minimum = _minimum(page_bytes, state_bytes)
     if available * 3 // 4 >= usable:
         return usable, f"enough for {max_num_seqs} requests of {max_seq_len:,} tokens"
     reason = f"3/4 of the {available / 1e9:.2f} GB left by the weights"
@@ -58,8 +56,8 @@ def choose_kv_cache_bytes(
     return max(available * 3 // 4, min(minimum, total_memory())), reason
 
 
-def max_state_slots(max_num_seqs: int) -> int:
-    """Returns the maximum number of state slots; further KV memory is for pages.
+def default_state_slots(max_num_seqs: int) -> int:
+    """Returns the number of state slots for which the default KV memory has space.
 
     Each request needs one slot; the others hold checkpoints and the states after draft tokens.
     """
@@ -86,31 +84,34 @@ def check_kv_cache_bytes(kv_cache_bytes: float) -> int:
 
 def split_kv_memory(
     kv_cache_bytes: int, page_size: int, max_num_seqs: int, models: Sequence[KvSize]
-) -> tuple[int, int]:
-    """Returns the numbers of pages and state slots that fit in `kv_cache_bytes`.
+) -> tuple[int, int, float]:
+    """Returns how many pages fit in `kv_cache_bytes`, how many state slots, and pages per slot.
 
-    State slots get up to half of the memory.
+    Pages and slots share the memory: each used slot takes the memory of that many pages.
 
     Raises:
         UserError: the memory is too small for one page and `MIN_STATE_SLOTS` state slots.
     """
     check_int("max_num_seqs", max_num_seqs, 1)
-    page_bytes, state_bytes = _page_and_state_bytes(page_size, models)
-    min_bytes = page_bytes + MIN_STATE_SLOTS * state_bytes
+    page_bytes, state_bytes = page_and_state_bytes(page_size, models)
+    min_bytes = _minimum(page_bytes, state_bytes)
     if kv_cache_bytes < min_bytes:
         states = f" and {MIN_STATE_SLOTS} state slots of {state_bytes} bytes" if state_bytes else ""
         raise UserError(
             f"kv_cache_bytes must be at least {min_bytes} (a page of {page_size} tokens{states}), "
             f"got {kv_cache_bytes}."
         )
-    num_slots = 0
-    if state_bytes:
-        num_slots = int(min(kv_cache_bytes // 2 // state_bytes, max_state_slots(max_num_seqs)))
-        num_slots = max(MIN_STATE_SLOTS, num_slots)
-    return int((kv_cache_bytes - num_slots * state_bytes) // page_bytes), num_slots
+    num_pages = int(kv_cache_bytes // page_bytes)
+    num_slots = (num_pages - 1) * page_bytes // state_bytes if state_bytes else 0
+    return num_pages, num_slots, state_bytes / page_bytes
 
 
-def _page_and_state_bytes(page_size: int, models: Sequence[KvSize]) -> tuple[int, int]:
+def _minimum(page_bytes: int, state_bytes: int) -> int:
+    """Returns the bytes of one page and `MIN_STATE_SLOTS` state slots, as whole pages."""
+    return (1 + -(-MIN_STATE_SLOTS * state_bytes // page_bytes)) * page_bytes
+
+
+def page_and_state_bytes(page_size: int, models: Sequence[KvSize]) -> tuple[int, int]:
     """Returns the bytes per page and per state slot, summed over all models."""
     page_bytes = page_size * sum(model.kv_bytes_per_token for model in models)
     return page_bytes, sum(model.state_bytes for model in models)

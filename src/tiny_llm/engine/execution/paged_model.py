@@ -7,7 +7,7 @@ padding, so that every weight is read only once per step.
 import math
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,8 +59,13 @@ class PagedModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of KV and state memory allocated."""
+        """Bytes of KV and state memory in use, which is at most what is reserved."""
         return self._storage.nbytes
+
+    @property
+    def unused_bytes(self) -> int:
+        """Bytes of KV and state memory that are reserved, but not in use."""
+        return sum(array.nbytes for array in self._storage.arrays) - self.nbytes
 
     def row_bytes(self, kind: RowKind) -> int:
         """Returns the bytes per page or state slot, over all layers (0 if stateless)."""
@@ -76,11 +81,10 @@ class PagedModel:
         return b"".join(parts)
 
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
-        """Writes bytes from `read_row` to pages or state slots; allocates if needed."""
-        if kind == "page":
-            self._storage.ensure_capacity(max(indices) + 1)
-        elif self._storage.states is not None:
-            self._storage.states.ensure_capacity(max(indices) + 1)
+        """Writes bytes from `read_row` to pages or state slots."""
+        storage = self._storage if kind == "page" else self._storage.states
+        if storage is not None:
+            storage.resident.update(indices)
         arrays = self._row_arrays(kind)
         for index, row in zip(indices, rows, strict=True):
             data, start = mx.array(row), 0  # type: ignore[arg-type]  # uint8
@@ -94,18 +98,13 @@ class PagedModel:
         """Returns the fingerprints of the other ranks' models, if there are any."""
         return []
 
-    def reserve(self) -> None:
-        """Allocates memory for all pages and state slots."""
-        self._storage.reserve()
+    def populate(self, num_pages: int, num_slots: int) -> None:
+        """Allocates physical memory for the first pages and state slots."""
+        self._storage.populate(num_pages, num_slots)
 
-    @property
-    def num_allocated_pages(self) -> int:
-        """Number of pages with allocated memory."""
-        return self._storage.num_allocated
-
-    def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Keeps and renumbers only these pages and state slots; see `PagedStorage`."""
-        self._storage.compact(pages, slots)
+    def release(self, pages: Collection[int], slots: Collection[int]) -> None:
+        """Returns the physical memory of unused pages and state slots; see `PagedStorage`."""
+        self._storage.release(pages, slots)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
         """Registers a callback for a lost rank; a no-op in a single process.

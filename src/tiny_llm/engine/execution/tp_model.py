@@ -7,7 +7,7 @@ Rank 0 holds the requests, the scheduler and the sampler. The other ranks receiv
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -147,16 +147,17 @@ class TensorParallelModel(PagedModel):
         with suppress(UserError, AttributeError):  # the group was not created, or has ended
             self.group.broadcast({"op": "unload", "key": self._key})
 
-    def reserve(self) -> None:
-        """Allocates memory for all pages and state slots, on all ranks."""
-        self.group.broadcast({"op": "reserve", "key": self._key})
-        super().reserve()
+    def populate(self, num_pages: int, num_slots: int) -> None:
+        """Like `PagedModel.populate`, but on all ranks."""
+        sizes = {"num_pages": num_pages, "num_slots": num_slots}
+        self.group.broadcast({"op": "populate", "key": self._key, **sizes})
+        super().populate(num_pages, num_slots)
 
-    def compact(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Like `PagedModel.compact`, but on all ranks."""
-        message = {"op": "compact", "key": self._key, "pages": list(pages), "slots": list(slots)}
+    def release(self, pages: Collection[int], slots: Collection[int]) -> None:
+        """Like `PagedModel.release`, but on all ranks."""
+        message = {"op": "release", "key": self._key, "pages": list(pages), "slots": list(slots)}
         self.group.broadcast(message)
-        super().compact(pages, slots)
+        super().release(pages, slots)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
         """See `PagedModel`."""

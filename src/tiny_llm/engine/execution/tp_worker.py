@@ -77,14 +77,13 @@ class TPWorker:
             error = str(failure)
         self._worker.channel.send({"error": error})
 
-    def reserve(self, key: int) -> None:
-        """Allocates memory for all pages and state slots of a model."""
-        self._models[key].reserve()
+    def populate(self, key: int, num_pages: int, num_slots: int) -> None:
+        """See `PagedModel.populate`."""
+        self._models[key].populate(num_pages, num_slots)
 
-    def compact(self, key: int, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Renumbers a model's pages and state slots; see `PagedStorage.compact`."""
-        self._models[key].compact(pages, slots)
-        memory.release_free_memory()
+    def release(self, key: int, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """See `PagedModel.release`."""
+        self._models[key].release(pages, slots)
 
     def step(self, key: int, spans: Sequence[Any], rows: Sequence[int]) -> None:
         """Runs the model on a step; see `PagedModel.logits`."""

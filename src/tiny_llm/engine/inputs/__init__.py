@@ -2,5 +2,6 @@
 
 Plain Python without MLX. This package must not depend on scheduling or models.
 
-Reading order: limits, chat_template, prompts, structured_outputs, sampling_params.
+Reading order: limits, template_traits, fit_messages, chat_template, prompts, structured_outputs,
+sampling_params.
 """

@@ -1,23 +1,31 @@
 """Chat messages and tools, validated, normalized and rendered to prompt text.
 
 Templates differ in the inputs they accept, so text parts are joined into a string, and a tool
-call's JSON arguments (OpenAI's format) are parsed into an object. Anything that a template might
-silently drop is rejected.
+call's JSON arguments (OpenAI's format) are parsed into an object. Content that a template might
+silently drop is rejected, and conversations are fitted to the template (`fit_messages.py`).
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ...errors import UserError, short_repr
 from ..tool_calls.format import ToolCallFormat
 from ..tool_calls.registry import AUTO, find_format
+from .fit_messages import fit_messages
 from .limits import JsonLimits, check_unicode
+from .template_traits import PROBE_TOOL, TemplateTraits, probe_template
 
 # Template variables that `render_chat` or the tokenizer sets; callers may not set them.
 RESERVED_VARIABLES = {
     *("add_generation_prompt", "chat_template", "conversation", "messages", "tokenize", "tools"),
 }
+
+EFFORT_VARIABLE = "reasoning_effort"
+
+# Traits by template and whether there are tools.
+_TRAITS: dict[tuple[str, bool], TemplateTraits] = {}
 
 TOOLS_SECTION = """# Tools
 
@@ -82,6 +90,8 @@ def _normalize_message(path: str, message: Any, limits: JsonLimits) -> dict[str,
             f"{short_repr(message)}."
         )
     message = dict(message)
+    if message["role"] == "developer":  # OpenAI's newer name
+        message["role"] = "system"
     content = message.get("content")
     if isinstance(content, list | tuple):
         message["content"] = content = _join_text_parts(f"{path}.content", content)
@@ -90,15 +100,16 @@ def _normalize_message(path: str, message: Any, limits: JsonLimits) -> dict[str,
             f"{path}.content must be a string or a list of text parts, got {short_repr(content)}; "
             "only an assistant message may omit it."
         )
+    message["content"] = content or ""
     reasoning = message.get("reasoning_content")
     if reasoning is not None and not isinstance(reasoning, str):
         raise UserError(f"{path}.reasoning_content must be a string, got {short_repr(reasoning)}.")
     for text in (content, reasoning):
         check_unicode(path, text or "")
-    calls = message.get("tool_calls")
-    if calls is not None:
-        if not isinstance(calls, list | tuple):
-            raise UserError(f"{path}.tool_calls must be a list, got {short_repr(calls)}.")
+    calls = message.pop("tool_calls", None)
+    if calls is not None and not isinstance(calls, list | tuple):
+        raise UserError(f"{path}.tool_calls must be a list, got {short_repr(calls)}.")
+    if calls:  # some templates count the calls wherever there is a list
         message["tool_calls"] = [
             _normalize_tool_call(f"{path}.tool_calls[{index}]", call, limits)
             for index, call in enumerate(calls)
@@ -135,16 +146,18 @@ def _normalize_tool_call(path: str, call: Any, limits: JsonLimits) -> dict[str, 
 
 
 def _decode_arguments(arguments: Any, limits: JsonLimits) -> Any:
-    """Parses tool call arguments; blank text becomes {}, invalid JSON stays text."""
-    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        return {}
+    """Parses tool call arguments into the object that templates require.
+
+    A model's malformed call stays in the history, so blank text and null become {}, and other text
+    or values become {"arguments": …}, as in the Messages API's answers.
+    """
     if isinstance(arguments, str):
         limits.check(arguments)
-        try:
-            return json.loads(arguments)
-        except (ValueError, RecursionError):
-            return arguments
-    return arguments
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments) if arguments.strip() else None
+    if arguments is None:
+        return {}
+    return arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
 
 
 def render_chat(
@@ -177,22 +190,42 @@ def render_chat(
     functions = normalize_tools(tools)
     for name in (variables or {}).keys() & RESERVED_VARIABLES:
         raise UserError(f"chat_template_kwargs must not contain '{name}'.")
+    traits = template_traits(tokenizer, functions is not None)
+    given = dict(variables or {})
+    effort = traits.closest_effort(given.pop(EFFORT_VARIABLE, None))
+    if effort is not None:
+        given[EFFORT_VARIABLE] = effort
     try:
-        if functions and "tools" not in template:
-            normalized, functions = _inline_tools(normalized, functions), None
-        elif "tool_calls" not in template:
-            normalized = _inline_tools(normalized, [])
+        normalized, functions = _inline_unsupported(template, normalized, functions)
         text: str = tokenizer.apply_chat_template(
-            normalized,
+            fit_messages(normalized, traits),
             tools=functions,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
-            **(variables or {}),
+            **given,
         )
     except Exception as error:  # templates are programs and can raise any exception
         reason = str(error).rstrip(".") or type(error).__name__
         raise UserError(f"the chat template failed: {reason}.") from error
     return text
+
+
+def template_traits(tokenizer: Any, has_tools: bool) -> TemplateTraits:
+    """Returns what a tokenizer's chat template accepts, with or without tools; probed once."""
+    template = str(tokenizer.chat_template)
+    tools = [PROBE_TOOL] if has_tools and "tools" in template else None
+
+    def render(messages: list[dict[str, Any]], **variables: Any) -> str:
+        messages, _ = _inline_unsupported(template, messages, tools)
+        text: str = tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=True, **variables
+        )
+        return text
+
+    key = template, tools is not None
+    if key not in _TRAITS:
+        _TRAITS[key] = probe_template(render, EFFORT_VARIABLE in template)
+    return _TRAITS[key]
 
 
 def _with_valid_call_ids(
@@ -210,6 +243,17 @@ def _with_valid_call_ids(
     if isinstance(message.get("tool_call_id"), str):
         converted["tool_call_id"] = tool_call_format.valid_call_id(message["tool_call_id"])
     return converted
+
+
+def _inline_unsupported(
+    template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Moves tools and calls into message text if the template does not support them."""
+    if tools and "tools" not in template:
+        return _inline_tools(messages, tools), None
+    if "tool_calls" not in template:
+        messages = _inline_tools(messages, [])
+    return messages, tools
 
 
 def _inline_tools(

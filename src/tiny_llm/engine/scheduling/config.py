@@ -1,5 +1,6 @@
 """SchedulerConfig: KV memory and batch limits."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +20,9 @@ class SchedulerConfig:
         max_seq_len: upper bound on prompt plus output tokens of a request.
         num_drafts: draft tokens per decoding request and step; 0 without a draft model.
         max_queue: queued requests allowed beyond `max_num_seqs` running ones; None for no limit.
-        num_state_slots: number of recurrent state slots; 0 for a model without recurrent state.
+        num_state_slots: maximum number of recurrent state slots; 0 for a model without recurrent
+            state.
+        state_slot_pages: pages whose memory a used state slot takes; 0 if slots have other memory.
         window: largest sliding window in tokens if every layer of the target and draft models has
             one, else 0; pages before it are freed.
 
@@ -36,6 +39,7 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     max_queue: int | None = None
     num_state_slots: int = 0
+    state_slot_pages: float = 0
     window: int = 0
 
     @property
@@ -56,7 +60,8 @@ class SchedulerConfig:
         """Upper bound on a request's tokens in the KV cache, freed pages included."""
         if self.window and self.max_pages_per_request <= self.num_pages:
             return self.max_seq_len
-        return self.num_pages * self.page_size
+        num_pages = self.num_pages - math.ceil(MIN_STATE_SLOTS * self.state_slot_pages)
+        return num_pages * self.page_size
 
     def __post_init__(self) -> None:
         for name in (

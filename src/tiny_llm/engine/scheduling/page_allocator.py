@@ -21,6 +21,11 @@ class PageAllocator:
         return len(self._free)
 
     @property
+    def free_pages(self) -> list[int]:
+        """Pages without an owner."""
+        return self._free
+
+    @property
     def num_used(self) -> int:
         """Number of pages with at least one owner."""
         return self.num_pages - len(self._free)
@@ -67,14 +72,6 @@ class PageAllocator:
         if self._ref_counts[page] == 0:
             self._free.append(page)
         # [/task 3.3.2 free-page]
-
-    def compact(self) -> list[int]:
-        """Renumbers used pages from 0, in order; returns their old numbers."""
-        used = [page for page, count in enumerate(self._ref_counts) if count]
-        num_free = self.num_pages - len(used)
-        self._ref_counts = [self._ref_counts[page] for page in used] + [0] * num_free
-        self._free = list(range(self.num_pages - 1, len(used) - 1, -1))
-        return used
 
     def check_integrity(self) -> None:
         """Asserts that every page is either free or owned."""

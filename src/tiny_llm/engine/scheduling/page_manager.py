@@ -2,13 +2,18 @@
 
 Invariant: a request's full pages are in the prefix cache; its last, partial page is not shared.
 With a sliding window, a running request releases the pages before the window.
+
+With recurrent state, pages and state slots share the KV memory: a used slot takes the memory of
+`SchedulerConfig.state_slot_pages` pages. Whichever is needed evicts both kinds: first superseded
+checkpoints, then the least recently used pages with their checkpoints.
 """
 
+import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 from ...errors import OutOfPagesError
-from .config import SchedulerConfig
+from .config import MIN_STATE_SLOTS, SchedulerConfig
 from .events import PageCounts
 from .page_allocator import PageAllocator
 from .prefix_cache import PageTokens, PrefixCache, PrefixNode, SlidingWindowPrefixCache
@@ -38,12 +43,30 @@ class PageManager:
         if config.num_state_slots:
             self.states = StateSlots(config.num_state_slots, size, self._sharing)
             self.cache.on_evict = self.states.checkpoints.discard
+            if config.state_slot_pages:
+                self.states.checkpoints.memory = self
+        self.slot_pages = config.state_slot_pages
         self.on_share: Callable[[PrefixNode], None] = lambda node: None
 
     @property
+    def num_free(self) -> int:
+        """Number of free pages, without the memory that state slots take."""
+        if self.states is None:
+            return self.allocator.num_free
+        return self.allocator.num_free - math.ceil(self.slot_pages * self.states.num_used)
+
+    @property
+    def num_evictable(self) -> int:
+        """Number of pages that can be evicted from the prefix cache."""
+        return self.cache.num_evictable
+
+    @property
     def num_available(self) -> int:
-        """Number of pages that are free or evictable from the prefix cache."""
-        return self.allocator.num_free + self.cache.num_evictable
+        """Number of pages that are free or can be freed by eviction from the prefix cache."""
+        num_available = self.num_free + self.num_evictable
+        if self.slot_pages and self.states is not None:
+            num_available += int(self.slot_pages * len(self.states.checkpoints.evictable))
+        return num_available
 
     def pages_for(self, num_tokens: int) -> int:
         """Returns the number of pages needed for `num_tokens` tokens."""
@@ -92,6 +115,10 @@ class PageManager:
         """
         if self._window:
             return self._admit_in_window(request, path, reserve)
+        if self.states is not None:
+            self.states.checkpoints.protected = path[-1] if path else None
+            # After a hit, the request already has one of its slots: the protected checkpoint.
+            reserve += math.ceil((MIN_STATE_SLOTS - bool(path)) * self.slot_pages)
         # [task 3.3.2 admit]
         self.cache.acquire(path)  # before `_allocate`, which could evict these pages
         request.last_node = path[-1] if path else self.cache.root_of(request.adapter)
@@ -151,8 +178,19 @@ class PageManager:
             raise OutOfPagesError(
                 f"requested {count} pages, but only {self.num_available} are free or evictable."
             )
-        self.cache.evict(count - self.allocator.num_free)
+        self.evict_until_free(count)
         return self.allocator.allocate(count)
+
+    def evict_until_free(self, count: int) -> None:
+        """Evicts pages and checkpoints until `count` pages are free, or none is evictable."""
+        if self.states is None or not self.slot_pages:
+            self.cache.evict(count - self.num_free)
+            return
+        checkpoints = self.states.checkpoints
+        while self.num_free < count and checkpoints.evict_superseded():
+            pass
+        while self.num_free < count and (self.cache.evict(1) or checkpoints.evict()):
+            pass
 
     # ---------------------------------------------------------------- sharing and release
 
@@ -213,26 +251,9 @@ class PageManager:
         """Evicts half of the unreferenced pages in the cache; returns how many."""
         return self.cache.evict(-(-self.cache.num_evictable // 2))
 
-    def compact(self, running: Sequence[EngineRequest]) -> tuple[list[int], list[int]] | None:
-        """Renumbers used pages and slots from 0, so that the rest can be released.
-
-        Returns:
-            (old page numbers, old slot numbers), in the new order; None, without any change, if a
-            page belongs to neither a running request nor the prefix cache.
-        """
-        nodes = list(self.cache.nodes())
-        owned = {node.page for node in nodes}
-        for request in running:
-            owned.update(request.page_ids[request.num_freed :])
-        if len(owned) != self.allocator.num_used:
-            return None
-        pages = self.allocator.compact()
-        number = {old: new for new, old in enumerate(pages)} | {-1: -1}
-        for node in nodes:
-            node.page = number[node.page]
-        for request in running:
-            request.page_ids[:] = array("i", [number[page] for page in request.page_ids])
-        return pages, [] if self.states is None else self.states.compact(running)
+    def free_rows(self) -> tuple[list[int], list[int]]:
+        """Returns the pages and the state slots without an owner."""
+        return self.allocator.free_pages, [] if self.states is None else self.states.free_slots
 
     # ---------------------------------------------------------------- counts and invariants
 
@@ -244,9 +265,9 @@ class PageManager:
             for page in request.page_ids[request.num_freed : request.num_shared]
         }
         return PageCounts(
-            free=self.allocator.num_free,
+            free=self.num_free,
             cached=self.cache.num_evictable,
-            used=self.allocator.num_used - self.cache.num_evictable,
+            used=self.allocator.num_pages - self.num_free - self.cache.num_evictable,
             # The prefix cache is one owner of each page, so a third owner is a second request.
             shared=sum(self.allocator.ref_count(page) > 2 for page in shared),
         )
@@ -255,6 +276,7 @@ class PageManager:
         """Asserts that every page has exactly its expected owners."""
         self.allocator.check_integrity()
         self.cache.check_integrity()
+        assert self.num_free >= 0, "pages and state slots exceed the memory"
         if self.states is not None:
             self.states.check_integrity(running)
         owners = dict.fromkeys((node.page for node in self.cache.nodes()), 1)

@@ -171,14 +171,14 @@ class Scheduler:
 
     def _schedule_decoding(self) -> list[Chunk]:
         """Returns one chunk per decoding request: its last token and draft tokens."""
-        if self.pages.states is not None:
-            self.pages.states.begin_step(self.running, self.waiting)
         with_pages = [
             request
             for request in list(self.running)
             # An earlier `_allocate_or_preempt` may have preempted this request.
             if request.state is RequestState.RUNNING and self._allocate_or_preempt(request)
         ]
+        if self.pages.states is not None:  # after the pages, which are needed more
+            self.pages.states.begin_step(self.running, self.waiting)
         decoding = [request for request in with_pages if request.num_uncomputed == 1]
         chunks = []
         spare = self.config.max_num_batched_tokens - len(decoding) * (1 + self.config.num_drafts)

@@ -3,7 +3,7 @@
 `llguidance` is imported on first use. Compiling a typical schema takes well below a millisecond.
 Hostile grammars are rejected with an error: this module limits their length, the library limits
 nesting depth, states and steps, and a trial compilation in a separate process, which can be killed,
-limits the compile time (`compile_handler.py`).
+limits the compile time (`sandbox/compile_handler.py`).
 """
 
 import json
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ...models.tokenizer.sandbox import SandboxedProcess
 from ..inputs.structured_outputs import NESTED_TOO_DEEPLY, StructuredOutputs, ToolCalls
 from ..tool_calls.registry import AUTO, find_format
 from .grammar import GRAMMAR_FAILED, ThinkingState, build_grammar
 from .grammar_errors import grammar_error
 from .relaxation import relax, strict_schemas
+from .sandbox.process import SandboxedProcess
 from .tokenizer import GrammarTokenizer, is_byte_level, special_token_expressions
 
 log = logging.getLogger("tiny_llm.engine")
@@ -30,7 +30,7 @@ log = logging.getLogger("tiny_llm.engine")
 MAX_GRAMMAR_CHARS = 2**16
 MAX_CACHED_GRAMMARS = 128
 COMPILE_TIMEOUT_SECONDS = 2.0
-COMPILE_HANDLER = Path(__file__).with_name("compile_handler.py")
+COMPILE_HANDLER = Path(__file__).parent / "sandbox" / "compile_handler.py"
 # Memory limit of the trial process, with room for a tokenizer of 150,000 tokens.
 MAX_MEMORY_BYTES = 2**31
 # A quarter of the library's defaults, which assume an otherwise idle machine.

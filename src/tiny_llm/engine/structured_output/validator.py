@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import short_repr
-from ...models.tokenizer.sandbox import SandboxedProcess
 from ..inputs.structured_outputs import StructuredOutputs, ToolCalls, schema_to_json
 from .relaxation import UNIMPLEMENTED_KEYWORDS
+from .sandbox.process import SandboxedProcess
 
-HANDLER = Path(__file__).with_name("validator_handler.py")
+HANDLER = Path(__file__).parent / "sandbox" / "validator_handler.py"
 TIMEOUT_SECONDS = 2.0
 MAX_MEMORY_BYTES = 2**30
 

@@ -1,8 +1,4 @@
-"""Checks on fields of JSON files, common to all families.
-
-Fields that refer to Python code, which `transformers` and `mlx_lm` would execute, are rejected
-before either library opens the folder. An invalid field raises `ModelError`.
-"""
+"""Checks on fields of JSON files, common to all families."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +7,9 @@ from ...errors import short_repr
 from ..families.config_fields import MAX_INT32
 from .safe_io import ModelError
 
-# Fields that refer to Python code in the folder or in a hub repository, or allow its execution.
-CODE_FIELDS = ("model_file", "auto_map", "custom_pipelines", "trust_remote_code")
-
-MAX_ITEMS = 10_000  # per list or object; Gemma 3 has 6,415 added tokens
+# Names a Python file that replaces the model. `auto_map` also names code, but for `transformers`,
+# where it is optional for the families that tiny-llm supports.
+CODE_FIELD = "model_file"
 
 
 def invalid_field(where: str, name: str, value: Any, expected: str) -> ModelError:
@@ -23,23 +18,13 @@ def invalid_field(where: str, name: str, value: Any, expected: str) -> ModelErro
 
 
 def reject_code(fields: Mapping[str, Any], where: str) -> None:
-    """Rejects fields that refer to executable code."""
-    for name in CODE_FIELDS:
-        if fields.get(name):
-            raise ModelError(
-                f"{where} has {name} {short_repr(fields[name])}, which refers to code; tiny-llm "
-                f"never runs a model's code: remove {name} if the model works without it."
-            )
-
-
-def check_sizes(fields: Mapping[str, Any], where: str) -> None:
-    """Rejects lists and objects with more than `MAX_ITEMS` entries."""
-    for name, value in fields.items():
-        if isinstance(value, list | dict) and len(value) > MAX_ITEMS:
-            raise ModelError(
-                f"{where} has {short_repr(name)} with {len(value):,} entries, expected at most "
-                f"{MAX_ITEMS:,}."
-            )
+    """Rejects a config whose model is Python code."""
+    if fields.get(CODE_FIELD):
+        raise ModelError(
+            f"{where} has {CODE_FIELD} {short_repr(fields[CODE_FIELD])}, which refers to code; "
+            f"tiny-llm never runs a model's code: remove {CODE_FIELD} if the model works without "
+            "it."
+        )
 
 
 def check_token_id_field(fields: Mapping[str, Any], name: str, where: str) -> None:

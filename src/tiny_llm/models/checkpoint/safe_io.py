@@ -1,25 +1,20 @@
-"""Bounded reads of checkpoint files.
+"""Reads of checkpoint files, confined to the checkpoint's folder.
 
-Checkpoints are untrusted. Only regular files, named without directories, are read, up to a size
-limit that no real checkpoint reaches.
+Errors name the file and the usual cause: an incomplete download, a Git LFS pointer instead of the
+file, or a folder without a model.
 """
 
 import json
-import os
-import stat
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ...errors import UserError, short_repr
 
-# Also limits memory: parsed objects take up to 25 times as much as their JSON.
-MAX_JSON_BYTES = 5_000_000
-MAX_TEXT_BYTES = 1_000_000
-MAX_TOKENIZER_BYTES = 50_000_000  # Gemma 3's file is 33 MB
-MAX_NAME_CHARS = 255
+LFS_POINTER = (
+    b"version https://git-lfs"  # start of the file that Git stores in place of a large one
+)
 
 
 class ModelError(UserError):
@@ -44,45 +39,23 @@ def model_errors(failure: str, *kinds: type[Exception]) -> Iterator[None]:
 
 
 def resolve_file(folder: Path, name: str) -> Path:
-    """Path of a regular file in a checkpoint's folder.
+    """Path of a file in a checkpoint's folder.
 
     Follows symbolic links, because the hub cache uses them. No repository file is downloaded as a
     link, so this is safe.
 
     Raises:
-        ModelError: the name contains directories, or the file is missing or not a regular file.
+        ModelError: the file is missing, or is a folder.
     """
-    check_file_name(folder, name)
     file = folder / name
-    try:
-        target = file.resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        raise ModelError(f"{file} is missing or cannot be opened; copy it to this path.") from error
-    if not target.is_file():
-        raise _not_regular(file)
+    if not file.is_file():
+        raise ModelError(f"{file} is missing or cannot be opened; copy it to this path.")
     return file
 
 
-def open_regular(file: Path) -> BinaryIO:
-    """Opens a regular file for reading; neither opening nor reading blocks.
-
-    Raises:
-        ModelError: the file is not a regular file.
-        OSError: the file cannot be opened.
-    """
-    return open(file, "rb", opener=_open_nonblocking)
-
-
-def _open_nonblocking(name: str, flags: int) -> int:
-    descriptor = os.open(name, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise _not_regular(name)
-    return descriptor
-
-
-def _not_regular(file: Path | str) -> ModelError:
-    return ModelError(f"{file} is not a regular file; replace it with one.")
+def is_plain_file_name(name: str) -> bool:
+    """Whether a file name from a checkpoint cannot lead out of its folder."""
+    return name == Path(name).name != ".." and "\0" not in name
 
 
 def check_file_name(folder: Path, name: str) -> None:
@@ -94,24 +67,16 @@ def check_file_name(folder: Path, name: str) -> None:
         )
 
 
-def is_plain_file_name(name: str) -> bool:
-    """Whether a string is a printable file name without directories."""
-    return (
-        0 < len(name) <= MAX_NAME_CHARS and name == Path(name).name != ".." and name.isprintable()
-    )
-
-
-def read_limited(folder: Path, name: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
+def read_text(folder: Path, name: str) -> str:
     """Reads a text file from a checkpoint.
 
     Raises:
-        ModelError: the file is unreadable or not UTF-8; see also `check_file`.
+        ModelError: the file is missing, unreadable or not UTF-8.
     """
-    file = folder / name
-    size = check_file(folder, name, max_bytes)
+    file = resolve_file(folder, name)
     try:
-        with open_regular(file) as stream:
-            content = stream.read(size) or b""  # None if the read would block
+        content = file.read_bytes()
+        reject_lfs_pointer(file, content)
         return content.decode("utf-8")
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}.") from error
@@ -121,71 +86,35 @@ def read_limited(folder: Path, name: str, max_bytes: int = MAX_TEXT_BYTES) -> st
         ) from error
 
 
-def check_file(folder: Path, name: str, max_bytes: int) -> int:
-    """Checks a file's name, type and size; returns its size, 0 for /proc files.
-
-    Raises:
-        ModelError: the file is too large; see also `resolve_file`.
-    """
-    file = resolve_file(folder, name)
-    size = file.stat().st_size
-    if size > max_bytes:
+def reject_lfs_pointer(file: Path, start: bytes) -> None:
+    """Raises ModelError if a file, which begins with `start`, is a Git LFS pointer."""
+    if start.startswith(LFS_POINTER):
         raise ModelError(
-            f"{file} has {size:,} bytes, expected at most {max_bytes:,}; download it again."
+            f"{file} is a Git LFS pointer instead of the file; run `git lfs pull` in its folder."
         )
-    return size
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Reads a required JSON object from a checkpoint.
 
     Raises:
-        ModelError: the file is missing or is not a JSON object; see also `read_limited`.
+        ModelError: the file is missing or is not a JSON object; see also `read_text`.
     """
-    if not (folder / name).exists():
+    file = folder / name
+    if not file.exists():
         raise ModelError(f"{folder} has no {name}; it is not a model folder.")
-    return parse_json_object(folder / name, read_limited(folder, name, MAX_JSON_BYTES))
-
-
-def parse_json_object(file: Path, text: str) -> dict[str, Any]:
-    """Parses a file's text; ModelError if it is not a JSON object."""
     try:
-        content = parse_json(text)
-    except ValueError as error:
-        raise ModelError(f"{file} cannot be read: {error}.") from error
+        content = json.loads(read_text(folder, name))
+    except json.JSONDecodeError as error:
+        raise ModelError(
+            f"{file} cannot be read: invalid JSON at line {error.lineno}, column {error.colno} "
+            f"({error.msg}); download it again."
+        ) from error
     if not isinstance(content, dict):
         raise ModelError(f"{file} is not a JSON object.")
     return content
 
 
-def parse_json(text: str) -> Any:
-    """Parses JSON; ValueError also for duplicate keys and unpaired surrogates."""
-    try:
-        content = json.loads(text, object_pairs_hook=_reject_duplicate_keys)
-        if "\\ud" in text or "\\uD" in text:
-            json.dumps(content, ensure_ascii=False).encode()
-        return content
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"invalid JSON at line {error.lineno}, column {error.colno} ({error.msg})"
-        ) from error
-    except RecursionError as error:
-        raise ValueError("its JSON is nested too deeply") from error
-    except _DuplicateKeyError as error:
-        raise ValueError(f"an object has the key {error} twice") from error
-    except UnicodeEncodeError as error:
-        raise ValueError("a string has an unpaired surrogate") from error
-    except ValueError as error:  # Python rejects integers of more than 4300 digits
-        raise ValueError("a number has thousands of digits") from error
-
-
-class _DuplicateKeyError(Exception):
-    """Duplicate key in a JSON object; parsers differ in which value they use."""
-
-
-def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = Counter(name for name, _ in pairs)
-        raise _DuplicateKeyError(short_repr(names.most_common(1)[0][0]))
-    return fields
+def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
+    """Reads an optional JSON object from a checkpoint; {} if missing."""
+    return read_json(folder, name) if (folder / name).exists() else {}

@@ -1,21 +1,19 @@
-"""Safetensors headers, validated before any tensor is read.
+"""Safetensors headers, read without tensors.
 
 Layout: header length (8 bytes, little-endian); header (JSON: tensor name -> dtype, shape, and begin
-and end offsets into the data); data (contiguous tensors).
+and end offsets into the data); data. The `safetensors` library is not used, because it imports
+NumPy.
 
 Source: the safetensors format, https://github.com/huggingface/safetensors#format
 """
 
-import math
-import os
-import struct
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...errors import short_repr
-from .safe_io import MAX_JSON_BYTES, ModelError, open_regular, parse_json
+from .safe_io import LFS_POINTER, ModelError, reject_lfs_pointer
 
 DTYPE_BYTES = {  # per element
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
@@ -26,7 +24,6 @@ DTYPE_BYTES = {  # per element
 FLOAT_DTYPES = ("F32", "F16", "BF16")  # of unquantized weights, scales and biases
 # Last name components of tensors that are floating point, unless they are quantized.
 FLOAT_TENSOR_SUFFIXES = ("weight", "bias", "scales", "biases", "A_log", "dt_bias", "gate_up_proj")
-MAX_NDIM = 8
 
 
 @dataclass(frozen=True)
@@ -42,39 +39,36 @@ class TensorInfo:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """Reads a file's header, at most `MAX_JSON_BYTES`: tensor name -> info.
+    """Reads a file's header: tensor name -> info.
 
     Raises:
-        ModelError: the file is truncated or not a safetensors file, tensors overlap or leave gaps,
-            or a tensor's shape, dtype and size are inconsistent.
+        ModelError: the file is truncated or not a safetensors file.
     """
     try:
-        with open_regular(file) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size < 8:  # also rejects endless files in /proc, whose size is 0
-                raise ValueError("it has fewer than 8 bytes")
-            (header_size,) = struct.unpack("<Q", stream.read(8))
-            if header_size > size - 8:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            reject_lfs_pointer(file, stream.read(len(LFS_POINTER)))
+            stream.seek(0)
+            header_end = 8 + int.from_bytes(stream.read(8), "little")
+            if header_end > size:
                 raise ValueError("its header is truncated")
-            if header_size > MAX_JSON_BYTES:
-                raise ValueError(
-                    f"its header has {header_size:,} bytes, expected at most {MAX_JSON_BYTES:,}"
-                )
-            text = stream.read(header_size).decode("utf-8")
-        tensors = _tensors(parse_json(text), file, 8 + header_size)
+            header = json.loads(stream.read(header_end - 8))
+        header.pop("__metadata__", None)
+        tensors = {}
+        for name, each in header.items():
+            begin, end = each["data_offsets"]
+            shape = tuple(each["shape"])
+            tensors[name] = TensorInfo(each["dtype"], shape, begin, end, file, header_end)
     except ModelError:
         raise
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        reason = error if type(error) is ValueError else "its header is malformed"
         raise ModelError(
-            f"{file} is not a valid safetensors file (its header is not UTF-8); download it again."
+            f"{file} is not a valid safetensors file ({reason}); download it again."
         ) from error
-    except ValueError as error:
-        raise ModelError(
-            f"{file} is not a valid safetensors file ({error}); download it again."
-        ) from error
-    expected = 8 + header_size + max((tensor.end for tensor in tensors.values()), default=0)
+    expected = header_end + max((tensor.end for tensor in tensors.values()), default=0)
     if size != expected:
         raise ModelError(
             f"{file} is truncated or corrupt: its header implies {expected:,} bytes, but it "
@@ -105,59 +99,3 @@ def check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
             raise ValueError(
                 f"{short_repr(name)} has dtype {tensor.dtype}, expected {' or '.join(allowed)}"
             )
-
-
-def _tensors(header: Any, file: Path, header_end: int) -> dict[str, TensorInfo]:
-    if not isinstance(header, dict):
-        raise ValueError("its header is not a JSON object")
-    metadata = header.pop("__metadata__", None) or {}
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise ValueError("__metadata__ in its header does not map strings to strings")
-    tensors = {name: _tensor(name, entry, file, header_end) for name, entry in header.items()}
-    _check_offsets(tensors)
-    return tensors
-
-
-def _tensor(name: str, entry: Any, file: Path, header_end: int) -> TensorInfo:
-    what = short_repr(name)
-    if not name.isprintable():
-        raise ValueError(f"tensor name {what} has unprintable characters")
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"{what} must have exactly the keys dtype, shape and data_offsets")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise ValueError(f"{what} has unknown dtype {short_repr(dtype)}")
-    if not _are_sizes(shape) or len(shape) > MAX_NDIM:
-        raise ValueError(
-            f"{what} has shape {short_repr(shape)}, expected at most {MAX_NDIM} non-negative "
-            "integers"
-        )
-    if not _are_sizes(offsets) or len(offsets) != 2:
-        raise ValueError(
-            f"{what} has data_offsets {short_repr(offsets)}, expected two non-negative integers"
-        )
-    begin, end = offsets
-    needed = math.prod(shape) * DTYPE_BYTES[dtype]
-    if end - begin != needed:
-        raise ValueError(
-            f"{what} needs {short_repr(needed)} bytes, but its data_offsets span "
-            f"{short_repr(end - begin)}"
-        )
-    return TensorInfo(dtype, tuple(shape), begin, end, file, header_end)
-
-
-def _check_offsets(tensors: Mapping[str, TensorInfo]) -> None:
-    """Checks that tensors are contiguous from offset 0, without overlaps or gaps."""
-    offset, previous = 0, "the header"
-    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if tensor.begin != offset:
-            what = "overlaps" if tensor.begin < offset else "leaves a gap after"
-            raise ValueError(f"{short_repr(name)} {what} {short_repr(previous)}")
-        offset, previous = tensor.end, name
-
-
-def _are_sizes(numbers: Any) -> bool:
-    """Whether a value is a list of non-negative integers."""
-    return isinstance(numbers, list) and all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers
-    )

@@ -6,13 +6,14 @@ A pooling model computes its result at the prompt's last token:
     score    the softmax over "yes" and "no" as the next token (Qwen3-Reranker)
 """
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
 
 from ...errors import short_repr
-from ..checkpoint.safe_io import check_file_name, parse_json, read_json, read_limited
+from ..checkpoint.safe_io import check_file_name, read_json, read_text
 from ..families.decoder import Decoder
 
 Task = Literal["generate", "embed", "score"]
@@ -56,7 +57,7 @@ def detect_task(folder: Path) -> Task:
     """
     if not (folder / MODULES_FILE).is_file():
         return "generate"
-    modules = parse_json(read_limited(folder, MODULES_FILE))
+    modules = json.loads(read_text(folder, MODULES_FILE))
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
         raise ValueError(f"{MODULES_FILE} is not a list of objects")
     paths = {str(each.get("type")).rpartition(".")[2]: str(each.get("path")) for each in modules}

@@ -1,4 +1,4 @@
-"""LoRA adapter loading, from an untrusted folder."""
+"""LoRA adapter loading, from a folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from pathlib import Path
 import mlx.core as mx
 
 from ...errors import short_repr
-from ..checkpoint.layout import MAX_TENSORS
 from ..checkpoint.safe_io import ModelError, model_errors, resolve_file
 from ..checkpoint.safetensors_header import FLOAT_DTYPES, TensorInfo, read_header
 from ..checkpoint.sharding import BY_COLUMN, RankShard
@@ -78,8 +77,6 @@ def _read(folder: Path, model: DecoderConfig, dtype: mx.Dtype, report: bool) -> 
             f"it needs {size:,} bytes of memory in addition to {used:,} in use, but this machine "
             f"has {memory:,}"
         )
-    if len(tensors) > MAX_TENSORS:
-        raise ValueError(f"it has more than {MAX_TENSORS:,} tensors")
     names = _check_tensors(tensors, config, model)
     loaded: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
     matrices: dict[str, LoraMatrices] = {}

@@ -1,33 +1,28 @@
 """Chat template lookup, selection, replacement and rendering.
 
-A chat template is an untrusted program. Jinja's sandbox blocks access to files and Python
-internals, but a template can still loop endlessly or exhaust memory, e.g. with a few nested
-`{% for i in range(99999) %}`. Templates are therefore rendered by a sandboxed process.
+A chat template is a Jinja program that comes with the checkpoint. It is rendered in Jinja's
+sandbox, which blocks access to files and Python internals, with the settings and functions of
+`transformers`, for which templates are written.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ...errors import UserError, short_repr, summarize
-from ..checkpoint.safe_io import ModelError, read_limited
-from .sandbox import SandboxedProcess
+from ..checkpoint.safe_io import ModelError, read_text
 
 # One template, or name -> template, with names like "default" and "tool_use".
 Templates = str | dict[str, str]
 
 TEMPLATE_FILE = "chat_template.jinja"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"  # a folder
-MAX_TEMPLATES = 100
 
-# Renders chat templates for all tokenizers, with `chat_template_handler._handle`.
-RENDERER = SandboxedProcess(
-    Path(__file__).with_name("chat_template_handler.py"),
-    arguments=[],
-    seconds=2.0,  # per conversation
-    max_bytes=2**25,  # as JSON
-    max_memory=2**29,
-)
+# Names of a message's reasoning; templates read the first, or gpt-oss's "thinking".
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Templates | None:
@@ -37,18 +32,12 @@ def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Tem
         ModelError: a file is unreadable, or a template is not a string.
     """
     has_default = (folder / TEMPLATE_FILE).exists()
-    found = {"default": read_limited(folder, TEMPLATE_FILE)} if has_default else {}
-    files = sorted((folder / ADDITIONAL_TEMPLATES).glob("*.jinja"))
-    listed = tokenizer_config.get("chat_template")
-    number = max(len(files), len(listed) if isinstance(listed, list) else 0)
-    if number > MAX_TEMPLATES:
-        raise ModelError(
-            f"{folder} has {number:,} chat templates, expected at most {MAX_TEMPLATES}."
-        )
-    for file in files:
-        found[file.stem] = read_limited(folder / ADDITIONAL_TEMPLATES, file.name)
+    found = {"default": read_text(folder, TEMPLATE_FILE)} if has_default else {}
+    for file in sorted((folder / ADDITIONAL_TEMPLATES).glob("*.jinja")):
+        found[file.stem] = read_text(folder / ADDITIONAL_TEMPLATES, file.name)
     if found:
         return found["default"] if set(found) == {"default"} else found
+    listed = tokenizer_config.get("chat_template")
     if isinstance(listed, list):
         return dict(_parse_entry(entry, folder) for entry in listed)
     if not isinstance(listed, str | None):
@@ -62,7 +51,7 @@ def read_template_file(file: Path) -> str:
     Raises:
         UserError: the file is unreadable or not a valid template.
     """
-    from jinja2 import Environment, TemplateSyntaxError  # imported late: only `serve` needs it
+    from jinja2 import TemplateSyntaxError  # imported late: only `serve` needs it
 
     try:
         template = file.read_text(encoding="utf-8")
@@ -70,7 +59,7 @@ def read_template_file(file: Path) -> str:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UserError(f"the chat template {file} cannot be read: {reason}.") from error
     try:
-        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+        _compile(template)
     except TemplateSyntaxError as error:
         reason = str(error.message).rstrip(".")
         raise UserError(
@@ -98,6 +87,95 @@ def choose_template(templates: Templates, has_tools: bool) -> str:
             f"expected a chat template named 'default', got {summarize(sorted(templates))}."
         )
     return templates["default"]
+
+
+def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    """Renders a conversation into a prompt.
+
+    Args:
+        messages: messages {"role": …, "content": …}; keys other than `content` are dropped if their
+            value is None.
+        variables: template variables such as `add_generation_prompt` and `enable_thinking`.
+
+    Raises:
+        jinja2.TemplateError: the template is invalid or rejects the conversation.
+        ValueError: the text has an unpaired surrogate.
+        TypeError: a value is not JSON-serializable.
+    """
+    given = [{k: v for k, v in m.items() if k == "content" or v is not None} for m in messages]
+    # Plain JSON types, because a template may call an object's methods.
+    given, variables = json.loads(json.dumps([list(map(_alias_reasoning, given)), variables]))
+    text: str = _compile(template).render(messages=given, **variables)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the rendered text has an unpaired surrogate") from None
+    return text
+
+
+def _alias_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Names a message's reasoning as templates expect it."""
+    reasoning = next((message[name] for name in REASONING_FIELDS if name in message), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+@lru_cache(maxsize=8)
+def _compile(template: str) -> Any:
+    return _environment().from_string(template)
+
+
+@cache
+def _environment() -> Any:
+    """Jinja environment of all templates; imported late, because it takes 50 ms."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}`, which marks the assistant's text for training."""
+
+        tags = {"generation"}  # noqa: RUF012 - declared by Jinja
+
+        def parse(self, parser: Any) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+
+        def _render(self, caller: Callable[[], str]) -> str:
+            return caller()
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter `tojson` without the HTML escaping of Jinja's built-in filter."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
 
 
 def _parse_entry(entry: Any, folder: Path) -> tuple[str, str]:

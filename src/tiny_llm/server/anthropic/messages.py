@@ -67,8 +67,8 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, 
 def _render_prompt(server: AppState, body: CountTokensRequest) -> ChatPrompt:
     return server.prompts.render_chat(
         body.to_template_messages(),
-        body.usable_tools,
-        {"enable_thinking": body.wants_thinking},
+        body.prompt_tools,
+        body.template_variables(),
         continue_final_message=body.continue_final_message,
     )
 

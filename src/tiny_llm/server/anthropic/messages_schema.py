@@ -1,67 +1,65 @@
 """Request schema of `POST /v1/messages`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
+from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ...engine.inputs.structured_outputs import StructuredOutputs
 from ..http.errors import bad_request
-from ..http.unsupported import (
-    CONTEXT_NOT_EDITED,
-    STATELESS,
-    replace_media,
-    unsupported_field_message,
-    warn_once,
-)
-from ..protocol.request_fields import (
-    INT64_MAX,
+from ..http.unsupported import replace_media
+from ..protocol.base_schema import (
     BoundedList,
     JsonObject,
+    RequestBody,
+    RequestModel,
+    ShortList,
+    value_path,
+)
+from ..protocol.prompts import THINKING_VARIABLE
+from ..protocol.request_fields import (
+    INT64_MAX,
     OutputConstraint,
     PositiveInt,
     ReasoningEffort,
-    ShortList,
-    StrictModel,
     auto_tool_calls,
-    drop_nulls,
     make_constraint,
     required_tool_calls,
     thinking_budget,
 )
-from .tools_schema import CacheableModel, MessagesTool, ToolChoice
+from .tools_schema import MessagesTool, ToolChoice
 
-# Start of the first line of Claude Code's system prompt. The line is removed, because it differs
-# per session.
+# Start of a line that Claude Code sends first in its system prompt or a later system message. The
+# line is removed, because it differs per session.
 BILLING_HEADER = "x-anthropic-billing-header"
 
 
-class TextBlock(CacheableModel):
+class TextBlock(RequestModel):
     """Text content."""
 
     type: Literal["text"]
     text: str
-    citations: BoundedList[Any] | None = None
 
 
-class ThinkingBlock(CacheableModel):
+class ThinkingBlock(RequestModel):
     """Reasoning from an earlier turn."""
 
     type: Literal["thinking"]
     thinking: str
-    signature: str | None = None
+    signature: str | None = None  # not verified
 
 
-class RedactedThinkingBlock(CacheableModel):
+class RedactedThinkingBlock(RequestModel):
     """Redacted reasoning from an earlier turn; ignored."""
 
     type: Literal["redacted_thinking"]
     data: str
 
 
-class PlainTextSource(StrictModel):
+class PlainTextSource(RequestModel):
     """A document's inline text."""
 
     type: Literal["text"]
@@ -69,14 +67,13 @@ class PlainTextSource(StrictModel):
     data: str
 
 
-class DocumentBlock(CacheableModel):
+class DocumentBlock(RequestModel):
     """A plain-text document; PDF files and other formats are not supported."""
 
     type: Literal["document"]
     source: PlainTextSource
     title: str | None = None
     context: str | None = None
-    citations: JsonObject | None = None
 
     @property
     def text(self) -> str:
@@ -84,14 +81,13 @@ class DocumentBlock(CacheableModel):
         return "\n".join(filter(None, (self.title, self.context, self.source.data)))
 
 
-class SearchResultBlock(CacheableModel):
+class SearchResultBlock(RequestModel):
     """A search result from the client, passed to the model as text."""
 
     type: Literal["search_result"]
     source: str
     title: str
     content: BoundedList[TextBlock]
-    citations: JsonObject | None = None
 
     @property
     def text(self) -> str:
@@ -99,20 +95,28 @@ class SearchResultBlock(CacheableModel):
         return "\n".join((self.title, self.source, *(block.text for block in self.content)))
 
 
-ResultPart = Annotated[TextBlock | SearchResultBlock | DocumentBlock, Field(discriminator="type")]
+class ToolReferenceBlock(RequestModel):
+    """A deferred tool that the client's tool search found; replaced with the tool's definition."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
 
 
-class ToolUseBlock(CacheableModel):
+ResultPart = Annotated[
+    TextBlock | SearchResultBlock | DocumentBlock | ToolReferenceBlock, Field(discriminator="type")
+]
+
+
+class ToolUseBlock(RequestModel):
     """A tool call by the model."""
 
     type: Literal["tool_use"]
     id: str
     name: str
     input: JsonObject
-    caller: JsonObject | None = None
 
 
-class ToolResultBlock(CacheableModel):
+class ToolResultBlock(RequestModel):
     """Result of a tool call; its images and documents are replaced with text."""
 
     type: Literal["tool_result"]
@@ -138,7 +142,7 @@ ContentBlock = Annotated[
 ]
 
 
-class MessageParam(StrictModel):
+class MessageParam(RequestModel):
     """A message. Claude Code also sends system messages between turns.
 
     Images and documents beside a tool result are replaced with text, too, because Claude Code sends
@@ -146,7 +150,7 @@ class MessageParam(StrictModel):
     """
 
     role: Literal["user", "assistant", "system"]
-    content: str | BoundedList[ContentBlock]
+    content: str | BoundedList[ContentBlock] | None = None  # only system messages may omit it
 
     @field_validator("content", mode="before")
     @classmethod
@@ -156,80 +160,53 @@ class MessageParam(StrictModel):
         return replace_media(content) if has_result else content
 
 
-class ThinkingConfig(StrictModel):
+class ThinkingConfig(RequestModel):
     """Extended thinking options."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: str | None = None  # "omitted" omits the reasoning's text
 
 
-class OutputFormat(StrictModel):
+class OutputFormat(RequestModel):
     """JSON schema that the output must match."""
 
     type: Literal["json_schema"]
     schema_: Annotated[JsonObject, Field(alias="schema")]
 
 
-class OutputConfig(StrictModel):
+class OutputConfig(RequestModel):
     """Output options: effort and format."""
 
     effort: ReasoningEffort | None = None
     format: OutputFormat | None = None
 
 
-class ContextEdit(StrictModel):
-    """Removes earlier reasoning: a no-op, because chat templates omit it."""
-
-    type: Literal["clear_thinking_20251015"]
-    keep: Any = None
-
-
-class ContextManagement(StrictModel):
-    """Context edits, accepted but ignored; see `ContextEdit`."""
-
-    edits: ShortList[ContextEdit] | None = None
-
-
-class BillingPolicy(StrictModel):
-    """Billing policy; `bill_to` accepts only "self"."""
-
-    type: Literal["billing_policy"]
-    bill_to: Literal["self"] | None = None
-
-
-class Diagnostics(StrictModel):
+class Diagnostics(RequestModel):
     """Asks why the request missed the prefix that an earlier message cached."""
 
     previous_message_id: str | None = None
 
 
-class CountTokensRequest(CacheableModel):
+class CountTokensRequest(RequestBody):
     """Body of a token count request."""
 
-    model: str | None = None
     messages: Annotated[BoundedList[MessageParam], Field(min_length=1)]
     system: str | BoundedList[TextBlock] | None = None
     tools: ShortList[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
-    context_management: ContextManagement | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # earlier name for output_config.format
-    mcp_servers: ShortList[Any] | None = None  # not supported: must be empty
-    billing_policy: BillingPolicy | None = None
-    speed: Literal["standard"] | None = None
-    workspace_id: str | None = None
 
-    _drop_nulls = model_validator(mode="before")(drop_nulls)
+    def ignored_values(self) -> Iterator[str]:
+        """See `RequestBody.ignored_values`."""
+        display = None if self.thinking is None else self.thinking.display
+        if display not in (None, "omitted"):
+            yield value_path("thinking.display", display)
 
     def check_fields(self) -> None:
-        """Rejects unsupported fields and combinations of fields."""
-        if self.context_management is not None and self.context_management.edits:
-            warn_once(CONTEXT_NOT_EDITED)
-        if self.mcp_servers:
-            message = unsupported_field_message("mcp_servers")
-            raise bad_request(str(message), "mcp_servers", "unsupported_parameter")
+        """Rejects unsupported combinations of fields."""
         if self.output_format is not None and self.output_config_format is not None:
             raise bad_request(
                 "output_format and output_config.format are the same option; set only one of them.",
@@ -274,10 +251,19 @@ class CountTokensRequest(CacheableModel):
         return [tool.openai_tool() for tool in self.tools or ()]
 
     @property
+    def prompt_tools(self) -> list[dict[str, Any]]:
+        """Tools for the chat template: those that are not deferred.
+
+        References add deferred tools to the conversation's end, which keeps the cached prefix.
+        """
+        deferred = {tool.name for tool in self.tools or () if tool.defer_loading}
+        return [tool for tool in self.usable_tools if tool["function"]["name"] not in deferred]
+
+    @property
     def continue_final_message(self) -> bool:
         """Whether the final message is a prefill, which the model continues."""
         last = self.messages[-1]
-        if last.role != "assistant":
+        if last.role != "assistant" or last.content is None:
             return False
         return isinstance(last.content, str) or all(isinstance(b, TextBlock) for b in last.content)
 
@@ -287,16 +273,29 @@ class CountTokensRequest(CacheableModel):
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
+    def effort(self) -> ReasoningEffort | None:
+        """Requested reasoning effort."""
+        return None if self.output_config is None else self.output_config.effort
+
+    def template_variables(self) -> dict[str, Any]:
+        """Chat template variables."""
+        return {THINKING_VARIABLE: self.wants_thinking, EFFORT_VARIABLE: self.effort}
+
+    @property
     def omit_reasoning(self) -> bool:
         """Whether thinking blocks are returned without their text."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def to_template_messages(self) -> list[dict[str, Any]]:
         """Converts the conversation to chat template messages."""
-        system = "\n".join(filter(None, map(_strip_billing_header, _texts(self.system))))
-        messages = [{"role": "system", "content": system}] if system else []
-        for turn in self.messages:
-            messages += _to_messages(turn)
+        definitions = {tool["function"]["name"]: tool for tool in self.usable_tools}
+        system = _system_texts(_texts(self.system, definitions))
+        messages = [{"role": "system", "content": "\n".join(system)}] if system else []
+        for number, turn in enumerate(self.messages):
+            if turn.content is None and turn.role != "system":
+                path = f"messages[{number}].content"
+                raise bad_request(f"{path} is required.", path)
+            messages += _to_messages(turn, definitions)
         return messages
 
 
@@ -309,49 +308,47 @@ class MessagesRequest(CountTokensRequest):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
     stop_sequences: ShortList[Annotated[str, Field(min_length=1)]] | None = None
-    metadata: JsonObject | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
     diagnostics: Diagnostics | None = None
-    fallback_credit_token: str | None = None
-    thread: JsonObject | None = None
 
     @property
     def thinking_budget(self) -> int | None:
         """Upper bound on reasoning tokens; None for no bound."""
         tokens = None if self.thinking is None else self.thinking.budget_tokens
-        effort = None if self.output_config is None else self.output_config.effort
-        return thinking_budget(tokens, effort, self.max_tokens) if self.wants_thinking else None
+        budget = thinking_budget(tokens, self.effort, self.max_tokens)
+        return budget if self.wants_thinking else None
 
     @property
     def wants_diagnostics(self) -> bool:
         """Whether the response must contain cache diagnostics."""
         return self.diagnostics is not None and self.diagnostics.previous_message_id is not None
 
-    def check_fields(self) -> None:
-        """Rejects unsupported fields and combinations of fields."""
-        super().check_fields()
-        if self.thread is not None:  # with this error code, clients retry without `thread`
-            raise bad_request(
-                f"thread is not supported: {STATELESS}.", "thread", "thread_unsupported_request"
-            )
 
-
-def _texts(content: str | Sequence[ResultPart] | None) -> list[str]:
+def _texts(content: str | Sequence[ResultPart] | None, definitions: Mapping[str, Any]) -> list[str]:
+    """Returns the texts of content; `definitions` are those of tools by name."""
     if content is None or isinstance(content, str):
         return [content or ""]
-    return [block.text for block in content]
+    return [
+        json.dumps(definitions.get(block.tool_name, block.tool_name), ensure_ascii=False)
+        if isinstance(block, ToolReferenceBlock)
+        else block.text
+        for block in content
+    ]
 
 
-def _strip_billing_header(text: str) -> str:
-    return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
+def _system_texts(texts: Sequence[str]) -> list[str]:
+    """Returns non-empty texts of a system prompt, without the billing line."""
+    stripped = (
+        text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text for text in texts
+    )
+    return list(filter(None, stripped))
 
 
-def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
+def _to_messages(turn: MessageParam, definitions: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Converts a turn to messages; each tool result becomes a separate message."""
-    if isinstance(turn.content, str):
-        return [{"role": turn.role, "content": turn.content}]
+    given = turn.content
+    blocks = [TextBlock(type="text", text=given)] if isinstance(given, str) else given
     results, texts, reasoning, calls = [], [], [], []
-    for block in turn.content:
+    for block in blocks or ():
         match block:
             case TextBlock() | DocumentBlock() | SearchResultBlock():
                 texts.append(block.text)
@@ -362,11 +359,13 @@ def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
                 function = {"name": block.name, "arguments": arguments}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
-                content = "\n".join(_texts(block.content))
+                content = "\n".join(_texts(block.content, definitions))
                 # Marked in the text, because chat templates have no field for errors.
                 prefix = "Error: " if block.is_error else ""
                 result = {"role": "tool", "tool_call_id": block.tool_use_id}
                 results.append({**result, "content": prefix + content})
+    if turn.role == "system":
+        texts = _system_texts(texts)
     if not (texts or reasoning or calls):
         return results
     message: dict[str, Any] = {"role": turn.role, "content": "\n".join(texts)}

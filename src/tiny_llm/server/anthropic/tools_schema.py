@@ -1,20 +1,12 @@
 """Tool definitions and tool choice of `POST /v1/messages`."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
-
-from ..protocol.request_fields import JsonObject, ShortList, StrictModel
+from ..protocol.base_schema import JsonObject, RequestModel, ShortList
 
 
-class CacheableModel(StrictModel):
-    """Base class with `cache_control`, a no-op: prompt pages are always cached."""
-
-    cache_control: JsonObject | None = None
-
-
-class MessagesTool(CacheableModel):
+class MessagesTool(RequestModel):
     """A client-side tool. Server-side tools are not supported."""
 
     name: str
@@ -22,9 +14,7 @@ class MessagesTool(CacheableModel):
     input_schema: JsonObject
     type: Literal["custom"] | None = None
     strict: bool | None = None
-    eager_input_streaming: bool | None = None
-    allowed_callers: Annotated[ShortList[Literal["direct"]], Field(min_length=1)] | None = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = None  # not in the prompt until a tool result references it
     input_examples: ShortList[JsonObject] | None = None
 
     def openai_tool(self) -> dict[str, Any]:
@@ -43,7 +33,7 @@ class MessagesTool(CacheableModel):
         return {"type": "function", "function": function}
 
 
-class ToolChoice(StrictModel):
+class ToolChoice(RequestModel):
     """Whether the model must call a tool, and which one."""
 
     type: Literal["auto", "none", "any", "tool"]

@@ -26,7 +26,6 @@ from ...engine.scheduling.events import Event
 from ...engine.scheduling.outputs import StreamOutput
 from ...engine.scheduling.snapshot import SNAPSHOT_INTERVAL, snapshot
 from ...errors import UserError
-from ...kernels.heap import trim_heap
 from ...models import memory
 from . import messages
 
@@ -271,7 +270,7 @@ class EngineThread(threading.Thread):
         if self._num_submitted >= memory.TRIM_INTERVAL and self._command_queue.empty():
             self._num_submitted = 0
             llm.runner.target.release_scratch()
-            trim_heap()
+            memory.trim_heap()
 
     def _on_event(self, event: Event) -> None:
         self._events.append({**event, "time": time.time()})
@@ -304,7 +303,7 @@ def _add_request(
 def _engine_ready(llm: LLM) -> messages.EngineReady:
     config = llm.scheduler.config
     # One more than the KV cache holds, because the last token's keys and values are never stored.
-    capacity = config.num_pages * config.page_size + 1
+    capacity = config.max_tokens_in_pages + 1
     max_seq_len = min(config.max_seq_len, capacity)
     return messages.EngineReady(llm.vocab_size, max_seq_len, config.max_num_seqs, llm.describe())
 

@@ -2,5 +2,6 @@
 
 This package must not depend on prompts or the engine thread.
 
-Reading order: uvicorn_protocol, middleware, errors, validation, unsupported, openapi.
+Reading order: uvicorn_protocol, middleware, errors, validation, unsupported,
+ignored_fields, openapi.
 """

@@ -7,7 +7,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -48,13 +48,16 @@ class TokenCounts(Protocol):
 
 @dataclass
 class AccessRecord:
-    """One request's entry in the access log."""
+    """One request's entry in the access log, and the names of its ignored fields."""
 
+    path: str = ""
+    strict_fields: bool = False  # whether ignored fields are errors
     started_at: float = field(default_factory=time.monotonic)
     status: int = 499  # the value if the client disconnects before the response
     request_id: str = "-"
     error: str | None = None  # message of an error response, or of a stream's error event
     tokens: TokenCounts | None = None  # set once the request has been submitted to the engine
+    ignored_fields: Sequence[str] = ()
 
     def summary(self) -> str:
         """Request id, duration, token counts and error."""

@@ -12,8 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...engine.inputs.limits import JsonLimits
 from ...errors import UserError
-from ..settings import MIN_BODY_BYTES
+from ..settings import MIN_BODY_BYTES, Settings
 from .errors import ACCESS_RECORD, AccessRecord, ApiError, bad_request, single_line
+from .ignored_fields import HEADER
 
 access_log = logging.getLogger("tiny_llm.access")
 
@@ -42,7 +43,7 @@ PUBLIC_PREFIX = "/page/"  # files of the web UI, which prompts for the key
 
 
 class AccessLogMiddleware:
-    """Counts and logs requests.
+    """Counts and logs requests; names ignored fields in a response header.
 
     Rejected and failed requests are always logged, with the reason; others if `log_requests`.
     Requests that match neither a route nor one of `paths` are counted as `OTHER`.
@@ -53,21 +54,21 @@ class AccessLogMiddleware:
         app: ASGIApp,
         count: Count,
         paths: Collection[str],
-        log_requests: bool,
-        log_contents: bool,
+        settings: Settings,
     ):
         self._app = app
         self._count = count
         self._paths = frozenset(paths)
-        self._log_requests = log_requests
-        self._log_contents = log_contents
+        self._strict_fields = settings.strict_fields
+        self._log_requests = settings.log_requests or settings.log_contents
+        self._log_contents = settings.log_contents
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forwards a request, then counts and logs it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = AccessRecord()
+        record = AccessRecord(scope["path"], self._strict_fields)
         request, response = bytearray(), bytearray()
 
         async def receive_and_copy() -> Message:
@@ -80,6 +81,9 @@ class AccessLogMiddleware:
                 record.status = message["status"]
                 headers = Headers(raw=message["headers"])
                 record.request_id = headers.get("x-request-id", "-")
+                if record.ignored_fields:
+                    ignored = (HEADER, ",".join(record.ignored_fields).encode())
+                    message = {**message, "headers": [*message["headers"], ignored]}
             elif self._log_contents:
                 _append(response, message)
             await send(message)

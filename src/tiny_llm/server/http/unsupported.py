@@ -1,34 +1,36 @@
-"""Unsupported protocol fields and values, with reasons."""
+"""Fields and content that a request must not have, with reasons."""
 
 import logging
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
-from itertools import islice
 from typing import Any
+
+from .errors import bad_request
 
 log = logging.getLogger("tiny_llm.server")
 
 TEXT_ONLY = "this model reads and writes text only"
 STATELESS = "this server is stateless; send the whole conversation"
 DEPRECATED_NAME = "it is deprecated; use structured_outputs"
-NO_BEAMS = "beam search is not implemented; completions are sampled"
-CONTEXT_NOT_EDITED = "context_management is ignored: conversations are not edited"
 NO_SERVER_TOOLS = "this server does not run tools; the client runs those in `tools`"
+NOT_IMPLEMENTED = "this sampling method is not implemented"
 
+# Fields that would change the completion. Other unknown fields are ignored.
 FIELD_REASONS = {
     # Fields of the Chat Completions API.
     "audio": TEXT_ONLY,
     "function_call": "it is deprecated; use tool_choice",
     "functions": "it is deprecated; use tools",
     "moderation": "this server does not moderate content",
-    "prediction": "start the server with --speculative ngram to draft tokens from the prompt",
+    "suffix": "fill-in-the-middle is not implemented",
     "web_search_options": NO_SERVER_TOOLS,
     # Fields of vLLM, llama.cpp and SGLang.
     "allowed_token_ids": "use structured_outputs or logit_bias",
     "bad_words": "use logit_bias",
     "chat_template": "requests cannot override the server's chat template",
+    "custom_logit_processor": "requests cannot contain code",
     "documents": "include them in a message",
+    "dry_multiplier": NOT_IMPLEMENTED,
     "ebnf": "use structured_outputs",
     "grammar": "use structured_outputs",
     "guided_choice": DEPRECATED_NAME,
@@ -36,39 +38,29 @@ FIELD_REASONS = {
     "guided_json": DEPRECATED_NAME,
     "guided_regex": DEPRECATED_NAME,
     "json_schema": "use response_format or structured_outputs",
-    "length_penalty": NO_BEAMS,
+    "logits_processors": "requests cannot contain code",
+    "lora_path": "select an adapter by its name as the model",
+    "mirostat": NOT_IMPLEMENTED,
     "n_predict": "use max_tokens",
-    "priority": "the order of requests depends on the server's --scheduling-policy",
+    "prompt_embeds": "prompts are text or token ids",
     "regex": "use structured_outputs",
+    "repeat_penalty": "use repetition_penalty",
     "truncate_prompt_tokens": "prompts are not truncated",
-    "use_beam_search": NO_BEAMS,
+    "typical_p": NOT_IMPLEMENTED,
+    "use_beam_search": "beam search is not implemented; completions are sampled",
+    "xtc_probability": NOT_IMPLEMENTED,
     # Fields of the Responses API.
-    "access_programs": "this server has no access programs",
-    "background_options": "background responses are not supported",
+    "background": "the response is sent in this connection",
     "conversation": STATELESS,
-    "image": TEXT_ONLY,
     "prompt": "this server does not store prompts; send the text itself",
     # Fields of the Messages API.
-    "compaction": "the conversation is not edited",
     "container": NO_SERVER_TOOLS,
-    "fallbacks": "this server does not fall back to other models",
-    "inference_geo": "inference runs on the server's machine",
     "mcp_servers": NO_SERVER_TOOLS,
+    "thread": STATELESS,
 }
-
-# Reasons why a field supports only some values.
-VALUE_REASONS = {
-    "billing_policy.bill_to": "this server does not bill requests",
-    "context_management.edits[].type": "the conversation is not edited",
-    "tools[].allowed_callers[]": NO_SERVER_TOOLS,
-    "tools[].defer_loading": "tool search is not supported; all tools are in the prompt",
-    "tools[].type": "the model calls functions, which the client runs",
-    "verbosity": "the model has no verbosity setting; request the desired length in a message",
-    "reasoning.summary": "summaries are not supported; the full reasoning is returned",
-    "service_tier": "this server has a single service tier",
-}
-VALUE_REASONS["text.verbosity"] = VALUE_REASONS["verbosity"]
-VALUE_REASONS["reasoning.generate_summary"] = VALUE_REASONS["reasoning.summary"]
+OFF_VALUES = {"repeat_penalty": 1, "typical_p": 1}  # besides null, false, 0, "" and []
+# With this error code, clients retry without `thread`.
+ERROR_CODES = {"thread": "thread_unsupported_request"}
 
 # Kind of media by content part type, for all protocols.
 MEDIA_TYPES = {
@@ -78,33 +70,21 @@ MEDIA_TYPES = {
 }
 
 
+def check_supported(fields: Mapping[str, Any]) -> None:
+    """Rejects fields in `FIELD_REASONS`, unless their value turns them off.
+
+    Args:
+        fields: the fields of a request body that its schema lacks.
+    """
+    for name in FIELD_REASONS.keys() & fields.keys():
+        if fields[name] not in (None, False, "", [], OFF_VALUES.get(name)):
+            reason = f"{name} is not supported: {FIELD_REASONS[name]}."
+            raise bad_request(reason, name, ERROR_CODES.get(name, "unsupported_parameter"))
+
+
 @cache
-def warn_once(sentence: str) -> None:
-    """Logs a warning once; agents send the same fields in every request."""
+def _warn_once(sentence: str) -> None:
     log.warning("%s", sentence)
-
-
-def warn_ignored(field: str, items: Sequence[Mapping[str, Any]]) -> None:
-    """Logs one warning for list items of unknown types; `field` names the list."""
-    if items:
-        types = list(islice(dict.fromkeys(repr(item.get("type"))[:40] for item in items), 5))
-        log.warning(
-            "ignoring unsupported items in %s: %d of types %s", field, len(items), ", ".join(types)
-        )
-
-
-def unsupported_value_message(field: str, given: str, allowed: str) -> str | None:
-    """Explains why a field's value is unsupported; None without a reason."""
-    reason = VALUE_REASONS.get(re.sub(r"\[\d+\]", "[]", field))
-    if reason is None:
-        return None
-    return f"{field} must be {allowed}, got {given}: {reason}."
-
-
-def unsupported_field_message(field: str) -> str | None:
-    """Explains why a field is unsupported; None for an unknown field."""
-    reason = FIELD_REASONS.get(field)
-    return None if reason is None else f"{field} is not supported: {reason}."
 
 
 def replace_media(content: Any) -> Any:
@@ -124,5 +104,5 @@ def _replace_medium(part: Any) -> Any:
     medium = MEDIA_TYPES.get(kind) if isinstance(kind, str) and not is_text else None
     if medium is None:
         return part
-    warn_once(f"each {medium} in a tool result is replaced with text: the model reads text only")
+    _warn_once(f"each {medium} in a tool result is replaced with text: the model reads text only")
     return {"type": "text", "text": f"[{medium} omitted: this model reads text only]"}

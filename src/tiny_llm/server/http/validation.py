@@ -1,17 +1,16 @@
 """pydantic validation errors as one-sentence messages."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import short_repr
 from .errors import ApiError, bad_request
-from .unsupported import unsupported_field_message, unsupported_value_message
 
 # Messages by pydantic error type, formatted with the field's path and the error's context.
 MESSAGES = {
     "too_long": "{field} must have at most {max_length} elements, got {actual_length}.",
-    "extra_forbidden": "{field} is not a supported field; remove it.",
     "missing": "{field} is required.",
     "union_tag_not_found": "{field}.type is required.",
     "json_invalid": "The body is not valid JSON.",
@@ -42,9 +41,14 @@ REQUIREMENTS = {
 }
 
 # OpenAI's error codes for `MESSAGES`, by pydantic error type.
-CODES = {
-    "extra_forbidden": "unknown_parameter",
-    **dict.fromkeys(("missing", "union_tag_not_found"), "missing_required_parameter"),
+CODES = dict.fromkeys(("missing", "union_tag_not_found"), "missing_required_parameter")
+
+# Reasons why a field, given by its path without list indexes, supports only some values.
+NO_VERBOSITY = "the model has no verbosity setting; request the desired length in a message"
+VALUE_REASONS = {
+    "tools[].type": "the model calls functions, which the client runs",
+    "verbosity": NO_VERBOSITY,
+    "text.verbosity": NO_VERBOSITY,
 }
 
 
@@ -62,17 +66,16 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     other_types = {error["loc"][:-1] for error in wrong_type}
     applicable = [error for error in deepest if error["loc"][:-1] not in other_types]
     error = (applicable or wrong_type)[0]
-    field = _path(error["loc"], error["type"] == "extra_forbidden")
+    field = _path(error["loc"], error["type"] == "missing")
     if error["type"] in ("literal_error", "union_tag_invalid") and "content" in error["loc"]:
         return _non_text_error(error, field.removesuffix(".type"))
-    if error["type"] == "extra_forbidden" and (reason := unsupported_field_message(field)):
-        return bad_request(reason, field, "unsupported_parameter")
     context = dict(error.get("ctx", {}))
     if error["type"] == "literal_error":
         context["expected"] = context["expected"].replace("False", "false")
         given = _format_value(error["input"])
-        if reason := unsupported_value_message(field, given, context["expected"]):
-            return bad_request(reason, field, "unsupported_value")
+        if reason := VALUE_REASONS.get(re.sub(r"\[\d+\]", "[]", field)):
+            message = f"{field} must be {context['expected']}, got {given}: {reason}."
+            return bad_request(message, field, "unsupported_value")
     if error["type"] in MESSAGES:
         return bad_request(
             MESSAGES[error["type"]].format(field=field, **context),
@@ -120,11 +123,11 @@ PART_TYPES = (
 PRIMITIVE_TYPES = ("str", "int", "bool")
 
 
-def _path(location: Sequence[Any], is_unknown: bool) -> str:
+def _path(location: Sequence[Any], is_missing: bool) -> str:
     """Returns a field's path, e.g. `messages[0].content`; `body` if empty."""
     path, steps = "", location[1:]
     for position, step in enumerate(steps):
-        is_name = position == 0 or (is_unknown and position == len(steps) - 1)
+        is_name = position == 0 or (is_missing and position == len(steps) - 1)
         if isinstance(step, int):
             path += f"[{step}]"
         elif is_name or not _is_type(step, steps[position - 1]):

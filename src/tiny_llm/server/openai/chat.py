@@ -31,6 +31,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     body.check_fields()
     await server.wait_until_loaded(request, bool(body.stream))
     prompts = server.prompts
+    body.chat_template_kwargs = prompts.used_template_kwargs(body.chat_template_kwargs)
     prompt = await prompts.run(_render_prompt, server, body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens or body.max_tokens
@@ -45,7 +46,6 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
 
 
 def _render_prompt(server: AppState, body: ChatCompletionRequest) -> ChatPrompt:
-    server.prompts.check_template_kwargs(body.chat_template_kwargs)
     messages = [message.to_template(number) for number, message in enumerate(body.messages)]
     return server.prompts.render_chat(
         messages,

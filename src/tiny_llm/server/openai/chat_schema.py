@@ -1,34 +1,32 @@
 """Request schema of `POST /v1/chat/completions`."""
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ..http.errors import bad_request
 from ..http.unsupported import replace_media
+from ..protocol.base_schema import BoundedList, JsonObject, RequestModel, ShortList
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
-    BoundedList,
     CommonFields,
-    JsonObject,
     OutputConstraint,
     PositiveInt,
     ReasoningEffort,
     SamplingFields,
-    ShortList,
-    StrictModel,
     auto_tool_calls,
     required_tool_calls,
 )
 
 
-class TextPart(StrictModel):
+class TextPart(RequestModel):
     """A text content part. Images and audio are not supported."""
 
     type: Literal["text"]
     text: str
-    cache_control: JsonObject | None = None  # no-op: prompt pages are always cached
 
 
 class InputTextPart(TextPart):
@@ -37,7 +35,7 @@ class InputTextPart(TextPart):
     type: Literal["input_text"]  # type: ignore[assignment]
 
 
-class RefusalPart(StrictModel):
+class RefusalPart(RequestModel):
     """An assistant's refusal, as a content part."""
 
     type: Literal["refusal"]
@@ -52,7 +50,7 @@ class RefusalPart(StrictModel):
 ContentPart = Annotated[TextPart | InputTextPart | RefusalPart, Field(discriminator="type")]
 
 
-class FunctionDefinition(StrictModel):
+class FunctionDefinition(RequestModel):
     """A function the model may call."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -61,32 +59,30 @@ class FunctionDefinition(StrictModel):
     strict: bool | None = None
 
 
-class Tool(StrictModel):
+class Tool(RequestModel):
     """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
-class FunctionCall(StrictModel):
+class FunctionCall(RequestModel):
     """A function call by the assistant; `arguments` is a JSON string."""
 
     name: str
     arguments: str
-    parsed_arguments: Any = None  # added by `parse` of OpenAI's client
 
 
-class MessageToolCall(StrictModel):
+class MessageToolCall(RequestModel):
     """A tool call by the assistant."""
 
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: int | None = None
 
 
-class ChatMessage(StrictModel):
-    """A message. From `refusal` on, fields are response fields that clients echo.
+class ChatMessage(RequestModel):
+    """A message.
 
     Images, audio and documents in a tool result are replaced with text.
     """
@@ -99,10 +95,8 @@ class ChatMessage(StrictModel):
     reasoning_content: str | None = None
     reasoning: str | None = None  # newer name for reasoning_content
     refusal: str | None = None
-    annotations: BoundedList[Any] | None = None
     audio: None = None
     function_call: None = None
-    parsed: Any = None  # added by `parse` of OpenAI's client
 
     @model_validator(mode="before")
     @classmethod
@@ -125,44 +119,40 @@ class ChatMessage(StrictModel):
         if not isinstance(content, str):
             # `LLM` and vLLM also join parts with newlines.
             content = "\n".join(part.text for part in content)
-        role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": content}
+        message: dict[str, Any] = {"role": self.role, "content": content}
         reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
         if reasoning is not None:
             message["reasoning_content"] = reasoning
         if self.name is not None:
             message["name"] = self.name
         if self.tool_calls:
-            client_fields = {"function": {"parsed_arguments"}}
-            message["tool_calls"] = [
-                call.model_dump(exclude=client_fields) for call in self.tool_calls
-            ]
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         return message
 
 
-class NamedFunction(StrictModel):
+class NamedFunction(RequestModel):
     """A function name."""
 
     name: str
 
 
-class NamedToolChoice(StrictModel):
+class NamedToolChoice(RequestModel):
     """Forces a call to one function."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class AllowedTools(StrictModel):
+class AllowedTools(RequestModel):
     """A subset of the tools, with mode `auto` or `required`."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[ShortList[NamedToolChoice], Field(min_length=1)]
 
 
-class AllowedToolsChoice(StrictModel):
+class AllowedToolsChoice(RequestModel):
     """Restricts calls to a subset of the tools."""
 
     type: Literal["allowed_tools"]
@@ -183,12 +173,6 @@ class ConversationFields(CommonFields):
 
     parallel_tool_calls: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    store: bool | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: JsonObject | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
 
 
 class ChatCompletionRequest(ConversationFields, SamplingFields):
@@ -214,6 +198,10 @@ class ChatCompletionRequest(ConversationFields, SamplingFields):
     def effort(self) -> ReasoningEffort | None:
         """Requested reasoning effort; see `CommonFields`."""
         return self.reasoning_effort
+
+    def ignored_values(self) -> Iterable[str]:
+        """See `RequestBody.ignored_values`."""
+        return ("verbosity=low",) if self.verbosity == "low" else ()
 
     def check_fields(self) -> None:
         """Rejects unsupported combinations of fields."""
@@ -275,4 +263,4 @@ class ChatCompletionRequest(ConversationFields, SamplingFields):
         variables = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None and variables.get(THINKING_VARIABLE) is None:
             variables[THINKING_VARIABLE] = self.reasoning_effort != "none"
-        return variables
+        return {EFFORT_VARIABLE: self.reasoning_effort, **variables}

@@ -13,10 +13,11 @@ from ..context import AppState, get_app_state
 from ..engine_client.request_handle import RequestHandle
 from ..http.errors import bad_request
 from ..http.openapi import ERROR_RESPONSES, streaming_route
+from ..protocol.base_schema import PromptIds
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
 from ..protocol.output_parser import OutputParser, ParsedOutput
 from ..protocol.prompts import check_token_ids
-from ..protocol.request_fields import INT64_MAX, PromptIds, SamplingFields
+from ..protocol.request_fields import INT64_MAX, SamplingFields
 from ..protocol.streaming import EventSourceResponse, full_response
 from .choices import ChoicesSerializer
 
@@ -38,16 +39,11 @@ class CompletionRequest(SamplingFields):
     max_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    suffix: str | None = None
     best_of: int | None = None
 
     def check_fields(self) -> None:
-        """Rejects unsupported fields and combinations of fields."""
+        """Rejects unsupported values and combinations of fields."""
         super().check_fields()
-        if self.suffix is not None:
-            raise bad_request(
-                "suffix is not supported: fill-in-the-middle is not implemented.", "suffix"
-            )
         if self.best_of not in (None, 1, self.n):
             raise bad_request(f"best_of must equal n, got {self.best_of}; omit it.", "best_of")
         if self.max_tokens == 0 and not self.echo:

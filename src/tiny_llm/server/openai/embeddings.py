@@ -15,7 +15,8 @@ from ...models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..context import AppState, get_app_state
 from ..http.errors import ApiError, JsonResponse, bad_request
 from ..http.openapi import ERROR_RESPONSES
-from ..protocol.request_fields import PositiveInt, PromptIds, StrictModel
+from ..protocol.base_schema import PromptIds, RequestBody, RequestModel
+from ..protocol.request_fields import PositiveInt
 from ..protocol.streaming import CancelOnDisconnect
 
 MAX_INPUTS = 2048  # OpenAI's limit
@@ -24,7 +25,7 @@ GROUP_SIZE = 64  # maximum number of a request's prompts in the engine's queue
 router = APIRouter()
 
 
-class EmbeddingRequest(StrictModel):
+class EmbeddingRequest(RequestBody):
     """Body of an embedding request."""
 
     input: (
@@ -33,10 +34,8 @@ class EmbeddingRequest(StrictModel):
         | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
         | Annotated[list[PromptIds], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
     )
-    model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: PositiveInt | None = None
-    user: str | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """The inputs as a list, even if only one was given."""
@@ -46,20 +45,19 @@ class EmbeddingRequest(StrictModel):
         return list(given)
 
 
-class RerankDocument(StrictModel):
+class RerankDocument(RequestModel):
     """A document, given as an object."""
 
     text: str
 
 
-class RerankRequest(StrictModel):
+class RerankRequest(RequestBody):
     """Body of a reranking request, in Jina's and Cohere's format."""
 
     query: str
     documents: Annotated[
         list[str | RerankDocument], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
     ]
-    model: str | None = None
     top_n: PositiveInt | None = None
     return_documents: bool = True
     instruction: str | None = None

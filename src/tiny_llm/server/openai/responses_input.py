@@ -1,12 +1,41 @@
 """Input items of the Responses API, converted to chat template messages."""
 
 from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..http.errors import bad_request
-from ..http.unsupported import replace_media, warn_ignored
+from ..http.unsupported import replace_media
+from ..protocol.base_schema import unknown_fields, value_path
 
 TEXT_PARTS = ("input_text", "output_text", "text")
+PART_FIELDS = {"type", "text", "refusal"}
+# Fields of input items, by type.
+ITEM_FIELDS = {
+    kind: {"type", "id", "status", *names}
+    for kind, names in {
+        "message": ("role", "content"),
+        "function_call": ("call_id", "name", "arguments"),
+        "function_call_output": ("call_id", "output"),
+        "reasoning": ("content", "encrypted_content"),
+        "item_reference": (),
+    }.items()
+}
+
+
+def ignored_item_fields(items: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yields unknown fields and item types; see `RequestBody.ignored_values`."""
+    for item in items:
+        kind = item.get("type", "message")
+        if not isinstance(kind, str) or kind not in ITEM_FIELDS:
+            yield value_path("input[].type", kind)
+            continue
+        yield from unknown_fields(item, "input[].", ITEM_FIELDS[kind])
+        for name in ("content", "output"):
+            parts = item.get(name)
+            for part in parts if isinstance(parts, list) else ():
+                if isinstance(part, dict):
+                    yield from unknown_fields(part, f"input[].{name}[].", PART_FIELDS)
 
 
 def to_chat_messages(
@@ -25,7 +54,6 @@ def to_chat_messages(
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
     reasoning = None
-    ignored = []
     for number, item in enumerate(given, -num_stored):
         path = f"input[{number}]"
         if item.get("type") == "reasoning":
@@ -34,7 +62,6 @@ def to_chat_messages(
             continue
         message = _to_message(item, path)
         if message is None:
-            ignored.append(item)
             continue
         if reasoning and message["role"] == "assistant":
             message["reasoning_content"] = reasoning
@@ -45,7 +72,6 @@ def to_chat_messages(
             messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
         else:
             messages.append(message)
-    warn_ignored("input", ignored)
     if not any(message["role"] != "system" for message in messages):
         raise bad_request("input must contain at least one message.", "input")
     return messages

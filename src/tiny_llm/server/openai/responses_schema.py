@@ -1,55 +1,47 @@
 """Request schema of `POST /v1/responses`."""
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ...engine.inputs.structured_outputs import StructuredOutputs
 from ..http.errors import bad_request
-from ..http.unsupported import CONTEXT_NOT_EDITED, warn_ignored, warn_once
 from ..http.validation import validation_error
-from ..protocol.request_fields import (
+from ..protocol.base_schema import (
     BoundedList,
     JsonObject,
+    RequestModel,
+    ShortList,
+    unknown_fields,
+    value_path,
+)
+from ..protocol.prompts import THINKING_VARIABLE
+from ..protocol.request_fields import (
     OutputConstraint,
     PositiveInt,
     ReasoningEffort,
-    ShortList,
-    StrictModel,
     auto_tool_calls,
     make_constraint,
     required_tool_calls,
 )
 from .chat_schema import ConversationFields, FunctionDefinition
+from .responses_input import ignored_item_fields
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-# Values of `include`. All except LOGPROBS and ENCRYPTED are no-ops, because they concern images and
-# server-side tools.
-Included = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-]
+TOOL_FIELDS = {"type", *FunctionDefinition.model_fields}
 
 
-class Reasoning(StrictModel):
-    """Reasoning options. Summaries are not supported; "auto" is a no-op."""
+class Reasoning(RequestModel):
+    """Reasoning options."""
 
     effort: ReasoningEffort | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
-    context: str | None = None
-    mode: Literal["standard"] | None = None
 
 
-class TextFormat(StrictModel):
+class TextFormat(RequestModel):
     """Output format: text, any JSON object, or JSON that matches `schema`."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -59,62 +51,59 @@ class TextFormat(StrictModel):
     description: str | None = None
 
 
-class TextOptions(StrictModel):
+class TextOptions(RequestModel):
     """Options for text output: its format and verbosity."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium"] | None = None
 
 
-class ResponseStreamOptions(StrictModel):
-    """Stream options; obfuscation of event lengths is not supported."""
-
-    include_obfuscation: Literal[False] | None = None
-
-
 class ResponsesRequest(ConversationFields):
-    """Body of a response request; tools and items of unknown types are dropped."""
+    """Body of a response request; tools and items of unknown types are ignored."""
 
     input: str | BoundedList[JsonObject]
     instructions: str | None = None
     max_output_tokens: PositiveInt | None = None
-    max_tool_calls: PositiveInt | None = None  # no-op: limits only server-side tools
     tools: ShortList[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     previous_response_id: str | None = None
-    background: bool | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    include: ShortList[Included] | None = None
-    client_metadata: JsonObject | None = None
-    context_management: ShortList[JsonObject] | None = None
-    stream_options: ResponseStreamOptions | None = None
+    include: ShortList[str] | None = None
+    store: bool | None = None
+    stream_options: JsonObject | None = None
 
     @property
     def effort(self) -> ReasoningEffort | None:
         """Requested reasoning effort; see `CommonFields`."""
         return None if self.reasoning is None else self.reasoning.effort
 
+    def ignored_values(self) -> Iterator[str]:
+        """See `RequestBody.ignored_values`."""
+        if self.text is not None and self.text.verbosity == "low":
+            yield "text.verbosity=low"
+        yield from unknown_fields(self.stream_options or {}, "stream_options.")
+        for value in self.include or ():
+            if value not in (LOGPROBS, ENCRYPTED):
+                yield value_path("include[]", value)
+        for tool in self.tools or ():
+            if tool.get("type") == "function":
+                yield from unknown_fields(tool, "tools[].", TOOL_FIELDS)
+            else:
+                yield value_path("tools[].type", tool.get("type"))
+        if isinstance(self.input, list):
+            yield from ignored_item_fields(self.input)
+
     def check_fields(self) -> None:
-        """Rejects unsupported fields and combinations of fields."""
+        """Rejects unsupported values and combinations of fields."""
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
-        if self.background:
-            raise bad_request("background is not supported; omit it.", "background")
-        if self.truncation == "auto":
-            raise bad_request(
-                "truncation 'auto' is not supported: prompts are not truncated.", "truncation"
-            )
-        if self.context_management:
-            warn_once(CONTEXT_NOT_EDITED)
         requires_call = self.tool_choice not in (None, "auto", "none")
         if requires_call and not self.function_tools:
             raise bad_request(
                 "tool_choice requires a tool call, but tools is empty.", "tool_choice"
             )
         self._check_choice()
-        warn_ignored("tools", [tool for tool in self.tools or () if tool.get("type") != "function"])
 
     def _check_choice(self) -> None:
         choice = self.tool_choice
@@ -189,7 +178,7 @@ class ResponsesRequest(ConversationFields):
         functions = []
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
-                continue  # `check_fields` logs a warning
+                continue
             function = {key: tool[key] for key in FunctionDefinition.model_fields if key in tool}
             try:
                 given = FunctionDefinition.model_validate(function)
@@ -202,7 +191,9 @@ class ResponsesRequest(ConversationFields):
 
     def template_variables(self) -> dict[str, Any]:
         """Chat template variables: thinking is off if the requested effort is "none"."""
-        return {} if self.effort is None else {"enable_thinking": self.effort != "none"}
+        if self.effort is None:
+            return {}
+        return {THINKING_VARIABLE: self.effort != "none", EFFORT_VARIABLE: self.effort}
 
 
 def _text_constraint(text_format: TextFormat) -> StructuredOutputs | None:

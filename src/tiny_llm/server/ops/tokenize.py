@@ -10,18 +10,17 @@ from ..context import get_app_state
 from ..http.errors import JsonResponse, bad_request
 from ..http.openapi import ERROR_RESPONSES
 from ..openai.chat_schema import ChatMessage, Tool, check_continuation
+from ..protocol.base_schema import BoundedList, JsonObject, RequestBody, ShortList, TokenIds
 from ..protocol.prompts import PromptRenderer, check_token_ids
-from ..protocol.request_fields import BoundedList, JsonObject, ShortList, StrictModel, TokenIds
 
 router = APIRouter()
 
 
-class TokenizeRequest(StrictModel):
+class TokenizeRequest(RequestBody):
     """Body of a tokenization request: either `prompt` or `messages`."""
 
     prompt: str | None = None
     messages: Annotated[BoundedList[ChatMessage], Field(min_length=1)] | None = None
-    model: str | None = None
     add_special_tokens: bool | None = None  # default: true for text, false for chat
     add_generation_prompt: bool | None = None  # default: true unless continue_final_message
     continue_final_message: bool = False
@@ -38,7 +37,6 @@ class TokenizeRequest(StrictModel):
         check_continuation(self.continue_final_message, self.add_generation_prompt)
         messages = [message.to_template(index) for index, message in enumerate(self.messages or ())]
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
-        prompts.check_template_kwargs(self.chat_template_kwargs)
         chat = prompts.render_chat(
             messages,
             tools,
@@ -50,11 +48,10 @@ class TokenizeRequest(StrictModel):
         return chat.token_ids
 
 
-class DetokenizeRequest(StrictModel):
+class DetokenizeRequest(RequestBody):
     """Body of a detokenization request."""
 
     tokens: TokenIds
-    model: str | None = None
 
 
 @router.post("/tokenize", tags=["service"], responses=ERROR_RESPONSES)
@@ -63,6 +60,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     server = get_app_state(request, body.model)
     await server.wait_until_loaded(request)
     prompts = server.prompts
+    body.chat_template_kwargs = prompts.used_template_kwargs(body.chat_template_kwargs)
     ids = await prompts.run(body.encode, prompts)
     return {
         "tokens": ids,

@@ -2,5 +2,5 @@
 
 This package must not depend on any single protocol's schema.
 
-Reading order: prompts, request_fields, tool_calls, output_parser, logprobs, streaming.
+Reading order: prompts, base_schema, request_fields, tool_calls, output_parser, logprobs, streaming.
 """

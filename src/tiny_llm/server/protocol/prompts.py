@@ -13,7 +13,8 @@ from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import UserError, short_repr
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
-from ..http.errors import bad_request
+from ..http.errors import ApiError, bad_request
+from ..http.ignored_fields import MAX_NAME_CHARS, ignore_fields
 from .output_parser import THINK_TAG, OutputParser
 from .tool_calls import ToolCallOptions
 
@@ -24,6 +25,8 @@ Message = dict[str, Any]
 NUM_TOKENIZER_WORKERS = 2
 THINKING_VARIABLE = "enable_thinking"  # accepted whether or not the template reads it
 PLACEHOLDER = "next-user-message"  # stands for the user's next message in a rendered prompt
+# Appended to a message that is to be continued. A template that trims messages removes the space.
+END_MARKER = "<end-of-final-message> "
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class PromptRenderer:
     def __init__(self, tokenizer: Any, tool_call_parser: str = AUTO):
         self.tokenizer = tokenizer
         template = getattr(tokenizer, "chat_template", None)
+        # Names that the template's source contains; it cannot read other variables.
+        self._template_names = set(re.findall(r"\w+", str(template))) - TRANSFORMERS_ONLY_ARGUMENTS
         self._tool_call_format = find_format(tool_call_parser, template)
         self._workers = ThreadPoolExecutor(NUM_TOKENIZER_WORKERS, thread_name_prefix="prompts")
 
@@ -96,24 +101,20 @@ class PromptRenderer:
         """Returns a token's text, with `�` for partial characters."""
         return self.token_bytes(token_id).decode(errors="replace")
 
-    def check_template_kwargs(self, variables: Mapping[str, Any] | None) -> None:
-        """Rejects `chat_template_kwargs` that have no effect.
+    def used_template_kwargs(self, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Returns the `chat_template_kwargs` that the template reads; names the others as ignored.
 
         Raises:
-            ApiError: the model's chat template does not read a variable, or a value is invalid.
+            ApiError: a value is invalid, or the server runs with `--strict-fields`.
         """
-        template = str(getattr(self.tokenizer, "chat_template", None))
-        for name, value in (variables or {}).items():
-            path = f"chat_template_kwargs.{name[:60]}"
-            if name == THINKING_VARIABLE:
-                if not isinstance(value, bool | None):
-                    raise bad_request(
-                        f"{path} must be true or false, got {short_repr(value)}.", path
-                    )
-            elif name in TRANSFORMERS_ONLY_ARGUMENTS or not _is_read(name, template):
-                raise bad_request(
-                    f"{path} is not used by the model's chat template; remove it.", path
-                )
+        given = {name: value for name, value in (variables or {}).items() if value is not None}
+        thinking = given.get(THINKING_VARIABLE)
+        if not isinstance(thinking, bool | None):
+            path = f"chat_template_kwargs.{THINKING_VARIABLE}"
+            raise bad_request(f"{path} must be true or false, got {short_repr(thinking)}.", path)
+        unused = [name for name in given if name not in self._template_names]
+        ignore_fields(f"chat_template_kwargs.{name[:MAX_NAME_CHARS]}" for name in unused)
+        return {name: value for name, value in given.items() if name in self._template_names}
 
     def render_chat(
         self,
@@ -137,10 +138,12 @@ class PromptRenderer:
         """
         tools = None if tools is None else [_without_strict(tool) for tool in tools]
         given = {name: value for name, value in variables.items() if value is not None}
+        if continue_final_message:
+            messages = [*messages[:-1], _with_marker(messages[-1])]
         template_input = ChatTemplateInput(messages, tools, given)
         text = self._render(template_input, add_generation_prompt and not continue_final_message)
         if continue_final_message:
-            text = _truncate_after(text, messages[-1])
+            text = _truncate_at_marker(text)
             return ChatPrompt(self.encode(text, add_special_tokens), False, False)
         token_ids = self.encode(text, add_special_tokens)
         reasoning_open = text.rstrip().endswith(THINK_TAG)
@@ -190,26 +193,29 @@ class PromptRenderer:
             raise bad_request(str(error)) from error
 
 
-def _is_read(name: str, template: str) -> bool:
-    """Whether a template may read a variable, i.e. the name occurs in its source."""
-    may_occur = len(name) <= len(template) and name.isidentifier()
-    return may_occur and re.search(rf"\b{name}\b", template) is not None
-
-
 def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Removes a function's `strict`, which is for the grammar, not the model."""
     function = {key: value for key, value in tool["function"].items() if key != "strict"}
     return {**tool, "function": function}
 
 
-def _truncate_after(text: str, message: Message) -> str:
-    """Truncates a rendered conversation after the content of its final message."""
-    final = message["content"] if message["role"] == "assistant" else ""
-    for content in (final, final.strip()):  # templates may strip whitespace
-        start = text.rfind(content)
-        if content.strip() and start >= 0:
-            return text[: start + len(content)]
-    raise bad_request(
+def _with_marker(message: Message) -> Message:
+    """Appends `END_MARKER` to the text of the message to continue."""
+    if message["role"] != "assistant" or not message["content"].strip():
+        raise _not_continuable()
+    return {**message, "content": message["content"] + END_MARKER}
+
+
+def _truncate_at_marker(text: str) -> str:
+    """Truncates a rendered conversation where the message to continue ends."""
+    before, marker, after = text.rpartition(END_MARKER.rstrip())
+    if not marker:  # the template drops the message
+        raise _not_continuable()
+    return before if after.startswith(" ") else before.rstrip()
+
+
+def _not_continuable() -> ApiError:
+    return bad_request(
         "the final message can be continued only if it is an assistant message with text.",
         "messages",
     )

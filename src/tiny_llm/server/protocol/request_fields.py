@@ -1,81 +1,30 @@
-"""Fields of request schemas: bounded types, sampling parameters, defaults.
-
-The bounds on lists and objects are far above real requests and limit validation, which holds the
-GIL, to a few milliseconds. The total number of values in a body is also bounded
-(`http/middleware.py`).
-"""
+"""Fields shared by request schemas: sampling parameters, constraints, defaults."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import Field
 
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.structured_output.compiler import MAX_GRAMMAR_CHARS
 from ...errors import UserError
-from ...models.checkpoint.safe_io import ModelError
-from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG, read_optional_json
+from ...models.checkpoint.safe_io import ModelError, read_optional_json
+from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG
 from ..http.errors import bad_request
-from ..http.unsupported import FIELD_REASONS
-
-MAX_ITEMS = 10_000  # maximum number of messages, input items, content parts or tool calls
-MAX_SHORT_ITEMS = 512  # maximum number of tools or stop strings
-MAX_KEYS = 4096  # maximum number of keys per object
-MAX_TOKEN_IDS = 1_000_000
+from .base_schema import BoundedDict, BoundedList, JsonObject, RequestBody, RequestModel, ShortList
 
 T = TypeVar("T")
 
-
-def _check_keys(value: Any) -> Any:
-    """Rejects an object with too many keys before its values are validated."""
-    if isinstance(value, dict) and len(value) > MAX_KEYS:
-        sizes = {"max_length": MAX_KEYS, "actual_length": len(value)}
-        raise PydanticKnownError("too_long", {"field_type": "Dictionary", **sizes})
-    return value
-
-
-# `fail_fast` reports only the first invalid element; an error object takes about a kilobyte.
-BoundedList = Annotated[list[T], Field(max_length=MAX_ITEMS, fail_fast=True)]
-ShortList = Annotated[list[T], Field(max_length=MAX_SHORT_ITEMS, fail_fast=True)]
-BoundedDict = Annotated[dict[str, T], Field(max_length=MAX_KEYS), BeforeValidator(_check_keys)]
-JsonObject = BoundedDict[Any]
 GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
-
-
-PromptIds = Annotated[TokenIds, Field(min_length=1)]
-
-
-def drop_nulls(body: Any) -> Any:
-    """Removes unsupported fields that are null; clients send null for unset ones."""
-    if not isinstance(body, dict):
-        return body
-    return {
-        name: value
-        for name, value in body.items()
-        if value is not None or name not in FIELD_REASONS
-    }
-
-
-class StrictModel(BaseModel):
-    """Base class of request schemas: rejects unknown fields and type coercion."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    # Limits the number of validation errors, because pydantic reports each unknown field.
-    _check_keys = model_validator(mode="before")(_check_keys)
-
-
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Thinking budgets in tokens by effort level, because the models can only turn thinking on or off.
 # Higher levels are unlimited, and "none" turns thinking off.
 THINKING_BUDGETS = {"minimal": 128, "low": 512, "medium": 2048}
 UNLIMITED = -1  # thinking budget without a limit, as in vLLM
+NO_SEED = -1  # seed of an unseeded request, as in vLLM
 
 
 def thinking_budget(
@@ -109,7 +58,7 @@ OutputConstraint = StructuredOutputs | ToolCalls
 PositiveInt = Annotated[int, Field(ge=1, le=INT64_MAX)]
 
 
-class StructuredOutputsFields(StrictModel):
+class StructuredOutputsFields(RequestModel):
     """Constraint on the output, as in vLLM. Exactly one field must be set."""
 
     json_: Annotated[JsonObject | bool | str | None, Field(alias="json")] = None
@@ -124,34 +73,41 @@ class StructuredOutputsFields(StrictModel):
         return make_constraint(StructuredOutputs, "structured_outputs", **fields)
 
 
-class ResponseFormat(StrictModel):
+class JsonSchemaFormat(RequestModel):
+    """A named JSON schema."""
+
+    name: str | None = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(RequestModel):
     """Output format. `schema`, with type `json_object`, is a llama.cpp extension."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonObject | None = None
+    json_schema: JsonSchemaFormat | None = None
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
 
     def constraint(self) -> StructuredOutputs | None:
         """Converts to the engine's constraint; None for text."""
         if self.type == "text":
             return None
-        schema = self.schema_
+        schema, is_strict = self.schema_, False
         if self.type == "json_schema":
-            schema = (self.json_schema or {}).get("schema")
+            given = self.json_schema or JsonSchemaFormat()
+            schema, is_strict = given.schema_, bool(given.strict)
             if schema is None:
                 raise bad_request(
                     "response_format.json_schema.schema is required.", "response_format"
                 )
         if schema is None:
             return make_constraint(StructuredOutputs, "response_format", json_object=True)
-        is_strict = (self.json_schema or {}).get("strict") is True
         return make_constraint(StructuredOutputs, "response_format", json=schema, strict=is_strict)
 
 
-class CommonFields(StrictModel):
+class CommonFields(RequestBody):
     """Fields shared by chat completions, completions and responses."""
 
-    model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=INT64_MAX)] | None = None
@@ -164,10 +120,6 @@ class CommonFields(StrictModel):
     ignore_eos: bool | None = None
     thinking_token_budget: Annotated[int, Field(ge=UNLIMITED, le=INT64_MAX)] | None = None
     stream: bool | None = None
-    user: str | None = None
-    metadata: JsonObject | None = None
-
-    _drop_nulls = model_validator(mode="before")(drop_nulls)
 
     @property
     def effort(self) -> ReasoningEffort | None:
@@ -185,11 +137,10 @@ class CommonFields(StrictModel):
         }
 
 
-class StreamOptions(StrictModel):
-    """Stream options; obfuscation of event lengths is not supported."""
+class StreamOptions(RequestModel):
+    """Stream options."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
     continuous_usage_stats: bool | None = None
 
     @property
@@ -213,7 +164,6 @@ class SamplingFields(CommonFields):
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
     stream_options: StreamOptions | None = None
-    skip_special_tokens: bool | None = None  # no-op: end tokens are never part of the text
 
     def response_constraint(self) -> StructuredOutputs | None:
         """The constraint from `response_format`, or None."""
@@ -266,6 +216,8 @@ def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> Sampling
         ApiError: a parameter is invalid.
     """
     given = {name: value for name, value in fields.items() if value is not None}
+    if given.get("seed") == NO_SEED:
+        del given["seed"]
     if "seed" in given:
         given["seed"] %= 2**64  # OpenAI allows negative seeds
     chosen: dict[str, Any] = {"max_tokens": None, "clamp_max_tokens": True, **defaults, **given}

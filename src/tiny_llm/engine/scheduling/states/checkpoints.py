@@ -13,9 +13,27 @@ Source: Cao and Irani, "Cost-aware WWW proxy caching algorithms" (1997).
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..page_allocator import PageAllocator
 from ..prefix_cache import PrefixNode
+
+
+class SharedMemory(Protocol):
+    """`PageManager`, whose pages share their memory with the slots."""
+
+    slot_pages: float
+
+    @property
+    def num_free(self) -> int:
+        """See `PageManager.num_free`."""
+
+    @property
+    def num_evictable(self) -> int:
+        """See `PageManager.num_evictable`."""
+
+    def evict_until_free(self, count: int) -> None:
+        """See `PageManager.evict_until_free`."""
 
 
 @dataclass(eq=False)
@@ -48,6 +66,8 @@ class Checkpoints:
 
     Attributes:
         on_add: callback for the node of each new checkpoint that is not rolling.
+        memory: the pages that share their memory with the slots, or None.
+        protected: node of the prefix cache hit of the request being admitted; not evictable.
     """
 
     def __init__(self, allocator: PageAllocator):
@@ -55,6 +75,8 @@ class Checkpoints:
         self._allocator = allocator
         self._clock = 0
         self.on_add: Callable[[PrefixNode], None] = lambda node: None
+        self.memory: SharedMemory | None = None
+        self.protected: PrefixNode | None = None
 
     @property
     def evictable(self) -> list[PrefixNode]:
@@ -62,8 +84,26 @@ class Checkpoints:
         return [
             node
             for node, checkpoint in self.by_node.items()
-            if self._allocator.ref_count(checkpoint.slot) == 1
+            if self._allocator.ref_count(checkpoint.slot) == 1 and node is not self.protected
         ]
+
+    @property
+    def num_free(self) -> int:
+        """Number of slots that can be allocated without eviction."""
+        num_free = self._allocator.num_free
+        return num_free if self.memory is None else self._limit(num_free, self.memory.num_free)
+
+    @property
+    def num_available(self) -> int:
+        """Number of slots that are free or can be freed by eviction."""
+        if self.memory is None:
+            return self._allocator.num_free + len(self.evictable)
+        num_pages = self.memory.num_free + self.memory.num_evictable
+        return self._limit(self._allocator.num_free, num_pages) + len(self.evictable)
+
+    def _limit(self, num_slots: int, num_pages: int) -> int:
+        assert self.memory is not None
+        return min(num_slots, int(num_pages / self.memory.slot_pages))
 
     def last(self, path: list[PrefixNode]) -> int:
         """Returns the length of a path up to its last checkpoint; 0 without one."""
@@ -77,24 +117,42 @@ class Checkpoints:
     def allocate(self, below: float = math.inf, num_reserved: int = 0) -> int:
         """Allocates a slot, evicting a checkpoint if none is free; −1 on failure.
 
+        Without a limit on the priority, also evicts pages that share their memory with the slots.
+
         Args:
             below: priority below which a checkpoint may be evicted.
             num_reserved: free or evictable slots that must remain.
         """
-        evictable, num_free = self.evictable, self._allocator.num_free
-        if num_free + len(evictable) <= num_reserved:
+        if self.num_available <= num_reserved:
             return -1
-        if num_free == 0:
-            # [task 6.5.4 evict]
-            victim = min(evictable, key=lambda node: self.by_node[node].priority)
-            priority = self.by_node[victim].priority
-            if priority >= below:
-                return -1
-            # The clock never decreases, although a demoted checkpoint may have a lower priority.
-            self._clock = max(self._clock, priority)
-            self.discard(victim)
-            # [/task 6.5.4 evict]
+        if self.memory is not None and below == math.inf and self._allocator.num_free > 0:
+            self.memory.evict_until_free(math.ceil(self.memory.slot_pages))
+        if self.num_free == 0 and not self.evict(below):
+            return -1
         return self._allocator.allocate()[0]
+
+    def evict(self, below: float = math.inf) -> bool:
+        """Evicts the checkpoint with the lowest priority, if it is less than `below`.
+
+        Returns whether a checkpoint was evicted.
+        """
+        evictable = self.evictable
+        if not evictable:
+            return False
+        # [task 6.5.4 evict]
+        victim = min(evictable, key=lambda node: self.by_node[node].priority)
+        priority = self.by_node[victim].priority
+        if priority >= below:
+            return False
+        # The clock never decreases, although a demoted checkpoint may have a lower priority.
+        self._clock = max(self._clock, priority)
+        self.discard(victim)
+        # [/task 6.5.4 evict]
+        return True
+
+    def evict_superseded(self) -> bool:
+        """Evicts a checkpoint that has lost its value; returns False if there is none."""
+        return self.evict(self._clock + 1)
 
     def allocate_other(self, node: PrefixNode, num_reserved: int) -> int:
         """Allocates a slot for a request whose current slot is `node`'s checkpoint.

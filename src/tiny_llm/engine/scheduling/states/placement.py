@@ -2,8 +2,8 @@
 
 Checkpoints are placed where later requests are likely to diverge:
 
-    prompt end      the last page boundary; also the preceding one if the last tokens, which the
-                    chat template may render differently in the next turn, cross the last boundary
+    prompt end      the last page boundary, and the last one before the tokens which the chat
+                    template may render differently in the next turn
     branches        where the prompt diverges from the pages of an earlier request, or the request
                     at the head of the queue diverges from the prompt
     intervals       every `CHECKPOINT_INTERVAL` tokens, while slots are free
@@ -27,14 +27,13 @@ def prompt_end_positions(num_tokens: int, page_size: int) -> set[int]:
     """Returns the positions of the checkpoints at the end of a prompt.
 
     The first position is the last page boundary before the prompt's last token, which is always
-    computed for its logits. If fewer than `GENERATION_PROMPT_TOKENS` tokens follow that boundary,
-    the preceding boundary is added. Callers ignore positions ≤ 0.
+    computed for its logits. The second is the last boundary that at least
+    `GENERATION_PROMPT_TOKENS` tokens follow, often the same. Callers ignore positions ≤ 0.
     """
     # [task 6.5.3 prompt-end]
     last = (num_tokens - 1) // page_size * page_size
-    if num_tokens - last < GENERATION_PROMPT_TOKENS:
-        return {last - page_size, last}
-    return {last}
+    stable = (num_tokens - GENERATION_PROMPT_TOKENS) // page_size * page_size
+    return {stable, last}
     # [/task 6.5.3 prompt-end]
 
 

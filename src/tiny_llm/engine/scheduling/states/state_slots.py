@@ -71,6 +71,16 @@ class StateSlots:
         self._num_reserved = 0  # slots reserved for the head of the queue
         self._num_drafts = 0  # draft tokens in the current step
 
+    @property
+    def num_used(self) -> int:
+        """Number of slots with at least one owner."""
+        return self._allocator.num_used
+
+    @property
+    def free_slots(self) -> list[int]:
+        """Slots without an owner."""
+        return self._allocator.free_pages
+
     # ---------------------------------------------------------------- prefix cache
 
     def up_to_checkpoint(self, path: list[PrefixNode]) -> list[PrefixNode]:
@@ -118,7 +128,7 @@ class StateSlots:
         A running request that is still computing a prefix of `request` will place a checkpoint at
         the end of that prefix, from which `request` can continue.
         """
-        if self._allocator.num_free + len(self.checkpoints.evictable) < MIN_STATE_SLOTS:
+        if self.checkpoints.num_available < MIN_STATE_SLOTS:
             return False
         return not self._has_checkpoints or not any(
             common_prefix(other.token_ids, request.token_ids, self._page_size) > other.num_computed
@@ -147,6 +157,7 @@ class StateSlots:
 
         `head` is the head of the queue after admissions.
         """
+        self.checkpoints.protected = None
         return replace(step, chunks=tuple(self._plan_chunk(chunk, head) for chunk in step.chunks))
 
     def _plan_chunk(self, chunk: Chunk, head: EngineRequest | None) -> Chunk:
@@ -258,27 +269,13 @@ class StateSlots:
             node = node.parent
         return node
 
-    def compact(self, running: Iterable[EngineRequest]) -> list[int]:
-        """Renumbers used slots from 0, in order; returns their old numbers."""
-        used = self._allocator.compact()
-        number = {old: new for new, old in enumerate(used)} | {-1: -1}
-        for checkpoint in self.checkpoints.by_node.values():
-            checkpoint.slot = number[checkpoint.slot]
-        for request in running:
-            slots: RequestSlots = request.state_slots
-            slots.current, slots.next = number[slots.current], number[slots.next]
-            slots.previous = number[slots.previous]
-            slots.reserved = [number[slot] for slot in slots.reserved]
-        return used
-
     # ---------------------------------------------------------------- counts and invariants
 
     def counts(self) -> StateSlotCounts:
         """Returns slot counts by use."""
-        cached = len(self.checkpoints.evictable)
-        free = self._allocator.num_free
+        cached, free = len(self.checkpoints.evictable), self.checkpoints.num_free
         num_checkpoints = len(self.checkpoints.by_node)
-        return StateSlotCounts(free, cached, self.num_slots - free - cached, num_checkpoints)
+        return StateSlotCounts(free, cached, self.num_used - cached, num_checkpoints)
 
     def check_integrity(self, running: Iterable[EngineRequest]) -> None:
         """Asserts that every slot has exactly its expected owners."""

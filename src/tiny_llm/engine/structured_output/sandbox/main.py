@@ -1,6 +1,6 @@
 """Program of sandboxed processes: answers JSON lines under a memory limit.
 
-    python -P sandbox_main.py HANDLER MAX_BYTES ARGUMENT …
+    python -P main.py HANDLER MAX_BYTES ARGUMENT …
 
 HANDLER is a Python file with a function `make_handler(ARGUMENT, …)`. It returns a function that
 takes a request's fields as keywords and returns the response's fields; an exception becomes the

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 STARTUP_TIMEOUT_SECONDS = 30.0  # Python starts slowly on a busy machine
-PROGRAM = Path(__file__).with_name("sandbox_main.py")
+PROGRAM = Path(__file__).with_name("main.py")
 
 
 @dataclass(eq=False)
 class SandboxedProcess:
     """Thread-safe client of a sandboxed handler; sends one request at a time."""
 
-    handler: Path  # Python file with `make_handler`; see `sandbox_main.py`
+    handler: Path  # Python file with `make_handler`; see `main.py`
     arguments: Sequence[str]  # arguments of `make_handler`
     seconds: float  # time limit per response
     max_bytes: int  # size limit per response

@@ -1,4 +1,4 @@
-"""Sandboxed validation of JSON outputs, for `validator.py`."""
+"""Sandboxed validation of JSON outputs, for `../validator.py`."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -26,7 +26,7 @@ def _pointer(error: Any) -> str:
 
 
 def make_handler() -> Callable[..., dict[str, list[str]]]:
-    """Returns the request handler; see `sandbox_main.py`."""
+    """Returns the request handler; see `main.py`."""
     return _handle
 
 

@@ -1,4 +1,4 @@
-"""Sandboxed trial compilation of grammars, for `compiler.py`.
+"""Sandboxed trial compilation of grammars, for `../compiler.py`.
 
 llguidance does not limit every cost of compiling a grammar: intersecting many patterns can take
 minutes. A process, unlike a thread, can then be killed.
@@ -12,7 +12,7 @@ import llguidance
 
 
 def make_handler(file: str) -> Callable[..., dict[str, str]]:
-    """Returns a request handler configured by a JSON file; see `sandbox_main.py`."""
+    """Returns a request handler configured by a JSON file; see `main.py`."""
     settings = json.loads(Path(file).read_text(encoding="utf-8"))
     tokenizer = llguidance.LLTokenizer(
         settings["tokenizer"], n_vocab=settings["vocab_size"], eos_token=settings["eos_token_ids"]

@@ -1,0 +1,148 @@
+"""Official tokenizers: ids of raw `tokenizers` and llama.cpp; decoding and streaming."""
+
+import ast
+import json
+import random
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+import tokenizers
+
+from tests.models.tokenizer.test_tokenizer import segments
+from tests.real.conftest import artifact_folder
+from tiny_llm.models.tokenizer.loader import open_tokenizer
+from tools.real_artifacts import TOKENIZERS
+
+NUM_TEXTS = 2000
+EXAMPLE = "Hello  world\n\n 3.14"
+
+# First and last code points of scripts and symbols.
+SCRIPTS = (
+    *((0x20, 0x7E), (0xA0, 0x24F), (0x370, 0x3FF), (0x400, 0x52F), (0x590, 0x6FF)),
+    *((0x900, 0xDFF), (0xE00, 0xEFF), (0x10A0, 0x13FF), (0x2000, 0x2BFF), (0x3040, 0x30FF)),
+    *((0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0xE000, 0xE0FF), (0x1F300, 0x1FAFF), (0x20000, 0x200FF)),
+)
+SPACES = (" ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", " \n", "\u00a0", "\u2028", "\u3000")
+WORDS = ("don't", "I'LL", "naïve", "3.14", "1,000,000", "x_1", "http://a.b/c?d=1", "<|im_end|>")
+
+
+@cache
+def texts() -> list[str]:
+    """Generated texts, and passages of the standard library's code."""
+    random_ = random.Random(0)
+    made = [EXAMPLE, "", " ", "a\0b", "\0", *(chr(code) for code in range(32))]
+    made += ["- a: 1\n  b:\n    - 2\n    - [3, 4]\n" * n for n in range(1, 4)]
+    while len(made) < NUM_TEXTS // 2:
+        low, high = random_.choice(SCRIPTS)
+        parts = []
+        for _ in range(random_.randint(1, 12)):
+            kind = random_.random()
+            if kind < 0.5:
+                length = random_.randint(1, 8)
+                parts.append("".join(chr(random_.randint(low, high)) for _ in range(length)))
+            elif kind < 0.7:
+                parts.append(random_.choice(WORDS))
+            elif kind < 0.8:
+                parts.append(str(random_.randint(0, 10 ** random_.randint(1, 12))))
+            elif kind < 0.85:
+                parts.append(chr(random_.choice([*range(32), 0x7F, 0x200D, 0xFEFF, 0xFE0F])))
+            parts.append(random_.choice(SPACES) if random_.random() < 0.7 else "")
+        made.append("".join(parts))
+    modules = sorted(Path(ast.__file__).parent.glob("*.py"))
+    while len(made) < NUM_TEXTS:
+        source = random_.choice(modules).read_text(encoding="utf-8", errors="replace")
+        start = random_.randrange(max(1, len(source) - 400))
+        made.append(source[start : start + random_.randint(1, 400)])
+    return made
+
+
+def check_texts(folder: Path) -> None:
+    """Compares encoding, decoding and streaming with raw `tokenizers`."""
+    ours, raw = open_tokenizer(folder, {}), load_raw(folder)
+    # SmolLM2's vocabulary lacks some control characters.
+    bytes_of = {ours.token_bytes(token) for token in range(len(ours))}
+    is_lossless = raw.normalizer is None and bytes_of >= {bytes([byte]) for byte in range(128)}
+    expected = raw.encode_batch(texts(), add_special_tokens=False)
+    strips = ours.detokenizer._strips_space
+    for text, encoding in zip(texts(), expected, strict=True):
+        ids = ours.encode(text, add_special_tokens=False)
+        assert ids == encoding.ids, f"{text!r}: ids differ from tokenizer.json's"
+        decoded = ours.decode(ids)
+        assert decoded == raw.decode(ids, skip_special_tokens=False), f"{text!r}: text differs"
+        streamed = "".join(segments(ours.detokenizer, ids))
+        assert streamed == (decoded.removeprefix(" ") if strips else decoded), f"{text!r}"
+        if is_lossless:
+            assert b"".join(map(ours.token_bytes, ids)).decode() == text
+    assert ours.encode(EXAMPLE) == raw.encode(EXAMPLE).ids
+
+
+def load_raw(folder: Path) -> tokenizers.Tokenizer:
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    raw.no_truncation()
+    raw.no_padding()
+    return raw
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_ids_are_those_of_tokenizer_json(name):
+    check_texts(artifact_folder(f"tokenizer-{name}"))
+
+
+@pytest.mark.parametrize("name", ["GPT2Tokenizer", "GPT2TokenizerFast", "CodeGenTokenizerFast"])
+def test_tokenizer_class_is_ignored(name, tmp_path):
+    """Of these classes, `transformers` replaces the pre-tokenizer."""
+    folder = artifact_folder("tokenizer-qwen3")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(settings | {"tokenizer_class": name})
+    )
+    (tmp_path / "tokenizer.json").symlink_to(folder / "tokenizer.json")
+    check_texts(tmp_path)
+
+
+def test_smollm2(tmp_path):
+    """SmolLM2's tokenizer.json, rebuilt from the metadata of its GGUF file."""
+    (gguf,) = artifact_folder("smollm2").iterdir()
+    _, metadata = mx.load(str(gguf), return_metadata=True)  # type: ignore[misc]
+    assert metadata["tokenizer.ggml.pre"] == "smollm"
+    tokens = metadata["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    model = tokenizers.models.BPE({token: i for i, token in enumerate(tokens)}, merges)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [
+            tokenizers.pre_tokenizers.Digits(individual_digits=True),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [
+            token
+            for token, kind in zip(
+                tokens, metadata["tokenizer.ggml.token_type"].tolist(), strict=True
+            )
+            if kind == 3
+        ]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    check_texts(tmp_path)
+    ids = open_tokenizer(tmp_path, {}).encode(EXAMPLE)
+    assert ids[2:4] == [905, 8866], "llama.cpp: a double line break is one token"
+
+
+@pytest.mark.parametrize(("name", "vocabulary"), [("qwen3", "qwen2"), ("llama3", "llama-bpe")])
+def test_ids_are_those_of_llama_cpp(name, vocabulary):
+    vectors = artifact_folder("llama-vocabs") / f"ggml-vocab-{vocabulary}.gguf"
+    inputs = Path(f"{vectors}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    lines = Path(f"{vectors}.out").read_text().splitlines()
+    tokenizer = open_tokenizer(artifact_folder(f"tokenizer-{name}"), {})
+    assert len(lines) > 40
+    for text, line in zip(inputs, lines, strict=False):
+        assert tokenizer.encode(text, add_special_tokens=False) == list(map(int, line.split())), (
+            f"{text!r}"
+        )
