@@ -11,6 +11,12 @@ WRONG = [
     ),
     Wrong(
         "1.1.1 softmax",
+        "the maximum is that of the whole array, not of the row",
+        "mx.max(x32, axis=axis, keepdims=True)",
+        "mx.max(x32)",
+    ),
+    Wrong(
+        "1.1.1 softmax",
         "the sum ignores axis and uses the last one",
         "mx.sum(exp, axis=axis",
         "mx.sum(exp, axis=-1",
@@ -106,6 +112,12 @@ WRONG = [
         "query heads are assigned to key heads round-robin",
         "query.reshape(*N, H, group, L, D)",
         "query.reshape(*N, group, H, L, D).swapaxes(-4, -3)",
+    ),
+    Wrong(
+        "1.3.1 grouped",
+        "keys are repeated in memory",
+        "mx.expand_dims(key, -3)",
+        "mx.repeat(key, group, axis=-3).reshape(*N, H, group, S, D)",
     ),
     Wrong("1.3.1 grouped", "the scale is dropped", "scale=scale", "scale=None"),
     Wrong("1.3.1 grouped", "the mask is dropped", "mask=mask", "mask=None"),

@@ -155,6 +155,13 @@ WRONG = [
     ),
     Wrong(
         "2.2.2 dot",
+        "many rows sum their groups in another order than one",
+        "for (int64_t g = 0; g < groups; g++) {",
+        "for (int64_t n = 0; n < groups; n++) {\n"
+        "        const int64_t g = job.M > 1 ? groups - 1 - n : n;",
+    ),
+    Wrong(
+        "2.2.2 dot",
         "the first group's scale is used for all groups",
         "job.scales, o * groups + g",
         "job.scales, o * groups",
