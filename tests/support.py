@@ -233,6 +233,9 @@ class ByteDetokenizer:
     """Decodes bytes to text, buffering incomplete characters."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._num_emitted = 0
         self.text = ""

@@ -27,7 +27,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.course.build import STALE, is_stale, num_cores
+from tools.course.build import STALE, is_stale, num_cores, require_pytest
 from tools.course.runner import crash_message
 from tools.course.solution_flag import add_solution_argument, selected_tree
 from tools.course.tasks import DAYS, day_of, day_with_task
@@ -36,7 +36,8 @@ from tools.course.tree import ROOT, display_path, environment
 # Marker expressions of the quick run and of --rest.
 QUICK = "not (slow or thorough or other_isa)"
 REST = "slow or thorough or other_isa"
-# Pytest options for learners: short reports of failures, and one line per unwritten task.
+# Pytest options of a week or a day: short reports of failures, one line per unwritten task and
+# reason for skipping.
 BRIEF_REPORT = ("-p", "tools.course.pytest_summary", "--tb=short", "--no-header", "-rN")
 
 
@@ -59,6 +60,7 @@ def main() -> int:
     )
     add_solution_argument(parser)
     args, rest = parser.parse_known_args()
+    require_pytest("test")
     rest = [argument for argument in rest if argument != "--"]
     if args.day is not None and args.week is None:
         parser.error("--day requires --week")
@@ -79,8 +81,7 @@ def main() -> int:
         # Loading pytest's plugins would take as long as running the tests.
         if not has_flag(rest, "-n", "--dist", "-p"):
             rest = ["--disable-plugin-autoload", *rest]
-        if tree is not None:
-            rest = [*BRIEF_REPORT, *rest]  # flags in `rest` take precedence
+        rest = [*BRIEF_REPORT, *rest]  # flags in `rest` take precedence
     os.chdir(ROOT)
     if args.week is None and not any(is_test_path(argument) for argument in rest):
         if not args.all and not has_flag(rest, "-m", "-k"):

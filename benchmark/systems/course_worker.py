@@ -74,7 +74,7 @@ class CourseCachedModel(CachedModel):
 
 
 class CourseEngine:
-    """The learner's ("mine") or solution's ("tiny_llm") model of week 1, 2 or 3."""
+    """The learner's ("mine") or solution's ("ref") model of week 1, 2 or 3."""
 
     def __init__(self, folder: Path, week: int, solution: str):
         self.weight_bits = ModelCosts.from_folder(folder).weight_bits
@@ -127,7 +127,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--week", type=int, required=True)
-    parser.add_argument("--solution", default="tiny_llm")
+    parser.add_argument("--solution", default="ref")
     arguments = parser.parse_args()
     mx.random.seed(0)
     serve(lambda: CourseEngine(arguments.folder, arguments.week, arguments.solution))

@@ -44,7 +44,7 @@ def silu(x: mx.array) -> mx.array:
 
     Source: Elfwing et al., "Sigmoid-Weighted Linear Units" (2017).
     """
-    # [task 1.2.4 silu]
+    # [task 1.4.2 silu]
     z = mx.exp(-mx.abs(x))
     return x * (mx.where(x < 0, z, 1) / (1 + z))
-    # [/task 1.2.4 silu]
+    # [/task 1.4.2 silu]

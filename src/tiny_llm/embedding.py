@@ -24,12 +24,12 @@ class Embedding:
 
     def __call__(self, ids: mx.array) -> mx.array:
         """Looks up token embeddings: ids of any shape N.. -> N..×E."""
-        # [task 1.4.2 lookup]
+        # [task 1.5.2 lookup]
         return self.weight[ids]
-        # [/task 1.4.2 lookup]
+        # [/task 1.5.2 lookup]
 
     def as_linear(self, x: mx.array) -> mx.array:
         """Computes logits as dot products with the table's rows: N..×E -> N..×V."""
-        # [task 1.4.2 as-linear]
+        # [task 1.5.2 as-linear]
         return linear(x, self.weight)
-        # [/task 1.4.2 as-linear]
+        # [/task 1.5.2 as-linear]

@@ -29,8 +29,8 @@ class RMSNorm:
 
     def __call__(self, x: mx.array) -> mx.array:
         """Normalizes the last axis: N..×D -> N..×D."""
-        # [task 1.2.3]
+        # [task 1.4.1]
         x32 = x.astype(mx.float32)
         mean_square = mx.mean(mx.square(x32), axis=-1, keepdims=True)  # N..×1
         return (x32 * mx.rsqrt(mean_square + self.eps)).astype(x.dtype) * self.weight
-        # [/task 1.2.3]
+        # [/task 1.4.1]

@@ -26,7 +26,7 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
     # [solution only]
     mlx_layer = row_major_layer(mlx_layer)
     # [/solution only]
-    # [task 1.4.3 dequantize]
+    # [task 1.5.3 dequantize]
     if not hasattr(mlx_layer, "scales"):
         return mlx_layer.weight
     return mx.dequantize(
@@ -37,7 +37,7 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
         bits=mlx_layer.bits,
         mode=getattr(mlx_layer, "mode", "affine"),
     )
-    # [/task 1.4.3 dequantize]
+    # [/task 1.5.3 dequantize]
 
 
 @dataclass(frozen=True)

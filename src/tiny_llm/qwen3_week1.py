@@ -121,9 +121,9 @@ class Qwen3MLP:
 
     def __call__(self, x: mx.array) -> mx.array:
         """Applies the MLP: N..×E -> N..×E."""
-        # [task 1.2.4 mlp]
+        # [task 1.4.2 mlp]
         return linear(silu(linear(x, self.w_gate)) * linear(x, self.w_up), self.w_down)
-        # [/task 1.2.4 mlp]
+        # [/task 1.4.2 mlp]
 
 
 class Qwen3TransformerBlock:
@@ -187,10 +187,10 @@ class Qwen3TransformerBlock:
 
     def __call__(self, x: mx.array, mask: Mask = None) -> mx.array:
         """Runs the layer: B×L×E -> B×L×E; `mask` as in `Qwen3MultiHeadAttention`."""
-        # [task 1.4.1]
+        # [task 1.5.1]
         x = x + self.self_attn(self.input_layernorm(x), mask)
         return x + self.mlp(self.post_attention_layernorm(x))
-        # [/task 1.4.1]
+        # [/task 1.5.1]
 
 
 class Qwen3ModelWeek1:
@@ -207,7 +207,7 @@ class Qwen3ModelWeek1:
         self.hidden_size = args.hidden_size
         self.vocab_size = args.vocab_size
         self.max_seq_len = args.max_position_embeddings
-        # [task 1.4.3 weights]
+        # [task 1.5.3 weights]
         self.embedding = Embedding(
             args.vocab_size, args.hidden_size, _plain_weight(mlx_model.model.embed_tokens)
         )
@@ -218,11 +218,11 @@ class Qwen3ModelWeek1:
         )
         # With tied embeddings, the embedding table is also the output projection.
         self.w_lm_head = None if args.tie_word_embeddings else _plain_weight(mlx_model.lm_head)
-        # [/task 1.4.3 weights]
+        # [/task 1.5.3 weights]
 
     def __call__(self, ids: mx.array) -> mx.array:
         """Runs the model on complete sequences: token ids B×L -> logits B×L×V."""
-        # [task 1.4.3 forward]
+        # [task 1.5.3 forward]
         x = self.embedding(ids)  # B×L×E
         for layer in self.layers:
             x = layer(x, mask="causal")
@@ -230,7 +230,7 @@ class Qwen3ModelWeek1:
         if self.w_lm_head is None:
             return self.embedding.as_linear(x)
         return linear(x, self.w_lm_head)
-        # [/task 1.4.3 forward]
+        # [/task 1.5.3 forward]
 
 
 def _build_block(args: Any, layer: Any, dtype: mx.Dtype) -> Qwen3TransformerBlock:

@@ -158,7 +158,8 @@ class Qwen3ModelWeek2:
     Activations have the dtype of the checkpoint's scales, or of its weights if unquantized.
 
     Args:
-        mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Its arrays are shared.
+        mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`, or any objects with the
+            same attributes. Its arrays are shared.
         enable_flash_attn: use the extension's flash attention instead of plain MLX.
 
     Raises:

@@ -74,7 +74,8 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
     """Qwen3 with a paged KV cache.
 
     Args:
-        mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Its arrays are shared.
+        mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`, or any objects with the
+            same attributes. Its arrays are shared.
         page_size: tokens per page.
 
     Attributes:

@@ -133,7 +133,7 @@ class DistributionSampler:
         Dropped tokens are −inf. At temperature 0, keeps only the most likely token (the lowest id
         in a tie).
         """
-        # [task 1.6.1 temperature]
+        # [task 1.7.1 temperature]
         logprobs = logprobs.astype(mx.float32)
         if self.is_greedy:
             best = mx.argmax(logprobs, axis=-1, keepdims=True)
@@ -141,7 +141,7 @@ class DistributionSampler:
         for keep in self._filters:
             logprobs = keep(logprobs)
         return logprobs / self.temp
-        # [/task 1.6.1 temperature]
+        # [/task 1.7.1 temperature]
 
     def probabilities(self, logprobs: mx.array) -> mx.array:
         """Returns the distribution that tokens are drawn from: B×V, rows sum to 1."""
@@ -164,13 +164,13 @@ class DistributionSampler:
 
 def apply_top_k(logprobs: mx.array, top_k: int) -> mx.array:
     """Drops all but the `top_k` most likely tokens of each row: B×V -> B×V."""
-    # [task 1.6.1 top-k]
+    # [task 1.7.1 top-k]
     if top_k >= logprobs.shape[-1]:
         return logprobs
     # Positions 0 … k − 1 of the partition hold the k most likely tokens, in any order.
     dropped = mx.argpartition(-logprobs, kth=top_k - 1, axis=-1)[..., top_k:]
     return mx.put_along_axis(logprobs, dropped, mx.array(-mx.inf, logprobs.dtype), axis=-1)
-    # [/task 1.6.1 top-k]
+    # [/task 1.7.1 top-k]
 
 
 def apply_top_p(logprobs: mx.array, top_p: float) -> mx.array:
@@ -180,7 +180,7 @@ def apply_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     therefore always kept. A token's mass is its softmax over the row: tokens dropped by an earlier
     filter have mass 0, and the masses of the remaining ones are renormalized.
     """
-    # [task 1.6.1 top-p]
+    # [task 1.7.1 top-p]
     if top_p >= 1:
         return logprobs
     order = mx.argsort(-logprobs, axis=-1)  # descending probability
@@ -189,7 +189,7 @@ def apply_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     mass_before = mx.cumsum(mass, axis=-1, inclusive=False)
     ranked = mx.where(mass_before < top_p, ranked, -mx.inf)
     return mx.put_along_axis(logprobs, order, ranked, axis=-1)
-    # [/task 1.6.1 top-p]
+    # [/task 1.7.1 top-p]
 
 
 def apply_min_p(logprobs: mx.array, min_p: float) -> mx.array:

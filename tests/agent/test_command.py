@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.server.running_server import RunningServer
 from tiny_llm.agent.__main__ import main
 
 
@@ -47,6 +48,7 @@ def test_compaction(tmp_path):
         (["--script", "/nowhere"], "--script /nowhere cannot be read"),
         (["--compact", "5", "--compact-to", "6"], "the compaction target must be between 1 and"),
         (["--max-steps", "0"], "must be at least 1, got 0"),
+        (["--reasoning-effort", "low"], "--reasoning-effort requires --url"),
     ],
 )
 def test_user_errors(tmp_path, capsys, flags, message):
@@ -58,3 +60,11 @@ def test_missing_library_error_names_the_extra(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "httpx2", None)
     assert main(["--solution", "ref", "--url", "http://127.0.0.1:9"]) == 2
     assert "pip install 'tiny-llm[chat]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_demo_model_on_a_server_calls_the_tools(capsys):
+    server = RunningServer()
+    assert main(["--solution", "ref", "--url", server.url]) == 0
+    assert server.stop() == 0
+    assert 'add({"a": 4718, "b": 2593})\n    → 7311\n4718 + 2593 = 7311.' in capsys.readouterr().out

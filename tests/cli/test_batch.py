@@ -293,10 +293,10 @@ def open_runs(ignore_eos: bool = False):
         max_tokens=LIMITS, ignore_eos=ignore_eos,
     )  # fmt: skip
     mlx = MlxBatchRun(checkpoint, prompts, LIMITS, make_sampler(0), 2, 16, ignore_eos)
-    return mlx_model, {"tiny_llm": CourseBatchRun(course), "mlx": mlx}
+    return mlx_model, {"ref": CourseBatchRun(course), "mlx": mlx}
 
 
-@pytest.mark.parametrize("solution", ["tiny_llm", "mlx"])
+@pytest.mark.parametrize("solution", ["ref", "mlx"])
 def test_runs_return_one_output_per_prompt(solution):
     mlx_model, runs = open_runs()
     batch_run = runs[solution]
@@ -322,7 +322,7 @@ def run_to_the_end(batch_run) -> Iterator[BatchProgress]:
         assert each.prompt_tokens == each.prefilled == len(PROMPTS[each.index])
 
 
-@pytest.mark.parametrize("solution", ["tiny_llm", "mlx"])
+@pytest.mark.parametrize("solution", ["ref", "mlx"])
 def test_runs_report_progress_per_prompt(solution):
     batch_run = open_runs(ignore_eos=True)[1][solution]
     partly_prefilled = False

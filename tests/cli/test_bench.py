@@ -35,7 +35,7 @@ def test_table_and_json(capsys):
     assert err == "model: demo\n", "without a terminal, no progress bar must be printed"
     result = json.loads(out.splitlines()[-1])
     assert result["model"] == "demo"
-    assert result["solution"] == "tiny_llm"
+    assert result["solution"] == "ref"
     assert result["loader"] == "engine"
     assert result["num_seqs"] == 4
     assert result["batch_size"] == 2

@@ -44,9 +44,9 @@ def test_output_and_statistics(capsys, loader):
 @pytest.mark.parametrize(
     ("solution", "loader", "expected"),
     [
-        ("tiny_llm", "week1", ("load_weights", {"mtp": False})),
-        ("tiny_llm", "week2", ("load_weights", {"mtp": False})),
-        ("tiny_llm", "week3", ("load_weights", {"mtp": False})),
+        ("ref", "week1", ("load_weights", {"mtp": False})),
+        ("ref", "week2", ("load_weights", {"mtp": False})),
+        ("ref", "week3", ("load_weights", {"mtp": False})),
         ("mine", "week2", ("load", {})),
         ("mlx", "week1", ("load", {})),
     ],
@@ -58,7 +58,7 @@ def test_mlx_lm_models_are_loaded_only_when_needed(monkeypatch, solution, loader
     assert checkpoint.load_for_solution(args, "demo") == expected
 
 
-@pytest.mark.parametrize("solution", ["mine", "tiny_llm"])
+@pytest.mark.parametrize("solution", ["mine", "ref"])
 def test_model_without_quantization_support_gets_dequantized_weights(capsys, monkeypatch, solution):
     def build(name, mlx_model, week, **options):
         if hasattr(mlx_model.model.embed_tokens, "scales"):
@@ -71,7 +71,7 @@ def test_model_without_quantization_support_gets_dequantized_weights(capsys, mon
     mlx_model, tokenizer = models.load("demo")
     model_checkpoint = checkpoint.Checkpoint("demo", mlx_model, tokenizer)
     args = argparse.Namespace(solution=solution, loader="week2", enable_flash_attn=False)
-    if solution == "tiny_llm":
+    if solution == "ref":
         with pytest.raises(TaskNotImplemented):
             backend.build_model(args, model_checkpoint)
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import run_tests
-from tools.course import progress, pytest_summary, reveal, start
+from tools.course import build, progress, pytest_summary, reveal, start
 from tools.course.build import is_stale
 from tools.course.progress import state
 from tools.course.runner import Outcome, Runner
@@ -85,8 +85,8 @@ def test_commands_use_and_report_the_learner_tree(tree, command):
         assert others[-1].startswith("bench: the C++ extension cannot be used (")
     else:
         assert others[-1] == (
-            "main: week 1, day 4, task 3: Qwen3ModelWeek1.__init__ is yours to write; see the "
-            "book, 'Day 1.4: the Qwen3 model' (--solution ref runs the reference)"
+            "main: week 1, day 5, task 3: Qwen3ModelWeek1.__init__ is yours to write; see the "
+            "book, 'Day 1.5: the Qwen3 model' (--solution ref runs the reference)"
         )
 
 
@@ -243,9 +243,9 @@ def test_partially_written_task_counts_as_started(tree):
     assert reveal.tasks_begun(tree) == {"1.1.1"}, "a block with a syntax error must count as begun"
     kernel = tree / EXTENSION / "src" / "axpby" / "axpby.metal"
     text = kernel.read_text()
-    marker = next(line for line in text.split("\n") if "[/task 1.6.2" in line)
+    marker = next(line for line in text.split("\n") if "[/task 1.7.2" in line)
     kernel.write_text(text.replace(marker, f"    z[i] = 0;\n{marker}"))
-    assert reveal.tasks_begun(tree) == {"1.1.1", "1.6.2"}, (
+    assert reveal.tasks_begun(tree) == {"1.1.1", "1.7.2"}, (
         "code below the starter's comment must count as begun"
     )
 
@@ -285,9 +285,24 @@ def test_reveal_without_a_tree(monkeypatch, capsys, tmp_path):
 
 def test_selected_tree(tree, monkeypatch, tmp_path):
     assert selected_tree(None, None) == selected_tree(None, "mine") == tree
-    assert selected_tree(None, "ref") is None
+    assert selected_tree(None, "tiny_llm") == tree
+    assert selected_tree(None, "ref") is selected_tree(None, "tiny_llm_ref") is None
     monkeypatch.setenv("TINY_LLM_MINE", str(tmp_path / "none"))
-    assert selected_tree(None, None) is None
+    assert selected_tree(None, None) is selected_tree(None, "tiny_llm") is None
+
+
+def test_missing_pytest_is_installed_by_pdmw(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(build.sys, "argv", ["run_tests.py", "--week", "1"])
+    with pytest.raises(SystemExit, match="test: pytest is not installed; `pdm install` installs"):
+        build.require_pytest("test")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "groups.installed").touch()  # pdmw's environment
+    executed = []
+    monkeypatch.setattr(build.os, "execv", lambda *command: executed.append(command))
+    build.require_pytest("test")
+    assert executed == [(tmp_path / "pdmw", ["pdmw", "run", "test", "--week", "1"])]
 
 
 @pytest.mark.parametrize(
@@ -296,6 +311,7 @@ def test_selected_tree(tree, monkeypatch, tmp_path):
         ([], "no tests"),
         ([Outcome("t", True, "")], "done"),
         ([Outcome("t", None, "needs clang")], "skipped"),
+        ([Outcome("t", True, ""), Outcome("t", None, "needs clang")], "done, Metal untested"),
         ([Outcome("t", True, ""), Outcome("t", False, "softmax is yours to write")], "to write"),
         ([Outcome("t", False, "UserError: the C++ extension cannot be used (…)")], "not built yet"),
         ([Outcome("t", True, ""), Outcome("t", False, "expected 1, got 2")], "fails"),
@@ -309,6 +325,27 @@ def test_progress_reports_why_a_task_is_skipped():
     assert state([Outcome("t", None, "the emulator needs clang 19")])[1] == (
         "the emulator needs clang 19"
     )
+
+
+@pytest.mark.parametrize(
+    ("selected", "status", "message"),
+    [
+        ("metal", 5, "2 tests are skipped: needs clang\nno test ran: all are skipped"),
+        ("task_2", 5, 'no test ran: none of 3 tests matches -k "task_2"'),
+        ("task_1", 0, "2 tests are skipped: needs clang"),
+    ],
+)
+def test_skipped_tests_are_explained_and_are_not_a_success(tmp_path, selected, status, message):
+    (tmp_path / "test_day.py").write_text(
+        "import pytest\n"
+        "def test_task_1_cpu(): pass\n"
+        "def test_task_1_metal(): pytest.skip('needs clang')\n"
+        "def test_task_1_metal_too(): pytest.skip('needs clang')\n"
+    )
+    command = ("-m", "pytest", *run_tests.BRIEF_REPORT, str(tmp_path), "-k", selected)
+    result = run(*command, "-p", "no:cacheprovider", "--rootdir", str(tmp_path))
+    assert result.returncode == status, result.stdout + result.stderr
+    assert message in result.stdout
 
 
 @pytest.mark.slow
@@ -359,19 +396,19 @@ def test_progress_reruns_changed_tasks(tree, capsys, monkeypatch):
 
     monkeypatch.setattr(Runner, "run", passing)
     assert days_tested() == []
-    reveal.apply_tasks(tree, {"1.1.1", "1.2.1", "1.4.1"})
-    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"]
+    reveal.apply_tasks(tree, {"1.1.1", "1.2.1", "1.5.1"})
+    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_5.py"]
     assert days_tested() == []
     required = sum(not task.is_optional for task in TASKS.values())
     assert f"3 of {required} tasks done" in capsys.readouterr().out
     change("positional_encoding.py", "range(start, ", "range(1 + start, ")
-    assert days_tested() == ["test_day_2.py", "test_day_4.py"], (
+    assert days_tested() == ["test_day_2.py", "test_day_5.py"], (
         "expected the block's day and later days"
     )
     change("positional_encoding.py", "import math", "import math  # mine")
-    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], "expected all days"
+    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_5.py"], "expected all days"
     change("qwen3_week1.py", "self.input_layernorm(x)", "self.input_layernorm((x)")
-    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], (
+    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_5.py"], (
         "expected all days after a syntax error"
     )
     requested.clear()

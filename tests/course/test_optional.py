@@ -1,6 +1,7 @@
 """Optional days: separate task counts; commands run the learner's code."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tools.course import moe_demo
 from tools.course.progress import counts
 from tools.course.starter import starter_text
 from tools.course.tasks import DAYS, TASKS, day_of
-from tools.course.tree import PACKAGE, ROOT, import_files
+from tools.course.tree import PACKAGE, ROOT, environment, import_files
 from tools.course.wrong_solutions import write_tree_of
 from tools.scoreboard.measure import tasks_shown
 from tools.scoreboard.score import format_week
@@ -25,6 +26,9 @@ def test_optional_tasks_are_counted_separately():
     assert counts(DAYS, {"1.1.1", "6.1.1", "6.2.4"}) == [
         f"1 of {required} tasks done",
         f"2 of {optional} optional tasks done",
+    ]
+    assert counts([day_of(2, 2)], {"2.2.1"}, {"2.2.2"}) == [
+        "1 of 2 tasks done, 1 more with untested Metal kernels"
     ]
     assert counts([day_of(1, 1)], set()) == ["0 of 2 tasks done"]
     assert counts([day_of(6, 1)], {"6.1.2"}) == ["1 of 4 optional tasks done"]
@@ -121,6 +125,52 @@ def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatc
     assert any(
         "unwritten tasks: server/engine_client/output_queue.py" in one for one in running.lines
     )
+
+
+def write_starter_of(tree: Path, *modules: str) -> None:
+    """Writes a learner's source tree: the solution with unwritten `modules`."""
+    paths = [PACKAGE / module for module in modules]
+    write_tree_of(tree, paths[0], "")
+    for name, text in import_files(tree, paths).items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text, encoding="utf-8")
+    for path in paths:
+        (tree / path).write_text(starter_text((ROOT / path).read_text("utf-8"), path), "utf-8")
+
+
+def run_mine(tree: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command that has yet to find the learner's tree."""
+    command = [sys.executable, "-m", module, "--solution", "mine", *arguments]
+    variables = {**environment(None), "TINY_LLM_MINE": str(tree)}
+    return subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_agent_runs_without_the_parser_of_week_5(tmp_path):
+    tree = tmp_path / "mine"
+    write_starter_of(tree, "server/protocol/output_parser.py")
+    result = run_mine(tree, "tiny_llm.agent")
+    assert "4718 + 2593 = 7311." in result.stdout, result.stderr
+    assert "unwritten tasks: server/protocol/output_parser.py" in result.stderr
+    write_starter_of(tmp_path / "other", "agent/loop.py")
+    result = run_mine(tmp_path / "other", "tiny_llm.agent")
+    assert result.returncode == 2
+    assert "week 7, day 1, task 4" in result.stderr, "a task of the day itself must be an error"
+
+
+@pytest.mark.slow
+def test_demo_of_a_day_replaces_unwritten_files_of_other_days(tmp_path):
+    tree, cache = tmp_path / "mine", "engine/scheduling/prefix_cache.py"
+    write_starter_of(tree, cache)
+    result = run_mine(tree, "tools.course.json_demo", "--outputs", "1")
+    assert "35 tokens in 22 steps" in result.stdout, result.stderr
+    assert f"unwritten tasks: {cache}" in result.stderr
+    write_starter_of(tmp_path / "other", "engine/structured_output/bitmask.py")
+    result = run_mine(tmp_path / "other", "tools.course.json_demo", "--outputs", "1")
+    assert result.returncode == 1
+    assert "week 5, day 4, task" in result.stderr, "a task of the day itself must be an error"
 
 
 @pytest.mark.slow

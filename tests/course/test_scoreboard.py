@@ -57,7 +57,7 @@ NOW = score(3, "2026-11-15T20:00:00", 30.0)
 
 
 def test_week_selection():
-    tasks = ("1.4.3", "2.1.3", "2.1.4", "3.1.3", "3.2.2")
+    tasks = ("1.5.3", "2.1.3", "2.1.4", "3.1.3", "3.2.2")
     done = {task: [PASSED, SKIPPED] for task in tasks}
     assert furthest_week({}) == 0
     assert furthest_week(done) == 2, "Week 3 requires task 3.2.3, which is unwritten"
@@ -85,7 +85,7 @@ def test_week_selection():
     [
         ((), ["3.1", "3.2", "4.4", "4.6"]),
         (("4.4.1", "4.3.3"), ["3.1", "3.2", "4.4", "4.3", "4.6"]),
-        (("3.2.3", "2.1.3"), ["3.1", "3.2", "2.1", "1.4"]),
+        (("3.2.3", "2.1.3"), ["3.1", "3.2", "2.1", "1.5"]),
     ],
 )
 def test_only_days_that_select_the_engine_run(tree, monkeypatch, failing, tested):
@@ -232,7 +232,7 @@ def test_failed_load_is_a_note(tmp_path):
 
 @pytest.mark.slow
 def test_scoreboard_run(tree, monkeypatch, capsys):
-    monkeypatch.setattr(scoreboard, "run_tests", lambda tree, console: {"1.4.3": [PASSED]})
+    monkeypatch.setattr(scoreboard, "run_tests", lambda tree, console: {"1.5.3": [PASSED]})
     # Fixed limits save a measurement.
     machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)
     monkeypatch.setattr(scoreboard, "measure_best", lambda rounds: machine)

@@ -114,7 +114,7 @@ def test_interrupt_stops_only_the_output(endless):
         (["--url", "http://127.0.0.1:9"], "`tiny-llm serve` starts a server"),
         (["--url", "http://x", "--device", "cpu"], "--device has no effect with --url"),
         (["--url", "http://x", "--speculative", "ngram"], "--speculative has no effect with"),
-        (["--url", "http://x", "--solution", "mlx"], "--solution has no effect with --url"),
+        (["--url", "http://x", "--solution", "mlx"], "--solution mlx has no effect with --url"),
         (["--url", "http://x", "--enable-thinking"], "--reasoning-effort high"),
         (["--url", "http://x", "--api-key", "k\udce9"], "the API key is not UTF-8 at character 1"),
         (["--api-key", "k"], "--api-key requires --url"),

@@ -26,6 +26,13 @@ def test_task_1_softmax_does_not_overflow(device, dtype):
     assert_close(softmax(x, -1), expected, "softmax of large numbers (subtract the maximum first)")
 
 
+def test_task_1_softmax_subtracts_the_maximum_of_each_row(device, dtype):
+    x = mx.array([[1000.0, 1000.0], [-1000.0, -1000.0]], dtype=dtype)
+    assert softmax(x, -1).tolist() == [[0.5, 0.5]] * 2, (
+        "expected 0.5 in a row far below the other one: subtract each row's own maximum"
+    )
+
+
 def test_task_1_softmax_of_masked_scores_is_zero(device, dtype):
     x = mx.array([[1.0, -mx.inf, 1.0]], dtype=dtype)
     assert softmax(x, -1).tolist() == [[0.5, 0.0, 0.5]]

@@ -35,6 +35,20 @@ def test_task_1_grouped(device, dtype, H_q, H, L, S, mask, scale):
     assert_close(actual, expected, f"grouped attention, {H_q} heads over {H}", ulps=8)
 
 
+def test_task_1_keys_and_values_are_not_repeated_in_memory(device):
+    query, key, value = random(1, 16, 1, 128), *(random(1, 2, 4096, 128) for _ in range(2))
+    mx.eval(query, key, value)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(scaled_dot_product_attention_grouped(query, key, value))
+    used = mx.get_peak_memory() - before
+    assert used < key.nbytes + value.nbytes, (
+        f"expected less memory than keys and values have, {2 * key.nbytes / 1e6:.1f} MB, got "
+        f"{used / 1e6:.1f} MB: broadcast them over the heads of a group, do not repeat them"
+    )
+
+
 def test_task_1_bool_mask_is_true_for_visible_keys(device):
     query, key = random(2, 4, 3, 8), random(2, 2, 5, 8)
     visible = mx.random.uniform(shape=(3, 5)) < 0.6

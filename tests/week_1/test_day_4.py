@@ -1,126 +1,84 @@
-"""Week 1, day 4: the transformer block, the embedding and the whole model."""
+"""Week 1, day 4: RMSNorm, SiLU and the MLP."""
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 
-from tests.support import assert_close, random, tiny_model
-from tiny_llm import Embedding, Qwen3ModelWeek1, Qwen3TransformerBlock, dequantize_linear
-
-IDS = [[3, 17, 130, 0, 3, 99, 5]]
+from tests.support import EPSILON, as_numpy, assert_close, random
+from tiny_llm import Qwen3MLP, RMSNorm, silu
 
 
-@pytest.mark.parametrize("mask", [None, "causal"])
-def test_task_1_block(device, dtype, mask):
-    model = tiny_model(dtype)
-    args, oracle = model.args, model.model.layers[0]
-    attention, mlp = oracle.self_attn, oracle.mlp
-    block = Qwen3TransformerBlock(
-        num_attention_heads=args.num_attention_heads,
-        num_kv_heads=args.num_key_value_heads,
-        hidden_size=args.hidden_size,
-        head_dim=args.head_dim,
-        intermediate_size=args.intermediate_size,
-        rms_norm_eps=args.rms_norm_eps,
-        wq=attention.q_proj.weight,
-        wk=attention.k_proj.weight,
-        wv=attention.v_proj.weight,
-        wo=attention.o_proj.weight,
-        q_norm=attention.q_norm.weight,
-        k_norm=attention.k_norm.weight,
-        w_gate=mlp.gate_proj.weight,
-        w_up=mlp.up_proj.weight,
-        w_down=mlp.down_proj.weight,
-        w_input_layernorm=oracle.input_layernorm.weight,
-        w_post_attention_layernorm=oracle.post_attention_layernorm.weight,
-        max_seq_len=args.max_position_embeddings,
-        theta=args.rope_theta,
+@pytest.mark.parametrize("shape", [(1, 8), (5, 33), (2, 3, 128), (2, 3, 4, 67)])
+@pytest.mark.parametrize("eps", [1e-5, 1e-6])
+def test_task_1_rms_norm(device, dtype, shape, eps):
+    x = random(*shape, dtype=dtype, scale=3)
+    weight = random(shape[-1], dtype=dtype)
+    actual = RMSNorm(shape[-1], weight, eps=eps)(x)
+    assert actual.dtype == dtype
+    assert_close(actual, mx.fast.rms_norm(x, weight, eps), "RMSNorm", ulps=2)
+
+
+def test_task_1_squares_are_accumulated_in_float32(device):
+    # 300² = 90,000 exceeds float16's largest value, 65,504.
+    x = mx.full((1, 16), 300.0, dtype=mx.float16)
+    actual = as_numpy(RMSNorm(16, mx.ones(16, dtype=mx.float16))(x))
+    assert actual == pytest.approx(1, abs=2e-3), (
+        "expected 1 for equal elements: cast to float32 before squaring"
     )
-    x = random(2, 9, 48, dtype=dtype)
-    hint = "norm, attention, add; norm, MLP, add"
-    assert_close(block(x, mask), oracle(x, mask), f"transformer block ({hint})", ulps=8)
 
 
-def test_task_2_embedding(device, dtype):
-    oracle = nn.Embedding(131, 48)
+def test_task_1_result_is_cast_before_multiplying_the_weight(device):
+    x = random(3, 64, dtype=mx.bfloat16)
+    weight = random(64, dtype=mx.float32)
+    x32 = x.astype(mx.float32)
+    unit = (x32 * mx.rsqrt(mx.mean(x32 * x32, axis=-1, keepdims=True) + 1e-5)).astype(mx.bfloat16)
+    assert_close(RMSNorm(64, weight)(x), unit * weight, "cast back to bfloat16, then × weight", 0)
+
+
+def test_task_1_zero_input_stays_zero(device, dtype):
+    assert not as_numpy(RMSNorm(8, mx.ones(8, dtype))(mx.zeros((2, 8), dtype))).any()
+
+
+def test_task_1_weight_of_the_wrong_shape():
+    with pytest.raises(ValueError, match="must have shape \\(8,\\)"):
+        RMSNorm(8, mx.ones(9))
+
+
+def test_task_2_silu(device, dtype):
+    x = random(3, 257, dtype=dtype, scale=4)
+    assert_close(silu(x), nn.silu(x), "silu", ulps=2)
+
+
+@pytest.mark.parametrize("half", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+def test_task_2_silu_of_negative_numbers_does_not_cancel(device, half):
+    x = mx.arange(-9, 9, 0.01).astype(half)  # not below −9.7, where exp(x) is subnormal
+    x64 = as_numpy(x).astype(np.float64)
+    expected = x64 / (1 + np.exp(-x64))
+    actual = as_numpy(silu(x))
+    ulps = np.abs(actual - expected) / np.maximum(np.abs(expected), 1e-30) / EPSILON[half]
+    worst = ulps.argmax()
+    assert ulps[worst] <= 2, (
+        f"silu({x64[worst]}): expected {expected[worst]:.4g}, got {actual[worst]:.4g}; "
+        "1 - sigmoid(|x|) cancels for negative x, exp(-|x|) / (1 + exp(-|x|)) does not"
+    )
+
+
+def test_task_2_silu_is_stable_far_from_zero(device, dtype):
+    x = mx.array([-60000.0, -200.0, -20.0, 0.0, 20.0, 200.0, 60000.0], dtype=dtype)
+    actual = as_numpy(silu(x))
+    assert actual[:3] == pytest.approx(0, abs=1e-5), (
+        "expected 0 for very negative x, where exp(-x) overflows"
+    )
+    assert actual[3:].tolist() == as_numpy(x)[3:].tolist()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 48), (2, 7, 48), (48,)])
+def test_task_2_mlp(device, dtype, shape):
+    from mlx_lm.models import qwen3
+
+    oracle = qwen3.MLP(48, 80)
     oracle.set_dtype(dtype)
-    embedding = Embedding(131, 48, oracle.weight)
-    ids = mx.array([[0, 130, 7], [7, 7, 1]])
-    assert_close(embedding(ids), oracle(ids), "embedding rows", ulps=0)
-    x = random(2, 3, 48, dtype=dtype)
-    assert_close(embedding.as_linear(x), oracle.as_linear(x), "embedding as the output layer")
-
-
-def test_task_2_embedding_of_the_wrong_shape():
-    with pytest.raises(ValueError, match="must have shape \\(10, 4\\)"):
-        Embedding(10, 4, mx.zeros((4, 10)))
-
-
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
-@pytest.mark.parametrize("tied", [True, False])
-def test_task_3_model(device, dtype, heads, tied):
-    oracle = tiny_model(
-        dtype,
-        num_attention_heads=heads[0],
-        num_key_value_heads=heads[1],
-        tie_word_embeddings=tied,
-    )
-    actual = Qwen3ModelWeek1(oracle)(mx.array(IDS))
-    assert actual.shape == (1, 7, 131)
-    assert_close(actual, oracle(mx.array(IDS)), "the model's logits", ulps=16)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"hidden_size": 37, "head_dim": 6, "intermediate_size": 53, "vocab_size": 67},
-        {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10},
-        {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1},
-        {"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-3},
-    ],
-    ids=lambda changes: "-".join(changes),
-)
-def test_task_3_odd_sizes(device, changes):
-    oracle = tiny_model(**changes)
-    ids = mx.array(IDS) % oracle.args.vocab_size
-    assert_close(Qwen3ModelWeek1(oracle)(ids), oracle(ids), "the model's logits", ulps=64)
-
-
-def test_task_3_batch_rows_are_independent(device):
-    model = Qwen3ModelWeek1(tiny_model())
-    ids = mx.array([[1, 2, 3], [4, 5, 6]])
-    together = model(ids)
-    for row in range(2):
-        assert_close(together[row : row + 1], model(ids[row : row + 1]), f"row {row}", ulps=16)
-
-
-def test_task_3_attention_is_causal(device):
-    model = Qwen3ModelWeek1(tiny_model())
-    short, long = model(mx.array([[1, 2, 3]])), model(mx.array([[1, 2, 3, 4, 5]]))
-    assert_close(long[:, :3], short, "logits of a prefix (the mask must be causal)", ulps=16)
-
-
-@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (4, 64), (8, 32)])
-@pytest.mark.parametrize("tied", [True, False])
-def test_task_3_quantized_weights_are_dequantized_to_bfloat16(device, bits, group_size, tied):
-    oracle = tiny_model(
-        mx.bfloat16, hidden_size=64, intermediate_size=128, tie_word_embeddings=tied
-    )
-    nn.quantize(oracle, group_size=group_size, bits=bits)
-    model = Qwen3ModelWeek1(oracle)
-    assert model.embedding.weight.dtype == mx.bfloat16
-    actual, expected = model(mx.array(IDS)), oracle(mx.array(IDS))
-    # The model rounds q·scale + bias to bfloat16 before the matmul; the reference does not.
-    assert_close(actual, expected, f"logits with {bits}-bit weights", ulps=8)
-
-
-@pytest.mark.parametrize("layer_type", [nn.Linear, nn.Embedding])
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_task_3_dequantize_linear(device, layer_type, bits):
-    layer = nn.Linear(64, 32, bias=False) if layer_type is nn.Linear else nn.Embedding(32, 64)
-    assert dequantize_linear(layer) is layer.weight
-    quantized = layer.to_quantized(group_size=32, bits=bits)
-    weight = dequantize_linear(quantized)
-    assert weight.shape == (32, 64)
-    step = (layer.weight.max() - layer.weight.min()).item() / (2**bits - 1)
-    assert mx.abs(weight - layer.weight).max().item() <= step
+    x = random(*shape, dtype=dtype)
+    mlp = Qwen3MLP(48, 80, oracle.gate_proj.weight, oracle.up_proj.weight, oracle.down_proj.weight)
+    assert_close(mlp(x), oracle(x), "MLP: w_down(silu(w_gate x) * (w_up x))", ulps=4)

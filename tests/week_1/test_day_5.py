@@ -1,131 +1,126 @@
-"""Week 1, day 5: generating text."""
+"""Week 1, day 5: the transformer block, the embedding and the whole model."""
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
-from tests.support import ByteTokenizer, ScriptedModel, tiny_model
-from tiny_llm import (
-    Qwen3ModelWeek1,
-    UserError,
-    decode_by_recomputing,
-    simple_generate,
-    stream_generate,
-)
+from tests.support import assert_close, random, tiny_model
+from tiny_llm import Embedding, Qwen3ModelWeek1, Qwen3TransformerBlock, dequantize_linear
 
-PROMPT = "ask"
+IDS = [[3, 17, 130, 0, 3, 99, 5]]
 
 
-def responses_of(model, prompt: str = PROMPT, **options):
-    return list(stream_generate(decode_by_recomputing, model, ByteTokenizer(), prompt, **options))
-
-
-def scripted(answer: bytes, end: int = 0) -> ScriptedModel:
-    return ScriptedModel(len(PROMPT), [*answer, end])
-
-
-@pytest.mark.parametrize("end", [0, 1])
-def test_task_1_stops_at_any_eos_token(end):
-    assert simple_generate(scripted(b"hello", end), ByteTokenizer(), PROMPT) == "hello"
-
-
-def test_task_1_every_step_recomputes_the_whole_sequence():
-    model = scripted(b"abc")
-    simple_generate(model, ByteTokenizer(), PROMPT)
-    sequence = list(PROMPT.encode()) + list(b"abc")
-    assert model.calls == [sequence[:end] for end in range(3, 7)]
-
-
-def test_task_1_no_chat_template_is_added():
-    model = scripted(b"x")
-    simple_generate(model, ByteTokenizer(), PROMPT)
-    assert model.calls[0] == list(PROMPT.encode()), "expected the prompt without a chat template"
-
-
-def test_task_1_prompt_may_be_token_ids():
-    assert simple_generate(scripted(b"hello"), ByteTokenizer(), [97, 115, 107]) == "hello"
-
-
-def test_task_1_max_tokens():
-    assert simple_generate(scripted(b"hello"), ByteTokenizer(), PROMPT, max_tokens=3) == "hel"
-
-
-def test_task_1_multi_token_characters():
-    text = "é — 数 🙂"
-    responses = responses_of(scripted(text.encode()))
-    assert "".join(response.text for response in responses) == text
-    assert all("\ufffd" not in response.text for response in responses)
-
-
-def test_task_1_incomplete_character_at_max_tokens():
-    # The first byte of a two-byte character must not be dropped silently.
-    assert (
-        simple_generate(scripted("é".encode()), ByteTokenizer(), PROMPT, max_tokens=1) == "\ufffd"
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_task_1_block(device, dtype, mask):
+    model = tiny_model(dtype)
+    args, oracle = model.args, model.model.layers[0]
+    attention, mlp = oracle.self_attn, oracle.mlp
+    block = Qwen3TransformerBlock(
+        num_attention_heads=args.num_attention_heads,
+        num_kv_heads=args.num_key_value_heads,
+        hidden_size=args.hidden_size,
+        head_dim=args.head_dim,
+        intermediate_size=args.intermediate_size,
+        rms_norm_eps=args.rms_norm_eps,
+        wq=attention.q_proj.weight,
+        wk=attention.k_proj.weight,
+        wv=attention.v_proj.weight,
+        wo=attention.o_proj.weight,
+        q_norm=attention.q_norm.weight,
+        k_norm=attention.k_norm.weight,
+        w_gate=mlp.gate_proj.weight,
+        w_up=mlp.up_proj.weight,
+        w_down=mlp.down_proj.weight,
+        w_input_layernorm=oracle.input_layernorm.weight,
+        w_post_attention_layernorm=oracle.post_attention_layernorm.weight,
+        max_seq_len=args.max_position_embeddings,
+        theta=args.rope_theta,
     )
+    x = random(2, 9, 48, dtype=dtype)
+    hint = "norm, attention, add; norm, MLP, add"
+    assert_close(block(x, mask), oracle(x, mask), f"transformer block ({hint})", ulps=8)
 
 
-def test_task_1_statistics():
-    responses = responses_of(scripted(b"hello"))
-    assert [response.generation_tokens for response in responses] == [1, 2, 3, 4, 5, 6]
-    assert [response.finish_reason for response in responses] == [None] * 5 + ["stop"]
-    assert responses[-1].prompt_tokens == 3
-    limited = responses_of(scripted(b"hello"), max_tokens=2)
-    assert limited[-1].finish_reason == "length"
+def test_task_2_embedding(device, dtype):
+    oracle = nn.Embedding(131, 48)
+    oracle.set_dtype(dtype)
+    embedding = Embedding(131, 48, oracle.weight)
+    ids = mx.array([[0, 130, 7], [7, 7, 1]])
+    assert_close(embedding(ids), oracle(ids), "embedding rows", ulps=0)
+    x = random(2, 3, 48, dtype=dtype)
+    assert_close(embedding.as_linear(x), oracle.as_linear(x), "embedding as the output layer")
 
 
-def test_task_1_greedy_by_default(device):
-    model = Qwen3ModelWeek1(tiny_model(vocab_size=256))
-    tokens = [r.token for r in responses_of(model, max_tokens=8)]
-    ids = list(PROMPT.encode())
-    for token in tokens:
-        assert token == mx.argmax(model(mx.array([ids]))[0, -1]).item()
-        ids.append(token)
+def test_task_2_embedding_of_the_wrong_shape():
+    with pytest.raises(ValueError, match="must have shape \\(10, 4\\)"):
+        Embedding(10, 4, mx.zeros((4, 10)))
 
 
-def test_task_1_sampler_receives_logprobs():
-    seen = []
-
-    def sampler(logprobs: mx.array) -> mx.array:
-        seen.append(logprobs)
-        return mx.argmax(logprobs, axis=-1)
-
-    simple_generate(scripted(b"hi"), ByteTokenizer(), PROMPT, sampler)
-    assert all(logprobs.shape == (1, 256) for logprobs in seen), (
-        "expected B×V logprobs of the last position"
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_task_3_model(device, dtype, heads, tied):
+    oracle = tiny_model(
+        dtype,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        tie_word_embeddings=tied,
     )
-    assert all(abs(mx.exp(logprobs).sum().item() - 1) < 1e-5 for logprobs in seen)
-
-
-def test_task_1_stops_at_max_seq_len():
-    model = Qwen3ModelWeek1(tiny_model(vocab_size=256, max_position_embeddings=10))
-    responses = responses_of(model, "12345678")
-    assert len(responses) <= 2
-    assert responses[-1].finish_reason is not None
+    actual = Qwen3ModelWeek1(oracle)(mx.array(IDS))
+    assert actual.shape == (1, 7, 131)
+    assert_close(actual, oracle(mx.array(IDS)), "the model's logits", ulps=16)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "max_tokens", "message"),
+    "changes",
     [
-        ("", None, "prompt is empty"),
-        ([], None, "prompt is empty"),
-        ("x" * 128, None, "128 tokens, but the model's context length is 128"),
-        ("x", 0, "max_tokens must be at least 1, got 0"),
-        ([1, 256], None, "must be from 0 to 255, got 256"),
-        ([-1, 3], None, "must be from 0 to 255, got -1"),
+        {"hidden_size": 37, "head_dim": 6, "intermediate_size": 53, "vocab_size": 67},
+        {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10},
+        {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1},
+        {"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-3},
     ],
+    ids=lambda changes: "-".join(changes),
 )
-def test_task_1_invalid_request_is_rejected(prompt, max_tokens, message):
-    model = Qwen3ModelWeek1(tiny_model(vocab_size=256))
-    with pytest.raises(UserError, match=message):
-        simple_generate(model, ByteTokenizer(), prompt, max_tokens=max_tokens)
+def test_task_3_odd_sizes(device, changes):
+    oracle = tiny_model(**changes)
+    ids = mx.array(IDS) % oracle.args.vocab_size
+    assert_close(Qwen3ModelWeek1(oracle)(ids), oracle(ids), "the model's logits", ulps=64)
 
 
-def test_task_1_demo_model_output(demo):
-    mlx_model, tokenizer = demo
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}],
-        add_generation_prompt=True,
-        enable_thinking=False,
-        tokenize=False,
+def test_task_3_batch_rows_are_independent(device):
+    model = Qwen3ModelWeek1(tiny_model())
+    ids = mx.array([[1, 2, 3], [4, 5, 6]])
+    together = model(ids)
+    for row in range(2):
+        assert_close(together[row : row + 1], model(ids[row : row + 1]), f"row {row}", ulps=16)
+
+
+def test_task_3_attention_is_causal(device):
+    model = Qwen3ModelWeek1(tiny_model())
+    short, long = model(mx.array([[1, 2, 3]])), model(mx.array([[1, 2, 3, 4, 5]]))
+    assert_close(long[:, :3], short, "logits of a prefix (the mask must be causal)", ulps=16)
+
+
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (4, 64), (8, 32)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_task_3_quantized_weights_are_dequantized_to_bfloat16(device, bits, group_size, tied):
+    oracle = tiny_model(
+        mx.bfloat16, hidden_size=64, intermediate_size=128, tie_word_embeddings=tied
     )
-    answer = simple_generate(Qwen3ModelWeek1(mlx_model), tokenizer, prompt, max_tokens=30)
-    assert "Paris" in answer
+    nn.quantize(oracle, group_size=group_size, bits=bits)
+    model = Qwen3ModelWeek1(oracle)
+    assert model.embedding.weight.dtype == mx.bfloat16
+    actual, expected = model(mx.array(IDS)), oracle(mx.array(IDS))
+    # The model rounds q·scale + bias to bfloat16 before the matmul; the reference does not.
+    assert_close(actual, expected, f"logits with {bits}-bit weights", ulps=8)
+
+
+@pytest.mark.parametrize("layer_type", [nn.Linear, nn.Embedding])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_task_3_dequantize_linear(device, layer_type, bits):
+    layer = nn.Linear(64, 32, bias=False) if layer_type is nn.Linear else nn.Embedding(32, 64)
+    assert dequantize_linear(layer) is layer.weight
+    quantized = layer.to_quantized(group_size=32, bits=bits)
+    weight = dequantize_linear(quantized)
+    assert weight.shape == (32, 64)
+    step = (layer.weight.max() - layer.weight.min()).item() / (2**bits - 1)
+    assert mx.abs(weight - layer.weight).max().item() <= step

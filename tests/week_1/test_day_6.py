@@ -1,266 +1,131 @@
-"""Week 1, day 6: sampling, and building the extension."""
+"""Week 1, day 6: generating text."""
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
-from tests.metal.support import DTYPE_NAMES, as_array, as_bound, empty, run
-from tests.support import as_numpy, assert_close, assert_distributed, random
-from tiny_llm import kernels, make_sampler
+from tests.support import ByteTokenizer, ScriptedModel, tiny_model
+from tiny_llm import (
+    Qwen3ModelWeek1,
+    UserError,
+    decode_by_recomputing,
+    simple_generate,
+    stream_generate,
+)
 
-V = 12
-DRAWS = 20_000
-
-
-def distribution(seed: int = 0) -> np.ndarray:
-    """Unsorted probabilities of V tokens, from a few percent to tens of percent."""
-    logits = np.random.default_rng(seed).normal(size=V)
-    return np.exp(logits) / np.exp(logits).sum()
+PROMPT = "ask"
 
 
-def exact(p: np.ndarray, temp=1.0, top_p=None, top_k=None, min_p=None) -> np.ndarray:
-    """Reference distribution of the sampler, token by token, in float64."""
-    ranked = sorted(range(len(p)), key=lambda token: -p[token])
-    kept = ranked[:top_k] if top_k is not None else ranked
-    if top_p is not None:
-        total, mass, nucleus = sum(p[token] for token in kept), 0.0, []
-        for token in kept:
-            nucleus.append(token)
-            mass += p[token] / total
-            if mass >= top_p:
-                break
-        kept = nucleus
-    if min_p is not None:
-        kept = [token for token in kept if p[token] >= min_p * p[ranked[0]]]
-    q = np.zeros_like(p)
-    q[kept] = p[kept] ** (1 / temp)
-    return q / q.sum()
+def responses_of(model, prompt: str = PROMPT, **options):
+    return list(stream_generate(decode_by_recomputing, model, ByteTokenizer(), prompt, **options))
 
 
-def draw(p: np.ndarray, draws: int = DRAWS, **options) -> np.ndarray:
-    """Frequency of each token in `draws` independent samples from p."""
-    logprobs = mx.broadcast_to(mx.log(mx.array(p.astype(np.float32))), (draws, len(p)))
-    ids = make_sampler(**{"temp": 1.0, "seed": 1, **options})(logprobs)
-    assert ids.shape == (draws,)
-    return np.bincount(np.array(ids), minlength=len(p))
+def scripted(answer: bytes, end: int = 0) -> ScriptedModel:
+    return ScriptedModel(len(PROMPT), [*answer, end])
 
 
-@pytest.mark.parametrize("temp", [0.3, 0.7, 1.0, 2.5])
-def test_task_1_temperature(device, temp):
-    p = distribution()
-    assert_distributed(draw(p, temp=temp), exact(p, temp=temp))
+@pytest.mark.parametrize("end", [0, 1])
+def test_task_1_stops_at_any_eos_token(end):
+    assert simple_generate(scripted(b"hello", end), ByteTokenizer(), PROMPT) == "hello"
 
 
-def test_task_1_temperature_zero_is_argmax(device, dtype):
-    logprobs = mx.random.normal((5, 33)).astype(dtype)
-    assert make_sampler(0)(logprobs).tolist() == mx.argmax(logprobs, axis=-1).tolist()
-    with_filters = make_sampler(0, top_p=0.1, top_k=2, min_p=0.5)
-    assert with_filters(logprobs).tolist() == mx.argmax(logprobs, axis=-1).tolist()
+def test_task_1_every_step_recomputes_the_whole_sequence():
+    model = scripted(b"abc")
+    simple_generate(model, ByteTokenizer(), PROMPT)
+    sequence = list(PROMPT.encode()) + list(b"abc")
+    assert model.calls == [sequence[:end] for end in range(3, 7)]
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 5, V, 100])
-def test_task_1_top_k(device, top_k):
-    p = distribution()
-    assert_distributed(draw(p, top_k=top_k), exact(p, top_k=top_k))
+def test_task_1_no_chat_template_is_added():
+    model = scripted(b"x")
+    simple_generate(model, ByteTokenizer(), PROMPT)
+    assert model.calls[0] == list(PROMPT.encode()), "expected the prompt without a chat template"
 
 
-@pytest.mark.parametrize("top_p", [1e-6, 0.2, 0.5, 0.9, 0.999, 1.0])
-def test_task_1_top_p(device, top_p):
-    p = distribution()
-    assert_distributed(draw(p, top_p=top_p), exact(p, top_p=top_p))
+def test_task_1_prompt_may_be_token_ids():
+    assert simple_generate(scripted(b"hello"), ByteTokenizer(), [97, 115, 107]) == "hello"
 
 
-def test_task_1_top_p_keeps_the_token_crossing_the_threshold(device):
-    p = np.array([0.1, 0.5, 0.15, 0.25])
-    assert set(np.flatnonzero(draw(p, top_p=0.6))) == {1, 3}, (
-        "expected the tokens with 0.5 and 0.25, because 0.5 alone is less than 0.6"
+def test_task_1_max_tokens():
+    assert simple_generate(scripted(b"hello"), ByteTokenizer(), PROMPT, max_tokens=3) == "hel"
+
+
+def test_task_1_multi_token_characters():
+    text = "é — 数 🙂"
+    responses = responses_of(scripted(text.encode()))
+    assert "".join(response.text for response in responses) == text
+    assert all("\ufffd" not in response.text for response in responses)
+
+
+def test_task_1_incomplete_character_at_max_tokens():
+    # The first byte of a two-byte character must not be dropped silently.
+    assert (
+        simple_generate(scripted("é".encode()), ByteTokenizer(), PROMPT, max_tokens=1) == "\ufffd"
     )
-    assert set(np.flatnonzero(draw(p, top_p=0.45))) == {1}
 
 
-@pytest.mark.parametrize("min_p", [0.0, 0.1, 0.6, 1.0])
-def test_task_1_min_p(device, min_p):
-    p = distribution()
-    assert_distributed(draw(p, min_p=min_p), exact(p, min_p=min_p))
+def test_task_1_statistics():
+    responses = responses_of(scripted(b"hello"))
+    assert [response.generation_tokens for response in responses] == [1, 2, 3, 4, 5, 6]
+    assert [response.finish_reason for response in responses] == [None] * 5 + ["stop"]
+    assert responses[-1].prompt_tokens == 3
+    limited = responses_of(scripted(b"hello"), max_tokens=2)
+    assert limited[-1].finish_reason == "length"
 
 
-def test_task_1_all_filters(device):
-    p = distribution(3)
-    options = {"temp": 0.8, "top_k": 8, "top_p": 0.85, "min_p": 0.1}
-    assert_distributed(draw(p, **options), exact(p, **options))
+def test_task_1_greedy_by_default(device):
+    model = Qwen3ModelWeek1(tiny_model(vocab_size=256))
+    tokens = [r.token for r in responses_of(model, max_tokens=8)]
+    ids = list(PROMPT.encode())
+    for token in tokens:
+        assert token == mx.argmax(model(mx.array([ids]))[0, -1]).item()
+        ids.append(token)
 
 
-def test_task_1_top_p_applies_after_top_k(device):
-    # The first token has 4/7 ≥ 0.55 of the mass of {0.4, 0.3}, but only 0.4 of the total.
-    p = np.array([0.4, 0.3, 0.2, 0.1])
-    drawn = set(np.flatnonzero(draw(p, top_k=2, top_p=0.55)))
-    assert drawn == {0}, "top-p must apply to the renormalized mass of the tokens kept by top-k"
+def test_task_1_sampler_receives_logprobs():
+    seen = []
+
+    def sampler(logprobs: mx.array) -> mx.array:
+        seen.append(logprobs)
+        return mx.argmax(logprobs, axis=-1)
+
+    simple_generate(scripted(b"hi"), ByteTokenizer(), PROMPT, sampler)
+    assert all(logprobs.shape == (1, 256) for logprobs in seen), (
+        "expected B×V logprobs of the last position"
+    )
+    assert all(abs(mx.exp(logprobs).sum().item() - 1) < 1e-5 for logprobs in seen)
 
 
-def test_task_1_filters_apply_before_temperature(device):
-    # Before temperature, the first token alone reaches top_p. At temperature 5, it would not.
-    p = np.array([0.6, 0.2, 0.1, 0.1])
-    assert set(np.flatnonzero(draw(p, temp=5.0, top_p=0.5))) == {0}
-
-
-def test_task_1_rows_are_sampled_independently(device):
-    rows = [distribution(seed) for seed in range(4)]
-    options = {"temp": 0.9, "top_k": 5, "top_p": 0.8}
-    logprobs = mx.log(mx.array(np.stack(rows).astype(np.float32)))
-    logprobs = mx.repeat(logprobs, DRAWS // 4, axis=0)
-    ids = np.array(make_sampler(seed=2, **options)(logprobs)).reshape(4, -1)
-    for row, p in zip(ids, rows, strict=True):
-        assert_distributed(np.bincount(row, minlength=V), exact(p, **options))
-
-
-def test_task_1_samples_differ_between_steps(device):
-    sampler = make_sampler(1.0, seed=4)
-    logprobs = mx.zeros((1, 50))
-    assert len({sampler(logprobs).item() for _ in range(20)}) > 5
-
-
-def test_task_1_same_seed_reproduces_samples(device):
-    logprobs = mx.zeros((3, 50))
-
-    def draws(seed):
-        sampler = make_sampler(1.0, seed=seed)
-        return [sampler(logprobs).tolist() for _ in range(5)]
-
-    assert draws(7) == draws(7)
-    assert draws(7) != draws(8)
-    mx.random.seed(1)
-    first = draws(None)
-    mx.random.seed(1)
-    assert first == draws(None), "a sampler without a seed must draw from MLX's global state"
-
-
-def test_task_1_input_is_unchanged(device):
-    logprobs = mx.log(mx.array(distribution().astype(np.float32)))[None]
-    before = np.array(logprobs)
-    make_sampler(1.0, top_p=0.3, top_k=3, seed=0)(logprobs)
-    np.testing.assert_array_equal(before, np.array(logprobs))
+def test_task_1_stops_at_max_seq_len():
+    model = Qwen3ModelWeek1(tiny_model(vocab_size=256, max_position_embeddings=10))
+    responses = responses_of(model, "12345678")
+    assert len(responses) <= 2
+    assert responses[-1].finish_reason is not None
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("prompt", "max_tokens", "message"),
     [
-        ({"temp": -0.1}, "temperature must be a number ≥ 0 .*, got -0.1"),
-        ({"temp": float("nan")}, "temperature must be a number ≥ 0 .*, got nan"),
-        ({"temp": float("inf")}, "temperature must be a number ≥ 0 .*, got inf"),
-        ({"top_p": 0.0}, "top-p must be in .*, got 0.0"),
-        ({"top_p": 1.5}, "top-p must be in .*, got 1.5"),
-        ({"top_p": float("nan")}, "top-p must be in .*, got nan"),
-        ({"top_k": 0}, "top-k must be an integer of at least 1, got 0"),
-        ({"top_k": 1.5}, "top-k must be an integer of at least 1, got 1.5"),
-        ({"min_p": -0.1}, "min-p must be in .*, got -0.1"),
-        ({"min_p": 2.0}, "min-p must be in .*, got 2.0"),
+        ("", None, "prompt is empty"),
+        ([], None, "prompt is empty"),
+        ("x" * 128, None, "128 tokens, but the model's context length is 128"),
+        ("x", 0, "max_tokens must be at least 1, got 0"),
+        ([1, 256], None, "must be from 0 to 255, got 256"),
+        ([-1, 3], None, "must be from 0 to 255, got -1"),
     ],
 )
-def test_task_1_out_of_range_parameters(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_sampler(**{"temp": 1.0, **options})
+def test_task_1_invalid_request_is_rejected(prompt, max_tokens, message):
+    model = Qwen3ModelWeek1(tiny_model(vocab_size=256))
+    with pytest.raises(UserError, match=message):
+        simple_generate(model, ByteTokenizer(), prompt, max_tokens=max_tokens)
 
 
-# Task 2: the CPU kernel, and the Metal kernel on the emulator or a Mac's GPU.
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 33, 67, 1000])
-def test_task_2_axpby(dtype, size):
-    x, y = random(size, dtype=dtype), random(size, dtype=dtype)
-    z = kernels.axpby(x, y, 4.0, 2.0, stream=mx.cpu)
-    assert z.dtype == dtype
-    expected = 4.0 * x.astype(mx.float32) + 2.0 * y.astype(mx.float32)
-    assert_close(z, expected.astype(dtype), "axpby: computed in float32, rounded once", ulps=1)
-
-
-@pytest.mark.parametrize(
-    ("x_shape", "y_shape"), [((3, 4), (4,)), ((2, 1, 5), (3, 1)), ((), (7,)), ((0, 3), (3,))]
-)
-def test_task_2_shapes_broadcast(x_shape, y_shape):
-    x, y = random(*x_shape), random(*y_shape)
-    assert_close(kernels.axpby(x, y, 2.0, -1.0, stream=mx.cpu), 2.0 * x - y, "broadcast axpby")
-
-
-def test_task_2_transposed_and_strided_inputs():
-    x, y = random(6, 4).T, random(8, 12)[::2, ::2]
-    assert_close(kernels.axpby(x, y, 2.0, 3.0, stream=mx.cpu), 2.0 * x + 3.0 * y, "strides")
-
-
-def test_task_2_dtypes_promote():
-    x = mx.array([1.5, 2.5], dtype=mx.float16)
-    assert kernels.axpby(x, mx.array([1, 2]), 1.0, 1.0, stream=mx.cpu).dtype == mx.float16
-    integers = kernels.axpby(mx.array([1, 2]), mx.array([3, 4]), 0.5, 1.0, stream=mx.cpu)
-    assert integers.dtype == mx.float32
-    assert integers.tolist() == [3.5, 5.0]
-
-
-def test_task_2_nan_and_infinity_propagate():
-    x = mx.array([mx.nan, mx.inf, -mx.inf])
-    z = as_numpy(kernels.axpby(x, mx.ones(3), 1.0, 1.0, stream=mx.cpu))
-    assert np.isnan(z[0])
-    assert z[1:].tolist() == [np.inf, -np.inf]
-
-
-def test_task_2_gradients():
-    x, y = random(5), random(5)
-    with mx.stream(mx.cpu):
-
-        def f(x, y):
-            return kernels.axpby(x, y, 4.0, 2.0)
-
-        _, (slope,) = mx.jvp(f, [x, y], [mx.ones(5), 3 * mx.ones(5)])
-        assert slope.tolist() == [10.0] * 5
-        _, (by_x, by_y) = mx.vjp(f, [x, y], [mx.ones(5)])
-        assert by_x.tolist() == [4.0] * 5
-        assert by_y.tolist() == [2.0] * 5
-        assert mx.grad(lambda x: f(x, y).sum())(x).tolist() == [4.0] * 5
-        assert mx.grad(lambda y: f(x, y).sum())(y).tolist() == [2.0] * 5
-
-
-@pytest.mark.parametrize("axes", [(0, 0), (1, 1), (0, None), (None, 1), (0, 1)])
-def test_task_2_vmap(axes):
-    x = random(3, 4) if axes[0] != 1 else random(4, 3)
-    y = random(3, 4) if axes[1] != 1 else random(4, 3)
-    if axes[0] is None:
-        x = random(4)
-    if axes[1] is None:
-        y = random(4)
-    with mx.stream(mx.cpu):
-        actual = mx.vmap(lambda x, y: kernels.axpby(x, y, 4.0, 2.0), in_axes=axes)(x, y)
-        expected = mx.vmap(lambda x, y: 4.0 * x + 2.0 * y, in_axes=axes)(x, y)
-    assert_close(actual, expected, f"vmap over {axes}")
-
-
-def test_task_2_compile():
-    x, y = random(8), random(8)
-    with mx.stream(mx.cpu):
-        compiled = mx.compile(lambda x, y: mx.exp(kernels.axpby(x, y, 0.5, 0.25)))
-        assert_close(compiled(x, y), mx.exp(0.5 * x + 0.25 * y), "compiled")
-
-
-def test_task_2_wrong_arguments():
-    with pytest.raises(TypeError):
-        kernels.axpby("x", mx.ones(2), 1.0, 1.0, stream=mx.cpu)
-    with pytest.raises(ValueError, match="broadcast"):
-        kernels.axpby(mx.ones(2), mx.ones(3), 1.0, 1.0, stream=mx.cpu)
-
-
-@pytest.mark.parametrize("size", [1, 255, 256, 1000])
-def test_task_2_axpby_in_metal(dtype, size):
-    x, y = random(size, dtype=dtype), random(size, dtype=dtype)
-    launch = kernels.extension().metal.axpby_launch(size, 4.3, -2.1, DTYPE_NAMES[dtype])
-    z = empty((size,), DTYPE_NAMES[dtype])
-    run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), z])
-    expected = kernels.axpby(x, y, 4.3, -2.1, stream=mx.cpu)
-    assert_close(as_array(z), expected, "axpby.metal: in float32, rounded once", ulps=1)
-
-
-def test_task_2_axpby_in_metal_computes_in_float32(dtype):
-    x, y = mx.ones(3, dtype=dtype), -mx.ones(3, dtype=dtype)
-    # Rounded to 16 bits, alpha would be 1 and the result would cancel.
-    launch = kernels.extension().metal.axpby_launch(3, 1 + 2.0**-12, 1.0, DTYPE_NAMES[dtype])
-    z = empty((3,), DTYPE_NAMES[dtype])
-    run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), z])
-    assert as_numpy(as_array(z)).tolist() == [2.0**-12] * 3, (
-        "expected a single rounding, of the result"
+def test_task_1_demo_model_output(demo):
+    mlx_model, tokenizer = demo
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        enable_thinking=False,
+        tokenize=False,
     )
+    answer = simple_generate(Qwen3ModelWeek1(mlx_model), tokenizer, prompt, max_tokens=30)
+    assert "Paris" in answer

@@ -14,6 +14,7 @@ from tests.ops.quantized_matmul_problems import (
 )
 from tests.support import (
     assert_close,
+    assert_same_bits,
     random,
 )
 from tiny_llm import (
@@ -68,6 +69,25 @@ def test_task_2_any_leading_dimensions(instruction_set, shape):
     assert actual.shape == (*shape[:-1], 67)
     flat = evaluated(scales, biases, group_size, bits, a.reshape(-1, 256), b)
     assert_close(actual.reshape(-1, 67), flat, "leading dimensions are rows", ulps=0)
+
+
+def test_task_2_strided_activations(instruction_set):
+    scales, biases, group_size, bits, _, b = problem(1, 256, 67, 4, 128, mx.bfloat16)
+    wide = random(5, 3, 512, dtype=mx.bfloat16)
+    for strided in (wide[:, :, 256:], wide[::2, :, :256], wide[..., :256].swapaxes(0, 1)):
+        actual = evaluated(scales, biases, group_size, bits, strided, b)
+        copy = mx.contiguous(strided)
+        expected = evaluated(scales, biases, group_size, bits, copy, b)
+        assert_same_bits(actual, expected, f"activations {strided.shape} that are a view")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_task_2_a_row_has_the_same_bits_alone_and_among_100(instruction_set, bits):
+    scales, biases, group_size, bits, a, b = problem(100, 512, 67, bits, 64, mx.bfloat16)
+    together = evaluated(scales, biases, group_size, bits, a, b)
+    for row in (0, 1, 57, 99):
+        alone = evaluated(scales, biases, group_size, bits, a[row : row + 1], b)
+        assert_same_bits(alone[0], together[row], f"row {row} alone, and among 100")
 
 
 @pytest.mark.parametrize("bits", [4, 8])

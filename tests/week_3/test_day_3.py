@@ -444,6 +444,41 @@ def test_task_3_one_page_per_running_request_is_reserved():
     assert sched.pages.allocator.num_free == 5
 
 
+def test_task_3_two_running_requests_reserve_two_pages():
+    sched = without_sharing(num_pages=8, page_size=4, max_num_batched_tokens=64)
+    add(sched, "runs", 8, max_tokens=3)
+    add(sched, "too", 8, max_tokens=3, first=30)
+    add(sched, "waits", 12, max_tokens=2, first=60)
+    assert [chunk[0] for chunk in step(sched)] == ["runs", "too"], (
+        "expected 'waits' not to be admitted: 4 pages are free, it needs 3, and 2 are reserved, "
+        "one for each running request"
+    )
+
+
+class NothingCached(OnePrompt):
+    """Prefix cache without hits; stands in for the prefix tree of day 3.4."""
+
+    def __init__(self, pages: PageManager):
+        super().__init__(pages, [])
+
+    def match(self, token_ids: list[int], root: PrefixNode) -> list[PrefixNode]:
+        return []
+
+
+@pytest.mark.parametrize(("first", "admitted"), [(0, ["a"]), (50, ["a", "b", "c"])])
+def test_task_3_head_waits_for_the_page_that_it_would_share(first, admitted):
+    sched = scheduler(page_size=4, max_num_batched_tokens=64)
+    sched.pages.cache = NothingCached(sched.pages)
+    add(sched, "a", 9, first=0)
+    add(sched, "b", 9, first=first)
+    add(sched, "c", 9, first=80)
+    names = [chunk.request.request_id for chunk in sched.schedule().chunks]
+    assert names == admitted, (
+        f"expected the requests {admitted}, got {names}: the head waits while a running request "
+        "computes its next page, and no request overtakes it"
+    )
+
+
 def test_task_3_random_workloads():
     # Enough pages for all requests, because preemption is implemented on day 3.4.
     assert run_random_workloads(300, num_pages=500, enable_prefix_caching=False) == 0

@@ -114,6 +114,18 @@ def test_task_1_text_cut_anywhere():
         )
 
 
+def test_task_1_nothing_but_space_follows_the_value():
+    scanner = JsonScanner()
+    assert scanner.feed("{}") == (2, True), "expected '{}' to be complete"
+    for text, num_valid in ((" ", 1), (",", 0), ("{", 0)):
+        try:
+            actual = deepcopy(scanner).feed(text)
+        except IndexError as error:
+            pytest.fail(f"expected {text!r} after '{{}}' to be invalid, got {error!r}")
+        expected = (num_valid, False)
+        assert actual == expected, f"{text!r} after '{{}}': expected {expected}, got {actual}"
+
+
 def test_task_1_token_mask_by_definition():
     """A token is allowed if all of its characters continue the text."""
     vocabulary = [*'{}]":, 1x', '"}', ": [", ', "', "1}", "tr", "]]"]

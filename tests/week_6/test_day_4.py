@@ -8,7 +8,7 @@ import pytest
 
 from tests.models.support import HYBRID, sequence_logits
 from tests.ops.recurrent_problems import sigmoid
-from tests.support import as_numpy, assert_close, assert_same_bits, random
+from tests.support import EPSILON, as_numpy, assert_close, assert_same_bits, random
 from tiny_llm.attention.gated_delta import (
     causal_conv1d_sequence,
     delta_gates,
@@ -216,6 +216,21 @@ def test_task_4_gated_norm_equals_numpy(dtype, shape):
     # float32, the rounding errors of all operations add up.
     ulps = 16 if dtype == mx.float32 else 0.51
     assert_close(actual, float32(expected), "RMSNorm(o) · weight · SiLU(z)", ulps=ulps)
+
+
+@pytest.mark.parametrize("half", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+def test_task_4_gated_norm_rounds_once(half):
+    o, z, weight = random(64, 4, 32), random(64, 4, 32, dtype=half) * 3, random(32, dtype=half)
+    actual = exact(gated_rms_norm_reference(o, z, weight, 1e-6))
+    normed = exact(o) / np.sqrt((exact(o) ** 2).mean(-1, keepdims=True) + 1e-6)
+    expected = normed * exact(weight) * exact(z) * sigmoid(exact(z))
+    # Of each number, not of the largest: rounding it to `half` errs by at most EPSILON / 2.
+    ulps = np.abs(actual - expected) / np.maximum(np.abs(expected), 1e-3) / EPSILON[half]
+    worst = np.unravel_index(ulps.argmax(), ulps.shape)
+    assert ulps.max() < 0.51, (
+        f"expected {expected[worst]:.6g}, got {actual[worst]:.6g}, {ulps.max():.2f} units in the "
+        "last place away: round once, after the gate"
+    )
 
 
 def test_task_4_logits_equal_mlx_lm():

@@ -62,8 +62,16 @@ def test_task_1_empty_text_means_no_arguments():
 
 @pytest.mark.parametrize(
     "text",
-    ['{"path": "a.txt"', "path=a.txt", "{'path': 1}", "[" * 200_000, f'{{"n": {"9" * 5000}}}'],
-    ids=["no end", "no JSON", "single quotes", "200,000 brackets", "5,000 digits"],
+    [
+        '{"path": "a.txt"',
+        "path=a.txt",
+        "{'path': 1}",
+        "[" * 200_000,
+        f'{{"n": {"9" * 5000}}}',
+        '{"path": NaN}',
+        '{"path": -Infinity}',
+    ],
+    ids=["no end", "no JSON", "quotes", "200,000 brackets", "5,000 digits", "NaN", "-Infinity"],
 )
 def test_task_1_invalid_json(text):
     message = error_of(parse_arguments, READ, text)
@@ -77,6 +85,7 @@ def test_task_1_invalid_json(text):
         ("{}", "$: 'path' is a required property"),
         ('{"path": 3}', "$.path: 3 is not of type 'string'"),
         ('{"path": "a", "lines": [4, 0]}', "$.lines[1]: 0 is less than the minimum of 1"),
+        ('{"path": "a", "lines": ["3"]}', "$.lines[0]: '3' is not of type 'integer'"),
         ('{"path": "a", "line": 4}', "'line' was unexpected"),
         ('["a.txt"]', "$: ['a.txt'] is not of type 'object'"),
     ],
@@ -111,13 +120,24 @@ def test_task_2_result():
     ("name", "arguments", "expected"),
     [
         ("reed", {"path": "a.txt"}, ["reed", "read, wrong, missing, broken, bad"]),
+        ("READ", {"path": "a.txt"}, ["READ", "read, wrong, missing, broken, bad"]),
+        ("read ", {"path": "a.txt"}, ["read, wrong, missing, broken, bad"]),
         ("read", '{"path', ["read", "JSON"]),
         ("read", {"path": None}, ["$.path: None is not of type 'string'"]),
         ("wrong", {}, ["the text does not occur"]),
         ("missing", {}, ["No such file", "a.txt"]),
         ("bad", {}, ["error: bad"]),
     ],
-    ids=["unknown tool", "not JSON", "invalid", "tool error", "operating system error", "value"],
+    ids=[
+        "unknown tool",
+        "other case",
+        "a space",
+        "not JSON",
+        "invalid",
+        "tool error",
+        "operating system error",
+        "value",
+    ],
 )
 def test_task_2_model_errors_are_results(name, arguments, expected):
     try:
@@ -182,6 +202,17 @@ def test_task_3_message_without_calls_is_the_answer(calls):
     state = transcript.steps, transcript.stop_reason, transcript.answer
     expected = (1, "answer", "In b.txt.")
     assert state == expected, f"expected steps, stop reason and answer {expected}, got {state}"
+
+
+@pytest.mark.parametrize("content", ["", None])
+def test_task_3_empty_message_without_calls_is_the_answer(content):
+    agent, _ = scripted_agent([{"role": "assistant", "content": content}])
+    transcript = agent.start("Read a.txt and b.txt.")
+    agent.step(transcript)
+    assert transcript.stop_reason == "answer", (
+        f"expected the stop reason 'answer', got {transcript.stop_reason}: asking again would give "
+        "the same message"
+    )
 
 
 def test_task_3_request_to_the_model():

@@ -13,6 +13,7 @@ from tiny_llm import LLM
 from tiny_llm.agent import LocalModel
 from tiny_llm.agent.branches import Branch, count_pages, fork, select, vote
 from tools.course.solution_flag import parse_with_tree
+from tools.course.tasks import day_of
 
 from .tasks import RESULT, TASKS, agents, run_in
 
@@ -68,4 +69,4 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=4, metavar="N", help="number of branches (4)")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     args, tree = parse_with_tree(parser)
-    run_in(tree, "tools.agent.branches", lambda: main(args.count, args.seed))
+    run_in(tree, "tools.agent.branches", lambda: main(args.count, args.seed), day_of(7, 4))

@@ -9,6 +9,7 @@ from tiny_llm import LLM
 from tiny_llm.agent import LocalModel
 from tiny_llm.agent.evaluation import report, run_case
 from tools.course.solution_flag import parse_with_tree
+from tools.course.tasks import day_of
 
 from .tasks import TASKS, agents, run_in
 
@@ -27,4 +28,4 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each task (10)")
     parser.add_argument("--temperature", type=float, default=0.8, metavar="T")
     args, tree = parse_with_tree(parser)
-    run_in(tree, "tools.agent.evaluation", lambda: main(args.seeds, args.temperature))
+    run_in(tree, "tools.agent.evaluation", lambda: main(args.seeds, args.temperature), day_of(7, 5))

@@ -12,6 +12,7 @@ from tiny_llm.agent.tools import calculator
 from tiny_llm.errors import TaskNotImplemented
 
 from ..course.solution_flag import restart_in_tree
+from ..course.tasks import Day
 
 RESULT = "result.txt"
 
@@ -50,13 +51,14 @@ TASKS = (
 )
 
 
-def run_in(tree: Path | None, module: str, main: Callable[[], None]) -> None:
+def run_in(tree: Path | None, module: str, main: Callable[[], None], day: Day) -> None:
     """Calls `main` in a process that imports the `tiny_llm` of `tree`.
 
     Restarts with `python -m module` if this process would import another `tiny_llm`. `tree` is the
-    learner's source tree, or None for the solution. Exits with status 2 if a task is unwritten.
+    learner's source tree, or None for the solution; `day`: see `restart_in_tree`.
+    Exits with status 2 if a task is unwritten.
     """
-    restart_in_tree(tree, module)
+    restart_in_tree(tree, module, day=day)
     try:
         main()
     except TaskNotImplemented as error:

@@ -56,8 +56,8 @@ def prepare() -> None:
     """Writes expanded pages and Zensical's configuration, or raises `BookError`."""
     if importlib.util.find_spec("zensical") is None:
         raise BookError(
-            "the book requires Zensical, which is not installed; run `pdm install` with "
-            "Python 3.11 or later."
+            "the book requires Zensical, which is not installed; run `./pdmw run book` or "
+            "`pdm install`."
         )
     expand_all()
     text = (BOOK / "zensical.toml").read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """Builds the learner's C++ extension in the learner's source tree."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -8,7 +9,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-from .tree import EXTENSION
+from .tree import EXTENSION, ROOT
 
 STALE = "your extension's sources were changed after it was built: `pdm run build-ext`"
 # Suffixes of build inputs; .metal only on a Mac, because elsewhere the tests compile the kernels.
@@ -68,6 +69,18 @@ def solution_module() -> Path | None:
 def built_module(tree: Path) -> Path | None:
     """Returns the compiled module of a learner's source tree, if built."""
     return next((tree / "build" / "package" / "tiny_llm_ext").glob("_ext.*"), None)
+
+
+def require_pytest(command: str) -> None:
+    """Restarts `pdm run command` under `./pdmw` if pytest is missing from pdmw's environment.
+
+    `./pdmw` installs a command's packages on first use; `pdm` of the same environment does not.
+    """
+    if importlib.util.find_spec("pytest") is not None:
+        return
+    if not (ROOT / ".venv" / "groups.installed").exists():
+        sys.exit(f"{command}: pytest is not installed; `pdm install` installs it.")
+    os.execv(ROOT / "pdmw", ["pdmw", "run", command, *sys.argv[1:]])
 
 
 def num_cores() -> int:

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from .solution_flag import parse_with_tree, restart_in_tree
+from .tasks import day_of
 
 QUESTION = [{"role": "user", "content": "Give me the capital of Japan as JSON."}]
 CONTINENTS = ["Africa", "America", "Asia", "Europe", "Oceania"]
@@ -69,7 +70,7 @@ def main() -> int:
     parser.add_argument("--temperature", type=float, default=2.0)
     parser.add_argument("--outputs", type=int, default=10)
     args, tree = parse_with_tree(parser)
-    restart_in_tree(tree, "tools.course.json_demo")
+    restart_in_tree(tree, "tools.course.json_demo", day=day_of(5, 4))
 
     from tiny_llm import LLM, SamplingParams, StructuredOutputs
     from tiny_llm.errors import TaskNotImplemented

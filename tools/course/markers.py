@@ -90,7 +90,7 @@ def _split(label: str, where: str) -> tuple[str | None, str]:
     match = LABEL.fullmatch(label)
     if match is None:
         raise MarkerError(
-            f"{where}: [{label}] must have the form [task 1.2.3] or [task 1.2.3 some-name]."
+            f"{where}: [{label}] must have the form [task 1.3.2] or [task 1.3.2 some-name]."
         )
     if match["task"] not in TASKS:
         raise MarkerError(f"{where}: unknown task {match['task']}.")

@@ -22,7 +22,7 @@ from tests.course.wrong.all_weeks import WRONG
 from tools.metal_emulator import has_clang
 
 from . import history
-from .build import LESS_OPTIMIZED, build_tree
+from .build import LESS_OPTIMIZED, build_tree, require_pytest
 from .runner import Outcome, Runner
 from .solution_flag import selected_tree
 from .tasks import DAYS, Day, day_of, day_of_task
@@ -67,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.day is None:
         console.print(overview(tree))
         return 0
+    require_pytest("mutants")
     try:
         day = day_of(*_day(args.day))
         if args.count < 1:

@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from rich.console import Console
 from rich.table import Table
 
-from .build import STALE, is_stale
+from .build import STALE, is_stale, require_pytest
 from .results import is_done, outcomes_by_task
 from .reveal import tasks_begun
 from .runner import Outcome, first_line
@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--week", type=int, metavar="N", help="only this week")
     parser.add_argument("--again", action="store_true", help="also run unchanged days")
     args, tree = parse_with_tree(parser, argv)
+    require_pytest("progress")
     days = [day for day in DAYS if args.week in (None, day.week)]
     days = [day for day in days if (ROOT / day.test_file).exists()]
     if not days:
@@ -37,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     outcomes = outcomes_by_task(tree, days_begun, console, args.again)
     table = Table("task", "", "what", "next", title="the solution" if tree is None else str(tree))
     done: set[str] = set()
+    untested: set[str] = set()
     for day in days:
         table.add_section()
         for task in day.tasks:
@@ -44,27 +46,36 @@ def main(argv: list[str] | None = None) -> int:
             mark, hint = state(outcomes.get(task.id, [])) if is_begun else (TO_WRITE, "")
             if mark == DONE:
                 done.add(task.id)
+            elif mark == METAL_UNTESTED:
+                untested.add(task.id)
             table.add_row(
                 task.id, mark, f"{'optional: ' if task.is_optional else ''}{task.title}", hint
             )
     console.print(table)
-    for line in counts(days, done):
+    for line in counts(days, done, untested):
         console.print(line)
     could_not_run = any(not one.test for found in outcomes.values() for one in found)
     return 1 if could_not_run else 0
 
 
-def counts(days: Sequence[Day], done: Set[str]) -> list[str]:
-    """Numbers of completed tasks (ids in `done`); optional ones on a second line."""
+def counts(days: Sequence[Day], done: Set[str], untested: Set[str] = frozenset()) -> list[str]:
+    """Numbers of completed tasks (ids in `done`); optional ones on a second line.
+
+    `untested` has the ids of tasks whose Metal kernels could not be tested.
+    """
     lines = []
     for is_optional, what in ((False, "tasks"), (True, "optional tasks")):
         ids = {task.id for day in days for task in day.tasks if task.is_optional == is_optional}
         if ids:
-            lines.append(f"{len(ids & done)} of {len(ids)} {what} done")
+            line = f"{len(ids & done)} of {len(ids)} {what} done"
+            if ids & untested:
+                line += f", {len(ids & untested)} more with untested Metal kernels"
+            lines.append(line)
     return lines
 
 
 DONE = "[green]done[/]"
+METAL_UNTESTED = "[yellow]done, Metal untested[/]"
 TO_WRITE = "[dim]to write[/]"
 
 
@@ -74,9 +85,11 @@ def state(outcomes: list[Outcome]) -> tuple[str, str]:
     if not outcomes:
         return "[dim]no tests[/]", ""
     if not failed:
-        if is_done(outcomes):
+        skipped = [outcome for outcome in outcomes if outcome.passed is None]
+        if not skipped:
             return DONE, ""
-        return "[yellow]skipped[/]", first_line(outcomes[0].message).replace("[", "\\[")
+        mark = METAL_UNTESTED if is_done(outcomes) else "[yellow]skipped[/]"
+        return mark, first_line(skipped[0].message).replace("[", "\\[")
     unwritten = next((outcome for outcome in failed if outcome.is_unwritten), None)
     if unwritten is not None:
         return TO_WRITE, ""

@@ -2,6 +2,7 @@
 
 Tests of an unwritten task fail without a traceback and are counted on one line. If several cases of
 a test function fail for other reasons, shows the first failure and the number of failing cases.
+Prints why tests are skipped; exit status 5 if no test ran.
 """
 
 import re
@@ -65,8 +66,36 @@ class SummaryPlugin:
             report.is_repeated = function in self._failed
             self._failed[function].append(case.removesuffix("]"))
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Prints one line per repeatedly failing function and one per unwritten task."""
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Sets pytest's status "no tests ran" if all tests are skipped."""
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        assert reporter is not None
+        if nothing_ran(reporter, session.exitstatus):
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+    def pytest_terminal_summary(
+        self,
+        terminalreporter: pytest.TerminalReporter,
+        exitstatus: int,
+        config: pytest.Config,
+    ) -> None:
+        """One line per repeatedly failing function, unwritten task and reason for skipping."""
+        reasons: Counter[str] = Counter()
+        for report in terminalreporter.stats.get("skipped", []):
+            reasons[str(report.longrepr[2]).removeprefix("Skipped: ")] += 1
+        for reason, number in reasons.items():
+            skipped = "1 test is skipped" if number == 1 else f"{number} tests are skipped"
+            terminalreporter.write_line(f"{skipped}: {reason}", yellow=True)
+        if nothing_ran(terminalreporter, exitstatus):
+            options = (("-k", config.option.keyword), ("-m", config.option.markexpr))
+            chosen = " and ".join(f'{flag} "{value}"' for flag, value in options if value)
+            deselected = len(terminalreporter.stats.get("deselected", []))
+            none = (
+                f"none of {deselected} tests matches {chosen}" if deselected else "none was found"
+            )
+            why = "all are skipped" if reasons else none
+            terminalreporter.write_line(f"no test ran: {why}", red=True)
         for function, cases in self._failed.items():
             if len(cases) > 1:
                 named = [*cases[:SHOWN_CASES], *(["…"] if len(cases) > SHOWN_CASES else [])]
@@ -77,6 +106,12 @@ class SummaryPlugin:
             test_count = "1 test waits" if tests == 1 else f"{tests} tests wait"
             line = f"{begin} {', '.join(functions)}{end} ({test_count})"
             terminalreporter.write_line(line, yellow=True)
+
+
+def nothing_ran(reporter: pytest.TerminalReporter, status: int) -> bool:
+    """Whether no test failed or passed."""
+    fine = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    return status in fine and not reporter.stats.get("passed")
 
 
 def summary_of(message: str) -> tuple[str, str, str] | None:

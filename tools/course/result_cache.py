@@ -64,9 +64,9 @@ def hash_inputs(tree: Path | None, day: Day) -> str:
     """Hashes all inputs of a day's tests, including later tasks that they need."""
     digest = hashlib.sha256(hash_shared_inputs().encode())
     module = solution_module() if tree is None else built_module(tree)
-    # Day 1.6 introduces the extension. Its sources may have changed since the build, so the
+    # Day 1.7 introduces the extension. Its sources may have changed since the build, so the
     # compiled module is hashed.
-    if module is not None and (day.week, day.day) >= (1, 6):
+    if module is not None and (day.week, day.day) >= (1, 7):
         digest.update(module.read_bytes())
     if tree is None:
         return digest.hexdigest()

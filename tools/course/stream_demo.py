@@ -7,6 +7,7 @@ import argparse
 import sys
 
 from .solution_flag import parse_with_tree, restart_in_tree
+from .tasks import day_of
 
 QUESTION = [{"role": "user", "content": "What is the weather in Oslo?"}]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -25,7 +26,7 @@ def main() -> int:
     )
     parser.add_argument("--budget", type=int, help="limit on reasoning tokens")
     args, tree = parse_with_tree(parser)
-    restart_in_tree(tree, "tools.course.stream_demo")
+    restart_in_tree(tree, "tools.course.stream_demo", day=day_of(5, 5))
 
     from tiny_llm import LLM, SamplingParams
     from tiny_llm.engine.tool_calls.registry import AUTO, find_format

@@ -96,13 +96,8 @@ REQUIRED_DAYS = (
     Day(
         1,
         2,
-        "RoPE, RMSNorm and the MLP",
-        (
-            Task("1.2.1", "traditional RoPE"),
-            Task("1.2.2", "non-traditional RoPE"),
-            Task("1.2.3", "RMSNorm"),
-            Task("1.2.4", "silu and Qwen3MLP"),
-        ),
+        "RoPE",
+        (Task("1.2.1", "traditional RoPE"), Task("1.2.2", "non-traditional RoPE")),
     ),
     Day(
         1,
@@ -111,27 +106,31 @@ REQUIRED_DAYS = (
         (
             Task("1.3.1", "grouped attention"),
             Task("1.3.2", "the causal mask"),
-            Task("1.3.3", "Qwen3's attention"),
+            # Qwen3 normalizes each head, with the next day's RMSNorm.
+            Task("1.3.3", "Qwen3's attention", needs=("1.4.1",)),
         ),
     ),
     Day(
+        1, 4, "RMSNorm and the MLP", (Task("1.4.1", "RMSNorm"), Task("1.4.2", "silu and Qwen3MLP"))
+    ),
+    Day(
         1,
-        4,
+        5,
         "the Qwen3 model",
         (
-            Task("1.4.1", "the transformer block"),
-            Task("1.4.2", "Embedding"),
-            Task("1.4.3", "Qwen3ModelWeek1"),
+            Task("1.5.1", "the transformer block"),
+            Task("1.5.2", "Embedding"),
+            Task("1.5.3", "Qwen3ModelWeek1"),
         ),
     ),
-    Day(1, 5, "generating text, prefill and decode", (Task("1.5.1", "simple_generate"),)),
+    Day(1, 6, "generating text, prefill and decode", (Task("1.6.1", "simple_generate"),)),
     Day(
         1,
-        6,
+        7,
         "sampling, and building the extension",
         (
-            Task("1.6.1", "temperature, top-k, top-p"),
-            Task("1.6.2", "the extension and axpby"),
+            Task("1.7.1", "temperature, top-k, top-p"),
+            Task("1.7.2", "the extension and axpby"),
         ),
     ),
     Day(
@@ -139,10 +138,11 @@ REQUIRED_DAYS = (
         1,
         "the KV cache",
         (
-            Task("2.1.1", "TinyKvFullCache"),
+            Task("2.1.1", "TinyKvFullCache", needs=("2.1.5",)),
             Task("2.1.2", "attention with the cache"),
             Task("2.1.3", "Qwen3ModelWeek2"),
             Task("2.1.4", "simple_generate_with_kv_cache"),
+            Task("2.1.5", "growth in place", needs=("2.1.1",)),
         ),
     ),
     Day(

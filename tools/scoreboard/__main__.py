@@ -106,7 +106,7 @@ def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
         )
     if week == 0:
         remarks.append(
-            "Your model runs when task 1.4.3 is done; its speed is measured from then on."
+            "Your model runs when task 1.5.3 is done; its speed is measured from then on."
         )
     elif tree is not None:
         chosen = kernels_of_week_4(outcomes) if week > LAST_MODEL else (None, None)

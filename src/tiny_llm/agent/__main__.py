@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "agent") -> int:
 
 def make_parser(prog: str) -> CommandParser:
     """Builds the command's argument parser."""
-    parser = CommandParser(prog, __doc__, "tiny_llm.agent")
+    parser = CommandParser(
+        prog, __doc__, "tiny_llm.agent", skips_unwritten=True, own_folder="agent/"
+    )
     flag = partial(add_flag, parser)
     flag("--task TEXT", "task, or - to read it from stdin", default="What is 4718 + 2593?")
     flag("--workspace DIR", "folder that the file tools list, read and edit")
@@ -46,6 +48,11 @@ def make_parser(prog: str) -> CommandParser:
     flag("--model NAME", "name, as for `main`; default: demo, or the first model at --url")
     flag("--url URL", "base URL of an OpenAI-compatible server, e.g. http://127.0.0.1:8000")
     flag("--api-key KEY", f"API key for --url; or set {API_KEY_VARIABLE}")
+    flag(
+        "--reasoning-effort LEVEL",
+        "reasoning effort for --url: none, low, high …; `default` leaves it to the server; by "
+        "default, none, as without --url",
+    )
     flag("--script FILE", "assistant messages, as a JSON list")
     flag("--max-steps N", "maximum number of assistant messages", in_range(1), DEFAULT_MAX_STEPS)
     flag("--max-tokens N", "maximum tokens per message", in_range(1), 512)
@@ -59,8 +66,9 @@ def make_parser(prog: str) -> CommandParser:
     )
     flag(
         "--solution",
-        "tiny_llm (or ref): this package; mine: the learner's tree, the default if it exists",
-        ("ref", "tiny_llm", "mine"),
+        "tiny_llm (default): the learner's tree if it exists, else this package; ref or "
+        "tiny_llm_ref: this package; mine: the learner's tree",
+        ("tiny_llm", "ref", "tiny_llm_ref", "mine"),
     )
     return parser
 
@@ -71,7 +79,11 @@ def make_model(args: argparse.Namespace) -> ChatModel:
         if args.script is not None:
             raise UserError("--script has no effect with --url; omit one of them.")
         options = {"temperature": args.temperature, "max_tokens": args.max_tokens}
+        if args.reasoning_effort != "default":
+            options["reasoning_effort"] = args.reasoning_effort or "none"
         return OpenAIModel(args.url, args.model, api_key(args.api_key), **options)
+    if args.reasoning_effort is not None:
+        raise UserError("--reasoning-effort requires --url.")
     script = None
     if args.script is not None:
         try:

@@ -5,7 +5,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from ..engine.structured_output.json_schema import close_objects
 from ..errors import UserError
@@ -69,6 +69,11 @@ class Tool:
         return sorted(f"{error.json_path}: {error.message[:MAX_ERROR_LENGTH]}" for error in errors)
 
 
+def reject_constant(name: str) -> NoReturn:
+    """For `json.loads(…, parse_constant=reject_constant)`: NaN and ±Infinity are not JSON."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
 def parse_arguments(tool: Tool, text: str) -> dict[str, Any]:
     """Parses and validates a call's arguments, JSON text from the model.
 
@@ -80,7 +85,7 @@ def parse_arguments(tool: Tool, text: str) -> dict[str, Any]:
     """
     # [task 7.1.1 arguments]
     try:
-        arguments = json.loads(text or "{}")
+        arguments = json.loads(text or "{}", parse_constant=reject_constant)
         violations = tool.violations(arguments)
     except (ValueError, RecursionError) as error:
         raise ToolError(f"the arguments of {tool.name} are not JSON: {error}") from error

@@ -77,10 +77,10 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     flag(
         "--solution",
-        "tiny_llm (or ref): this package; mine: the learner's tree, except files with an "
-        "unwritten task",
-        ["tiny_llm", "ref", "mine"],
-        "tiny_llm",
+        "ref (or tiny_llm_ref): this package; mine: the learner's tree, except files with an "
+        "unwritten task; tiny_llm: mine if it exists, else ref",
+        ["tiny_llm", "ref", "tiny_llm_ref", "mine"],
+        "ref",
     )
     flag(
         "--max-memory N",

@@ -53,14 +53,14 @@ def decode_by_recomputing(
     Yields:
         Token ids; the iterator never ends.
     """
-    # [task 1.5.1 decode]
+    # [task 1.6.1 decode]
     ids = list(prompt_ids)
     while True:
         logits = model(mx.array([ids]))[:, -1, :]  # 1×V, for the last token
         token = int(sample(sampler, logits)[0])
         yield token
         ids.append(token)
-    # [/task 1.5.1 decode]
+    # [/task 1.6.1 decode]
 
 
 def simple_generate_with_kv_cache(

@@ -128,7 +128,7 @@ def stream_text(
             `eos_token_ids`.
         prompt_tokens: length of the prompt, for the statistics.
     """
-    # [task 1.5.1 stream]
+    # [task 1.6.1 stream]
     detokenizer = tokenizer.detokenizer
     started = time.perf_counter()
     for count, token in enumerate(tokens, start=1):
@@ -156,4 +156,4 @@ def stream_text(
         )
         if finish_reason is not None:
             return
-    # [/task 1.5.1 stream]
+    # [/task 1.6.1 stream]

@@ -195,9 +195,12 @@ class PrepackedWeights:
 
 
 def prepackable_layers(module: Any) -> list[Any]:
-    """Returns a module's row-major layers that the kernels read interleaved."""
+    """Returns a module's row-major layers that the kernels read interleaved.
+
+    None in other objects with the attributes of `mlx_lm`'s layers, which stay row-major.
+    """
     rows = prepack_rows()
-    if rows == 0:
+    if rows == 0 or not hasattr(module, "modules"):
         return []
     return [
         layer

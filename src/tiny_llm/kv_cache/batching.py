@@ -196,12 +196,13 @@ class BatchingKvCache(TinyKvCache):
         )
 
     def update_and_fetch_paged(
-        self, key: mx.array, value: mx.array, mask: Mask = None
+        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> PagedKvMetadata:
         """Appends L tokens to every active slot's pages; returns the batch metadata.
 
         Args:
             key, value: B×H×L×D, one row per slot; rows of idle slots are ignored.
+            mask_length: see `TinyKvPagedCache.update_and_fetch_paged`.
             mask: None or "causal", returned in the metadata.
 
         Returns:

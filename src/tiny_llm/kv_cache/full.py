@@ -172,7 +172,7 @@ def grow_buffer(
             "KV cache: the cache must hold at least 1 token after appending, got "
             f"{tokens} from new keys or values of shape {new.shape}."
         )
-    # [task 2.1.1 room]
+    # [task 2.1.5 room]
     if buffer is not None and tokens <= capacity:
         return buffer
     step = INITIAL_TOKENS if capacity == 0 else GROWTH_TOKENS
@@ -182,4 +182,4 @@ def grow_buffer(
         growth = min(growth, max_capacity - capacity)
     zeros = mx.zeros((B, H, growth, D), dtype=new.dtype)
     return zeros if buffer is None else mx.concatenate([buffer, zeros], axis=2)
-    # [/task 2.1.1 room]
+    # [/task 2.1.5 room]

@@ -64,13 +64,20 @@ class TinyKvPagedCache(TinyKvCache):
         """Number of allocated pages."""
         return len(self.page_ids)
 
+    @property
+    def page_lens(self) -> list[int]:
+        """Number of tokens in each page: `page_size` in all but the last."""
+        size = self.pool.page_size
+        return [min(size, self.offset - size * page) for page in range(self.num_pages)]
+
     def update_and_fetch_paged(
-        self, key: mx.array, value: mx.array, mask: Mask = None
+        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> PagedKvMetadata:
         """Appends keys and values and returns attention metadata; copies no pages.
 
         Args:
             key, value: 1×H×L×D, the new tokens.
+            mask_length: for caches that build a mask (see `TinyKvCache`); this one does not.
             mask: None or "causal", returned in the metadata.
 
         Raises:

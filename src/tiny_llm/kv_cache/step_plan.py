@@ -120,12 +120,13 @@ class LayerCacheView:
         return buffers[keys], buffers[values], self.attention_metadata.context_lens
 
     def update_and_fetch_paged(
-        self, key: mx.array, value: mx.array, mask: Mask = None
+        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> PagedKvMetadata:
         """See `TinyKvPagedCache`: writes to pages P×H×page_size×D.
 
         Args:
             key, value: B×H×L×D; 1×H×T×D for a ragged batch.
+            mask_length: see `TinyKvPagedCache`.
             mask: None or "causal", returned in the metadata; "causal" for a ragged batch.
 
         Raises:

@@ -22,19 +22,19 @@ WRONG = [
         "cache_write(self._values, key,",
     ),
     Wrong(
-        "2.1.1 room",
+        "2.1.5 room",
         "capacity grows by one token at a time",
         "growth = -(-growth // step) * step",
         "growth = tokens - capacity",
     ),
     Wrong(
-        "2.1.1 room",
+        "2.1.5 room",
         "capacity grows by a constant, not geometrically",
         "growth = max(tokens - capacity, capacity // 2, step)",
         "growth = max(tokens - capacity, step)",
     ),
     Wrong(
-        "2.1.1 room",
+        "2.1.5 room",
         "new capacity is inserted before the old tokens",
         "mx.concatenate([buffer, zeros], axis=2)",
         "mx.concatenate([zeros, buffer], axis=2)",
@@ -152,6 +152,13 @@ WRONG = [
         "the bias is not multiplied by the sum of activations",
         "* sum;",
         "* (sum != 0 ? 1.0f : 0.0f);",
+    ),
+    Wrong(
+        "2.2.2 dot",
+        "many rows sum their groups in another order than one",
+        "for (int64_t g = 0; g < groups; g++) {",
+        "for (int64_t n = 0; n < groups; n++) {\n"
+        "        const int64_t g = job.M > 1 ? groups - 1 - n : n;",
     ),
     Wrong(
         "2.2.2 dot",

@@ -122,6 +122,24 @@ WRONG = [
     ),
     Wrong(
         "3.3.3 admission",
+        "one page is reserved, however many requests run",
+        "reserve=len(self.running)",
+        "reserve=min(1, len(self.running))",
+    ),
+    Wrong(
+        "3.3.3 admission",
+        "the head computes a page that another request is computing",
+        "if self.pages.next_key(request, path) in in_flight:",
+        "if False:",
+    ),
+    Wrong(
+        "3.3.3 prefill",
+        "the page that a chunk fills is not recorded",
+        "in_flight.add(",
+        "set().add(",
+    ),
+    Wrong(
+        "3.3.3 admission",
         "max_num_seqs is exceeded by one",
         "len(self.running) >= self.config.max_num_seqs",
         "len(self.running) > self.config.max_num_seqs",

@@ -11,6 +11,12 @@ WRONG = [
     ),
     Wrong(
         "5.4.1 structure",
+        "fails at a comma after the end",
+        'if character == "," and self._open:',
+        'if character == ",":',
+    ),
+    Wrong(
+        "5.4.1 structure",
         "expects a key after every comma",
         '"key" if self._open[-1] == "{" else "value"',
         '"key"',

@@ -73,6 +73,12 @@ WRONG = [
         "(gate * mx.sigmoid(gate))",
         "mx.sigmoid(gate)",
     ),
+    Wrong(
+        "6.4.4 norm",
+        "the norm is rounded before the gate",
+        "normed * weight.astype(mx.float32)",
+        "(normed * weight.astype(mx.float32)).astype(z.dtype)",
+    ),
     Wrong("6.4.4 norm", "all heads are normalized together", "axis=-1", "axis=(-2, -1)"),
     Wrong(
         "6.4.4 norm",

@@ -22,6 +22,13 @@ WRONG = [
         "(ValueError, RecursionError)",
         "(json.JSONDecodeError, RecursionError)",
     ),
+    Wrong("7.1.1 arguments", "NaN is a number", ", parse_constant=reject_constant", ""),
+    Wrong(
+        "7.1.1 arguments",
+        "strings of digits become numbers",
+        'json.loads(text or "{}",',
+        "json.loads(__import__('re').sub(r'\"(\\d+)\"', r'\\1', text or '{}'),",
+    ),
     Wrong("7.1.1 arguments", "arguments are not validated", "if violations:", "if False:"),
     Wrong(
         "7.1.1 arguments",
@@ -30,6 +37,12 @@ WRONG = [
         "0",
     ),
     Wrong("7.1.1 arguments", "the error lists all violations", "[:MAX_ERRORS]", ""),
+    Wrong(
+        "7.1.2 call",
+        "a tool's name is repaired",
+        'name = call["function"]["name"]',
+        'name = call["function"]["name"].strip().lower()',
+    ),
     Wrong("7.1.2 call", "an unknown tool ends the run", "if name not in tools", "if False"),
     Wrong(
         "7.1.2 call",
@@ -48,6 +61,12 @@ WRONG = [
         "arguments are not validated",
         'parse_arguments(tools[name], call["function"]["arguments"])',
         'json.loads(call["function"]["arguments"])',
+    ),
+    Wrong(
+        "7.1.3 step",
+        "an empty message does not end the run",
+        "if not calls:",
+        'if not calls and message["content"]:',
     ),
     Wrong("7.1.3 step", "only the first call runs", "for call in calls:", "for call in calls[:1]:"),
     Wrong(

@@ -13,11 +13,11 @@ template <typename T>
                                device T* z [[buffer(2)]],
                                constant const AxpbyParams& params [[buffer(3)]],
                                uint i [[thread_position_in_grid]]) {
-    // [task 1.6.2 metal]
+    // [task 1.7.2 metal]
     if (int(i) < params.size) {
         z[i] = T(params.alpha * float(x[i]) + params.beta * float(y[i]));
     }
-    // [/task 1.6.2 metal]
+    // [/task 1.7.2 metal]
 }
 
 // Instantiating a template creates a kernel, under the name used by the host.

@@ -10,11 +10,11 @@ namespace {
 // z[i] = alpha · x[i] + beta · y[i] for i < size, in float32, rounded once to T.
 template <typename T>
 void axpby_kernel(const T* x, const T* y, T* z, size_t size, float alpha, float beta) {
-    // [task 1.6.2 kernel]
+    // [task 1.7.2 kernel]
     for (size_t i = 0; i < size; i++) {
         z[i] = static_cast<T>(alpha * static_cast<float>(x[i]) + beta * static_cast<float>(y[i]));
     }
-    // [/task 1.6.2 kernel]
+    // [/task 1.7.2 kernel]
 }
 
 // eval_cpu allocates the output immediately and enqueues the loop on the stream. The arrays are

@@ -49,7 +49,7 @@ def open_backend(args: argparse.Namespace) -> Backend:
     is_default_loader = args.loader is None
     check_model_arguments(args)
     sampler = sampler_from_args(args)
-    if is_default_loader and args.solution == "tiny_llm" and args.loader == "week1":
+    if is_default_loader and args.solution == "ref" and args.loader == "week1":
         console.print(
             "loader: week1 (the C++ extension is not built; `pdm run build-ext` builds it)",
             soft_wrap=True,

@@ -65,11 +65,11 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
 def load_for_solution(args: argparse.Namespace, name: str, mtp: bool = False) -> tuple[Any, Any]:
     """Loads weights and tokenizer for `args.solution`; `mtp`: see `load_weights`.
 
-    The solution `tiny_llm` needs only the weights; the others may call mlx_lm's model, too.
+    The solution `ref` needs only the weights; the others may call mlx_lm's model, too.
     """
     if args.load_format == "dummy":
         return load_weights(name, console, "dummy", mtp=mtp)
-    if args.solution != "tiny_llm":
+    if args.solution != "ref":
         return load(name, console)
     return load_weights(name, console, mtp=mtp)
 

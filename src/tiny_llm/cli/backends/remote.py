@@ -44,8 +44,8 @@ def check_remote_arguments(args: argparse.Namespace) -> None:
     for name in LOCAL_FLAGS:
         if getattr(args, name) is not None:
             raise UserError(f"{flag_name(name)} has no effect with --url; omit one of them.")
-    if args.solution != "tiny_llm":
-        raise UserError("--solution has no effect with --url; omit one of them.")
+    if args.solution == "mlx":
+        raise UserError("--solution mlx has no effect with --url; omit one of them.")
     if args.enable_thinking:
         raise UserError(
             "--enable-thinking has no effect with --url; use --reasoning-effort high instead."

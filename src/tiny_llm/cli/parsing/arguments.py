@@ -23,7 +23,7 @@ from ...models.parallel.default_group import num_launched_ranks
 from ...sampler import Sampler, make_sampler
 from .input_text import validate_utf8
 
-SOLUTIONS = {"tiny_llm": "tiny_llm", "ref": "tiny_llm", "mine": "mine", "mlx": "mlx"}
+SOLUTIONS = ("tiny_llm", "ref", "tiny_llm_ref", "mine", "mlx")
 LOADERS = {f"week{week}": week for week in WEEK_MODELS}
 ENGINE = "engine"  # default loader: the serving engine, not a week's decoding loop
 
@@ -120,8 +120,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     flag(
         "--solution",
-        "tiny_llm (or ref): this package; mine: the learner's tree, the default if it exists; "
-        "mlx: mlx_lm, as a baseline",
+        "tiny_llm (default): the learner's tree if it exists, else this package; ref or "
+        "tiny_llm_ref: this package; mine: the learner's tree; mlx: mlx_lm, as a baseline",
         SOLUTIONS,
     )
     flag(
@@ -238,13 +238,12 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
 def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -> None:
     """Rejects unsupported combinations of flags and resolves defaults.
 
-    Resolves aliases in `args.solution` and the default of `args.loader`: a week's model for
+    Resolves the default of `args.loader`: a week's model for
     --solution mine, for --enable-flash-attn, or if the extension is not built; else the engine.
 
     Args:
         needs_cache: whether the command needs a KV cache, which Week 1 lacks.
     """
-    args.solution = SOLUTIONS[args.solution]
     if args.solution == "mlx":
         _check_mlx_arguments(args)
         return
@@ -255,7 +254,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
             "omit it, or use --loader week2."
         )
     is_unspecified = args.loader is None and args.enable_flash_attn is None
-    prefers_engine = args.solution == "tiny_llm" and (beyond_week1 or kernels.is_built())
+    prefers_engine = args.solution == "ref" and (beyond_week1 or kernels.is_built())
     if args.loader == ENGINE or (is_unspecified and prefers_engine):
         kernels.extension()  # raises before the model is loaded if the extension is not built
         args.loader, args.enable_flash_attn = ENGINE, False

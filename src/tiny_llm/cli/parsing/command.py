@@ -74,6 +74,8 @@ class CommandParser(argparse.ArgumentParser):
         module: module to re-execute for --solution mine; None for commands without that flag.
         skips_unwritten: whether --solution mine uses the reference solution for the learner's
             modules with an unwritten task.
+        own_folder: folder of the learner's package to which `skips_unwritten` does not apply, such
+            as "agent/": its unwritten tasks are errors.
     """
 
     def __init__(
@@ -83,32 +85,33 @@ class CommandParser(argparse.ArgumentParser):
         module: str | None = None,
         formatter_class: Any = HelpFormatter,
         skips_unwritten: bool = False,
+        own_folder: str | None = None,
     ):
         super().__init__(
             prog=prog, description=description, formatter_class=formatter_class, allow_abbrev=False
         )
         self._module = module
         self._skips_unwritten = skips_unwritten
+        self._own_folder = own_folder
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
         """Parses the flags; for --solution mine, re-executes in the learner's tree.
 
-        Without --solution, uses the learner's tree if it exists and prints a message.
+        Resolves --solution to ref, mine or mlx: tiny_llm, the default, is the learner's tree if it
+        exists, which a message says, else ref.
         """
         parsed = super().parse_args(args, namespace)
         if self._module is None:
             return parsed
-        if has_rank_environment():
-            if parsed.solution == "mine":
-                raise UserError(
-                    "--solution mine runs in a single process; start it without a launcher."
-                )
-            parsed.solution = parsed.solution or "tiny_llm"
-        if parsed.solution is None:
+        if parsed.solution == "tiny_llm_ref" or (
+            parsed.solution is None and has_rank_environment()
+        ):
+            parsed.solution = "ref"
+        if parsed.solution in (None, "tiny_llm"):
             tree = find_learner_tree()
-            parsed.solution = "tiny_llm" if tree is None else "mine"
+            parsed.solution = "ref" if tree is None else "mine"
             if tree is not None and not is_running_mine(tree):
                 console.print(
                     f"solution: mine (your tree in {tree}; --solution ref runs the reference)",
@@ -116,6 +119,10 @@ class CommandParser(argparse.ArgumentParser):
                     markup=False,
                 )
         if parsed.solution == "mine":
+            if has_rank_environment():
+                raise UserError(
+                    "--solution mine runs in a single process; start it without a launcher."
+                )
             exec_in_learner_tree(self._module, args, self._report_unwritten_files())
         return parsed
 
@@ -124,7 +131,11 @@ class CommandParser(argparse.ArgumentParser):
         tree = find_learner_tree()
         if not self._skips_unwritten or tree is None or is_running_mine(tree):
             return []
-        skipped = unwritten_files(tree)
+        skipped = [
+            name
+            for name in unwritten_files(tree)
+            if self._own_folder is None or not name.startswith(self._own_folder)
+        ]
         if skipped:
             console.print(
                 f"solution: mine, with reference files for unwritten tasks: {', '.join(skipped)}",

@@ -1,7 +1,6 @@
 """PageManager: page ownership, allocation and prefix sharing per request.
 
 Invariant: a request's full pages are in the prefix cache; its last, partial page is not shared.
-With a sliding window, a running request releases the pages before the window.
 
 With recurrent state, pages and state slots share the KV memory: a used slot takes the memory of
 `SchedulerConfig.state_slot_pages` pages. Whichever is needed evicts both kinds: first superseded
@@ -9,14 +8,13 @@ checkpoints, then the least recently used pages with their checkpoints.
 """
 
 import math
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 from ...errors import OutOfPagesError
 from .config import MIN_STATE_SLOTS, SchedulerConfig
 from .events import PageCounts
 from .page_allocator import PageAllocator
-from .prefix_cache import PageTokens, PrefixCache, PrefixNode, SlidingWindowPrefixCache
+from .prefix_cache import PageTokens, PrefixCache, PrefixNode
 from .request import EngineRequest
 from .states import StateSlots
 
@@ -34,10 +32,7 @@ class PageManager:
     def __init__(self, config: SchedulerConfig):
         self.page_size = size = config.page_size
         self.allocator = PageAllocator(config.num_pages)
-        self.cache = PrefixCache(self.allocator, size)
-        self._window, self._max_pages = config.window, config.max_pages_per_request
-        if config.window:
-            self.cache = SlidingWindowPrefixCache(self.allocator, size, config.window)
+        self.cache = self._new_cache(config)
         self._sharing = config.enable_prefix_caching
         self.states: StateSlots | None = None
         if config.num_state_slots:
@@ -47,6 +42,9 @@ class PageManager:
                 self.states.checkpoints.memory = self
         self.slot_pages = config.state_slot_pages
         self.on_share: Callable[[PrefixNode], None] = lambda node: None
+
+    def _new_cache(self, config: SchedulerConfig) -> PrefixCache:
+        return PrefixCache(self.allocator, config.page_size)
 
     @property
     def num_free(self) -> int:
@@ -113,8 +111,6 @@ class PageManager:
         Returns:
             False if too few pages are available; ownership is then unchanged.
         """
-        if self._window:
-            return self._admit_in_window(request, path, reserve)
         if self.states is not None:
             self.states.checkpoints.protected = path[-1] if path else None
             # After a hit, the request already has one of its slots: the protected checkpoint.
@@ -132,29 +128,6 @@ class PageManager:
         request.num_computed = len(path) * self.page_size
         return True
         # [/task 3.3.2 admit]
-
-    def _admit_in_window(
-        self, request: EngineRequest, path: Sequence[PrefixNode], reserve: int
-    ) -> bool:
-        """Like `admit`, without pages before the window or beyond a step's needs."""
-        assert isinstance(self.cache, SlidingWindowPrefixCache)
-        num_pages_before_window = self.cache.num_pages_before_window(len(path))
-        in_window = path[num_pages_before_window:]
-        self.cache.acquire(in_window)
-        request.last_node = path[-1] if path else self.cache.root_of(request.adapter)
-        num_pages = min(
-            self.pages_for(request.num_tokens), num_pages_before_window + self._max_pages
-        )
-        needed = num_pages - len(path)
-        if needed + reserve > self.num_available:
-            self.cache.release(request.last_node, len(in_window))
-            return False
-        request.page_ids.extend([-1] * num_pages_before_window)
-        request.page_ids.extend([node.page for node in in_window])
-        request.page_ids.extend(self._allocate(needed))
-        request.num_freed, request.num_shared = num_pages_before_window, len(path)
-        request.num_computed = len(path) * self.page_size
-        return True
 
     def grow(self, request: EngineRequest, num_tokens: int) -> None:
         """Allocates pages until the request has capacity for `num_tokens` tokens.
@@ -208,27 +181,7 @@ class PageManager:
                 self.on_share(node)
 
     def free_before_window(self, request: EngineRequest, num_written: int) -> None:
-        """Releases pages that end before the sliding window of token `num_written`.
-
-        The request keeps the last shared page, whose node is the parent of the next page's node.
-        """
-        if not self._window:
-            return
-        first, end = request.num_freed, max(0, num_written - self._window + 1) // self.page_size
-        if self._sharing:
-            end = min(end, request.num_shared - 1)
-        if end <= first:
-            return
-        if self._sharing:
-            node = request.last_node
-            for _ in range(request.num_shared - end):
-                node = node.parent
-            self.cache.release(node, end - first)
-        else:
-            for page in request.page_ids[first:end]:
-                self.allocator.free(page)
-        request.page_ids[first:end] = array("i", [-1] * (end - first))
-        request.num_freed = end
+        """Releases pages that no later token attends to: none without a sliding window."""
 
     def release(self, request: EngineRequest) -> None:
         """Releases a request's pages and state slots; shared pages stay cached."""

@@ -35,6 +35,7 @@ from .events import Listener
 from .outputs import Chunk, ChunkOutput, SchedulerOutput
 from .page_manager import PageKey, PageManager
 from .request import EngineRequest, FinishReason, RequestState, fitting_max_tokens
+from .sliding_window import SlidingWindowPageManager
 
 log = logging.getLogger("tiny_llm.engine")
 
@@ -56,7 +57,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, listener: Listener | None = None):
         self.config = config
         self.listener = listener
-        self.pages = PageManager(config)
+        self.pages = (SlidingWindowPageManager if config.window else PageManager)(config)
         self.waiting: deque[EngineRequest] = deque()
         self.running: list[EngineRequest] = []
         self.start_load: Callable[[EngineRequest], int] = lambda request: 0

@@ -1,0 +1,266 @@
+"""Week 1, day 7: sampling, and building the extension."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.metal.support import DTYPE_NAMES, as_array, as_bound, empty, run
+from tests.support import as_numpy, assert_close, assert_distributed, random
+from tiny_llm import kernels, make_sampler
+
+V = 12
+DRAWS = 20_000
+
+
+def distribution(seed: int = 0) -> np.ndarray:
+    """Unsorted probabilities of V tokens, from a few percent to tens of percent."""
+    logits = np.random.default_rng(seed).normal(size=V)
+    return np.exp(logits) / np.exp(logits).sum()
+
+
+def exact(p: np.ndarray, temp=1.0, top_p=None, top_k=None, min_p=None) -> np.ndarray:
+    """Reference distribution of the sampler, token by token, in float64."""
+    ranked = sorted(range(len(p)), key=lambda token: -p[token])
+    kept = ranked[:top_k] if top_k is not None else ranked
+    if top_p is not None:
+        total, mass, nucleus = sum(p[token] for token in kept), 0.0, []
+        for token in kept:
+            nucleus.append(token)
+            mass += p[token] / total
+            if mass >= top_p:
+                break
+        kept = nucleus
+    if min_p is not None:
+        kept = [token for token in kept if p[token] >= min_p * p[ranked[0]]]
+    q = np.zeros_like(p)
+    q[kept] = p[kept] ** (1 / temp)
+    return q / q.sum()
+
+
+def draw(p: np.ndarray, draws: int = DRAWS, **options) -> np.ndarray:
+    """Frequency of each token in `draws` independent samples from p."""
+    logprobs = mx.broadcast_to(mx.log(mx.array(p.astype(np.float32))), (draws, len(p)))
+    ids = make_sampler(**{"temp": 1.0, "seed": 1, **options})(logprobs)
+    assert ids.shape == (draws,)
+    return np.bincount(np.array(ids), minlength=len(p))
+
+
+@pytest.mark.parametrize("temp", [0.3, 0.7, 1.0, 2.5])
+def test_task_1_temperature(device, temp):
+    p = distribution()
+    assert_distributed(draw(p, temp=temp), exact(p, temp=temp))
+
+
+def test_task_1_temperature_zero_is_argmax(device, dtype):
+    logprobs = mx.random.normal((5, 33)).astype(dtype)
+    assert make_sampler(0)(logprobs).tolist() == mx.argmax(logprobs, axis=-1).tolist()
+    with_filters = make_sampler(0, top_p=0.1, top_k=2, min_p=0.5)
+    assert with_filters(logprobs).tolist() == mx.argmax(logprobs, axis=-1).tolist()
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 5, V, 100])
+def test_task_1_top_k(device, top_k):
+    p = distribution()
+    assert_distributed(draw(p, top_k=top_k), exact(p, top_k=top_k))
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 0.2, 0.5, 0.9, 0.999, 1.0])
+def test_task_1_top_p(device, top_p):
+    p = distribution()
+    assert_distributed(draw(p, top_p=top_p), exact(p, top_p=top_p))
+
+
+def test_task_1_top_p_keeps_the_token_crossing_the_threshold(device):
+    p = np.array([0.1, 0.5, 0.15, 0.25])
+    assert set(np.flatnonzero(draw(p, top_p=0.6))) == {1, 3}, (
+        "expected the tokens with 0.5 and 0.25, because 0.5 alone is less than 0.6"
+    )
+    assert set(np.flatnonzero(draw(p, top_p=0.45))) == {1}
+
+
+@pytest.mark.parametrize("min_p", [0.0, 0.1, 0.6, 1.0])
+def test_task_1_min_p(device, min_p):
+    p = distribution()
+    assert_distributed(draw(p, min_p=min_p), exact(p, min_p=min_p))
+
+
+def test_task_1_all_filters(device):
+    p = distribution(3)
+    options = {"temp": 0.8, "top_k": 8, "top_p": 0.85, "min_p": 0.1}
+    assert_distributed(draw(p, **options), exact(p, **options))
+
+
+def test_task_1_top_p_applies_after_top_k(device):
+    # The first token has 4/7 ≥ 0.55 of the mass of {0.4, 0.3}, but only 0.4 of the total.
+    p = np.array([0.4, 0.3, 0.2, 0.1])
+    drawn = set(np.flatnonzero(draw(p, top_k=2, top_p=0.55)))
+    assert drawn == {0}, "top-p must apply to the renormalized mass of the tokens kept by top-k"
+
+
+def test_task_1_filters_apply_before_temperature(device):
+    # Before temperature, the first token alone reaches top_p. At temperature 5, it would not.
+    p = np.array([0.6, 0.2, 0.1, 0.1])
+    assert set(np.flatnonzero(draw(p, temp=5.0, top_p=0.5))) == {0}
+
+
+def test_task_1_rows_are_sampled_independently(device):
+    rows = [distribution(seed) for seed in range(4)]
+    options = {"temp": 0.9, "top_k": 5, "top_p": 0.8}
+    logprobs = mx.log(mx.array(np.stack(rows).astype(np.float32)))
+    logprobs = mx.repeat(logprobs, DRAWS // 4, axis=0)
+    ids = np.array(make_sampler(seed=2, **options)(logprobs)).reshape(4, -1)
+    for row, p in zip(ids, rows, strict=True):
+        assert_distributed(np.bincount(row, minlength=V), exact(p, **options))
+
+
+def test_task_1_samples_differ_between_steps(device):
+    sampler = make_sampler(1.0, seed=4)
+    logprobs = mx.zeros((1, 50))
+    assert len({sampler(logprobs).item() for _ in range(20)}) > 5
+
+
+def test_task_1_same_seed_reproduces_samples(device):
+    logprobs = mx.zeros((3, 50))
+
+    def draws(seed):
+        sampler = make_sampler(1.0, seed=seed)
+        return [sampler(logprobs).tolist() for _ in range(5)]
+
+    assert draws(7) == draws(7)
+    assert draws(7) != draws(8)
+    mx.random.seed(1)
+    first = draws(None)
+    mx.random.seed(1)
+    assert first == draws(None), "a sampler without a seed must draw from MLX's global state"
+
+
+def test_task_1_input_is_unchanged(device):
+    logprobs = mx.log(mx.array(distribution().astype(np.float32)))[None]
+    before = np.array(logprobs)
+    make_sampler(1.0, top_p=0.3, top_k=3, seed=0)(logprobs)
+    np.testing.assert_array_equal(before, np.array(logprobs))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temp": -0.1}, "temperature must be a number ≥ 0 .*, got -0.1"),
+        ({"temp": float("nan")}, "temperature must be a number ≥ 0 .*, got nan"),
+        ({"temp": float("inf")}, "temperature must be a number ≥ 0 .*, got inf"),
+        ({"top_p": 0.0}, "top-p must be in .*, got 0.0"),
+        ({"top_p": 1.5}, "top-p must be in .*, got 1.5"),
+        ({"top_p": float("nan")}, "top-p must be in .*, got nan"),
+        ({"top_k": 0}, "top-k must be an integer of at least 1, got 0"),
+        ({"top_k": 1.5}, "top-k must be an integer of at least 1, got 1.5"),
+        ({"min_p": -0.1}, "min-p must be in .*, got -0.1"),
+        ({"min_p": 2.0}, "min-p must be in .*, got 2.0"),
+    ],
+)
+def test_task_1_out_of_range_parameters(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_sampler(**{"temp": 1.0, **options})
+
+
+# Task 2: the CPU kernel, and the Metal kernel on the emulator or a Mac's GPU.
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 33, 67, 1000])
+def test_task_2_axpby(dtype, size):
+    x, y = random(size, dtype=dtype), random(size, dtype=dtype)
+    z = kernels.axpby(x, y, 4.0, 2.0, stream=mx.cpu)
+    assert z.dtype == dtype
+    expected = 4.0 * x.astype(mx.float32) + 2.0 * y.astype(mx.float32)
+    assert_close(z, expected.astype(dtype), "axpby: computed in float32, rounded once", ulps=1)
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "y_shape"), [((3, 4), (4,)), ((2, 1, 5), (3, 1)), ((), (7,)), ((0, 3), (3,))]
+)
+def test_task_2_shapes_broadcast(x_shape, y_shape):
+    x, y = random(*x_shape), random(*y_shape)
+    assert_close(kernels.axpby(x, y, 2.0, -1.0, stream=mx.cpu), 2.0 * x - y, "broadcast axpby")
+
+
+def test_task_2_transposed_and_strided_inputs():
+    x, y = random(6, 4).T, random(8, 12)[::2, ::2]
+    assert_close(kernels.axpby(x, y, 2.0, 3.0, stream=mx.cpu), 2.0 * x + 3.0 * y, "strides")
+
+
+def test_task_2_dtypes_promote():
+    x = mx.array([1.5, 2.5], dtype=mx.float16)
+    assert kernels.axpby(x, mx.array([1, 2]), 1.0, 1.0, stream=mx.cpu).dtype == mx.float16
+    integers = kernels.axpby(mx.array([1, 2]), mx.array([3, 4]), 0.5, 1.0, stream=mx.cpu)
+    assert integers.dtype == mx.float32
+    assert integers.tolist() == [3.5, 5.0]
+
+
+def test_task_2_nan_and_infinity_propagate():
+    x = mx.array([mx.nan, mx.inf, -mx.inf])
+    z = as_numpy(kernels.axpby(x, mx.ones(3), 1.0, 1.0, stream=mx.cpu))
+    assert np.isnan(z[0])
+    assert z[1:].tolist() == [np.inf, -np.inf]
+
+
+def test_task_2_gradients():
+    x, y = random(5), random(5)
+    with mx.stream(mx.cpu):
+
+        def f(x, y):
+            return kernels.axpby(x, y, 4.0, 2.0)
+
+        _, (slope,) = mx.jvp(f, [x, y], [mx.ones(5), 3 * mx.ones(5)])
+        assert slope.tolist() == [10.0] * 5
+        _, (by_x, by_y) = mx.vjp(f, [x, y], [mx.ones(5)])
+        assert by_x.tolist() == [4.0] * 5
+        assert by_y.tolist() == [2.0] * 5
+        assert mx.grad(lambda x: f(x, y).sum())(x).tolist() == [4.0] * 5
+        assert mx.grad(lambda y: f(x, y).sum())(y).tolist() == [2.0] * 5
+
+
+@pytest.mark.parametrize("axes", [(0, 0), (1, 1), (0, None), (None, 1), (0, 1)])
+def test_task_2_vmap(axes):
+    x = random(3, 4) if axes[0] != 1 else random(4, 3)
+    y = random(3, 4) if axes[1] != 1 else random(4, 3)
+    if axes[0] is None:
+        x = random(4)
+    if axes[1] is None:
+        y = random(4)
+    with mx.stream(mx.cpu):
+        actual = mx.vmap(lambda x, y: kernels.axpby(x, y, 4.0, 2.0), in_axes=axes)(x, y)
+        expected = mx.vmap(lambda x, y: 4.0 * x + 2.0 * y, in_axes=axes)(x, y)
+    assert_close(actual, expected, f"vmap over {axes}")
+
+
+def test_task_2_compile():
+    x, y = random(8), random(8)
+    with mx.stream(mx.cpu):
+        compiled = mx.compile(lambda x, y: mx.exp(kernels.axpby(x, y, 0.5, 0.25)))
+        assert_close(compiled(x, y), mx.exp(0.5 * x + 0.25 * y), "compiled")
+
+
+def test_task_2_wrong_arguments():
+    with pytest.raises(TypeError):
+        kernels.axpby("x", mx.ones(2), 1.0, 1.0, stream=mx.cpu)
+    with pytest.raises(ValueError, match="broadcast"):
+        kernels.axpby(mx.ones(2), mx.ones(3), 1.0, 1.0, stream=mx.cpu)
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 1000])
+def test_task_2_axpby_in_metal(dtype, size):
+    x, y = random(size, dtype=dtype), random(size, dtype=dtype)
+    launch = kernels.extension().metal.axpby_launch(size, 4.3, -2.1, DTYPE_NAMES[dtype])
+    z = empty((size,), DTYPE_NAMES[dtype])
+    run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), z])
+    expected = kernels.axpby(x, y, 4.3, -2.1, stream=mx.cpu)
+    assert_close(as_array(z), expected, "axpby.metal: in float32, rounded once", ulps=1)
+
+
+def test_task_2_axpby_in_metal_computes_in_float32(dtype):
+    x, y = mx.ones(3, dtype=dtype), -mx.ones(3, dtype=dtype)
+    # Rounded to 16 bits, alpha would be 1 and the result would cancel.
+    launch = kernels.extension().metal.axpby_launch(3, 1 + 2.0**-12, 1.0, DTYPE_NAMES[dtype])
+    z = empty((3,), DTYPE_NAMES[dtype])
+    run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), z])
+    assert as_numpy(as_array(z)).tolist() == [2.0**-12] * 3, (
+        "expected a single rounding, of the result"
+    )
