@@ -81,7 +81,6 @@ PROMISED = {
         "BatchingKvCache.add_request(cache, slot)",
         "BatchingKvCache.remove_request(slot)",
         "BatchingKvCache.update_and_fetch(keys, values, mask_length, mask)",
-        "BatchingKvCache.update_and_fetch_paged(key, value, mask_length=None, mask=None)",
     ],
     "qwen3_week2": [
         "Qwen3ModelWeek2(mlx_model, enable_flash_attn=False)",
@@ -105,6 +104,7 @@ PROMISED = {
         "TinyKvPagedCache.gather_dense()",
         "TinyKvPagedCache.rewind(n)",
         "TinyKvPagedCache.release()",
+        "BatchingKvCache.update_and_fetch_paged(key, value, mask_length=None, mask=None)",
         "PagedKvMetadata(key_pages, value_pages, block_table, context_lens, page_size, mask)",
     ],
     "qwen3_week3": [
