@@ -18,6 +18,7 @@ COMMANDS = {
     "batch": "run sixteen prompts with continuous batching and a live view",
     "serve": "serve the OpenAI and Anthropic APIs over HTTP",
     "bench": "measure throughput on synthetic prompts and print a JSON summary",
+    "models": "list the models on this machine",
     "check": "check the installation and suggest fixes",
 }
 SHELLS = ("bash", "zsh", "tcsh")
@@ -56,6 +57,10 @@ def command_module(command: str) -> ModuleType:
             from . import bench
 
             return bench
+        case "models":
+            from . import models
+
+            return models
         case _:
             from . import check_installation
 

@@ -57,10 +57,10 @@ class MemoryRequirement:
 def parse_model_argument(text: str) -> ModelArgument:
     """Parses `NAME[=OPTIONS]`; the options are at most one task, and "pin".
 
-    An existing folder is not split, because its path may contain "=".
+    An existing path is not split, because it may contain "=".
     """
     name, separator, given = text.rpartition("=")
-    if not separator or Path(text).expanduser().is_dir():
+    if not separator or Path(text).expanduser().exists():
         return ModelArgument(text)
     options = given.split(",")
     tasks = [option for option in options if option in TASKS]

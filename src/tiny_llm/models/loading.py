@@ -12,19 +12,25 @@ from ..errors import UserError
 from ..kernels.heap import trim_heap
 from ..kernels.prepack import PrepackedWeights
 from .checkpoint.dummy import random_bytes, random_checkpoint
-from .checkpoint.layout import has_tokenizer, read_model_config, read_tensor_headers, weight_bytes
+from .checkpoint.layout import read_tensor_headers
 from .checkpoint.nan_check import FiniteCheck
 from .checkpoint.safe_io import ModelError, model_errors, read_json
 from .checkpoint.safetensors_header import check_dtypes
 from .checkpoint.sharding import RankShard
-from .checkpoint.weights import CheckpointModel, is_supported_format, read_checkpoint
+from .checkpoint.weights import CheckpointModel, is_supported_format
 from .families.config_fields import Fields
 from .families.registry import family_of, read_config
 from .families.tensor_layout import is_skipped
 from .hub import find_config, find_model, is_terminal, stderr_console
 from .memory import total_memory
+from .model_files import (
+    has_tokenizer,
+    open_tokenizer,
+    read_model_config,
+    read_weights,
+    weight_bytes,
+)
 from .tokenizer.hf_fallback import check_tokenizer_files, sandbox_tokenizer
-from .tokenizer.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,11 +102,11 @@ def load_weights(
             _check_mlx_lm_support(config, num_ranks)
             return _read_with_mlx_lm(folder)
         _check_memory(folder, weight_bytes(folder) // num_ranks)
-        if family_of(config).is_hybrid and rank == 0:
+        if folder.is_dir() and family_of(config).is_hybrid and rank == 0:
             _report_skipped(folder, console, mtp)
         if with_tokenizer:
             tokenizer = open_tokenizer(folder, config)
-        return read_checkpoint(folder, config, shard, mtp), tokenizer
+        return read_weights(folder, config, shard, mtp), tokenizer
 
     find = find_config if load_format == "dummy" else find_model
     return _load(find(name, console), console, read)
@@ -120,6 +126,8 @@ def _load(
 
 
 def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
+    if folder.is_file():
+        raise ValueError("mlx_lm does not read GGUF files; use `load_weights`, or omit --solution")
     read_model_config(folder)  # rejects an invalid config before the slow import
     # Imported here because it takes seconds, and an invalid name should fail immediately.
     import mlx_lm

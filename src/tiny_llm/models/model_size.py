@@ -14,14 +14,14 @@ from mlx.utils import tree_flatten
 
 from ..kv_cache.int8_rows import KvCacheDtype, kv_row_width
 from .checkpoint.dummy import random_bytes, random_checkpoint
-from .checkpoint.layout import INDEX_FILE, read_model_config, weight_bytes
 from .checkpoint.safe_io import model_errors
 from .checkpoint.sharding import RankShard
-from .checkpoint.weights import is_supported_format, read_checkpoint
+from .checkpoint.weights import is_supported_format
 from .families.config import DecoderConfig
 from .families.gated_delta_net import state_shape
 from .families.linear import activation_dtype
 from .families.registry import config_of, read_config
+from .model_files import has_weights, read_model_config, read_weights, weight_bytes
 
 EXPERTS = ".switch_mlp."  # substring of the experts' tensor names
 
@@ -60,8 +60,7 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
         ModelError: the checkpoint cannot be loaded.
     """
     config = read_model_config(folder)
-    has_weights = (folder / INDEX_FILE).exists() or any(folder.glob("model*.safetensors"))
-    is_dummy = load_format == "dummy" or not has_weights
+    is_dummy = load_format == "dummy" or not has_weights(folder)
     if not is_dummy and not is_supported_format(folder, config):  # mlx_lm loads it
         size = weight_bytes(folder)
         return _model_size(size, size, read_config(config), mx.bfloat16)
@@ -75,7 +74,7 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
         read = (
             partial(random_checkpoint, config)
             if is_dummy
-            else partial(read_checkpoint, folder, config)
+            else partial(read_weights, folder, config)
         )
         sizes = [size_of_tree(read(rank_shard=shard)) for shard in shards]
     summed = ("weight_bytes", "step_bytes", "kv_vectors_per_token", "state_bytes")

@@ -1,0 +1,183 @@
+"""Repacking of GGUF blocks to MLX's quantization formats.
+
+    F32, F16, BF16        as they are
+    Q4_0, Q4_1            affine 4 bits, exact
+    Q5_0, Q5_1            affine 5 bits, exact
+    Q8_0                  affine 8 bits, exact
+    Q4_K, Q5_K            affine 4 and 5 bits; integers exact, scales rounded to float16
+    Q6_K                  affine 8 bits, see `_q6_k`
+    MXFP4                 mxfp4, exact
+
+Groups have 32 weights: weight = q · scale + bias. K-quants store scale and bias as a product of a
+float16 and a 6-bit integer, of which float16 keeps 11 of 17 bits: the error is at most 2⁻⁹ steps
+for the scale and, for a bias of b steps, b · 2⁻¹² steps. On a CPU, 5-bit weights become 8-bit ones,
+as for other checkpoints (`checkpoint/repack.py`).
+"""
+
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import mlx.core as mx
+import numpy as np
+
+from ..checkpoint.quantization import Quantization
+from .reader import GGUFTensor
+
+CHUNK_WEIGHTS = 2**20  # per thread; keeps temporary arrays small
+NUM_THREADS = min(8, os.cpu_count() or 1)
+
+# Weights (bytes; one per weight if wider than 4 bits), scales, biases.
+Parts = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+
+PLAIN_DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+
+
+def repacked_format(tensor: GGUFTensor, is_cpu: bool) -> Quantization | None:
+    """Format of a repacked tensor; None if it stays unquantized."""
+    name = tensor.type.name
+    if name in PLAIN_DTYPES:
+        return None
+    if name == "MXFP4":
+        return Quantization(32, 4, "mxfp4")
+    bits = {"4": 4, "5": 8 if is_cpu else 5, "6": 8, "8": 8}[name[1]]
+    return Quantization(32, bits)
+
+
+def read_plain(tensor: GGUFTensor) -> mx.array:
+    """Reads an unquantized tensor."""
+    dtype = PLAIN_DTYPES[tensor.type.name]
+    kind = np.float32 if dtype == mx.float32 else np.uint16
+    numbers = np.fromfile(tensor.file, kind, math.prod(tensor.shape), offset=tensor.offset)
+    return mx.array(numbers).view(dtype).reshape(tensor.shape)
+
+
+def read_repacked(tensor: GGUFTensor, target: Quantization) -> dict[str, mx.array]:
+    """Reads a quantized tensor as MLX's arrays: weight, scales and, if affine, biases."""
+    *_, I = tensor.shape
+    rows, row_bytes = math.prod(tensor.shape) // I, I // tensor.type.size * tensor.type.nbytes
+    is_mxfp4 = target.mode == "mxfp4"
+    scale_dtype = np.uint8 if is_mxfp4 else np.float16
+    weight = np.empty((rows, I * target.bits // 8), np.uint8)
+    scales, biases = (np.empty((rows, I // 32), scale_dtype) for _ in range(2))
+    step = max(1, CHUNK_WEIGHTS // I)
+
+    def repack(first: int) -> None:
+        chunk = slice(first, min(first + step, rows))
+        count = chunk.stop - first
+        offset = tensor.offset + first * row_bytes
+        blocks = np.fromfile(tensor.file, np.uint8, count * row_bytes, offset=offset)
+        parts = _UNPACK[tensor.type.name](blocks.reshape(-1, tensor.type.nbytes))
+        packed = _pack_5_bits(parts[0]) if target.bits == 5 else parts[0]
+        weight[chunk] = packed.reshape(count, -1)
+        scales[chunk] = parts[1].reshape(count, -1)
+        if parts[2] is not None:
+            biases[chunk] = parts[2].reshape(count, -1)
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        list(pool.map(repack, range(0, rows, step)))
+    arrays = {"weight": weight.view(np.uint32), "scales": scales}
+    if not is_mxfp4:
+        arrays["biases"] = biases
+    shapes = target.shapes(tensor.shape)
+    return {name: mx.array(array).reshape(shapes[name]) for name, array in arrays.items()}
+
+
+def _float16(blocks: np.ndarray, start: int) -> np.ndarray:
+    """The blocks' float16 at byte `start`, n×1."""
+    return blocks[:, start : start + 2].copy().view(np.float16)
+
+
+def _nibbles(codes: np.ndarray, run: int) -> np.ndarray:
+    """Reorders nibbles: in GGUF, a run's low nibbles precede its high ones; in MLX, they alternate."""
+    pairs = np.ascontiguousarray(codes).view("<u2")
+    low, high = pairs & 0x0F | pairs >> 4 & 0xF0, pairs >> 4 & 0x0F | pairs >> 8 & 0xF0
+    halves = (half.astype(np.uint8).reshape(-1, run // 2).view(np.uint64) for half in (low, high))
+    return np.stack(tuple(halves), axis=1).view(np.uint8)
+
+
+def _bytes(codes: np.ndarray, run: int, high_bits: np.ndarray) -> np.ndarray:
+    """Combines a run's nibbles with higher bits, to one byte per weight."""
+    low = np.ascontiguousarray(codes).reshape(-1, run)
+    return np.stack((low & 0x0F, low >> 4), axis=1).reshape(-1, 32) | high_bits.reshape(-1, 32) << 4
+
+
+def _pack_5_bits(codes: np.ndarray) -> np.ndarray:
+    """Packs eight 5-bit integers into five bytes, lowest bits first."""
+    shifted = codes.reshape(-1, 8).astype(np.uint64) << (5 * np.arange(8, dtype=np.uint64))
+    words = np.bitwise_or.reduce(shifted, axis=1)
+    return np.ascontiguousarray(words.view(np.uint8).reshape(-1, 8)[:, :5])
+
+
+def _q4_0(blocks: np.ndarray) -> Parts:
+    scales = _float16(blocks, 0)
+    return _nibbles(blocks[:, 2:], 16), scales, scales * np.float16(-8)
+
+
+def _q4_1(blocks: np.ndarray) -> Parts:
+    return _nibbles(blocks[:, 4:], 16), _float16(blocks, 0), _float16(blocks, 2)
+
+
+def _q5_0(blocks: np.ndarray) -> Parts:
+    scales, high = _float16(blocks, 0), np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")
+    return _bytes(blocks[:, 6:], 16, high), scales, scales * np.float16(-16)
+
+
+def _q5_1(blocks: np.ndarray) -> Parts:
+    high = np.unpackbits(blocks[:, 4:8], axis=1, bitorder="little")
+    return _bytes(blocks[:, 8:], 16, high), _float16(blocks, 0), _float16(blocks, 2)
+
+
+def _q8_0(blocks: np.ndarray) -> Parts:
+    scales = _float16(blocks, 0)
+    return blocks[:, 2:] ^ 0x80, scales, scales * np.float16(-128)  # int8 + 128
+
+
+def _k_scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and biases of the eight groups of a Q4_K or Q5_K block, n×8."""
+    low, middle, high = (blocks[:, start : start + 4] for start in (4, 8, 12))
+    scales = np.hstack((low & 63, high & 15 | low >> 2 & 48))
+    minima = np.hstack((middle & 63, high >> 4 | middle >> 2 & 48))
+    d, d_min = (_float16(blocks, start).astype(np.float32) for start in (0, 2))
+    return (d * scales).astype(np.float16), (-d_min * minima).astype(np.float16)
+
+
+def _q4_k(blocks: np.ndarray) -> Parts:
+    return _nibbles(blocks[:, 16:], 32), *_k_scales(blocks)
+
+
+def _q5_k(blocks: np.ndarray) -> Parts:
+    planes = np.unpackbits(blocks[:, 16:48, None], axis=2, bitorder="little")  # n×32×8
+    return _bytes(blocks[:, 48:], 32, planes.swapaxes(1, 2)), *_k_scales(blocks)
+
+
+def _q6_k(blocks: np.ndarray) -> Parts:
+    """Merges two groups of 16 weights, q · scale with −32 ≤ q < 32, into one of 32.
+
+    A quarter of the larger scale is the new step, so that the group with the larger scale stays
+    exact, except for rounding to float16. The error of the other is at most an eighth of that
+    scale. If the scales differ only in sign, the range needs 257 steps; 255 longer ones cover it.
+    """
+    planes = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> planes & 3
+    codes = _bytes(blocks[:, :128], 64, high).reshape(-1, 8, 2, 16).astype(np.float32)
+    d = _float16(blocks, 208).astype(np.float32)
+    scales = (d * blocks[:, 192:208].view(np.int8)).reshape(-1, 8, 2)
+    first, second = scales[..., 0], scales[..., 1]
+    larger = np.where(abs(first) >= abs(second), first, second)
+    steps = np.where(first == -second, larger * 64 / 255, larger / 4).astype(np.float16)
+    codes -= 32
+    codes *= (scales / np.where(steps == 0, 1, steps)[..., None])[..., None]
+    codes += 128.5  # float to integer conversion truncates
+    return codes.clip(0, 255, out=codes).astype(np.uint8), steps, steps * np.float16(-128)
+
+
+def _mxfp4(blocks: np.ndarray) -> Parts:
+    return _nibbles(blocks[:, 1:], 16), blocks[:, :1], None
+
+
+_UNPACK: dict[str, Callable[[np.ndarray], Parts]] = {
+    **{"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0},
+    **{"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "MXFP4": _mxfp4},
+}
