@@ -28,8 +28,8 @@ from .reader import GGUFTensor
 CHUNK_WEIGHTS = 2**20  # per thread; keeps temporary arrays small
 NUM_THREADS = min(8, os.cpu_count() or 1)
 
-# Weights (bytes; one per weight if wider than 4 bits), scales, biases.
-Parts = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+# Weights (one per byte if wider than 4 bits), scales and, if affine, biases.
+Parts = tuple[np.ndarray, ...]
 
 PLAIN_DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 
@@ -55,33 +55,31 @@ def read_plain(tensor: GGUFTensor) -> mx.array:
 
 def read_repacked(tensor: GGUFTensor, target: Quantization) -> dict[str, mx.array]:
     """Reads a quantized tensor as MLX's arrays: weight, scales and, if affine, biases."""
-    *_, I = tensor.shape
+    dtypes = {"weight": mx.uint32, "scales": mx.float16, "biases": mx.float16}
+    if target.mode == "mxfp4":
+        dtypes["scales"] = mx.uint8
+    arrays = {
+        name: mx.zeros(shape, dtypes[name]) for name, shape in target.shapes(tensor.shape).items()
+    }
+    mx.eval(arrays)
+    I = tensor.shape[-1]
     rows, row_bytes = math.prod(tensor.shape) // I, I // tensor.type.size * tensor.type.nbytes
-    is_mxfp4 = target.mode == "mxfp4"
-    scale_dtype = np.uint8 if is_mxfp4 else np.float16
-    weight = np.empty((rows, I * target.bits // 8), np.uint8)
-    scales, biases = (np.empty((rows, I // 32), scale_dtype) for _ in range(2))
+    outputs = [np.array(array, copy=False).reshape(rows, -1) for array in arrays.values()]
+    outputs[0] = outputs[0].view(np.uint8)
     step = max(1, CHUNK_WEIGHTS // I)
 
     def repack(first: int) -> None:
-        chunk = slice(first, min(first + step, rows))
-        count = chunk.stop - first
-        offset = tensor.offset + first * row_bytes
-        blocks = np.fromfile(tensor.file, np.uint8, count * row_bytes, offset=offset)
-        parts = _UNPACK[tensor.type.name](blocks.reshape(-1, tensor.type.nbytes))
-        packed = _pack_5_bits(parts[0]) if target.bits == 5 else parts[0]
-        weight[chunk] = packed.reshape(count, -1)
-        scales[chunk] = parts[1].reshape(count, -1)
-        if parts[2] is not None:
-            biases[chunk] = parts[2].reshape(count, -1)
+        last = min(first + step, rows)
+        count, offset = (last - first) * row_bytes, tensor.offset + first * row_bytes
+        blocks = np.fromfile(tensor.file, np.uint8, count, offset=offset)
+        codes, *others = _UNPACK[tensor.type.name](blocks.reshape(-1, tensor.type.nbytes))
+        parts = [_pack_5_bits(codes) if target.bits == 5 else codes, *others]
+        for output, part in zip(outputs, parts, strict=False):
+            output[first:last] = part.reshape(last - first, -1)
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         list(pool.map(repack, range(0, rows, step)))
-    arrays = {"weight": weight.view(np.uint32), "scales": scales}
-    if not is_mxfp4:
-        arrays["biases"] = biases
-    shapes = target.shapes(tensor.shape)
-    return {name: mx.array(array).reshape(shapes[name]) for name, array in arrays.items()}
+    return arrays
 
 
 def _float16(blocks: np.ndarray, start: int) -> np.ndarray:
@@ -174,7 +172,7 @@ def _q6_k(blocks: np.ndarray) -> Parts:
 
 
 def _mxfp4(blocks: np.ndarray) -> Parts:
-    return _nibbles(blocks[:, 1:], 16), blocks[:, :1], None
+    return _nibbles(blocks[:, 1:], 16), blocks[:, :1]
 
 
 _UNPACK: dict[str, Callable[[np.ndarray], Parts]] = {

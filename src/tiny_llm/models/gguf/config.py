@@ -47,6 +47,8 @@ LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3_CONTEXT = 8192
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the frequencies
 
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
 # Layer names in GGUF -> in MLX models.
 LAYERS = {
     **{"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
@@ -102,6 +104,9 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
     if architecture.startswith("qwen35"):
         config |= _hybrid_fields(file, config)
     formats = {name: layer_format(tensor) for name, tensor in _matrices(file)}
+    config["dtype"] = "float16"
+    if not any(formats.values()) and "token_embd.weight" in tensors:
+        config["dtype"] = DTYPES[tensors["token_embd.weight"].type.name]
     if any(formats.values()):
         config["quantization"] = {
             **{"group_size": 32, "bits": 4},

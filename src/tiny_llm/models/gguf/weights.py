@@ -126,7 +126,7 @@ def _convert(
         heads = config.num_attention_heads if layer == "q_proj" else config.num_key_value_heads
         array = _swap(array, 0, heads, config.head_dim // 2, 2)
     elif layer == "shared_expert_gate":
-        array = array[None]
+        array = array.reshape(1, -1)
     elif net is not None and ".linear_attn." in name and layer != "norm":
         tile = 1, net.num_value_heads // net.num_key_heads, net.num_key_heads
         if layer in ("in_proj_qkv", "conv1d"):
