@@ -43,6 +43,7 @@ SPLITS = {
 }
 PRE_TOKENIZERS = {name: splits for splits, names in SPLITS.items() for name in names.split()}
 IGNORE_MERGES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "tekken")
+NFC = ("qwen2", "qwen35", "deepseek-r1-qwen")  # as in their tokenizer.json; llama.cpp omits this
 
 # Control tokens that end a turn or text, although many files list only one of them as EOS.
 END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
@@ -123,6 +124,8 @@ def _byte_level(file: GGUFFile, tokens: list[str]) -> tokenizers.Tokenizer:
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
+    if pre in NFC:
+        tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
 
