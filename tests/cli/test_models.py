@@ -17,7 +17,7 @@ from tiny_llm.models.checkpoint.dummy import random_tensors
 @pytest.fixture
 def lm_studio(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "500")
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
     root = tmp_path / ".lmstudio/models"
     (root / "me/random").mkdir(parents=True)

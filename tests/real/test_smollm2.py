@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import mlx.core as mx
 import numpy as np
 import openai
@@ -48,10 +49,31 @@ def model(file: Path) -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def theirs(file: Path) -> Any:
-    """The model as dequantized by transformers, in float32."""
+    """The model in transformers, in float32, with weights dequantized by `gguf`."""
     torch, transformers = import_references()
-    options = {"gguf_file": file.name, "dtype": torch.float32}
-    return transformers.AutoModelForCausalLM.from_pretrained(str(file.parent), **options).eval()
+    config = transformers.LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
+        tie_word_embeddings=True,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 30)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            tensor = tensors[names.get_name(name, try_suffixes=(".weight",))]
+            weight = gguf.dequantize(tensor.data, tensor.tensor_type)
+            if ".q_proj." in name or ".k_proj." in name:  # a pair's rows are adjacent in GGUF
+                weight = weight.reshape(-1, 32, 2, 576).swapaxes(1, 2)
+            parameter.copy_(torch.tensor(weight.reshape(parameter.shape)))
+    return model.eval()
 
 
 def their_logits(model: Any, ids: list[int]) -> np.ndarray:
@@ -180,7 +202,7 @@ TOKEN_BYTES = 2 * 30 * 3 * 64 * 2  # KV of one token in float16
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunked": {"max_num_batched_tokens": 17, "max_num_seqs": 4, "enable_prefix_caching": False},
-    "preempted": {"kv_cache_bytes": 576 * TOKEN_BYTES, "max_num_seqs": 9},
+    "preempted": {"kv_cache_bytes": 576 * TOKEN_BYTES, "enable_prefix_caching": False},
     "drafts": {"speculative": "ngram"},
     "page-size": {"block_size": 16},
 }

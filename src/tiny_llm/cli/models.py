@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -36,14 +37,14 @@ def available_models() -> Iterator[tuple[str, Callable[[], Path]]]:
     from huggingface_hub import constants
 
     for name, folder in BUNDLED_MODELS.items():
-        yield name, lambda folder=folder: folder
+        yield name, partial(Path, folder)
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*")):
         hub_id = folder.name.removeprefix("models--").replace("--", "/")
         cached = find_in_cache(hub_id)
         if cached is not None:
-            yield hub_id, lambda cached=cached: cached
+            yield hub_id, partial(Path, cached)
         for file in sorted(filter(is_model_file, folder.glob("snapshots/*/*.gguf"))):
-            yield str(file), lambda file=file: file
+            yield str(file), partial(Path, file)
     yield from local_models()
 
 

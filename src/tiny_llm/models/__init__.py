@@ -2,8 +2,8 @@
 
 This package must not generate text: `generate`, `batch` and `engine` run the models built here.
 
-Reading order: protocol, hub, loading, dispatch, heads, memory, model_size, checkpoint,
-tokenizer, families, lora, parallel.
+Reading order: protocol, hub, local_models, model_files, loading, dispatch, heads, memory,
+model_size, checkpoint, gguf, tokenizer, families, lora, parallel.
 """
 
 from .checkpoint.safe_io import ModelError

@@ -6,6 +6,7 @@ Their files are read in place and never written.
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from ..errors import short_repr, summarize
@@ -38,7 +39,11 @@ def find_local_model(name: str) -> Path | None:
     for exact in (wanted, f"{wanted}:latest"):
         found = [exact] if exact in models else found
     if len(found) != 1:
-        problem = f"it is one of {summarize(found)}" if found else f"{prefix} has {summarize(list(models))}"
+        problem = (
+            f"it is one of {summarize(found)}"
+            if found
+            else f"{prefix} has {summarize(list(models))}"
+        )
         raise ModelError(f"no single model is named {short_repr(name)}: {problem}.")
     return models[found[0]]()
 
@@ -49,7 +54,7 @@ def _ollama_models() -> Mapping[str, Callable[[], Path]]:
     for manifest in sorted((root / "manifests").glob("*/*/*/*")):
         repository = manifest.parent.relative_to(root / "manifests").as_posix()
         name = repository.removeprefix(OLLAMA_REGISTRY).removeprefix(OLLAMA_LIBRARY)
-        models[f"{name}:{manifest.name}"] = lambda manifest=manifest: _ollama_blob(root, manifest)
+        models[f"{name}:{manifest.name}"] = partial(_ollama_blob, root, manifest)
     return models
 
 
@@ -72,7 +77,7 @@ def _lm_studio_models() -> Mapping[str, Callable[[], Path]]:
                 file = file.parent
             elif not is_model_file(file):
                 continue
-            models[file.relative_to(root).as_posix()] = lambda file=file: file
+            models[file.relative_to(root).as_posix()] = partial(Path, file)
     return models
 
 

@@ -42,7 +42,11 @@ def has_tokenizer(path: Path) -> bool:
 
 def has_weights(path: Path) -> bool:
     """Whether there are weights besides config and tokenizer."""
-    return path.is_file() or (path / layout.INDEX_FILE).exists() or any(path.glob("model*.safetensors"))
+    return (
+        path.is_file()
+        or (path / layout.INDEX_FILE).exists()
+        or any(path.glob("model*.safetensors"))
+    )
 
 
 def weight_bytes(path: Path) -> int:
@@ -62,4 +66,8 @@ def read_weights(
 
 def open_tokenizer(path: Path, config: Mapping[str, Any]) -> Any:
     """Opens a model's tokenizer; see `tokenizer.open_tokenizer`."""
-    return gguf_tokenizer(open_gguf(path)) if path.is_file() else tokenizer.open_tokenizer(path, config)
+    return (
+        gguf_tokenizer(open_gguf(path))
+        if path.is_file()
+        else tokenizer.open_tokenizer(path, config)
+    )

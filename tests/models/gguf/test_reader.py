@@ -1,5 +1,6 @@
 """GGUF headers: valid files, and errors for damaged and foreign ones."""
 
+import contextlib
 import struct
 
 import gguf
@@ -56,10 +57,8 @@ def test_random_damage_is_an_error_or_harmless(file):
         damaged = data.copy()
         damaged[position] = rng.integers(256)
         file.write_bytes(damaged)
-        try:
+        with contextlib.suppress(ModelError):
             open_gguf(file)
-        except ModelError:
-            pass
 
 
 def change(file, position: int, layout: str, value: int) -> None:

@@ -56,7 +56,10 @@ def pair(tmp_path_factory):
     """The demo model's tokenizer, from its folder and from a GGUF file."""
     folder = demo.TARGET_PATH
     content = json.loads((folder / "tokenizer.json").read_text())
-    vocab = {**content["model"]["vocab"], **{t["content"]: t["id"] for t in content["added_tokens"]}}
+    vocab = {
+        **content["model"]["vocab"],
+        **{t["content"]: t["id"] for t in content["added_tokens"]},
+    }
     tokens = sorted(vocab, key=vocab.__getitem__)
     special = {t["content"]: t["special"] for t in content["added_tokens"]}
     types = [{None: NORMAL, True: CONTROL, False: USER_DEFINED}[special.get(t)] for t in tokens]

@@ -44,7 +44,9 @@ MIXTURE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 
 SHARED = {"shared_expert_intermediate_size": 64}
 HYBRID = {**attention(4, 2, 16), **delta_net(2, 4, 32, 32), "num_hidden_layers": 5}
 LLAMA3_ROPE = {
-    **{"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3},
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    **LLAMA3,
     "original_max_position_embeddings": 8192,
 }
 BIASES = {"attention_bias": True, "mlp_bias": True}
@@ -181,7 +183,8 @@ def test_shards(tmp_path, name):
     """The ranks' shards have the weights of the full model."""
     file = write_model(tmp_path / "model.gguf", make_model(name), kind=Type.F32)
     (full, _), *shards = [
-        load_weights(str(file), rank=rank, num_ranks=size) for rank, size in ((0, 1), (0, 2), (1, 2))
+        load_weights(str(file), rank=rank, num_ranks=size)
+        for rank, size in ((0, 1), (0, 2), (1, 2))
     ]
     rows = [shard.model.embed_tokens.weight for shard, _ in shards]
     assert mx.array_equal(mx.concatenate(rows), full.model.embed_tokens.weight)

@@ -22,7 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx
 import numpy as np
 
-from ..checkpoint.quantization import Quantization
+from ... import kernels
+from ...kernels.mxfp4 import e8m0_to_bfloat16
+from ..checkpoint.quantization import Quantization, Shape
 from .reader import GGUFTensor
 
 CHUNK_WEIGHTS = 2**20  # per thread; keeps temporary arrays small
@@ -32,34 +34,49 @@ NUM_THREADS = min(8, os.cpu_count() or 1)
 Parts = tuple[np.ndarray, ...]
 
 PLAIN_DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+BITS = {"Q4": 4, "Q5": 5, "Q6": 8, "Q8": 8}  # by prefix of the type
 
 
-def repacked_format(tensor: GGUFTensor, is_cpu: bool) -> Quantization | None:
+def has_cpu_kernels() -> bool:
+    """Whether weights are converted for the CPU kernels (`checkpoint/repack.py`)."""
+    return kernels.computes_on_cpu() and kernels.is_built()
+
+
+def repacked_format(tensor: GGUFTensor) -> Quantization | None:
     """Format of a repacked tensor; None if it stays unquantized."""
     name = tensor.type.name
     if name in PLAIN_DTYPES:
         return None
     if name == "MXFP4":
         return Quantization(32, 4, "mxfp4")
-    bits = {"4": 4, "5": 8 if is_cpu else 5, "6": 8, "8": 8}[name[1]]
-    return Quantization(32, bits)
+    bits = BITS[name[:2]]
+    return Quantization(32, 8 if bits == 5 and has_cpu_kernels() else bits)
 
 
-def read_plain(tensor: GGUFTensor) -> mx.array:
-    """Reads an unquantized tensor."""
-    dtype = PLAIN_DTYPES[tensor.type.name]
-    kind = np.float32 if dtype == mx.float32 else np.uint16
-    numbers = np.fromfile(tensor.file, kind, math.prod(tensor.shape), offset=tensor.offset)
-    return mx.array(numbers).view(dtype).reshape(tensor.shape)
-
-
-def read_repacked(tensor: GGUFTensor, target: Quantization) -> dict[str, mx.array]:
-    """Reads a quantized tensor as MLX's arrays: weight, scales and, if affine, biases."""
-    dtypes = {"weight": mx.uint32, "scales": mx.float16, "biases": mx.float16}
+def array_types(tensor: GGUFTensor) -> dict[str, tuple[Shape, mx.Dtype]]:
+    """Shape and dtype of the arrays that `read_tensor` returns."""
+    target = repacked_format(tensor)
+    if target is None:
+        return {"": (tensor.shape, PLAIN_DTYPES[tensor.type.name])}
+    scales = mx.float16
     if target.mode == "mxfp4":
-        dtypes["scales"] = mx.uint8
+        scales = mx.bfloat16 if has_cpu_kernels() else mx.uint8
+    shapes = target.shapes(tensor.shape)
+    return {name: (shapes[name], mx.uint32 if name == "weight" else scales) for name in shapes}
+
+
+def read_tensor(tensor: GGUFTensor) -> dict[str, mx.array]:
+    """Reads a tensor as MLX's arrays: weight, scales, biases; or "" if unquantized."""
+    target = repacked_format(tensor)
+    if target is None:
+        dtype = PLAIN_DTYPES[tensor.type.name]
+        kind = np.float32 if dtype == mx.float32 else np.uint16
+        numbers = np.fromfile(tensor.file, kind, math.prod(tensor.shape), offset=tensor.offset)
+        return {"": mx.array(numbers).view(dtype).reshape(tensor.shape)}
+    is_mxfp4 = target.mode == "mxfp4"
     arrays = {
-        name: mx.zeros(shape, dtypes[name]) for name, shape in target.shapes(tensor.shape).items()
+        name: mx.zeros(shape, mx.uint8 if is_mxfp4 and name == "scales" else dtype)
+        for name, (shape, dtype) in array_types(tensor).items()
     }
     mx.eval(arrays)
     I = tensor.shape[-1]
@@ -74,11 +91,13 @@ def read_repacked(tensor: GGUFTensor, target: Quantization) -> dict[str, mx.arra
         blocks = np.fromfile(tensor.file, np.uint8, count, offset=offset)
         codes, *others = _UNPACK[tensor.type.name](blocks.reshape(-1, tensor.type.nbytes))
         parts = [_pack_5_bits(codes) if target.bits == 5 else codes, *others]
-        for output, part in zip(outputs, parts, strict=False):
+        for output, part in zip(outputs, parts, strict=True):
             output[first:last] = part.reshape(last - first, -1)
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         list(pool.map(repack, range(0, rows, step)))
+    if is_mxfp4 and has_cpu_kernels():
+        arrays["scales"] = e8m0_to_bfloat16(arrays["scales"])
     return arrays
 
 
@@ -88,7 +107,7 @@ def _float16(blocks: np.ndarray, start: int) -> np.ndarray:
 
 
 def _nibbles(codes: np.ndarray, run: int) -> np.ndarray:
-    """Reorders nibbles: in GGUF, a run's low nibbles precede its high ones; in MLX, they alternate."""
+    """Interleaves low and high nibbles; in GGUF, a run's low nibbles precede its high ones."""
     pairs = np.ascontiguousarray(codes).view("<u2")
     low, high = pairs & 0x0F | pairs >> 4 & 0xF0, pairs >> 4 & 0x0F | pairs >> 8 & 0xF0
     halves = (half.astype(np.uint8).reshape(-1, run // 2).view(np.uint64) for half in (low, high))
@@ -176,6 +195,13 @@ def _mxfp4(blocks: np.ndarray) -> Parts:
 
 
 _UNPACK: dict[str, Callable[[np.ndarray], Parts]] = {
-    **{"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0},
-    **{"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "MXFP4": _mxfp4},
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }

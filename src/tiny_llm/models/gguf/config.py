@@ -5,15 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from ... import kernels
-from ..checkpoint.quantization import Quantization
 from .blocks import repacked_format
 from .reader import GGUFFile, GGUFTensor
 
 # `general.architecture` -> `model_type`. GGUF files of Mistral models have architecture "llama".
 ARCHITECTURES = {
-    **{"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3"},
-    **{"qwen3moe": "qwen3_moe", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text"},
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
 }
 
 # Config field -> metadata field.
@@ -51,18 +54,26 @@ DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 # Layer names in GGUF -> in MLX models.
 LAYERS = {
-    **{"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
-    **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
-    **{"post_attention_norm": "post_attention_layernorm", "attn_output": "self_attn.o_proj"},
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_output": "self_attn.o_proj",
     **{f"attn_{name}": f"self_attn.{name}_proj" for name in "qkv"},
     **{f"attn_{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
-    **{"ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
     **{f"ffn_{name}_exps": f"mlp.switch_mlp.{name}_proj" for name in ("gate", "up", "down")},
     **{f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
-    **{"attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z"},
-    **{"ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b"},
-    **{"ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm"},
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
 VECTORS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
@@ -86,7 +97,9 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
     config |= {
         "model_type": ARCHITECTURES[architecture],
         "num_hidden_layers": num_layers,
-        "vocab_size": tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 0,
+        "vocab_size": tensors["token_embd.weight"].shape[0]
+        if "token_embd.weight" in tensors
+        else 0,
         "tie_word_embeddings": "output.weight" not in tensors,
         "rope_scaling": _rope_scaling(file),
     }
@@ -103,26 +116,17 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
         config["norm_topk_prob"] = True  # llama.cpp always normalizes
     if architecture.startswith("qwen35"):
         config |= _hybrid_fields(file, config)
-    formats = {name: layer_format(tensor) for name, tensor in _matrices(file)}
+    formats = {name: repacked_format(tensor) for name, tensor in _matrices(file)}
     config["dtype"] = "float16"
     if not any(formats.values()) and "token_embd.weight" in tensors:
         config["dtype"] = DTYPES[tensors["token_embd.weight"].type.name]
     if any(formats.values()):
         config["quantization"] = {
-            **{"group_size": 32, "bits": 4},
+            "group_size": 32,
+            "bits": 4,
             **{name: vars(each) if each else False for name, each in formats.items()},
         }
     return config
-
-
-def has_cpu_kernels() -> bool:
-    """Whether weights are repacked for the CPU kernels (`checkpoint/repack.py`)."""
-    return kernels.computes_on_cpu() and kernels.is_built()
-
-
-def layer_format(tensor: GGUFTensor) -> Quantization | None:
-    """Format to which a tensor is repacked on this machine; None if unquantized."""
-    return repacked_format(tensor, has_cpu_kernels())
 
 
 def num_trunk_layers(file: GGUFFile) -> int:
@@ -132,12 +136,15 @@ def num_trunk_layers(file: GGUFFile) -> int:
 
 def tensor_name(name: str, num_layers: int) -> str | None:
     """Name in MLX's model; None for skipped tensors: RoPE factors and the MTP layer."""
-    block, layer, kind = re.fullmatch(r"(?:blk\.(\d+)\.)?(.*?)(?:\.(\w+))?", name).groups()
-    if name == ROPE_FACTORS or (block is not None and int(block) >= num_layers):
+    in_block = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
+    prefix, rest = "", name
+    if in_block is not None:
+        prefix, rest = f"model.layers.{in_block[1]}.", in_block[2]
+    if name == ROPE_FACTORS or (in_block is not None and int(in_block[1]) >= num_layers):
         return None
-    prefix = "" if block is None else f"model.layers.{block}."
-    if (vector := VECTORS.get(name.rpartition(f"blk.{block}.")[2])) is not None:
-        return prefix + vector
+    layer, _, kind = rest.partition(".")
+    if rest in VECTORS:
+        return prefix + VECTORS[rest]
     return f"{prefix}{LAYERS[layer]}.{kind}" if layer in LAYERS else name
 
 
@@ -145,7 +152,9 @@ def _matrices(file: GGUFFile) -> list[tuple[str, GGUFTensor]]:
     """(path in MLX's model, tensor) of each matrix."""
     num_layers = num_trunk_layers(file)
     named = ((tensor_name(name, num_layers), tensor) for name, tensor in file.tensors.items())
-    return [(name.removesuffix(".weight"), each) for name, each in named if name and len(each.shape) > 1]
+    return [
+        (name.removesuffix(".weight"), each) for name, each in named if name and len(each.shape) > 1
+    ]
 
 
 def _decimal(value: Any) -> Any:
@@ -186,8 +195,12 @@ def _llama3_scaling(file: GGUFFile) -> dict[str, Any]:
     kept = ((rotations - low) / (high - low)).clip(0, 1)
     factor = float(factors.max())
     if not np.allclose(factors, 1 / ((1 - kept) / factor + kept), rtol=1e-4):
-        raise ValueError(f"the values of {ROPE_FACTORS} are not those of Llama 3.1, the only ones supported")
+        raise ValueError(
+            f"the values of {ROPE_FACTORS} are not those of Llama 3.1, the only ones supported"
+        )
     return {
-        **{"rope_type": "llama3", "factor": factor, **LLAMA3_ROPE},
+        "rope_type": "llama3",
+        "factor": factor,
+        **LLAMA3_ROPE,
         "original_max_position_embeddings": LLAMA3_CONTEXT,
     }

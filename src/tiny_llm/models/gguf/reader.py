@@ -38,16 +38,34 @@ class BlockType(NamedTuple):
 
 
 TYPES = {
-    **{0: BlockType("F32", 1, 4), 1: BlockType("F16", 1, 2), 30: BlockType("BF16", 1, 2)},
-    **{2: BlockType("Q4_0", 32, 18), 3: BlockType("Q4_1", 32, 20), 8: BlockType("Q8_0", 32, 34)},
-    **{6: BlockType("Q5_0", 32, 22), 7: BlockType("Q5_1", 32, 24), 39: BlockType("MXFP4", 32, 17)},
-    **{12: BlockType("Q4_K", 256, 144), 13: BlockType("Q5_K", 256, 176)},
+    0: BlockType("F32", 1, 4),
+    1: BlockType("F16", 1, 2),
+    30: BlockType("BF16", 1, 2),
+    2: BlockType("Q4_0", 32, 18),
+    3: BlockType("Q4_1", 32, 20),
+    8: BlockType("Q8_0", 32, 34),
+    6: BlockType("Q5_0", 32, 22),
+    7: BlockType("Q5_1", 32, 24),
+    39: BlockType("MXFP4", 32, 17),
+    12: BlockType("Q4_K", 256, 144),
+    13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
 }
 UNSUPPORTED_TYPES = {
-    **{10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
-    **{20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0"},
-    **{35: "TQ2_0", 40: "NVFP4"},
+    10: "Q2_K",
+    11: "Q3_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    40: "NVFP4",
 }
 
 
@@ -110,7 +128,9 @@ def open_gguf(path: Path) -> GGUFFile:
     for number in range(2, count + 1):
         name = re.sub(r"-00001-of-(\d{5})\.gguf$", rf"-{number:05}-of-\1.gguf", path.name)
         if name == path.name or not path.with_name(name).exists():
-            raise ModelError(f"{path} is split into {count} files, of which number {number} is missing.")
+            raise ModelError(
+                f"{path} is split into {count} files, of which number {number} is missing."
+            )
         tensors |= _read_header(path.with_name(name)).tensors
     return GGUFFile(path, first.metadata, tensors)
 
@@ -121,11 +141,16 @@ def _read_header(path: Path) -> GGUFFile:
         return _parse(path, stat.st_size, stat.st_mtime_ns)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from error
-    except (struct.error, UnicodeDecodeError, ValueError) as error:
-        if isinstance(error, ModelError):
-            raise
-        reason = "its header is truncated" if isinstance(error, struct.error) else error
-        raise ModelError(f"{path} is not a valid GGUF file ({reason}); download it again.") from error
+    except ModelError:
+        raise
+    except (struct.error, KeyError, ValueError) as error:
+        reason = str(error)
+        if not isinstance(error, ValueError):
+            cut = isinstance(error, struct.error)
+            reason = "its header is truncated" if cut else f"metadata of unknown type {error}"
+        raise ModelError(
+            f"{path} is not a valid GGUF file ({reason}); download it again."
+        ) from error
 
 
 @lru_cache(maxsize=16)  # commands read the header several times
@@ -162,8 +187,8 @@ def _parse(path: Path, size: int, _mtime: int) -> GGUFFile:
 def _reject_type(path: Path, name: str, kind: int) -> NoReturn:
     supported = ", ".join(each.name for each in TYPES.values())
     raise ModelError(
-        f"{path} has {short_repr(name)} in type {UNSUPPORTED_TYPES.get(kind, kind)}, which tiny-llm "
-        f"does not support; download a file whose tensors are in {supported}, such as Q4_K_M."
+        f"{path} has {short_repr(name)} in type {UNSUPPORTED_TYPES.get(kind, kind)}, which is not "
+        f"supported; download a file whose tensors are in {supported}, such as Q4_K_M."
     )
 
 
@@ -199,12 +224,12 @@ class _Cursor:
         if kind == STRING:
             return self.string().decode()
         if kind != ARRAY:
-            return self.unpack(SCALARS[_known(kind)])[0]
+            return self.unpack(SCALARS[kind])[0]
         kind, count = self.unpack("IQ")
         if count > MAX_ENTRIES:
             raise ValueError(f"an array has {count:,} entries")
         if kind != STRING:
-            return list(self.unpack(f"{count}{SCALARS[_known(kind)]}"))
+            return list(self.unpack(f"{count}{SCALARS[kind]}"))
         start = position = self.position
         for _ in range(count):  # not `self.string()`, because vocabularies are long
             position += 8 + U64.unpack_from(self._data, position)[0]
@@ -220,10 +245,4 @@ class _Cursor:
         if num_dimensions > 4:
             raise ValueError(f"{short_repr(name)} has {num_dimensions} dimensions")
         shape = self.unpack(f"{num_dimensions}Q")
-        return name, shape[::-1], *self.unpack("IQ")  # type: ignore[return-value]
-
-
-def _known(kind: int) -> int:
-    if kind not in SCALARS:
-        raise ValueError(f"a metadata value has the unknown type {kind}")
-    return kind
+        return name, shape[::-1], *self.unpack("IQ")

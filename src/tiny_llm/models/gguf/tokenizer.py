@@ -85,7 +85,9 @@ def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
         if type_ in (CONTROL, USER_DEFINED)
     ]
     tokenizer.add_tokens(added)
-    named = {name: file.metadata.get(f"{ggml}{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
+    named = {
+        name: file.metadata.get(f"{ggml}{name}_token_id") for name in ("bos", "eos", "eot", "eom")
+    }
     settings: dict[str, Any] = {
         f"{name}_token": tokens[index] for name, index in named.items() if index is not None
     }
@@ -117,7 +119,8 @@ def _byte_level(file: GGUFFile, tokens: list[str]) -> tokenizers.Tokenizer:
             f"its pre-tokenizer, {str(pre)[:60]}, is not supported; supported ones are "
             f"{', '.join(PRE_TOKENIZERS)}"
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in file.strings("tokenizer.ggml.merges")]
+    pairs = (merge.partition(" ") for merge in file.strings("tokenizer.ggml.merges"))
+    merges = [(left, right) for left, _, right in pairs]
     vocab = {token: index for index, token in enumerate(tokens)}
     tokenizer = tokenizers.Tokenizer(BPE(vocab, merges, ignore_merges=pre in IGNORE_MERGES))
     splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in PRE_TOKENIZERS[pre]]
