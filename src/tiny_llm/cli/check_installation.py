@@ -24,9 +24,9 @@ from ..engine.llm import DEFAULT_MAX_NUM_SEQS
 from ..errors import UserError
 from ..models import BUNDLED_MODELS, SHORT_NAMES, find_in_cache
 from ..models.checkpoint.safe_io import ModelError
+from ..models.gguf.model_files import check_model_files, weight_bytes
 from ..models.heads.pooling import TASKS
 from ..models.hub import find_config
-from ..models.model_files import check_model_files, weight_bytes
 from .backends.checkpoint import set_device
 from .memory_table import estimate_memory, measure_bandwidth, print_memory_table
 from .parsing.arguments import add_flag, byte_count, flag_name, in_range, rank_count

@@ -16,9 +16,9 @@ from ..engine.llm import DEFAULT_MAX_NUM_SEQS, LLM
 from ..engine.tool_calls.registry import AUTO, NAMES
 from ..errors import UserError
 from ..models import default_model
+from ..models.gguf.model_files import has_tokenizer
 from ..models.heads.pooling import TASKS, Task
 from ..models.hub import find_config, find_model
-from ..models.model_files import has_tokenizer
 from ..models.tokenizer.chat_template import read_template_file
 from .backends.checkpoint import set_device
 from .backends.engine import engine_options

@@ -8,8 +8,8 @@ from .. import demo
 from ..errors import short_repr
 from .checkpoint.layout import has_tokenizer, weight_files
 from .checkpoint.safe_io import ModelError
-from .local_models import find_local_model
-from .model_files import check_model_files
+from .gguf.local_models import find_local_model
+from .gguf.model_files import check_model_files
 
 if TYPE_CHECKING:
     from rich.console import Console  # at run time, imported only when needed, to save memory

@@ -21,15 +21,15 @@ from .checkpoint.weights import CheckpointModel, is_supported_format
 from .families.config_fields import Fields
 from .families.registry import family_of, read_config
 from .families.tensor_layout import is_skipped
-from .hub import find_config, find_model, is_terminal, stderr_console
-from .memory import total_memory
-from .model_files import (
+from .gguf.model_files import (
     has_tokenizer,
     open_tokenizer,
     read_model_config,
     read_weights,
     weight_bytes,
 )
+from .hub import find_config, find_model, is_terminal, stderr_console
+from .memory import total_memory
 from .tokenizer.hf_fallback import check_tokenizer_files, sandbox_tokenizer
 
 if TYPE_CHECKING:

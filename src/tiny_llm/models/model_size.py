@@ -21,7 +21,7 @@ from .families.config import DecoderConfig
 from .families.gated_delta_net import state_shape
 from .families.linear import activation_dtype
 from .families.registry import config_of, read_config
-from .model_files import has_weights, read_model_config, read_weights, weight_bytes
+from .gguf.model_files import has_weights, read_model_config, read_weights, weight_bytes
 
 EXPERTS = ".switch_mlp."  # substring of the experts' tensor names
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import uvicorn
 
 from .. import kernels
-from ..models.model_files import open_tokenizer, read_model_config
+from ..models.gguf.model_files import open_tokenizer, read_model_config
 from ..models.parallel.default_group import shutdown_default_group
 from ..models.tokenizer.chat_template import set_chat_template
 from .app import build_app

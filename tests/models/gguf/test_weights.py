@@ -105,7 +105,7 @@ def test_logits_equal_transformers(tmp_path, name):
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3moe", "qwen35", "qwen35moe"])
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q5_1, Type.Q8_0, Type.MXFP4, Type.F16])
 def test_weights_of_quantized_models(tmp_path, name, kind):
-    """Loaded weights are bit-equal to those dequantized by `gguf`, in the layout of transformers."""
+    """Loaded weights are bit-equal to those dequantized by `gguf`."""
     model = make_model(name)
     file = write_model(tmp_path / "model.gguf", model, kind=kind)
     loaded, _ = load_weights(str(file))

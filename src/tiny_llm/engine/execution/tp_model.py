@@ -21,9 +21,9 @@ from ...models.checkpoint.safe_io import model_errors
 from ...models.checkpoint.sharding import RankShard
 from ...models.families.config import DecoderConfig
 from ...models.families.registry import read_config
+from ...models.gguf.model_files import read_model_config
 from ...models.heads.mtp import MtpDecoder
 from ...models.hub import find_config
-from ...models.model_files import read_model_config
 from ...models.parallel.channel import Buffer
 from ...models.parallel.decoder import TensorParallelDecoder
 from ...models.parallel.default_group import get_default_group

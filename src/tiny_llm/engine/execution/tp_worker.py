@@ -21,9 +21,9 @@ from ... import kernels
 from ...models import load_weights, memory
 from ...models.checkpoint.sharding import RankShard
 from ...models.families.registry import read_config
+from ...models.gguf.model_files import read_model_config
 from ...models.hub import find_config
 from ...models.lora import attach_adapters
-from ...models.model_files import read_model_config
 from ...models.parallel.decoder import TensorParallelDecoder, make_decoder
 from ...models.parallel.group import Worker
 from ...models.parallel.launcher import launched_worker

@@ -2,5 +2,5 @@
 
 Quantized blocks are repacked to MLX's formats while they are read; no converted copy is written.
 
-Reading order: reader, config, blocks, weights, tokenizer.
+Reading order: reader, blocks, config, weights, tokenizer, model_files, local_models.
 """

@@ -1,4 +1,4 @@
-"""Conversion of GGUF metadata and tensor names to those of Hugging Face configs and MLX models."""
+"""Config from GGUF metadata, and tensor names of MLX models."""
 
 import re
 from typing import Any

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import layout, weights
-from .checkpoint.safe_io import ModelError, model_errors
-from .checkpoint.sharding import RankShard
-from .families.registry import read_config
-from .gguf.config import gguf_config
-from .gguf.reader import open_gguf
-from .gguf.tokenizer import gguf_tokenizer
-from .gguf.weights import read_gguf
-from .tokenizer import tokenizer
+from ..checkpoint import layout, weights
+from ..checkpoint.safe_io import ModelError, model_errors
+from ..checkpoint.sharding import RankShard
+from ..families.registry import read_config
+from ..tokenizer import tokenizer
+from .config import gguf_config
+from .reader import open_gguf
+from .tokenizer import gguf_tokenizer
+from .weights import read_gguf
 
 
 def read_model_config(path: Path) -> Mapping[str, Any]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from ..errors import short_repr, summarize
-from .checkpoint.safe_io import ModelError, read_json
+from ...errors import short_repr, summarize
+from ..checkpoint.safe_io import ModelError, read_json
 
 OLLAMA_REGISTRY, OLLAMA_LIBRARY = "registry.ollama.ai/", "library/"  # omitted in names
 OLLAMA_WEIGHTS = "application/vnd.ollama.image.model"  # media type of a manifest's layer
