@@ -22,6 +22,14 @@ from ..models.hub import find_config, find_model
 from ..models.tokenizer.chat_template import read_template_file
 from .backends.checkpoint import set_device
 from .backends.engine import engine_options
+from .backends.served_models import (
+    ModelArgument,
+    check_flags,
+    choose_kv_cache_bytes,
+    memory_budget,
+    memory_needs,
+    parse_model_argument,
+)
 from .memory_table import estimate_memory, print_memory_table
 from .parsing.arguments import (
     API_KEY_VARIABLE,
@@ -32,14 +40,6 @@ from .parsing.arguments import (
     in_range,
 )
 from .parsing.command import CommandParser, console, run_command
-from .served_models import (
-    ModelArgument,
-    check_flags,
-    choose_kv_cache_bytes,
-    memory_budget,
-    memory_needs,
-    parse_model_argument,
-)
 
 DEFAULT_STEP_TIME_TARGET = 0.1  # seconds
 ENGINE_OPTIONS = (  # flags passed to `LLM` unchanged, besides those of `engine_options`
@@ -69,7 +69,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     flag = partial(add_flag, parser)
     flag(
         "--model NAME[=OPTIONS]",
-        "name, Hub id or folder, as for `main`; may be repeated: models are then loaded on "
+        "name, Hub id, folder or GGUF file, as for `main`; may be repeated: models are then loaded on "
         "first use, and requests that name no model use the first. OPTIONS: a task (see --task), "
         "pin (keep the model loaded), or both, e.g. PATH=embed,pin",
         action="append",

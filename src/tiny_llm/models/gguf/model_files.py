@@ -1,4 +1,7 @@
-"""Model files: a checkpoint folder or a GGUF file, which any regular file is taken for."""
+"""Model files: a checkpoint folder or a GGUF file, which any regular file is taken for.
+
+Modules that need NumPy are imported for GGUF files only, to save memory.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,16 +12,16 @@ from ..checkpoint.safe_io import ModelError, model_errors
 from ..checkpoint.sharding import RankShard
 from ..families.registry import read_config
 from ..tokenizer import tokenizer
-from .config import gguf_config
 from .reader import open_gguf
 from .tokenizer import gguf_tokenizer
-from .weights import read_gguf
 
 
 def read_model_config(path: Path) -> Mapping[str, Any]:
     """Config with the fields of `config.json`; see `layout.read_model_config`."""
     if not path.is_file():
         return layout.read_model_config(path)
+    from .config import gguf_config
+
     with model_errors(f"{path} cannot be loaded"):
         config = gguf_config(open_gguf(path))
         read_config(config)
@@ -60,8 +63,11 @@ def read_weights(
     path: Path, config: Mapping[str, Any], rank_shard: RankShard | None = None, mtp: bool = False
 ) -> weights.CheckpointModel:
     """Reads weights lazily; see `read_checkpoint`."""
-    read = read_gguf if path.is_file() else weights.read_checkpoint
-    return read(path, config, rank_shard, mtp)
+    if not path.is_file():
+        return weights.read_checkpoint(path, config, rank_shard, mtp)
+    from .weights import read_gguf
+
+    return read_gguf(path, config, rank_shard, mtp)
 
 
 def open_tokenizer(path: Path, config: Mapping[str, Any]) -> Any:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import UserError
-from ..models.heads.pooling import TASKS
-from ..models.memory import total_memory
-from ..models.model_size import model_size
-from .memory_table import estimate_memory
-from .parsing.arguments import flag_name
+from ...errors import UserError
+from ...models.heads.pooling import TASKS
+from ...models.memory import total_memory
+from ...models.model_size import model_size
+from ..memory_table import estimate_memory
+from ..parsing.arguments import flag_name
 
 PIN = "pin"
 KV_CACHE_BYTES = 2**29  # default KV cache size per model, if several are served
