@@ -101,7 +101,7 @@ def test_shell_completion_lists_commands_and_flags(capsys, shell):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "no command given; choose one of main, chat, batch, serve, bench, check"),
+        ([], "no command given; choose one of main, chat, batch, serve, bench, models"),
         (["serve-me"], "unknown command serve-me; choose one of main, chat"),
         (["--print-completion", "dos"], "--print-completion: invalid choice: 'dos' (choose from"),
         (["--loader", "week2"], "unrecognized arguments: --loader"),

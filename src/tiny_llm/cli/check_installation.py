@@ -22,8 +22,8 @@ from ..engine.factory import resolve_task
 from ..engine.llm import DEFAULT_MAX_NUM_SEQS
 from ..errors import UserError
 from ..models import BUNDLED_MODELS, SHORT_NAMES, find_in_cache
-from ..models.checkpoint.layout import check_checkpoint, weight_bytes
 from ..models.checkpoint.safe_io import ModelError
+from ..models.gguf.model_files import check_model_files, weight_bytes
 from ..models.heads.pooling import TASKS
 from ..models.hub import find_config
 from .backends.checkpoint import set_device
@@ -201,7 +201,7 @@ def _torch() -> CheckResult:
 
 def _checkpoint(name: str, folder: Path, where: str, fix: str) -> CheckResult:
     try:
-        check_checkpoint(folder)
+        check_model_files(folder)
     except ModelError as error:
         return CheckResult(f"model {name}", False, f"corrupt: {error}", fix)
     return CheckResult(f"model {name}", True, f"{decimal(weight_bytes(folder))}, {where}")

@@ -18,9 +18,19 @@ COMMANDS = {
     "batch": "run sixteen prompts with continuous batching and a live view",
     "serve": "serve the OpenAI and Anthropic APIs over HTTP",
     "bench": "measure throughput on synthetic prompts and print a JSON summary",
+    "models": "list the models on this machine",
     "check": "check the installation and suggest fixes",
 }
 SHELLS = ("bash", "zsh", "tcsh")
+MODEL_FLAGS = ("--model", "--draft-model")
+MODEL_COMPLETION = {  # for shtab: models on this machine, and files
+    "bash": "_tiny_llm_models",
+    "zsh": "{compadd -- \\$(tiny-llm models --names); _files}",
+    "tcsh": "`tiny-llm models --names`",
+    "preamble": {
+        "bash": '_tiny_llm_models() { compgen -f -W "$(tiny-llm models --names)" -- "$1"; }\n'
+    },
+}
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "tiny-llm") -> int:
@@ -56,6 +66,10 @@ def command_module(command: str) -> ModuleType:
             from . import bench
 
             return bench
+        case "models":
+            from . import models
+
+            return models
         case _:
             from . import check_installation
 
@@ -70,6 +84,9 @@ def completion(shell: str) -> str:
     commands = root.add_subparsers(parser_class=argparse.ArgumentParser)
     for name, text in COMMANDS.items():
         parser = command_module(name).make_parser(f"tiny-llm {name}")
+        for action in parser._actions:
+            if {*MODEL_FLAGS} & {*action.option_strings}:
+                action.complete = MODEL_COMPLETION
         commands.add_parser(name, help=text, parents=[parser], add_help=False)
     script: str = shtab.complete(root, shell)
     return script

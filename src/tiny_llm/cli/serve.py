@@ -16,12 +16,21 @@ from ..engine.llm import DEFAULT_MAX_NUM_SEQS, LLM
 from ..engine.tool_calls.registry import AUTO, NAMES
 from ..errors import UserError
 from ..models import default_model
-from ..models.checkpoint.layout import has_tokenizer
+from ..models.gguf.model_files import has_tokenizer
 from ..models.heads.pooling import TASKS, Task
 from ..models.hub import find_config, find_model
 from ..models.tokenizer.chat_template import read_template_file
 from .backends.checkpoint import set_device
 from .backends.engine import engine_options
+from .backends.served_models import (
+    ModelArgument,
+    check_flags,
+    choose_kv_cache_bytes,
+    memory_budget,
+    memory_needs,
+    parse_model_argument,
+    weight_bytes,
+)
 from .memory_table import estimate_memory, print_memory_table
 from .parsing.arguments import (
     API_KEY_VARIABLE,
@@ -32,15 +41,6 @@ from .parsing.arguments import (
     in_range,
 )
 from .parsing.command import CommandParser, SafeFormatter, console, run_command
-from .served_models import (
-    ModelArgument,
-    check_flags,
-    choose_kv_cache_bytes,
-    memory_budget,
-    memory_needs,
-    parse_model_argument,
-    weight_bytes,
-)
 
 DEFAULT_STEP_TIME_TARGET = 0.1  # seconds
 ENGINE_OPTIONS = (  # flags passed to `LLM` unchanged, besides those of `engine_options`
@@ -70,8 +70,8 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     flag = partial(add_flag, parser)
     flag(
         "--model NAME[=OPTIONS]",
-        "name, Hub id or folder, as for `main`; may be repeated: models are then loaded on "
-        "first use, and requests that name no model use the first. OPTIONS: a task (see --task), "
+        "name, Hub id, folder or GGUF file, as for `main`; may be repeated: models are then loaded "
+        "on first use, and requests without a model use the first. OPTIONS: a task (see --task), "
         "pin (keep the model loaded), or both, e.g. PATH=embed,pin",
         action="append",
     )

@@ -74,7 +74,8 @@ class LLM(EngineCore):
     kernels) and `tensor_parallel_size`. Arguments are as in vLLM where it has an equivalent.
 
     Args:
-        model: short name, hub id, folder, or the result of `load_weights` or `load`.
+        model: short name, hub id, folder, GGUF file, ollama:NAME, lmstudio:NAME, or the result of
+            `load_weights` or `load`.
         kv_cache_bytes: upper bound on KV memory, including recurrent states and the draft model's
             KV memory. None uses three quarters of the memory left by the weights, but at most what
             `max_num_seqs` requests of `max_model_len` tokens need. Used on demand and kept until

@@ -2,12 +2,19 @@
 
 This package must not generate text: `generate`, `batch` and `engine` run the models built here.
 
-Reading order: protocol, hub, loading, dispatch, heads, memory, model_size, checkpoint,
-tokenizer, families, lora, parallel.
+Reading order: hub, loading, dispatch, heads, memory, model_size, checkpoint, gguf, tokenizer,
+families, lora, parallel.
 """
 
 from .checkpoint.safe_io import ModelError
-from .dispatch import WEEK_MODELS, check_has_mtp, dispatch_model, mtp_model, serving_model
+from .dispatch import (
+    WEEK_MODELS,
+    ServingModel,
+    check_has_mtp,
+    dispatch_model,
+    mtp_model,
+    serving_model,
+)
 from .families.attention_backends import ATTENTION_BACKENDS
 from .families.linear import ACTIVATION_BITS
 from .hub import (
@@ -19,7 +26,6 @@ from .hub import (
     shortcut_name_to_full_name,
 )
 from .loading import LOAD_FORMATS, load, load_weights
-from .protocol import ServingModel
 
 __all__ = [
     "ACTIVATION_BITS",

@@ -1,8 +1,12 @@
-"""Model selection: a course week's model, or the decoder for all families."""
+"""Model selection: a course week's model, or a `ServingModel` of any family."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
 
 from ..kernels.prepack import prepack_model
+from ..kv_cache.paged_storage import PagedStorage, RaggedBatch
 from ..qwen3_week1 import Qwen3ModelWeek1
 from ..qwen3_week2 import Qwen3ModelWeek2
 from ..qwen3_week3 import Qwen3ModelWeek3
@@ -14,10 +18,68 @@ from .families.decoder import Decoder
 from .families.registry import config_of
 from .heads.mtp import MtpDecoder
 from .heads.pooling import EmbeddingDecoder, Task
-from .protocol import ServingModel
 
 COURSE_MODEL_TYPE = "qwen3"  # model family that the course's models implement
 WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2, 3: Qwen3ModelWeek3}
+
+
+class ServingModel(Protocol):
+    """Model that runs ragged batches over paged KV storage.
+
+    `families.decoder.Decoder` implements it for every family.
+    """
+
+    vocab_size: int  # number of logits per token
+    page_size: int  # tokens per page
+    max_seq_len: int  # context length in tokens
+    hidden_size: int  # features per token
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV cache bytes per token, over all layers."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes per recurrent-state slot, over all layers; 0 without recurrent state."""
+        ...
+
+    @property
+    def max_window(self) -> int:
+        """Sliding-window size in tokens if all layers have one, else 0."""
+        ...
+
+    def create_paged_storage(self, num_pages: int, num_state_slots: int = 0) -> PagedStorage:
+        """Creates KV pages and state slots, whose ids are the same in all layers.
+
+        Memory is allocated when pages and slots are first written, up to
+        num_pages · page_size · `kv_bytes_per_token` + num_state_slots · `state_bytes` bytes.
+        """
+        ...
+
+    def ragged_logits(
+        self,
+        ids: Sequence[int] | mx.array,
+        batch: RaggedBatch,
+        rows: Sequence[int] | mx.array,
+        storage: PagedStorage,
+    ) -> mx.array:
+        """Computes the logits of one step, len(rows)×vocab_size.
+
+        On a CPU, a token's logits are bit-identical in any batch. Precondition: all positions are
+        within the context length.
+
+        Args:
+            ids: T token ids in the order of `batch`.
+            batch: sequence, position and KV slot of each token.
+            rows: indices of the tokens whose logits are computed, from 0 to T − 1.
+            storage: from `create_paged_storage`. Evaluating `storage.arrays` writes the batch's
+                keys and values; unless `rows` is empty, evaluating the result does so, too.
+
+        Raises:
+            ValueError: the number of ids is not T.
+        """
+        ...
 
 
 def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:

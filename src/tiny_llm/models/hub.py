@@ -1,4 +1,4 @@
-"""Model names (short names, hub ids, folders) and downloads."""
+"""Model names (short names, hub ids, folders, GGUF files) and downloads."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from .. import demo
 from ..errors import short_repr
-from .checkpoint.layout import WEIGHT_FILES, check_checkpoint, has_tokenizer, weight_files
+from .checkpoint.layout import WEIGHT_FILES, has_tokenizer, weight_files
 from .checkpoint.safe_io import ModelError
+from .gguf.local_models import find_local_model
+from .gguf.model_files import check_model_files
 
 if TYPE_CHECKING:
     from rich.console import Console  # at run time, imported only when needed, to save memory
@@ -70,43 +72,44 @@ def find_model(name: str, console: "Console | None") -> Path:
     """Finds and checks a model's folder, downloading the model if necessary.
 
     Args:
-        name: a short name, a hub id or a local folder.
+        name: a short name, a hub id, a local folder or GGUF file, ollama:NAME or lmstudio:NAME.
         console: console for the download size; standard error if None.
 
     Raises:
         ModelError: the model does not exist, cannot be downloaded, or its folder is invalid.
     """
     full_name = shortcut_name_to_full_name(name)
-    folder = _local_folder(name) or find_in_cache(full_name)
+    folder = _local_path(name) or find_in_cache(full_name)
     folder = folder or download(full_name, console, DOWNLOAD_PATTERNS)
-    check_checkpoint(folder)
+    check_model_files(folder)
     return folder
 
 
 def find_config(name: str, console: "Console | None") -> Path:
     """Like `find_model`, but only for config and tokenizer, and without checks."""
     full_name = shortcut_name_to_full_name(name)
-    folder = _local_folder(name) or find_in_cache(full_name)
+    folder = _local_path(name) or find_in_cache(full_name)
     return folder or download(full_name, console, CONFIG_PATTERNS)
 
 
-def _local_folder(name: str) -> Path | None:
-    """Folder for a model name; None for a hub id."""
+def _local_path(name: str) -> Path | None:
+    """Folder or GGUF file for a model name; None for a hub id."""
     full_name = shortcut_name_to_full_name(name)
-    folder = Path(full_name).expanduser()
-    if full_name and _is_dir(folder):
-        return folder
-    if full_name.count("/") == 1 and full_name[0] not in "./~":
+    path = find_local_model(full_name) or Path(full_name).expanduser()
+    if full_name and _exists(path):
+        return path
+    is_file_name = full_name.endswith(".gguf")
+    if full_name.count("/") == 1 and full_name[0] not in "./~" and not is_file_name:
         return None
     raise ModelError(
-        f"unknown model {short_repr(name)}; specify a folder, a hub id (owner/name) or one of "
-        f"{', '.join([*BUNDLED_MODELS, *SHORT_NAMES])}."
+        f"unknown model {short_repr(name)}; specify a folder, a GGUF file, a hub id (owner/name), "
+        f"ollama:NAME, lmstudio:NAME or one of {', '.join([*BUNDLED_MODELS, *SHORT_NAMES])}."
     )
 
 
-def _is_dir(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
-        return path.is_dir()
+        return path.exists()
     except OSError:  # raised if the name is too long for a path
         return False
 

@@ -11,25 +11,23 @@ from .. import demo, kernels
 from ..errors import UserError
 from ..kernels.prepack import PrepackedWeights
 from .checkpoint.dummy import random_bytes, random_checkpoint
-from .checkpoint.layout import (
-    COMPLETE_FILE,
-    INDEX_FILE,
-    has_stale_index,
-    has_tokenizer,
-    read_model_config,
-    read_tensor_headers,
-    weight_bytes,
-)
+from .checkpoint.layout import COMPLETE_FILE, INDEX_FILE, has_stale_index, read_tensor_headers
 from .checkpoint.safe_io import ModelError, model_errors, read_json
 from .checkpoint.safetensors_header import check_dtypes
 from .checkpoint.sharding import RankShard
-from .checkpoint.weights import CheckpointModel, read_checkpoint
+from .checkpoint.weights import CheckpointModel
 from .families.config import DecoderConfig
 from .families.config_fields import Fields
 from .families.registry import read_config
+from .gguf.model_files import (
+    has_tokenizer,
+    open_tokenizer,
+    read_model_config,
+    read_weights,
+    weight_bytes,
+)
 from .hub import find_config, find_model, is_terminal, stderr_console
 from .memory import total_memory, trim_heap
-from .tokenizer.loader import open_tokenizer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,9 +97,9 @@ def load_weights(
         _check_memory(folder, weight_bytes(folder) // num_ranks)
         if with_tokenizer:
             tokenizer = open_tokenizer(folder, config)
-        model = read_checkpoint(folder, config, shard, mtp)
+        model = read_weights(folder, config, shard, mtp)
         if rank == 0:
-            if kernels.computes_on_cpu():
+            if kernels.computes_on_cpu() and folder.is_dir():
                 _report_float32(folder, console)
             _report_ignored(folder, full, model.num_skipped, console)
         return model, tokenizer
@@ -124,6 +122,8 @@ def _load(
 
 
 def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
+    if folder.is_file():
+        raise ValueError("mlx_lm does not read GGUF files; use `load_weights`, or omit --solution")
     config = read_model_config(folder)  # rejects an invalid config before the slow import
     # Imported here because it takes seconds, and an invalid name should fail immediately.
     from mlx_lm.utils import load_model

@@ -14,14 +14,13 @@ from mlx.utils import tree_flatten
 
 from ..kv_cache.int8_rows import KvCacheDtype, kv_row_width
 from .checkpoint.dummy import random_bytes, random_checkpoint
-from .checkpoint.layout import INDEX_FILE, read_model_config
 from .checkpoint.safe_io import model_errors
 from .checkpoint.sharding import RankShard
-from .checkpoint.weights import read_checkpoint
 from .families.config import DecoderConfig
 from .families.gated_delta_net import state_shape
 from .families.linear import activation_dtype
 from .families.registry import config_of, read_config
+from .gguf.model_files import has_weights, read_model_config, read_weights
 
 EXPERTS = ".switch_mlp."  # substring of the experts' tensor names
 
@@ -60,8 +59,7 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
         ModelError: the checkpoint cannot be loaded.
     """
     config = read_model_config(folder)
-    has_weights = (folder / INDEX_FILE).exists() or any(folder.glob("model*.safetensors"))
-    is_dummy = load_format == "dummy" or not has_weights
+    is_dummy = load_format == "dummy" or not has_weights(folder)
     with model_errors(f"the model in {folder} cannot be loaded"):
         if is_dummy:
             random_bytes(config)  # raises ValueError for invalid shapes
@@ -72,7 +70,7 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
         read = (
             partial(random_checkpoint, config)
             if is_dummy
-            else partial(read_checkpoint, folder, config)
+            else partial(read_weights, folder, config)
         )
         sizes = [size_of_tree(read(rank_shard=shard)) for shard in shards]
     summed = ("weight_bytes", "step_bytes", "kv_vectors_per_token", "state_bytes")

@@ -22,10 +22,9 @@ from typing import Any, NoReturn
 import uvicorn
 
 from .. import kernels
-from ..models.checkpoint.safe_io import read_json
+from ..models.gguf.model_files import open_tokenizer, read_model_config
 from ..models.parallel.default_group import shutdown_default_group
 from ..models.tokenizer.chat_template import set_chat_template
-from ..models.tokenizer.loader import open_tokenizer
 from .app import build_app
 from .context import AppState
 from .engine_client import messages
@@ -166,7 +165,7 @@ class ServerProcess:
 
     def _open_renderer(self, engine: ModelEngine) -> PromptRenderer:
         folder = engine.spec.folder
-        tokenizer = open_tokenizer(folder, read_json(folder, "config.json"))
+        tokenizer = open_tokenizer(folder, read_model_config(folder))
         if self._settings.chat_template is not None:
             set_chat_template(tokenizer, self._settings.chat_template)
         return PromptRenderer(tokenizer, self._settings.tool_call_parser)

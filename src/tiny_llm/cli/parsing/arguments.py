@@ -116,7 +116,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     flag = partial(add_flag, parser)
     flag(
         "--model NAME",
-        f"{', '.join([*BUNDLED_MODELS, *SHORT_NAMES])}, a Hub id (owner/name) or a folder",
+        f"{', '.join([*BUNDLED_MODELS, *SHORT_NAMES])}, a Hub id (owner/name), a folder, a GGUF "
+        "file, ollama:NAME or lmstudio:NAME",
     )
     flag(
         "--solution",

@@ -17,11 +17,11 @@ import mlx.core as mx
 from ... import kernels
 from ...errors import UserError, check_int
 from ...models import ModelError, load_weights, memory
-from ...models.checkpoint.layout import read_model_config
 from ...models.checkpoint.safe_io import model_errors
 from ...models.checkpoint.sharding import RankShard
 from ...models.families.config import DecoderConfig
 from ...models.families.registry import read_config
+from ...models.gguf.model_files import read_model_config
 from ...models.heads.mtp import MtpDecoder
 from ...models.hub import find_config
 from ...models.parallel.channel import Buffer

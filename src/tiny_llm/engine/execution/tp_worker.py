@@ -19,9 +19,9 @@ from rich.console import Console
 
 from ... import kernels
 from ...models import load_weights, memory
-from ...models.checkpoint.layout import read_model_config
 from ...models.checkpoint.sharding import RankShard
 from ...models.families.registry import read_config
+from ...models.gguf.model_files import read_model_config
 from ...models.hub import find_config
 from ...models.lora import attach_adapters
 from ...models.parallel.decoder import TensorParallelDecoder, make_decoder

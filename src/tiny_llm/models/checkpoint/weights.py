@@ -98,7 +98,7 @@ def read_checkpoint(
         weights = {name: rank_shard.slice_tensor(name, array) for name, array in weights.items()}
     if args.experts is not None:
         stack_experts(weights, args)
-    formats = _check_tensors(weights, args, converted_quantization(config.get("quantization")))
+    formats = check_tensors(weights, args, converted_quantization(config.get("quantization")))
     check_dtypes({source: stored[source] for source in names.values()})
     model = build_model_tree(args, weights, formats)
     model.num_skipped = len(loaded) - len(names)
@@ -136,7 +136,7 @@ def build_model_tree(
     return model
 
 
-def _check_tensors(
+def check_tensors(
     weights: Mapping[str, mx.array], args: DecoderConfig, quantization: Mapping[str, Any] | None
 ) -> dict[str, Quantization]:
     """Checks all names and shapes; returns the quantized layers' formats."""

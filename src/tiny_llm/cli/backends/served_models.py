@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import UserError
-from ..models.heads.pooling import TASKS
-from ..models.memory import total_memory
-from ..models.model_size import model_size
-from .memory_table import estimate_memory
-from .parsing.arguments import flag_name
+from ...errors import UserError
+from ...models.heads.pooling import TASKS
+from ...models.memory import total_memory
+from ...models.model_size import model_size
+from ..memory_table import estimate_memory
+from ..parsing.arguments import flag_name
 
 PIN = "pin"
 KV_CACHE_BYTES = 2**29  # default KV cache size per model, if several are served
@@ -57,10 +57,10 @@ class MemoryRequirement:
 def parse_model_argument(text: str) -> ModelArgument:
     """Parses `NAME[=OPTIONS]`; the options are at most one task, and "pin".
 
-    An existing folder is not split, because its path may contain "=".
+    An existing path is not split, because it may contain "=".
     """
     name, separator, given = text.rpartition("=")
-    if not separator or Path(text).expanduser().is_dir():
+    if not separator or Path(text).expanduser().exists():
         return ModelArgument(text)
     options = given.split(",")
     tasks = [option for option in options if option in TASKS]

@@ -1,0 +1,206 @@
+"""Config from GGUF metadata, and tensor names of MLX models."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from .blocks import repacked_format
+from .reader import GGUFFile, GGUFTensor
+
+# `general.architecture` -> `model_type`. GGUF files of Mistral models have architecture "llama".
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
+}
+
+# Config field -> metadata field.
+FIELDS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+}
+ROPE_FIELDS = {
+    "factor": "rope.scaling.factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
+# Parameters of Llama 3.1 to 3.3, the only models with a tensor of RoPE factors.
+LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3_CONTEXT = 8192
+ROPE_FACTORS = "rope_freqs.weight"  # divisors of the frequencies
+
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+# Layer names in GGUF -> in MLX models.
+LAYERS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_output": "self_attn.o_proj",
+    **{f"attn_{name}": f"self_attn.{name}_proj" for name in "qkv"},
+    **{f"attn_{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+    **{f"ffn_{name}_exps": f"mlp.switch_mlp.{name}_proj" for name in ("gate", "up", "down")},
+    **{f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+VECTORS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+
+
+def gguf_config(file: GGUFFile) -> dict[str, Any]:
+    """Config with the fields of a `config.json`, and the layers' quantization after repacking.
+
+    Raises:
+        ValueError: the architecture or its RoPE scaling is not supported.
+    """
+    architecture = file.metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES or (architecture == "llama" and file.get("expert_count")):
+        name = f"{architecture} with experts" if architecture in ARCHITECTURES else architecture
+        raise ValueError(
+            f"its architecture, {str(name)[:60]}, is not supported in GGUF files; supported ones "
+            f"are {', '.join(ARCHITECTURES)}"
+        )
+    tensors, num_layers = file.tensors, num_trunk_layers(file)
+    config = {name: _decimal(file.get(key)) for name, key in FIELDS.items() if file.get(key)}
+    config |= {
+        "model_type": ARCHITECTURES[architecture],
+        "num_hidden_layers": num_layers,
+        "vocab_size": tensors["token_embd.weight"].shape[0]
+        if "token_embd.weight" in tensors
+        else 0,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "rope_scaling": _rope_scaling(file),
+    }
+    for name, value in config.items():  # llama.cpp allows a value per layer
+        if isinstance(value, list) and len(set(value)) == 1:
+            config[name] = value[0]
+    if architecture == "llama":
+        if "sliding_window" in config:
+            config["model_type"] = "mistral"
+        config["mlp_bias"] = "blk.0.ffn_down.bias" in tensors
+    if architecture in ("llama", "qwen3"):
+        config["attention_bias"] = "blk.0.attn_output.bias" in tensors
+    if architecture == "qwen3moe":
+        config["norm_topk_prob"] = True  # llama.cpp always normalizes
+    if architecture.startswith("qwen35"):
+        config |= _hybrid_fields(file, config)
+    formats = {name: repacked_format(tensor) for name, tensor in _matrices(file)}
+    config["dtype"] = "float16"
+    if not any(formats.values()) and "token_embd.weight" in tensors:
+        config["dtype"] = DTYPES[tensors["token_embd.weight"].type.name]
+    if any(formats.values()):
+        config["quantization"] = {
+            "group_size": 32,
+            "bits": 4,
+            **{name: vars(each) if each else False for name, each in formats.items()},
+        }
+    return config
+
+
+def num_trunk_layers(file: GGUFFile) -> int:
+    """Number of layers without those of multi-token prediction."""
+    return int(file.get("block_count", 0)) - int(file.get("nextn_predict_layers", 0))
+
+
+def tensor_name(name: str, num_layers: int) -> str | None:
+    """Name in MLX's model; None for skipped tensors: RoPE factors and the MTP layer."""
+    in_block = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
+    prefix, rest = "", name
+    if in_block is not None:
+        prefix, rest = f"model.layers.{in_block[1]}.", in_block[2]
+    if name == ROPE_FACTORS or (in_block is not None and int(in_block[1]) >= num_layers):
+        return None
+    layer, _, kind = rest.partition(".")
+    if rest in VECTORS:
+        return prefix + VECTORS[rest]
+    return f"{prefix}{LAYERS[layer]}.{kind}" if layer in LAYERS else name
+
+
+def _matrices(file: GGUFFile) -> list[tuple[str, GGUFTensor]]:
+    """(path in MLX's model, tensor) of each matrix."""
+    num_layers = num_trunk_layers(file)
+    named = ((tensor_name(name, num_layers), tensor) for name, tensor in file.tensors.items())
+    return [
+        (name.removesuffix(".weight"), each) for name, each in named if name and len(each.shape) > 1
+    ]
+
+
+def _decimal(value: Any) -> Any:
+    """Shortest decimal of a float32: 1e-05 instead of 9.999999747378752e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _hybrid_fields(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
+    """Fields of Gated DeltaNet."""
+    kinds = {True: "linear_attention", False: "full_attention"}
+    layers = range(config["num_hidden_layers"])
+    factor = file.get("rope.dimension_count", 0) / config.get("head_dim", 1)
+    rope = {"rope_type": "default", "rope_theta": config.get("rope_theta")}
+    return {
+        "layer_types": [kinds[f"blk.{i}.ssm_a" in file.tensors] for i in layers],
+        "linear_value_head_dim": file.get("ssm.inner_size", 0) // file.get("ssm.time_step_rank", 1),
+        "rope_parameters": {**rope, "partial_rotary_factor": factor},
+    }
+
+
+def _rope_scaling(file: GGUFFile) -> dict[str, Any] | None:
+    """`rope_scaling` from the metadata or the tensor of RoPE factors."""
+    kind = file.get("rope.scaling.type", "none")
+    if ROPE_FACTORS in file.tensors:
+        return _llama3_scaling(file)
+    if kind == "none":
+        return None
+    fields = {name: _decimal(file.get(key)) for name, key in ROPE_FIELDS.items() if file.get(key)}
+    return {"rope_type": kind, **fields}
+
+
+def _llama3_scaling(file: GGUFFile) -> dict[str, Any]:
+    tensor = file.tensors[ROPE_FACTORS]
+    factors = np.fromfile(tensor.file, np.float32, tensor.shape[0], offset=tensor.offset)
+    exponents = np.arange(len(factors)) / len(factors)
+    rotations = LLAMA3_CONTEXT / (2 * np.pi) * file.get("rope.freq_base", 1e4) ** -exponents
+    low, high = LLAMA3_ROPE.values()
+    kept = ((rotations - low) / (high - low)).clip(0, 1)
+    factor = float(factors.max())
+    if not np.allclose(factors, 1 / ((1 - kept) / factor + kept), rtol=1e-4):
+        raise ValueError(
+            f"the values of {ROPE_FACTORS} are not those of Llama 3.1, the only ones supported"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        **LLAMA3_ROPE,
+        "original_max_position_embeddings": LLAMA3_CONTEXT,
+    }

@@ -1,0 +1,139 @@
+"""Tokenizer from GGUF metadata: byte-level BPE (`gpt2`) and SentencePiece (`llama`)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+from ..tokenizer.tokenizer import Tokenizer, raise_library_error
+from .reader import GGUFFile
+
+# Token types in `tokenizer.ggml.token_type`.
+CONTROL, USER_DEFINED, BYTE = 3, 4, 6
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = r"[^\r\n\p{L}\p{N}]?"
+
+# Regular expressions that split a text one after the other -> values of `tokenizer.ggml.pre`.
+SPLITS = {
+    (_GPT2,): "gpt-2 mpt olmo phi-2 jais exaone4 granite-docling",
+    (r"\p{N}", _GPT2): "smollm starcoder refact command-r codeshell exaone minerva-7b",
+    (_QWEN2,): "qwen2 deepseek-r1-qwen stablelm2 hunyuan",
+    (_QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"\p{L}\p{N}]+", r"\p{L}\p{M}\p{N}]+"),): (
+        "qwen35"
+    ),
+    (_QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|"),): (
+        "llama-bpe llama3 llama-v3 smaug-bpe dbrx falcon3 pixtral glm4 chatglm-bpe lfm2"
+    ),
+    (
+        rf"{_CASED}{_UPPER}*{_LOWER}+|{_CASED}{_UPPER}+{_LOWER}*|\p{{N}}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
+    ): "tekken",
+    (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"): "deepseek-coder",
+    (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"): "falcon",
+    (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"): "default",
+}
+PRE_TOKENIZERS = {name: splits for splits, names in SPLITS.items() for name in names.split()}
+IGNORE_MERGES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "tekken")
+NFC = ("qwen2", "qwen35", "deepseek-r1-qwen")  # as in their tokenizer.json; llama.cpp omits this
+
+# Control tokens that end a turn or text, although many files list only one of them as EOS.
+END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
+
+
+def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
+    """Builds the tokenizer, with the file's chat templates.
+
+    Raises:
+        ValueError: the file has no tokenizer, or one of an unsupported kind.
+        UserError: the `tokenizers` library rejects the vocabulary.
+    """
+    tokens, ggml = file.strings("tokenizer.ggml.tokens"), "tokenizer.ggml."
+    kind = file.metadata.get(f"{ggml}model")
+    if not tokens or kind not in ("gpt2", "llama"):
+        raise ValueError(f"its tokenizer is of kind {kind}; supported kinds are gpt2 and llama")
+    is_bpe = kind == "gpt2"
+    try:
+        tokenizer = _byte_level(file, tokens) if is_bpe else _sentencepiece(file, tokens)
+    except BaseException as error:
+        raise_library_error("the tokenizer is invalid", error)
+    types = file.metadata.get(f"{ggml}token_type", [])
+    added = [
+        AddedToken(token, special=type_ == CONTROL, normalized=False)
+        for token, type_ in zip(tokens, types, strict=False)
+        if type_ in (CONTROL, USER_DEFINED)
+    ]
+    tokenizer.add_tokens(added)
+    named = {
+        name: file.metadata.get(f"{ggml}{name}_token_id") for name in ("bos", "eos", "eot", "eom")
+    }
+    settings: dict[str, Any] = {
+        f"{name}_token": tokens[index] for name, index in named.items() if index is not None
+    }
+    if file.metadata.get(f"{ggml}add_bos_token", not is_bpe) and "bos_token" in settings:
+        bos = settings["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], special_tokens=[(bos, named["bos"])]
+        )
+    settings["chat_template"] = [
+        {"name": name, "template": template} for name, template in _templates(file)
+    ] or None
+    ends = {index for name, index in named.items() if name != "bos" and index is not None}
+    ends |= {tokens.index(each.content) for each in added if each.content in END_TOKENS}
+    return Tokenizer(file.path, tokenizer, settings, ends)
+
+
+def _templates(file: GGUFFile) -> Iterator[tuple[str, str]]:
+    for key, template in file.metadata.items():
+        if key == "tokenizer.chat_template":
+            yield "default", template
+        elif key.startswith("tokenizer.chat_template."):
+            yield key.removeprefix("tokenizer.chat_template."), template
+
+
+def _byte_level(file: GGUFFile, tokens: list[str]) -> tokenizers.Tokenizer:
+    pre = file.metadata.get("tokenizer.ggml.pre", "default")
+    if pre not in PRE_TOKENIZERS:
+        raise ValueError(
+            f"its pre-tokenizer, {str(pre)[:60]}, is not supported; supported ones are "
+            f"{', '.join(PRE_TOKENIZERS)}"
+        )
+    pairs = (merge.partition(" ") for merge in file.strings("tokenizer.ggml.merges"))
+    merges = [(left, right) for left, _, right in pairs]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    tokenizer = tokenizers.Tokenizer(BPE(vocab, merges, ignore_merges=pre in IGNORE_MERGES))
+    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in PRE_TOKENIZERS[pre]]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    if pre in NFC:
+        tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+def _sentencepiece(file: GGUFFile, tokens: list[str]) -> tokenizers.Tokenizer:
+    """BPE with a merge for each way to split a token into two, in descending order of scores."""
+    vocab = {token: index for index, token in enumerate(tokens)}
+    scores = file.metadata.get("tokenizer.ggml.scores", [])
+    merges = [
+        (-score, index, (token[:split], token[split:]))
+        for index, (token, score) in enumerate(zip(tokens, scores, strict=True))
+        for split in range(1, len(token))
+        if token[:split] in vocab and token[split:] in vocab
+    ]
+    pairs = [pair for *_, pair in sorted(merges, key=lambda merge: merge[:2])]
+    tokenizer = tokenizers.Tokenizer(BPE(vocab, pairs, byte_fallback=True, fuse_unk=True))
+    adds_space = file.metadata.get("tokenizer.ggml.add_space_prefix", True)
+    prefix = [normalizers.Prepend("▁")] if adds_space else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if adds_space else []
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    tokenizer.decoder = decoders.Sequence(parts)
+    return tokenizer

@@ -1,0 +1,1 @@
+"""Tests of GGUF files, with the `gguf` package as writer and oracle."""

@@ -1,0 +1,226 @@
+"""Logits of random GGUF models of each architecture, compared with transformers."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf import quants
+
+from tests.models import test_parity_hybrid as parity_hybrid
+from tests.models import test_parity_transformers as parity
+from tests.models.gguf.support import write_model
+from tests.models.support import import_references, random_ids, sequence_logits, transformers_logits
+from tests.models.test_parity_hybrid import attention, delta_net
+from tests.models.test_parity_transformers import LLAMA3, YARN, heads
+from tests.support import as_numpy
+from tiny_llm import load_weights
+from tiny_llm.kernels.prepack import row_major_layer
+from tiny_llm.models import ModelError
+from tiny_llm.models.dispatch import serving_model
+from tiny_llm.models.model_size import model_size, size_of_tree
+
+torch: Any
+transformers: Any
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _import_references() -> None:
+    global torch, transformers
+    torch, transformers = import_references()
+    parity.torch = parity_hybrid.torch = torch
+
+
+SIZES = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
+MIXTURE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SHARED = {"shared_expert_intermediate_size": 64}
+HYBRID = {**attention(4, 2, 16), **delta_net(2, 4, 32, 32), "num_hidden_layers": 5}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    **LLAMA3,
+    "original_max_position_embeddings": 8192,
+}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", heads(4, 2, 16)),
+    "llama-tied": ("Llama", {**heads(4, 4, 24), **BIASES, "tie_word_embeddings": True}),
+    "llama-3.1": ("Llama", {**heads(8, 1, 32), "rope_parameters": LLAMA3_ROPE}),
+    "llama-linear": (
+        "Llama",
+        {
+            **heads(4, 2, 16),
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.0},
+        },
+    ),
+    "mistral": ("Mistral", {**heads(4, 2, 16), "sliding_window": 19}),
+    "qwen2": ("Qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    "qwen3": (
+        "Qwen3",
+        {
+            **heads(4, 2, 32),
+            "rope_parameters": {**YARN, "original_max_position_embeddings": 64},
+        },
+    ),
+    "qwen3moe": ("Qwen3Moe", {**heads(4, 2, 16), **MIXTURE, "norm_topk_prob": True}),
+    "qwen35": ("Qwen3_5", {**HYBRID, "tie_word_embeddings": True}),
+    "qwen35moe": ("Qwen3_5Moe", {**HYBRID, **MIXTURE, **SHARED}),
+}
+PARTS = {"Qwen3_5": "Qwen3_5TextConfig", "Qwen3_5Moe": "Qwen3_5MoeTextConfig"}
+
+
+def make_model(name: str) -> Any:
+    family, fields = MODELS[name]
+    torch.manual_seed(0)
+    config_class = getattr(transformers, PARTS.get(family, f"{family}Config"))
+    config = config_class(**{**SIZES, **fields})
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    if family not in PARTS:
+        return parity.random_model(model)
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            parameter.copy_(parity_hybrid.random_parameter(path, parameter))
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_transformers(tmp_path, name):
+    theirs = make_model(name)
+    file = write_model(tmp_path / "model.gguf", theirs)
+    weights, _ = load_weights(str(file))
+    ours, ids = serving_model(name, weights, page_size=16), random_ids(77)
+    np.testing.assert_allclose(
+        as_numpy(sequence_logits(ours, ids)), transformers_logits(theirs, ids), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3moe", "qwen35", "qwen35moe"])
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q5_1, Type.Q8_0, Type.MXFP4, Type.F16])
+def test_weights_of_quantized_models(tmp_path, name, kind):
+    """Loaded weights are bit-equal to those dequantized by `gguf`."""
+    model = make_model(name)
+    file = write_model(tmp_path / "model.gguf", model, kind=kind)
+    loaded, _ = load_weights(str(file))
+    layers = dict(loaded.named_modules())
+    for path, parameter in model.state_dict().items():
+        if parameter.ndim < 2 or "conv1d" in path or path == "lm_head.weight":
+            continue
+        stored = quants.quantize(parameter.numpy(), kind)
+        expected = quants.dequantize(stored, kind).reshape(parameter.shape)
+        if path.endswith("gate_up_proj"):
+            experts = layers[path.replace("experts.gate_up_proj", "switch_mlp")]
+            halves = dequantized(experts.gate_proj), dequantized(experts.up_proj)
+            actual = np.concatenate(halves, axis=1)
+        else:
+            path = path.replace("experts.down_proj", "switch_mlp.down_proj")
+            actual = dequantized(layers[path.removesuffix(".weight")])
+        np.testing.assert_array_equal(actual, expected, err_msg=path)
+
+
+def dequantized(layer: Any) -> np.ndarray:
+    """A layer's weight, computed in float32 from its scales."""
+    layer = row_major_layer(layer)
+    if "scales" not in layer:
+        return as_numpy(layer.weight.astype(mx.float32))
+    scales, biases = layer.scales, layer.biases if "biases" in layer else None
+    if biases is not None:
+        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+    weight = mx.dequantize(
+        layer.weight, scales, biases, layer.group_size, layer.bits, layer.mode, dtype=mx.float32
+    )
+    return as_numpy(weight)
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_1, Type.Q8_0, Type.F16, Type.BF16])
+def test_logits_of_quantized_models(tmp_path, kind):
+    """The tolerance is for activations of 16 bits."""
+    model = make_model("llama")
+    file = write_model(tmp_path / "model.gguf", model, kind=kind)
+    ours = serving_model("llama", load_weights(str(file))[0], page_size=16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                rounded = quants.dequantize(quants.quantize(parameter.numpy(), kind), kind)
+                parameter.copy_(torch.tensor(rounded))
+    ids = random_ids(40)
+    expected = transformers_logits(model, ids)
+    error = np.abs(as_numpy(sequence_logits(ours, ids)) - expected)
+    assert error.max() < (0.05 if kind == Type.BF16 else 0.01) * np.abs(expected).max()
+
+
+def test_split_model(tmp_path):
+    theirs = make_model("llama")
+    write_model(tmp_path / "model.gguf", theirs, split_max_tensors=9)
+    first, second, *_ = sorted(tmp_path.glob("model-*.gguf"))
+    weights, _ = load_weights(str(first))
+    ids = random_ids(20)
+    actual = as_numpy(sequence_logits(serving_model("split", weights, page_size=16), ids))
+    np.testing.assert_allclose(actual, transformers_logits(theirs, ids), atol=1e-4)
+    with pytest.raises(ModelError, match="is not the first file of a split model"):
+        load_weights(str(second))
+    second.unlink()
+    with pytest.raises(ModelError, match="of which number 2 is missing"):
+        load_weights(str(first))
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_1, Type.Q8_0])
+def test_size_is_known_before_loading(tmp_path, kind):
+    file = write_model(tmp_path / "model.gguf", make_model("qwen3"), kind=kind)
+    expected = model_size(file)
+    assert size_of_tree(load_weights(str(file))[0]) == expected
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35moe"])
+def test_shards(tmp_path, name):
+    """The ranks' shards have the weights of the full model."""
+    file = write_model(tmp_path / "model.gguf", make_model(name), kind=Type.F32)
+    (full, _), *shards = [
+        load_weights(str(file), rank=rank, num_ranks=size)
+        for rank, size in ((0, 1), (0, 2), (1, 2))
+    ]
+    rows = [shard.model.embed_tokens.weight for shard, _ in shards]
+    assert mx.array_equal(mx.concatenate(rows), full.model.embed_tokens.weight)
+    index = next(i for i, layer in enumerate(full.layers) if "self_attn" in layer)
+    columns = [shard.layers[index].self_attn.o_proj.weight for shard, _ in shards]
+    expected = full.layers[index].self_attn.o_proj.weight
+    assert mx.array_equal(mx.concatenate(columns, axis=1), expected)
+
+
+def test_dummy_weights(tmp_path):
+    file = write_model(tmp_path / "model.gguf", make_model("llama"), kind=Type.Q4_0)
+    dummy, tokenizer = load_weights(str(file), load_format="dummy")
+    assert dummy.layers[0].mlp.up_proj.bits == 4
+    assert dummy.model.embed_tokens.scales.dtype == mx.float16
+    assert tokenizer.decode(tokenizer.encode("a b", add_special_tokens=False)) == "a b"
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "message"),
+    [
+        ("llama", [("expert_count", 8)], "llama with experts, is not supported in GGUF files"),
+        ("llama", [("embedding_length", 32)], "token_embd|embed_tokens"),
+        ("qwen3", [("block_count", 4)], "model.layers.3.*is missing"),
+    ],
+)
+def test_inconsistent_models_are_rejected(tmp_path, name, metadata, message):
+    file = write_model(tmp_path / "model.gguf", make_model(name), metadata=metadata)
+    with pytest.raises(ModelError, match=message):
+        load_weights(str(file))
+
+
+def test_mtp_layer_is_skipped(tmp_path):
+    theirs = make_model("qwen35")
+    metadata = [("nextn_predict_layers", 1)]  # the last of five layers
+    file = write_model(tmp_path / "model.gguf", theirs, metadata=metadata)
+    weights, _ = load_weights(str(file))
+    assert len(weights.layers) == 4
+    with pytest.raises(ModelError, match="multi-token prediction layer of GGUF files is not"):
+        load_weights(str(file), mtp=True)
