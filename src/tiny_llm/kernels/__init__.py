@@ -41,7 +41,6 @@ def extension() -> ModuleType:
 
 @functools.cache
 def is_built() -> bool:
-    """Whether the extension can be imported."""
     try:
         extension()
     except UserError:
@@ -88,7 +87,6 @@ def _emulation_requested() -> bool:
 
 
 def _default_stream() -> StreamOrDevice:
-    """Returns None (the default device) if the kernels support it, else the CPU."""
     if _emulation_requested():
         emulated = extension().emulated_gpu  # slow; only tests of the Metal kernels use it
         if emulated.is_requested():
@@ -117,7 +115,6 @@ def runs_on_default_device() -> bool:
 
 
 def use_cpu() -> None:
-    """Sets the CPU as the default device for MLX and the extension."""
     global _stream
     mx.set_default_device(mx.cpu)
     _stream = mx.cpu
@@ -144,8 +141,6 @@ def release_rows(x: mx.array, rows: Sequence[int]) -> None:
 
 
 def _operation(name: str) -> Callable[..., Any]:
-    """Returns the extension's operation `name` on this module's default stream."""
-
     def operation(*arguments: Any, stream: StreamOrDevice = None, **options: Any) -> Any:
         chosen = _stream if stream is None else stream
         return getattr(extension(), name)(*arguments, **options, stream=chosen)

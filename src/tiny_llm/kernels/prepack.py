@@ -61,7 +61,6 @@ def to_row_major(matrix: mx.array) -> mx.array:
 
 
 def is_row_major(mlx_layer: Any) -> bool:
-    """Whether a quantized layer has MLX's row-major layout."""
     return mlx_layer.weight.shape[:-1] == mlx_layer.scales.shape[:-1]
 
 
@@ -82,7 +81,6 @@ def row_major_layer(mlx_layer: Any) -> Any:
 
 
 def is_kernel_supported(mlx_layer: Any) -> bool:
-    """Whether the kernels support a quantized layer's format and scale dtype."""
     return getattr(mlx_layer, "mode", "affine") in ("affine", E2M1) and supports_quantization(
         mlx_layer.bits, mlx_layer.group_size, mlx_layer.scales.dtype
     )
@@ -109,7 +107,6 @@ def prepack_model(mlx_model: Any) -> Any:
 
 
 def _lookup(mapping: WeakIdMap[T], array: mx.array) -> T | None:
-    """Returns the value mapped to a live array; None if there is no entry."""
     reference, value = mapping.get(id(array), (None, None))
     return value if reference is not None and reference() is array else None
 
@@ -134,19 +131,16 @@ class WeightLocations:
         self._readers[id(array)] = weakref.ref(array), read
 
     def read(self, array: mx.array) -> mx.array:
-        """Reads an array with its registered reader; without one, returns it."""
         read = _lookup(self._readers, array)
         return array if read is None else read()
 
     def materialize(self, module: Any) -> None:
-        """Replaces a module's lazy arrays by the results of their registered readers."""
         for part in module.modules():
             for name, array in list(part.items()):
                 if isinstance(array, mx.array):
                     setattr(part, name, self.read(array))
 
     def location_of(self, array: mx.array) -> tuple[Path, int, bool] | None:
-        """Returns the array's (file, begin, limit_readahead); None if unregistered."""
         return _lookup(self._locations, array)
 
 
@@ -213,24 +207,20 @@ def prepackable_layers(module: Any) -> list[Any]:
 
 
 def _prepackable_arrays(module: Any) -> list[mx.array]:
-    """Returns the arrays of a module's prepackable layers."""
     layers = prepackable_layers(module)
     return [layer[name] for layer in layers for name in _array_names(layer)]
 
 
 def _array_names(layer: Any) -> list[str]:
-    """Returns a layer's `QUANTIZED_ARRAYS`; MXFP4 layers have no biases."""
     return [name for name in QUANTIZED_ARRAYS if name in layer]
 
 
 def copy_tree(mlx_model: Any) -> Any:
-    """Copies the module tree; arrays are shared."""
     arrays: Any = tree_flatten(mlx_model)
     return copy.deepcopy(mlx_model, {id(array): array for _, array in arrays})
 
 
 def _aligned_nbytes(array: mx.array) -> int:
-    """Returns an array's size in bytes, rounded up to whole cache lines."""
     return -(-array.nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
 
 

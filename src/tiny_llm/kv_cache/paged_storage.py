@@ -88,12 +88,10 @@ class RaggedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens T."""
         return self.positions.size
 
     @property
     def num_seqs(self) -> int:
-        """Number of sequences B."""
         return self.attention_metadata.context_lens.size
 
 

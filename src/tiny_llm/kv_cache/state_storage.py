@@ -17,15 +17,12 @@ from .. import kernels
 
 @dataclass(frozen=True)
 class StateShape:
-    """Shape of one layer's state in a slot."""
-
     conv_state: tuple[int, int]  # (K−1)×C in `dtype`: last inputs, for K taps and C channels
     state: tuple[int, int, int]  # H_v×D_k×D_v float32: value heads, key and value size
     dtype: mx.Dtype
 
     @property
     def nbytes(self) -> int:
-        """Size of one layer's slot in bytes."""
         return (
             math.prod(self.conv_state) * self.dtype.size + math.prod(self.state) * mx.float32.size
         )

@@ -84,7 +84,6 @@ def mtp_model(name: str, mlx_model: Any, **options: Any) -> MtpDecoder:
 
 
 def check_has_mtp(name: str, mlx_model: Any) -> None:
-    """Raises ModelError if a checkpoint was loaded without its MTP layer."""
     if not _config(name, mlx_model).has_mtp:
         raise ModelError(
             f"'{name}' was loaded without its multi-token prediction layer; pass its name or "
@@ -103,7 +102,6 @@ def _config(name: str, mlx_model: Any) -> DecoderConfig:
 
 
 def _unsupported_by_course(config: DecoderConfig) -> str | None:
-    """Verb phrase for a feature that the course's layers lack, or None."""
     if config.model_type != COURSE_MODEL_TYPE:
         return f"is a model of type '{config.model_type}'"
     if config.rope_scaling is not None:

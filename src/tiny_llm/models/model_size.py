@@ -28,8 +28,6 @@ EXPERTS = ".switch_mlp."  # substring of the experts' tensor names
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Memory sizes of a model, or of one rank's shard of it."""
-
     weight_bytes: int
     step_bytes: int  # weight bytes read to decode one token, with only the selected experts
     # Key and value vectors per token, over all attention layers and KV heads.
@@ -42,7 +40,6 @@ class ModelSize:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV cache bytes per token, over all layers."""
         item_bytes = 1 if self.kv_cache_dtype == "int8" else self.dtype.size
         return (
             self.kv_vectors_per_token
@@ -103,7 +100,6 @@ def size_of_tree(model: Any) -> ModelSize:
 
 
 def _model_size(total: int, step: int, config: DecoderConfig, dtype: mx.Dtype) -> ModelSize:
-    """Sizes for `total` weight bytes, of which decoding one token reads `step`."""
     state_bytes = 0
     if config.delta_net is not None:
         state_bytes = len(config.delta_net.layers) * state_shape(config.delta_net, dtype).nbytes

@@ -20,9 +20,7 @@ class ServingModel(Protocol):
     hidden_size: int  # features per token
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """KV cache bytes per token, over all layers."""
-        ...
+    def kv_bytes_per_token(self) -> int: ...
 
     @property
     def state_bytes(self) -> int:

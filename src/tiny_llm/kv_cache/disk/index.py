@@ -72,7 +72,6 @@ class PageIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Total size of all pages, of all models."""
         [[total]] = self._rows("SELECT COALESCE(SUM(bytes), 0) FROM total", (), int)
         return int(total)
 
@@ -85,7 +84,6 @@ class PageIndex:
         return [key for _, key in rows]
 
     def contains(self, key: bytes) -> bool:
-        """Whether a page is in the index."""
         row = self._database.execute("SELECT 1 FROM pages WHERE key = ?", (key,)).fetchone()
         return row is not None
 
@@ -133,7 +131,6 @@ class PageIndex:
         return evicted
 
     def touch(self, keys: Collection[bytes]) -> None:
-        """Marks pages as the most recently used."""
         now = time.time()
         with self._transaction():
             self._database.executemany(
@@ -141,12 +138,10 @@ class PageIndex:
             )
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Removes pages from the index, not their files."""
         with self._transaction():
             self._database.executemany("DELETE FROM pages WHERE key = ?", [(key,) for key in keys])
 
     def close(self) -> None:
-        """Closes the database."""
         self._database.close()
 
     def _rows(self, query: str, values: Sequence[Any], *types: type) -> list[tuple[Any, ...]]:

@@ -48,7 +48,6 @@ class PageWriter(threading.Thread):
             return not is_paused and self._queued_bytes + num_bytes <= MAX_QUEUED_BYTES
 
     def put(self, page: StoredPage) -> None:
-        """Queues a page."""
         with self._changed:
             self._pages.append(page)
             self._queued_bytes += len(page.payload)
@@ -91,7 +90,6 @@ class PageWriter(threading.Thread):
             self.join(timeout)
 
     def run(self) -> None:
-        """Writes pages and updates the index, until closed with an empty queue."""
         try:
             self._store.sweep()
         except STORE_ERRORS as error:

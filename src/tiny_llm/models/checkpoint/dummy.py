@@ -141,7 +141,6 @@ def _random_normal(shape: Shape, inputs: int, key: mx.array | None) -> mx.array:
 def _random_quantized(
     matrix: Shape, quantization: Quantization, dtype: mx.Dtype, key: mx.array
 ) -> dict[str, mx.array]:
-    """Random quantized matrix O×I whose weights have a variance of about 1/I."""
     shapes = quantization.shapes(matrix)
     deviation = matrix[-1] ** -0.5
     *rows, words = shapes["weight"]

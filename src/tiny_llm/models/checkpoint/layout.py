@@ -49,7 +49,6 @@ def read_model_config(folder: Path) -> Fields:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has tokenizer files."""
     return (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists()
 
 
@@ -107,7 +106,6 @@ def read_tensor_headers(folder: Path) -> dict[str, TensorInfo]:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Total size of a checkpoint's weight files in bytes."""
     return sum(file.stat().st_size for file in weight_files(folder))
 
 

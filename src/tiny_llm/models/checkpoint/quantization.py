@@ -30,8 +30,6 @@ MODES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Quantization:
-    """A matrix's quantization format; see the module docstring."""
-
     group_size: int
     bits: int
     mode: str = "affine"

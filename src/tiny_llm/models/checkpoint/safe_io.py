@@ -57,7 +57,6 @@ def is_plain_file_name(name: str) -> bool:
 
 
 def check_file_name(folder: Path, name: str) -> None:
-    """Raises ModelError unless `is_plain_file_name(name)`."""
     if not is_plain_file_name(name):
         raise ModelError(
             f"{folder} refers to the file {short_repr(name)}, expected a file name without "

@@ -28,8 +28,6 @@ FLOAT_TENSOR_SUFFIXES = ("weight", "bias", "scales", "biases", "A_log", "dt_bias
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor's entry in a file header."""
-
     dtype: str  # name in the safetensors format
     shape: tuple[int, ...]
     begin: int  # byte range [begin, end), relative to the end of the header

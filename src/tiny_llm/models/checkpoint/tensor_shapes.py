@@ -96,7 +96,6 @@ def _delta_net(path: str, net: DeltaNetConfig, E: int) -> Iterator[tuple[str, Sh
 
 
 def _mlp(path: str, I: int, E: int, experts: Shape = ()) -> Iterator[tuple[str, Shape]]:
-    """Yields an MLP's matrices, stacked for X experts if `experts` = (X,)."""
     yield f"{path}.gate_proj", (*experts, I, E)
     yield f"{path}.up_proj", (*experts, I, E)
     yield f"{path}.down_proj", (*experts, E, I)

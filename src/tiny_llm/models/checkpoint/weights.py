@@ -63,7 +63,6 @@ class CheckpointModel(Module):
 
     @property
     def layers(self) -> list[TreeNode]:
-        """Transformer blocks."""
         return self.model.layers
 
 
@@ -114,7 +113,6 @@ def read_checkpoint(
 def _register_source(
     locations: WeightLocations, array: mx.array, name: str, tensor: TensorInfo, shard: RankShard
 ) -> None:
-    """Registers the file location of a rank's slice, to read only the slice."""
     ranges = shard.byte_ranges(name, tensor)
     if len(ranges) == 1:
         locations.add(array, tensor.file, ranges[0].start, limit_readahead=True)
@@ -214,7 +212,6 @@ def _format_shape(shape: Shape) -> str:
 
 
 def _build_node(tree: Any, path: str, formats: Mapping[str, Quantization]) -> Any:
-    """Converts nested dicts and lists of arrays at `path` to nodes."""
     if isinstance(tree, mx.array):
         return tree
     if isinstance(tree, list):

@@ -119,8 +119,6 @@ EMPTY: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
 class ReadFields(dict[str, Any]):
-    """Fields that record which names were read."""
-
     def __init__(self, fields: Fields):
         super().__init__(fields)
         self.names_read: set[str] = set()
@@ -130,7 +128,6 @@ class ReadFields(dict[str, Any]):
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Value of a field; the default if missing."""
         self.names_read.add(name)
         return super().get(name, default)
 
@@ -191,12 +188,10 @@ def text_fields(config: Fields) -> Fields:
 
 
 def invalid_field(name: str, value: Any, expected: object) -> ValueError:
-    """Returns an error that states a field's invalid value and what was expected."""
     return ValueError(f"config.json has {name} {short_repr(value)}, expected {expected}")
 
 
 def required_field(fields: Fields, name: str) -> Any:
-    """Value of a field; ValueError if it is missing."""
     if name not in fields:
         raise ValueError(f"config.json has no {name}")
     return fields[name]

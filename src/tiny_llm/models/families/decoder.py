@@ -38,7 +38,6 @@ CosSin = tuple[mx.array, mx.array]  # cosines and sines at the new tokens' posit
 def attend_paged(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
 ) -> mx.array:
-    """Writes keys and values to pages, then calls the kernel that reads pages."""
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     attended = kernels.paged_attention_varlen(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
@@ -136,7 +135,6 @@ class DecoderBlock:
     def attend(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """Runs the first half, attention or Gated DeltaNet; returns (x, update)."""
         if update is None:
             normed = kernels.rms_norm(x, self.input_layernorm, self.eps)
         else:
@@ -146,7 +144,6 @@ class DecoderBlock:
         return x, self.mixer(normed, cos_sin, cache)
 
     def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
-        """Runs the second half, the MLP or experts; returns (x, update)."""
         x, normed = kernels.add_rms_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
 
@@ -225,19 +222,16 @@ class Decoder:
 
     @property
     def blocks(self) -> list[DecoderBlock]:
-        """Transformer blocks, without tensor-parallel wrappers."""
         return self.layers
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """See `ServingModel`."""
         config = self.config
         rows = 2 * config.num_kv_layers * config.num_key_value_heads
         return rows * kv_row_width(config.head_dim, self.kv_cache_dtype) * self.kv_dtype.size
 
     @property
     def state_bytes(self) -> int:
-        """See `ServingModel`."""
         delta_net = self.config.delta_net
         if delta_net is None:
             return 0
@@ -245,11 +239,9 @@ class Decoder:
 
     @property
     def max_window(self) -> int:
-        """See `ServingModel`."""
         return self.config.max_window
 
     def create_paged_storage(self, num_pages: int, num_state_slots: int = 0) -> PagedStorage:
-        """See `ServingModel`."""
         config, states = self.config, None
         if config.delta_net is not None:
             shape = state_shape(config.delta_net, self.dtype)
@@ -271,7 +263,6 @@ class Decoder:
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
-        """See `ServingModel`."""
         logits: mx.array = self.w_lm_head(self.ragged_features(ids, batch, rows, storage))
         return logits
 
@@ -304,7 +295,6 @@ class Decoder:
     def _run_layers(
         self, x: mx.array, cos_sin: CosSin, caches: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
-        """Runs all layers; returns the last one's (x, update)."""
         self.adapters.ids = caches[0].attention_metadata.adapter_ids
         update = None
         for layer, cache in zip(self.layers, caches, strict=True):
@@ -313,6 +303,5 @@ class Decoder:
         return x, update
 
     def _needs_host_sync(self) -> bool:
-        """Whether any layer reads the selected experts' ids on the host."""
         mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, SparseMoE)]
         return any(mixture.experts.needs_host_sync for mixture in mixtures)

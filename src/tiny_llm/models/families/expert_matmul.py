@@ -96,7 +96,6 @@ class SeparateExperts:
         self.experts = [Mlp(_expert(stacked, index), dtype) for index in range(num_experts)]
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
-        """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
         K, E = experts.shape[-1], x.shape[-1]
         if experts.size == 0:
             return mx.zeros((*experts.shape, E), x.dtype)
@@ -113,15 +112,12 @@ class SeparateExperts:
 
 
 class GatheredExperts:
-    """Experts computed by MLX's gathered matmul, without a host sync."""
-
     needs_host_sync = False
 
     def __init__(self, stacked: Any):
         self.layers = [row_major_layer(stacked[name]) for name in PROJECTIONS]
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
-        """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
         K, E = experts.shape[-1], x.shape[-1]
         pairs = experts.flatten()  # T·K
         order = inverse = mx.arange(pairs.size)
@@ -180,7 +176,6 @@ def _gathered(x: mx.array, layer: Any, experts: mx.array, is_sorted: bool) -> mx
 
 
 def _expert(stacked: Any, index: int) -> Any:
-    """One expert's layers, as slices of the stacked matrices."""
     expert = copy.copy(stacked)
     for name in PROJECTIONS:
         layer = copy.copy(stacked[name])

@@ -85,7 +85,6 @@ class GatedDeltaNet:
 
 
 def state_shape(config: DeltaNetConfig, dtype: mx.Dtype) -> StateShape:
-    """Shape of one layer's state per slot; `dtype` is the activation dtype."""
     return StateShape(
         (config.conv_kernel_dim - 1, config.conv_channels),
         (config.num_value_heads, config.key_head_dim, config.value_head_dim),

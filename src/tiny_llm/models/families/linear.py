@@ -128,7 +128,6 @@ def linear_from(layer: Any, dtype: mx.Dtype) -> Linear:
 
 
 def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
-    """Builds a layer's weight; see `linear_from` for arguments."""
     if "scales" not in layer:
         return layer.weight.astype(dtype)
     if is_kernel_supported(layer) and dtype != mx.float32:
@@ -181,7 +180,6 @@ def with_8_bit_activations(mlx_model: Any) -> Any:
 
 
 def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> EmbeddingTable:
-    """Builds an embedding of `shape` (vocab_size, hidden_size)."""
     weight = weight_from(layer, dtype)
     if isinstance(weight, QuantizedWeights):
         return QuantizedEmbedding(*shape, weight)

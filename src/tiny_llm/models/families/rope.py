@@ -89,8 +89,6 @@ class RopeFields:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Parameters of RoPE scaling."""
-
     rope_type: str  # "linear", "llama3" or "yarn"
     factor: float
     original_context: int  # context length in training
@@ -157,7 +155,6 @@ class RopeScaling:
         """Ramp over pairs: 0 where the frequency is kept, 1 where fully scaled."""
 
         def pair_with(rotations: float) -> float:
-            """Fractional index of the pair that rotates `rotations` times in training."""
             wave = self.original_context / (rotations * 2 * math.pi)
             return num_pairs * math.log(wave) / math.log(base)
 
@@ -170,15 +167,12 @@ class RopeScaling:
 
 
 class ScaledRoPE(RoPE):
-    """`RoPE` with scaling; a pair has one feature in each half of the head."""
-
     def __init__(self, dims: int, seq_len: int, base: float, scaling: RopeScaling):
         super().__init__(dims, seq_len, base)
         self.scaling = scaling
 
     @functools.cached_property
     def inv_freq(self) -> mx.array:
-        """See `RoPE`."""
         plain = RoPE(self.dims, self.seq_len, self.base).inv_freq
         inv_freq = self.scaling.inv_freq(plain, self.base)
         mx.eval(inv_freq)

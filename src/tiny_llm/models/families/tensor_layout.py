@@ -50,7 +50,6 @@ ZERO_CENTERED_NORMS = (
 
 
 def text_tensor_name(name: str) -> str:
-    """Name of a tensor or layer in MLX's text model."""
     for prefix, replacement in TEXT_PREFIXES.items():
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
@@ -98,7 +97,6 @@ def split_names(path: str) -> tuple[str, ...]:
 
 
 def converted_quantization(quantization: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """`config["quantization"]` with the layer paths of the text model."""
     if quantization is None:
         return None
     return {
@@ -187,7 +185,6 @@ def _ungroup(rows: mx.array, groups: int, widths: Iterable[int]) -> list[mx.arra
 
 
 def _convert_hugging_face(weights: dict[str, mx.array], config: DeltaNetConfig) -> None:
-    """Transposes convolutions and shifts norms of Hugging Face checkpoints."""
     shape = (config.conv_channels, 1, config.conv_kernel_dim)
     names = [f"model.layers.{index}.linear_attn.conv1d.weight" for index in config.layers]
     convolutions = [name for name in names if name in weights and weights[name].shape == shape]

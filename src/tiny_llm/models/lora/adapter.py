@@ -27,8 +27,6 @@ UNSUPPORTED_PARTS = {"model.embed_tokens": "the embedding", "lm_head": "the LM h
 
 @dataclass(frozen=True)
 class LoraMatrices:
-    """One layer's low-rank update, (x · aᵀ) · b."""
-
     a: mx.array  # r×I, for rank r and I inputs of the layer
     b: mx.array  # r×O, for O outputs of the layer; premultiplied by the adapter's scale
 
@@ -161,7 +159,6 @@ def _check_tensor(
 
 
 def _layer_shapes(model: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Layer path -> matrix shape, including fused projections."""
     shapes = dict(matrix_shapes(model))
     for index in model.delta_net.layers if model.delta_net is not None else ():
         for fused in ("in_proj_qkvz", "in_proj_ba"):
@@ -172,7 +169,6 @@ def _layer_shapes(model: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _split(layer: str, a: mx.array, b: mx.array, model: DecoderConfig) -> Adapter:
-    """Splits a fused projection's update into those of its parts."""
     parts = split_names(layer)
     if len(parts) == 1:
         return {layer: LoraMatrices(a, b)}

@@ -44,8 +44,6 @@ CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """An adapter's format, rank, scale and layers."""
-
     file: str  # name of the tensor file
     rank: int
     scale: float  # factor applied to the update

@@ -50,7 +50,6 @@ class Channel:
         return None if text is None else json.loads(text)
 
     def receive_bytes(self, max_bytes: int | None = None) -> bytes | None:
-        """Receives the next message or payload as bytes; see `receive`."""
         prefix = self._read(LENGTH_PREFIX.size)
         if prefix is None:
             return None
@@ -60,7 +59,6 @@ class Channel:
         return self._read(length)
 
     def close(self) -> None:
-        """Closes the connection."""
         self.connection.close()
 
     def _read(self, size: int) -> bytes | None:

@@ -46,17 +46,14 @@ class TensorParallelDecoder(Decoder):
 
     @property
     def blocks(self) -> list[DecoderBlock]:
-        """See `Decoder`."""
         return [layer.block for layer in self.layers]
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV cache bytes per token, summed over all ranks."""
         return super().kv_bytes_per_token * self._num_ranks
 
     @property
     def state_bytes(self) -> int:
-        """Bytes per recurrent-state slot, summed over all ranks."""
         return super().state_bytes * self._num_ranks
 
 
@@ -67,6 +64,5 @@ class TensorParallelMtpDecoder(MtpDecoder, TensorParallelDecoder):
 def make_decoder(
     shard: Any, rank_shard: RankShard, group: mx.distributed.Group, mtp: bool, **options: Any
 ) -> TensorParallelDecoder:
-    """Builds a rank's `TensorParallelDecoder` or, if `mtp`, its MTP layer."""
     decoder = TensorParallelMtpDecoder if mtp else TensorParallelDecoder
     return decoder(shard, rank_shard=rank_shard, group=group, **options)

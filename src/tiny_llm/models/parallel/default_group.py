@@ -35,7 +35,6 @@ def get_default_group(size: int, program: str) -> RankGroup:
 
 
 def init_default_group() -> None:
-    """Connects rank 0 to the workers started by a launcher."""
     global _default_group
     with _lock:
         if _default_group is None:

@@ -60,12 +60,10 @@ class RankGroup(ABC):
         return self._num_ids
 
     def check(self) -> None:
-        """Raises UserError if the group has shut down."""
         if self._end_reason is not None:
             raise UserError(f"the rank group has shut down: {self._end_reason}.")
 
     def broadcast(self, message: Mapping[str, Any], payloads: Sequence[Buffer] = ()) -> None:
-        """Sends a command to all workers, optionally with one payload per worker."""
         self.check()
         for index, (rank, channel) in enumerate(self._channels.items()):
             try:
@@ -78,7 +76,6 @@ class RankGroup(ABC):
         return [channel.receive() for channel in self._channels.values()]
 
     def gather_payloads(self) -> list[bytes]:
-        """Receives one payload from every worker, in rank order."""
         payloads = []
         for rank, channel in self._channels.items():
             payload = channel.receive_bytes()
@@ -97,7 +94,6 @@ class RankGroup(ABC):
         self.shutdown(reason)
 
     def shutdown(self, reason: str = "the process is exiting") -> None:
-        """Shuts down the workers."""
         if self._end_reason is not None:
             return
         self._end_reason, self._heartbeat.stopped = reason, True
@@ -116,7 +112,6 @@ class RankGroup(ABC):
         """Kills the processes that this rank has started."""
 
     def _exit_status(self, rank: int) -> str:
-        """Fallback exit reason for a rank that reported none."""
         del rank
         return "connection closed"
 
@@ -150,12 +145,10 @@ class Worker:
         self._heartbeat = heartbeat
 
     def shutdown(self) -> NoReturn:
-        """Exits this process, on rank 0's command."""
         self._heartbeat.stopped = True
         mpi.finalize()
         os._exit(0)
 
     def fail(self, reason: str) -> NoReturn:
-        """Reports a failure to rank 0 and exits this process."""
         self._heartbeat.report_failure(reason)
         os._exit(1)

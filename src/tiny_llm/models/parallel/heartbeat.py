@@ -45,7 +45,6 @@ class Heartbeat:
         threading.Thread(target=self._run, name="rank-heartbeat", daemon=True).start()
 
     def report_failure(self, reason: str) -> None:
-        """Sends the reason for this rank's exit to the monitored ranks."""
         line = " ".join(reason.split()).encode()[:MAX_REASON_BYTES]
         for connection in self._connections.values():
             with suppress(OSError):  # the rank has exited
@@ -79,7 +78,6 @@ class Heartbeat:
                     return
 
     def _receive(self, rank: int, connection: socket.socket) -> bool:
-        """Reads pending data; False if the connection is closed."""
         try:
             data = connection.recv(4096)
         except OSError:

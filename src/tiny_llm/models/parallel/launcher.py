@@ -38,7 +38,6 @@ HANDSHAKE_TIMEOUT_SECONDS = 2.0
 
 
 def is_launched() -> bool:
-    """Whether a launcher started this process as one of several ranks."""
     return _backend() is not None
 
 
@@ -73,7 +72,6 @@ def _ring_hosts() -> list[list[str]]:
 
 
 def _rank_0_host() -> str:
-    """Rank 0's host name or address for the workers; called on rank 0."""
     backend = _backend()
     if backend == "ring":
         return _ring_hosts()[0][0].rpartition(":")[0]
@@ -114,7 +112,6 @@ def _widen_affinity() -> None:
 
 
 def _broadcast_text(comm: Group, text: str = "") -> str:
-    """Broadcasts rank 0's text to all ranks."""
     data = text.encode().ljust(MAX_ADDRESS_BYTES) if comm.rank() == 0 else bytes(MAX_ADDRESS_BYTES)
     total = mx.distributed.all_sum(mx.array(list(data), mx.int32), group=comm, stream=mx.cpu)
     received: list[int] = total.tolist()  # type: ignore[assignment]
@@ -122,7 +119,6 @@ def _broadcast_text(comm: Group, text: str = "") -> str:
 
 
 def _handshake(rank: int, token: str, channel_name: str) -> dict[str, Any]:
-    """First message on a new connection, which identifies the worker."""
     from importlib.metadata import version  # imported only with a launcher, to save a megabyte
 
     versions = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
@@ -172,7 +168,6 @@ def launched_group() -> RankGroup:
 
 
 def _accept(server: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
-    """Accepts a connection and reads its handshake; {} for a malformed handshake."""
     connection, _ = server.accept()
     connection.settimeout(HANDSHAKE_TIMEOUT_SECONDS)
     hello: Any = None
@@ -184,7 +179,6 @@ def _accept(server: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
 
 
 def _start_orphan_killer(connection: socket.socket) -> subprocess.Popen[bytes]:
-    """Starts a program that kills this process if it outlives `connection`."""
     command = [sys.executable, "-I", str(ORPHAN_KILLER)]
     return subprocess.Popen(command, stdin=connection.fileno(), start_new_session=True)
 
@@ -219,7 +213,6 @@ class LaunchedGroup(RankGroup):
 
 
 def launched_worker() -> Worker:
-    """Connects a worker while rank 0 calls `launched_group`."""
     rank = int(os.environ.get("MLX_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
     with init_timeout():
         comm = init_comm()

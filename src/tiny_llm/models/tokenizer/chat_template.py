@@ -69,7 +69,6 @@ def read_template_file(file: Path) -> str:
 
 
 def set_chat_template(tokenizer: Any, template: str) -> None:
-    """Replaces a tokenizer's chat template."""
     tokenizer.chat_template = template
     # `mlx_lm` sets this attribute only when it loads a tokenizer, so it may be out of date.
     if not tokenizer.has_chat_template:
@@ -124,7 +123,6 @@ def _plain(value: Any) -> Any:
 
 
 def _alias_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Names a message's reasoning as templates expect it."""
     reasoning = next((message[name] for name in REASONING_FIELDS if name in message), None)
     if reasoning is None:
         return message

@@ -73,7 +73,6 @@ class StreamingDetokenizer:
         self._num_emitted = 0  # characters of `text` returned by `last_segment`
 
     def add_token(self, token: int) -> None:
-        """Appends a token."""
         new = self._token_bytes(token)
         self._pending += new
         is_complete = not self._pending.decode(errors="replace").endswith(REPLACEMENT_CHARACTER)
@@ -131,7 +130,6 @@ def decode_byte_level(characters: str) -> bytes:
 
 
 def decode_sentencepiece(token: str) -> bytes:
-    """Decodes a SentencePiece token: `<0x0A>` is a byte, `▁` is a space."""
     byte = BYTE_TOKEN.fullmatch(token)
     if byte is not None:
         return bytes([int(byte[1], 16)])

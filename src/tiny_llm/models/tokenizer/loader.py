@@ -71,7 +71,6 @@ def _read_tokenizer(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tok
 
 
 def _convert_vocabulary(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Builds the tokenizer of a folder that has only vocab.json and merges.txt."""
     name = str(settings.get("tokenizer_class")).removesuffix("Fast")
     if name not in CONVERTIBLE_CLASSES:
         raise ValueError(

@@ -68,7 +68,6 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the checkpoint has a chat template."""
         return self.chat_template is not None
 
     @property
@@ -78,7 +77,6 @@ class Tokenizer:
 
     @property
     def detokenizer(self) -> StreamingDetokenizer:
-        """Creates a streaming detokenizer for one output."""
         return StreamingDetokenizer(self.token_bytes, self._decoder.strips_space)
 
     def token_bytes(self, token: int) -> bytes:
@@ -122,7 +120,6 @@ class Tokenizer:
         return self._tokenizer.get_vocab(with_added_tokens=True)
 
     def add_eos_token(self, token: str | int) -> None:
-        """Adds an EOS token, given by text or id."""
         is_id = str(token).isdecimal()
         token_id = int(token) if is_id else self._tokenizer.token_to_id(str(token))
         if token_id is None:
@@ -189,7 +186,6 @@ class Tokenizer:
         return TokenizerWrapper(inner, eos_token_ids=self.eos_token_ids)
 
     def _can_render(self, messages: Any, variables: Mapping[str, Any]) -> bool:
-        """Whether a conversation can be rendered without `transformers`."""
         return (
             self.chat_template is not None
             and not TRANSFORMERS_ONLY_ARGUMENTS & set(variables)
