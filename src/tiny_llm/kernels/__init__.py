@@ -25,11 +25,7 @@ StreamOrDevice = mx.Stream | mx.Device | mx.DeviceType | None
 
 @functools.cache
 def extension() -> ModuleType:
-    """Imports the module `tiny_llm_ext`.
-
-    Raises:
-        UserError: the extension is not built, or was built for another MLX version.
-    """
+    """Imports `tiny_llm_ext`; UserError if it is not built for this MLX version."""
     try:
         import tiny_llm_ext
     except ImportError as error:
@@ -49,11 +45,7 @@ def is_built() -> bool:
 
 
 def check_num_threads() -> None:
-    """Validates TINY_LLM_NUM_THREADS; a no-op without the extension.
-
-    Raises:
-        UserError: the value is invalid.
-    """
+    """Raises UserError if TINY_LLM_NUM_THREADS is invalid; a no-op without the extension."""
     if is_built():
         try:
             extension().num_threads()

@@ -33,7 +33,6 @@ class StateStorage:
 
     Args:
         layers: indices of the model's linear-attention layers, in ascending order.
-        num_slots: maximum number of slots.
 
     Attributes:
         conv_states, states: an S×(K−1)×C and an S×H_v×D_k×D_v array per layer, for S slots (see

@@ -22,7 +22,7 @@ from ..attention import Mask
 from ..kernels.graph_capture import CapturedFunction
 from .paged import PagedKvMetadata, check_paged_mask
 
-CosSin = tuple[mx.array, mx.array]
+CosSin = tuple[mx.array, mx.array]  # cosines and sines at the new tokens' positions
 # (x B×L×E, cosines and sines, one cache or view per layer) -> (x, update), both B×L×E
 Layers = Callable[[mx.array, CosSin, Sequence[Any]], tuple[mx.array, mx.array]]
 

@@ -18,12 +18,9 @@ from .checkpoint.layout import INDEX_FILE, read_model_config
 from .checkpoint.safe_io import model_errors
 from .checkpoint.sharding import RankShard
 from .checkpoint.weights import read_checkpoint
-from .families.config import DecoderConfig
 from .families.gated_delta_net import state_shape
 from .families.linear import activation_dtype
 from .families.registry import config_of, read_config
-
-EXPERTS = ".switch_mlp."  # substring of the experts' tensor names
 
 
 @dataclass(frozen=True)
@@ -49,12 +46,9 @@ class ModelSize:
 
 
 def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> ModelSize:
-    """Computes a checkpoint's memory sizes, summed over ranks.
+    """Computes a checkpoint's memory sizes, summed over ranks; ModelError if it cannot be loaded.
 
     Without weight files, or if `load_format` is "dummy", `config.json` determines the shapes.
-
-    Raises:
-        ModelError: the checkpoint cannot be loaded.
     """
     config = read_model_config(folder)
     has_weights = (folder / INDEX_FILE).exists() or any(folder.glob("model*.safetensors"))
@@ -93,13 +87,10 @@ def size_of_tree(model: Any) -> ModelSize:
         if path.startswith("model.embed_tokens.") and not config.tie_word_embeddings:
             continue  # not in `step`, which reads only one row per token
         selected = 1.0
-        if config.experts is not None and EXPERTS in path:
+        if config.experts is not None and ".switch_mlp." in path:
             selected = config.experts.top_k / config.experts.num_experts
         step += int(array.nbytes * selected)
-    return _model_size(total, step, config, activation_dtype(parts.embed_tokens, parts.norm))
-
-
-def _model_size(total: int, step: int, config: DecoderConfig, dtype: mx.Dtype) -> ModelSize:
+    dtype = activation_dtype(parts.embed_tokens, parts.norm)
     state_bytes = 0
     if config.delta_net is not None:
         state_bytes = len(config.delta_net.layers) * state_shape(config.delta_net, dtype).nbytes

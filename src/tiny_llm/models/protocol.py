@@ -9,10 +9,7 @@ from ..kv_cache.paged_storage import PagedStorage, RaggedBatch
 
 
 class ServingModel(Protocol):
-    """Model that runs ragged batches over paged KV storage.
-
-    `families.decoder.Decoder` implements it for every family.
-    """
+    """Runs ragged batches over paged KV storage; `families.decoder.Decoder` implements it."""
 
     vocab_size: int  # number of logits per token
     page_size: int  # tokens per page
@@ -25,12 +22,10 @@ class ServingModel(Protocol):
     @property
     def state_bytes(self) -> int:
         """Bytes per recurrent-state slot, over all layers; 0 without recurrent state."""
-        ...
 
     @property
     def max_window(self) -> int:
         """Sliding-window size in tokens if all layers have one, else 0."""
-        ...
 
     def create_paged_storage(self, num_pages: int, num_state_slots: int = 0) -> PagedStorage:
         """Creates KV pages and state slots, whose ids are the same in all layers.
@@ -38,7 +33,6 @@ class ServingModel(Protocol):
         Memory is allocated when pages and slots are first written, up to
         num_pages · page_size · `kv_bytes_per_token` + num_state_slots · `state_bytes` bytes.
         """
-        ...
 
     def ragged_logits(
         self,
@@ -62,4 +56,3 @@ class ServingModel(Protocol):
         Raises:
             ValueError: the number of ids is not T.
         """
-        ...

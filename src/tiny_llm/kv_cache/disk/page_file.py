@@ -84,7 +84,7 @@ def drop_from_page_cache(path: Path) -> None:
 
 
 def _open_without_blocking(path: str, flags: int) -> int:
-    # O_NONBLOCK does not exist on Windows.
+    # Opening a named pipe would block. O_NONBLOCK does not exist on Windows.
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -27,15 +27,11 @@ class PageLoad:
 
 
 class PageReader(threading.Thread):
-    """Thread that reads one `PageLoad` at a time, in FIFO order.
-
-    Attributes:
-        read_bytes: total bytes of pages read and verified.
-    """
+    """Thread that reads one `PageLoad` at a time, in FIFO order."""
 
     def __init__(self, store: PageStore, writer: PageWriter):
         super().__init__(name="page reader", daemon=True)
-        self.read_bytes = 0
+        self.read_bytes = 0  # total of pages read and verified
         self._store, self._writer = store, writer
         self._changed = threading.Condition()
         self._loads: deque[PageLoad] = deque()

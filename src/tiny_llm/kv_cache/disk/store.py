@@ -42,8 +42,6 @@ NUM_PROBE_FILES = 4  # page files that `read_seconds` reads
 
 @dataclass(frozen=True)
 class StoredPage:
-    """A page to be written."""
-
     key: bytes
     depth: int  # number of preceding pages in the prefix
     payload: Buffer
@@ -146,7 +144,6 @@ class PageStore:
         return self._writing / f"{self._prefix}-{key.hex()}"
 
     def _add_to_index(self, pages: Sequence[StoredPage]) -> None:
-        """Adds pages to the index; deletes the files of pages evicted to make room."""
         entries = [(page.key, page.stored_bytes, page.depth) for page in pages]
         self._delete_files(self._index.add(entries, self._max_bytes))
         self.refresh()

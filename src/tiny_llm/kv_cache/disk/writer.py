@@ -21,11 +21,7 @@ RETRY_SECONDS = 60.0  # pause in writing after an error, e.g. a full disk
 
 
 class PageWriter(threading.Thread):
-    """Thread that writes queued pages in FIFO order.
-
-    Attributes:
-        written_bytes, num_errors: totals since start.
-    """
+    """Thread that writes queued pages in FIFO order."""
 
     def __init__(self, store: PageStore):
         super().__init__(name="page writer", daemon=True)

@@ -20,7 +20,6 @@ COMPLETE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Checks config, tokenizer and weight headers; see `read_model_config`."""
     config = read_model_config(folder)
     if not has_tokenizer(folder):
         raise ModelError(f"{folder} has no tokenizer.json or vocab.json; copy it from the hub.")
@@ -87,11 +86,7 @@ def has_stale_index(folder: Path) -> bool:
 
 
 def read_tensor_headers(folder: Path) -> dict[str, TensorInfo]:
-    """Reads the headers of all weight files: tensor name -> `TensorInfo`.
-
-    Raises:
-        ModelError: a tensor occurs in two files; see also `weight_files` and `read_header`.
-    """
+    """Reads the headers of all weight files: tensor name -> `TensorInfo`."""
     tensors: dict[str, TensorInfo] = {}
     file_of: dict[str, str] = {}
     for file in weight_files(folder):

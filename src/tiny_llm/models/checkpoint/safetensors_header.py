@@ -37,11 +37,7 @@ class TensorInfo:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """Reads a file's header: tensor name -> info.
-
-    Raises:
-        ModelError: the file is truncated or not a safetensors file.
-    """
+    """Reads a file's header: tensor name -> info; ModelError if it is truncated or invalid."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

@@ -49,11 +49,7 @@ BUFFER_DTYPES: dict[str, tuple[Literal["f", "H", "I", "B"], mx.Dtype]] = {
 
 @dataclass(frozen=True)
 class RankShard:
-    """A rank's shard of a model that is split among `size` ranks.
-
-    Raises:
-        ValueError: the model cannot be split among `size` ranks.
-    """
+    """A rank's shard of a model; ValueError if `size` ranks cannot split the model."""
 
     full_config: DecoderConfig
     rank: int
@@ -94,9 +90,7 @@ class RankShard:
             experts = replace(
                 experts,
                 intermediate_size=self._local_width(experts.intermediate_size),
-                shared_expert_intermediate_size=None
-                if shared is None
-                else self._local_width(shared),
+                shared_expert_intermediate_size=shared and self._local_width(shared),
             )
         delta_net = full.delta_net
         if delta_net is not None:

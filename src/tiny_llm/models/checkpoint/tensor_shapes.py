@@ -19,10 +19,7 @@ def matrix_shapes(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
 
 
 def vector_shapes(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
-    """Yields (name, shape) for each tensor that is never quantized.
-
-    These are norms, biases, and Gated DeltaNet's convolution and decay.
-    """
+    """Yields (name, shape) of each tensor that is never quantized."""
     return (entry for entry in _shapes(config) if entry[0].endswith(VECTORS))
 
 

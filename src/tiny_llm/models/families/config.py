@@ -114,7 +114,6 @@ class DecoderConfig:
 
     @property
     def query_dim(self) -> int:
-        """Output size of q_proj: all query heads, plus their gates if any."""
         return self.num_attention_heads * self.head_dim * (2 if self.attn_output_gate else 1)
 
     def window_of(self, layer: int) -> int:
@@ -135,11 +134,7 @@ class DecoderConfig:
 
 
 def check_mtp_fields(fields: Fields, is_hybrid: bool) -> None:
-    """Checks that a hybrid model has one MTP layer that shares its embedding.
-
-    Raises:
-        ValueError: the model is not hybrid, or its MTP layout is unsupported.
-    """
+    """Raises ValueError unless a hybrid model has one MTP layer that shares its embedding."""
     if not is_hybrid:
         raise ValueError(f"model type '{fields['model_type']}' has no multi-token prediction layer")
     layers = fields.get("mtp_num_hidden_layers")

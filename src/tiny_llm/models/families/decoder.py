@@ -14,7 +14,7 @@ from ... import kernels
 from ...kernels.prepack import prepack_model
 from ...kv_cache import PagedStorage, RaggedBatch, StateStorage
 from ...kv_cache.int8_rows import KvCacheDtype, kv_row_width
-from ...kv_cache.step_plan import PlannedLayers
+from ...kv_cache.step_plan import CosSin, PlannedLayers
 from ...positional_encoding import RoPE
 from .attention_backends import COMPARISON_BACKENDS
 from .config import DecoderConfig
@@ -31,8 +31,6 @@ from .linear import (
 )
 from .registry import config_of
 from .rope import ScaledRoPE
-
-CosSin = tuple[mx.array, mx.array]  # cosines and sines at the new tokens' positions
 
 
 def attend_paged(
@@ -56,10 +54,6 @@ class Attention:
     """Grouped-query attention with optional QK norms, biases and output gate.
 
     With a gate, q_proj outputs D query features, then D gate features, for each head.
-
-    Args:
-        window: number of most recent keys each query attends to; 0 for all.
-        backend: one of `ATTENTION_BACKENDS`.
     """
 
     def __init__(
@@ -160,7 +154,6 @@ class Decoder:
 
     Args:
         mlx_model: checkpoint from `mlx_lm.load` or `load_weights`, repacked; its arrays are shared.
-        page_size: tokens per page.
         attention_backend: one of `ATTENTION_BACKENDS`.
         kv_cache_dtype: "auto" for the activation dtype, or "int8" for 8-bit keys and values.
         activation_bits: 16, or 8 to round the inputs of quantized layers to 8-bit integers.
@@ -222,6 +215,7 @@ class Decoder:
 
     @property
     def blocks(self) -> list[DecoderBlock]:
+        """Transformer blocks, without tensor-parallel wrappers."""
         return self.layers
 
     @property

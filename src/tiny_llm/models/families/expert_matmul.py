@@ -96,6 +96,7 @@ class SeparateExperts:
         self.experts = [Mlp(_expert(stacked, index), dtype) for index in range(num_experts)]
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
+        """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
         K, E = experts.shape[-1], x.shape[-1]
         if experts.size == 0:
             return mx.zeros((*experts.shape, E), x.dtype)

@@ -29,12 +29,7 @@ StatefulOperation = Callable[..., tuple[mx.array, mx.array]]  # returns (outputs
 
 
 class GatedDeltaNet:
-    """Gated DeltaNet layer over the state slots of a ragged batch.
-
-    Args:
-        dtype: dtype of the activations.
-        is_reference: whether to use the reference implementations instead of the kernels.
-    """
+    """Gated DeltaNet layer over the state slots of a ragged batch."""
 
     def __init__(self, config: DecoderConfig, layer: Any, dtype: mx.Dtype, is_reference: bool):
         assert config.delta_net is not None

@@ -200,7 +200,6 @@ def _reject_unsupported(fields: Fields, family: Family, head_dim: int) -> None:
 
 
 def _intermediate_size(fields: Fields, experts: MoEConfig | None) -> int:
-    """Intermediate size of the MLPs; optional if all layers have experts."""
     all_experts = experts is not None and len(experts.layers) == fields["num_hidden_layers"]
     default = experts.intermediate_size if experts is not None and all_experts else None
     return positive_int(fields, "intermediate_size", default)

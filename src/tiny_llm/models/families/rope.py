@@ -31,7 +31,6 @@ from .config_fields import (
 
 ROPE_TYPES = ("default", "mrope", "linear", "llama3", "yarn")
 
-
 # Fields beside those of `RopeScaling`. Sections of multimodal RoPE are ignored, because a text
 # token has the same position in all of them.
 OTHER_FIELDS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
@@ -101,10 +100,7 @@ class RopeScaling:
 
     @classmethod
     def from_fields(cls, fields: Fields, context: int) -> "RopeScaling | None":
-        """Parses `rope_scaling` or `rope_parameters`; None for plain RoPE.
-
-        `context` is `max_position_embeddings`.
-        """
+        """Parses `rope_scaling` or `rope_parameters`; None for plain RoPE."""
         # Old configs use `type`, newer ones `rope_type`.
         rope_type = fields.get("rope_type") or fields.get("type") or "default"
         if rope_type not in ROPE_TYPES:

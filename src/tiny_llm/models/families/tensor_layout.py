@@ -80,8 +80,7 @@ def is_skipped(name: str, mtp: bool) -> bool:
 def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
     """Converts tensors, except per-expert matrices, to MLX's layout in place.
 
-    Args:
-        config: config of the full model, even for a shard.
+    `config` describes the full model, even for a shard.
     """
     _split_gate_up(weights, config)
     if config.delta_net is not None:
@@ -107,10 +106,7 @@ def converted_quantization(quantization: Mapping[str, Any] | None) -> Mapping[st
 
 
 def stack_experts(weights: dict[str, mx.array], config: DecoderConfig) -> None:
-    """Stacks matrices such as `mlp.experts.3.up_proj.weight` in place.
-
-    `config` describes the model or, if `weights` are a shard, the shard.
-    """
+    """Stacks matrices such as `mlp.experts.3.up_proj.weight`, or their shards, in place."""
     for mlp, number in _moe_layers(config):
         for name in PROJECTIONS:
             for part in QUANTIZED_ARRAYS:

@@ -27,6 +27,8 @@ UNSUPPORTED_PARTS = {"model.embed_tokens": "the embedding", "lm_head": "the LM h
 
 @dataclass(frozen=True)
 class LoraMatrices:
+    """One layer's low-rank update, (x · aᵀ) · b."""
+
     a: mx.array  # r×I, for rank r and I inputs of the layer
     b: mx.array  # r×O, for O outputs of the layer; premultiplied by the adapter's scale
 
@@ -38,14 +40,9 @@ Adapter = Mapping[str, LoraMatrices]
 def read_adapter(
     path: str, model: DecoderConfig, dtype: mx.Dtype, rank_shard: RankShard | None = None
 ) -> Adapter:
-    """Reads an adapter folder written by `mlx_lm.lora` or PEFT.
+    """Reads an adapter folder written by `mlx_lm.lora` or PEFT; ModelError if unsupported.
 
-    Args:
-        dtype: the model's activation dtype, to which the matrices are converted.
-        rank_shard: shard of the matrices to return; None for the full matrices.
-
-    Raises:
-        ModelError: the folder is not a supported adapter for this model.
+    Converts the matrices to `dtype`, and with `rank_shard` returns only that rank's shard of them.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():

@@ -64,11 +64,7 @@ class AdapterConfig:
 
 
 def read_adapter_config(folder: Path, model: DecoderConfig) -> AdapterConfig:
-    """Reads and checks an adapter's config.
-
-    Raises:
-        ValueError: the file is missing or invalid, or the adapter is unsupported.
-    """
+    """Reads an adapter's config; ValueError if it is missing, invalid or unsupported."""
     if not (folder / CONFIG_FILE).exists():
         raise ValueError(f"it has no {CONFIG_FILE}")
     fields = read_json(folder, CONFIG_FILE)

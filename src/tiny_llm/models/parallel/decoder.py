@@ -19,18 +19,13 @@ from .layers import ParallelLMHead, VocabParallelEmbedding
 
 
 class TensorParallelDecoder(Decoder):
-    """This rank's shard of a decoder; all ranks call it with the same arguments.
-
-    Args:
-        mlx_model: this rank's shard of a checkpoint.
-        options: other arguments of `Decoder`; kept to build the same model on other ranks.
-    """
+    """This rank's shard of a decoder; all ranks call it with the same arguments."""
 
     def __init__(
         self, mlx_model: Any, rank_shard: RankShard, group: mx.distributed.Group, **options: Any
     ):
         super().__init__(mlx_model, **options)
-        self.options = options
+        self.options = options  # to build the same model on other ranks
         self.vocab_size = rank_shard.full_config.vocab_size
         self._num_ranks = rank_shard.size
         self.embedding = VocabParallelEmbedding(self.embedding, rank_shard.vocab_range, group)

@@ -29,23 +29,15 @@ def divide_threads(num_ranks: int) -> str:
 
 
 class RankGroup(ABC):
-    """Rank 0 and its connections to the workers.
+    """Rank 0 and its connections to the workers, by rank."""
 
-    Args:
-        channels: rank -> command connection.
-        heartbeats: rank -> heartbeat connection.
-
-    Attributes:
-        comm: MLX communicator; set once the ranks are connected.
-        on_worker_lost: callbacks that get the error message before this process exits.
-    """
-
-    comm: Group
+    comm: Group  # set once the ranks are connected
 
     def __init__(
         self, size: int, channels: Mapping[int, Channel], heartbeats: Mapping[int, socket.socket]
     ):
         self.size = size
+        # Called with the error message before this process exits.
         self.on_worker_lost: list[Callable[[str], None]] = []
         self._channels = dict(channels)
         self._end_reason: str | None = None
@@ -100,7 +92,7 @@ class RankGroup(ABC):
         for channel in self._channels.values():
             with suppress(OSError):  # the worker has exited
                 channel.send({"op": "shutdown"})
-            channel.close()
+            channel.connection.close()
         self._wait_for_exit()
 
     @abstractmethod
@@ -116,7 +108,6 @@ class RankGroup(ABC):
         return "connection closed"
 
     def _on_worker_lost(self, rank: int, reason: str) -> None:
-        """Kills the child processes, reports the lost rank and exits."""
         with self._loss_lock:  # never released, so that only the first loss is reported
             reason = reason or self._exit_status(rank)
             self._kill_child_processes()

@@ -24,13 +24,7 @@ MAX_REASON_BYTES = 1000
 class Heartbeat:
     """Monitors other ranks in a background thread.
 
-    Args:
-        connections: rank -> stream socket, for each monitored rank.
-        on_loss: called once, in the background thread, with the lost rank and the reason
-            ("" if unknown).
-
-    Attributes:
-        stopped: set before a regular shutdown; stops the thread.
+    `on_loss` is called once, in that thread, with the lost rank and the reason ("" if unknown).
     """
 
     def __init__(
@@ -38,7 +32,7 @@ class Heartbeat:
         connections: Mapping[int, socket.socket],
         on_loss: Callable[[int, str], None],
     ):
-        self.stopped = False
+        self.stopped = False  # set before a regular shutdown; stops the thread
         self._connections = dict(connections)
         self._on_loss = on_loss
         self._received = dict.fromkeys(connections, b"")

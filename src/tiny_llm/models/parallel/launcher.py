@@ -81,11 +81,7 @@ def _rank_0_host() -> str:
 
 
 def init_comm() -> Group:
-    """Connects MLX's collectives using the launcher's backend.
-
-    Raises:
-        UserError: MLX cannot connect the ranks.
-    """
+    """Connects MLX's collectives using the launcher's backend; UserError on failure."""
     backend = _backend()
     assert backend is not None
     if backend == "mpi":
@@ -127,11 +123,7 @@ def _handshake(rank: int, token: str, channel_name: str) -> dict[str, Any]:
 
 
 def launched_group() -> RankGroup:
-    """Connects rank 0 while every worker calls `launched_worker`.
-
-    Raises:
-        UserError: the ranks cannot be connected or run different versions.
-    """
+    """Connects rank 0 while every worker calls `launched_worker`; UserError on failure."""
     with init_timeout():
         comm = init_comm()
         host, token = _rank_0_host(), os.urandom(16).hex()
@@ -184,12 +176,7 @@ def _start_orphan_killer(connection: socket.socket) -> subprocess.Popen[bytes]:
 
 
 class LaunchedGroup(RankGroup):
-    """Rank 0 and the workers started by a launcher; see `launched_group`.
-
-    Args:
-        open_sockets: connections that stay open until this process exits.
-        orphan_killer: process that kills this process if rank 1 exits first.
-    """
+    """Rank 0 and the workers started by a launcher; see `launched_group`."""
 
     def __init__(
         self,
@@ -201,7 +188,8 @@ class LaunchedGroup(RankGroup):
     ):
         super().__init__(comm.size(), channels, heartbeats)
         self.comm = comm
-        self._open_sockets, self._orphan_killer = open_sockets, orphan_killer
+        self._open_sockets = open_sockets  # stay open until this process exits
+        self._orphan_killer = orphan_killer  # kills this process if rank 1 exits first
 
     def _kill_child_processes(self) -> None:
         # Each worker's own orphan killer ends the worker when this process exits.

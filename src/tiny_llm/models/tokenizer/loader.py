@@ -36,9 +36,6 @@ IGNORED_SETTINGS = ("chat_template_type", "clean_up_tokenization_spaces", "split
 def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     """Loads a checkpoint's tokenizer.
 
-    Args:
-        config: parsed `config.json`.
-
     Raises:
         ValueError: a file is malformed or belongs to another model; the message names it.
     """
@@ -91,9 +88,6 @@ def _add_listed_tokens(
     """Adds tokens that only the tokenizer config lists, as `transformers` does.
 
     Tokens without a row in the embedding, which has `vocab_size` rows, remain text.
-
-    Raises:
-        ValueError: a token has a different id in `tokenizer.json`.
     """
     listed, special = listed_tokens(settings), special_tokens(settings)
     names = {token_text(token) for token in special}

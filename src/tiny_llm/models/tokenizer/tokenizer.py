@@ -33,13 +33,6 @@ TRANSFORMERS_ONLY_ARGUMENTS = {
 class Tokenizer:
     """Drop-in replacement for the tokenizer from `mlx_lm.load`.
 
-    Args:
-        config: see `read_tokenizer_config`.
-
-    Attributes:
-        chat_template: see `find_chat_template`; None if missing.
-        has_thinking: whether the vocabulary has the tokens `THINK_TAGS`.
-
     Raises:
         ValueError: the decoder of `tokenizer.json` is not supported.
     """
@@ -86,14 +79,9 @@ class Tokenizer:
         return self._decoder.to_bytes(self._tokenizer.id_to_token(token) or "")
 
     def encode(self, text: str, add_special_tokens: bool = True, **others: Any) -> list[int]:
-        """Encodes a text, in which special tokens are recognized.
+        """Encodes a text, in which special tokens are recognized; UserError if the library fails.
 
-        Args:
-            add_special_tokens: whether to apply `tokenizer.json`'s post-processor.
-            others: other arguments of `transformers`' `encode`, which require the fallback.
-
-        Raises:
-            UserError: the library fails.
+        `others` are arguments that only `transformers` implements.
         """
         options = {"add_special_tokens": add_special_tokens}
         if others:
@@ -138,7 +126,6 @@ class Tokenizer:
 
         Args:
             conversation: messages {"role": …, "content": …}, plus other keys the template reads.
-            tools: JSON schemas of the available tools.
             variables: template variables such as `add_generation_prompt` and `enable_thinking`
                 (default: `has_thinking`); other arguments as in `transformers`.
 
@@ -197,12 +184,9 @@ class Tokenizer:
 
 
 def raise_library_error(failure: str, error: BaseException) -> NoReturn:
-    """Raises UserError for an error of the `tokenizers` library, else `error`.
+    """Raises UserError, beginning with `failure`, for an error of `tokenizers`, else `error`.
 
-    Args:
-        failure: start of the error message.
-        error: a caught exception. The library's errors are plain Exceptions; its panics are a
-            separate BaseException.
+    The library's errors are plain Exceptions; its panics are a separate BaseException.
     """
     if type(error) is not Exception and type(error).__name__ != "PanicException":
         raise error
