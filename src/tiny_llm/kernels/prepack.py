@@ -155,7 +155,8 @@ class PrepackedWeights:
     def __init__(self, model: Any, weight_locations: WeightLocations | None = None):
         self._rows = prepack_rows()
         self._locations = weight_locations or WeightLocations()
-        nbytes = sum(map(_aligned_nbytes, _prepackable_arrays(model)))
+        layers = prepackable_layers(model)
+        nbytes = sum(_aligned_nbytes(x[name]) for x in layers for name in _array_names(x))
         self._memory = extension().huge_pages(nbytes) if nbytes else None
         self._used = 0  # bytes of `_memory` in use
 
@@ -203,16 +204,12 @@ def prepackable_layers(module: Any) -> list[Any]:
     ]
 
 
-def _prepackable_arrays(module: Any) -> list[mx.array]:
-    layers = prepackable_layers(module)
-    return [layer[name] for layer in layers for name in _array_names(layer)]
-
-
 def _array_names(layer: Any) -> list[str]:
     return [name for name in QUANTIZED_ARRAYS if name in layer]
 
 
 def copy_tree(mlx_model: Any) -> Any:
+    """Copies the module tree; arrays are shared."""
     arrays: Any = tree_flatten(mlx_model)
     return copy.deepcopy(mlx_model, {id(array): array for _, array in arrays})
 

@@ -113,6 +113,8 @@ class SeparateExperts:
 
 
 class GatheredExperts:
+    """Experts computed by MLX's gathered matmul, without a host sync."""
+
     needs_host_sync = False
 
     def __init__(self, stacked: Any):

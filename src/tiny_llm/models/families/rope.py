@@ -151,6 +151,7 @@ class RopeScaling:
         """Ramp over pairs: 0 where the frequency is kept, 1 where fully scaled."""
 
         def pair_with(rotations: float) -> float:
+            """Fractional index of the pair that rotates `rotations` times in training."""
             wave = self.original_context / (rotations * 2 * math.pi)
             return num_pairs * math.log(wave) / math.log(base)
 

@@ -60,21 +60,14 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
     """Maps the names of MLX's text model to tensor names in the checkpoint."""
     names: dict[str, str] = {}
     for name in stored:
-        if is_skipped(name, config.has_mtp):
+        text_name = text_tensor_name(name)
+        is_unused_mtp = text_name.startswith(MTP_PREFIX) and not config.has_mtp
+        if name.startswith(VISION_PREFIXES) or is_unused_mtp:
             continue
-        other = names.setdefault(text_tensor_name(name), name)
+        other = names.setdefault(text_name, name)
         if other != name:
-            raise ValueError(
-                f"{name} and {other} both map to {text_tensor_name(name)} of the text model"
-            )
+            raise ValueError(f"{name} and {other} both map to {text_name} of the text model")
     return names
-
-
-def is_skipped(name: str, mtp: bool) -> bool:
-    """Whether loading skips a tensor: vision or, unless `mtp`, the MTP layer."""
-    if name.startswith(VISION_PREFIXES):
-        return True
-    return not mtp and text_tensor_name(name).startswith(MTP_PREFIX)
 
 
 def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
