@@ -127,7 +127,7 @@ def test_float32_logits_and_greedy_tokens_equal_transformers(model, theirs):
     llm = LLM((weights, tokenizer))
     params = SamplingParams(temperature=0, max_tokens=24)
     prompts = [chat_ids(tokenizer, question) for question in QUESTIONS]
-    for output in llm.generate(prompts, params, show_progress=False):
+    for output in llm.generate(prompts, params, use_tqdm=False):
         assert output.error is None
         prompt, answer = output.prompt_token_ids, output.token_ids
         ids = [*prompt, *answer]
@@ -176,7 +176,7 @@ def perplexity(logits: Callable[[list[int]], np.ndarray], chunks: list[list[int]
 
 def generate(llm: LLM, prompts: list[list[int]]) -> list[Any]:
     params = SamplingParams(temperature=0, max_tokens=40)
-    outputs = llm.generate(prompts, params, show_progress=False)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     assert all(output.error is None for output in outputs)
     return outputs
 

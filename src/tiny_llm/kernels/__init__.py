@@ -25,11 +25,7 @@ StreamOrDevice = mx.Stream | mx.Device | mx.DeviceType | None
 
 @functools.cache
 def extension() -> ModuleType:
-    """Imports the module `tiny_llm_ext`.
-
-    Raises:
-        UserError: the extension is not built, or was built for another MLX version.
-    """
+    """Imports `tiny_llm_ext`; UserError if it is not built for this MLX version."""
     try:
         import tiny_llm_ext
     except ImportError as error:
@@ -41,7 +37,6 @@ def extension() -> ModuleType:
 
 @functools.cache
 def is_built() -> bool:
-    """Whether the extension can be imported."""
     try:
         extension()
     except UserError:
@@ -50,11 +45,7 @@ def is_built() -> bool:
 
 
 def check_num_threads() -> None:
-    """Validates TINY_LLM_NUM_THREADS; a no-op without the extension.
-
-    Raises:
-        UserError: the value is invalid.
-    """
+    """Raises UserError if TINY_LLM_NUM_THREADS is invalid; a no-op without the extension."""
     if is_built():
         try:
             extension().num_threads()
@@ -88,7 +79,6 @@ def _emulation_requested() -> bool:
 
 
 def _default_stream() -> StreamOrDevice:
-    """Returns None (the default device) if the kernels support it, else the CPU."""
     if _emulation_requested():
         emulated = extension().emulated_gpu  # slow; only tests of the Metal kernels use it
         if emulated.is_requested():
@@ -117,7 +107,6 @@ def runs_on_default_device() -> bool:
 
 
 def use_cpu() -> None:
-    """Sets the CPU as the default device for MLX and the extension."""
     global _stream
     mx.set_default_device(mx.cpu)
     _stream = mx.cpu
@@ -144,8 +133,6 @@ def release_rows(x: mx.array, rows: Sequence[int]) -> None:
 
 
 def _operation(name: str) -> Callable[..., Any]:
-    """Returns the extension's operation `name` on this module's default stream."""
-
     def operation(*arguments: Any, stream: StreamOrDevice = None, **options: Any) -> Any:
         chosen = _stream if stream is None else stream
         return getattr(extension(), name)(*arguments, **options, stream=chosen)

@@ -55,7 +55,6 @@ class CapturedFunction:
         self._seen_once: set[tuple[Any, ...]] = set()
 
     def __call__(self, *inputs: mx.array) -> Any:
-        """Replays the captured graph, or calls the function; returns its outputs."""
         if (
             not self._is_capturable
             or not self.should_capture(inputs[0])
@@ -90,7 +89,6 @@ class CapturedFunction:
         return is_decode_step(x) and kernels.computes_on_cpu()
 
     def _should_capture_now(self, inputs: Sequence[mx.array]) -> bool:
-        """Whether to capture the inputs' shapes now rather than on their next call."""
         signature = tuple((x.dtype, *x.shape) for x in inputs)
         if self._on_first_call or signature in self._seen_once:
             # Forgets the shapes: if the graph cache evicts their capture, they are captured again
@@ -118,12 +116,10 @@ class CapturedFunction:
 
 
 def capture_required() -> bool:
-    """Whether unimplemented capture tasks of the course are an error."""
     return _capture_mode() == "on"
 
 
 def _capture_mode() -> str:
-    """Returns the value of `CAPTURE_VARIABLE`, "" if unset."""
     mode = os.environ.get(CAPTURE_VARIABLE, "")
     if mode not in ("", "off", "on"):
         raise UserError(f'{CAPTURE_VARIABLE} must be on or off, got "{mode}".')

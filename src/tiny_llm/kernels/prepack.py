@@ -61,7 +61,6 @@ def to_row_major(matrix: mx.array) -> mx.array:
 
 
 def is_row_major(mlx_layer: Any) -> bool:
-    """Whether a quantized layer has MLX's row-major layout."""
     return mlx_layer.weight.shape[:-1] == mlx_layer.scales.shape[:-1]
 
 
@@ -82,7 +81,6 @@ def row_major_layer(mlx_layer: Any) -> Any:
 
 
 def is_kernel_supported(mlx_layer: Any) -> bool:
-    """Whether the kernels support a quantized layer's format and scale dtype."""
     return getattr(mlx_layer, "mode", "affine") in ("affine", E2M1) and supports_quantization(
         mlx_layer.bits, mlx_layer.group_size, mlx_layer.scales.dtype
     )
@@ -109,7 +107,6 @@ def prepack_model(mlx_model: Any) -> Any:
 
 
 def _lookup(mapping: WeakIdMap[T], array: mx.array) -> T | None:
-    """Returns the value mapped to a live array; None if there is no entry."""
     reference, value = mapping.get(id(array), (None, None))
     return value if reference is not None and reference() is array else None
 
@@ -134,19 +131,16 @@ class WeightLocations:
         self._readers[id(array)] = weakref.ref(array), read
 
     def read(self, array: mx.array) -> mx.array:
-        """Reads an array with its registered reader; without one, returns it."""
         read = _lookup(self._readers, array)
         return array if read is None else read()
 
     def materialize(self, module: Any) -> None:
-        """Replaces a module's lazy arrays by the results of their registered readers."""
         for part in module.modules():
             for name, array in list(part.items()):
                 if isinstance(array, mx.array):
                     setattr(part, name, self.read(array))
 
     def location_of(self, array: mx.array) -> tuple[Path, int, bool] | None:
-        """Returns the array's (file, begin, limit_readahead); None if unregistered."""
         return _lookup(self._locations, array)
 
 
@@ -154,17 +148,15 @@ class PrepackedWeights:
     """Prepacks a model's layers into one allocation of huge pages.
 
     Only the extension can use prepacked layers. Layers that the kernels do not support stay
-    unchanged, and so do all layers on machines whose kernels read row-major weights.
-
-    Args:
-        model: an `mlx.nn` module; weights may be lazy.
-        weight_locations: file locations of lazy weights, which are read a few rows at a time.
+    unchanged, and so do all layers on machines whose kernels read row-major weights. Lazy weights
+    with a known file location are read a few rows at a time.
     """
 
     def __init__(self, model: Any, weight_locations: WeightLocations | None = None):
         self._rows = prepack_rows()
         self._locations = weight_locations or WeightLocations()
-        nbytes = sum(map(_aligned_nbytes, _prepackable_arrays(model)))
+        layers = prepackable_layers(model)
+        nbytes = sum(_aligned_nbytes(x[name]) for x in layers for name in _array_names(x))
         self._memory = extension().huge_pages(nbytes) if nbytes else None
         self._used = 0  # bytes of `_memory` in use
 
@@ -212,14 +204,7 @@ def prepackable_layers(module: Any) -> list[Any]:
     ]
 
 
-def _prepackable_arrays(module: Any) -> list[mx.array]:
-    """Returns the arrays of a module's prepackable layers."""
-    layers = prepackable_layers(module)
-    return [layer[name] for layer in layers for name in _array_names(layer)]
-
-
 def _array_names(layer: Any) -> list[str]:
-    """Returns a layer's `QUANTIZED_ARRAYS`; MXFP4 layers have no biases."""
     return [name for name in QUANTIZED_ARRAYS if name in layer]
 
 
@@ -230,7 +215,6 @@ def copy_tree(mlx_model: Any) -> Any:
 
 
 def _aligned_nbytes(array: mx.array) -> int:
-    """Returns an array's size in bytes, rounded up to whole cache lines."""
     return -(-array.nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
 
 

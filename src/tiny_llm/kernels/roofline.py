@@ -23,14 +23,11 @@ class Timings:
 
     @classmethod
     def of(cls, seconds: list[float]) -> "Timings":
-        """Summarizes one or more measured times in seconds."""
         return cls(statistics.median(seconds), min(seconds))
 
 
 @dataclass(frozen=True)
 class HardwareLimits:
-    """Peak memory bandwidth and arithmetic rate of a machine."""
-
     read_bytes_per_s: float  # memory read bandwidth of all threads together
     flops_per_s: float  # multiplications and additions per second, all threads together
 

@@ -17,7 +17,6 @@ SMALLEST_NORMAL = 2.0**-126  # of float32
 
 
 def kv_row_width(head_dim: int, kv_cache_dtype: KvCacheDtype) -> int:
-    """Returns the number of elements per row in the pages, including the scale."""
     return head_dim + (SCALE_BYTES if kv_cache_dtype == "int8" else 0)
 
 

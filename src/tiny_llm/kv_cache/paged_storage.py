@@ -35,8 +35,6 @@ class RaggedBatch:
 
     Attributes:
         positions, attention_metadata: the arguments as int32 arrays.
-        slots: the slots as a list.
-        written_states: state slots that are written.
 
     Raises:
         ValueError: the arguments' lengths are inconsistent.
@@ -88,12 +86,10 @@ class RaggedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens T."""
         return self.positions.size
 
     @property
     def num_seqs(self) -> int:
-        """Number of sequences B."""
         return self.attention_metadata.context_lens.size
 
 
@@ -105,7 +101,6 @@ class PagedStorage:
 
     Args:
         num_layers: number of layers with pages.
-        num_pages: pages per layer.
         head_dim: D; D + 4 for 8-bit rows, which end with a 4-byte scale.
         states: state slots for linear-attention layers; None if all layers have pages.
 

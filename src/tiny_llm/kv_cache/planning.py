@@ -63,14 +63,12 @@ def plan_paged(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
 
 
 def _requests(cache: Any, L: int) -> LayerRequests:
-    """Returns each row's paged cache or None; [] if dense or without capacity."""
     if isinstance(cache, BatchingKvCache):
         return cache.paged_requests(L)
     return [cache] if isinstance(cache, TinyKvPagedCache) else []
 
 
 def _plan_pool(pool: TinyKvPagedPool, layers: Sequence[LayerRequests], L: int) -> StepPlan:
-    """Reserves pages for all layers in their shared pool, then builds the plan."""
     reserved: list[TinyKvPagedCache] = []
 
     def rollback() -> None:

@@ -17,15 +17,12 @@ from .. import kernels
 
 @dataclass(frozen=True)
 class StateShape:
-    """Shape of one layer's state in a slot."""
-
     conv_state: tuple[int, int]  # (K−1)×C in `dtype`: last inputs, for K taps and C channels
     state: tuple[int, int, int]  # H_v×D_k×D_v float32: value heads, key and value size
     dtype: mx.Dtype
 
     @property
     def nbytes(self) -> int:
-        """Size of one layer's slot in bytes."""
         return (
             math.prod(self.conv_state) * self.dtype.size + math.prod(self.state) * mx.float32.size
         )
@@ -36,7 +33,6 @@ class StateStorage:
 
     Args:
         layers: indices of the model's linear-attention layers, in ascending order.
-        num_slots: maximum number of slots.
 
     Attributes:
         conv_states, states: an S×(K−1)×C and an S×H_v×D_k×D_v array per layer, for S slots (see

@@ -22,7 +22,7 @@ from ..attention import Mask
 from ..kernels.graph_capture import CapturedFunction
 from .paged import PagedKvMetadata, check_paged_mask
 
-CosSin = tuple[mx.array, mx.array]
+CosSin = tuple[mx.array, mx.array]  # cosines and sines at the new tokens' positions
 # (x B×L×E, cosines and sines, one cache or view per layer) -> (x, update), both B×L×E
 Layers = Callable[[mx.array, CosSin, Sequence[Any]], tuple[mx.array, mx.array]]
 
@@ -59,7 +59,6 @@ class AttentionMetadata:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Values of the fields in `names`."""
         return [getattr(self, name) for name in self.names]
 
     def for_layer(self, layer: int) -> "AttentionMetadata":
@@ -78,8 +77,6 @@ class AttentionMetadata:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Cache updates of one step."""
-
     attention_metadata: AttentionMetadata
     # One pair of arrays per layer (keys and values, or convolution and recurrent state), or one
     # pair shared by all layers.
@@ -181,7 +178,6 @@ class PlannedLayers:
         return x, update
 
     def _function_for(self, names: tuple[str, ...]) -> Callable[..., Any]:
-        """Returns the layers as a capturable function of the arrays named `names`."""
         if names not in self._functions:
             # A ragged batch may be a single short prompt, so it is captured on the second call.
             # Decode steps are captured on the first: if layers share pages, an uncaptured layer

@@ -19,7 +19,6 @@ from .families.registry import config_of
 from .heads.mtp import MtpDecoder
 from .heads.pooling import EmbeddingDecoder, Task
 
-COURSE_MODEL_TYPE = "qwen3"  # model family that the course's models implement
 WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2, 3: Qwen3ModelWeek3}
 
 
@@ -135,18 +134,13 @@ def serving_model(
 
 
 def mtp_model(name: str, mlx_model: Any, **options: Any) -> MtpDecoder:
-    """Builds the multi-token prediction (MTP) layer; `options` as in `Decoder`.
-
-    Raises:
-        ModelError: the MTP layer was not loaded; see also `serving_model`.
-    """
+    """Builds the multi-token prediction (MTP) layer; ModelError if it was not loaded."""
     check_has_mtp(name, mlx_model)
     layer: MtpDecoder = _build(name, MtpDecoder, mlx_model, **options)
     return layer
 
 
 def check_has_mtp(name: str, mlx_model: Any) -> None:
-    """Raises ModelError if a checkpoint was loaded without its MTP layer."""
     if not _config(name, mlx_model).has_mtp:
         raise ModelError(
             f"'{name}' was loaded without its multi-token prediction layer; pass its name or "
@@ -165,8 +159,7 @@ def _config(name: str, mlx_model: Any) -> DecoderConfig:
 
 
 def _unsupported_by_course(config: DecoderConfig) -> str | None:
-    """Verb phrase for a feature that the course's layers lack, or None."""
-    if config.model_type != COURSE_MODEL_TYPE:
+    if config.model_type != "qwen3":
         return f"is a model of type '{config.model_type}'"
     if config.rope_scaling is not None:
         return f"scales RoPE with '{config.rope_scaling.rope_type}'"

@@ -67,7 +67,6 @@ def is_memory_short(root: Path = Path("/")) -> bool:
 
 
 def _cgroup_headroom(root: Path, total: int) -> Iterator[int]:
-    """Yields each limited cgroup's headroom, counting file caches as free."""
     for folder in _memory_cgroups(root):
         for limit_file, usage_file, prefix in (
             ("memory.max", "memory.current", ""),
@@ -92,7 +91,6 @@ def _stall_percent(root: Path) -> float:
 
 
 def _memory_cgroups(root: Path) -> Iterator[Path]:
-    """Yields the folders of this process's memory cgroup and its ancestors."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:  # not on Linux
@@ -117,7 +115,6 @@ def _numbers(file: Path, *names: str) -> list[int]:
 
 
 def _sysctl(name: str, default: int) -> int:
-    """Value of an int32 macOS `sysctl`, or the default if it does not exist."""
     value, size = ctypes.c_int32(), ctypes.c_size_t(4)
     sysctl = getattr(ctypes.CDLL(None), "sysctlbyname", None)
     failed = sysctl is None or sysctl(
@@ -134,6 +131,5 @@ def trim_heap() -> None:
 
 
 def release_free_memory() -> None:
-    """Clears MLX's buffer cache and trims the heap."""
     mx.clear_cache()
     trim_heap()

@@ -16,19 +16,14 @@ from ..kv_cache.int8_rows import KvCacheDtype, kv_row_width
 from .checkpoint.dummy import random_bytes, random_checkpoint
 from .checkpoint.safe_io import model_errors
 from .checkpoint.sharding import RankShard
-from .families.config import DecoderConfig
 from .families.gated_delta_net import state_shape
 from .families.linear import activation_dtype
 from .families.registry import config_of, read_config
 from .gguf.model_files import has_weights, read_model_config, read_weights
 
-EXPERTS = ".switch_mlp."  # substring of the experts' tensor names
-
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Memory sizes of a model, or of one rank's shard of it."""
-
     weight_bytes: int
     step_bytes: int  # weight bytes read to decode one token, with only the selected experts
     # Key and value vectors per token, over all attention layers and KV heads.
@@ -41,7 +36,6 @@ class ModelSize:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV cache bytes per token, over all layers."""
         item_bytes = 1 if self.kv_cache_dtype == "int8" else self.dtype.size
         return (
             self.kv_vectors_per_token
@@ -51,12 +45,9 @@ class ModelSize:
 
 
 def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> ModelSize:
-    """Computes a checkpoint's memory sizes, summed over ranks.
+    """Computes a checkpoint's memory sizes, summed over ranks; ModelError if it cannot be loaded.
 
     Without weight files, or if `load_format` is "dummy", `config.json` determines the shapes.
-
-    Raises:
-        ModelError: the checkpoint cannot be loaded.
     """
     config = read_model_config(folder)
     is_dummy = load_format == "dummy" or not has_weights(folder)
@@ -94,14 +85,10 @@ def size_of_tree(model: Any) -> ModelSize:
         if path.startswith("model.embed_tokens.") and not config.tie_word_embeddings:
             continue  # not in `step`, which reads only one row per token
         selected = 1.0
-        if config.experts is not None and EXPERTS in path:
+        if config.experts is not None and ".switch_mlp." in path:
             selected = config.experts.top_k / config.experts.num_experts
         step += int(array.nbytes * selected)
-    return _model_size(total, step, config, activation_dtype(parts.embed_tokens, parts.norm))
-
-
-def _model_size(total: int, step: int, config: DecoderConfig, dtype: mx.Dtype) -> ModelSize:
-    """Sizes for `total` weight bytes, of which decoding one token reads `step`."""
+    dtype = activation_dtype(parts.embed_tokens, parts.norm)
     state_bytes = 0
     if config.delta_net is not None:
         state_bytes = len(config.delta_net.layers) * state_shape(config.delta_net, dtype).nbytes

@@ -207,7 +207,7 @@ def test_dummy_weights(tmp_path):
     [
         ("llama", [("expert_count", 8)], "llama with experts, is not supported in GGUF files"),
         ("llama", [("embedding_length", 32)], "token_embd|embed_tokens"),
-        ("qwen3", [("block_count", 4)], "model.layers.3.*is missing"),
+        ("qwen3", [("block_count", 4)], "model.layers.3.*are missing"),
     ],
 )
 def test_inconsistent_models_are_rejected(tmp_path, name, metadata, message):

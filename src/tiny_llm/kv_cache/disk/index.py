@@ -37,12 +37,7 @@ SCHEMA = (
 
 
 class PageIndex:
-    """Index of a directory's pages, for all models.
-
-    Not thread-safe: only one thread at a time may use it.
-
-    Args:
-        model: fingerprint of this process's model.
+    """Index of a directory's pages, for all models; not thread-safe.
 
     Raises:
         sqlite3.Error: the file cannot be opened, or is not an index of this version.
@@ -72,7 +67,6 @@ class PageIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Total size of all pages, of all models."""
         [[total]] = self._rows("SELECT COALESCE(SUM(bytes), 0) FROM total", (), int)
         return int(total)
 
@@ -85,9 +79,7 @@ class PageIndex:
         return [key for _, key in rows]
 
     def contains(self, key: bytes) -> bool:
-        """Whether a page is in the index."""
-        row = self._database.execute("SELECT 1 FROM pages WHERE key = ?", (key,)).fetchone()
-        return row is not None
+        return bool(self._rows("SELECT 1 FROM pages WHERE key = ?", (key,), int))
 
     def add(self, pages: Iterable[tuple[bytes, int, int]], max_bytes: int) -> list[bytes]:
         """Adds pages as the most recently used; returns the keys of evicted pages.
@@ -95,7 +87,6 @@ class PageIndex:
         Args:
             pages: (key, size in bytes, depth) tuples; depth is the number of preceding pages in the
                 prefix.
-            max_bytes: upper bound on the total size of all pages.
         """
         now = time.time()
         with self._transaction():
@@ -133,7 +124,6 @@ class PageIndex:
         return evicted
 
     def touch(self, keys: Collection[bytes]) -> None:
-        """Marks pages as the most recently used."""
         now = time.time()
         with self._transaction():
             self._database.executemany(
@@ -141,20 +131,14 @@ class PageIndex:
             )
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Removes pages from the index, not their files."""
         with self._transaction():
             self._database.executemany("DELETE FROM pages WHERE key = ?", [(key,) for key in keys])
 
     def close(self) -> None:
-        """Closes the database."""
         self._database.close()
 
     def _rows(self, query: str, values: Sequence[Any], *types: type) -> list[tuple[Any, ...]]:
-        """Returns a query's rows.
-
-        Raises:
-            sqlite3.DatabaseError: a value has another type, because another program wrote it.
-        """
+        """Returns a query's rows; DatabaseError if another program wrote values of other types."""
         rows = self._database.execute(query, values).fetchall()
         if any(not isinstance(v, t) for row in rows for v, t in zip(row, types, strict=True)):
             raise sqlite3.DatabaseError(f"expected {[t.__name__ for t in types]} from: {query}")

@@ -84,13 +84,11 @@ def drop_from_page_cache(path: Path) -> None:
 
 
 def _open_without_blocking(path: str, flags: int) -> int:
-    """Opens a file without blocking, even if the path is a named pipe."""
-    # O_NONBLOCK does not exist on Windows.
+    # Opening a named pipe would block. O_NONBLOCK does not exist on Windows.
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _read_exactly(file: FileIO, num_bytes: int) -> bytearray:
-    """Reads exactly `num_bytes` bytes, repeating reads that return fewer."""
     data = bytearray(num_bytes)
     rest = memoryview(data)
     while rest:

@@ -27,15 +27,11 @@ class PageLoad:
 
 
 class PageReader(threading.Thread):
-    """Thread that reads one `PageLoad` at a time, in FIFO order.
-
-    Attributes:
-        read_bytes: total bytes of pages read and verified.
-    """
+    """Thread that reads one `PageLoad` at a time, in FIFO order."""
 
     def __init__(self, store: PageStore, writer: PageWriter):
         super().__init__(name="page reader", daemon=True)
-        self.read_bytes = 0
+        self.read_bytes = 0  # total of pages read and verified
         self._store, self._writer = store, writer
         self._changed = threading.Condition()
         self._loads: deque[PageLoad] = deque()
@@ -46,12 +42,10 @@ class PageReader(threading.Thread):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the disk has not responded for `STALL_SECONDS`."""
         started = self._read_started
         return started is not None and time.monotonic() - started > STALL_SECONDS
 
     def start_load(self, pages: Sequence[tuple[bytes, int]]) -> PageLoad:
-        """Queues pages, given as (key, number of bytes) pairs, as a new load."""
         load = PageLoad(pages)
         with self._changed:
             self._loads.append(load)
@@ -72,7 +66,6 @@ class PageReader(threading.Thread):
             return payloads, load._is_done or self.is_stalled
 
     def cancel(self, load: PageLoad) -> None:
-        """Cancels a load and drops its pages."""
         load._is_cancelled = True
         self.collect(load)
 
@@ -82,13 +75,11 @@ class PageReader(threading.Thread):
             self._changed.wait_for(lambda: self._pending_bytes > 0 or self._ended, timeout)
 
     def close(self) -> None:
-        """Stops the thread after its current read."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Processes loads until closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._loads or self._is_closed)
@@ -114,7 +105,6 @@ class PageReader(threading.Thread):
                 self._changed.notify_all()
 
     def _wait_for_capacity(self, load: PageLoad, num_bytes: int) -> bool:
-        """Waits for room in `MAX_PENDING_BYTES`; False if cancelled or closed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (

@@ -42,20 +42,16 @@ NUM_PROBE_FILES = 4  # page files that `read_seconds` reads
 
 @dataclass(frozen=True)
 class StoredPage:
-    """A page to be written."""
-
     key: bytes
     depth: int  # number of preceding pages in the prefix
     payload: Buffer
 
     @property
     def stored_bytes(self) -> int:
-        """Size on disk, including header and index entry."""
         return stored_bytes(len(self.payload))
 
 
 def stored_bytes(num_bytes: int) -> int:
-    """Returns a page's size on disk, including its header and index entry."""
     return num_bytes + HEADER_BYTES + ENTRY_BYTES
 
 
@@ -96,12 +92,10 @@ class PageStore:
         return key in self._keys
 
     def path(self, key: bytes) -> Path:
-        """Returns the path of a page's file."""
         name = key.hex()
         return self._pages / name[:2] / name
 
     def read(self, key: bytes, num_bytes: int) -> bytearray:
-        """Reads and verifies a page; see `read_page_file` for errors."""
         return read_page_file(self.path(key), key, num_bytes)
 
     def write(self, pages: Sequence[StoredPage]) -> int:
@@ -150,7 +144,6 @@ class PageStore:
         return self._writing / f"{self._prefix}-{key.hex()}"
 
     def _add_to_index(self, pages: Sequence[StoredPage]) -> None:
-        """Adds pages to the index; deletes the files of pages evicted to make room."""
         entries = [(page.key, page.stored_bytes, page.depth) for page in pages]
         self._delete_files(self._index.add(entries, self._max_bytes))
         self.refresh()
@@ -160,16 +153,13 @@ class PageStore:
         self._keys.difference_update(keys)
 
     def refresh(self) -> None:
-        """Reads the keys of pages added by other processes."""
         self._keys.update(self._index.new_keys())
         self.num_bytes = self._index.num_bytes
 
     def touch(self, keys: Collection[bytes]) -> None:
-        """Marks pages as the most recently used."""
         self._index.touch(keys)
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Removes the index entries and files of unreadable pages."""
         self._index.remove(keys)
         self._delete_files(keys)
         self.num_bytes = self._index.num_bytes
@@ -215,12 +205,10 @@ class PageStore:
         return min(seconds)  # another program may slow a read
 
     def close(self) -> None:
-        """Closes the index."""
         self._index.close()
 
 
 def _check_private(folder: Path) -> None:
-    """Refuses a folder that another user owns or may write."""
     status = folder.stat()
     if os.name != "nt" and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
         raise PermissionError(

@@ -21,11 +21,7 @@ RETRY_SECONDS = 60.0  # pause in writing after an error, e.g. a full disk
 
 
 class PageWriter(threading.Thread):
-    """Thread that writes queued pages in FIFO order.
-
-    Attributes:
-        written_bytes, num_errors: totals since start.
-    """
+    """Thread that writes queued pages in FIFO order."""
 
     def __init__(self, store: PageStore):
         super().__init__(name="page writer", daemon=True)
@@ -48,7 +44,6 @@ class PageWriter(threading.Thread):
             return not is_paused and self._queued_bytes + num_bytes <= MAX_QUEUED_BYTES
 
     def put(self, page: StoredPage) -> None:
-        """Queues a page."""
         with self._changed:
             self._pages.append(page)
             self._queued_bytes += len(page.payload)
@@ -91,7 +86,6 @@ class PageWriter(threading.Thread):
             self.join(timeout)
 
     def run(self) -> None:
-        """Writes pages and updates the index, until closed with an empty queue."""
         try:
             self._store.sweep()
         except STORE_ERRORS as error:

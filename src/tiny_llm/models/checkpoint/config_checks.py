@@ -18,7 +18,6 @@ def invalid_field(where: str, name: str, value: Any, expected: str) -> ModelErro
 
 
 def reject_code(fields: Mapping[str, Any], where: str) -> None:
-    """Rejects a config whose model is Python code."""
     if fields.get(CODE_FIELD):
         raise ModelError(
             f"{where} has {CODE_FIELD} {short_repr(fields[CODE_FIELD])}, which refers to code; "

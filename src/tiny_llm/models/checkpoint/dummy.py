@@ -43,12 +43,9 @@ def random_checkpoint(
 def random_tensors(
     config: Mapping[str, Any], mtp: bool = False
 ) -> tuple[dict[str, mx.array], dict[str, Quantization]]:
-    """Creates lazy random tensors, quantized according to the config.
+    """Creates lazy random tensors by name, and their quantization formats by layer path.
 
     Adding the MTP layer does not change the values of the other tensors.
-
-    Returns:
-        (tensor name -> array, layer path -> quantization format).
     """
     args, dtype = read_config(config, mtp), _dtype(config)
     weights: dict[str, mx.array] = {}
@@ -95,12 +92,7 @@ def random_vector(
 
 
 def random_bytes(config: Mapping[str, Any], mtp: bool = False) -> int:
-    """Total size in bytes of the tensors from `random_tensors`.
-
-    Raises:
-        ValueError: the config is invalid, a dimension exceeds the kernels' index type, or a row
-            length is not a multiple of the quantization group size.
-    """
+    """Total bytes of the tensors from `random_tensors`; ValueError if the config is invalid."""
     args, size = read_config(config, mtp), _dtype(config).size
     total = sum(math.prod(shape) * size for _, shape in vector_shapes(args))
     for path, matrix in matrix_shapes(args):
@@ -141,7 +133,6 @@ def _random_normal(shape: Shape, inputs: int, key: mx.array | None) -> mx.array:
 def _random_quantized(
     matrix: Shape, quantization: Quantization, dtype: mx.Dtype, key: mx.array
 ) -> dict[str, mx.array]:
-    """Random quantized matrix O×I whose weights have a variance of about 1/I."""
     shapes = quantization.shapes(matrix)
     deviation = matrix[-1] ** -0.5
     *rows, words = shapes["weight"]

@@ -20,7 +20,6 @@ COMPLETE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Checks config, tokenizer and weight headers; see `read_model_config`."""
     config = read_model_config(folder)
     if not has_tokenizer(folder):
         raise ModelError(f"{folder} has no tokenizer.json or vocab.json; copy it from the hub.")
@@ -49,7 +48,6 @@ def read_model_config(folder: Path) -> Fields:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has tokenizer files."""
     return (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists()
 
 
@@ -88,11 +86,7 @@ def has_stale_index(folder: Path) -> bool:
 
 
 def read_tensor_headers(folder: Path) -> dict[str, TensorInfo]:
-    """Reads the headers of all weight files: tensor name -> `TensorInfo`.
-
-    Raises:
-        ModelError: a tensor occurs in two files; see also `weight_files` and `read_header`.
-    """
+    """Reads the headers of all weight files: tensor name -> `TensorInfo`."""
     tensors: dict[str, TensorInfo] = {}
     file_of: dict[str, str] = {}
     for file in weight_files(folder):
@@ -107,7 +101,6 @@ def read_tensor_headers(folder: Path) -> dict[str, TensorInfo]:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Total size of a checkpoint's weight files in bytes."""
     return sum(file.stat().st_size for file in weight_files(folder))
 
 

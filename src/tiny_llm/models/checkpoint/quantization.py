@@ -30,19 +30,13 @@ MODES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Quantization:
-    """A matrix's quantization format; see the module docstring."""
-
     group_size: int
     bits: int
     mode: str = "affine"
 
     @classmethod
     def from_config(cls, fields: Mapping[str, Any]) -> "Quantization":
-        """Parses `config["quantization"]`, or its entry for a single layer.
-
-        Raises:
-            ValueError: the format is unsupported; the message names the field.
-        """
+        """Parses `config["quantization"]`, or a layer's entry; ValueError if unsupported."""
         mode = fields.get("mode") or "affine"
         if not isinstance(mode, str) or mode not in MODES:
             raise invalid_field("quantization mode", mode, f"one of {', '.join(MODES)}")

@@ -35,7 +35,6 @@ def repack(module: Any) -> None:
 
 
 def repacked(mlx_model: Any) -> Any:
-    """Returns a repacked copy, or the model itself if no layer needs repacking."""
     if not _repackable_layers(mlx_model):
         return mlx_model
     model = copy_tree(mlx_model)
@@ -81,7 +80,6 @@ def _widen(layer: Any) -> None:
 
 
 def _widen_scales(layer: Any) -> None:
-    """Converts mxfp4 scales to bfloat16."""
     layer.scales = e8m0_to_bfloat16(layer.scales)
     layer.biases, layer.mode = None, E2M1
 

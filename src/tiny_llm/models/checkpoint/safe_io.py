@@ -21,11 +21,9 @@ class ModelError(UserError):
 
 @contextmanager
 def model_errors(failure: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Context manager that converts the block's ValueErrors to `ModelError`.
+    """Converts ValueErrors and `kinds` raised in the block to `ModelError`.
 
-    Args:
-        failure: start of the message, for example "the model in /models/a cannot be loaded".
-        kinds: other exception types to convert.
+    `failure` begins the message, for example "the model in /models/a cannot be loaded".
     """
     try:
         yield
@@ -37,13 +35,10 @@ def model_errors(failure: str, *kinds: type[Exception]) -> Iterator[None]:
 
 
 def resolve_file(folder: Path, name: str) -> Path:
-    """Path of a file in a checkpoint's folder.
+    """Path of a file in a checkpoint's folder; ModelError unless it is a file.
 
     Follows symbolic links, because the hub cache uses them. No repository file is downloaded as a
     link, so this is safe.
-
-    Raises:
-        ModelError: the file is missing, or is a folder.
     """
     file = folder / name
     if not file.is_file():
@@ -57,7 +52,6 @@ def is_plain_file_name(name: str) -> bool:
 
 
 def check_file_name(folder: Path, name: str) -> None:
-    """Raises ModelError unless `is_plain_file_name(name)`."""
     if not is_plain_file_name(name):
         raise ModelError(
             f"{folder} refers to the file {short_repr(name)}, expected a file name without "
@@ -66,11 +60,7 @@ def check_file_name(folder: Path, name: str) -> None:
 
 
 def read_text(folder: Path, name: str) -> str:
-    """Reads a text file from a checkpoint.
-
-    Raises:
-        ModelError: the file is missing, unreadable or not UTF-8.
-    """
+    """Reads a checkpoint's text file; ModelError if it is missing, unreadable or not UTF-8."""
     file = resolve_file(folder, name)
     try:
         content = file.read_bytes()
@@ -93,11 +83,7 @@ def reject_lfs_pointer(file: Path, start: bytes) -> None:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """Reads a required JSON object from a checkpoint.
-
-    Raises:
-        ModelError: the file is missing or is not a JSON object; see also `read_text`.
-    """
+    """Reads a checkpoint's required JSON object; ModelError if it is missing or invalid."""
     file = folder / name
     if not file.exists():
         raise ModelError(f"{folder} has no {name}; it is not a model folder.")

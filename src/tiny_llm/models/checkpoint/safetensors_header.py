@@ -28,8 +28,6 @@ FLOAT_TENSOR_SUFFIXES = ("weight", "bias", "scales", "biases", "A_log", "dt_bias
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor's entry in a file header."""
-
     dtype: str  # name in the safetensors format
     shape: tuple[int, ...]
     begin: int  # byte range [begin, end), relative to the end of the header
@@ -39,11 +37,7 @@ class TensorInfo:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """Reads a file's header: tensor name -> info.
-
-    Raises:
-        ModelError: the file is truncated or not a safetensors file.
-    """
+    """Reads a file's header: tensor name -> info; ModelError if it is truncated or invalid."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

@@ -49,11 +49,7 @@ BUFFER_DTYPES: dict[str, tuple[Literal["f", "H", "I", "B"], mx.Dtype]] = {
 
 @dataclass(frozen=True)
 class RankShard:
-    """A rank's shard of a model that is split among `size` ranks.
-
-    Raises:
-        ValueError: the model cannot be split among `size` ranks.
-    """
+    """A rank's shard of a model; ValueError if `size` ranks cannot split the model."""
 
     full_config: DecoderConfig
     rank: int
@@ -88,16 +84,13 @@ class RankShard:
 
     @property
     def config(self) -> DecoderConfig:
-        """The shard's config: fewer heads, a narrower MLP and a smaller vocabulary."""
         full, size, experts = self.full_config, self.size, self.full_config.experts
         if experts is not None:
             shared = experts.shared_expert_intermediate_size
             experts = replace(
                 experts,
                 intermediate_size=self._local_width(experts.intermediate_size),
-                shared_expert_intermediate_size=None
-                if shared is None
-                else self._local_width(shared),
+                shared_expert_intermediate_size=shared and self._local_width(shared),
             )
         delta_net = full.delta_net
         if delta_net is not None:
@@ -245,7 +238,6 @@ class RankShard:
         return len(shape) + axis, [range(local.start * width, local.stop * width)]
 
     def _channel_ranges(self, name: str, shape: tuple[int, ...]) -> tuple[int, list[range]]:
-        """`_local_ranges` for Gated DeltaNet's query, key and value channels."""
         delta_net = self.full_config.delta_net
         if delta_net is None or shape[:1] != (delta_net.conv_channels,):
             raise ValueError(f"the shape of {name} does not match the config")
@@ -257,7 +249,6 @@ class RankShard:
         return 0, ranges
 
     def _mlp_width(self, name: str) -> int:
-        """Intermediate size of the expert or MLP that a tensor belongs to."""
         experts = self.full_config.experts
         if experts is not None and ".shared_expert." in name:
             return experts.shared_expert_intermediate_size or 0
@@ -276,6 +267,5 @@ class RankShard:
         return num_slices, range(first, last)
 
     def _local_width(self, width: int) -> int:
-        """Number of an MLP's `width` features that this rank computes."""
         num_slices, local = self._mlp_slices(width)
         return width // num_slices * len(local)

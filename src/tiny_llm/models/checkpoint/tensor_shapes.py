@@ -19,10 +19,7 @@ def matrix_shapes(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
 
 
 def vector_shapes(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
-    """Yields (name, shape) for each tensor that is never quantized.
-
-    These are norms, biases, and Gated DeltaNet's convolution and decay.
-    """
+    """Yields (name, shape) of each tensor that is never quantized."""
     return (entry for entry in _shapes(config) if entry[0].endswith(VECTORS))
 
 
@@ -96,7 +93,6 @@ def _delta_net(path: str, net: DeltaNetConfig, E: int) -> Iterator[tuple[str, Sh
 
 
 def _mlp(path: str, I: int, E: int, experts: Shape = ()) -> Iterator[tuple[str, Shape]]:
-    """Yields an MLP's matrices, stacked for X experts if `experts` = (X,)."""
     yield f"{path}.gate_proj", (*experts, I, E)
     yield f"{path}.up_proj", (*experts, I, E)
     yield f"{path}.down_proj", (*experts, E, I)

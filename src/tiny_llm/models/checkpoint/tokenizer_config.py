@@ -10,8 +10,6 @@ from .safe_io import read_optional_json
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
-ADDED_TOKENS = "added_tokens.json"
-SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 
 SPECIAL_TOKEN_FIELDS = [
     f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -27,8 +25,8 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """
     settings, where = read_optional_json(folder, TOKENIZER_CONFIG), str(folder / TOKENIZER_CONFIG)
     if "added_tokens_decoder" not in settings:
-        settings |= read_optional_json(folder, SPECIAL_TOKENS_MAP)
-        added = read_optional_json(folder, ADDED_TOKENS)
+        settings |= read_optional_json(folder, "special_tokens_map.json")
+        added = read_optional_json(folder, "added_tokens.json")
         settings["added_tokens_decoder"] = {str(i): {"content": text} for text, i in added.items()}
     for name in SPECIAL_TOKEN_FIELDS:
         if settings.get(name) is not None and not _is_token(settings[name]):
@@ -57,7 +55,6 @@ def read_eos_token_ids(folder: Path, config: Mapping[str, Any]) -> set[int]:
 
 
 def special_tokens(settings: Mapping[str, Any]) -> list[Any]:
-    """Every special token in the tokenizer config; see `token_text`."""
     tokens = [settings.get(name) for name in SPECIAL_TOKEN_FIELDS]
     for name in SPECIAL_TOKEN_LIST_FIELDS:
         tokens += _listed(settings.get(name))

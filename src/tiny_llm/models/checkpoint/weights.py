@@ -40,30 +40,22 @@ ROPE_BUFFER_SUFFIX = ".rotary_emb.inv_freq"
 
 
 class TreeNode(Module):
-    """Node of the weight tree: named children, or one layer's arrays.
-
-    A quantized layer also has its quantization format.
-    """
+    """Node of the weight tree: named children, or one layer's arrays and format."""
 
 
 class CheckpointModel(Module):
-    """Root of the weight tree: `model`, `lm_head` unless tied, `mtp` if loaded.
-
-    `weight_locations` holds the file locations of arrays not yet read; `num_skipped` counts tensors
-    of a vision tower or an MTP layer.
-    """
+    """Root of the weight tree: `model`, `lm_head` unless tied, `mtp` if loaded."""
 
     def __init__(self, args: DecoderConfig, parts: Mapping[str, Any]):
         super().__init__()
         self.args = args
-        self.weight_locations = WeightLocations()
-        self.num_skipped = 0
+        self.weight_locations = WeightLocations()  # of arrays not yet read
+        self.num_skipped = 0  # tensors of a vision tower or an MTP layer
         for name, part in parts.items():
             setattr(self, name, part)
 
     @property
     def layers(self) -> list[TreeNode]:
-        """Transformer blocks."""
         return self.model.layers
 
 
@@ -114,7 +106,6 @@ def read_checkpoint(
 def _register_source(
     locations: WeightLocations, array: mx.array, name: str, tensor: TensorInfo, shard: RankShard
 ) -> None:
-    """Registers the file location of a rank's slice, to read only the slice."""
     ranges = shard.byte_ranges(name, tensor)
     if len(ranges) == 1:
         locations.add(array, tensor.file, ranges[0].start, limit_readahead=True)
@@ -125,10 +116,7 @@ def _register_source(
 def build_model_tree(
     args: DecoderConfig, weights: Mapping[str, mx.array], formats: Mapping[str, Quantization]
 ) -> CheckpointModel:
-    """Builds the tree from named tensors, repacked for this machine's kernels.
-
-    `formats` maps the paths of quantized layers to their formats.
-    """
+    """Builds the tree from arrays by name and formats by layer path, and repacks it."""
     tree: Any = tree_unflatten(list(weights.items()))
     parts = {name: _build_node(part, name, formats) for name, part in tree.items()}
     model = CheckpointModel(args, parts)
@@ -176,10 +164,7 @@ def check_tensors(
 
 
 def layer_quantization(common: Quantization, entry: Any) -> Quantization | None:
-    """Parses a layer's entry in `config["quantization"]`; None if unquantized.
-
-    True stands for the format `common`, false for unquantized weights.
-    """
+    """Format from a layer's entry in the config; True stands for the format `common`."""
     if isinstance(entry, dict):
         return Quantization.from_config(entry)
     return common if entry else None
@@ -214,7 +199,6 @@ def _format_shape(shape: Shape) -> str:
 
 
 def _build_node(tree: Any, path: str, formats: Mapping[str, Quantization]) -> Any:
-    """Converts nested dicts and lists of arrays at `path` to nodes."""
     if isinstance(tree, mx.array):
         return tree
     if isinstance(tree, list):

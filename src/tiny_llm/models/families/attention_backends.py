@@ -43,7 +43,6 @@ def attend_flash(
 def attend_reference(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
 ) -> mx.array:
-    """Writes KV to pages, then attends in plain MLX."""
     if cache.buffers[0].dtype == mx.int8:
         metadata = update_and_fetch_int8(key, value, cache)
     else:

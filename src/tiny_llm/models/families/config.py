@@ -13,8 +13,6 @@ MAX_STATE_HEAD_DIM = 256
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """Parameters of the mixture of experts that replaces the MLP."""
-
     num_experts: int
     top_k: int
     intermediate_size: int  # intermediate size I of one expert
@@ -56,24 +54,19 @@ class DeltaNetConfig:
 
     @property
     def key_dim(self) -> int:
-        """Total size of the key heads, H_k·D_k."""
         return self.num_key_heads * self.key_head_dim
 
     @property
     def value_dim(self) -> int:
-        """Total size of the value heads, H_v·D_v."""
         return self.num_value_heads * self.value_head_dim
 
     @property
     def conv_channels(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_dim + self.value_dim
 
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Window size and layers of sliding-window attention."""
-
     # Number of most recent keys a query attends to, including its own; below the context length.
     size: int
     layers: frozenset[int]  # indices of the layers with the window; other layers attend to all keys
@@ -117,12 +110,10 @@ class DecoderConfig:
 
     @property
     def num_kv_layers(self) -> int:
-        """Number of attention layers, the only layers with keys and values."""
         return self.num_hidden_layers - len(self.delta_net.layers if self.delta_net else ())
 
     @property
     def query_dim(self) -> int:
-        """Output size of q_proj: all query heads, plus their gates if any."""
         return self.num_attention_heads * self.head_dim * (2 if self.attn_output_gate else 1)
 
     def window_of(self, layer: int) -> int:
@@ -136,20 +127,14 @@ class DecoderConfig:
         return min(map(self.window_of, range(self.num_hidden_layers)))
 
     def has_delta_net(self, layer: int) -> bool:
-        """Whether a layer uses Gated DeltaNet instead of attention."""
         return self.delta_net is not None and layer in self.delta_net.layers
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer has experts in place of the MLP."""
         return self.experts is not None and layer in self.experts.layers
 
 
 def check_mtp_fields(fields: Fields, is_hybrid: bool) -> None:
-    """Checks that a hybrid model has one MTP layer that shares its embedding.
-
-    Raises:
-        ValueError: the model is not hybrid, or its MTP layout is unsupported.
-    """
+    """Raises ValueError unless a hybrid model has one MTP layer that shares its embedding."""
     if not is_hybrid:
         raise ValueError(f"model type '{fields['model_type']}' has no multi-token prediction layer")
     layers = fields.get("mtp_num_hidden_layers")

@@ -119,8 +119,6 @@ EMPTY: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
 class ReadFields(dict[str, Any]):
-    """Fields that record which names were read."""
-
     def __init__(self, fields: Fields):
         super().__init__(fields)
         self.names_read: set[str] = set()
@@ -130,7 +128,6 @@ class ReadFields(dict[str, Any]):
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Value of a field; the default if missing."""
         self.names_read.add(name)
         return super().get(name, default)
 
@@ -146,11 +143,7 @@ class ReadFields(dict[str, Any]):
 
 
 def reject_unsupported(fields: Fields, **neutral: Any) -> None:
-    """Rejects the fields in `UNSUPPORTED` unless neutral.
-
-    Args:
-        neutral: neutral values that depend on the model, by name.
-    """
+    """Rejects the fields in `UNSUPPORTED` and `neutral` unless they have neutral values."""
     rows = (*UNSUPPORTED, *(("changes attention", (v,), (name,)) for name, v in neutral.items()))
     for change, allowed, names in rows:
         for name in names:
@@ -191,12 +184,10 @@ def text_fields(config: Fields) -> Fields:
 
 
 def invalid_field(name: str, value: Any, expected: object) -> ValueError:
-    """Returns an error that states a field's invalid value and what was expected."""
     return ValueError(f"config.json has {name} {short_repr(value)}, expected {expected}")
 
 
 def required_field(fields: Fields, name: str) -> Any:
-    """Value of a field; ValueError if it is missing."""
     if name not in fields:
         raise ValueError(f"config.json has no {name}")
     return fields[name]
@@ -220,7 +211,6 @@ def positive_int(
 
 
 def non_negative_int(fields: Fields, name: str, default: int) -> int:
-    """Value of a non-negative integer field; the default if missing or null."""
     value = default if fields.get(name) is None else fields[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise invalid_field(name, value, "a non-negative integer")
@@ -239,7 +229,6 @@ def positive_float(fields: Fields, name: str, default: float | None = None) -> f
 
 
 def boolean(fields: Fields, name: str, default: bool = False) -> bool:
-    """Value of a boolean field; the default if missing or null."""
     value = fields.get(name)
     if value is None:
         return default
@@ -249,7 +238,6 @@ def boolean(fields: Fields, name: str, default: bool = False) -> bool:
 
 
 def non_negative_ints(fields: Fields, name: str) -> list[int] | None:
-    """Value of a list of non-negative integers; None if missing or null."""
     value = fields.get(name)
     if value is None:
         return None

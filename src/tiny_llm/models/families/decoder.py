@@ -14,7 +14,7 @@ from ... import kernels
 from ...kernels.prepack import prepack_model
 from ...kv_cache import PagedStorage, RaggedBatch, StateStorage
 from ...kv_cache.int8_rows import KvCacheDtype, kv_row_width
-from ...kv_cache.step_plan import PlannedLayers
+from ...kv_cache.step_plan import CosSin, PlannedLayers
 from ...positional_encoding import RoPE
 from .attention_backends import COMPARISON_BACKENDS
 from .config import DecoderConfig
@@ -32,13 +32,10 @@ from .linear import (
 from .registry import config_of
 from .rope import ScaledRoPE
 
-CosSin = tuple[mx.array, mx.array]  # cosines and sines at the new tokens' positions
-
 
 def attend_paged(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
 ) -> mx.array:
-    """Writes keys and values to pages, then calls the kernel that reads pages."""
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     attended = kernels.paged_attention_varlen(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
@@ -57,10 +54,6 @@ class Attention:
     """Grouped-query attention with optional QK norms, biases and output gate.
 
     With a gate, q_proj outputs D query features, then D gate features, for each head.
-
-    Args:
-        window: number of most recent keys each query attends to; 0 for all.
-        backend: one of `ATTENTION_BACKENDS`.
     """
 
     def __init__(
@@ -136,7 +129,6 @@ class DecoderBlock:
     def attend(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """Runs the first half, attention or Gated DeltaNet; returns (x, update)."""
         if update is None:
             normed = kernels.rms_norm(x, self.input_layernorm, self.eps)
         else:
@@ -146,7 +138,6 @@ class DecoderBlock:
         return x, self.mixer(normed, cos_sin, cache)
 
     def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
-        """Runs the second half, the MLP or experts; returns (x, update)."""
         x, normed = kernels.add_rms_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
 
@@ -163,7 +154,6 @@ class Decoder:
 
     Args:
         mlx_model: checkpoint from `mlx_lm.load` or `load_weights`, repacked; its arrays are shared.
-        page_size: tokens per page.
         attention_backend: one of `ATTENTION_BACKENDS`.
         kv_cache_dtype: "auto" for the activation dtype, or "int8" for 8-bit keys and values.
         activation_bits: 16, or 8 to round the inputs of quantized layers to 8-bit integers.
@@ -230,14 +220,12 @@ class Decoder:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """See `ServingModel`."""
         config = self.config
         rows = 2 * config.num_kv_layers * config.num_key_value_heads
         return rows * kv_row_width(config.head_dim, self.kv_cache_dtype) * self.kv_dtype.size
 
     @property
     def state_bytes(self) -> int:
-        """See `ServingModel`."""
         delta_net = self.config.delta_net
         if delta_net is None:
             return 0
@@ -245,11 +233,9 @@ class Decoder:
 
     @property
     def max_window(self) -> int:
-        """See `ServingModel`."""
         return self.config.max_window
 
     def create_paged_storage(self, num_pages: int, num_state_slots: int = 0) -> PagedStorage:
-        """See `ServingModel`."""
         config, states = self.config, None
         if config.delta_net is not None:
             shape = state_shape(config.delta_net, self.dtype)
@@ -271,7 +257,6 @@ class Decoder:
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
-        """See `ServingModel`."""
         logits: mx.array = self.w_lm_head(self.ragged_features(ids, batch, rows, storage))
         return logits
 
@@ -304,7 +289,6 @@ class Decoder:
     def _run_layers(
         self, x: mx.array, cos_sin: CosSin, caches: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
-        """Runs all layers; returns the last one's (x, update)."""
         self.adapters.ids = caches[0].attention_metadata.adapter_ids
         update = None
         for layer, cache in zip(self.layers, caches, strict=True):
@@ -313,6 +297,5 @@ class Decoder:
         return x, update
 
     def _needs_host_sync(self) -> bool:
-        """Whether any layer reads the selected experts' ids on the host."""
         mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, SparseMoE)]
         return any(mixture.experts.needs_host_sync for mixture in mixtures)

@@ -121,7 +121,6 @@ class GatheredExperts:
         self.layers = [row_major_layer(stacked[name]) for name in PROJECTIONS]
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
-        """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
         K, E = experts.shape[-1], x.shape[-1]
         pairs = experts.flatten()  # T·K
         order = inverse = mx.arange(pairs.size)
@@ -180,7 +179,6 @@ def _gathered(x: mx.array, layer: Any, experts: mx.array, is_sorted: bool) -> mx
 
 
 def _expert(stacked: Any, index: int) -> Any:
-    """One expert's layers, as slices of the stacked matrices."""
     expert = copy.copy(stacked)
     for name in PROJECTIONS:
         layer = copy.copy(stacked[name])

@@ -93,11 +93,7 @@ class SparseMoE:
         return y if shared is None else y + shared
 
     def route(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Selects experts for tokens N..×E, most probable first.
-
-        Returns:
-            (expert ids, N..×K uint32; routing weights, N..×K float32).
-        """
+        """Selects experts: N..×E -> (expert ids, N..×K uint32; routing weights, N..×K float32)."""
         logits, config = self.gate(x), self.config  # N..×X
         # [solution only]
         if kernels.computes_on_cpu():

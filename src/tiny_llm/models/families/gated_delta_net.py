@@ -29,12 +29,7 @@ StatefulOperation = Callable[..., tuple[mx.array, mx.array]]  # returns (outputs
 
 
 class GatedDeltaNet:
-    """Gated DeltaNet layer over the state slots of a ragged batch.
-
-    Args:
-        dtype: dtype of the activations.
-        is_reference: whether to use the reference implementations instead of the kernels.
-    """
+    """Gated DeltaNet layer over the state slots of a ragged batch."""
 
     def __init__(self, config: DecoderConfig, layer: Any, dtype: mx.Dtype, is_reference: bool):
         assert config.delta_net is not None
@@ -85,7 +80,6 @@ class GatedDeltaNet:
 
 
 def state_shape(config: DeltaNetConfig, dtype: mx.Dtype) -> StateShape:
-    """Shape of one layer's state per slot; `dtype` is the activation dtype."""
     return StateShape(
         (config.conv_kernel_dim - 1, config.conv_channels),
         (config.num_value_heads, config.key_head_dim, config.value_head_dim),

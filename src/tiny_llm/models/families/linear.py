@@ -8,17 +8,15 @@ On a CPU, `repack.py` converts most other formats to one of the first two during
 scales or activations are float32.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from ... import kernels
 from ...embedding import Embedding
-from ...kernels.prepack import is_kernel_supported, row_major_layer
+from ...kernels.prepack import copy_tree, is_kernel_supported, row_major_layer
 from ...quantize import QuantizedEmbedding, QuantizedWeights, project, project_each
 
 
@@ -108,27 +106,22 @@ class Linear:
 
     def __call__(self, x: mx.array) -> mx.array:
         """Applies the layer to I input features: N..×I -> N..×O."""
-        return self.add_bias_and_lora(_multiply(x, self.weight), x)
+        w = self.weight
+        y = w.multiply(x) if isinstance(w, MlxQuantizedWeights) else project(x, w)
+        return self.add_bias_and_lora(y, x)
 
     def add_bias_and_lora(self, y: mx.array, x: mx.array) -> mx.array:
-        """Adds the bias and LoRA updates, if any, to y = x · wᵀ."""
         y = y if self.bias is None else kernels.add_bias(y, self.bias)
         return y if self.lora is None else self.lora.add_to(y, x)
 
 
 def linear_from(layer: Any, dtype: mx.Dtype) -> Linear:
-    """Builds a linear layer from a checkpoint's layer.
-
-    Args:
-        layer: has `weight`, and optionally `scales`, `biases` and `bias`.
-        dtype: dtype of the activations; an unquantized weight and a bias are cast to it.
-    """
+    """Builds a linear layer; an unquantized weight and a bias are cast to `dtype`."""
     bias = layer.bias.astype(dtype) if "bias" in layer else None
     return Linear(weight_from(layer, dtype), bias)
 
 
 def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
-    """Builds a layer's weight; see `linear_from` for arguments."""
     if "scales" not in layer:
         return layer.weight.astype(dtype)
     if is_kernel_supported(layer) and dtype != mx.float32:
@@ -162,8 +155,7 @@ def with_8_bit_activations(mlx_model: Any) -> Any:
         raise ValueError(
             "activation_bits=8 requires a CPU that the extension's vector kernels support; use 16"
         )
-    arrays: Any = tree_flatten(mlx_model)
-    model = copy.deepcopy(mlx_model, {id(array): array for _, array in arrays})
+    model = copy_tree(mlx_model)
     layers = [
         layer
         for path, layer in model.named_modules()
@@ -181,7 +173,6 @@ def with_8_bit_activations(mlx_model: Any) -> Any:
 
 
 def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> EmbeddingTable:
-    """Builds an embedding of `shape` (vocab_size, hidden_size)."""
     weight = weight_from(layer, dtype)
     if isinstance(weight, QuantizedWeights):
         return QuantizedEmbedding(*shape, weight)
@@ -201,10 +192,6 @@ def linear_each(x: mx.array, layers: Sequence[Linear]) -> list[mx.array]:
         return [layer(x) for layer in layers]
     outputs = project_each(x, weights)  # type: ignore[arg-type]
     return [layer.add_bias_and_lora(y, x) for layer, y in zip(layers, outputs, strict=True)]
-
-
-def _multiply(x: mx.array, weight: Weight) -> mx.array:
-    return weight.multiply(x) if isinstance(weight, MlxQuantizedWeights) else project(x, weight)
 
 
 class Mlp:

@@ -167,7 +167,6 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
 
 
 def config_of(args: Any) -> DecoderConfig:
-    """Config from the `args` of a model from `load_weights` or `mlx_lm`."""
     return args if isinstance(args, DecoderConfig) else read_config(vars(args))
 
 
@@ -188,7 +187,6 @@ def family_of(config: Fields) -> Family:
 
 
 def _reject_unsupported(fields: Fields, family: Family, head_dim: int) -> None:
-    """`reject_unsupported` with the family's own values as neutral."""
     neutral: dict[str, Any] = {
         "query_pre_attn_scalar": head_dim,
         "attention_multiplier": head_dim**-0.5,
@@ -202,7 +200,6 @@ def _reject_unsupported(fields: Fields, family: Family, head_dim: int) -> None:
 
 
 def _intermediate_size(fields: Fields, experts: MoEConfig | None) -> int:
-    """Intermediate size of the MLPs; optional if all layers have experts."""
     all_experts = experts is not None and len(experts.layers) == fields["num_hidden_layers"]
     default = experts.intermediate_size if experts is not None and all_experts else None
     return positive_int(fields, "intermediate_size", default)

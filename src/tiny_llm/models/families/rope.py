@@ -31,7 +31,6 @@ from .config_fields import (
 
 ROPE_TYPES = ("default", "mrope", "linear", "llama3", "yarn")
 
-
 # Fields beside those of `RopeScaling`. Sections of multimodal RoPE are ignored, because a text
 # token has the same position in all of them.
 OTHER_FIELDS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
@@ -89,8 +88,6 @@ class RopeFields:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Parameters of RoPE scaling."""
-
     rope_type: str  # "linear", "llama3" or "yarn"
     factor: float
     original_context: int  # context length in training
@@ -103,10 +100,7 @@ class RopeScaling:
 
     @classmethod
     def from_fields(cls, fields: Fields, context: int) -> "RopeScaling | None":
-        """Parses `rope_scaling` or `rope_parameters`; None for plain RoPE.
-
-        `context` is `max_position_embeddings`.
-        """
+        """Parses `rope_scaling` or `rope_parameters`; None for plain RoPE."""
         # Old configs use `type`, newer ones `rope_type`.
         rope_type = fields.get("rope_type") or fields.get("type") or "default"
         if rope_type not in ROPE_TYPES:
@@ -170,15 +164,12 @@ class RopeScaling:
 
 
 class ScaledRoPE(RoPE):
-    """`RoPE` with scaling; a pair has one feature in each half of the head."""
-
     def __init__(self, dims: int, seq_len: int, base: float, scaling: RopeScaling):
         super().__init__(dims, seq_len, base)
         self.scaling = scaling
 
     @functools.cached_property
     def inv_freq(self) -> mx.array:
-        """See `RoPE`."""
         plain = RoPE(self.dims, self.seq_len, self.base).inv_freq
         inv_freq = self.scaling.inv_freq(plain, self.base)
         mx.eval(inv_freq)

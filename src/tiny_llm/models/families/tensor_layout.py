@@ -50,7 +50,6 @@ ZERO_CENTERED_NORMS = (
 
 
 def text_tensor_name(name: str) -> str:
-    """Name of a tensor or layer in MLX's text model."""
     for prefix, replacement in TEXT_PREFIXES.items():
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
@@ -61,28 +60,20 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
     """Maps the names of MLX's text model to tensor names in the checkpoint."""
     names: dict[str, str] = {}
     for name in stored:
-        if is_skipped(name, config.has_mtp):
+        text_name = text_tensor_name(name)
+        is_unused_mtp = text_name.startswith(MTP_PREFIX) and not config.has_mtp
+        if name.startswith(VISION_PREFIXES) or is_unused_mtp:
             continue
-        other = names.setdefault(text_tensor_name(name), name)
+        other = names.setdefault(text_name, name)
         if other != name:
-            raise ValueError(
-                f"{name} and {other} both map to {text_tensor_name(name)} of the text model"
-            )
+            raise ValueError(f"{name} and {other} both map to {text_name} of the text model")
     return names
-
-
-def is_skipped(name: str, mtp: bool) -> bool:
-    """Whether loading skips a tensor: vision or, unless `mtp`, the MTP layer."""
-    if name.startswith(VISION_PREFIXES):
-        return True
-    return not mtp and text_tensor_name(name).startswith(MTP_PREFIX)
 
 
 def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
     """Converts tensors, except per-expert matrices, to MLX's layout in place.
 
-    Args:
-        config: config of the full model, even for a shard.
+    `config` describes the full model, even for a shard.
     """
     _split_gate_up(weights, config)
     if config.delta_net is not None:
@@ -98,7 +89,6 @@ def split_names(path: str) -> tuple[str, ...]:
 
 
 def converted_quantization(quantization: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """`config["quantization"]` with the layer paths of the text model."""
     if quantization is None:
         return None
     return {
@@ -109,10 +99,7 @@ def converted_quantization(quantization: Mapping[str, Any] | None) -> Mapping[st
 
 
 def stack_experts(weights: dict[str, mx.array], config: DecoderConfig) -> None:
-    """Stacks matrices such as `mlp.experts.3.up_proj.weight` in place.
-
-    `config` describes the model or, if `weights` are a shard, the shard.
-    """
+    """Stacks matrices such as `mlp.experts.3.up_proj.weight`, or their shards, in place."""
     for mlp, number in _moe_layers(config):
         for name in PROJECTIONS:
             for part in QUANTIZED_ARRAYS:
@@ -187,7 +174,6 @@ def _ungroup(rows: mx.array, groups: int, widths: Iterable[int]) -> list[mx.arra
 
 
 def _convert_hugging_face(weights: dict[str, mx.array], config: DeltaNetConfig) -> None:
-    """Transposes convolutions and shifts norms of Hugging Face checkpoints."""
     shape = (config.conv_channels, 1, config.conv_kernel_dim)
     names = [f"model.layers.{index}.linear_attn.conv1d.weight" for index in config.layers]
     convolutions = [name for name in names if name in weights and weights[name].shape == shape]

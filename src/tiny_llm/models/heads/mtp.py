@@ -63,7 +63,6 @@ class MtpDecoder(Decoder):
 
 
 def mtp_checkpoint(mlx_model: CheckpointModel) -> CheckpointModel:
-    """Single-layer checkpoint: the model's embedding, MTP layer and LM head."""
     model = TreeNode()
     model.embed_tokens = mlx_model.model.embed_tokens
     model.layers, model.norm = mlx_model.mtp.layers, mlx_model.mtp.norm

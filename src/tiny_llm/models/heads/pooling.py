@@ -83,7 +83,6 @@ def detect_task(folder: Path) -> Task:
 
 
 def score_tokens(tokenizer: Any) -> tuple[int, int]:
-    """Token ids of "no" and "yes", in this order."""
     ids = [tokenizer.encode(word, add_special_tokens=False) for word in ("no", "yes")]
     if any(len(tokens) != 1 for tokens in ids):
         raise ValueError('its tokenizer does not encode "yes" and "no" as single tokens')

@@ -40,14 +40,9 @@ Adapter = Mapping[str, LoraMatrices]
 def read_adapter(
     path: str, model: DecoderConfig, dtype: mx.Dtype, rank_shard: RankShard | None = None
 ) -> Adapter:
-    """Reads an adapter folder written by `mlx_lm.lora` or PEFT.
+    """Reads an adapter folder written by `mlx_lm.lora` or PEFT; ModelError if unsupported.
 
-    Args:
-        dtype: the model's activation dtype, to which the matrices are converted.
-        rank_shard: shard of the matrices to return; None for the full matrices.
-
-    Raises:
-        ModelError: the folder is not a supported adapter for this model.
+    Converts the matrices to `dtype`, and with `rank_shard` returns only that rank's shard of them.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -161,7 +156,6 @@ def _check_tensor(
 
 
 def _layer_shapes(model: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Layer path -> matrix shape, including fused projections."""
     shapes = dict(matrix_shapes(model))
     for index in model.delta_net.layers if model.delta_net is not None else ():
         for fused in ("in_proj_qkvz", "in_proj_ba"):
@@ -172,7 +166,6 @@ def _layer_shapes(model: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _split(layer: str, a: mx.array, b: mx.array, model: DecoderConfig) -> Adapter:
-    """Splits a fused projection's update into those of its parts."""
     parts = split_names(layer)
     if len(parts) == 1:
         return {layer: LoraMatrices(a, b)}

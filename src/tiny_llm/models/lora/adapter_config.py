@@ -44,8 +44,6 @@ CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """An adapter's format, rank, scale and layers."""
-
     file: str  # name of the tensor file
     rank: int
     scale: float  # factor applied to the update
@@ -66,11 +64,7 @@ class AdapterConfig:
 
 
 def read_adapter_config(folder: Path, model: DecoderConfig) -> AdapterConfig:
-    """Reads and checks an adapter's config.
-
-    Raises:
-        ValueError: the file is missing or invalid, or the adapter is unsupported.
-    """
+    """Reads an adapter's config; ValueError if it is missing, invalid or unsupported."""
     if not (folder / CONFIG_FILE).exists():
         raise ValueError(f"it has no {CONFIG_FILE}")
     fields = read_json(folder, CONFIG_FILE)

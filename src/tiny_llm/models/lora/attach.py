@@ -22,10 +22,6 @@ def attach_adapters(
 ) -> None:
     """Reads and attaches adapters; an adapter's id is its index in `paths`.
 
-    Args:
-        decoder: a decoder without adapters.
-        rank_shard: the decoder's shard; None for a full model.
-
     Raises:
         ModelError: an adapter is incompatible with this model or does not fit in memory.
     """

@@ -22,14 +22,7 @@ HalfBlock = Callable[..., Any]
 
 
 class TensorParallelBlock:
-    """Transformer block that all-reduces its attention and MLP outputs.
-
-    Args:
-        block: this rank's shard of the block, without all-reduces.
-        group: MLX communicator of all ranks.
-        capture: whether to capture each half of the block as a graph node.
-        adapters: LoRA adapters used in the current step, read by the block's layers.
-    """
+    """A rank's shard of a transformer block, with all-reduced attention and MLP outputs."""
 
     def __init__(self, block: DecoderBlock, group: Group, capture: bool, adapters: AdapterBatch):
         self.block = block

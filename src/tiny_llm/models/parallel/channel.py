@@ -23,11 +23,7 @@ class Channel:
         self._send_lock = threading.RLock()
 
     def send(self, message: Any, *payload: Buffer) -> None:
-        """Sends a JSON message, with arrays as lists, and its payloads atomically.
-
-        Raises:
-            OSError: the connection is closed.
-        """
+        """Sends a JSON message and its payloads atomically; OSError if the connection is closed."""
         self.send_bytes(json.dumps(message, default=array_to_list).encode(), *payload)
 
     def send_bytes(self, *messages: Buffer) -> None:
@@ -40,17 +36,13 @@ class Channel:
     def receive(self, max_bytes: int | None = None) -> Any:
         """Receives the next message; None if the connection is closed.
 
-        Args:
-            max_bytes: size limit, for messages from an untrusted peer.
-
         Raises:
-            ValueError: the message exceeds the limit or is not JSON.
+            ValueError: the message exceeds `max_bytes` or is not JSON.
         """
         text = self.receive_bytes(max_bytes)
         return None if text is None else json.loads(text)
 
     def receive_bytes(self, max_bytes: int | None = None) -> bytes | None:
-        """Receives the next message or payload as bytes; see `receive`."""
         prefix = self._read(LENGTH_PREFIX.size)
         if prefix is None:
             return None
@@ -58,10 +50,6 @@ class Channel:
         if max_bytes is not None and length > max_bytes:
             raise ValueError(f"message of {length} bytes exceeds the limit of {max_bytes}")
         return self._read(length)
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self.connection.close()
 
     def _read(self, size: int) -> bytes | None:
         """Reads exactly `size` bytes; None if the connection closes first."""

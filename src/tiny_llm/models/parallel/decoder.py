@@ -19,18 +19,13 @@ from .layers import ParallelLMHead, VocabParallelEmbedding
 
 
 class TensorParallelDecoder(Decoder):
-    """This rank's shard of a decoder; all ranks call it with the same arguments.
-
-    Args:
-        mlx_model: this rank's shard of a checkpoint.
-        options: other arguments of `Decoder`; kept to build the same model on other ranks.
-    """
+    """This rank's shard of a decoder; all ranks call it with the same arguments."""
 
     def __init__(
         self, mlx_model: Any, rank_shard: RankShard, group: mx.distributed.Group, **options: Any
     ):
         super().__init__(mlx_model, **options)
-        self.options = options
+        self.options = options  # to build the same model on other ranks
         self.vocab_size = rank_shard.full_config.vocab_size
         self._num_ranks = rank_shard.size
         self.embedding = VocabParallelEmbedding(self.embedding, rank_shard.vocab_range, group)
@@ -46,17 +41,14 @@ class TensorParallelDecoder(Decoder):
 
     @property
     def blocks(self) -> list[DecoderBlock]:
-        """See `Decoder`."""
         return [layer.block for layer in self.layers]
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV cache bytes per token, summed over all ranks."""
         return super().kv_bytes_per_token * self._num_ranks
 
     @property
     def state_bytes(self) -> int:
-        """Bytes per recurrent-state slot, summed over all ranks."""
         return super().state_bytes * self._num_ranks
 
 
@@ -67,6 +59,5 @@ class TensorParallelMtpDecoder(MtpDecoder, TensorParallelDecoder):
 def make_decoder(
     shard: Any, rank_shard: RankShard, group: mx.distributed.Group, mtp: bool, **options: Any
 ) -> TensorParallelDecoder:
-    """Builds a rank's `TensorParallelDecoder` or, if `mtp`, its MTP layer."""
     decoder = TensorParallelMtpDecoder if mtp else TensorParallelDecoder
     return decoder(shard, rank_shard=rank_shard, group=group, **options)

@@ -14,9 +14,6 @@ _lock = threading.Lock()
 def get_default_group(size: int, program: str) -> RankGroup:
     """Returns the group whose rank 0 is this process; the first call connects it.
 
-    Args:
-        program: module that spawned workers run.
-
     Raises:
         UserError: the existing group has a different size or has shut down.
     """
@@ -35,7 +32,6 @@ def get_default_group(size: int, program: str) -> RankGroup:
 
 
 def init_default_group() -> None:
-    """Connects rank 0 to the workers started by a launcher."""
     global _default_group
     with _lock:
         if _default_group is None:

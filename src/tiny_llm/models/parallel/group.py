@@ -29,23 +29,15 @@ def divide_threads(num_ranks: int) -> str:
 
 
 class RankGroup(ABC):
-    """Rank 0 and its connections to the workers.
+    """Rank 0 and its connections to the workers, by rank."""
 
-    Args:
-        channels: rank -> command connection.
-        heartbeats: rank -> heartbeat connection.
-
-    Attributes:
-        comm: MLX communicator; set once the ranks are connected.
-        on_worker_lost: callbacks that get the error message before this process exits.
-    """
-
-    comm: Group
+    comm: Group  # set once the ranks are connected
 
     def __init__(
         self, size: int, channels: Mapping[int, Channel], heartbeats: Mapping[int, socket.socket]
     ):
         self.size = size
+        # Called with the error message before this process exits.
         self.on_worker_lost: list[Callable[[str], None]] = []
         self._channels = dict(channels)
         self._end_reason: str | None = None
@@ -60,12 +52,10 @@ class RankGroup(ABC):
         return self._num_ids
 
     def check(self) -> None:
-        """Raises UserError if the group has shut down."""
         if self._end_reason is not None:
             raise UserError(f"the rank group has shut down: {self._end_reason}.")
 
     def broadcast(self, message: Mapping[str, Any], payloads: Sequence[Buffer] = ()) -> None:
-        """Sends a command to all workers, optionally with one payload per worker."""
         self.check()
         for index, (rank, channel) in enumerate(self._channels.items()):
             try:
@@ -78,7 +68,6 @@ class RankGroup(ABC):
         return [channel.receive() for channel in self._channels.values()]
 
     def gather_payloads(self) -> list[bytes]:
-        """Receives one payload from every worker, in rank order."""
         payloads = []
         for rank, channel in self._channels.items():
             payload = channel.receive_bytes()
@@ -97,14 +86,13 @@ class RankGroup(ABC):
         self.shutdown(reason)
 
     def shutdown(self, reason: str = "the process is exiting") -> None:
-        """Shuts down the workers."""
         if self._end_reason is not None:
             return
         self._end_reason, self._heartbeat.stopped = reason, True
         for channel in self._channels.values():
             with suppress(OSError):  # the worker has exited
                 channel.send({"op": "shutdown"})
-            channel.close()
+            channel.connection.close()
         self._wait_for_exit()
 
     @abstractmethod
@@ -116,12 +104,10 @@ class RankGroup(ABC):
         """Kills the processes that this rank has started."""
 
     def _exit_status(self, rank: int) -> str:
-        """Fallback exit reason for a rank that reported none."""
         del rank
         return "connection closed"
 
     def _on_worker_lost(self, rank: int, reason: str) -> None:
-        """Kills the child processes, reports the lost rank and exits."""
         with self._loss_lock:  # never released, so that only the first loss is reported
             reason = reason or self._exit_status(rank)
             self._kill_child_processes()
@@ -150,12 +136,10 @@ class Worker:
         self._heartbeat = heartbeat
 
     def shutdown(self) -> NoReturn:
-        """Exits this process, on rank 0's command."""
         self._heartbeat.stopped = True
         mpi.finalize()
         os._exit(0)
 
     def fail(self, reason: str) -> NoReturn:
-        """Reports a failure to rank 0 and exits this process."""
         self._heartbeat.report_failure(reason)
         os._exit(1)

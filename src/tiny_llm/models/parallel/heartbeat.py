@@ -24,13 +24,7 @@ MAX_REASON_BYTES = 1000
 class Heartbeat:
     """Monitors other ranks in a background thread.
 
-    Args:
-        connections: rank -> stream socket, for each monitored rank.
-        on_loss: called once, in the background thread, with the lost rank and the reason
-            ("" if unknown).
-
-    Attributes:
-        stopped: set before a regular shutdown; stops the thread.
+    `on_loss` is called once, in that thread, with the lost rank and the reason ("" if unknown).
     """
 
     def __init__(
@@ -38,14 +32,13 @@ class Heartbeat:
         connections: Mapping[int, socket.socket],
         on_loss: Callable[[int, str], None],
     ):
-        self.stopped = False
+        self.stopped = False  # set before a regular shutdown; stops the thread
         self._connections = dict(connections)
         self._on_loss = on_loss
         self._received = dict.fromkeys(connections, b"")
         threading.Thread(target=self._run, name="rank-heartbeat", daemon=True).start()
 
     def report_failure(self, reason: str) -> None:
-        """Sends the reason for this rank's exit to the monitored ranks."""
         line = " ".join(reason.split()).encode()[:MAX_REASON_BYTES]
         for connection in self._connections.values():
             with suppress(OSError):  # the rank has exited
@@ -79,7 +72,6 @@ class Heartbeat:
                     return
 
     def _receive(self, rank: int, connection: socket.socket) -> bool:
-        """Reads pending data; False if the connection is closed."""
         try:
             data = connection.recv(4096)
         except OSError:

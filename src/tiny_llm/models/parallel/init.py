@@ -35,7 +35,6 @@ def init_timeout() -> Iterator[None]:
 
 @contextmanager
 def temporary_env(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables for the duration of the block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -49,7 +48,6 @@ def temporary_env(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Finds `count` unused `host:port` addresses on the loopback interface."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

@@ -38,7 +38,6 @@ HANDSHAKE_TIMEOUT_SECONDS = 2.0
 
 
 def is_launched() -> bool:
-    """Whether a launcher started this process as one of several ranks."""
     return _backend() is not None
 
 
@@ -73,7 +72,6 @@ def _ring_hosts() -> list[list[str]]:
 
 
 def _rank_0_host() -> str:
-    """Rank 0's host name or address for the workers; called on rank 0."""
     backend = _backend()
     if backend == "ring":
         return _ring_hosts()[0][0].rpartition(":")[0]
@@ -83,11 +81,7 @@ def _rank_0_host() -> str:
 
 
 def init_comm() -> Group:
-    """Connects MLX's collectives using the launcher's backend.
-
-    Raises:
-        UserError: MLX cannot connect the ranks.
-    """
+    """Connects MLX's collectives using the launcher's backend; UserError on failure."""
     backend = _backend()
     assert backend is not None
     if backend == "mpi":
@@ -114,7 +108,6 @@ def _widen_affinity() -> None:
 
 
 def _broadcast_text(comm: Group, text: str = "") -> str:
-    """Broadcasts rank 0's text to all ranks."""
     data = text.encode().ljust(MAX_ADDRESS_BYTES) if comm.rank() == 0 else bytes(MAX_ADDRESS_BYTES)
     total = mx.distributed.all_sum(mx.array(list(data), mx.int32), group=comm, stream=mx.cpu)
     received: list[int] = total.tolist()  # type: ignore[assignment]
@@ -122,7 +115,6 @@ def _broadcast_text(comm: Group, text: str = "") -> str:
 
 
 def _handshake(rank: int, token: str, channel_name: str) -> dict[str, Any]:
-    """First message on a new connection, which identifies the worker."""
     from importlib.metadata import version  # imported only with a launcher, to save a megabyte
 
     versions = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
@@ -131,11 +123,7 @@ def _handshake(rank: int, token: str, channel_name: str) -> dict[str, Any]:
 
 
 def launched_group() -> RankGroup:
-    """Connects rank 0 while every worker calls `launched_worker`.
-
-    Raises:
-        UserError: the ranks cannot be connected or run different versions.
-    """
+    """Connects rank 0 while every worker calls `launched_worker`; UserError on failure."""
     with init_timeout():
         comm = init_comm()
         host, token = _rank_0_host(), os.urandom(16).hex()
@@ -172,7 +160,6 @@ def launched_group() -> RankGroup:
 
 
 def _accept(server: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
-    """Accepts a connection and reads its handshake; {} for a malformed handshake."""
     connection, _ = server.accept()
     connection.settimeout(HANDSHAKE_TIMEOUT_SECONDS)
     hello: Any = None
@@ -184,18 +171,12 @@ def _accept(server: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
 
 
 def _start_orphan_killer(connection: socket.socket) -> subprocess.Popen[bytes]:
-    """Starts a program that kills this process if it outlives `connection`."""
     command = [sys.executable, "-I", str(ORPHAN_KILLER)]
     return subprocess.Popen(command, stdin=connection.fileno(), start_new_session=True)
 
 
 class LaunchedGroup(RankGroup):
-    """Rank 0 and the workers started by a launcher; see `launched_group`.
-
-    Args:
-        open_sockets: connections that stay open until this process exits.
-        orphan_killer: process that kills this process if rank 1 exits first.
-    """
+    """Rank 0 and the workers started by a launcher; see `launched_group`."""
 
     def __init__(
         self,
@@ -207,7 +188,8 @@ class LaunchedGroup(RankGroup):
     ):
         super().__init__(comm.size(), channels, heartbeats)
         self.comm = comm
-        self._open_sockets, self._orphan_killer = open_sockets, orphan_killer
+        self._open_sockets = open_sockets  # stay open until this process exits
+        self._orphan_killer = orphan_killer  # kills this process if rank 1 exits first
 
     def _kill_child_processes(self) -> None:
         # Each worker's own orphan killer ends the worker when this process exits.
@@ -219,7 +201,6 @@ class LaunchedGroup(RankGroup):
 
 
 def launched_worker() -> Worker:
-    """Connects a worker while rank 0 calls `launched_group`."""
     rank = int(os.environ.get("MLX_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
     with init_timeout():
         comm = init_comm()

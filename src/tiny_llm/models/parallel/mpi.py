@@ -26,7 +26,6 @@ SINGLE_HOST_ENV = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 # for entire scheduler time slices.
 YIELD_ENV = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
-
 _group: Group | None = None  # the joined group; a process can join only one
 
 

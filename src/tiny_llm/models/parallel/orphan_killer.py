@@ -16,7 +16,6 @@ GRACE_SECONDS = 1.0
 
 
 def main() -> None:
-    """Kills the parent `GRACE_SECONDS` after the connection closes."""
     parent = os.getppid()
     while os.getppid() == parent:
         closed, _, _ = select.select([sys.stdin], [], [], 1.0)

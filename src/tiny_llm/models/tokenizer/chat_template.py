@@ -26,11 +26,7 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Templates | None:
-    """Reads chat templates from template files, or else the tokenizer config.
-
-    Raises:
-        ModelError: a file is unreadable, or a template is not a string.
-    """
+    """Reads chat templates from template files, or else the tokenizer config."""
     has_default = (folder / TEMPLATE_FILE).exists()
     found = {"default": read_text(folder, TEMPLATE_FILE)} if has_default else {}
     for file in sorted((folder / ADDITIONAL_TEMPLATES).glob("*.jinja")):
@@ -46,11 +42,7 @@ def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Tem
 
 
 def read_template_file(file: Path) -> str:
-    """Reads a chat template file specified by the user.
-
-    Raises:
-        UserError: the file is unreadable or not a valid template.
-    """
+    """Reads the user's chat template file; UserError if it is unreadable or invalid."""
     from jinja2 import TemplateSyntaxError  # imported late: only `serve` needs it
 
     try:
@@ -69,7 +61,6 @@ def read_template_file(file: Path) -> str:
 
 
 def set_chat_template(tokenizer: Any, template: str) -> None:
-    """Replaces a tokenizer's chat template."""
     tokenizer.chat_template = template
     # `mlx_lm` sets this attribute only when it loads a tokenizer, so it may be out of date.
     if not tokenizer.has_chat_template:
@@ -124,7 +115,6 @@ def _plain(value: Any) -> Any:
 
 
 def _alias_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Names a message's reasoning as templates expect it."""
     reasoning = next((message[name] for name in REASONING_FIELDS if name in message), None)
     if reasoning is None:
         return message
@@ -161,7 +151,7 @@ def _environment() -> Any:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
 
 
@@ -182,10 +172,6 @@ def _raise_exception(message: str) -> NoReturn:
     from jinja2 import TemplateError
 
     raise TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _parse_entry(entry: Any, folder: Path) -> tuple[str, str]:

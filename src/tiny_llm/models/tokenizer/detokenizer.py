@@ -21,17 +21,11 @@ SENTENCEPIECE_DECODERS = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip
 
 @dataclass(frozen=True)
 class TokenDecoder:
-    """Properties of a `tokenizer.json` decoder that streaming needs.
+    """Properties of a `tokenizer.json` decoder that streaming needs."""
 
-    Attributes:
-        to_bytes: converts a token, as spelled in the vocabulary, to bytes.
-        added_to_bytes: the same for an added token.
-        strips_space: whether a text's leading space is removed.
-    """
-
-    to_bytes: Callable[[str], bytes]
-    added_to_bytes: Callable[[str], bytes]
-    strips_space: bool
+    to_bytes: Callable[[str], bytes]  # converts a token, as spelled in the vocabulary
+    added_to_bytes: Callable[[str], bytes]  # the same for an added token
+    strips_space: bool  # whether a text's leading space is removed
 
     @classmethod
     def of(cls, decoder: tokenizers.decoders.Decoder | None) -> "TokenDecoder":
@@ -53,16 +47,9 @@ class TokenDecoder:
 
 
 class StreamingDetokenizer:
-    """Detokenizes one output incrementally.
+    """Detokenizes one output incrementally; `text` has all complete characters so far.
 
     As in `mlx_lm`, a token that is a single space is held back until the next token.
-
-    Args:
-        token_bytes: converts a token id to bytes.
-        strips_space: whether the text's leading space is removed.
-
-    Attributes:
-        text: all complete characters so far.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], strips_space: bool = True):
@@ -73,7 +60,6 @@ class StreamingDetokenizer:
         self._num_emitted = 0  # characters of `text` returned by `last_segment`
 
     def add_token(self, token: int) -> None:
-        """Appends a token."""
         new = self._token_bytes(token)
         self._pending += new
         is_complete = not self._pending.decode(errors="replace").endswith(REPLACEMENT_CHARACTER)
@@ -131,7 +117,6 @@ def decode_byte_level(characters: str) -> bytes:
 
 
 def decode_sentencepiece(token: str) -> bytes:
-    """Decodes a SentencePiece token: `<0x0A>` is a byte, `▁` is a space."""
     byte = BYTE_TOKEN.fullmatch(token)
     if byte is not None:
         return bytes([int(byte[1], 16)])

@@ -36,9 +36,6 @@ IGNORED_SETTINGS = ("chat_template_type", "clean_up_tokenization_spaces", "split
 def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     """Loads a checkpoint's tokenizer.
 
-    Args:
-        config: parsed `config.json`.
-
     Raises:
         ValueError: a file is malformed or belongs to another model; the message names it.
     """
@@ -71,7 +68,6 @@ def _read_tokenizer(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tok
 
 
 def _convert_vocabulary(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Builds the tokenizer of a folder that has only vocab.json and merges.txt."""
     name = str(settings.get("tokenizer_class")).removesuffix("Fast")
     if name not in CONVERTIBLE_CLASSES:
         raise ValueError(
@@ -92,9 +88,6 @@ def _add_listed_tokens(
     """Adds tokens that only the tokenizer config lists, as `transformers` does.
 
     Tokens without a row in the embedding, which has `vocab_size` rows, remain text.
-
-    Raises:
-        ValueError: a token has a different id in `tokenizer.json`.
     """
     listed, special = listed_tokens(settings), special_tokens(settings)
     names = {token_text(token) for token in special}

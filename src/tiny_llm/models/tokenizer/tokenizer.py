@@ -33,13 +33,6 @@ TRANSFORMERS_ONLY_ARGUMENTS = {
 class Tokenizer:
     """Drop-in replacement for the tokenizer from `mlx_lm.load`.
 
-    Args:
-        config: see `read_tokenizer_config`.
-
-    Attributes:
-        chat_template: see `find_chat_template`; None if missing.
-        has_thinking: whether the vocabulary has the tokens `THINK_TAGS`.
-
     Raises:
         ValueError: the decoder of `tokenizer.json` is not supported.
     """
@@ -68,7 +61,6 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the checkpoint has a chat template."""
         return self.chat_template is not None
 
     @property
@@ -78,7 +70,6 @@ class Tokenizer:
 
     @property
     def detokenizer(self) -> StreamingDetokenizer:
-        """Creates a streaming detokenizer for one output."""
         return StreamingDetokenizer(self.token_bytes, self._decoder.strips_space)
 
     def token_bytes(self, token: int) -> bytes:
@@ -88,14 +79,9 @@ class Tokenizer:
         return self._decoder.to_bytes(self._tokenizer.id_to_token(token) or "")
 
     def encode(self, text: str, add_special_tokens: bool = True, **others: Any) -> list[int]:
-        """Encodes a text, in which special tokens are recognized.
+        """Encodes a text, in which special tokens are recognized; UserError if the library fails.
 
-        Args:
-            add_special_tokens: whether to apply `tokenizer.json`'s post-processor.
-            others: other arguments of `transformers`' `encode`, which require the fallback.
-
-        Raises:
-            UserError: the library fails.
+        `others` are arguments that only `transformers` implements.
         """
         options = {"add_special_tokens": add_special_tokens}
         if others:
@@ -122,7 +108,6 @@ class Tokenizer:
         return self._tokenizer.get_vocab(with_added_tokens=True)
 
     def add_eos_token(self, token: str | int) -> None:
-        """Adds an EOS token, given by text or id."""
         is_id = str(token).isdecimal()
         token_id = int(token) if is_id else self._tokenizer.token_to_id(str(token))
         if token_id is None:
@@ -141,7 +126,6 @@ class Tokenizer:
 
         Args:
             conversation: messages {"role": …, "content": …}, plus other keys the template reads.
-            tools: JSON schemas of the available tools.
             variables: template variables such as `add_generation_prompt` and `enable_thinking`
                 (default: `has_thinking`); other arguments as in `transformers`.
 
@@ -189,7 +173,6 @@ class Tokenizer:
         return TokenizerWrapper(inner, eos_token_ids=self.eos_token_ids)
 
     def _can_render(self, messages: Any, variables: Mapping[str, Any]) -> bool:
-        """Whether a conversation can be rendered without `transformers`."""
         return (
             self.chat_template is not None
             and not TRANSFORMERS_ONLY_ARGUMENTS & set(variables)
@@ -201,12 +184,9 @@ class Tokenizer:
 
 
 def raise_library_error(failure: str, error: BaseException) -> NoReturn:
-    """Raises UserError for an error of the `tokenizers` library, else `error`.
+    """Raises UserError, beginning with `failure`, for an error of `tokenizers`, else `error`.
 
-    Args:
-        failure: start of the error message.
-        error: a caught exception. The library's errors are plain Exceptions; its panics are a
-            separate BaseException.
+    The library's errors are plain Exceptions; its panics are a separate BaseException.
     """
     if type(error) is not Exception and type(error).__name__ != "PanicException":
         raise error
