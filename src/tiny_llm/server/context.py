@@ -47,7 +47,6 @@ class AppState:
 
     @property
     def engine_client(self) -> EngineClient:
-        """Client of the engine thread."""
         return self.engine.client
 
     @property
@@ -107,14 +106,12 @@ class AppState:
     def on_finished(
         self, handle: RequestHandle, prompt: ChatPrompt, outputs: Sequence[ParsedOutput]
     ) -> None:
-        """Schedules output validation, and prefix warm-up for the next turn."""
         for output in outputs:
             self._schedule_validation(handle, output)
         if len(outputs) == 1:  # with several, the client may continue from any of them
             self._schedule_warmup(prompt, outputs[0], handle.lora)
 
     def _schedule_validation(self, handle: RequestHandle, output: ParsedOutput) -> None:
-        """Validates an untruncated output in the background and logs violations."""
         constraint = handle.constraint
         if constraint is None or output.finish_reason == "length":
             return
@@ -152,11 +149,9 @@ class AppState:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the model and its adapters."""
         return (*self.settings.model_names, *self.settings.adapter_names)
 
     def adapter_of(self, name: str | None) -> str | None:
-        """Returns `name` if it names a LoRA adapter; None for the model itself."""
         return name if name in self.settings.adapter_names else None
 
 
@@ -167,7 +162,6 @@ def _log_violations(validation: asyncio.Future[list[str]]) -> None:
 
 
 def max_body_bytes(models: Sequence[AppState]) -> int:
-    """Returns the maximum size of a request body, in bytes."""
     settings = models[0].settings
     if settings.max_body_bytes is not None:
         return settings.max_body_bytes
@@ -177,7 +171,6 @@ def max_body_bytes(models: Sequence[AppState]) -> int:
 
 
 def get_app_states(request: Request) -> Sequence[AppState]:
-    """Returns the states of all served models."""
     states: Sequence[AppState] = request.app.state.models
     return states
 

@@ -100,7 +100,6 @@ class LeaseMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards a request with a new lease."""
         lease = scope[LEASE] = ModelLease(scope["path"], send)
         try:
             await self._app(scope, receive, lease.send)

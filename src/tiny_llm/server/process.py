@@ -81,12 +81,10 @@ class ServerProcess:
         return ModelEngine(spec, settings, self._metrics, self._open_renderer, self._on_dead)
 
     def run(self) -> NoReturn:
-        """Serves until shutdown, then exits the process."""
         asyncio.run(self._run())
         raise AssertionError("the process has not exited")
 
     def start(self) -> None:
-        """Starts the engine threads and, on the running loop, background tasks."""
         for engine in self._engines:
             engine.start()
         if self._event_log is not None:
@@ -180,7 +178,6 @@ class ServerProcess:
             client.subscribe(event_log.record)
 
     def _on_load_failed(self, engine: ModelEngine, reason: str) -> None:
-        """Fails the process, because a pinned model could not be loaded."""
         engine.client.on_engine_dead(reason)
         self._spawn(self._fail_process(is_user_error=True))
 

@@ -67,5 +67,4 @@ class Settings:
 
     @cached_property
     def model_name(self) -> str:
-        """The model's name in responses."""
         return self.model_names[0]

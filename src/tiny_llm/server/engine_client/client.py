@@ -161,7 +161,6 @@ class EngineClient:
         # [/task 5.1.4 abort]
 
     def precompute(self, token_ids: Sequence[int], lora: str | None = None) -> None:
-        """Precomputes a likely prompt prefix while the engine is idle."""
         self.command_queue.put(Precompute(token_ids, lora))
 
     # ---------------------------------------------------------------- observers
@@ -172,7 +171,6 @@ class EngineClient:
         self.command_queue.put(EnableEvents(True))
 
     def unsubscribe(self, callback: Callable[[StepReport], None]) -> None:
-        """Removes a subscriber; disables events in the reports after the last one."""
         self._subscribers.remove(callback)
         if not self._subscribers:
             self.command_queue.put(EnableEvents(False))
@@ -188,7 +186,6 @@ class EngineClient:
         self.report_phase()
 
     async def refresh_snapshot(self, seconds: float) -> None:
-        """Requests a new `snapshot`; waits at most `seconds` for it."""
         if self.engine_info is None or self.lifecycle.phase is Phase.FAILED:
             return
         self._snapshot_arrived.clear()
@@ -216,7 +213,6 @@ class EngineClient:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the model is ready and has no unfinished completions."""
         return self.lifecycle.phase is Phase.READY and not self._unfinished
 
     async def load(self) -> None:
@@ -235,7 +231,6 @@ class EngineClient:
         await self._load_changed.wait()
 
     async def wait_until_idle(self, seconds: float | None) -> None:
-        """Waits up to `seconds` until all requests have finished and been closed."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), seconds)
 
@@ -246,7 +241,6 @@ class EngineClient:
     # ---------------------------------------------------------------- messages from the engine
 
     def handle_message(self, message: EngineMessage) -> None:
-        """Processes a message from the engine thread."""
         match message:
             case EngineReady():
                 self.engine_info = message
@@ -306,7 +300,6 @@ class EngineClient:
             handle.handle_update(update)
 
     def check_prompt_length(self, num_tokens: int) -> None:
-        """Rejects (400) a prompt that is empty or leaves no room for output."""
         assert self.engine_info is not None
         max_seq_len = self.engine_info.max_seq_len
         if num_tokens == 0:

@@ -172,7 +172,6 @@ class EngineThread(threading.Thread):
     def _handle_command(
         self, llm: LLM, command: messages.EngineCommand | GrammarReady
     ) -> Sequence[messages.RequestUpdate]:
-        """Processes a command; returns updates for the affected requests."""
         match command:
             case messages.AddRequest(request_id):
                 self._num_submitted += 1
@@ -197,7 +196,6 @@ class EngineThread(threading.Thread):
         return []
 
     def _step(self, llm: LLM) -> Sequence[StreamOutput]:
-        """Runs a step, or precomputes a page while idle; returns the step's outputs."""
         outputs: Sequence[StreamOutput] = ()
         self.step_started_at = time.monotonic()
         if llm.has_unfinished_requests:
@@ -266,7 +264,6 @@ class EngineThread(threading.Thread):
         return [_add_request(llm, request)]
 
     def _trim_memory(self, llm: LLM) -> None:
-        """Releases unused memory after every `memory.TRIM_INTERVAL` requests."""
         if self._num_submitted >= memory.TRIM_INTERVAL and self._command_queue.empty():
             self._num_submitted = 0
             llm.runner.target.release_scratch()

@@ -93,8 +93,6 @@ EngineCommand = (
 
 @dataclass(frozen=True)
 class EngineReady:
-    """The model has loaded."""
-
     vocab_size: int
     max_seq_len: int  # tokens of prompt plus completion: min(context length, KV cache tokens + 1)
     max_num_seqs: int
@@ -104,8 +102,6 @@ class EngineReady:
 
 @dataclass(frozen=True)
 class LoadFailed:
-    """Loading the model failed; `reason` is logged."""
-
     reason: str
 
 
@@ -124,8 +120,6 @@ class RequestRejected:
 
 @dataclass(frozen=True)
 class RequestAccepted:
-    """The engine queued a prompt."""
-
     request_id: str
 
 
@@ -155,8 +149,6 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class StepReport:
-    """Result of one step."""
-
     updates: tuple[RequestUpdate, ...]
     stats: EngineStats
     events: tuple[Mapping[str, Any], ...] = ()  # JSON objects; empty without subscribers

@@ -57,7 +57,6 @@ class RequestHandle:
 
     @property
     def cached_tokens(self) -> int:
-        """Number of prompt tokens found in the prefix cache."""
         return sum(self._cached.values())
 
     async def accepted(self) -> None:
@@ -92,11 +91,9 @@ class RequestHandle:
                 raise error
 
     def close(self) -> None:
-        """Aborts unfinished completions."""
         self._abort(self)
 
     def handle_update(self, update: RequestUpdate) -> None:
-        """Records that a prompt was accepted or rejected, or queues an output."""
         match update:
             case RequestAccepted(request_id):
                 self._unaccepted.discard(request_id)
@@ -110,7 +107,6 @@ class RequestHandle:
                 self.queue.put(update)
 
     def fail(self, error: ApiError) -> None:
-        """Ends the request with an error, before or during generation."""
         if not self._accepted.done():
             self._accepted.set_exception(error)
             self._accepted.exception()  # marks it as retrieved: `accepted` may never be awaited

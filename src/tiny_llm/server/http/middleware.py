@@ -66,7 +66,6 @@ class AccessLogMiddleware:
         self._log_contents = settings.log_contents
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards a request, then counts and logs it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -113,7 +112,6 @@ class AccessLogMiddleware:
         return scope["method"] if scope["method"] in METHODS else OTHER
 
     def _endpoint(self, scope: Scope) -> str:
-        """Path of the matched route, else the request's path if known, or `OTHER`."""
         path = scope["path"] if scope["path"] in self._paths else OTHER
         return str(getattr(scope.get("route"), "path", path))
 
@@ -143,7 +141,6 @@ class HostMiddleware:
         self._names = {name.lower() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards the request, or responds with 403."""
         name = _host_name(Headers(scope=scope).get("host", ""))
         if scope["type"] == "http" and not self._is_allowed(name):
             error = ApiError(
@@ -180,7 +177,6 @@ class ApiKeyMiddleware:
         self._key = key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards the request, or responds with 401."""
         if scope["type"] == "http" and not self._is_authorized(scope):
             error = ApiError(
                 401,
@@ -284,7 +280,6 @@ def _check_size(num_bytes: int, max_bytes: int) -> None:
 
 
 def _receive_after(body: bytes, receive: Receive) -> Receive:
-    """ASGI `receive` that yields the body, then the connection's messages."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_next() -> Message:

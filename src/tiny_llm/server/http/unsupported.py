@@ -84,7 +84,6 @@ def check_supported(fields: Mapping[str, Any]) -> None:
 
 @cache
 def warn_once(sentence: str) -> None:
-    """Logs a warning the first time it is given."""
     log.warning("%s", sentence)
 
 

@@ -17,8 +17,6 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChoicesSerializer:
-    """Base class for serializers of responses with choices."""
-
     def __init__(
         self,
         path: str,
@@ -50,11 +48,9 @@ class ChoicesSerializer:
         self._event_templates: dict[Hashable, EventTemplate] = {}
 
     def end_events(self) -> bytes:
-        """The usage chunk, if requested, and `[DONE]`; see `OutputSerializer`."""
         return (self._chunk([], with_usage=True) if self._include_usage else b"") + DONE
 
     def error_events(self, error: ApiError) -> bytes:
-        """The error object and `[DONE]`; see `OutputSerializer`."""
         return error_event(self._path, error.body(self._path))
 
     def _chunk(self, choices: list[Any], with_usage: bool = False, **fields: Any) -> bytes:

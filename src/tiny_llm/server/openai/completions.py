@@ -43,7 +43,6 @@ class CompletionRequest(SamplingFields):
     best_of: int | None = None
 
     def check_fields(self) -> None:
-        """Rejects unsupported values and combinations of fields."""
         super().check_fields()
         if self.best_of not in (None, 1, self.n):
             raise bad_request(f"best_of must equal n, got {self.best_of}; omit it.", "best_of")
@@ -148,14 +147,12 @@ class CompletionSerializer(ChoicesSerializer):
         )
 
     def add(self, output: StreamOutput) -> None:
-        """See `OutputSerializer`."""
         for index, ready in self._ready_outputs(output):
             self._outputs[index].add(ready)
             self._logprobs[index].add(ready)
             self._token_ids[index] += ready.token_ids
 
     def full_response(self) -> dict[str, Any]:
-        """See `OutputSerializer`."""
         choices = [
             self._full_choice(index, self._echoed[index] + parsed.text)
             for index, parsed in enumerate(self._outputs)
@@ -172,14 +169,12 @@ class CompletionSerializer(ChoicesSerializer):
         }
 
     def start_events(self) -> bytes:
-        """Echoed prompts, unless they need logprobs; see `OutputSerializer`."""
         if self._wants_prompt_logprobs:
             return b""
         echoed = [(index, text) for index, text in enumerate(self._echoed) if text]
         return b"".join(self._chunk([self._choice(index, text)]) for index, text in echoed)
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """Chunks for an engine output; see `OutputSerializer`."""
         # Fast path: a chunk that contains only text.
         if self._is_passthrough and output.finish_reason is None:
             number = self._handle.prompt_index[output.request_id]

@@ -27,7 +27,6 @@ class StoredItem:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the item."""
         return len(self.data) + ITEM_BYTES
 
 
@@ -44,7 +43,6 @@ class Conversation:
         return len(self.stored)
 
     def items(self) -> list[Item]:
-        """Decodes the items."""
         return [
             json.loads(item.data) if isinstance(item, StoredItem) else item
             for item in (*self.stored, *self.new)
@@ -64,7 +62,6 @@ class ResponseStore:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether responses are stored."""
         return self._capacity > 0
 
     def resolve(

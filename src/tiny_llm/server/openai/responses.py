@@ -74,8 +74,6 @@ def _render_prompt(
 
 
 class ResponseSerializer:
-    """Serializes a response: a list of output items."""
-
     def __init__(
         self,
         server: AppState,
@@ -110,7 +108,6 @@ class ResponseSerializer:
         self._sequence_number = -1
 
     def start_events(self) -> bytes:
-        """`response.created` and `response.in_progress`; see `OutputSerializer`."""
         created = self._lifecycle_event("response.created", "in_progress")
         return created + self.in_progress_event()
 
@@ -119,16 +116,13 @@ class ResponseSerializer:
         return self._lifecycle_event("response.in_progress", "in_progress")
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """Output item events for an engine output; see `OutputSerializer`."""
         return b"".join(map(self._event, self.add(output)))
 
     def end_events(self) -> bytes:
-        """Events that end the last item and the response; see `OutputSerializer`."""
         last = b"".join(map(self._event, self._finish()))
         return last + self._lifecycle_event(f"response.{self._status}", self._status)
 
     def full_response(self) -> dict[str, Any]:
-        """See `OutputSerializer`."""
         self._finish()
         return self._response(self._status)
 
@@ -153,7 +147,6 @@ class ResponseSerializer:
         return events
 
     def error_events(self, error: ApiError) -> bytes:
-        """The `response.failed` event; see `OutputSerializer`."""
         response = self._response("failed")
         response["error"] = {"code": "server_error", "message": error.message}
         return self._event({"type": "response.failed", "response": response})

@@ -108,7 +108,6 @@ def _string(item: dict[str, Any], name: str, path: str) -> str:
 
 
 def _join_parts(content: Any, path: str) -> str:
-    """Joins content parts with newlines; returns a string unchanged."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -34,7 +34,6 @@ class OutputItems:
         self._is_open = False
 
     def add(self, part: ParsedDelta, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """Appends a delta, with the logprobs of its text; returns its events."""
         match part:
             case TextDelta(text):
                 return self._grow("message", text, logprobs)
@@ -54,7 +53,6 @@ class OutputItems:
 
     @property
     def ends_with_call(self) -> bool:
-        """Whether the last item is a function call."""
         return bool(self.items) and self.items[-1]["type"] == "function_call"
 
     def _grow(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:

@@ -26,15 +26,11 @@ THINK_TAG, THINK_END_TAG = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class ReasoningDelta:
-    """Reasoning text."""
-
     text: str
 
 
 @dataclass(frozen=True)
 class TextDelta:
-    """Content text."""
-
     text: str
 
 
@@ -115,7 +111,6 @@ class OutputParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the parser is inside the reasoning."""
         return self._state is _State.REASONING
 
     def feed(self, text: str) -> list[ParsedDelta]:
@@ -191,7 +186,6 @@ class OutputParser:
         # [/task 5.5.2 start]
 
     def _parse_reasoning_until_call(self, deltas: list[ParsedDelta]) -> bool:
-        """Emits the reasoning, up to `</think>` or a tool call."""
         pattern, end = self._reasoning_call, self._buffer.find(THINK_END_TAG)
         call = None if pattern is None else pattern.search(self._buffer)
         if call is None or 0 <= end < call.start():
@@ -256,7 +250,6 @@ class OutputParser:
             self._tags = () if has_structured_content else self._tags
 
     def _skip_space(self) -> None:
-        """Drops whitespace at the start of a section."""
         if self._at_start:
             self._buffer = self._buffer.lstrip()
             self._at_start = not self._buffer

@@ -32,8 +32,6 @@ END_MARKER = "<end-of-final-message> "
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A tokenized conversation."""
-
     token_ids: list[int]
     reasoning_open: bool  # whether the prompt ends inside an open reasoning block
     thinking_enabled: bool  # whether the completion may start with reasoning
@@ -42,8 +40,6 @@ class ChatPrompt:
 
 @dataclass(frozen=True)
 class ChatTemplateInput:
-    """Chat template inputs; see `PromptRenderer.render_chat`."""
-
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None
     variables: Mapping[str, Any]
@@ -67,15 +63,9 @@ class PromptRenderer:
         self._workers = ThreadPoolExecutor(NUM_TOKENIZER_WORKERS, thread_name_prefix="prompts")
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Calls a function in a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *args)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Converts text to token ids.
-
-        Raises:
-            ApiError: see `encode_text`.
-        """
         try:
             return encode_text(
                 self.tokenizer, "the prompt", text, self.max_tokens, add_special_tokens
@@ -86,7 +76,6 @@ class PromptRenderer:
             raise bad_request(str(error)) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Converts token ids to text."""
         return str(self.tokenizer.decode(list(token_ids)))
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -162,7 +151,6 @@ class PromptRenderer:
         constraint: StructuredOutputs | ToolCalls | None,
         is_stream: bool,
     ) -> OutputParser:
-        """Returns an output parser for a prompt's completion."""
         has_structured_content = isinstance(constraint, StructuredOutputs) or (
             constraint is not None and constraint.response_constraint is not None
         )
@@ -205,14 +193,12 @@ def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_marker(message: Message) -> Message:
-    """Appends `END_MARKER` to the text of the message to continue."""
     if message["role"] != "assistant" or not message["content"].strip():
         raise _not_continuable()
     return {**message, "content": message["content"] + END_MARKER}
 
 
 def _truncate_at_marker(text: str) -> str:
-    """Truncates a rendered conversation where the message to continue ends."""
     before, marker, after = text.rpartition(END_MARKER.rstrip())
     if not marker:  # the template drops the message
         raise _not_continuable()
@@ -227,7 +213,6 @@ def _not_continuable() -> ApiError:
 
 
 def check_token_ids(engine_info: Any, tokens: list[int]) -> None:
-    """Rejects (400) token ids outside the vocabulary."""
     for token in tokens:
         if token >= engine_info.vocab_size:
             raise bad_request(

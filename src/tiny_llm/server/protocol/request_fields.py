@@ -68,7 +68,6 @@ class StructuredOutputsFields(RequestModel):
     json_object: bool | None = None
 
     def constraint(self) -> StructuredOutputs:
-        """Converts to the engine's constraint."""
         fields = self.model_dump(by_alias=True, exclude_none=True)
         return make_constraint(StructuredOutputs, "structured_outputs", **fields)
 
@@ -89,7 +88,6 @@ class ResponseFormat(RequestModel):
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
 
     def constraint(self) -> StructuredOutputs | None:
-        """Converts to the engine's constraint; None for text."""
         if self.type == "text":
             return None
         schema, is_strict = self.schema_, False
@@ -127,7 +125,6 @@ class CommonFields(RequestBody):
         return None
 
     def shared_params(self, max_tokens: int | None) -> dict[str, Any]:
-        """Returns the fields as arguments for `make_sampling_params`."""
         return {
             **{name: getattr(self, name) for name in SAMPLING_FIELDS},
             "max_tokens": max_tokens,
@@ -166,7 +163,6 @@ class SamplingFields(CommonFields):
     stream_options: StreamOptions | None = None
 
     def response_constraint(self) -> StructuredOutputs | None:
-        """The constraint from `response_format`, or None."""
         return None if self.response_format is None else self.response_format.constraint()
 
     def sampling_params(
@@ -177,7 +173,6 @@ class SamplingFields(CommonFields):
         constraint: OutputConstraint | None = None,
         prompt_logprobs: int | None = None,
     ) -> SamplingParams:
-        """Converts to sampling parameters."""
         if self.structured_outputs is not None:
             if constraint is not None:
                 raise bad_request(
@@ -199,7 +194,6 @@ class SamplingFields(CommonFields):
         )
 
     def check_fields(self) -> None:
-        """Rejects unsupported combinations of fields."""
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
         if self.stream and self.prompt_logprobs is not None:

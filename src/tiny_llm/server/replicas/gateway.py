@@ -53,7 +53,6 @@ class Gateway:
         self._replicas = replicas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards a request to a replica; aborts if the client disconnects."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return

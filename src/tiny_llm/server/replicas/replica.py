@@ -35,7 +35,6 @@ class Replica:
         self._app = build_app(self._process.models)
 
     async def start(self) -> None:
-        """Loads the model; returns once the replica is ready."""
         self._process.start()
         await self._process.ready()
 
