@@ -13,7 +13,6 @@ from ..engine.inputs.sampling_params import SamplingParams
 from ..engine.structured_output.validator import OutputValidator
 from ..models.heads.pooling import Task
 from .engine_client.client import EngineClient
-from .engine_client.lifecycle import Phase
 from .engine_client.models import ModelEngine, ModelRegistry
 from .engine_client.request_handle import RequestHandle
 from .http.errors import ApiError, bad_request, current_record
@@ -50,18 +49,8 @@ class AppState:
         return self.engine.client
 
     @property
-    def is_required_for_readiness(self) -> bool:
-        """Whether the server's readiness depends on this model."""
-        phase = self.engine_client.lifecycle.phase
-        return self.engine.spec.is_pinned or phase in (Phase.DRAINING, Phase.FAILED)
-
-    @property
     def prompts(self) -> PromptRenderer:
-        """The loaded model's prompt renderer.
-
-        Raises:
-            ApiError: 503, the model is not ready.
-        """
+        """The prompt renderer; raises an `ApiError` (503) unless the model is ready."""
         self.engine_client.check_ready()
         renderer: PromptRenderer | None = self.engine.renderer
         assert renderer is not None
@@ -72,9 +61,6 @@ class AppState:
 
         Without on-demand loading, only checks that the model is ready. A response that is an event
         stream gets keep-alive comments during the load.
-
-        Raises:
-            ApiError: 503, the model cannot be loaded; see also `ModelLease.wait`.
         """
         if not self.registry.is_on_demand:
             self.engine_client.check_ready()
@@ -89,11 +75,7 @@ class AppState:
         thinking_enabled: bool = False,
         lora: str | None = None,
     ) -> RequestHandle:
-        """Submits prompts and waits until the engine has queued them.
-
-        Raises:
-            ApiError: a prompt was rejected; the request's other prompts are then aborted.
-        """
+        """Waits until the prompts are queued; if one is rejected, aborts all with an `ApiError`."""
         handle = self.engine_client.submit(prompts, params, thinking_enabled, lora)
         current_record().tokens = handle
         try:
@@ -176,11 +158,7 @@ def get_app_states(request: Request) -> Sequence[AppState]:
 
 
 def get_app_state(request: Request, model: str | None = None, task: Task | None = None) -> AppState:
-    """Returns the state of a served model.
-
-    Args:
-        model: the model's name; None selects the first model.
-        task: required task; None for any.
+    """Returns the state of a served model, by default the first.
 
     Raises:
         ApiError: 404, the model is not served; 400, the model is for a different task.

@@ -35,11 +35,7 @@ class ModelLease:
         receive: Receive,
         is_stream: bool,
     ) -> None:
-        """Waits until the model is loaded.
-
-        Raises:
-            ApiError: the load failed, the request timed out, or the client disconnected.
-        """
+        """Waits for the load; raises an `ApiError` on failure, timeout or disconnect."""
         self._engine, self._acquired = engine, engine.acquire(request_load)
         if not self._acquired.done():
             timeout = engine.client.settings.request_timeout

@@ -41,8 +41,6 @@ from .settings import ModelSpec, Settings
 
 log = logging.getLogger("tiny_llm.server")
 
-DRAIN_TIMED_OUT = "The server is shutting down; the drain timeout has expired."
-
 
 class ServerProcess:
     """Runs a server until shutdown.
@@ -93,11 +91,7 @@ class ServerProcess:
         self._spawn(self._run_watchdog())
 
     async def ready(self) -> None:
-        """Waits until the first model is ready; `start` must have been called.
-
-        Raises:
-            ApiError: 503, the engine failed.
-        """
+        """Waits until the first model is ready; raises an `ApiError` (503) if it fails."""
         engine = self._engines[0]
         acquired = engine.acquire(self._registry.request_load)
         await acquired
@@ -247,8 +241,9 @@ class ServerProcess:
 
     async def _drain(self) -> None:
         await self._wait_until_idle(self._settings.drain_timeout)
+        message = "The server is shutting down; the drain timeout has expired."
         for engine in self._engines:
-            engine.client.fail_all(ApiError(503, DRAIN_TIMED_OUT))
+            engine.client.fail_all(ApiError(503, message))
         await self._wait_until_idle(messages.SHUTDOWN_GRACE_SECONDS)
         self._request_exit()
 

@@ -45,7 +45,6 @@ class EngineClient:
     """Sends requests to the engine thread and dispatches its messages.
 
     Attributes:
-        coalescer: delivers the engine thread's messages to `handle_message`.
         engine_info: the engine's limits and configuration; None while the model is not loaded.
         load_error: why the last load failed; None if it succeeded.
         snapshot: latest scheduler state (`engine/scheduling/snapshot.py`); None until it arrives.
@@ -300,12 +299,10 @@ class EngineClient:
             handle.handle_update(update)
 
     def check_prompt_length(self, num_tokens: int) -> None:
-        assert self.engine_info is not None
-        max_seq_len = self.engine_info.max_seq_len
         if num_tokens == 0:
             raise bad_request("The prompt is empty; it must contain at least one token.")
-        if num_tokens >= max_seq_len:
-            raise context_length_error(num_tokens, max_seq_len)
+        if num_tokens >= self.max_seq_len:
+            raise context_length_error(num_tokens, self.max_seq_len)
 
 
 def _check_prompt_logprobs(num_tokens: int, per_token: int) -> None:

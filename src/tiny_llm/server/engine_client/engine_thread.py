@@ -31,7 +31,6 @@ from . import messages
 
 log = logging.getLogger("tiny_llm.server")
 
-NUM_GRAMMAR_WORKERS = 2
 MAX_WARMUP_PREFIXES = 4  # maximum number of pending `Precompute` commands
 
 
@@ -274,7 +273,7 @@ class EngineThread(threading.Thread):
 
 
 def _grammar_workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(NUM_GRAMMAR_WORKERS, thread_name_prefix="grammars")
+    return ThreadPoolExecutor(2, thread_name_prefix="grammars")
 
 
 def _add_request(

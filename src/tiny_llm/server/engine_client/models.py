@@ -88,12 +88,7 @@ class ModelEngine:
     # ---------------------------------------------------------------- references
 
     def acquire(self, request_load: Callable[["ModelEngine"], None]) -> asyncio.Future[None]:
-        """Returns a future that acquires a reference once the model is loaded.
-
-        Raises:
-            ApiError: 503, the server is shutting down or has failed; 429, too many requests are
-                waiting.
-        """
+        """Returns a future that acquires a reference once the model is loaded."""
         phase = self.client.lifecycle.phase
         if phase in (Phase.DRAINING, Phase.FAILED):
             self.client.check_ready()

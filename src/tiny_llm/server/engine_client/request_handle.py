@@ -60,11 +60,7 @@ class RequestHandle:
         return sum(self._cached.values())
 
     async def accepted(self) -> None:
-        """Waits until every prompt is in the engine's queue.
-
-        Raises:
-            ApiError: the engine rejected a prompt.
-        """
+        """Waits until all prompts are queued; raises an `ApiError` if one is rejected."""
         await self._accepted
 
     async def stream_outputs(self) -> AsyncIterator[list[StreamOutput]]:

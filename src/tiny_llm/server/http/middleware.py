@@ -40,7 +40,6 @@ PUBLIC_PATHS = {
     "/docs",
 }
 RAISE_LIMIT = "send a smaller body, or raise the server's --max-body-bytes"
-SHUTTING_DOWN = "The server is shutting down; the body did not arrive in time."
 PUBLIC_PREFIX = "/page/"  # files of the web UI, which prompts for the key
 
 
@@ -271,7 +270,8 @@ class BodyMiddleware:
             reason = f"The body is incomplete: no data for {self._timeout:g} s; resend the request."
             raise ApiError(408, reason, headers={"Connection": "close"}) from None
         except asyncio.CancelledError:  # uvicorn cancels requests at the end of a shutdown
-            raise ApiError(503, SHUTTING_DOWN, headers={"Connection": "close"}) from None
+            reason = "The server is shutting down; the body did not arrive in time."
+            raise ApiError(503, reason, headers={"Connection": "close"}) from None
 
 
 def _check_size(num_bytes: int, max_bytes: int) -> None:

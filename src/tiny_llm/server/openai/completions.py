@@ -13,7 +13,7 @@ from ..context import AppState, get_app_state
 from ..engine_client.request_handle import RequestHandle
 from ..http.errors import bad_request
 from ..http.openapi import ERROR_RESPONSES, streaming_route
-from ..protocol.base_schema import PromptIds
+from ..protocol.base_schema import PromptIds, as_prompt_list
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
 from ..protocol.output_parser import OutputParser
 from ..protocol.parsed_output import ParsedOutput
@@ -55,18 +55,6 @@ class CompletionRequest(SamplingFields):
         requested = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((number for number in requested if number is not None), default=None)
 
-    @property
-    def is_tokenized(self) -> bool:
-        """Whether all prompts are token ids whose text is not needed."""
-        return not self.echo and not any(isinstance(prompt, str) for prompt in self.prompts())
-
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts as a list, even if only one was given."""
-        given = self.prompt
-        if isinstance(given, str) or isinstance(given[0], int):
-            return [given]
-        return list(given)
-
 
 @streaming_route(router, PATH, "OpenAI", ERROR_RESPONSES)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
@@ -79,10 +67,10 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     params = body.sampling_params(
         server.defaults, limit, body.logprobs, body.response_constraint(), body.num_prompt_logprobs
     )
-    if body.is_tokenized:
-        encoded = _encode(server, body)
-    else:
+    if body.echo or any(isinstance(prompt, str) for prompt in as_prompt_list(body.prompt)):
         encoded = await server.prompts.run(_encode, server, body)
+    else:
+        encoded = _encode(server, body)
     handle = await server.submit([ids for ids, _ in encoded], params, lora=lora)
     serializer = CompletionSerializer(server, body, handle, encoded, params.n)
     if not body.stream:
@@ -93,7 +81,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], str]]:
     """Returns each prompt's token ids and text; decodes ids only for `echo`."""
     prompts, encoded = server.prompts, []
-    for prompt in body.prompts():
+    for prompt in as_prompt_list(body.prompt):
         if isinstance(prompt, str):
             token_ids = prompts.encode(prompt, body.add_special_tokens is not False)
             # Rejects a long prompt before encoding the next.

@@ -16,7 +16,7 @@ from ...models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..context import AppState, get_app_state
 from ..http.errors import ApiError, JsonResponse, bad_request, request_id_headers, to_json
 from ..http.openapi import ERROR_RESPONSES
-from ..protocol.base_schema import PromptIds, RequestBody, RequestModel
+from ..protocol.base_schema import PromptIds, RequestBody, RequestModel, as_prompt_list
 from ..protocol.request_fields import PositiveInt
 from ..protocol.streaming import CancelOnDisconnect
 
@@ -38,13 +38,6 @@ class EmbeddingRequest(RequestBody):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: PositiveInt | None = None
 
-    def prompts(self) -> list[str | list[int]]:
-        """The inputs as a list, even if only one was given."""
-        given = self.input
-        if isinstance(given, str) or isinstance(given[0], int):
-            return [given]
-        return list(given)
-
 
 class RerankDocument(RequestModel):
     """A document, given as an object."""
@@ -63,12 +56,6 @@ class RerankRequest(RequestBody):
     return_documents: bool = True
     instruction: str | None = None
 
-    def texts(self) -> list[str]:
-        """The documents' texts."""
-        return [
-            document if isinstance(document, str) else document.text for document in self.documents
-        ]
-
 
 @router.post("/v1/embeddings", tags=["OpenAI"], responses=ERROR_RESPONSES)
 async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
@@ -78,7 +65,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     await server.wait_until_loaded(request)
     _check_dimensions(server, body.dimensions)
     parts, num_tokens = [b'{"object":"list","data":['], 0
-    async for vectors, num_group_tokens in _pool(server, request, body.prompts(), lora):
+    async for vectors, num_group_tokens in _pool(server, request, as_prompt_list(body.input), lora):
         # In a worker, because a large vector takes milliseconds.
         first = GROUP_SIZE * (len(parts) - 1)
         parts.append(await server.prompts.run(_to_json_items, vectors, first, body))
@@ -96,7 +83,8 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
     server = get_app_state(request, body.model, "score")
     lora = server.adapter_of(body.model)
     await server.wait_until_loaded(request)
-    texts, instruction = body.texts(), body.instruction or SCORE_INSTRUCTION
+    texts = [given if isinstance(given, str) else given.text for given in body.documents]
+    instruction = body.instruction or SCORE_INSTRUCTION
     prompts = (
         SCORE_TEMPLATE.format(instruction=instruction, query=body.query, document=text)
         for text in texts

@@ -37,11 +37,6 @@ class Conversation:
     stored: Sequence[StoredItem]
     new: Sequence[Item | StoredItem]  # stored items replace references
 
-    @property
-    def num_stored(self) -> int:
-        """Number of leading items from the previous response's conversation."""
-        return len(self.stored)
-
     def items(self) -> list[Item]:
         return [
             json.loads(item.data) if isinstance(item, StoredItem) else item
@@ -70,15 +65,7 @@ class ResponseStore:
         previous_id: str | None,
         max_bytes: int = MAX_STORED_BYTES,
     ) -> Conversation:
-        """Returns a request's conversation.
-
-        Args:
-            max_bytes: maximum memory of its stored items.
-
-        Raises:
-            ApiError: the store is disabled, a referenced response or item is not in it, or the
-                stored items are too large.
-        """
+        """Returns a request's conversation; `max_bytes` limits its stored items."""
         stored: Sequence[StoredItem] = []
         if previous_id is not None:
             stored = self._find_response(previous_id)

@@ -69,7 +69,7 @@ async def count_input_tokens(body: ResponsesRequest, request: Request) -> dict[s
 def _render_prompt(
     server: AppState, body: ResponsesRequest, conversation: Conversation
 ) -> ChatPrompt:
-    messages = to_chat_messages(conversation.items(), body.instructions, conversation.num_stored)
+    messages = to_chat_messages(conversation.items(), body.instructions, len(conversation.stored))
     return server.prompts.render_chat(messages, body.usable_tools, body.template_variables())
 
 

@@ -19,11 +19,7 @@ log = logging.getLogger("tiny_llm.server")
 
 
 class EventLogWriter:
-    """Writes step reports to a file; overwrites an existing one.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Writes step reports to a file, or raises a `UserError` if it cannot be opened."""
 
     def __init__(self, file: Path):
         self._file = file

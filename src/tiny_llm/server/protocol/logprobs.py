@@ -12,10 +12,7 @@ from .prompts import PromptRenderer
 def content_logprobs(
     output: StreamOutput, with_end: bool = False
 ) -> Sequence[tuple[int, Mapping[int, float]]]:
-    """Returns an output's tokens with their log-probabilities.
-
-    `with_end` includes an EOS or stop token at the end, which has no text.
-    """
+    """Tokens and their log-probabilities; `with_end` adds a final EOS or stop token."""
     if output.logprobs is None:
         return []
     pairs = list(zip(output.token_ids, output.logprobs, strict=True))

@@ -129,11 +129,7 @@ class OutputParser:
         return deltas
 
     def finish(self, is_truncated: bool = False) -> list[ParsedDelta]:
-        """Ends the text; returns the remaining deltas.
-
-        Args:
-            is_truncated: whether the text ended at a limit or a stop string.
-        """
+        """Ends the text, if `is_truncated` at a limit or stop string; returns the last deltas."""
         deltas: list[ParsedDelta] = []
         while self._state is _State.TOOL_CALLS:
             self._reader.source.has_ended = True
@@ -233,7 +229,11 @@ class OutputParser:
         content = self._buffer[: min(starts)].rstrip()
         if content:
             deltas.append(TextDelta(content))
-        self._start_calls(self._buffer[len(content) :])
+        assert self._options is not None
+        self._reader = ToolCallReader(self._options, self._buffer[len(content) :])
+        self._buffer = ""
+        self._first_tags = ()
+        self._state = _State.TOOL_CALLS
         return True
 
     def _check_first(self) -> None:
@@ -267,13 +267,6 @@ class OutputParser:
             deltas.append(kind(safe))
             self._buffer = self._buffer[len(safe) :]
         # [/task 5.5.1 emit]
-
-    def _start_calls(self, text: str) -> None:
-        assert self._options is not None
-        self._reader = ToolCallReader(self._options, text)
-        self._buffer = ""
-        self._first_tags = ()
-        self._state = _State.TOOL_CALLS
 
     def _parse_tool_calls(self, deltas: list[ParsedDelta]) -> bool:
         reader, source = self._reader, self._reader.source

@@ -94,11 +94,7 @@ class PromptRenderer:
         return self.token_bytes(token_id).decode(errors="replace")
 
     def used_template_kwargs(self, variables: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Returns the `chat_template_kwargs` that the template reads; names the others as ignored.
-
-        Raises:
-            ApiError: a value is invalid, or the server runs with `--strict-fields`.
-        """
+        """Returns the variables that the template reads; names the others as ignored."""
         given = {name: value for name, value in (variables or {}).items() if value is not None}
         thinking = given.get(THINKING_VARIABLE)
         if not isinstance(thinking, bool | None):
@@ -166,9 +162,6 @@ class PromptRenderer:
 
         Args:
             completion: the last turn's completion, without reasoning.
-
-        Raises:
-            ApiError: the template failed.
         """
         assistant = {"role": "assistant", "content": completion}
         messages = [*before.messages, assistant, {"role": "user", "content": PLACEHOLDER}]

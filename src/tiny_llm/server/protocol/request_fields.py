@@ -204,11 +204,7 @@ class SamplingFields(CommonFields):
 
 
 def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
-    """Creates sampling parameters from a request's fields and the defaults.
-
-    Raises:
-        ApiError: a parameter is invalid.
-    """
+    """Creates sampling parameters; the request's fields override the defaults."""
     given = {name: value for name, value in fields.items() if value is not None}
     if given.get("seed") == NO_SEED:
         del given["seed"]
@@ -225,11 +221,7 @@ def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> Sampling
 
 
 def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: Any) -> T:
-    """Creates an output constraint.
-
-    Raises:
-        ApiError: the constraint is invalid.
-    """
+    """Calls `kind`; converts a `UserError` to an `ApiError` for `param`."""
     try:
         return kind(*args, **fields)
     except UserError as error:
@@ -252,9 +244,7 @@ def auto_tool_calls(
 ) -> OutputConstraint | None:
     """Constraint for `tool_choice` "auto": calls are optional but match schemas.
 
-    Args:
-        parallel: whether several calls are allowed; None allows them.
-        response_constraint: constraint on output without calls, or None.
+    `response_constraint` applies to output without calls.
     """
     if not tools:
         return response_constraint

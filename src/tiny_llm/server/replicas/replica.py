@@ -24,7 +24,6 @@ class Replica:
 
     def __init__(self, folder: Path, settings: Settings, engine: dict[str, Any]):
         tokenizer_folder = folder if has_tokenizer(folder) else demo.TARGET_PATH
-
         task = resolve_task("auto", str(folder))
 
         def load() -> LLM:
