@@ -154,8 +154,6 @@ class ServerProcess:
         sys.stderr.flush()
         os._exit(self._status)
 
-    # ---------------------------------------------------------------- startup
-
     def _open_renderer(self, engine: ModelEngine) -> PromptRenderer:
         folder = engine.spec.folder
         tokenizer = open_tokenizer(folder, read_json(folder, "config.json"))
@@ -177,8 +175,6 @@ class ServerProcess:
 
     def _on_dead(self) -> None:
         self._spawn(self._fail_process())
-
-    # ---------------------------------------------------------------- watchdog
 
     async def _run_watchdog(self) -> None:
         """Fails the process if a step hangs; a timer exits if the event loop hangs."""
@@ -222,8 +218,6 @@ class ServerProcess:
         faulthandler.cancel_dump_traceback_later()
         os.kill(os.getpid(), signal.SIGSTOP)  # returns on SIGCONT
         self._resumed_at = time.monotonic()
-
-    # ---------------------------------------------------------------- shutdown
 
     def _on_signal(self) -> None:
         self._num_signals += 1

@@ -102,9 +102,10 @@ class MessageSerializer:
             "model": handle.model_name,
         }
         # The reason for a cache miss is unknown, because earlier prompts are not stored.
-        if body.wants_diagnostics:
+        if body.diagnostics is not None and body.diagnostics.previous_message_id is not None:
             self._envelope["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
-        self._omit_reasoning = body.omit_reasoning
+        thinking = body.thinking
+        self._omit_reasoning = thinking is not None and thinking.display == "omitted"
         self._blocks: list[dict[str, Any]] = []
         self._is_first_delta = False  # whether the next delta starts a tool call's arguments
 

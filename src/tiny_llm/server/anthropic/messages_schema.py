@@ -268,10 +268,6 @@ class CountTokensRequest(RequestBody):
     def template_variables(self) -> dict[str, Any]:
         return {THINKING_VARIABLE: self.wants_thinking, EFFORT_VARIABLE: self.effort}
 
-    @property
-    def omit_reasoning(self) -> bool:
-        return self.thinking is not None and self.thinking.display == "omitted"
-
     def to_template_messages(self) -> list[dict[str, Any]]:
         definitions = {tool["function"]["name"]: tool for tool in self.usable_tools}
         system = _system_texts(_texts(self.system, definitions))
@@ -301,10 +297,6 @@ class MessagesRequest(CountTokensRequest):
         tokens = None if self.thinking is None else self.thinking.budget_tokens
         budget = thinking_budget(tokens, self.effort, self.max_tokens)
         return budget if self.wants_thinking else None
-
-    @property
-    def wants_diagnostics(self) -> bool:
-        return self.diagnostics is not None and self.diagnostics.previous_message_id is not None
 
 
 def _texts(content: str | Sequence[ResultPart] | None, definitions: Mapping[str, Any]) -> list[str]:

@@ -86,8 +86,6 @@ class EngineClient:
         self._subscribers: list[Callable[[StepReport], None]] = []
         self._snapshot_arrived = asyncio.Event()
 
-    # ---------------------------------------------------------------- requests
-
     def submit(
         self,
         prompts: Sequence[Sequence[int]],
@@ -162,8 +160,6 @@ class EngineClient:
     def precompute(self, token_ids: Sequence[int], lora: str | None = None) -> None:
         self.command_queue.put(Precompute(token_ids, lora))
 
-    # ---------------------------------------------------------------- observers
-
     def subscribe(self, callback: Callable[[StepReport], None]) -> None:
         """Calls `callback` with each step report; enables events in the reports."""
         self._subscribers.append(callback)
@@ -191,8 +187,6 @@ class EngineClient:
         self.command_queue.put(SnapshotRequest())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._snapshot_arrived.wait(), seconds)
-
-    # ---------------------------------------------------------------- load
 
     @property
     def max_seq_len(self) -> int:
@@ -236,8 +230,6 @@ class EngineClient:
     def _update_idle(self) -> None:
         if not self.in_flight and not self._unfinished:
             self._idle.set()
-
-    # ---------------------------------------------------------------- messages from the engine
 
     def handle_message(self, message: EngineMessage) -> None:
         match message:

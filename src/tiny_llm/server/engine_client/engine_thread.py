@@ -254,8 +254,7 @@ class EngineThread(threading.Thread):
     def _on_grammar_ready(
         self, llm: LLM, request: messages.AddRequest, reject_reason: str | None
     ) -> list[messages.RequestAccepted | messages.RequestRejected]:
-        """Adds a request whose grammar is ready, unless it has been aborted."""
-        if request.request_id not in self._compiling:
+        if request.request_id not in self._compiling:  # aborted
             return []
         self._compiling.remove(request.request_id)
         if reject_reason is not None:
@@ -299,8 +298,7 @@ def _add_request(
 def _engine_ready(llm: LLM) -> messages.EngineReady:
     config = llm.scheduler.config
     # One more than the KV cache holds, because the last token's keys and values are never stored.
-    capacity = config.max_tokens_in_pages + 1
-    max_seq_len = min(config.max_seq_len, capacity)
+    max_seq_len = min(config.max_seq_len, config.max_tokens_in_pages + 1)
     return messages.EngineReady(
         llm.vocab_size,
         max_seq_len,

@@ -85,8 +85,6 @@ class ModelEngine:
         self.client.coalescer.start()
         self.thread.start()
 
-    # ---------------------------------------------------------------- references
-
     def acquire(self, request_load: Callable[["ModelEngine"], None]) -> asyncio.Future[None]:
         """Returns a future that acquires a reference once the model is loaded."""
         phase = self.client.lifecycle.phase
@@ -134,8 +132,6 @@ class ModelEngine:
             else:
                 waiter.set_exception(error)
 
-    # ---------------------------------------------------------------- loading
-
     async def load(self) -> str | None:
         """Loads the engine and the prompt renderer; returns the reason on failure."""
         client, loop = self.client, asyncio.get_running_loop()
@@ -172,7 +168,7 @@ class ModelRegistry:
     Args:
         max_memory: maximum total `memory_bytes` of loaded models; None for no limit.
         idle_unload: idle seconds after which a model is unloaded; None disables idle unloading.
-        on_load_failed: called with the model and the reason when a pinned model fails to load.
+        on_load_failed: called when a pinned model fails to load.
     """
 
     def __init__(

@@ -23,7 +23,6 @@ class RequestHandle:
 
     Attributes:
         request_ids: ids of the engine requests, one per prompt.
-        prompt_index: index of the prompt, by request id.
         model_name: name of the model or adapter in responses.
         first_output_at: `time.monotonic()` at the first output; None until then.
     """

@@ -36,8 +36,6 @@ INTERNAL_ERROR = "Internal server error; see the server's log."
 
 
 class TokenCounts(Protocol):
-    """Token counts and timing of a generation request."""
-
     prompt_tokens: int
     output_tokens: int
     first_output_at: float | None

@@ -23,9 +23,6 @@ MAX_LOGGED_BYTES = 16384  # maximum bytes logged of a request or response body
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 OTHER = "other"  # label for unknown methods and paths, to bound the number of labels
 
-# Callback that counts a request by endpoint, method and status.
-Count = Callable[[str, str, int], None]
-
 # Paths that do not require the API key: probes, metrics, the model list and the web UI's pages.
 PUBLIC_PATHS = {
     "/",
@@ -53,7 +50,7 @@ class AccessLogMiddleware:
     def __init__(
         self,
         app: ASGIApp,
-        count: Count,
+        count: Callable[[str, str, int], None],
         paths: Collection[str],
         settings: Settings,
     ):

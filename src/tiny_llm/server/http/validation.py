@@ -32,7 +32,6 @@ REQUIREMENTS = {
     "less_than_equal": "must be at most {le}",
     "less_than": "must be less than {lt}",
     "too_short": "must have {min_length} or more elements",
-    "too_long": "must have at most {max_length} elements",
     "string_too_short": "must have {min_length} or more characters",
     "string_too_long": "must have at most {max_length} characters",
     "literal_error": "must be {expected}",
@@ -120,7 +119,6 @@ PART_TYPES = (
     "tool_result",
     "refusal",
 )
-PRIMITIVE_TYPES = ("str", "int", "bool")
 
 
 def _path(location: Sequence[Any], is_missing: bool) -> str:
@@ -137,5 +135,5 @@ def _path(location: Sequence[Any], is_missing: bool) -> str:
 
 def _is_type(step: str, last: Any) -> bool:
     """Whether a location step is a union alternative rather than a field name."""
-    is_python = "[" in step or "(" in step or step[:1].isupper()
-    return is_python or step in PRIMITIVE_TYPES or (step in PART_TYPES and isinstance(last, int))
+    is_python = step in ("str", "int", "bool") or "[" in step or "(" in step or step[:1].isupper()
+    return is_python or (step in PART_TYPES and isinstance(last, int))

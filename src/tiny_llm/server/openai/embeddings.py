@@ -162,17 +162,11 @@ def _to_json_items(vectors: list[list[float]], first: int, body: EmbeddingReques
     items = []
     for index, vector in enumerate(vectors, first):
         if body.dimensions is not None:
-            vector = _shortened(vector, body.dimensions)
-        embedding = _base64_floats(vector) if body.encoding_format == "base64" else vector
+            head = vector[: body.dimensions]
+            norm = sum(x * x for x in head) ** 0.5 or 1.0
+            vector = [x / norm for x in head]
+        embedding: list[float] | str = vector
+        if body.encoding_format == "base64":
+            embedding = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
         items.append(to_json({"object": "embedding", "index": index, "embedding": embedding}))
     return (b"," if first else b"") + b",".join(items)
-
-
-def _shortened(vector: list[float], dimensions: int) -> list[float]:
-    head = vector[:dimensions]
-    norm = sum(x * x for x in head) ** 0.5 or 1.0
-    return [x / norm for x in head]
-
-
-def _base64_floats(vector: list[float]) -> str:
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

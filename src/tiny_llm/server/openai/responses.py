@@ -23,7 +23,7 @@ from ..protocol.streaming import EventSourceResponse, full_response, sse_event
 from .response_store import Conversation, ResponseStore
 from .responses_input import to_chat_messages
 from .responses_items import Event, OutputItems
-from .responses_schema import ResponsesRequest, TextFormat, TextOptions
+from .responses_schema import ENCRYPTED_REASONING, ResponsesRequest, TextFormat, TextOptions
 
 router = APIRouter()
 
@@ -102,7 +102,7 @@ class ResponseSerializer:
         self._output = ParsedOutput(parser, body.parallel_tool_calls is False)
         self._content_logprobs = ContentLogprobs(server.prompts, parser, body.logprobs or 0)
         self._logprobs: list[dict[str, Any]] = []  # entries for tokens whose text is unsent
-        self._items = OutputItems(body.include_encrypted_reasoning)
+        self._items = OutputItems(ENCRYPTED_REASONING in (body.include or ()))
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = time.time()
         self._sequence_number = -1

@@ -31,7 +31,7 @@ from .chat_schema import ConversationFields, FunctionDefinition
 from .responses_input import ignored_item_fields
 
 LOGPROBS = "message.output_text.logprobs"
-ENCRYPTED = "reasoning.encrypted_content"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 TOOL_FIELDS = {"type", *FunctionDefinition.model_fields}
 
 
@@ -82,7 +82,7 @@ class ResponsesRequest(ConversationFields):
             yield "text.verbosity=low"
         yield from unknown_fields(self.stream_options or {}, "stream_options.")
         for value in self.include or ():
-            if value not in (LOGPROBS, ENCRYPTED):
+            if value not in (LOGPROBS, ENCRYPTED_REASONING):
                 yield value_path("include[]", value)
         for tool in self.tools or ():
             if tool.get("type") == "function":
@@ -158,11 +158,6 @@ class ResponsesRequest(ConversationFields):
         if self.top_logprobs is not None or LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         return None
-
-    @property
-    def include_encrypted_reasoning(self) -> bool:
-        """Whether reasoning items get `encrypted_content`, which clients send back."""
-        return ENCRYPTED in (self.include or ())
 
     @cached_property
     def function_tools(self) -> list[dict[str, Any]]:

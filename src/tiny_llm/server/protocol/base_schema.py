@@ -5,7 +5,7 @@ GIL, to a few milliseconds. The total number of values in a body is also bounded
 (`http/middleware.py`).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import chain, islice
 from typing import Annotated, Any, Self, TypeVar, get_args
@@ -74,9 +74,11 @@ def value_path(path: str, value: Any) -> str:
     return f"{path}={value[:MAX_NAME_CHARS]}" if isinstance(value, str) else path
 
 
-def as_prompt_list(given: str | Sequence[Any]) -> Sequence[str | list[int]]:
+def as_prompt_list(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
     """Wraps a single prompt, given as text or token ids, in a list."""
-    return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+    if isinstance(given, str) or isinstance(given[0], int):
+        return [given]
+    return list(given)
 
 
 def unknown_fields(

@@ -46,11 +46,7 @@ class ChatTemplateInput:
 
 
 class PromptRenderer:
-    """Tokenizes text and renders conversations.
-
-    Args:
-        tool_call_parser: name of the tool-call format, see `find_format`.
-    """
+    """Tokenizes text and renders conversations; see `find_format` for `tool_call_parser`."""
 
     max_tokens: int  # maximum length of prompt plus completion; set once the engine has loaded
 
@@ -119,10 +115,6 @@ class PromptRenderer:
             tools: functions in OpenAI's format, or None.
             variables: other template variables, such as `enable_thinking`; None values are ignored.
             add_special_tokens: whether to add special tokens, which templates usually contain.
-
-        Raises:
-            ApiError: there is no chat template, the template failed, the final message cannot be
-                continued, or the prompt cannot be encoded (see `encode`).
         """
         tools = None if tools is None else [_without_strict(tool) for tool in tools]
         given = {name: value for name, value in variables.items() if value is not None}
@@ -159,9 +151,7 @@ class PromptRenderer:
         """Returns the next turn's prompt, up to the user's next message.
 
         This is not the last prompt plus its completion, because templates omit earlier reasoning.
-
-        Args:
-            completion: the last turn's completion, without reasoning.
+        `completion` must not contain any.
         """
         assistant = {"role": "assistant", "content": completion}
         messages = [*before.messages, assistant, {"role": "user", "content": PLACEHOLDER}]

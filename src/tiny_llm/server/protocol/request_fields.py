@@ -138,12 +138,7 @@ class StreamOptions(RequestModel):
     """Stream options."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-    @property
-    def is_continuous(self) -> bool:
-        """Whether each chunk contains usage; requires `include_usage`, as in vLLM."""
-        return bool(self.include_usage and self.continuous_usage_stats)
+    continuous_usage_stats: bool | None = None  # requires `include_usage`, as in vLLM
 
 
 class SamplingFields(CommonFields):

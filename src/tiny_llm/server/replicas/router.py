@@ -26,8 +26,6 @@ class Router(Protocol):
 
 
 class RoundRobinRouter:
-    """Cycles through the replicas."""
-
     def __init__(self) -> None:
         self._num_requests = 0
 
