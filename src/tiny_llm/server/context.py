@@ -97,8 +97,7 @@ class AppState:
         constraint = handle.constraint
         if constraint is None or output.finish_reason == "length":
             return
-        names = [call.name for call in output.calls]
-        calls = list(zip(names, output.arguments, strict=True))
+        calls = list(zip((call.name for call in output.calls), output.arguments, strict=True))
         validation = asyncio.get_running_loop().run_in_executor(
             None, self.validator.find_violations, constraint, output.text, calls
         )

@@ -90,8 +90,6 @@ class ModelLease:
 
 
 class LeaseMiddleware:
-    """Gives each request a model lease; releases it when the response ends."""
-
     def __init__(self, app: ASGIApp):
         self._app = app
 

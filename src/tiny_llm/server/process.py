@@ -224,10 +224,8 @@ class ServerProcess:
         if self._num_signals > 1:
             log.warning("received a second signal: exiting immediately")
             os._exit(130)
-        clients = [engine.client for engine in self._engines]
-        log.info(
-            "draining: %d requests in flight", sum(len(client.in_flight) for client in clients)
-        )
+        num_running = sum(len(engine.client.in_flight) for engine in self._engines)
+        log.info("draining: %d requests in flight", num_running)
         for engine in self._engines:
             engine.client.lifecycle.transition(Phase.DRAINING)
             engine.wake_waiters(ApiError(503, PHASE_MESSAGES[Phase.DRAINING]))

@@ -18,8 +18,6 @@ BODY_BYTES_PER_TOKEN = 32
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model that the server may load."""
-
     names: tuple[str, ...]  # names in the API; responses use the first
     folder: Path  # model folder, for the tokenizer and sampling defaults
     load: Callable[[], LLM]  # creates the engine; called in the engine thread

@@ -293,7 +293,6 @@ class MessagesRequest(CountTokensRequest):
 
     @property
     def thinking_budget(self) -> int | None:
-        """Upper bound on reasoning tokens; None for no bound."""
         tokens = None if self.thinking is None else self.thinking.budget_tokens
         budget = thinking_budget(tokens, self.effort, self.max_tokens)
         return budget if self.wants_thinking else None

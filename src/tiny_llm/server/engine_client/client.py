@@ -260,7 +260,6 @@ class EngineClient:
                 self._on_dead()
 
     def on_engine_dead(self, reason: str) -> None:
-        """Fails every request, because the engine will run no more steps."""
         self.lifecycle.transition(Phase.FAILED, reason)
         self._load_changed.set()
         self._handles.clear()

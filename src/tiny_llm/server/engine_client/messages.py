@@ -17,8 +17,6 @@ from ...engine.scheduling.outputs import StreamOutput
 # Delay before a failed process exits, so that clients receive the error.
 SHUTDOWN_GRACE_SECONDS = 1.0
 
-# ---------------------------------------------------------------- to the engine
-
 
 @dataclass(frozen=True)
 class LoadModel:
@@ -35,8 +33,6 @@ class UnloadModel:
 
 @dataclass(frozen=True)
 class AddRequest:
-    """Adds a request for one prompt."""
-
     request_id: str  # unique within the process
     token_ids: Sequence[int]
     params: SamplingParams
@@ -87,8 +83,6 @@ EngineCommand = (
     | SnapshotRequest
     | Shutdown
 )
-
-# ---------------------------------------------------------------- from the engine
 
 
 @dataclass(frozen=True)

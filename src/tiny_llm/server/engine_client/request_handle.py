@@ -47,8 +47,7 @@ class RequestHandle:
         self.lora = lora
         self._num_completions = len(self.request_ids) * params.n
         self._timeout = settings.request_timeout
-        limit = settings.max_queued_outputs * self._num_completions
-        self.queue = OutputQueue(limit, schedule_wake)
+        self.queue = OutputQueue(settings.max_queued_outputs * self._num_completions, schedule_wake)
         self._cached = dict.fromkeys(self.request_ids, 0)
         self._abort = abort
         self._unaccepted = set(self.request_ids)  # not yet in the engine's queue

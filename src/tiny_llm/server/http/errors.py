@@ -87,7 +87,6 @@ class ApiError(Exception):
 
     Args:
         status: HTTP status; if not in `ERROR_TYPES`, the error has the `type` of status 500.
-        message: one sentence.
         param: the invalid field, or None.
         details: numbers in the message, added to the error object as separate fields.
     """

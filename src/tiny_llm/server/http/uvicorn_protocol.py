@@ -23,8 +23,6 @@ RESERVED_FILES = 48  # file descriptors not available to connections; the server
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One client's HTTP connection."""
-
     def connection_made(self, transport: Any) -> None:
         """Sets socket options; refuses the connection if too many are open.
 

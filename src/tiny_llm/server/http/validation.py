@@ -67,7 +67,11 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     error = (applicable or wrong_type)[0]
     field = _path(error["loc"], error["type"] == "missing")
     if error["type"] in ("literal_error", "union_tag_invalid") and "content" in error["loc"]:
-        return _non_text_error(error, field.removesuffix(".type"))
+        field, given = field.removesuffix(".type"), error["input"]
+        kind = given.get("type") if isinstance(given, Mapping) else given
+        return bad_request(
+            f"{field} has the type {str(kind)[:60]!r}; this model accepts text only.", field
+        )
     context = dict(error.get("ctx", {}))
     if error["type"] == "literal_error":
         context["expected"] = context["expected"].replace("False", "false")
@@ -97,14 +101,6 @@ def _format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return short_repr(value[:60] if isinstance(value, str) else value)
-
-
-def _non_text_error(error: Mapping[str, Any], field: str) -> ApiError:
-    given = error["input"]
-    kind = given.get("type") if isinstance(given, Mapping) else given
-    return bad_request(
-        f"{field} has the type {str(kind)[:60]!r}; this model accepts text only.", field
-    )
 
 
 # Union alternatives that pydantic inserts into error locations: part types and Python types.

@@ -118,10 +118,9 @@ class ChatSerializer(ChoicesSerializer):
 
     def _choice(self, index: int) -> dict[str, Any]:
         parsed = self._outputs[index]
-        has_text = parsed.text or not parsed.calls
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": parsed.text if has_text else None,
+            "content": parsed.text if parsed.text or not parsed.calls else None,
             "refusal": None,
         }
         if parsed.reasoning:
@@ -141,10 +140,9 @@ class ChatSerializer(ChoicesSerializer):
         role = {"role": "assistant", "content": ""}
         chunks = []
         for index in range(len(self._outputs)):
-            is_first = index == 0 and self._return_token_ids
-            fields: dict[str, Any] = (
-                {"prompt_token_ids": self._prompt.token_ids} if is_first else {}
-            )
+            fields: dict[str, Any] = {}
+            if index == 0 and self._return_token_ids:
+                fields["prompt_token_ids"] = self._prompt.token_ids
             chunks.append(self._chunk([self._delta(index, role)], **fields))
         return b"".join(chunks)
 

@@ -43,7 +43,6 @@ class RefusalPart(RequestModel):
 
     @property
     def text(self) -> str:
-        """The refusal, under the name that `TextPart` uses."""
         return self.refusal
 
 

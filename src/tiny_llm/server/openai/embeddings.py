@@ -63,7 +63,11 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     server = get_app_state(request, body.model, "embed")
     lora = server.adapter_of(body.model)
     await server.wait_until_loaded(request)
-    _check_dimensions(server, body.dimensions)
+    info = server.engine_client.engine_info
+    if body.dimensions is not None and info is not None and body.dimensions > info.hidden_size:
+        raise bad_request(
+            f"dimensions must be at most {info.hidden_size}, got {body.dimensions}.", "dimensions"
+        )
     parts, num_tokens = [b'{"object":"list","data":['], 0
     async for vectors, num_group_tokens in _pool(server, request, as_prompt_list(body.input), lora):
         # In a worker, because a large vector takes milliseconds.
@@ -71,8 +75,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
         parts.append(await server.prompts.run(_to_json_items, vectors, first, body))
         num_tokens += num_group_tokens
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    model = lora or server.settings.model_name
-    parts.append(b"]," + to_json({"model": model, "usage": usage})[1:])
+    parts.append(b"]," + to_json({"model": lora or server.settings.model_name, "usage": usage})[1:])
     headers = {**request_id_headers(), "content-length": str(sum(map(len, parts)))}
     return StreamingResponse(_each(parts), headers=headers, media_type="application/json")
 
@@ -141,14 +144,6 @@ def _encode(server: AppState, prompts: Iterable[str | list[int]]) -> list[list[i
         server.engine_client.check_prompt_length(len(ids))
         encoded.append(ids)
     return encoded
-
-
-def _check_dimensions(server: AppState, dimensions: int | None) -> None:
-    info = server.engine_client.engine_info
-    if dimensions is not None and info is not None and dimensions > info.hidden_size:
-        raise bad_request(
-            f"dimensions must be at most {info.hidden_size}, got {dimensions}.", "dimensions"
-        )
 
 
 async def _each(parts: Iterable[bytes]) -> AsyncIterator[bytes]:

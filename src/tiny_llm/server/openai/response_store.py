@@ -103,14 +103,11 @@ class ResponseStore:
         self._num_bytes += _num_bytes(items)
         self._items.update({item.id: (response_id, item) for item in items if item.id})
         while len(self._responses) > self._capacity or self._num_bytes > MAX_STORED_BYTES:
-            self._evict()
-
-    def _evict(self) -> None:
-        response_id, items = self._responses.popitem(last=False)
-        self._num_bytes -= _num_bytes(items)
-        for item in items:
-            if item.id and self._items.get(item.id, ("", item))[0] == response_id:
-                del self._items[item.id]
+            evicted_id, evicted = self._responses.popitem(last=False)
+            self._num_bytes -= _num_bytes(evicted)
+            for item in evicted:
+                if item.id and self._items.get(item.id, ("", item))[0] == evicted_id:
+                    del self._items[item.id]
 
     def _find_response(self, response_id: str) -> Sequence[StoredItem]:
         param = "previous_response_id"

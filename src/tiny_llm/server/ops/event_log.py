@@ -19,7 +19,7 @@ log = logging.getLogger("tiny_llm.server")
 
 
 class EventLogWriter:
-    """Writes step reports to a file, or raises a `UserError` if it cannot be opened."""
+    """Writes step reports to a file, replacing it; raises a `UserError` if that is impossible."""
 
     def __init__(self, file: Path):
         self._file = file

@@ -120,10 +120,9 @@ def sse_event(data: Any, name: str | None = None) -> bytes:
 
 
 def error_event(path: str, body: dict[str, Any], num_events: int = 0) -> bytes:
-    """Events that end a failed stream.
+    """Events that end a failed stream, in the protocol of `path`.
 
     Args:
-        path: the request's path, which selects the protocol.
         body: the error's `ApiError.body` for this path.
         num_events: number of events sent so far: the sequence number, in the Responses API.
     """

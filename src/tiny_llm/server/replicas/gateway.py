@@ -47,8 +47,6 @@ class ReplicaPool(Protocol):
 
 
 class Gateway:
-    """ASGI application that forwards requests to replicas."""
-
     def __init__(self, replicas: ReplicaPool):
         self._replicas = replicas
 
@@ -145,7 +143,6 @@ async def _read_body(receive: Receive) -> bytes | None:
 
 
 async def _empty_receive() -> Message:
-    """`receive` for responses that do not use it."""
     return {"type": "http.disconnect"}
 
 
