@@ -180,6 +180,5 @@ class Metrics:
 
 
 def add_totals(stats: EngineStats, earlier: EngineStats) -> EngineStats:
-    """Adds the totals from earlier loads of a model to its current stats."""
     totals = {name: getattr(stats, name) + getattr(earlier, name) for name in TOTALS}
     return replace(stats, **totals)

@@ -62,7 +62,6 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Starts the send timeout, because the socket has not accepted all data."""
         super().pause_writing()
         self._start_send_timer()
 

@@ -161,7 +161,6 @@ class ResponsesRequest(ConversationFields):
 
     @cached_property
     def function_tools(self) -> list[dict[str, Any]]:
-        """Function tools, in the format of chat completions."""
         functions = []
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
