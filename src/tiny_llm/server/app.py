@@ -27,7 +27,6 @@ log = logging.getLogger("tiny_llm.server")
 
 
 def build_app(models: Sequence[AppState]) -> ASGIApp:
-    """Builds the ASGI application: FastAPI wrapped in middleware."""
     settings = models[0].settings
     app: ASGIApp
     app = fastapi = _build_fastapi(models)
@@ -89,7 +88,6 @@ async def _handle_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _handle_validation_error(request: Request, error: Exception) -> Response:
-    """Handles invalid bodies: 415 if the content type is not JSON, else 400."""
     assert isinstance(error, RequestValidationError)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.method == "POST" and kind != "application/json" and not kind.endswith("+json"):
@@ -99,7 +97,6 @@ async def _handle_validation_error(request: Request, error: Exception) -> Respon
 
 
 async def _handle_http_error(request: Request, error: Exception) -> Response:
-    """Handles Starlette's errors: unknown path, wrong method, malformed JSON."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     sentences = {
@@ -112,7 +109,6 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
 
 
 def _not_found_message(request: Request) -> str:
-    """Suggests the intended path for a base URL with a missing or extra /v1."""
     path = request.url.path
     known = request.app.openapi()["paths"]
     for intended, advice in (
@@ -125,6 +121,5 @@ def _not_found_message(request: Request) -> str:
 
 
 async def _handle_unexpected_error(request: Request, error: Exception) -> Response:
-    """Logs an unexpected exception's traceback; the client gets only a 500 error."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return ApiError(500, INTERNAL_ERROR).response(request.url.path)

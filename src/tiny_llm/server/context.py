@@ -13,7 +13,6 @@ from ..engine.inputs.sampling_params import SamplingParams
 from ..engine.structured_output.validator import OutputValidator
 from ..models.heads.pooling import Task
 from .engine_client.client import EngineClient
-from .engine_client.lifecycle import Phase
 from .engine_client.models import ModelEngine, ModelRegistry
 from .engine_client.request_handle import RequestHandle
 from .http.errors import ApiError, bad_request, current_record
@@ -47,22 +46,11 @@ class AppState:
 
     @property
     def engine_client(self) -> EngineClient:
-        """Client of the engine thread."""
         return self.engine.client
 
     @property
-    def is_required_for_readiness(self) -> bool:
-        """Whether the server's readiness depends on this model."""
-        phase = self.engine_client.lifecycle.phase
-        return self.engine.spec.is_pinned or phase in (Phase.DRAINING, Phase.FAILED)
-
-    @property
     def prompts(self) -> PromptRenderer:
-        """The loaded model's prompt renderer.
-
-        Raises:
-            ApiError: 503, the model is not ready.
-        """
+        """The prompt renderer; raises an `ApiError` (503) unless the model is ready."""
         self.engine_client.check_ready()
         renderer: PromptRenderer | None = self.engine.renderer
         assert renderer is not None
@@ -73,9 +61,6 @@ class AppState:
 
         Without on-demand loading, only checks that the model is ready. A response that is an event
         stream gets keep-alive comments during the load.
-
-        Raises:
-            ApiError: 503, the model cannot be loaded; see also `ModelLease.wait`.
         """
         if not self.registry.is_on_demand:
             self.engine_client.check_ready()
@@ -90,11 +75,7 @@ class AppState:
         thinking_enabled: bool = False,
         lora: str | None = None,
     ) -> RequestHandle:
-        """Submits prompts and waits until the engine has queued them.
-
-        Raises:
-            ApiError: a prompt was rejected; the request's other prompts are then aborted.
-        """
+        """Waits until the prompts are queued; if one is rejected, aborts all with an `ApiError`."""
         handle = self.engine_client.submit(prompts, params, thinking_enabled, lora)
         current_record().tokens = handle
         try:
@@ -107,19 +88,16 @@ class AppState:
     def on_finished(
         self, handle: RequestHandle, prompt: ChatPrompt, outputs: Sequence[ParsedOutput]
     ) -> None:
-        """Schedules output validation, and prefix warm-up for the next turn."""
         for output in outputs:
             self._schedule_validation(handle, output)
         if len(outputs) == 1:  # with several, the client may continue from any of them
             self._schedule_warmup(prompt, outputs[0], handle.lora)
 
     def _schedule_validation(self, handle: RequestHandle, output: ParsedOutput) -> None:
-        """Validates an untruncated output in the background and logs violations."""
         constraint = handle.constraint
         if constraint is None or output.finish_reason == "length":
             return
-        names = [call.name for call in output.calls]
-        calls = list(zip(names, output.arguments, strict=True))
+        calls = list(zip((call.name for call in output.calls), output.arguments, strict=True))
         validation = asyncio.get_running_loop().run_in_executor(
             None, self.validator.find_violations, constraint, output.text, calls
         )
@@ -152,11 +130,9 @@ class AppState:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the model and its adapters."""
         return (*self.settings.model_names, *self.settings.adapter_names)
 
     def adapter_of(self, name: str | None) -> str | None:
-        """Returns `name` if it names a LoRA adapter; None for the model itself."""
         return name if name in self.settings.adapter_names else None
 
 
@@ -167,7 +143,6 @@ def _log_violations(validation: asyncio.Future[list[str]]) -> None:
 
 
 def max_body_bytes(models: Sequence[AppState]) -> int:
-    """Returns the maximum size of a request body, in bytes."""
     settings = models[0].settings
     if settings.max_body_bytes is not None:
         return settings.max_body_bytes
@@ -177,17 +152,12 @@ def max_body_bytes(models: Sequence[AppState]) -> int:
 
 
 def get_app_states(request: Request) -> Sequence[AppState]:
-    """Returns the states of all served models."""
     states: Sequence[AppState] = request.app.state.models
     return states
 
 
 def get_app_state(request: Request, model: str | None = None, task: Task | None = None) -> AppState:
-    """Returns the state of a served model.
-
-    Args:
-        model: the model's name; None selects the first model.
-        task: required task; None for any.
+    """Returns the state of a served model, by default the first.
 
     Raises:
         ApiError: 404, the model is not served; 400, the model is for a different task.

@@ -35,11 +35,7 @@ class ModelLease:
         receive: Receive,
         is_stream: bool,
     ) -> None:
-        """Waits until the model is loaded.
-
-        Raises:
-            ApiError: the load failed, the request timed out, or the client disconnected.
-        """
+        """Waits for the load; raises an `ApiError` on failure, timeout or disconnect."""
         self._engine, self._acquired = engine, engine.acquire(request_load)
         if not self._acquired.done():
             timeout = engine.client.settings.request_timeout
@@ -94,13 +90,10 @@ class ModelLease:
 
 
 class LeaseMiddleware:
-    """Gives each request a model lease; releases it when the response ends."""
-
     def __init__(self, app: ASGIApp):
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards a request with a new lease."""
         lease = scope[LEASE] = ModelLease(scope["path"], send)
         try:
             await self._app(scope, receive, lease.send)

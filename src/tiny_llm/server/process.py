@@ -40,8 +40,6 @@ from .settings import ModelSpec, Settings
 
 log = logging.getLogger("tiny_llm.server")
 
-DRAIN_TIMED_OUT = "The server is shutting down; the drain timeout has expired."
-
 
 class ServerProcess:
     """Runs a server until shutdown.
@@ -80,12 +78,10 @@ class ServerProcess:
         return ModelEngine(spec, settings, self._metrics, self._open_renderer, self._on_dead)
 
     def run(self) -> NoReturn:
-        """Serves until shutdown, then exits the process."""
         asyncio.run(self._run())
         raise AssertionError("the process has not exited")
 
     def start(self) -> None:
-        """Starts the engine threads and, on the running loop, background tasks."""
         for engine in self._engines:
             engine.start()
         if self._event_log is not None:
@@ -94,11 +90,7 @@ class ServerProcess:
         self._spawn(self._run_watchdog())
 
     async def ready(self) -> None:
-        """Waits until the first model is ready; `start` must have been called.
-
-        Raises:
-            ApiError: 503, the engine failed.
-        """
+        """Waits until the first model is ready; raises an `ApiError` (503) if it fails."""
         engine = self._engines[0]
         acquired = engine.acquire(self._registry.request_load)
         await acquired
@@ -161,8 +153,6 @@ class ServerProcess:
         sys.stderr.flush()
         os._exit(self._status)
 
-    # ---------------------------------------------------------------- startup
-
     def _open_renderer(self, engine: ModelEngine) -> PromptRenderer:
         folder = engine.spec.folder
         tokenizer = open_tokenizer(folder, read_model_config(folder))
@@ -179,14 +169,11 @@ class ServerProcess:
             client.subscribe(event_log.record)
 
     def _on_load_failed(self, engine: ModelEngine, reason: str) -> None:
-        """Fails the process, because a pinned model could not be loaded."""
         engine.client.on_engine_dead(reason)
         self._spawn(self._fail_process(is_user_error=True))
 
     def _on_dead(self) -> None:
         self._spawn(self._fail_process())
-
-    # ---------------------------------------------------------------- watchdog
 
     async def _run_watchdog(self) -> None:
         """Fails the process if a step hangs; a timer exits if the event loop hangs."""
@@ -231,17 +218,13 @@ class ServerProcess:
         os.kill(os.getpid(), signal.SIGSTOP)  # returns on SIGCONT
         self._resumed_at = time.monotonic()
 
-    # ---------------------------------------------------------------- shutdown
-
     def _on_signal(self) -> None:
         self._num_signals += 1
         if self._num_signals > 1:
             log.warning("received a second signal: exiting immediately")
             os._exit(130)
-        clients = [engine.client for engine in self._engines]
-        log.info(
-            "draining: %d requests in flight", sum(len(client.in_flight) for client in clients)
-        )
+        num_running = sum(len(engine.client.in_flight) for engine in self._engines)
+        log.info("draining: %d requests in flight", num_running)
         for engine in self._engines:
             engine.client.lifecycle.transition(Phase.DRAINING)
             engine.wake_waiters(ApiError(503, PHASE_MESSAGES[Phase.DRAINING]))
@@ -249,8 +232,9 @@ class ServerProcess:
 
     async def _drain(self) -> None:
         await self._wait_until_idle(self._settings.drain_timeout)
+        message = "The server is shutting down; the drain timeout has expired."
         for engine in self._engines:
-            engine.client.fail_all(ApiError(503, DRAIN_TIMED_OUT))
+            engine.client.fail_all(ApiError(503, message))
         await self._wait_until_idle(messages.SHUTDOWN_GRACE_SECONDS)
         self._request_exit()
 

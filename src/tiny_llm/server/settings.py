@@ -18,8 +18,6 @@ BODY_BYTES_PER_TOKEN = 32
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model that the server may load."""
-
     names: tuple[str, ...]  # names in the API; responses use the first
     folder: Path  # model folder, for the tokenizer and sampling defaults
     load: Callable[[], LLM]  # creates the engine; called in the engine thread
@@ -67,5 +65,4 @@ class Settings:
 
     @cached_property
     def model_name(self) -> str:
-        """The model's name in responses."""
         return self.model_names[0]

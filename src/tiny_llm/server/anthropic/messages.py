@@ -75,8 +75,6 @@ def _render_prompt(server: AppState, body: CountTokensRequest) -> ChatPrompt:
 
 
 class MessageSerializer:
-    """Serializes a response message: a list of content blocks."""
-
     def __init__(
         self,
         server: AppState,
@@ -104,14 +102,14 @@ class MessageSerializer:
             "model": handle.model_name,
         }
         # The reason for a cache miss is unknown, because earlier prompts are not stored.
-        if body.wants_diagnostics:
+        if body.diagnostics is not None and body.diagnostics.previous_message_id is not None:
             self._envelope["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
-        self._omit_reasoning = body.omit_reasoning
+        thinking = body.thinking
+        self._omit_reasoning = thinking is not None and thinking.display == "omitted"
         self._blocks: list[dict[str, Any]] = []
         self._is_first_delta = False  # whether the next delta starts a tool call's arguments
 
     def add(self, output: StreamOutput) -> None:
-        """See `OutputSerializer`."""
         for part in self._parse(output):
             self._add(part)
 
@@ -119,13 +117,11 @@ class MessageSerializer:
         return [] if self._only_prefill else self._output.add(output)
 
     def full_response(self) -> dict[str, Any]:
-        """See `OutputSerializer`."""
         self._finish()
         stop = self._stop_fields()
         return {**self._envelope, "content": self._blocks, **stop, "usage": self._usage()}
 
     def start_events(self) -> bytes:
-        """The `message_start` event; see `OutputSerializer`."""
         message: dict[str, Any] = {
             **self._envelope,
             "content": [],
@@ -136,7 +132,6 @@ class MessageSerializer:
         return _event({"type": "message_start", "message": message})
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """Content block events for an engine output; see `OutputSerializer`."""
         events = []
         for part in self._parse(output):
             is_new = self._add(part)
@@ -148,14 +143,12 @@ class MessageSerializer:
         return b"".join(events)
 
     def end_events(self) -> bytes:
-        """Events that end the last block and the message; see `OutputSerializer`."""
         empty_block = self._finish()
         block_stop = self._block_stop_events(len(self._blocks) - 1) if self._blocks else b""
         delta = {"type": "message_delta", "delta": self._stop_fields(), "usage": self._usage()}
         return empty_block + block_stop + _event(delta) + _event({"type": "message_stop"})
 
     def error_events(self, error: ApiError) -> bytes:
-        """The `error` event; see `OutputSerializer`."""
         return error_event(PATH, error.body(PATH))
 
     def _finish(self) -> bytes:
@@ -205,7 +198,6 @@ class MessageSerializer:
         return True
 
     def _delta_events(self, part: ParsedDelta, is_new: bool) -> bytes:
-        """Returns a delta's events, including the start of a new block."""
         index = len(self._blocks) - 1
         delta: dict[str, Any]
         match part:

@@ -77,7 +77,6 @@ class DocumentBlock(RequestModel):
 
     @property
     def text(self) -> str:
-        """The document's title, context and text."""
         return "\n".join(filter(None, (self.title, self.context, self.source.data)))
 
 
@@ -91,7 +90,6 @@ class SearchResultBlock(RequestModel):
 
     @property
     def text(self) -> str:
-        """The result's title, source and text."""
         return "\n".join((self.title, self.source, *(block.text for block in self.content)))
 
 
@@ -200,13 +198,11 @@ class CountTokensRequest(RequestBody):
     output_format: OutputFormat | None = None  # earlier name for output_config.format
 
     def ignored_values(self) -> Iterator[str]:
-        """See `RequestBody.ignored_values`."""
         display = None if self.thinking is None else self.thinking.display
         if display not in (None, "omitted"):
             yield value_path("thinking.display", display)
 
     def check_fields(self) -> None:
-        """Rejects unsupported combinations of fields."""
         if self.output_format is not None and self.output_config_format is not None:
             raise bad_request(
                 "output_format and output_config.format are the same option; set only one of them.",
@@ -217,11 +213,6 @@ class CountTokensRequest(RequestBody):
             raise bad_request("tool_choice requires tools, but tools is empty.", "tool_choice")
 
     def constraint(self) -> OutputConstraint | None:
-        """The output constraint; None for unconstrained output.
-
-        Raises:
-            ApiError: the tool's name is missing or unknown, or a schema is invalid.
-        """
         choice = self.tool_choice
         output_format = self.output_format or self.output_config_format
         response_constraint = None
@@ -240,7 +231,6 @@ class CountTokensRequest(RequestBody):
 
     @property
     def output_config_format(self) -> OutputFormat | None:
-        """The format in `output_config`; None if not given."""
         return None if self.output_config is None else self.output_config.format
 
     @cached_property
@@ -269,25 +259,16 @@ class CountTokensRequest(RequestBody):
 
     @property
     def wants_thinking(self) -> bool:
-        """Whether the request enables thinking."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
     def effort(self) -> ReasoningEffort | None:
-        """Requested reasoning effort."""
         return None if self.output_config is None else self.output_config.effort
 
     def template_variables(self) -> dict[str, Any]:
-        """Chat template variables."""
         return {THINKING_VARIABLE: self.wants_thinking, EFFORT_VARIABLE: self.effort}
 
-    @property
-    def omit_reasoning(self) -> bool:
-        """Whether thinking blocks are returned without their text."""
-        return self.thinking is not None and self.thinking.display == "omitted"
-
     def to_template_messages(self) -> list[dict[str, Any]]:
-        """Converts the conversation to chat template messages."""
         definitions = {tool["function"]["name"]: tool for tool in self.usable_tools}
         system = _system_texts(_texts(self.system, definitions))
         messages = [{"role": "system", "content": "\n".join(system)}] if system else []
@@ -312,15 +293,9 @@ class MessagesRequest(CountTokensRequest):
 
     @property
     def thinking_budget(self) -> int | None:
-        """Upper bound on reasoning tokens; None for no bound."""
         tokens = None if self.thinking is None else self.thinking.budget_tokens
         budget = thinking_budget(tokens, self.effort, self.max_tokens)
         return budget if self.wants_thinking else None
-
-    @property
-    def wants_diagnostics(self) -> bool:
-        """Whether the response must contain cache diagnostics."""
-        return self.diagnostics is not None and self.diagnostics.previous_message_id is not None
 
 
 def _texts(content: str | Sequence[ResultPart] | None, definitions: Mapping[str, Any]) -> list[str]:

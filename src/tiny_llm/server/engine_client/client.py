@@ -45,7 +45,6 @@ class EngineClient:
     """Sends requests to the engine thread and dispatches its messages.
 
     Attributes:
-        coalescer: delivers the engine thread's messages to `handle_message`.
         engine_info: the engine's limits and configuration; None while the model is not loaded.
         load_error: why the last load failed; None if it succeeded.
         snapshot: latest scheduler state (`engine/scheduling/snapshot.py`); None until it arrives.
@@ -86,8 +85,6 @@ class EngineClient:
         self._request_counter = itertools.count()
         self._subscribers: list[Callable[[StepReport], None]] = []
         self._snapshot_arrived = asyncio.Event()
-
-    # ---------------------------------------------------------------- requests
 
     def submit(
         self,
@@ -161,10 +158,7 @@ class EngineClient:
         # [/task 5.1.4 abort]
 
     def precompute(self, token_ids: Sequence[int], lora: str | None = None) -> None:
-        """Precomputes a likely prompt prefix while the engine is idle."""
         self.command_queue.put(Precompute(token_ids, lora))
-
-    # ---------------------------------------------------------------- observers
 
     def subscribe(self, callback: Callable[[StepReport], None]) -> None:
         """Calls `callback` with each step report; enables events in the reports."""
@@ -172,7 +166,6 @@ class EngineClient:
         self.command_queue.put(EnableEvents(True))
 
     def unsubscribe(self, callback: Callable[[StepReport], None]) -> None:
-        """Removes a subscriber; disables events in the reports after the last one."""
         self._subscribers.remove(callback)
         if not self._subscribers:
             self.command_queue.put(EnableEvents(False))
@@ -188,15 +181,12 @@ class EngineClient:
         self.report_phase()
 
     async def refresh_snapshot(self, seconds: float) -> None:
-        """Requests a new `snapshot`; waits at most `seconds` for it."""
         if self.engine_info is None or self.lifecycle.phase is Phase.FAILED:
             return
         self._snapshot_arrived.clear()
         self.command_queue.put(SnapshotRequest())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._snapshot_arrived.wait(), seconds)
-
-    # ---------------------------------------------------------------- load
 
     @property
     def max_seq_len(self) -> int:
@@ -216,7 +206,6 @@ class EngineClient:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the model is ready and has no unfinished completions."""
         return self.lifecycle.phase is Phase.READY and not self._unfinished
 
     async def load(self) -> None:
@@ -235,7 +224,6 @@ class EngineClient:
         await self._load_changed.wait()
 
     async def wait_until_idle(self, seconds: float | None) -> None:
-        """Waits up to `seconds` until all requests have finished and been closed."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), seconds)
 
@@ -243,10 +231,7 @@ class EngineClient:
         if not self.in_flight and not self._unfinished:
             self._idle.set()
 
-    # ---------------------------------------------------------------- messages from the engine
-
     def handle_message(self, message: EngineMessage) -> None:
-        """Processes a message from the engine thread."""
         match message:
             case EngineReady():
                 self.engine_info = message
@@ -275,7 +260,6 @@ class EngineClient:
                 self._on_dead()
 
     def on_engine_dead(self, reason: str) -> None:
-        """Fails every request, because the engine will run no more steps."""
         self.lifecycle.transition(Phase.FAILED, reason)
         self._load_changed.set()
         self._handles.clear()
@@ -306,13 +290,10 @@ class EngineClient:
             handle.handle_update(update)
 
     def check_prompt_length(self, num_tokens: int) -> None:
-        """Rejects (400) a prompt that is empty or leaves no room for output."""
-        assert self.engine_info is not None
-        max_seq_len = self.engine_info.max_seq_len
         if num_tokens == 0:
             raise bad_request("The prompt is empty; it must contain at least one token.")
-        if num_tokens >= max_seq_len:
-            raise context_length_error(num_tokens, max_seq_len)
+        if num_tokens >= self.max_seq_len:
+            raise context_length_error(num_tokens, self.max_seq_len)
 
 
 def _check_prompt_logprobs(num_tokens: int, per_token: int) -> None:

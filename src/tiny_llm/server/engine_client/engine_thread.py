@@ -31,7 +31,6 @@ from . import messages
 
 log = logging.getLogger("tiny_llm.server")
 
-NUM_GRAMMAR_WORKERS = 2
 MAX_WARMUP_PREFIXES = 4  # maximum number of pending `Precompute` commands
 
 
@@ -172,7 +171,6 @@ class EngineThread(threading.Thread):
     def _handle_command(
         self, llm: LLM, command: messages.EngineCommand | GrammarReady
     ) -> Sequence[messages.RequestUpdate]:
-        """Processes a command; returns updates for the affected requests."""
         match command:
             case messages.AddRequest(request_id):
                 self._num_submitted += 1
@@ -197,7 +195,6 @@ class EngineThread(threading.Thread):
         return []
 
     def _step(self, llm: LLM) -> Sequence[StreamOutput]:
-        """Runs a step, or precomputes a page while idle; returns the step's outputs."""
         outputs: Sequence[StreamOutput] = ()
         self.step_started_at = time.monotonic()
         if llm.has_unfinished_requests:
@@ -257,8 +254,7 @@ class EngineThread(threading.Thread):
     def _on_grammar_ready(
         self, llm: LLM, request: messages.AddRequest, reject_reason: str | None
     ) -> list[messages.RequestAccepted | messages.RequestRejected]:
-        """Adds a request whose grammar is ready, unless it has been aborted."""
-        if request.request_id not in self._compiling:
+        if request.request_id not in self._compiling:  # aborted
             return []
         self._compiling.remove(request.request_id)
         if reject_reason is not None:
@@ -266,7 +262,6 @@ class EngineThread(threading.Thread):
         return [_add_request(llm, request)]
 
     def _trim_memory(self, llm: LLM) -> None:
-        """Releases unused memory after every `memory.TRIM_INTERVAL` requests."""
         if self._num_submitted >= memory.TRIM_INTERVAL and self._command_queue.empty():
             self._num_submitted = 0
             llm.runner.target.release_scratch()
@@ -277,7 +272,7 @@ class EngineThread(threading.Thread):
 
 
 def _grammar_workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(NUM_GRAMMAR_WORKERS, thread_name_prefix="grammars")
+    return ThreadPoolExecutor(2, thread_name_prefix="grammars")
 
 
 def _add_request(
@@ -303,8 +298,7 @@ def _add_request(
 def _engine_ready(llm: LLM) -> messages.EngineReady:
     config = llm.scheduler.config
     # One more than the KV cache holds, because the last token's keys and values are never stored.
-    capacity = config.max_tokens_in_pages + 1
-    max_seq_len = min(config.max_seq_len, capacity)
+    max_seq_len = min(config.max_seq_len, config.max_tokens_in_pages + 1)
     return messages.EngineReady(
         llm.vocab_size,
         max_seq_len,

@@ -17,8 +17,6 @@ from ...engine.scheduling.outputs import StreamOutput
 # Delay before a failed process exits, so that clients receive the error.
 SHUTDOWN_GRACE_SECONDS = 1.0
 
-# ---------------------------------------------------------------- to the engine
-
 
 @dataclass(frozen=True)
 class LoadModel:
@@ -35,8 +33,6 @@ class UnloadModel:
 
 @dataclass(frozen=True)
 class AddRequest:
-    """Adds a request for one prompt."""
-
     request_id: str  # unique within the process
     token_ids: Sequence[int]
     params: SamplingParams
@@ -88,13 +84,9 @@ EngineCommand = (
     | Shutdown
 )
 
-# ---------------------------------------------------------------- from the engine
-
 
 @dataclass(frozen=True)
 class EngineReady:
-    """The model has loaded."""
-
     vocab_size: int
     max_seq_len: int  # tokens of prompt plus completion: min(context length, KV cache tokens + 1)
     max_num_seqs: int
@@ -104,8 +96,6 @@ class EngineReady:
 
 @dataclass(frozen=True)
 class LoadFailed:
-    """Loading the model failed; `reason` is logged."""
-
     reason: str
 
 
@@ -124,8 +114,6 @@ class RequestRejected:
 
 @dataclass(frozen=True)
 class RequestAccepted:
-    """The engine queued a prompt."""
-
     request_id: str
 
 
@@ -155,8 +143,6 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class StepReport:
-    """Result of one step."""
-
     updates: tuple[RequestUpdate, ...]
     stats: EngineStats
     events: tuple[Mapping[str, Any], ...] = ()  # JSON objects; empty without subscribers

@@ -96,11 +96,9 @@ class Metrics:
         self._registry.register(self)
 
     def count_http_request(self, endpoint: str, method: str, status: int) -> None:
-        """Counts an HTTP request by endpoint, method and status."""
         self._http_requests.labels(endpoint, method, str(status)).inc()
 
     def observe_output(self, model: str, output: StreamOutput) -> None:
-        """Counts an output's tokens; at the end of a completion, records latencies."""
         self._num_generated[model] += len(output.token_ids)
         if output.finish_reason is None:
             return
@@ -182,6 +180,5 @@ class Metrics:
 
 
 def add_totals(stats: EngineStats, earlier: EngineStats) -> EngineStats:
-    """Adds the totals from earlier loads of a model to its current stats."""
     totals = {name: getattr(stats, name) + getattr(earlier, name) for name in TOTALS}
     return replace(stats, **totals)

@@ -65,7 +65,6 @@ class ModelEngine:
 
     @property
     def name(self) -> str:
-        """The model's name in responses."""
         return self.client.model_name
 
     @property
@@ -75,29 +74,19 @@ class ModelEngine:
 
     @property
     def is_evictable(self) -> bool:
-        """Whether the model may be unloaded once no request uses it."""
         return self.is_loaded and not self.spec.is_pinned
 
     @property
     def needs_loading(self) -> bool:
-        """Whether the model is not loaded, although pinned or awaited by requests."""
         has_waiters = any(not waiter.done() for waiter in self._waiters)
         return not self.is_loaded and (has_waiters or self.spec.is_pinned)
 
     def start(self) -> None:
-        """Starts the engine thread, which waits for `load`."""
         self.client.coalescer.start()
         self.thread.start()
 
-    # ---------------------------------------------------------------- references
-
     def acquire(self, request_load: Callable[["ModelEngine"], None]) -> asyncio.Future[None]:
-        """Returns a future that acquires a reference once the model is loaded.
-
-        Raises:
-            ApiError: 503, the server is shutting down or has failed; 429, too many requests are
-                waiting.
-        """
+        """Returns a future that acquires a reference once the model is loaded."""
         phase = self.client.lifecycle.phase
         if phase in (Phase.DRAINING, Phase.FAILED):
             self.client.check_ready()
@@ -134,7 +123,6 @@ class ModelEngine:
         acquired.set_result(None)
 
     def wake_waiters(self, error: ApiError | None = None) -> None:
-        """Ends all waits: gives each waiter a reference, or fails it with `error`."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if waiter.done():  # the client has disconnected
@@ -143,8 +131,6 @@ class ModelEngine:
                 self._add_ref(waiter)
             else:
                 waiter.set_exception(error)
-
-    # ---------------------------------------------------------------- loading
 
     async def load(self) -> str | None:
         """Loads the engine and the prompt renderer; returns the reason on failure."""
@@ -167,7 +153,6 @@ class ModelEngine:
         return error
 
     async def unload(self) -> None:
-        """Waits until the model is unused, then releases its memory."""
         self.is_closing = True
         if self.ref_count:
             await self._unused.wait()
@@ -183,7 +168,7 @@ class ModelRegistry:
     Args:
         max_memory: maximum total `memory_bytes` of loaded models; None for no limit.
         idle_unload: idle seconds after which a model is unloaded; None disables idle unloading.
-        on_load_failed: called with the model and the reason when a pinned model fails to load.
+        on_load_failed: called when a pinned model fails to load.
     """
 
     def __init__(
@@ -203,13 +188,11 @@ class ModelRegistry:
         self.is_on_demand = len(engines) > 1 or idle_unload is not None
 
     def request_load(self, engine: ModelEngine) -> None:
-        """Queues a load; a no-op if already queued."""
         if engine not in self._queued:
             self._queued.add(engine)
             self._queue.put_nowait(engine)
 
     async def run(self) -> None:
-        """Loads pinned models, then models awaited by requests; unloads idle models."""
         pinned = [engine for engine in self._engines if engine.spec.is_pinned]
         for engine in pinned:
             self.request_load(engine)

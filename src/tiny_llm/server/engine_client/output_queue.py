@@ -59,7 +59,6 @@ class Coalescer:
         self._next_flush = 0.0  # time of the scheduled flush; in the past if none is scheduled
 
     def start(self) -> None:
-        """Attaches to the running event loop."""
         self._loop = asyncio.get_running_loop()
 
     def post(self, message: EngineMessage) -> None:
@@ -79,7 +78,6 @@ class Coalescer:
         self._pending_wakes.append(wake)
 
     def _flush(self) -> None:
-        """Delivers queued messages; if a flush is due, also wakes waiting readers."""
         now = time.monotonic()
         is_due = now >= self._next_flush
         has_messages = bool(self._messages)
@@ -148,7 +146,6 @@ class OutputQueue:
         # [/task 5.2.2 get]
 
     def _wake_for(self, item: QueueItem) -> None:
-        """Wakes the reader: immediately for an urgent item, else at the next flush."""
         if not isinstance(item, StreamOutput) or item.is_urgent:
             self._wake()
         elif not self._wake_scheduled:

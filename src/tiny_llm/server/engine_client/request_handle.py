@@ -23,7 +23,6 @@ class RequestHandle:
 
     Attributes:
         request_ids: ids of the engine requests, one per prompt.
-        prompt_index: index of the prompt, by request id.
         model_name: name of the model or adapter in responses.
         first_output_at: `time.monotonic()` at the first output; None until then.
     """
@@ -48,8 +47,7 @@ class RequestHandle:
         self.lora = lora
         self._num_completions = len(self.request_ids) * params.n
         self._timeout = settings.request_timeout
-        limit = settings.max_queued_outputs * self._num_completions
-        self.queue = OutputQueue(limit, schedule_wake)
+        self.queue = OutputQueue(settings.max_queued_outputs * self._num_completions, schedule_wake)
         self._cached = dict.fromkeys(self.request_ids, 0)
         self._abort = abort
         self._unaccepted = set(self.request_ids)  # not yet in the engine's queue
@@ -57,15 +55,10 @@ class RequestHandle:
 
     @property
     def cached_tokens(self) -> int:
-        """Number of prompt tokens found in the prefix cache."""
         return sum(self._cached.values())
 
     async def accepted(self) -> None:
-        """Waits until every prompt is in the engine's queue.
-
-        Raises:
-            ApiError: the engine rejected a prompt.
-        """
+        """Waits until all prompts are queued; raises an `ApiError` if one is rejected."""
         await self._accepted
 
     async def stream_outputs(self) -> AsyncIterator[list[StreamOutput]]:
@@ -92,11 +85,9 @@ class RequestHandle:
                 raise error
 
     def close(self) -> None:
-        """Aborts unfinished completions."""
         self._abort(self)
 
     def handle_update(self, update: RequestUpdate) -> None:
-        """Records that a prompt was accepted or rejected, or queues an output."""
         match update:
             case RequestAccepted(request_id):
                 self._unaccepted.discard(request_id)
@@ -110,7 +101,6 @@ class RequestHandle:
                 self.queue.put(update)
 
     def fail(self, error: ApiError) -> None:
-        """Ends the request with an error, before or during generation."""
         if not self._accepted.done():
             self._accepted.set_exception(error)
             self._accepted.exception()  # marks it as retrieved: `accepted` may never be awaited

@@ -23,14 +23,7 @@ else:
 
 
 class BodyDecoder:
-    """Decodes a request's body.
-
-    Args:
-        encoding: value of the Content-Encoding header, "" without one.
-
-    Raises:
-        ApiError: 415, the encoding is unknown.
-    """
+    """Decodes a body; `encoding` is its Content-Encoding header, "" without one."""
 
     def __init__(self, encoding: str):
         self._encoding, self._decoder = encoding.strip().lower(), None
@@ -42,11 +35,7 @@ class BodyDecoder:
             raise ApiError(415, reason, headers={"Accept-Encoding": known})
 
     def decode(self, data: bytes, is_last: bool) -> Iterator[bytes]:
-        """Decodes received data in pieces.
-
-        Raises:
-            ApiError: 400, the body is malformed.
-        """
+        """Decodes received data in pieces; raises an `ApiError` (400) if it is malformed."""
         decoder: Any = self._decoder
         if decoder is None:
             yield data

@@ -36,8 +36,6 @@ INTERNAL_ERROR = "Internal server error; see the server's log."
 
 
 class TokenCounts(Protocol):
-    """Token counts and timing of a generation request."""
-
     prompt_tokens: int
     output_tokens: int
     first_output_at: float | None
@@ -61,7 +59,6 @@ class AccessRecord:
     ignored_fields: Sequence[str] = ()
 
     def summary(self) -> str:
-        """Request id, duration, token counts and error."""
         parts = [f"id={self.request_id}", f"seconds={time.monotonic() - self.started_at:.3f}"]
         tokens = self.tokens
         if tokens is not None:
@@ -90,7 +87,6 @@ class ApiError(Exception):
 
     Args:
         status: HTTP status; if not in `ERROR_TYPES`, the error has the `type` of status 500.
-        message: one sentence.
         param: the invalid field, or None.
         details: numbers in the message, added to the error object as separate fields.
     """
@@ -139,12 +135,10 @@ class ApiError(Exception):
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Returns a 400 error for an invalid request."""
     return ApiError(400, message, param, code)
 
 
 def context_length_error(num_tokens: int, max_seq_len: int, note: str = "") -> ApiError:
-    """Returns a 400 error for a prompt that leaves no room for output."""
     return ApiError(
         400,
         # OpenAI and Anthropic clients match this text, then shorten the prompt.
@@ -168,7 +162,6 @@ class JsonResponse(Response):
         super().__init__(content, status_code, {**request_id_headers(), **(headers or {})})
 
     def render(self, content: Any) -> bytes:
-        """Encodes the body as UTF-8 JSON."""
         return to_json(content)
 
 
@@ -179,5 +172,4 @@ def request_id_headers() -> dict[str, str]:
 
 
 def to_json(content: Any) -> bytes:
-    """Encodes as compact UTF-8 JSON."""
     return ENCODER.encode(content).encode("utf-8", "replace")

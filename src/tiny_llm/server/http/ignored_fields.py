@@ -22,13 +22,11 @@ def ignore_fields(fields: Iterable[str]) -> None:
     Args:
         fields: paths without list indexes, e.g. `messages[].clear_at`; `path=value` if only the
             value is ignored. Characters outside printable ASCII are percent-encoded.
-
-    Raises:
-        ApiError: the server runs with `--strict-fields`.
     """
     names: dict[str, None] = {}
     for field in fields:
-        names[_encode(field)] = None
+        name = quote(field[:MAX_NAME_CHARS], "[]=.", errors="replace")[:MAX_NAME_CHARS]
+        names[name] = None
         if len(names) == MAX_FIELDS:
             break
     if not names:
@@ -42,7 +40,3 @@ def ignore_fields(fields: Iterable[str]) -> None:
     if new and len(_logged) < MAX_LOGGED_FIELDS:
         _logged.update((record.path, name) for name in new)
         log.warning("ignored fields of %s: %s", record.path, ", ".join(new))
-
-
-def _encode(field: str) -> str:
-    return quote(field[:MAX_NAME_CHARS], "[]=.", errors="replace")[:MAX_NAME_CHARS]

@@ -23,9 +23,6 @@ MAX_LOGGED_BYTES = 16384  # maximum bytes logged of a request or response body
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 OTHER = "other"  # label for unknown methods and paths, to bound the number of labels
 
-# Callback that counts a request by endpoint, method and status.
-Count = Callable[[str, str, int], None]
-
 # Paths that do not require the API key: probes, metrics, the model list and the web UI's pages.
 PUBLIC_PATHS = {
     "/",
@@ -40,7 +37,6 @@ PUBLIC_PATHS = {
     "/docs",
 }
 RAISE_LIMIT = "send a smaller body, or raise the server's --max-body-bytes"
-SHUTTING_DOWN = "The server is shutting down; the body did not arrive in time."
 PUBLIC_PREFIX = "/page/"  # files of the web UI, which prompts for the key
 
 
@@ -54,7 +50,7 @@ class AccessLogMiddleware:
     def __init__(
         self,
         app: ASGIApp,
-        count: Count,
+        count: Callable[[str, str, int], None],
         paths: Collection[str],
         settings: Settings,
     ):
@@ -66,7 +62,6 @@ class AccessLogMiddleware:
         self._log_contents = settings.log_contents
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards a request, then counts and logs it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -113,7 +108,6 @@ class AccessLogMiddleware:
         return scope["method"] if scope["method"] in METHODS else OTHER
 
     def _endpoint(self, scope: Scope) -> str:
-        """Path of the matched route, else the request's path if known, or `OTHER`."""
         path = scope["path"] if scope["path"] in self._paths else OTHER
         return str(getattr(scope.get("route"), "path", path))
 
@@ -143,7 +137,6 @@ class HostMiddleware:
         self._names = {name.lower() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards the request, or responds with 403."""
         name = _host_name(Headers(scope=scope).get("host", ""))
         if scope["type"] == "http" and not self._is_allowed(name):
             error = ApiError(
@@ -180,7 +173,6 @@ class ApiKeyMiddleware:
         self._key = key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards the request, or responds with 401."""
         if scope["type"] == "http" and not self._is_authorized(scope):
             error = ApiError(
                 401,
@@ -275,7 +267,8 @@ class BodyMiddleware:
             reason = f"The body is incomplete: no data for {self._timeout:g} s; resend the request."
             raise ApiError(408, reason, headers={"Connection": "close"}) from None
         except asyncio.CancelledError:  # uvicorn cancels requests at the end of a shutdown
-            raise ApiError(503, SHUTTING_DOWN, headers={"Connection": "close"}) from None
+            reason = "The server is shutting down; the body did not arrive in time."
+            raise ApiError(503, reason, headers={"Connection": "close"}) from None
 
 
 def _check_size(num_bytes: int, max_bytes: int) -> None:
@@ -284,7 +277,6 @@ def _check_size(num_bytes: int, max_bytes: int) -> None:
 
 
 def _receive_after(body: bytes, receive: Receive) -> Receive:
-    """ASGI `receive` that yields the body, then the connection's messages."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_next() -> Message:

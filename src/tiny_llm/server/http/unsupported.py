@@ -71,11 +71,7 @@ MEDIA_TYPES = {
 
 
 def check_supported(fields: Mapping[str, Any]) -> None:
-    """Rejects fields in `FIELD_REASONS`, unless their value turns them off.
-
-    Args:
-        fields: the fields of a request body that its schema lacks.
-    """
+    """Rejects those of a body's unknown fields that are in `FIELD_REASONS` and not turned off."""
     for name in FIELD_REASONS.keys() & fields.keys():
         if fields[name] not in (None, False, "", [], OFF_VALUES.get(name)):
             reason = f"{name} is not supported: {FIELD_REASONS[name]}."
@@ -84,7 +80,6 @@ def check_supported(fields: Mapping[str, Any]) -> None:
 
 @cache
 def warn_once(sentence: str) -> None:
-    """Logs a warning the first time it is given."""
     log.warning("%s", sentence)
 
 

@@ -23,8 +23,6 @@ RESERVED_FILES = 48  # file descriptors not available to connections; the server
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One client's HTTP connection."""
-
     def connection_made(self, transport: Any) -> None:
         """Sets socket options; refuses the connection if too many are open.
 
@@ -59,18 +57,15 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timers of a closed connection."""
         self._stop_head_timer()
         self._stop_send_timer()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Starts the send timeout, because the socket has not accepted all data."""
         super().pause_writing()
         self._start_send_timer()
 
     def resume_writing(self) -> None:
-        """Stops the send timeout, because the socket has accepted all data."""
         self._stop_send_timer()
         super().resume_writing()
 
@@ -107,7 +102,6 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def data_received(self, data: bytes) -> None:
-        """Parses data; rejects an oversized request head."""
         if self.cycle is None or not self.cycle.more_body:
             self._head_bytes += len(data)
         super().data_received(data)
@@ -128,18 +122,15 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.transport = _UnchunkedTransport(self.transport)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
-        """Ends the request's body."""
         if not self.requests_upgrade:
             super().on_message_complete()
 
     @property
     def requests_upgrade(self) -> bool:
-        """Whether the current request asks for another protocol."""
         is_named = any(name == b"upgrade" for name, _ in self.headers)
         return is_named and bool(self.parser.should_upgrade())
 
     def head_without_upgrade(self) -> bytes:
-        """Returns the head of the current request without its Upgrade header."""
         line = b"%b %b HTTP/1.1" % (self.parser.get_method(), self.url)
         headers = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join([line, *headers, b"", b""])
@@ -157,7 +148,6 @@ class _RequestParser(httptools.HttpRequestParser):
         self._protocol = protocol
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]
-        """Parses data; see httptools."""
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:

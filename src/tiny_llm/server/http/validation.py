@@ -32,7 +32,6 @@ REQUIREMENTS = {
     "less_than_equal": "must be at most {le}",
     "less_than": "must be less than {lt}",
     "too_short": "must have {min_length} or more elements",
-    "too_long": "must have at most {max_length} elements",
     "string_too_short": "must have {min_length} or more characters",
     "string_too_long": "must have at most {max_length} characters",
     "literal_error": "must be {expected}",
@@ -68,7 +67,11 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     error = (applicable or wrong_type)[0]
     field = _path(error["loc"], error["type"] == "missing")
     if error["type"] in ("literal_error", "union_tag_invalid") and "content" in error["loc"]:
-        return _non_text_error(error, field.removesuffix(".type"))
+        field, given = field.removesuffix(".type"), error["input"]
+        kind = given.get("type") if isinstance(given, Mapping) else given
+        return bad_request(
+            f"{field} has the type {str(kind)[:60]!r}; this model accepts text only.", field
+        )
     context = dict(error.get("ctx", {}))
     if error["type"] == "literal_error":
         context["expected"] = context["expected"].replace("False", "false")
@@ -100,14 +103,6 @@ def _format_value(value: Any) -> str:
     return short_repr(value[:60] if isinstance(value, str) else value)
 
 
-def _non_text_error(error: Mapping[str, Any], field: str) -> ApiError:
-    given = error["input"]
-    kind = given.get("type") if isinstance(given, Mapping) else given
-    return bad_request(
-        f"{field} has the type {str(kind)[:60]!r}; this model accepts text only.", field
-    )
-
-
 # Union alternatives that pydantic inserts into error locations: part types and Python types.
 PART_TYPES = (
     "text",
@@ -120,7 +115,6 @@ PART_TYPES = (
     "tool_result",
     "refusal",
 )
-PRIMITIVE_TYPES = ("str", "int", "bool")
 
 
 def _path(location: Sequence[Any], is_missing: bool) -> str:
@@ -137,5 +131,5 @@ def _path(location: Sequence[Any], is_missing: bool) -> str:
 
 def _is_type(step: str, last: Any) -> bool:
     """Whether a location step is a union alternative rather than a field name."""
-    is_python = "[" in step or "(" in step or step[:1].isupper()
-    return is_python or step in PRIMITIVE_TYPES or (step in PART_TYPES and isinstance(last, int))
+    is_python = step in ("str", "int", "bool") or "[" in step or "(" in step or step[:1].isupper()
+    return is_python or (step in PART_TYPES and isinstance(last, int))

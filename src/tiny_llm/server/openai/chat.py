@@ -59,8 +59,6 @@ def _render_prompt(server: AppState, body: ChatCompletionRequest) -> ChatPrompt:
 
 
 class ChatSerializer(ChoicesSerializer):
-    """Serializes the choices of one chat completion."""
-
     def __init__(
         self,
         server: AppState,
@@ -98,7 +96,6 @@ class ChatSerializer(ChoicesSerializer):
         self._prompt_logprobs: list[Any] | None = None
 
     def add(self, output: StreamOutput) -> None:
-        """See `OutputSerializer`."""
         self._outputs[output.index].add(output)
         self._logprobs[output.index] += self._token_logprobs(output)
         self._token_ids[output.index] += output.token_ids
@@ -110,7 +107,6 @@ class ChatSerializer(ChoicesSerializer):
         )
 
     def full_response(self) -> dict[str, Any]:
-        """See `OutputSerializer`."""
         self._server.on_finished(self._handle, self._prompt, self._outputs)
         return {
             **self._envelope,
@@ -122,10 +118,9 @@ class ChatSerializer(ChoicesSerializer):
 
     def _choice(self, index: int) -> dict[str, Any]:
         parsed = self._outputs[index]
-        has_text = parsed.text or not parsed.calls
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": parsed.text if has_text else None,
+            "content": parsed.text if parsed.text or not parsed.calls else None,
             "refusal": None,
         }
         if parsed.reasoning:
@@ -142,19 +137,16 @@ class ChatSerializer(ChoicesSerializer):
         }
 
     def start_events(self) -> bytes:
-        """Events with the role of each choice; see `OutputSerializer`."""
         role = {"role": "assistant", "content": ""}
         chunks = []
         for index in range(len(self._outputs)):
-            is_first = index == 0 and self._return_token_ids
-            fields: dict[str, Any] = (
-                {"prompt_token_ids": self._prompt.token_ids} if is_first else {}
-            )
+            fields: dict[str, Any] = {}
+            if index == 0 and self._return_token_ids:
+                fields["prompt_token_ids"] = self._prompt.token_ids
             chunks.append(self._chunk([self._delta(index, role)], **fields))
         return b"".join(chunks)
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """Chunks for an engine output; see `OutputSerializer`."""
         parsed = self._outputs[output.index]
         num_calls = len(parsed.calls)
         parts = parsed.add(output)
@@ -184,7 +176,6 @@ class ChatSerializer(ChoicesSerializer):
         return b"".join(self._chunk([choice]) for choice in choices)
 
     def end_events(self) -> bytes:
-        """See `ChoicesSerializer.end_events`."""
         self._server.on_finished(self._handle, self._prompt, self._outputs)
         return super().end_events()
 

@@ -43,7 +43,6 @@ class RefusalPart(RequestModel):
 
     @property
     def text(self) -> str:
-        """The refusal, under the name that `TextPart` uses."""
         return self.refusal
 
 
@@ -106,7 +105,6 @@ class ChatMessage(RequestModel):
         return given
 
     def to_template(self, number: int) -> dict[str, Any]:
-        """Converts message `number` for the chat template; rejects missing content."""
         path = f"messages[{number}]"
         content = self.content
         if content is None and self.role in ("assistant", "tool"):
@@ -160,7 +158,6 @@ class AllowedToolsChoice(RequestModel):
 
 
 def check_continuation(continue_final: bool | None, add_generation: bool | None) -> None:
-    """Rejects `continue_final_message` together with `add_generation_prompt`."""
     if continue_final and add_generation:
         raise bad_request(
             "continue_final_message and add_generation_prompt are mutually exclusive; omit one.",
@@ -196,15 +193,12 @@ class ChatCompletionRequest(ConversationFields, SamplingFields):
 
     @property
     def effort(self) -> ReasoningEffort | None:
-        """Requested reasoning effort; see `CommonFields`."""
         return self.reasoning_effort
 
     def ignored_values(self) -> Iterable[str]:
-        """See `RequestBody.ignored_values`."""
         return ("verbosity=low",) if self.verbosity == "low" else ()
 
     def check_fields(self) -> None:
-        """Rejects unsupported combinations of fields."""
         super().check_fields()
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs requires logprobs: true.", "top_logprobs")
@@ -221,11 +215,6 @@ class ChatCompletionRequest(ConversationFields, SamplingFields):
                 )
 
     def constraint(self) -> OutputConstraint | None:
-        """The output constraint; None for unconstrained output.
-
-        Raises:
-            ApiError: a schema is missing or invalid, or the required tool is unknown.
-        """
         response_constraint = self.response_constraint()
         choice, parallel = self.tool_choice, self.parallel_tool_calls
         if isinstance(choice, AllowedToolsChoice):
@@ -248,7 +237,6 @@ class ChatCompletionRequest(ConversationFields, SamplingFields):
 
     @cached_property
     def usable_tools(self) -> list[dict[str, Any]]:
-        """Tools the model may call, for the chat template."""
         if self.tool_choice == "none":
             return []
         names = self._allowed_names

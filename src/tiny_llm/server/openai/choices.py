@@ -9,7 +9,7 @@ from typing import Any
 from ..engine_client.request_handle import RequestHandle
 from ..http.errors import ApiError
 from ..protocol.parsed_output import ParsedOutput
-from ..protocol.request_fields import SamplingFields
+from ..protocol.request_fields import SamplingFields, StreamOptions
 from ..protocol.streaming import TEXT_PLACEHOLDER, EventTemplate, error_event, sse_event
 
 SYSTEM_FINGERPRINT = f"tiny-llm-{version('tiny-llm')}"
@@ -17,8 +17,6 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChoicesSerializer:
-    """Base class for serializers of responses with choices."""
-
     def __init__(
         self,
         path: str,
@@ -42,19 +40,17 @@ class ChoicesSerializer:
             "model": handle.model_name,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
-        options = body.stream_options
-        self._include_usage = options is not None and bool(options.include_usage)
-        self._continuous_usage = options is not None and options.is_continuous
+        options = body.stream_options or StreamOptions()
+        self._include_usage = bool(options.include_usage)
+        self._continuous_usage = self._include_usage and bool(options.continuous_usage_stats)
         # Whether chunks before the last contain only text, so that `_text_event` can encode them.
         self._is_text_only = not (has_logprobs or self._return_token_ids or self._continuous_usage)
         self._event_templates: dict[Hashable, EventTemplate] = {}
 
     def end_events(self) -> bytes:
-        """The usage chunk, if requested, and `[DONE]`; see `OutputSerializer`."""
         return (self._chunk([], with_usage=True) if self._include_usage else b"") + DONE
 
     def error_events(self, error: ApiError) -> bytes:
-        """The error object and `[DONE]`; see `OutputSerializer`."""
         return error_event(self._path, error.body(self._path))
 
     def _chunk(self, choices: list[Any], with_usage: bool = False, **fields: Any) -> bytes:

@@ -13,7 +13,7 @@ from ..context import AppState, get_app_state
 from ..engine_client.request_handle import RequestHandle
 from ..http.errors import bad_request
 from ..http.openapi import ERROR_RESPONSES, streaming_route
-from ..protocol.base_schema import PromptIds
+from ..protocol.base_schema import PromptIds, as_prompt_list
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
 from ..protocol.output_parser import OutputParser
 from ..protocol.parsed_output import ParsedOutput
@@ -43,7 +43,6 @@ class CompletionRequest(SamplingFields):
     best_of: int | None = None
 
     def check_fields(self) -> None:
-        """Rejects unsupported values and combinations of fields."""
         super().check_fields()
         if self.best_of not in (None, 1, self.n):
             raise bad_request(f"best_of must equal n, got {self.best_of}; omit it.", "best_of")
@@ -55,18 +54,6 @@ class CompletionRequest(SamplingFields):
         """Number of alternatives per prompt token; None for no prompt logprobs."""
         requested = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((number for number in requested if number is not None), default=None)
-
-    @property
-    def is_tokenized(self) -> bool:
-        """Whether all prompts are token ids whose text is not needed."""
-        return not self.echo and not any(isinstance(prompt, str) for prompt in self.prompts())
-
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts as a list, even if only one was given."""
-        given = self.prompt
-        if isinstance(given, str) or isinstance(given[0], int):
-            return [given]
-        return list(given)
 
 
 @streaming_route(router, PATH, "OpenAI", ERROR_RESPONSES)
@@ -80,10 +67,10 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     params = body.sampling_params(
         server.defaults, limit, body.logprobs, body.response_constraint(), body.num_prompt_logprobs
     )
-    if body.is_tokenized:
-        encoded = _encode(server, body)
-    else:
+    if body.echo or any(isinstance(prompt, str) for prompt in as_prompt_list(body.prompt)):
         encoded = await server.prompts.run(_encode, server, body)
+    else:
+        encoded = _encode(server, body)
     handle = await server.submit([ids for ids, _ in encoded], params, lora=lora)
     serializer = CompletionSerializer(server, body, handle, encoded, params.n)
     if not body.stream:
@@ -94,7 +81,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], str]]:
     """Returns each prompt's token ids and text; decodes ids only for `echo`."""
     prompts, encoded = server.prompts, []
-    for prompt in body.prompts():
+    for prompt in as_prompt_list(body.prompt):
         if isinstance(prompt, str):
             token_ids = prompts.encode(prompt, body.add_special_tokens is not False)
             # Rejects a long prompt before encoding the next.
@@ -148,14 +135,12 @@ class CompletionSerializer(ChoicesSerializer):
         )
 
     def add(self, output: StreamOutput) -> None:
-        """See `OutputSerializer`."""
         for index, ready in self._ready_outputs(output):
             self._outputs[index].add(ready)
             self._logprobs[index].add(ready)
             self._token_ids[index] += ready.token_ids
 
     def full_response(self) -> dict[str, Any]:
-        """See `OutputSerializer`."""
         choices = [
             self._full_choice(index, self._echoed[index] + parsed.text)
             for index, parsed in enumerate(self._outputs)
@@ -172,14 +157,12 @@ class CompletionSerializer(ChoicesSerializer):
         }
 
     def start_events(self) -> bytes:
-        """Echoed prompts, unless they need logprobs; see `OutputSerializer`."""
         if self._wants_prompt_logprobs:
             return b""
         echoed = [(index, text) for index, text in enumerate(self._echoed) if text]
         return b"".join(self._chunk([self._choice(index, text)]) for index, text in echoed)
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """Chunks for an engine output; see `OutputSerializer`."""
         # Fast path: a chunk that contains only text.
         if self._is_passthrough and output.finish_reason is None:
             number = self._handle.prompt_index[output.request_id]

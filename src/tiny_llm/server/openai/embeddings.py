@@ -16,7 +16,7 @@ from ...models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..context import AppState, get_app_state
 from ..http.errors import ApiError, JsonResponse, bad_request, request_id_headers, to_json
 from ..http.openapi import ERROR_RESPONSES
-from ..protocol.base_schema import PromptIds, RequestBody, RequestModel
+from ..protocol.base_schema import PromptIds, RequestBody, RequestModel, as_prompt_list
 from ..protocol.request_fields import PositiveInt
 from ..protocol.streaming import CancelOnDisconnect
 
@@ -38,13 +38,6 @@ class EmbeddingRequest(RequestBody):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: PositiveInt | None = None
 
-    def prompts(self) -> list[str | list[int]]:
-        """The inputs as a list, even if only one was given."""
-        given = self.input
-        if isinstance(given, str) or isinstance(given[0], int):
-            return [given]
-        return list(given)
-
 
 class RerankDocument(RequestModel):
     """A document, given as an object."""
@@ -63,12 +56,6 @@ class RerankRequest(RequestBody):
     return_documents: bool = True
     instruction: str | None = None
 
-    def texts(self) -> list[str]:
-        """The documents' texts."""
-        return [
-            document if isinstance(document, str) else document.text for document in self.documents
-        ]
-
 
 @router.post("/v1/embeddings", tags=["OpenAI"], responses=ERROR_RESPONSES)
 async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
@@ -76,16 +63,19 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     server = get_app_state(request, body.model, "embed")
     lora = server.adapter_of(body.model)
     await server.wait_until_loaded(request)
-    _check_dimensions(server, body.dimensions)
+    info = server.engine_client.engine_info
+    if body.dimensions is not None and info is not None and body.dimensions > info.hidden_size:
+        raise bad_request(
+            f"dimensions must be at most {info.hidden_size}, got {body.dimensions}.", "dimensions"
+        )
     parts, num_tokens = [b'{"object":"list","data":['], 0
-    async for vectors, num_group_tokens in _pool(server, request, body.prompts(), lora):
+    async for vectors, num_group_tokens in _pool(server, request, as_prompt_list(body.input), lora):
         # In a worker, because a large vector takes milliseconds.
         first = GROUP_SIZE * (len(parts) - 1)
         parts.append(await server.prompts.run(_to_json_items, vectors, first, body))
         num_tokens += num_group_tokens
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    model = lora or server.settings.model_name
-    parts.append(b"]," + to_json({"model": model, "usage": usage})[1:])
+    parts.append(b"]," + to_json({"model": lora or server.settings.model_name, "usage": usage})[1:])
     headers = {**request_id_headers(), "content-length": str(sum(map(len, parts)))}
     return StreamingResponse(_each(parts), headers=headers, media_type="application/json")
 
@@ -96,7 +86,8 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
     server = get_app_state(request, body.model, "score")
     lora = server.adapter_of(body.model)
     await server.wait_until_loaded(request)
-    texts, instruction = body.texts(), body.instruction or SCORE_INSTRUCTION
+    texts = [given if isinstance(given, str) else given.text for given in body.documents]
+    instruction = body.instruction or SCORE_INSTRUCTION
     prompts = (
         SCORE_TEMPLATE.format(instruction=instruction, query=body.query, document=text)
         for text in texts
@@ -155,14 +146,6 @@ def _encode(server: AppState, prompts: Iterable[str | list[int]]) -> list[list[i
     return encoded
 
 
-def _check_dimensions(server: AppState, dimensions: int | None) -> None:
-    info = server.engine_client.engine_info
-    if dimensions is not None and info is not None and dimensions > info.hidden_size:
-        raise bad_request(
-            f"dimensions must be at most {info.hidden_size}, got {dimensions}.", "dimensions"
-        )
-
-
 async def _each(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
     """Yields parts of a body; sending hundreds of megabytes at once would block the loop."""
     for part in parts:
@@ -174,17 +157,11 @@ def _to_json_items(vectors: list[list[float]], first: int, body: EmbeddingReques
     items = []
     for index, vector in enumerate(vectors, first):
         if body.dimensions is not None:
-            vector = _shortened(vector, body.dimensions)
-        embedding = _base64_floats(vector) if body.encoding_format == "base64" else vector
+            head = vector[: body.dimensions]
+            norm = sum(x * x for x in head) ** 0.5 or 1.0
+            vector = [x / norm for x in head]
+        embedding: list[float] | str = vector
+        if body.encoding_format == "base64":
+            embedding = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
         items.append(to_json({"object": "embedding", "index": index, "embedding": embedding}))
     return (b"," if first else b"") + b",".join(items)
-
-
-def _shortened(vector: list[float], dimensions: int) -> list[float]:
-    head = vector[:dimensions]
-    norm = sum(x * x for x in head) ** 0.5 or 1.0
-    return [x / norm for x in head]
-
-
-def _base64_floats(vector: list[float]) -> str:
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -27,7 +27,6 @@ class StoredItem:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the item."""
         return len(self.data) + ITEM_BYTES
 
 
@@ -38,13 +37,7 @@ class Conversation:
     stored: Sequence[StoredItem]
     new: Sequence[Item | StoredItem]  # stored items replace references
 
-    @property
-    def num_stored(self) -> int:
-        """Number of leading items from the previous response's conversation."""
-        return len(self.stored)
-
     def items(self) -> list[Item]:
-        """Decodes the items."""
         return [
             json.loads(item.data) if isinstance(item, StoredItem) else item
             for item in (*self.stored, *self.new)
@@ -64,7 +57,6 @@ class ResponseStore:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether responses are stored."""
         return self._capacity > 0
 
     def resolve(
@@ -73,15 +65,7 @@ class ResponseStore:
         previous_id: str | None,
         max_bytes: int = MAX_STORED_BYTES,
     ) -> Conversation:
-        """Returns a request's conversation.
-
-        Args:
-            max_bytes: maximum memory of its stored items.
-
-        Raises:
-            ApiError: the store is disabled, a referenced response or item is not in it, or the
-                stored items are too large.
-        """
+        """Returns a request's conversation; `max_bytes` limits its stored items."""
         stored: Sequence[StoredItem] = []
         if previous_id is not None:
             stored = self._find_response(previous_id)
@@ -119,14 +103,11 @@ class ResponseStore:
         self._num_bytes += _num_bytes(items)
         self._items.update({item.id: (response_id, item) for item in items if item.id})
         while len(self._responses) > self._capacity or self._num_bytes > MAX_STORED_BYTES:
-            self._evict()
-
-    def _evict(self) -> None:
-        response_id, items = self._responses.popitem(last=False)
-        self._num_bytes -= _num_bytes(items)
-        for item in items:
-            if item.id and self._items.get(item.id, ("", item))[0] == response_id:
-                del self._items[item.id]
+            evicted_id, evicted = self._responses.popitem(last=False)
+            self._num_bytes -= _num_bytes(evicted)
+            for item in evicted:
+                if item.id and self._items.get(item.id, ("", item))[0] == evicted_id:
+                    del self._items[item.id]
 
     def _find_response(self, response_id: str) -> Sequence[StoredItem]:
         param = "previous_response_id"

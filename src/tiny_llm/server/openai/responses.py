@@ -23,7 +23,7 @@ from ..protocol.streaming import EventSourceResponse, full_response, sse_event
 from .response_store import Conversation, ResponseStore
 from .responses_input import to_chat_messages
 from .responses_items import Event, OutputItems
-from .responses_schema import ResponsesRequest, TextFormat, TextOptions
+from .responses_schema import ENCRYPTED_REASONING, ResponsesRequest, TextFormat, TextOptions
 
 router = APIRouter()
 
@@ -69,13 +69,11 @@ async def count_input_tokens(body: ResponsesRequest, request: Request) -> dict[s
 def _render_prompt(
     server: AppState, body: ResponsesRequest, conversation: Conversation
 ) -> ChatPrompt:
-    messages = to_chat_messages(conversation.items(), body.instructions, conversation.num_stored)
+    messages = to_chat_messages(conversation.items(), body.instructions, len(conversation.stored))
     return server.prompts.render_chat(messages, body.usable_tools, body.template_variables())
 
 
 class ResponseSerializer:
-    """Serializes a response: a list of output items."""
-
     def __init__(
         self,
         server: AppState,
@@ -104,13 +102,12 @@ class ResponseSerializer:
         self._output = ParsedOutput(parser, body.parallel_tool_calls is False)
         self._content_logprobs = ContentLogprobs(server.prompts, parser, body.logprobs or 0)
         self._logprobs: list[dict[str, Any]] = []  # entries for tokens whose text is unsent
-        self._items = OutputItems(body.include_encrypted_reasoning)
+        self._items = OutputItems(ENCRYPTED_REASONING in (body.include or ()))
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = time.time()
         self._sequence_number = -1
 
     def start_events(self) -> bytes:
-        """`response.created` and `response.in_progress`; see `OutputSerializer`."""
         created = self._lifecycle_event("response.created", "in_progress")
         return created + self.in_progress_event()
 
@@ -119,16 +116,13 @@ class ResponseSerializer:
         return self._lifecycle_event("response.in_progress", "in_progress")
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """Output item events for an engine output; see `OutputSerializer`."""
         return b"".join(map(self._event, self.add(output)))
 
     def end_events(self) -> bytes:
-        """Events that end the last item and the response; see `OutputSerializer`."""
         last = b"".join(map(self._event, self._finish()))
         return last + self._lifecycle_event(f"response.{self._status}", self._status)
 
     def full_response(self) -> dict[str, Any]:
-        """See `OutputSerializer`."""
         self._finish()
         return self._response(self._status)
 
@@ -153,7 +147,6 @@ class ResponseSerializer:
         return events
 
     def error_events(self, error: ApiError) -> bytes:
-        """The `response.failed` event; see `OutputSerializer`."""
         response = self._response("failed")
         response["error"] = {"code": "server_error", "message": error.message}
         return self._event({"type": "response.failed", "response": response})

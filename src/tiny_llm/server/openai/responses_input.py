@@ -44,9 +44,6 @@ def to_chat_messages(
     """Converts the input to messages; drops items of unknown types.
 
     The first `num_stored` items come from stored responses; indices in errors do not count them.
-
-    Raises:
-        ApiError: an item does not match its type, or no message remains.
     """
     messages: list[dict[str, Any]] = []
     if instructions:
@@ -108,7 +105,6 @@ def _string(item: dict[str, Any], name: str, path: str) -> str:
 
 
 def _join_parts(content: Any, path: str) -> str:
-    """Joins content parts with newlines; returns a string unchanged."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -20,8 +20,6 @@ ITEM_TYPES = {
     "message": ("msg", "output_text", "response.output_text"),
     "reasoning": ("rs", "reasoning_text", "response.reasoning_text"),
 }
-
-
 ARGUMENTS = "response.function_call_arguments"  # prefix of the names of tool-call events
 
 
@@ -34,7 +32,6 @@ class OutputItems:
         self._is_open = False
 
     def add(self, part: ParsedDelta, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """Appends a delta, with the logprobs of its text; returns its events."""
         match part:
             case TextDelta(text):
                 return self._grow("message", text, logprobs)
@@ -42,7 +39,11 @@ class OutputItems:
                 return self._grow("reasoning", text)
             case ToolCallDelta(arguments=arguments):
                 events = self._open_call(part) if part.is_new else []
-                return [*events, self._append_arguments(arguments)] if arguments else events
+                if arguments:
+                    self.items[-1]["arguments"] += arguments
+                    location = self._location()
+                    events.append({"type": f"{ARGUMENTS}.delta", **location, "delta": arguments})
+                return events
 
     def finish(self, is_incomplete: bool) -> list[Event]:
         """Closes the last item, which is truncated if `is_incomplete`.
@@ -54,7 +55,6 @@ class OutputItems:
 
     @property
     def ends_with_call(self) -> bool:
-        """Whether the last item is a function call."""
         return bool(self.items) and self.items[-1]["type"] == "function_call"
 
     def _grow(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
@@ -92,7 +92,8 @@ class OutputItems:
         item = self.items[-1]
         item["status"] = status
         if item["type"] == "function_call":
-            return [self._arguments_done(), self._done()]
+            call = {name: item[name] for name in ("arguments", "name")}
+            return [{"type": f"{ARGUMENTS}.done", **self._location(), **call}, self._done()]
         part = item["content"][0]
         if item["type"] == "reasoning" and self._encrypt_reasoning:
             item["encrypted_content"] = encode_reasoning(part["text"])
@@ -109,14 +110,6 @@ class OutputItems:
         events.append(self._added({**item, "arguments": ""}))
         self._is_open = True
         return events
-
-    def _append_arguments(self, delta: str) -> Event:
-        self.items[-1]["arguments"] += delta
-        return {"type": f"{ARGUMENTS}.delta", **self._location(), "delta": delta}
-
-    def _arguments_done(self) -> Event:
-        call = {name: self.items[-1][name] for name in ("arguments", "name")}
-        return {"type": f"{ARGUMENTS}.done", **self._location(), **call}
 
     def _added(self, item: dict[str, Any]) -> Event:
         self.items.append(item)

@@ -31,7 +31,7 @@ from .chat_schema import ConversationFields, FunctionDefinition
 from .responses_input import ignored_item_fields
 
 LOGPROBS = "message.output_text.logprobs"
-ENCRYPTED = "reasoning.encrypted_content"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 TOOL_FIELDS = {"type", *FunctionDefinition.model_fields}
 
 
@@ -75,16 +75,14 @@ class ResponsesRequest(ConversationFields):
 
     @property
     def effort(self) -> ReasoningEffort | None:
-        """Requested reasoning effort; see `CommonFields`."""
         return None if self.reasoning is None else self.reasoning.effort
 
     def ignored_values(self) -> Iterator[str]:
-        """See `RequestBody.ignored_values`."""
         if self.text is not None and self.text.verbosity == "low":
             yield "text.verbosity=low"
         yield from unknown_fields(self.stream_options or {}, "stream_options.")
         for value in self.include or ():
-            if value not in (LOGPROBS, ENCRYPTED):
+            if value not in (LOGPROBS, ENCRYPTED_REASONING):
                 yield value_path("include[]", value)
         for tool in self.tools or ():
             if tool.get("type") == "function":
@@ -95,7 +93,6 @@ class ResponsesRequest(ConversationFields):
             yield from ignored_item_fields(self.input)
 
     def check_fields(self) -> None:
-        """Rejects unsupported values and combinations of fields."""
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
         requires_call = self.tool_choice not in (None, "auto", "none")
@@ -144,11 +141,6 @@ class ResponsesRequest(ConversationFields):
         return [tool for tool in tools if names is None or tool["function"]["name"] in names]
 
     def constraint(self) -> OutputConstraint | None:
-        """The output constraint; None for unconstrained output.
-
-        Raises:
-            ApiError: a schema is missing or invalid, or the required tool is unknown.
-        """
         text_format = self.text.format if self.text is not None else None
         choice = self.tool_choice
         is_subset = self._allowed_names is not None
@@ -167,14 +159,8 @@ class ResponsesRequest(ConversationFields):
             return self.top_logprobs or 0
         return None
 
-    @property
-    def include_encrypted_reasoning(self) -> bool:
-        """Whether reasoning items get `encrypted_content`, which clients send back."""
-        return ENCRYPTED in (self.include or ())
-
     @cached_property
     def function_tools(self) -> list[dict[str, Any]]:
-        """Function tools, in the format of chat completions."""
         functions = []
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
@@ -190,7 +176,6 @@ class ResponsesRequest(ConversationFields):
         return functions
 
     def template_variables(self) -> dict[str, Any]:
-        """Chat template variables: thinking is off if the requested effort is "none"."""
         if self.effort is None:
             return {}
         return {THINKING_VARIABLE: self.effort != "none", EFFORT_VARIABLE: self.effort}

@@ -37,7 +37,6 @@ async def events(request: Request, model: str | None = None) -> Response:
 
 
 def engine_state(engine_client: EngineClient) -> dict[str, Any]:
-    """Returns the engine state as a JSON object."""
     stats = engine_client.stats
     return {
         "phase": engine_client.lifecycle.phase.value,
@@ -51,14 +50,12 @@ def engine_state(engine_client: EngineClient) -> dict[str, Any]:
 
 
 def report_events(report: StepReport) -> Iterator[Mapping[str, Any]]:
-    """Yields a report's events, then its snapshot if it has one."""
     yield from report.events
     if report.snapshot is not None:
         yield report.snapshot
 
 
 async def _stream_events(engine_client: EngineClient, keep_alive: float) -> AsyncIterator[bytes]:
-    """Streams state and events until the server shuts down."""
     reports: asyncio.Queue[StepReport] = asyncio.Queue(MAX_QUEUED_REPORTS)
 
     def on_report(report: StepReport) -> None:

@@ -19,11 +19,7 @@ log = logging.getLogger("tiny_llm.server")
 
 
 class EventLogWriter:
-    """Writes step reports to a file; overwrites an existing one.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Writes step reports to a file, replacing it; raises a `UserError` if that is impossible."""
 
     def __init__(self, file: Path):
         self._file = file
@@ -43,7 +39,6 @@ class EventLogWriter:
         self._write(json.dumps(header)[:-1] + ', "events": [')
 
     def record(self, report: StepReport) -> None:
-        """Writes a step's events, and its snapshot if it has one."""
         for event in report_events(report):
             separator = "\n" if self._start_time is None else ",\n"
             self._start_time = event["time"] if self._start_time is None else self._start_time
@@ -51,7 +46,6 @@ class EventLogWriter:
             self._write(separator + json.dumps(timed, separators=(",", ":")))
 
     def close(self) -> None:
-        """Completes the log and renames the file."""
         self._write("\n]}\n", is_last=True)
         if self._stream is not None:
             self._temp_file.replace(self._file)

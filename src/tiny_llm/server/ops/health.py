@@ -47,7 +47,8 @@ async def ready(request: Request, model: str | None = None) -> dict[str, str]:
     """
     states = get_app_states(request) if model is None else [get_app_state(request, model)]
     for state in states:
-        if model is not None or state.is_required_for_readiness:
+        is_ending = state.engine_client.lifecycle.phase in (Phase.DRAINING, Phase.FAILED)
+        if model is not None or state.engine.spec.is_pinned or is_ending:
             state.engine_client.check_ready()
     return {"status": "ready"}
 

@@ -29,7 +29,6 @@ class TokenizeRequest(RequestBody):
     return_token_strs: bool | None = None
 
     def encode(self, prompts: PromptRenderer) -> list[int]:
-        """Tokenizes the prompt or the messages."""
         if (self.prompt is None) == (self.messages is None):
             raise bad_request("Exactly one of prompt and messages must be given.", "prompt")
         if self.prompt is not None:

@@ -29,13 +29,11 @@ router = APIRouter()
 
 @router.get("/", include_in_schema=False)
 async def page() -> Response:
-    """Serves the web UI."""
     return FileResponse(WEB_ROOT / "index.html", headers=HEADERS)
 
 
 @router.get("/docs", include_in_schema=False)
 async def docs() -> Response:
-    """Serves the API reference, rendered from `/openapi.json`."""
     return FileResponse(WEB_ROOT / "docs.html", headers=HEADERS)
 
 

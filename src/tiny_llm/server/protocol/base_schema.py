@@ -74,6 +74,13 @@ def value_path(path: str, value: Any) -> str:
     return f"{path}={value[:MAX_NAME_CHARS]}" if isinstance(value, str) else path
 
 
+def as_prompt_list(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    """Wraps a single prompt, given as text or token ids, in a list."""
+    if isinstance(given, str) or isinstance(given[0], int):
+        return [given]
+    return list(given)
+
+
 def unknown_fields(
     given: Mapping[str, Any], prefix: str, known: Collection[str] = ()
 ) -> Iterator[str]:

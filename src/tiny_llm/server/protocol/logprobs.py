@@ -12,10 +12,7 @@ from .prompts import PromptRenderer
 def content_logprobs(
     output: StreamOutput, with_end: bool = False
 ) -> Sequence[tuple[int, Mapping[int, float]]]:
-    """Returns an output's tokens with their log-probabilities.
-
-    `with_end` includes an EOS or stop token at the end, which has no text.
-    """
+    """Tokens and their log-probabilities; `with_end` adds a final EOS or stop token."""
     if output.logprobs is None:
         return []
     pairs = list(zip(output.token_ids, output.logprobs, strict=True))
@@ -39,13 +36,11 @@ class TokenTextDecoder:
         self.num_characters = 0  # decoded so far
 
     def decode(self, token: int) -> str:
-        """Decodes the next token."""
         text = self._decoder.decode(self._prompts.token_bytes(token))
         self.num_characters += len(text)
         return f"token_id:{token}" if self.as_token_ids else text
 
     def peek(self, token: int) -> str:
-        """Decodes a candidate next token without consuming it."""
         state = self._decoder.getstate(), self.num_characters
         text = self.decode(token)
         self._decoder.setstate(state[0])
@@ -100,7 +95,6 @@ def clamp_logprob(logprob: float) -> float:
 
 
 def sort_by_logprob(logprobs_by_id: Mapping[int, float]) -> list[tuple[int, float]]:
-    """Sorts tokens by descending log-probability."""
     return sorted(logprobs_by_id.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
@@ -118,23 +112,19 @@ class CompletionLogprobs:
         self.clear()
 
     def clear(self) -> None:
-        """Removes the accumulated tokens after they have been sent."""
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         self.field: dict[str, list[Any]] = {name: [] for name in names}
 
     def __bool__(self) -> bool:
-        """Whether there are unsent tokens."""
         return bool(self.field["tokens"])
 
     def add_prompt(
         self, token_ids: Sequence[int], logprobs: Sequence[Mapping[int, float] | None]
     ) -> None:
-        """Adds the prompt's tokens and log-probabilities; the first token has none."""
         for token, logprobs_by_id in zip(token_ids, logprobs, strict=True):
             self._add(token, logprobs_by_id)
 
     def add(self, output: StreamOutput) -> None:
-        """Adds an output's tokens and their log-probabilities."""
         for token, logprobs_by_id in content_logprobs(output, self._texts.as_token_ids):
             self._add(token, logprobs_by_id)
 

@@ -26,15 +26,11 @@ THINK_TAG, THINK_END_TAG = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class ReasoningDelta:
-    """Reasoning text."""
-
     text: str
 
 
 @dataclass(frozen=True)
 class TextDelta:
-    """Content text."""
-
     text: str
 
 
@@ -115,7 +111,6 @@ class OutputParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the parser is inside the reasoning."""
         return self._state is _State.REASONING
 
     def feed(self, text: str) -> list[ParsedDelta]:
@@ -134,11 +129,7 @@ class OutputParser:
         return deltas
 
     def finish(self, is_truncated: bool = False) -> list[ParsedDelta]:
-        """Ends the text; returns the remaining deltas.
-
-        Args:
-            is_truncated: whether the text ended at a limit or a stop string.
-        """
+        """Ends the text, if `is_truncated` at a limit or stop string; returns the last deltas."""
         deltas: list[ParsedDelta] = []
         while self._state is _State.TOOL_CALLS:
             self._reader.source.has_ended = True
@@ -191,7 +182,6 @@ class OutputParser:
         # [/task 5.5.2 start]
 
     def _parse_reasoning_until_call(self, deltas: list[ParsedDelta]) -> bool:
-        """Emits the reasoning, up to `</think>` or a tool call."""
         pattern, end = self._reasoning_call, self._buffer.find(THINK_END_TAG)
         call = None if pattern is None else pattern.search(self._buffer)
         if call is None or 0 <= end < call.start():
@@ -239,7 +229,11 @@ class OutputParser:
         content = self._buffer[: min(starts)].rstrip()
         if content:
             deltas.append(TextDelta(content))
-        self._start_calls(self._buffer[len(content) :])
+        assert self._options is not None
+        self._reader = ToolCallReader(self._options, self._buffer[len(content) :])
+        self._buffer = ""
+        self._first_tags = ()
+        self._state = _State.TOOL_CALLS
         return True
 
     def _check_first(self) -> None:
@@ -256,7 +250,6 @@ class OutputParser:
             self._tags = () if has_structured_content else self._tags
 
     def _skip_space(self) -> None:
-        """Drops whitespace at the start of a section."""
         if self._at_start:
             self._buffer = self._buffer.lstrip()
             self._at_start = not self._buffer
@@ -274,13 +267,6 @@ class OutputParser:
             deltas.append(kind(safe))
             self._buffer = self._buffer[len(safe) :]
         # [/task 5.5.1 emit]
-
-    def _start_calls(self, text: str) -> None:
-        assert self._options is not None
-        self._reader = ToolCallReader(self._options, text)
-        self._buffer = ""
-        self._first_tags = ()
-        self._state = _State.TOOL_CALLS
 
     def _parse_tool_calls(self, deltas: list[ParsedDelta]) -> bool:
         reader, source = self._reader, self._reader.source

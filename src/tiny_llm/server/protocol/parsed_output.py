@@ -14,12 +14,10 @@ class ParsedOutput:
     """A completion, accumulated from stream outputs.
 
     Args:
-        first_tool_call_only: whether to drop tool calls after the first.
         include_reasoning: whether to return reasoning; its tokens are counted either way.
 
     Attributes:
         calls: tool calls; for each streamed call, its first delta.
-        arguments: each call's arguments so far.
         tokens: number of tokens, of which `reasoning_tokens` are in the reasoning.
         finish_reason: "stop", "length" or "tool_calls"; None until the end.
     """

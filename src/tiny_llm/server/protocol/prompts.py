@@ -32,8 +32,6 @@ END_MARKER = "<end-of-final-message> "
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A tokenized conversation."""
-
     token_ids: list[int]
     reasoning_open: bool  # whether the prompt ends inside an open reasoning block
     thinking_enabled: bool  # whether the completion may start with reasoning
@@ -42,19 +40,13 @@ class ChatPrompt:
 
 @dataclass(frozen=True)
 class ChatTemplateInput:
-    """Chat template inputs; see `PromptRenderer.render_chat`."""
-
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None
     variables: Mapping[str, Any]
 
 
 class PromptRenderer:
-    """Tokenizes text and renders conversations.
-
-    Args:
-        tool_call_parser: name of the tool-call format, see `find_format`.
-    """
+    """Tokenizes text and renders conversations; see `find_format` for `tool_call_parser`."""
 
     max_tokens: int  # maximum length of prompt plus completion; set once the engine has loaded
 
@@ -67,15 +59,9 @@ class PromptRenderer:
         self._workers = ThreadPoolExecutor(NUM_TOKENIZER_WORKERS, thread_name_prefix="prompts")
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Calls a function in a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *args)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Converts text to token ids.
-
-        Raises:
-            ApiError: see `encode_text`.
-        """
         try:
             return encode_text(
                 self.tokenizer, "the prompt", text, self.max_tokens, add_special_tokens
@@ -86,7 +72,6 @@ class PromptRenderer:
             raise bad_request(str(error)) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Converts token ids to text."""
         return str(self.tokenizer.decode(list(token_ids)))
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -105,11 +90,7 @@ class PromptRenderer:
         return self.token_bytes(token_id).decode(errors="replace")
 
     def used_template_kwargs(self, variables: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Returns the `chat_template_kwargs` that the template reads; names the others as ignored.
-
-        Raises:
-            ApiError: a value is invalid, or the server runs with `--strict-fields`.
-        """
+        """Returns the variables that the template reads; names the others as ignored."""
         given = {name: value for name, value in (variables or {}).items() if value is not None}
         thinking = given.get(THINKING_VARIABLE)
         if not isinstance(thinking, bool | None):
@@ -134,10 +115,6 @@ class PromptRenderer:
             tools: functions in OpenAI's format, or None.
             variables: other template variables, such as `enable_thinking`; None values are ignored.
             add_special_tokens: whether to add special tokens, which templates usually contain.
-
-        Raises:
-            ApiError: there is no chat template, the template failed, the final message cannot be
-                continued, or the prompt cannot be encoded (see `encode`).
         """
         tools = None if tools is None else [_without_strict(tool) for tool in tools]
         given = {name: value for name, value in variables.items() if value is not None}
@@ -162,7 +139,6 @@ class PromptRenderer:
         constraint: StructuredOutputs | ToolCalls | None,
         is_stream: bool,
     ) -> OutputParser:
-        """Returns an output parser for a prompt's completion."""
         has_structured_content = isinstance(constraint, StructuredOutputs) or (
             constraint is not None and constraint.response_constraint is not None
         )
@@ -175,12 +151,7 @@ class PromptRenderer:
         """Returns the next turn's prompt, up to the user's next message.
 
         This is not the last prompt plus its completion, because templates omit earlier reasoning.
-
-        Args:
-            completion: the last turn's completion, without reasoning.
-
-        Raises:
-            ApiError: the template failed.
+        `completion` must not contain any.
         """
         assistant = {"role": "assistant", "content": completion}
         messages = [*before.messages, assistant, {"role": "user", "content": PLACEHOLDER}]
@@ -205,14 +176,12 @@ def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_marker(message: Message) -> Message:
-    """Appends `END_MARKER` to the text of the message to continue."""
     if message["role"] != "assistant" or not message["content"].strip():
         raise _not_continuable()
     return {**message, "content": message["content"] + END_MARKER}
 
 
 def _truncate_at_marker(text: str) -> str:
-    """Truncates a rendered conversation where the message to continue ends."""
     before, marker, after = text.rpartition(END_MARKER.rstrip())
     if not marker:  # the template drops the message
         raise _not_continuable()
@@ -227,7 +196,6 @@ def _not_continuable() -> ApiError:
 
 
 def check_token_ids(engine_info: Any, tokens: list[int]) -> None:
-    """Rejects (400) token ids outside the vocabulary."""
     for token in tokens:
         if token >= engine_info.vocab_size:
             raise bad_request(

@@ -68,7 +68,6 @@ class StructuredOutputsFields(RequestModel):
     json_object: bool | None = None
 
     def constraint(self) -> StructuredOutputs:
-        """Converts to the engine's constraint."""
         fields = self.model_dump(by_alias=True, exclude_none=True)
         return make_constraint(StructuredOutputs, "structured_outputs", **fields)
 
@@ -89,7 +88,6 @@ class ResponseFormat(RequestModel):
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
 
     def constraint(self) -> StructuredOutputs | None:
-        """Converts to the engine's constraint; None for text."""
         if self.type == "text":
             return None
         schema, is_strict = self.schema_, False
@@ -127,7 +125,6 @@ class CommonFields(RequestBody):
         return None
 
     def shared_params(self, max_tokens: int | None) -> dict[str, Any]:
-        """Returns the fields as arguments for `make_sampling_params`."""
         return {
             **{name: getattr(self, name) for name in SAMPLING_FIELDS},
             "max_tokens": max_tokens,
@@ -141,12 +138,7 @@ class StreamOptions(RequestModel):
     """Stream options."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-    @property
-    def is_continuous(self) -> bool:
-        """Whether each chunk contains usage; requires `include_usage`, as in vLLM."""
-        return bool(self.include_usage and self.continuous_usage_stats)
+    continuous_usage_stats: bool | None = None  # requires `include_usage`, as in vLLM
 
 
 class SamplingFields(CommonFields):
@@ -166,7 +158,6 @@ class SamplingFields(CommonFields):
     stream_options: StreamOptions | None = None
 
     def response_constraint(self) -> StructuredOutputs | None:
-        """The constraint from `response_format`, or None."""
         return None if self.response_format is None else self.response_format.constraint()
 
     def sampling_params(
@@ -177,7 +168,6 @@ class SamplingFields(CommonFields):
         constraint: OutputConstraint | None = None,
         prompt_logprobs: int | None = None,
     ) -> SamplingParams:
-        """Converts to sampling parameters."""
         if self.structured_outputs is not None:
             if constraint is not None:
                 raise bad_request(
@@ -199,7 +189,6 @@ class SamplingFields(CommonFields):
         )
 
     def check_fields(self) -> None:
-        """Rejects unsupported combinations of fields."""
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
         if self.stream and self.prompt_logprobs is not None:
@@ -210,11 +199,7 @@ class SamplingFields(CommonFields):
 
 
 def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
-    """Creates sampling parameters from a request's fields and the defaults.
-
-    Raises:
-        ApiError: a parameter is invalid.
-    """
+    """Creates sampling parameters; the request's fields override the defaults."""
     given = {name: value for name, value in fields.items() if value is not None}
     if given.get("seed") == NO_SEED:
         del given["seed"]
@@ -231,11 +216,7 @@ def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> Sampling
 
 
 def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: Any) -> T:
-    """Creates an output constraint.
-
-    Raises:
-        ApiError: the constraint is invalid.
-    """
+    """Calls `kind`; converts a `UserError` to an `ApiError` for `param`."""
     try:
         return kind(*args, **fields)
     except UserError as error:
@@ -258,9 +239,7 @@ def auto_tool_calls(
 ) -> OutputConstraint | None:
     """Constraint for `tool_choice` "auto": calls are optional but match schemas.
 
-    Args:
-        parallel: whether several calls are allowed; None allows them.
-        response_constraint: constraint on output without calls, or None.
+    `response_constraint` applies to output without calls.
     """
     if not tools:
         return response_constraint

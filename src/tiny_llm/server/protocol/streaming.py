@@ -47,7 +47,6 @@ class CancelOnDisconnect:
         self._was_cancelled = False
 
     def __enter__(self) -> "CancelOnDisconnect":
-        """Starts watching for a disconnect; the block runs in the current task."""
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -121,10 +120,9 @@ def sse_event(data: Any, name: str | None = None) -> bytes:
 
 
 def error_event(path: str, body: dict[str, Any], num_events: int = 0) -> bytes:
-    """Events that end a failed stream.
+    """Events that end a failed stream, in the protocol of `path`.
 
     Args:
-        path: the request's path, which selects the protocol.
         body: the error's `ApiError.body` for this path.
         num_events: number of events sent so far: the sequence number, in the Responses API.
     """
@@ -138,7 +136,6 @@ def error_event(path: str, body: dict[str, Any], num_events: int = 0) -> bytes:
 
 
 def stream_headers() -> dict[str, str]:
-    """Returns an event stream's response headers."""
     return {
         "Content-Type": "text/event-stream; charset=utf-8",
         "Cache-Control": "no-cache",
@@ -198,7 +195,6 @@ class EventSourceResponse(Response):
         self._keep_alive_task: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends events until the output ends or the client disconnects."""
         try:
             with CancelOnDisconnect(receive, self._handle):
                 await self._send_all(send)
@@ -232,7 +228,6 @@ class EventSourceResponse(Response):
         # [/task 5.1.2 outputs]
 
     def _error_events(self, error: ApiError) -> bytes:
-        """Events that end a failed stream; records the error in the access log."""
         current_record().error = error.message
         self._make_start_events()
         return self._serializer.error_events(error)
@@ -255,7 +250,6 @@ class EventSourceResponse(Response):
         # [/task 5.1.2 send]
 
     def _schedule_keep_alive(self, seconds: float, send: Send) -> None:
-        """Schedules a keep-alive, to be sent after `seconds` of silence."""
         self._timer = asyncio.get_running_loop().call_later(
             seconds, self._on_keep_alive_timer, send
         )
@@ -289,7 +283,6 @@ class EventSourceResponse(Response):
 async def full_response(
     receive: Receive, handle: RequestHandle, serializer: OutputSerializer
 ) -> Response:
-    """Returns the full response; aborts if the client disconnects."""
     with CancelOnDisconnect(receive, handle):
         async for outputs in handle.stream_outputs():
             for output in outputs:

@@ -20,8 +20,6 @@ class ToolCallDelta:
 
 @dataclass(frozen=True)
 class ToolCallOptions:
-    """Tool calls that a completion may contain."""
-
     format: ToolCallFormat
     tools: Sequence[Mapping[str, Any]] = ()  # in OpenAI's format
     is_stream: bool = False  # whether to emit calls incrementally

@@ -47,13 +47,10 @@ class ReplicaPool(Protocol):
 
 
 class Gateway:
-    """ASGI application that forwards requests to replicas."""
-
     def __init__(self, replicas: ReplicaPool):
         self._replicas = replicas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards a request to a replica; aborts if the client disconnects."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
@@ -146,7 +143,6 @@ async def _read_body(receive: Receive) -> bytes | None:
 
 
 async def _empty_receive() -> Message:
-    """`receive` for responses that do not use it."""
     return {"type": "http.disconnect"}
 
 

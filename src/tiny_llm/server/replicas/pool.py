@@ -31,7 +31,6 @@ class RoutedReplicaPool:
         self.loads = dict.fromkeys(self._replicas, 0)
 
     async def stream(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
-        """See `ReplicaPool.stream`."""
         if not self.loads:
             raise ReplicaLostError("All replicas are lost.")
         with self._in_flight(request.prompt) as replica:

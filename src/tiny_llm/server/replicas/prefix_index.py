@@ -37,7 +37,6 @@ class PrefixIndex:
 
     @property
     def num_chunks(self) -> int:
-        """Number of chunks, at most the capacity."""
         return len(self._chunks)
 
     def match(self, key: str) -> int:

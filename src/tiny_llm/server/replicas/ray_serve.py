@@ -85,8 +85,6 @@ class RayServeArgs(BaseModel):
 
 
 class RayReplica:
-    """Ray Serve deployment of a replica."""
-
     async def __init__(self, arguments: RayServeArgs):  # type: ignore[misc]  # Ray awaits it
         find = find_config if arguments.load_format == "dummy" else find_model
         self._replica = Replica(
@@ -99,7 +97,6 @@ class RayReplica:
         self._replica.check_alive()
 
     async def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
-        """See `Replica.handle_request`."""
         batches = self._replica.handle_request(request)
         try:
             async for messages in batches:
@@ -109,13 +106,10 @@ class RayReplica:
 
 
 class RayReplicaPool:
-    """Replicas behind a Ray Serve handle."""
-
     def __init__(self, handle: DeploymentHandle):
         self._handle_request = handle.options(stream=True).handle_request
 
     async def stream(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
-        """See `ReplicaPool.stream`."""
         # Ray's router reads `prompt` from positional arguments and fails if it is empty. A request
         # without a prompt is therefore passed by keyword.
         batches = (

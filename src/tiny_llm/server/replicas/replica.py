@@ -24,7 +24,6 @@ class Replica:
 
     def __init__(self, folder: Path, settings: Settings, engine: dict[str, Any]):
         tokenizer_folder = folder if has_tokenizer(folder) else demo.TARGET_PATH
-
         task = resolve_task("auto", str(folder))
 
         def load() -> LLM:
@@ -35,7 +34,6 @@ class Replica:
         self._app = build_app(self._process.models)
 
     async def start(self) -> None:
-        """Loads the model; returns once the replica is ready."""
         self._process.start()
         await self._process.ready()
 

@@ -26,13 +26,10 @@ class Router(Protocol):
 
 
 class RoundRobinRouter:
-    """Cycles through the replicas."""
-
     def __init__(self) -> None:
         self._num_requests = 0
 
     def choose(self, key: str, loads: Mapping[int, int]) -> int:
-        """See `Router.choose`."""
         self._num_requests += 1
         return sorted(loads)[self._num_requests % len(loads)]
 
@@ -77,5 +74,4 @@ class PrefixAwareRouter:
         # [/task 5.7.3 choose]
 
     def forget(self, replica: int) -> None:
-        """See `Router.forget`."""
         self._indexes.pop(replica, None)

@@ -19,7 +19,6 @@ const LIMITS = [
   ["minLength", "at least # characters"], ["minItems", "at least # items"], ["maxItems", "at most # items"],
 ];
 
-/** Resolves a schema reference. */
 function resolved(schema, schemas) {
   return schema?.$ref ? schemas[schema.$ref.split("/").at(-1)] : schema;
 }

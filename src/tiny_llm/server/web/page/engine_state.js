@@ -30,7 +30,6 @@ export class EngineState {
     HANDLERS[event.event]?.(this, event);
   }
 
-  /** Drops expired requests and samples. */
   prune(now) {
     for (const [id, one] of this.requests) {
       if (one.endedAt !== null && now - one.endedAt > SHOWN_AFTER_END) this.requests.delete(id);

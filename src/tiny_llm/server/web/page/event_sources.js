@@ -84,7 +84,6 @@ export function parseRecording(text) {
   return recording;
 }
 
-/** Plays back a recording. */
 export class Player {
   constructor(recording, name, changed) {
     this.name = name;
