@@ -66,7 +66,6 @@ class LoadedModels:
 
     @property
     def all(self) -> list[ServingModel]:
-        """The target model, then the draft model or MTP layer, if there is one."""
         return [self.target] if self.draft is None else [self.target, self.draft]
 
 
@@ -240,11 +239,6 @@ def make_scheduler(
     scheduling_policy: Any,
     step_time_target: float | None,
 ) -> Scheduler:
-    """Builds the scheduler for a policy; see `LLM` for the arguments.
-
-    Raises:
-        UserError: an argument is invalid.
-    """
     if step_time_target is not None:
         validate_number(
             "step_time_target", step_time_target, 0, math.inf, "a number of seconds > 0", above=True
@@ -266,11 +260,6 @@ def check_options(
     activation_bits: Any,
     listener: Any,
 ) -> None:
-    """Validates the enumerated options and the listener.
-
-    Raises:
-        UserError: a value is invalid.
-    """
     _check_choice("load_format", load_format, LOAD_FORMATS)
     _check_choice("attention_backend", attention_backend, ATTENTION_BACKENDS)
     _check_choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
@@ -306,7 +295,6 @@ def _paged_model(
     num_state_slots: int = 0,
     adapters: Sequence[str | os.PathLike[str]] = (),
 ) -> PagedModel:
-    """Adds pages and state slots to a model; if it is sharded, on all ranks."""
     if models.tp_checkpoint is None:
         return PagedModel(model, num_pages, num_state_slots)
     assert isinstance(model, TensorParallelDecoder)
@@ -316,7 +304,6 @@ def _paged_model(
 def _load_model(
     model: Model, load_format: str, options: Mapping[str, Any], task: Task, mtp: bool = False
 ) -> tuple[ServingModel, Any, MtpDecoder | None]:
-    """Returns the serving model, its tokenizer and, if requested, its MTP layer."""
     name = "the model"
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)

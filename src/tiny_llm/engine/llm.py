@@ -463,7 +463,6 @@ class LLM(EngineCore):
 
 @contextmanager
 def _progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a function that advances a progress bar; a no-op without a terminal."""
     if not (enabled and is_terminal()):
         yield lambda number: None
         return
@@ -479,7 +478,6 @@ def _progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
 def _with_params(
     prompts: Prompts, params: Params, lora: str | Sequence[str | None] | None = None
 ) -> list[tuple[Prompt, SamplingParams, str | None]]:
-    """Pairs each prompt with its sampling parameters and adapter."""
     prompt_list = normalize_prompts(prompts)
     if params is None or not isinstance(params, Sequence):
         params = [params or SamplingParams()] * len(prompt_list)

@@ -199,7 +199,6 @@ class OutputProcessor:
         return "stop" if self._text.add_token(token) else None
 
     def emit(self, token_ids: Sequence[int], reason: FinishReason | None) -> None:
-        """Emits new tokens and, if the completion has ended, the finish reason."""
         metrics, now = self.request_output.metrics, time.perf_counter()
         if token_ids and metrics.first_token_time is None:
             metrics.first_token_time = now

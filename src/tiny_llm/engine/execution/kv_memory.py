@@ -65,11 +65,6 @@ def default_state_slots(max_num_seqs: int) -> int:
 
 
 def check_kv_cache_bytes(kv_cache_bytes: float) -> int:
-    """Validates a user-specified KV memory size; returns it as an integer.
-
-    Raises:
-        UserError: the size is not a positive integer, or exceeds the machine's memory.
-    """
     if isinstance(kv_cache_bytes, float) and kv_cache_bytes.is_integer():
         kv_cache_bytes = int(kv_cache_bytes)
     check_int("kv_cache_bytes", kv_cache_bytes, 1)
@@ -112,6 +107,5 @@ def _minimum(page_bytes: int, state_bytes: int) -> int:
 
 
 def page_and_state_bytes(page_size: int, models: Sequence[KvSize]) -> tuple[int, int]:
-    """Returns the bytes per page and per state slot, summed over all models."""
     page_bytes = page_size * sum(model.kv_bytes_per_token for model in models)
     return page_bytes, sum(model.state_bytes for model in models)

@@ -68,7 +68,6 @@ class PagedModel:
         return sum(array.nbytes for array in self._storage.arrays) - self.nbytes
 
     def row_bytes(self, kind: RowKind) -> int:
-        """Returns the bytes per page or state slot, over all layers (0 if stateless)."""
         return sum(map(_row_bytes, self._row_arrays(kind)))
 
     def read_row(self, kind: RowKind, index: int) -> bytes:
@@ -167,7 +166,6 @@ class PagedModel:
         return [] if states is None else states.arrays
 
     def _ids(self, spans: Sequence[Span]) -> mx.array:
-        """Token ids of all spans, T int32."""
         # Only a draft model can get an id ≥ V, from the target's padded vocabulary. Clamping it can
         # at worst cost a rejected draft token.
         last = self.vocab_size - 1
@@ -175,7 +173,6 @@ class PagedModel:
         return mx.array(ids, dtype=mx.int32)
 
     def _evaluate(self, compute: Callable[[], mx.array]) -> mx.array:
-        """Evaluates a result and all writes to storage; adds the time to `seconds`."""
         started = time.perf_counter()
         result = compute()
         # If no row is sampled, `result` does not depend on the storage, so evaluate both.
@@ -193,7 +190,6 @@ def _row_bytes(x: mx.array) -> int:
 
 
 def ragged_batch(spans: Sequence[Span], page_size: int, has_state: bool = False) -> RaggedBatch:
-    """Builds a batch's positions, slots, sequence bounds and block tables."""
     positions: list[int] = []  # T
     slots: list[int] = []  # T
     ends = [0]  # B + 1

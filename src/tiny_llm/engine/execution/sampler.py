@@ -44,7 +44,6 @@ class SamplingRow:
 
     @property
     def params(self) -> SamplingParams:
-        """The request's sampling parameters."""
         return self.request.params
 
     @property
@@ -57,7 +56,6 @@ class SamplingRow:
 
     @property
     def below_min_tokens(self) -> bool:
-        """Whether EOS and stop tokens are masked at this position."""
         return self.position < self.params.min_tokens
 
     @property
@@ -114,7 +112,6 @@ def process_logits(logits: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_logit_bias(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Adds each row's `logit_bias`."""
     entries = [
         (index, token, bias)
         for index, row in enumerate(rows)
@@ -128,7 +125,6 @@ def apply_logit_bias(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_penalties(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Applies repetition, frequency and presence penalties."""
     indices = [index for index, row in enumerate(rows) if row.params.has_penalties]
     if not indices:
         return x
@@ -149,7 +145,6 @@ def apply_penalties(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_min_tokens(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Masks EOS and stop tokens in the first `min_tokens` output positions."""
     entries = [
         (index, token)
         for index, row in enumerate(rows)
@@ -164,7 +159,6 @@ def apply_min_tokens(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_temperature(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Divides each row by its temperature; greedy rows are unchanged."""
     temperatures = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
     if all(temperature == 1 for temperature in temperatures):
         return x
@@ -249,7 +243,6 @@ def sample_tokens(
 
 
 def to_ints(tokens: mx.array) -> list[int]:
-    """Evaluates token ids and converts them to a list."""
     return tokens.tolist()  # type: ignore[return-value]
 
 
@@ -260,12 +253,10 @@ def gumbel_noise(rows: Sequence[SamplingRow], width: int) -> mx.array:
 
 
 def completion_seed(seed: int, index: int) -> int:
-    """Derives the seed of completion `index` of a prompt."""
     return _derive_seed(seed, 2**63 + index)
 
 
 def _derive_seed(seed: int, number: int) -> int:
-    """Hashes two integers to 64 bits."""
     return _splitmix64(_splitmix64(seed) ^ number)
 
 

@@ -231,7 +231,6 @@ def template_traits(tokenizer: Any, has_tools: bool) -> TemplateTraits:
 def _with_valid_call_ids(
     message: dict[str, Any], tool_call_format: ToolCallFormat
 ) -> dict[str, Any]:
-    """Converts tool call ids to ids that the chat template accepts."""
     converted = dict(message)
     if message.get("tool_calls"):
         converted["tool_calls"] = [
@@ -248,7 +247,6 @@ def _with_valid_call_ids(
 def _inline_unsupported(
     template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Moves tools and calls into message text if the template does not support them."""
     if tools and "tools" not in template:
         return _inline_tools(messages, tools), None
     if "tool_calls" not in template:
@@ -259,7 +257,6 @@ def _inline_unsupported(
 def _inline_tools(
     messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Moves tool definitions, calls and results into message text."""
     flat = [_inline_tool_calls(message) for message in messages]
     if not tools:
         return flat

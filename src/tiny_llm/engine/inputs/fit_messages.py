@@ -49,7 +49,6 @@ def _must_merge(last: str, role: str, is_leading: bool, traits: TemplateTraits) 
 
 
 def _merge(first: Message, second: Message) -> Message:
-    """Appends a message's texts and tool calls to another message."""
     merged = {**second, **first}
     for name in ("content", "reasoning_content"):
         texts = [message[name] for message in (first, second) if message.get(name)]
@@ -112,7 +111,6 @@ def _calls_message(calls: Sequence[Any]) -> Message:
 
 
 def _in_accepted_form(message: Message, traits: TemplateTraits) -> Message:
-    """Converts the arguments and the empty text of a message with tool calls if required."""
     calls = message.get("tool_calls")
     if calls and traits.text_arguments:
         message = {**message, "tool_calls": [_with_text_arguments(call) for call in calls]}

@@ -125,7 +125,6 @@ def _normalize_choice(choice: Any) -> tuple[str, ...]:
 
 
 def _normalize_schema(schema: Any) -> str:
-    """Returns a JSON schema (an object, true or false) as JSON text."""
     if isinstance(schema, str):
         JsonLimits("the JSON schema").check(schema)
         try:
@@ -140,11 +139,6 @@ def _normalize_schema(schema: Any) -> str:
 
 
 def schema_to_json(value: Any) -> str:
-    """Serializes a caller's schema.
-
-    Raises:
-        UserError: the schema is not JSON-serializable, or nested too deeply.
-    """
     try:
         return json.dumps(value, allow_nan=False)
     except RecursionError as error:

@@ -146,7 +146,6 @@ class _Probe:
         return True
 
     def _conversation(self, probe: str) -> tuple[list[dict[str, Any]], list[str]]:
-        """Builds a probe's messages; returns them and their markers in order."""
         messages: list[dict[str, Any]] = []
         markers: list[str] = []
         call_ids: list[str] = []

@@ -85,15 +85,12 @@ class Recorder:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start of the recording."""
         return self._clock() - self._started
 
     def __call__(self, event: Event) -> None:
-        """Stores an event or a snapshot."""
         self._events.append({**event, "time": round(self.seconds, 6)})
 
     def recording(self) -> dict[str, Any]:
-        """Returns the recording as JSON-serializable data."""
         header = {"schema": SCHEMA, "version": VERSION, "engine": self._engine}
         return {**header, "events": self._events}
 

@@ -154,27 +154,22 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether every completion has ended."""
         return all(output.finish_reason is not None for output in self.outputs)
 
     @property
     def text(self) -> str:
-        """Text of the first completion."""
         return self.outputs[0].text
 
     @property
     def token_ids(self) -> list[int]:
-        """Tokens of the first completion."""
         return self.outputs[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Finish reason of the first completion."""
         return self.outputs[0].finish_reason
 
     @property
     def logprobs(self) -> list[Logprobs] | None:
-        """Log-probabilities of the first completion."""
         return self.outputs[0].logprobs
 
 

@@ -17,21 +17,17 @@ class PageAllocator:
 
     @property
     def num_free(self) -> int:
-        """Number of pages without an owner."""
         return len(self._free)
 
     @property
     def free_pages(self) -> list[int]:
-        """Pages without an owner."""
         return self._free
 
     @property
     def num_used(self) -> int:
-        """Number of pages with at least one owner."""
         return self.num_pages - len(self._free)
 
     def ref_count(self, page: int) -> int:
-        """Returns the number of owners of a page."""
         return self._ref_counts[page]
 
     def allocate(self, count: int = 1) -> list[int]:
@@ -74,7 +70,6 @@ class PageAllocator:
         # [/task 3.3.2 free-page]
 
     def check_integrity(self) -> None:
-        """Asserts that every page is either free or owned."""
         free = set(self._free)
         assert len(free) == len(self._free), "a page is in the free list twice"
         for page, count in enumerate(self._ref_counts):

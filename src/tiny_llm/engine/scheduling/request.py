@@ -111,12 +111,10 @@ class EngineRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Number of prompt and output tokens."""
         return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Number of output tokens so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
@@ -126,11 +124,9 @@ class EngineRequest:
 
     @property
     def is_done(self) -> bool:
-        """Whether the request has ended, for any reason."""
         return self.finish_reason is not None
 
     def end(self, reason: FinishReason) -> None:
-        """Sets the finish reason and final state. A request ends only once."""
         assert self.finish_reason is None, f"{self.request_id} has already ended"
         self.finish_reason = reason
         self.state = RequestState.FINISHED

@@ -131,7 +131,6 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request is unfinished."""
         return bool(self._requests)
 
     # ---------------------------------------------------------------- one step
@@ -158,7 +157,6 @@ class Scheduler:
         return self._finish_plan(step)
 
     def _finish_plan(self, step: SchedulerOutput) -> SchedulerOutput:
-        """Assigns state slots to a step's chunks and emits the step's event."""
         states = self.pages.states
         if states is not None:
             step = states.plan(step, self.waiting[0] if self.waiting else None)
@@ -241,7 +239,6 @@ class Scheduler:
         return True
 
     def _loading_keys(self) -> set[PageKey]:
-        """Returns the key of the first page that each request reads from disk."""
         return {
             (request.last_node, self.pages.tokens_of_page(request, request.num_shared))
             for request in self.running
@@ -414,7 +411,6 @@ class Scheduler:
             self._emit("state_slot_counts", **asdict(self.pages.states.counts()))
 
     def check_integrity(self) -> None:
-        """Asserts page and slot ownership, request states and queue order."""
         self.pages.check_integrity(self.running)
         for request in self.running:
             assert request.state is RequestState.RUNNING

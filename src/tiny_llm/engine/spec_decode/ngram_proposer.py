@@ -51,7 +51,6 @@ class AcceptanceRates:
         self._rates = [0.0] + [1 - 1 / length for length in range(1, MAX_MATCH_LENGTH + 1)]
 
     def rate(self, match_length: int) -> float:
-        """Returns the rate for a match length."""
         return self._rates[min(match_length, MAX_MATCH_LENGTH)]
 
     def update(self, match_length: int, is_accepted: bool) -> None:

@@ -132,7 +132,6 @@ class GrammarCompiler:
     def _compile_or_relax(
         self, constraint: StructuredOutputs | ToolCalls, grammar: str, thinking: ThinkingState
     ) -> Any:
-        """Compiles a constraint's grammar or, on failure, the relaxed constraint's."""
         is_tools = isinstance(constraint, ToolCalls)
         maximum = MAX_TOOL_GRAMMAR_CHARS if is_tools else MAX_GRAMMAR_CHARS
         try:
@@ -162,7 +161,6 @@ class GrammarCompiler:
         raise UserError(f"the grammar is rejected: {grammar_error(error)}.")
 
     def _build(self, constraint: StructuredOutputs | ToolCalls, thinking: ThinkingState) -> str:
-        """Calls `build_grammar`, converting its exceptions to `UserError`."""
         try:
             return build_grammar(constraint, thinking, self._special_tokens, self._tool_call_format)
         except UserError:

@@ -60,7 +60,6 @@ def build_grammar(
 
 
 def _body_grammar(constraint: StructuredOutputs) -> SubGrammar:
-    """Returns the unnamed subgrammar for a structured output."""
     if constraint.regex is not None:
         return {"lark_grammar": f"start: {_regex(constraint.regex)}\n"}
     if constraint.choice is not None:
@@ -109,7 +108,6 @@ def _json_grammar(schema: str, is_lenient: bool = False) -> SubGrammar:
 
 
 def _regex(regex: str) -> str:
-    """Quotes a regular expression for Lark, between slashes."""
     escaped, is_escaped = [], False
     for character in regex:
         if character == "/" and not is_escaped:

@@ -41,12 +41,10 @@ class GrammarTokenizer:
 
 
 def is_byte_level(backend: tokenizers.Tokenizer) -> bool:
-    """Whether a tokenizer is byte-level, as `GrammarTokenizer` requires."""
     return isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
 
 
 def special_token_ids(backend: tokenizers.Tokenizer) -> list[int]:
-    """Returns ids of added tokens that are special or in angle brackets."""
     return [
         token_id
         for token_id, token in backend.get_added_tokens_decoder().items()

@@ -42,5 +42,4 @@ def text_without(rule: str, end: str, special_tokens: SpecialTokens) -> str:
 
 
 def escape_regex(text: str) -> str:
-    """Escapes text for a regular expression between slashes."""
     return re.sub(r"[\\/.*+?()\[\]{}|^$]", r"\\\g<0>", text)

@@ -38,7 +38,6 @@ class MistralFormat(ToolCallFormat):
         self._has_ids = has_ids
 
     def parse(self, source: TextSource, functions: Functions) -> Events:
-        """See `ToolCallFormat`."""
         yield from source.skip_space()
         yield from source.accept(START)
         yield from source.skip_space()
@@ -58,7 +57,6 @@ class MistralFormat(ToolCallFormat):
         yield from parse_arguments(source)
 
     def grammar(self, rules: ToolCallRules) -> CallGrammar:
-        """See `ToolCallFormat`."""
         schemas = argument_schemas(rules.functions)
         if self._has_list:
             more = ' (", " call)*' if rules.parallel else ""
@@ -77,7 +75,6 @@ class MistralFormat(ToolCallFormat):
         return CallGrammar(lark, schemas)
 
     def new_call_id(self) -> str:
-        """See `ToolCallFormat`."""
         return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
 
     def valid_call_id(self, call_id: str) -> str:

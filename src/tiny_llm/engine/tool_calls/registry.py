@@ -40,7 +40,6 @@ def find_format(name: str, chat_template: Any) -> ToolCallFormat:
 
 
 def detect(template: str) -> str:
-    """Returns the name of the format that a chat template asks for."""
     if START in template:
         return "mistral"
     if "<function=" in template and "<parameter=" in template:

@@ -68,7 +68,6 @@ class TextSource:
 
     @property
     def taken(self) -> str:
-        """Text read since `mark`."""
         return "".join(self._taken)
 
     def skip_space(self) -> Read[None]:

@@ -110,7 +110,6 @@ class DiskCache:
 
     @property
     def stats(self) -> DiskCacheStats:
-        """Totals since startup, and the size of the page store."""
         return DiskCacheStats(
             self.hit_tokens,
             self._reader.read_bytes,
@@ -144,13 +143,11 @@ class DiskCache:
     # ---------------------------------------------------------------- writing
 
     def _key(self, node: PrefixNode) -> tuple[bytes, int]:
-        """Returns a page's key and depth; for a prefix cache root, (key, −1)."""
         if node.parent is None and node not in self._keys:
             self._keys[node] = page_key(self._root, node.tokens), -1
         return self._keys[node]
 
     def _on_share(self, node: PrefixNode) -> None:
-        """Registers a new prefix cache page for the next `store_new`."""
         assert node.parent is not None
         parent, depth = self._key(node.parent)
         key = page_key(parent, node.tokens)
@@ -159,7 +156,6 @@ class DiskCache:
             self._new_pages[node] = None
 
     def _on_checkpoint(self, node: PrefixNode) -> None:
-        """Registers a checkpoint's recurrent state for the next `store_new`."""
         if state_key(self._keys[node][0]) not in self._store:
             self._new_states[node] = None
 
@@ -216,7 +212,6 @@ class DiskCache:
             del self._new_states[node]
 
     def _read_row(self, kind: RowKind, index: int) -> bytes:
-        """Returns a page's or state slot's bytes, concatenated over all models."""
         return b"".join(
             model.read_row(kind, index) for model in self._models if model.row_bytes(kind)
         )
@@ -224,7 +219,6 @@ class DiskCache:
     # ---------------------------------------------------------------- reading
 
     def _start_load(self, request: EngineRequest) -> int:
-        """Starts reading an admitted request's next pages; returns their token count."""
         pages, size = self._scheduler.pages, self._scheduler.config.page_size
         is_scored = request.num_scored == request.num_to_score
         path, node = [], request.last_node
@@ -294,7 +288,6 @@ class DiskCache:
             parts = [part[size:] for part in parts]
 
     def wait(self) -> None:
-        """Waits up to `WAIT_SECONDS` for a load to progress."""
         self._reader.wait(WAIT_SECONDS)
 
 

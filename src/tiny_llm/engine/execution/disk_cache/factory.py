@@ -22,11 +22,6 @@ DEFAULT_MAX_BYTES = 10**10
 
 
 def check_disk_cache_options(directory: Any, max_bytes: Any, enable_prefix_caching: bool) -> None:
-    """Validates the disk cache options.
-
-    Raises:
-        UserError: an argument is invalid, or has no effect.
-    """
     if directory is None:
         if max_bytes is not None:
             raise UserError(

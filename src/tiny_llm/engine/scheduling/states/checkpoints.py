@@ -89,13 +89,11 @@ class Checkpoints:
 
     @property
     def num_free(self) -> int:
-        """Number of slots that can be allocated without eviction."""
         num_free = self._allocator.num_free
         return num_free if self.memory is None else self._limit(num_free, self.memory.num_free)
 
     @property
     def num_available(self) -> int:
-        """Number of slots that are free or can be freed by eviction."""
         if self.memory is None:
             return self._allocator.num_free + len(self.evictable)
         num_pages = self.memory.num_free + self.memory.num_evictable
@@ -237,7 +235,6 @@ class Checkpoints:
         # [/task 6.5.4 inherit]
 
     def check_integrity(self) -> None:
-        """Asserts that nodes are in the cache and `pages` and `ancestor` are correct."""
         for node, checkpoint in self.by_node.items():
             assert node.parent is not None
             assert node.parent.children[node.tokens] is node, (
