@@ -111,11 +111,7 @@ def load_models(
 
 
 def adapter_folders(adapter_path: Any, lora_modules: Any) -> Mapping[str | None, Any]:
-    """Returns adapter folders by name; the key None is for `adapter_path`.
-
-    Raises:
-        UserError: an argument is invalid, or the arguments conflict.
-    """
+    """Returns adapter folders by name; the key None is for `adapter_path`."""
     if lora_modules is None:
         if not isinstance(adapter_path, str | os.PathLike | None):
             raise UserError(f"adapter_path must be a path, got {short_repr(adapter_path)}.")
@@ -141,9 +137,6 @@ def attach_to_target(
 
     Returns:
         Adapter indices by name; the key None is for requests without `lora`. −1 means no adapter.
-
-    Raises:
-        UserError: an adapter cannot be used with the model.
     """
     if folders:
         assert isinstance(models.target, Decoder)
@@ -153,11 +146,7 @@ def attach_to_target(
 
 
 def resolve_task(task: Any, model: Model) -> Task:
-    """Resolves the model's task; "auto" detects it from the checkpoint.
-
-    Raises:
-        UserError: an unknown task, or an unsupported pooling layer.
-    """
+    """Resolves the model's task; "auto" detects it from the checkpoint."""
     if task in TASKS:
         return task
     _check_choice("task", task, ("auto", *TASKS))
@@ -211,11 +200,7 @@ def make_model_runner(
 def make_proposer(
     speculative: str | None, draft_model: Model | None, num_drafts: int | None
 ) -> NgramProposer | None:
-    """Validates speculation options; returns a proposer for "ngram", else None.
-
-    Raises:
-        UserError: an argument is invalid, or the arguments conflict.
-    """
+    """Validates speculation options; returns a proposer for "ngram", else None."""
     if num_drafts is not None:
         check_int("num_drafts", num_drafts, 1)
         if draft_model is None and speculative is None:

@@ -378,9 +378,6 @@ class LLM(EngineCore):
     ) -> list[float]:
         """Scores documents' relevance to a query, 0 to 1, with a reranking model.
 
-        Args:
-            instruction: tells the model what counts as relevant.
-
         Raises:
             UserError: the task is not "score", or a prompt is rejected.
         """

@@ -162,11 +162,7 @@ class OutputProcessor:
         self._step_logprobs: list[Logprobs] | None = None  # from the last call of `process`
 
     def process(self, result: ChunkOutput) -> tuple[list[int], FinishReason | None]:
-        """Appends a step's results to the output, up to the token that ends it.
-
-        Returns:
-            (appended tokens, finish reason or None).
-        """
+        """Appends a step's results to the output, up to the token that ends it."""
         assert self.request.max_tokens is not None
         num_left = self.request.max_tokens - self.request.num_output_tokens
         token_ids: list[int] = []

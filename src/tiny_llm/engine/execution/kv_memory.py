@@ -12,11 +12,7 @@ KvSize = ServingModel | ModelSize  # a loaded model, or sizes computed from a co
 
 
 def choose_max_seq_len(max_model_len: int | None, models: Sequence[KvSize]) -> int:
-    """Returns `max_model_len`, or by default the models' shortest context length.
-
-    Raises:
-        UserError: `max_model_len` is less than 2 or exceeds that context length.
-    """
+    """Returns `max_model_len`, or by default the models' shortest context length."""
     context = min(model.max_seq_len for model in models)
     if max_model_len is None:
         return context

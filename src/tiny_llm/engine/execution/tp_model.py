@@ -67,9 +67,6 @@ def load_sharded(
     Args:
         name, load_format, console, mtp: see `load_weights`, also for errors.
 
-    Returns:
-        (checkpoint, tokenizer), for `LLM`.
-
     Raises:
         UserError: the model cannot be split into `size` shards, or this process belongs to a group
             of a different size.

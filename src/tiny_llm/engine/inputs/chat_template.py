@@ -44,11 +44,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Normalizes messages for chat templates, without modifying the originals.
-
-    Raises:
-        UserError: an invalid role or content, or tool call arguments that exceed `JsonLimits`.
-    """
+    """Normalizes messages for chat templates, without modifying the originals."""
     limits = JsonLimits("the JSON of the tool calls' arguments")
     return [
         _normalize_message(f"messages[{index}]", message, limits)
@@ -57,11 +53,7 @@ def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def normalize_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Normalizes tools for chat templates; returns None if there are none.
-
-    Raises:
-        UserError: a tool is not a function in OpenAI's format, or its name is not unique.
-    """
+    """Normalizes tools for chat templates; returns None if there are none."""
     if not tools:
         return None
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):

@@ -36,11 +36,7 @@ class ChatOptions:
 
 
 def normalize_prompts(prompts: Any) -> list[Any]:
-    """Wraps a single prompt in a list; checks the type of each prompt.
-
-    Raises:
-        UserError: the argument is neither a prompt nor a list of prompts.
-    """
+    """Wraps a single prompt in a list; checks the type of each prompt."""
     prompts = unwrap_prompt(prompts)
     if isinstance(prompts, str) or is_token_ids(prompts):
         return [prompts]

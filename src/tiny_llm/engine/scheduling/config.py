@@ -25,9 +25,6 @@ class SchedulerConfig:
         state_slot_pages: pages whose memory a used state slot takes; 0 if slots have other memory.
         window: largest sliding window in tokens if every layer of the target and draft models has
             one, else 0; pages before it are freed.
-
-    Raises:
-        UserError: a value is not an integer, or too small.
     """
 
     num_pages: int

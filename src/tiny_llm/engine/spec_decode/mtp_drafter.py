@@ -26,11 +26,7 @@ from .draft_model import DraftModel
 
 
 class MtpDrafter(DraftModel):
-    """Proposes draft tokens with the MTP layer, which runs after the target.
-
-    Args:
-        model: the MTP layer, with the same number of pages as the target.
-    """
+    """Proposes draft tokens with the MTP layer, which runs after the target."""
 
     def __init__(self, model: PagedModel):
         super().__init__(model, model.vocab_size)

@@ -81,11 +81,7 @@ class StructuredOutputGrammar:
 
 
 class GrammarCompiler:
-    """Compiles and caches grammars for one tokenizer. Thread-safe.
-
-    Args:
-        tool_call_parser: name of the tool-call format, see `find_format`.
-    """
+    """Compiles and caches grammars for one tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, tool_call_parser: str = AUTO):
         self._tokenizer = tokenizer

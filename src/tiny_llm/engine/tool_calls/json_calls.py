@@ -31,9 +31,6 @@ def parse_json_call(
         source: text that starts with `{`.
         keys: keys under which the arguments may appear.
         names: if given, only an object with one of these names and with arguments is a call.
-
-    Raises:
-        MalformedCallError: see `ToolCallFormat.parse`.
     """
     head = re.compile(NAME_REGEX + rf'\s*,\s*"(?:{"|".join(keys)})"\s*:\s*(?=\{{)')
     scanner, num_scanned = JsonScanner(), 0
