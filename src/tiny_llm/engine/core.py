@@ -46,17 +46,14 @@ from .structured_output.thinking_budget import ThinkingBudget, thinking_tokens
 log = logging.getLogger("tiny_llm.engine")
 
 MEMORY_CHECK_INTERVAL = 1.0  # seconds
-PRECOMPUTE_REQUEST_ID = "(ahead)"  # id of `precompute`'s internal requests
 
 
 class EngineCore:
     """Drives requests through scheduler, model runner and output processors.
 
     Args:
-        tokenizer: as returned by `mlx_lm.load`.
         seed: base seed for requests without their own.
         proposer: n-gram proposer, or None; not used where a grammar forces tokens.
-        tool_call_parser: name of the tool-call format, see `find_format`.
         adapters: LoRA adapter indices by name; the key None is for requests without `lora`.
 
     Attributes:
@@ -280,7 +277,7 @@ class EngineCore:
             return False
         totals = scheduler.num_prompt_tokens, scheduler.num_cached_tokens
         request = EngineRequest(
-            PRECOMPUTE_REQUEST_ID,
+            "(ahead)",
             token_ids[:end],
             SamplingParams(temperature=0),
             1,

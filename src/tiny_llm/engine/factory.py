@@ -83,9 +83,6 @@ def load_models(
     Args:
         options: `Decoder` arguments of the target and draft models.
         mtp: whether to load the target's MTP layer as the draft model.
-
-    Raises:
-        UserError: a model cannot be loaded, or the vocabularies differ.
     """
     check_int("tensor_parallel_size", tensor_parallel_size, 1)
     if task != "generate" and (tensor_parallel_size > 1 or draft_model is not None or mtp):
@@ -163,12 +160,7 @@ def make_model_runner(
     num_state_slots: int,
     task: Task,
 ) -> ModelRunner:
-    """Builds the model runner; each model has `num_pages` pages.
-
-    Raises:
-        ModelError: another rank cannot load an adapter.
-        UserError: with task "score", the tokenizer has no single tokens for "yes" and "no".
-    """
+    """Builds the model runner; each model has `num_pages` pages."""
     memory = num_pages, num_state_slots
     target = _paged_model(models, models.target, *memory, adapters)
     if isinstance(models.draft, MtpDecoder):

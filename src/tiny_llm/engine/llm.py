@@ -367,20 +367,13 @@ class LLM(EngineCore):
         Args:
             prompts: see `generate`. Texts are encoded with the tokenizer's special tokens, such as
                 Qwen3-Embedding's EOS token; include an instruction if the model expects one.
-
-        Raises:
-            UserError: the task is not "embed", or a prompt is rejected.
         """
         return self._pool("embed", prompts)
 
     def score(
         self, query: str, documents: Sequence[str], instruction: str = SCORE_INSTRUCTION
     ) -> list[float]:
-        """Scores documents' relevance to a query, 0 to 1, with a reranking model.
-
-        Raises:
-            UserError: the task is not "score", or a prompt is rejected.
-        """
+        """Scores documents' relevance to a query, 0 to 1, with a reranking model."""
         prompts = [
             SCORE_TEMPLATE.format(instruction=instruction, query=query, document=document)
             for document in documents

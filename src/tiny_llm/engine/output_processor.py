@@ -129,7 +129,6 @@ class OutputProcessor:
 
     Args:
         output: this completion, one of `request_output.outputs`.
-        detokenizer, reasoning: see `StopChecker`.
         deadline: `time.perf_counter` value at which the request times out, or None.
     """
 

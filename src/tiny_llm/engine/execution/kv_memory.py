@@ -44,12 +44,11 @@ def choose_kv_cache_bytes(
     page_bytes, state_bytes = page_and_state_bytes(page_size, models)
     pages = max_num_seqs * -(-max_seq_len // page_size)
     usable = pages * page_bytes + default_state_slots(max_num_seqs) * state_bytes
-    minimum = _minimum(page_bytes, state_bytes)
     if available * 3 // 4 >= usable:
         return usable, f"enough for {max_num_seqs} requests of {max_seq_len:,} tokens"
     reason = f"3/4 of the {available / 1e9:.2f} GB left by the weights"
     # If total memory is less than this minimum, `split_kv_memory` raises.
-    return max(available * 3 // 4, min(minimum, total_memory())), reason
+    return max(available * 3 // 4, min(_minimum(page_bytes, state_bytes), total_memory())), reason
 
 
 def default_state_slots(max_num_seqs: int) -> int:

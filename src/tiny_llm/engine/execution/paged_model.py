@@ -28,7 +28,6 @@ class Span:
 
     Attributes:
         token_ids: at least one token.
-        start: position of the first token.
         page_ids: the request's block table, with pages for all tokens.
         state_read_slot: slot of the state before the span; −1 if `start` is 0 or there is no state.
         state_writes: (token index in the span, slot for the recurrent state after it) pairs.
@@ -59,7 +58,6 @@ class PagedModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of KV and state memory in use, which is at most what is reserved."""
         return self._storage.nbytes
 
     @property

@@ -69,8 +69,6 @@ class SamplingRow:
 
 
 class TokenCounts:
-    """Token counts, for repetition, frequency and presence penalties."""
-
     def __init__(self, prompt_token_ids: Sequence[int], vocab_size: int):
         self._num_counted = len(prompt_token_ids)
         self._output_counts = array("f", bytes(4 * vocab_size))  # by token id

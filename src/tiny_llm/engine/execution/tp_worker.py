@@ -32,8 +32,6 @@ from .paged_model import PagedModel, RowKind, Span
 
 
 class TPWorker:
-    """Holds this rank's shards and models, and executes messages."""
-
     def __init__(self, worker: Worker):
         self._worker = worker
         self._console = Console(stderr=True, quiet=True)  # only rank 0 prints
@@ -145,7 +143,6 @@ def serve_launched() -> NoReturn:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Entry point for ranks spawned by rank 0."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(local_worker(arguments))
 

@@ -26,7 +26,8 @@ def fit_messages(messages: Sequence[Message], traits: TemplateTraits) -> Sequenc
             message = message if is_accepted else {**message, "role": "user"}
         else:
             is_leading = False
-        if not traits.empty_assistant and _is_empty_assistant(message):
+        is_empty = not (message["content"] or "tool_calls" in message)
+        if is_empty and message["role"] == "assistant" and not traits.empty_assistant:
             message = {**message, "content": " "}
         if fitted and _must_merge(fitted[-1]["role"], message["role"], is_leading, traits):
             fitted[-1] = _merge(fitted[-1], message)
@@ -56,10 +57,6 @@ def _merge(first: Message, second: Message) -> Message:
             merged[name] = SEPARATOR.join(texts)
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
     return {**merged, "tool_calls": calls} if calls else merged
-
-
-def _is_empty_assistant(message: Message) -> bool:
-    return message["role"] == "assistant" and not (message["content"] or "tool_calls" in message)
 
 
 def _with_user(messages: list[Message], traits: TemplateTraits) -> list[Message]:

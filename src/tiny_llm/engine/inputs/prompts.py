@@ -66,9 +66,6 @@ def encode_prompt(tokenizer: Any, prompt: Any, chat: ChatOptions, max_tokens: in
 
     Returns:
         Token ids; empty for an empty prompt, which the scheduler rejects.
-
-    Raises:
-        UserError: an invalid type or token id; see also `render_chat` and `encode_text`.
     """
     prompt = unwrap_prompt(prompt)
     if not isinstance(prompt, str) and not _is_sequence(prompt):

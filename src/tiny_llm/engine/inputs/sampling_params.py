@@ -58,9 +58,6 @@ class SamplingParams:
             truncated at `max_tokens` is a prefix of a valid output.
         ignore_eos: whether to continue after the tokenizer's EOS tokens.
         thinking_token_budget: upper bound on reasoning tokens, after which `</think>` is forced.
-
-    Raises:
-        UserError: a parameter is invalid, or parameters conflict.
     """
 
     max_tokens: int | None = 16

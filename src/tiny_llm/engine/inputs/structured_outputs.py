@@ -29,9 +29,6 @@ class StructuredOutputs:
         grammar: Lark grammar, or llama.cpp's GBNF.
         json_object: True for any JSON object.
         strict: whether to reject, not relax, a JSON schema with keywords that no grammar enforces.
-
-    Raises:
-        UserError: no field or several fields besides `strict` are given, or one has a wrong type.
     """
 
     json: Mapping[str, Any] | bool | str | None = field(default=None, hash=False)
@@ -85,9 +82,6 @@ class ToolCalls:
         parallel: whether several calls are allowed, if the format supports them.
         response_constraint: with "auto", constraint on an output without calls; calls then have
             no text around them. None leaves text unconstrained.
-
-    Raises:
-        UserError: there are no tools, `name` is unknown, or a value is invalid.
     """
 
     tools: Sequence[Mapping[str, Any]] = field(hash=False)

@@ -14,7 +14,6 @@ class SchedulerConfig:
     """KV memory and batch limits.
 
     Attributes:
-        num_pages: number of KV cache pages.
         page_size: tokens per page; vLLM's `block_size`.
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included.
         max_seq_len: upper bound on prompt plus output tokens of a request.

@@ -94,12 +94,10 @@ class RequestMetrics:
 
     @property
     def queue_seconds(self) -> float | None:
-        """Seconds from arrival to the first scheduled step."""
         return self._since_arrival(self.first_scheduled_time)
 
     @property
     def e2e_seconds(self) -> float | None:
-        """Seconds from arrival to the end of the last completion."""
         return self._since_arrival(self.finished_time)
 
     def _since_arrival(self, time: float | None) -> float | None:
@@ -140,7 +138,6 @@ class RequestOutput:
         num_cached_tokens: prompt tokens found in the prefix cache.
         prompt_logprobs: if requested, one entry per prompt token, None for the first; complete once
             the first completion has a token.
-        error: message if the request failed or was rejected.
     """
 
     request_id: str

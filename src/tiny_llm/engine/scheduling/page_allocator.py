@@ -46,7 +46,6 @@ class PageAllocator:
         # [/task 3.3.2 allocate]
 
     def share(self, page: int) -> None:
-        """Adds an owner to an allocated page."""
         if self._ref_counts[page] == 0:
             raise ValueError(f"cannot share page {page}: it is free.")
         self._ref_counts[page] += 1

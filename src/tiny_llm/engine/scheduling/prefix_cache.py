@@ -73,7 +73,6 @@ class PrefixCache:
 
     @property
     def roots(self) -> list[PrefixNode]:
-        """The roots of all adapters' trees and of the tree without an adapter."""
         return list(self._roots.values())
 
     def root_of(self, adapter: int) -> PrefixNode:

@@ -71,11 +71,7 @@ class Scheduler:
     # ---------------------------------------------------------------- adding and ending requests
 
     def add(self, request: EngineRequest) -> None:
-        """Appends a request to the queue and resolves its `max_tokens`.
-
-        Raises:
-            UserError: the prompt is empty or too long, or `max_tokens` or `min_tokens` too large.
-        """
+        """Appends a request to the queue and resolves its `max_tokens`."""
         assert request.request_id not in self._requests, f"duplicate {request}"
         max_tokens, params = request.max_tokens, request.params
         if params.clamp_max_tokens:
@@ -99,11 +95,7 @@ class Scheduler:
         )
 
     def check_queue_limit(self, num_requests: int) -> None:
-        """Checks that the queue has capacity for `num_requests` more requests.
-
-        Raises:
-            QueueFullError: see `SchedulerConfig.max_queue`.
-        """
+        """Checks that the queue has capacity for `num_requests` more requests."""
         config, num_unfinished = self.config, len(self._requests)
         if config.max_queue is None:
             return

@@ -23,12 +23,9 @@ class GrammarRow(Protocol):
     """Properties of an output position that determine its bitmask."""
 
     @property
-    def request(self) -> EngineRequest:
-        """The request that the position belongs to."""
-
+    def request(self) -> EngineRequest: ...
     @property
-    def draft_tokens(self) -> tuple[int, ...]:
-        """Unverified tokens before this position."""
+    def draft_tokens(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)

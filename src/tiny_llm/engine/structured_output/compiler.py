@@ -103,9 +103,6 @@ class GrammarCompiler:
         """Returns a grammar in its initial state; a cache hit takes microseconds.
 
         Relaxes non-strict schemas to what a grammar can enforce, and logs a warning.
-
-        Raises:
-            UserError: the grammar is invalid, too large or unsupported, or `llguidance` is missing.
         """
         with self._lock:
             self._load_llguidance()

@@ -21,12 +21,9 @@ SubGrammar = dict[str, Any]
 WHITESPACE = r"[ \n]{0,4}"
 AFTER_THINKING = r"/\n{0,2}/"
 GRAMMAR_FAILED = "the grammar failed: "  # prefix of error messages during generation
-ANY_OBJECT = json.dumps({"type": "object"})
 
 
 class ThinkingState(StrEnum):
-    """Reasoning state at the start of an output."""
-
     NONE = "none"  # the output starts with the body, without reasoning
     POSSIBLE = "possible"  # the output starts with <think> or the body
     OPEN = "open"  # the prompt ends with <think>, so the output starts with reasoning
@@ -67,7 +64,7 @@ def _body_grammar(constraint: StructuredOutputs) -> SubGrammar:
     if constraint.grammar is not None:
         return {"lark_grammar": constraint.grammar}
     assert isinstance(constraint.json, str | None)
-    return _json_grammar(constraint.json or ANY_OBJECT)
+    return _json_grammar(constraint.json or '{"type": "object"}')
 
 
 def _tool_call_grammars(

@@ -18,7 +18,6 @@ from .text_source import CallStart, Events, MalformedCallError, TextSource
 
 START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID_LENGTH = 9
-ID_ALPHABET = string.ascii_letters + string.digits
 ID_PATTERN = f"/[a-zA-Z0-9]{{{ID_LENGTH}}}/"
 OPTIONAL_ID = rf"""(", \"id\": \"" {ID_PATTERN} "\"")?"""
 
@@ -75,7 +74,9 @@ class MistralFormat(ToolCallFormat):
         return CallGrammar(lark, schemas)
 
     def new_call_id(self) -> str:
-        return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
+        return "".join(
+            secrets.choice(string.ascii_letters + string.digits) for _ in range(ID_LENGTH)
+        )
 
     def valid_call_id(self, call_id: str) -> str:
         """Returns the last nine letters and digits of `call_id`, padded with zeros."""

@@ -20,7 +20,6 @@ from .qwen3_coder import Qwen3CoderFormat
 
 AUTO = "auto"
 NAMES = ("hermes", "qwen3_coder", "llama3_json", "mistral")
-LLAMA_HEADER = "<|start_header_id|>"
 LLAMA_ARGUMENTS = re.compile(r'"parameters\\?"\s*:')
 
 
@@ -46,5 +45,5 @@ def detect(template: str) -> str:
         return "qwen3_coder"
     if "<tool_call>" in template:
         return "hermes"
-    is_llama = LLAMA_HEADER in template and LLAMA_ARGUMENTS.search(template) is not None
+    is_llama = "<|start_header_id|>" in template and LLAMA_ARGUMENTS.search(template) is not None
     return "llama3_json" if is_llama or PYTHON_TAG in template else "hermes"

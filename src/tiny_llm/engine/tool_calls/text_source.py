@@ -17,8 +17,6 @@ class MalformedCallError(Exception):
 
 @dataclass(frozen=True)
 class CallStart:
-    """Start of a call to the tool `name`."""
-
     name: str
 
 

@@ -52,8 +52,6 @@ class RequestLoad:
 
     Attributes:
         load: the pages, then, if the model has recurrent state, the state after the last page.
-        num_pages: number of pages in the load, excluding the state.
-        num_copied: number of pages already copied to the request's pages.
     """
 
     request: EngineRequest

@@ -25,15 +25,10 @@ class SharedMemory(Protocol):
     slot_pages: float
 
     @property
-    def num_free(self) -> int:
-        """See `PageManager.num_free`."""
-
+    def num_free(self) -> int: ...
     @property
-    def num_evictable(self) -> int:
-        """See `PageManager.num_evictable`."""
-
-    def evict_until_free(self, count: int) -> None:
-        """See `PageManager.evict_until_free`."""
+    def num_evictable(self) -> int: ...
+    def evict_until_free(self, count: int) -> None: ...
 
 
 @dataclass(eq=False)
