@@ -51,18 +51,12 @@ Model = str | os.PathLike[str] | tuple[Any, Any]
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """Target and draft model, before their pages are allocated.
-
-    Attributes:
-        draft: the draft model, or the target's MTP layer, or None.
-        tokenizer: shared by the target and draft models.
-        tp_checkpoint: the target's sharded checkpoint; None without tensor parallelism.
-    """
+    """Target and draft model, before their pages are allocated."""
 
     target: ServingModel
-    draft: ServingModel | None
-    tokenizer: Any
-    tp_checkpoint: ShardedCheckpoint | None
+    draft: ServingModel | None  # the draft model, or the target's MTP layer
+    tokenizer: Any  # shared by the target and draft models
+    tp_checkpoint: ShardedCheckpoint | None  # the target's; None without tensor parallelism
 
     @property
     def all(self) -> list[ServingModel]:

@@ -16,16 +16,11 @@ from .scheduling.request import EngineRequest, FinishReason
 
 @dataclass(frozen=True)
 class ReasoningTokens:
-    """Delimiters of a reasoning block.
-
-    Attributes:
-        start, end: token ids of `<think>` and `</think>`.
-        is_open: whether the output starts inside a reasoning block.
-    """
+    """Token ids of the delimiters `<think>` and `</think>` of a reasoning block."""
 
     start: int
     end: int
-    is_open: bool
+    is_open: bool  # whether the output starts inside a reasoning block
 
 
 class StopChecker:

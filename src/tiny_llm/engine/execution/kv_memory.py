@@ -32,13 +32,10 @@ def choose_kv_cache_bytes(
     models: Sequence[KvSize],
     available: int,
 ) -> tuple[int, str]:
-    """Chooses the KV memory: three quarters of `available` bytes, within bounds.
+    """Chooses the KV memory in bytes, and explains the choice: 3/4 of `available`, within bounds.
 
     The rest is for activations and other programs. The bounds are what `max_num_seqs` requests of
     `max_seq_len` tokens need, and the minimum that `split_kv_memory` accepts.
-
-    Returns:
-        (bytes, explanation of the choice).
     """
     check_int("max_num_seqs", max_num_seqs, 1)
     page_bytes, state_bytes = page_and_state_bytes(page_size, models)

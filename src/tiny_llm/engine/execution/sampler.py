@@ -31,16 +31,11 @@ from .logprobs import gather_logprobs, logprobs_to_dicts
 
 @dataclass(frozen=True)
 class SamplingRow:
-    """One output position at which to sample a token.
-
-    Attributes:
-        position: index of the token in the request's output.
-        draft_tokens: unverified tokens before this position.
-    """
+    """One output position at which to sample a token."""
 
     request: EngineRequest
-    position: int
-    draft_tokens: tuple[int, ...] = ()
+    position: int  # index of the token in the request's output
+    draft_tokens: tuple[int, ...] = ()  # unverified tokens before this position
 
     @property
     def params(self) -> SamplingParams:

@@ -38,18 +38,13 @@ WORKER = "tiny_llm.engine.execution.tp_worker"
 
 @dataclass(frozen=True, eq=False)
 class ShardedCheckpoint:
-    """A checkpoint sharded across all ranks; stands in for a loaded model.
+    """A checkpoint sharded across all ranks; stands in for a loaded model."""
 
-    Attributes:
-        args: config of the full model.
-        key: the checkpoint's id in messages to the other ranks.
-    """
-
-    args: DecoderConfig
+    args: DecoderConfig  # of the full model
     shard: Any
     rank_shard: RankShard
     group: RankGroup
-    key: int
+    key: int  # the checkpoint's id in messages to the other ranks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.shard, name)

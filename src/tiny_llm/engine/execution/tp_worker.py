@@ -90,7 +90,6 @@ class TPWorker:
         self._models[key].features(_parse_spans(spans), rows, hidden)
 
     def lm_head(self, key: int) -> None:
-        """See `PagedModel.lm_head`; the hidden states are the message's payload."""
         hidden = self._receive_hidden(key)
         if hidden is not None:
             self._models[key].lm_head(hidden)

@@ -73,19 +73,14 @@ class ChunkOutput:
 
 @dataclass
 class RequestMetrics:
-    """A request's timestamps, in seconds of `time.perf_counter`, and counts.
-
-    Attributes:
-        first_scheduled_time: start of the first step that included the request.
-        num_generation_tokens: output tokens of the last completion to finish.
-    """
+    """A request's timestamps, in seconds of `time.perf_counter`, and counts."""
 
     arrival_time: float
-    first_scheduled_time: float | None = None
+    first_scheduled_time: float | None = None  # start of the first step that included the request
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
-    num_generation_tokens: int = 0
+    num_generation_tokens: int = 0  # output tokens of the last completion to finish
 
     @property
     def ttft(self) -> float | None:

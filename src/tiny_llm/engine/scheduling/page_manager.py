@@ -71,8 +71,6 @@ class PageManager:
         """Returns the tokens of a request's page `index`; the last may be partial."""
         return tuple(request.token_ids[index * self.page_size : (index + 1) * self.page_size])
 
-    # ---------------------------------------------------------------- allocation
-
     def match(self, request: EngineRequest) -> list[PrefixNode]:
         """Returns the request's prefix cache hit: the path of nodes from the root.
 
@@ -161,8 +159,6 @@ class PageManager:
         while self.num_free < count and (self.cache.evict(1) or checkpoints.evict()):
             pass
 
-    # ---------------------------------------------------------------- sharing and release
-
     def share_full_pages(self, request: EngineRequest, num_written: int) -> None:
         """Inserts the full pages of the first `num_written` tokens into the cache."""
         if not self._sharing:
@@ -194,15 +190,11 @@ class PageManager:
         request.num_loading = 0
         request.num_draft_uncomputed = 0
 
-    # ---------------------------------------------------------------- memory pressure
-
     def evict_half(self) -> int:
         return self.cache.evict(-(-self.cache.num_evictable // 2))
 
     def free_rows(self) -> tuple[list[int], list[int]]:
         return self.allocator.free_pages, [] if self.states is None else self.states.free_slots
-
-    # ---------------------------------------------------------------- counts and invariants
 
     def counts(self, running: Iterable[EngineRequest]) -> PageCounts:
         shared = {

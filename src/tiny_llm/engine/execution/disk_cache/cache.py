@@ -33,13 +33,9 @@ WAIT_SECONDS = 0.005  # maximum wait for a page when no request has tokens to co
 
 @dataclass(frozen=True)
 class DiskCacheStats:
-    """Totals since startup, and the current size of the page store.
+    """Totals since startup, and the current size of the page store."""
 
-    Attributes:
-        hit_tokens: prompt tokens read from disk instead of computed.
-    """
-
-    hit_tokens: int = 0
+    hit_tokens: int = 0  # prompt tokens read from disk instead of computed
     read_bytes: int = 0
     written_bytes: int = 0
     num_bytes: int = 0
@@ -48,14 +44,10 @@ class DiskCacheStats:
 
 @dataclass(eq=False)
 class RequestLoad:
-    """Pages being read for a request.
-
-    Attributes:
-        load: the pages, then, if the model has recurrent state, the state after the last page.
-    """
+    """Pages being read for a request."""
 
     request: EngineRequest
-    load: PageLoad
+    load: PageLoad  # pages, then, if the model has recurrent state, the state after the last page
     num_pages: int
     num_copied: int = 0
 
@@ -138,8 +130,6 @@ class DiskCache:
         self._loads.clear()
         self._finalizer()
 
-    # ---------------------------------------------------------------- writing
-
     def _key(self, node: PrefixNode) -> tuple[bytes, int]:
         if node.parent is None and node not in self._keys:
             self._keys[node] = page_key(self._root, node.tokens), -1
@@ -213,8 +203,6 @@ class DiskCache:
         return b"".join(
             model.read_row(kind, index) for model in self._models if model.row_bytes(kind)
         )
-
-    # ---------------------------------------------------------------- reading
 
     def _start_load(self, request: EngineRequest) -> int:
         pages, size = self._scheduler.pages, self._scheduler.config.page_size

@@ -79,12 +79,8 @@ class StateSlots:
     def free_slots(self) -> list[int]:
         return self._allocator.free_pages
 
-    # ---------------------------------------------------------------- prefix cache
-
     def up_to_checkpoint(self, path: list[PrefixNode]) -> list[PrefixNode]:
         return path[: self.checkpoints.last(path)]
-
-    # ---------------------------------------------------------------- one step
 
     def begin_step(
         self, running: Iterable[EngineRequest], waiting: Collection[EngineRequest]
@@ -239,8 +235,6 @@ class StateSlots:
             if slot >= 0:
                 self._allocator.free(slot)
 
-    # ---------------------------------------------------------------- placement
-
     def _add_checkpoint(self, request: EngineRequest, position: int, slot: int) -> None:
         """Makes `slot` the checkpoint at `position`, or frees it if none is needed."""
         node = self._node_at(request, position)
@@ -260,8 +254,6 @@ class StateSlots:
             assert node.parent is not None
             node = node.parent
         return node
-
-    # ---------------------------------------------------------------- counts and invariants
 
     def counts(self) -> StateSlotCounts:
         cached, free = len(self.checkpoints.evictable), self.checkpoints.num_free
