@@ -46,17 +46,14 @@ from .structured_output.thinking_budget import ThinkingBudget, thinking_tokens
 log = logging.getLogger("tiny_llm.engine")
 
 MEMORY_CHECK_INTERVAL = 1.0  # seconds
-PRECOMPUTE_REQUEST_ID = "(ahead)"  # id of `precompute`'s internal requests
 
 
 class EngineCore:
     """Drives requests through scheduler, model runner and output processors.
 
     Args:
-        tokenizer: as returned by `mlx_lm.load`.
         seed: base seed for requests without their own.
         proposer: n-gram proposer, or None; not used where a grammar forces tokens.
-        tool_call_parser: name of the tool-call format, see `find_format`.
         adapters: LoRA adapter indices by name; the key None is for requests without `lora`.
 
     Attributes:
@@ -184,7 +181,6 @@ class EngineCore:
         grammar: StructuredOutputGrammar | None,
         adapter: int,
     ) -> EngineRequest:
-        """Builds the scheduler's request for completion `index` of a prompt."""
         eos_token_ids = () if params.ignore_eos else self.tokenizer.eos_token_ids
         is_scored = params.prompt_logprobs is not None and index == 0
         max_reasoning, thinking_budget = params.thinking_token_budget, None
@@ -229,7 +225,6 @@ class EngineCore:
         return [self.grammars.compile(structured_outputs, thinking) for _ in range(n)]
 
     def _reasoning_tokens(self, ids: Sequence[int]) -> ReasoningTokens | None:
-        """Returns the reasoning delimiters; None if the model has no thinking mode."""
         if self._thinking_tokens is None:
             return None
         state = initial_thinking_state(self._prompt_tail(ids), enable_thinking=False)
@@ -245,7 +240,6 @@ class EngineCore:
         return text
 
     def _new_id(self) -> str:
-        """Returns the next number that is not the id of an unfinished request."""
         while str(self._num_added) in self._processors_by_request:
             self._num_added += 1
         self._num_added += 1
@@ -265,7 +259,6 @@ class EngineCore:
 
     @recovering
     def _abort_all(self, sink: deque[StreamOutput]) -> None:
-        """Aborts the unfinished requests whose outputs go to `sink`."""
         for processor in [each for each in self._processors.values() if each.sink is sink]:
             self._finish(processor, [], "abort")
 
@@ -284,7 +277,7 @@ class EngineCore:
             return False
         totals = scheduler.num_prompt_tokens, scheduler.num_cached_tokens
         request = EngineRequest(
-            PRECOMPUTE_REQUEST_ID,
+            "(ahead)",
             token_ids[:end],
             SamplingParams(temperature=0),
             1,
@@ -326,7 +319,6 @@ class EngineCore:
 
     @recovering
     def release_cached_memory(self) -> None:
-        """Evicts half of the cached pages and returns unused memory to the system."""
         before = self.runner.nbytes
         num_evicted = self.scheduler.pages.evict_half()
         self.num_memory_evictions += num_evicted
@@ -354,12 +346,10 @@ class EngineCore:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has requests to compute or outputs to return."""
         return self.scheduler.has_requests or bool(self._outputs)
 
     @recovering
     def _compute_step(self) -> None:
-        """Expires overdue requests, computes one step and emits its outputs."""
         self._expire_requests()
         self.check_memory()
         if not self.scheduler.has_requests:
@@ -409,7 +399,6 @@ class EngineCore:
                 self._finish(processor, [], "timeout")
 
     def _process_outputs(self, step: SchedulerOutput, results: dict[str, ChunkOutput]) -> None:
-        """Passes new tokens to the output processors, grammars and scheduler."""
         updates = []
         for request_id, result in results.items():
             processor = self._processors[request_id]
@@ -442,7 +431,6 @@ class EngineCore:
                 self._finish(processor, token_ids, reason)
 
     def _propose_draft_tokens(self, request: EngineRequest) -> Sequence[int]:
-        """Returns the tokens forced by the grammar, else the n-gram proposer's."""
         num_running = len(self.scheduler.running)
         tokens: Sequence[int] = ()
         if request.grammar is not None and self._grammar_proposer is not None:
@@ -487,7 +475,6 @@ class EngineCore:
         reason: FinishReason,
         error: str | None = None,
     ) -> None:
-        """Ends a request in the scheduler and emits its last output."""
         request, request_id = processor.request, processor.request_output.request_id
         if self.disk_cache is not None:
             self.disk_cache.on_finish(request)

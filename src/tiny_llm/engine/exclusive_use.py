@@ -56,7 +56,6 @@ class ExclusiveUse:
         return True
 
     def release(self) -> None:
-        """Releases the lock."""
         self._lock.release()
 
     @staticmethod

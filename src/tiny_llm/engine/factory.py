@@ -51,22 +51,15 @@ Model = str | os.PathLike[str] | tuple[Any, Any]
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """Target and draft model, before their pages are allocated.
-
-    Attributes:
-        draft: the draft model, or the target's MTP layer, or None.
-        tokenizer: shared by the target and draft models.
-        tp_checkpoint: the target's sharded checkpoint; None without tensor parallelism.
-    """
+    """Target and draft model, before their pages are allocated."""
 
     target: ServingModel
-    draft: ServingModel | None
-    tokenizer: Any
-    tp_checkpoint: ShardedCheckpoint | None
+    draft: ServingModel | None  # the draft model, or the target's MTP layer
+    tokenizer: Any  # shared by the target and draft models
+    tp_checkpoint: ShardedCheckpoint | None  # the target's; None without tensor parallelism
 
     @property
     def all(self) -> list[ServingModel]:
-        """The target model, then the draft model or MTP layer, if there is one."""
         return [self.target] if self.draft is None else [self.target, self.draft]
 
 
@@ -84,9 +77,6 @@ def load_models(
     Args:
         options: `Decoder` arguments of the target and draft models.
         mtp: whether to load the target's MTP layer as the draft model.
-
-    Raises:
-        UserError: a model cannot be loaded, or the vocabularies differ.
     """
     check_int("tensor_parallel_size", tensor_parallel_size, 1)
     if task != "generate" and (tensor_parallel_size > 1 or draft_model is not None or mtp):
@@ -112,11 +102,7 @@ def load_models(
 
 
 def adapter_folders(adapter_path: Any, lora_modules: Any) -> Mapping[str | None, Any]:
-    """Returns adapter folders by name; the key None is for `adapter_path`.
-
-    Raises:
-        UserError: an argument is invalid, or the arguments conflict.
-    """
+    """Returns adapter folders by name; the key None is for `adapter_path`."""
     if lora_modules is None:
         if not isinstance(adapter_path, str | os.PathLike | None):
             raise UserError(f"adapter_path must be a path, got {short_repr(adapter_path)}.")
@@ -142,9 +128,6 @@ def attach_to_target(
 
     Returns:
         Adapter indices by name; the key None is for requests without `lora`. −1 means no adapter.
-
-    Raises:
-        UserError: an adapter cannot be used with the model.
     """
     if folders:
         assert isinstance(models.target, Decoder)
@@ -154,11 +137,7 @@ def attach_to_target(
 
 
 def resolve_task(task: Any, model: Model) -> Task:
-    """Resolves the model's task; "auto" detects it from the checkpoint.
-
-    Raises:
-        UserError: an unknown task, or an unsupported pooling layer.
-    """
+    """Resolves the model's task; "auto" detects it from the checkpoint."""
     if task in TASKS:
         return task
     _check_choice("task", task, ("auto", *TASKS))
@@ -175,12 +154,7 @@ def make_model_runner(
     num_state_slots: int,
     task: Task,
 ) -> ModelRunner:
-    """Builds the model runner; each model has `num_pages` pages.
-
-    Raises:
-        ModelError: another rank cannot load an adapter.
-        UserError: with task "score", the tokenizer has no single tokens for "yes" and "no".
-    """
+    """Builds the model runner; each model has `num_pages` pages."""
     memory = num_pages, num_state_slots
     target = _paged_model(models, models.target, *memory, adapters)
     if isinstance(models.draft, MtpDecoder):
@@ -212,11 +186,7 @@ def make_model_runner(
 def make_proposer(
     speculative: str | None, draft_model: Model | None, num_drafts: int | None
 ) -> NgramProposer | None:
-    """Validates speculation options; returns a proposer for "ngram", else None.
-
-    Raises:
-        UserError: an argument is invalid, or the arguments conflict.
-    """
+    """Validates speculation options; returns a proposer for "ngram", else None."""
     if num_drafts is not None:
         check_int("num_drafts", num_drafts, 1)
         if draft_model is None and speculative is None:
@@ -240,11 +210,6 @@ def make_scheduler(
     scheduling_policy: Any,
     step_time_target: float | None,
 ) -> Scheduler:
-    """Builds the scheduler for a policy; see `LLM` for the arguments.
-
-    Raises:
-        UserError: an argument is invalid.
-    """
     if step_time_target is not None:
         validate_number(
             "step_time_target", step_time_target, 0, math.inf, "a number of seconds > 0", above=True
@@ -266,11 +231,6 @@ def check_options(
     activation_bits: Any,
     listener: Any,
 ) -> None:
-    """Validates the enumerated options and the listener.
-
-    Raises:
-        UserError: a value is invalid.
-    """
     _check_choice("load_format", load_format, LOAD_FORMATS)
     _check_choice("attention_backend", attention_backend, ATTENTION_BACKENDS)
     _check_choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
@@ -306,7 +266,6 @@ def _paged_model(
     num_state_slots: int = 0,
     adapters: Sequence[str | os.PathLike[str]] = (),
 ) -> PagedModel:
-    """Adds pages and state slots to a model; if it is sharded, on all ranks."""
     if models.tp_checkpoint is None:
         return PagedModel(model, num_pages, num_state_slots)
     assert isinstance(model, TensorParallelDecoder)
@@ -316,7 +275,6 @@ def _paged_model(
 def _load_model(
     model: Model, load_format: str, options: Mapping[str, Any], task: Task, mtp: bool = False
 ) -> tuple[ServingModel, Any, MtpDecoder | None]:
-    """Returns the serving model, its tokenizer and, if requested, its MTP layer."""
     name = "the model"
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)

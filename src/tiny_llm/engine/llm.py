@@ -368,23 +368,13 @@ class LLM(EngineCore):
         Args:
             prompts: see `generate`. Texts are encoded with the tokenizer's special tokens, such as
                 Qwen3-Embedding's EOS token; include an instruction if the model expects one.
-
-        Raises:
-            UserError: the task is not "embed", or a prompt is rejected.
         """
         return self._pool("embed", prompts)
 
     def score(
         self, query: str, documents: Sequence[str], instruction: str = SCORE_INSTRUCTION
     ) -> list[float]:
-        """Scores documents' relevance to a query, 0 to 1, with a reranking model.
-
-        Args:
-            instruction: tells the model what counts as relevant.
-
-        Raises:
-            UserError: the task is not "score", or a prompt is rejected.
-        """
+        """Scores documents' relevance to a query, 0 to 1, with a reranking model."""
         prompts = [
             SCORE_TEMPLATE.format(instruction=instruction, query=query, document=document)
             for document in documents
@@ -464,7 +454,6 @@ class LLM(EngineCore):
 
 @contextmanager
 def _progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a function that advances a progress bar; a no-op without a terminal."""
     if not (enabled and is_terminal()):
         yield lambda number: None
         return
@@ -480,7 +469,6 @@ def _progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
 def _with_params(
     prompts: Prompts, params: Params, lora: str | Sequence[str | None] | None = None
 ) -> list[tuple[Prompt, SamplingParams, str | None]]:
-    """Pairs each prompt with its sampling parameters and adapter."""
     prompt_list = normalize_prompts(prompts)
     if params is None or not isinstance(params, Sequence):
         params = [params or SamplingParams()] * len(prompt_list)

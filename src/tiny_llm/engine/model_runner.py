@@ -72,18 +72,15 @@ class ModelRunner:
         return results
 
     def release(self, pages: Collection[int], slots: Collection[int]) -> None:
-        """Returns the memory of unused pages and state slots of all models to the system."""
         for model in self.models:
             model.release(pages, slots)
 
     @property
     def models(self) -> list[PagedModel]:
-        """The target model, then the draft model or MTP layer, if there is one."""
         return [self.target] if self.draft is None else [self.target, self.draft.model]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of KV and state memory in use by all models on this rank."""
         return sum(model.nbytes for model in self.models)
 
     @property
@@ -102,7 +99,6 @@ class ModelRunner:
     def _sample(
         self, chunks: Sequence[Chunk], draft_tokens: Sequence[Sequence[int]], logits: mx.array
     ) -> dict[str, ChunkOutput]:
-        """Samples one token per sampling chunk, after its accepted draft tokens."""
         sampled = [(c, d) for c, d in zip(chunks, draft_tokens, strict=True) if c.samples]
         rows = [
             SamplingRow(chunk.request, chunk.request.num_output_tokens + i, tuple(drafts[:i]))
@@ -150,7 +146,6 @@ class MtpRunner(ModelRunner):
     _hidden: mx.array = field(init=False)  # T×E: hidden states of the current step's T tokens
 
     def run(self, step: SchedulerOutput) -> dict[str, ChunkOutput]:
-        """Executes a step like `ModelRunner`, then runs the MTP layer on its tokens."""
         results = super().run(step)
         self.draft.update(step.chunks, self._hidden, results)
         return results

@@ -16,16 +16,11 @@ from .scheduling.request import EngineRequest, FinishReason
 
 @dataclass(frozen=True)
 class ReasoningTokens:
-    """Delimiters of a reasoning block.
-
-    Attributes:
-        start, end: token ids of `<think>` and `</think>`.
-        is_open: whether the output starts inside a reasoning block.
-    """
+    """Token ids of the delimiters `<think>` and `</think>` of a reasoning block."""
 
     start: int
     end: int
-    is_open: bool
+    is_open: bool  # whether the output starts inside a reasoning block
 
 
 class StopChecker:
@@ -129,7 +124,6 @@ class OutputProcessor:
 
     Args:
         output: this completion, one of `request_output.outputs`.
-        detokenizer, reasoning: see `StopChecker`.
         deadline: `time.perf_counter` value at which the request times out, or None.
     """
 
@@ -162,11 +156,7 @@ class OutputProcessor:
         self._step_logprobs: list[Logprobs] | None = None  # from the last call of `process`
 
     def process(self, result: ChunkOutput) -> tuple[list[int], FinishReason | None]:
-        """Appends a step's results to the output, up to the token that ends it.
-
-        Returns:
-            (appended tokens, finish reason or None).
-        """
+        """Appends a step's results to the output, up to the token that ends it."""
         assert self.request.max_tokens is not None
         num_left = self.request.max_tokens - self.request.num_output_tokens
         token_ids: list[int] = []
@@ -199,7 +189,6 @@ class OutputProcessor:
         return "stop" if self._text.add_token(token) else None
 
     def emit(self, token_ids: Sequence[int], reason: FinishReason | None) -> None:
-        """Emits new tokens and, if the completion has ended, the finish reason."""
         metrics, now = self.request_output.metrics, time.perf_counter()
         if token_ids and metrics.first_token_time is None:
             metrics.first_token_time = now

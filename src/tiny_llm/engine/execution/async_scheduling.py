@@ -72,7 +72,6 @@ class AsyncScheduling:
         return logits if rows == list(range(logits.shape[0])) else logits[mx.array(rows)]
 
     def _row(self, chunk: Chunk) -> int | None:
-        """Returns the row of the chunk's logits; None if the chunk was not predicted."""
         predicted = self._predicted.get(chunk.request.arrival_index)
         if predicted is None or chunk.num_drafts:
             return None

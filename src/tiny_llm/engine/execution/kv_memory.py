@@ -12,11 +12,7 @@ KvSize = ServingModel | ModelSize  # a loaded model, or sizes computed from a co
 
 
 def choose_max_seq_len(max_model_len: int | None, models: Sequence[KvSize]) -> int:
-    """Returns `max_model_len`, or by default the models' shortest context length.
-
-    Raises:
-        UserError: `max_model_len` is less than 2 or exceeds that context length.
-    """
+    """Returns `max_model_len`, or by default the models' shortest context length."""
     context = min(model.max_seq_len for model in models)
     if max_model_len is None:
         return context
@@ -36,24 +32,20 @@ def choose_kv_cache_bytes(
     models: Sequence[KvSize],
     available: int,
 ) -> tuple[int, str]:
-    """Chooses the KV memory: three quarters of `available` bytes, within bounds.
+    """Chooses the KV memory in bytes, and explains the choice: 3/4 of `available`, within bounds.
 
     The rest is for activations and other programs. The bounds are what `max_num_seqs` requests of
     `max_seq_len` tokens need, and the minimum that `split_kv_memory` accepts.
-
-    Returns:
-        (bytes, explanation of the choice).
     """
     check_int("max_num_seqs", max_num_seqs, 1)
     page_bytes, state_bytes = page_and_state_bytes(page_size, models)
     pages = max_num_seqs * -(-max_seq_len // page_size)
     usable = pages * page_bytes + default_state_slots(max_num_seqs) * state_bytes
-    minimum = _minimum(page_bytes, state_bytes)
     if available * 3 // 4 >= usable:
         return usable, f"enough for {max_num_seqs} requests of {max_seq_len:,} tokens"
     reason = f"3/4 of the {available / 1e9:.2f} GB left by the weights"
     # If total memory is less than this minimum, `split_kv_memory` raises.
-    return max(available * 3 // 4, min(minimum, total_memory())), reason
+    return max(available * 3 // 4, min(_minimum(page_bytes, state_bytes), total_memory())), reason
 
 
 def default_state_slots(max_num_seqs: int) -> int:
@@ -65,11 +57,6 @@ def default_state_slots(max_num_seqs: int) -> int:
 
 
 def check_kv_cache_bytes(kv_cache_bytes: float) -> int:
-    """Validates a user-specified KV memory size; returns it as an integer.
-
-    Raises:
-        UserError: the size is not a positive integer, or exceeds the machine's memory.
-    """
     if isinstance(kv_cache_bytes, float) and kv_cache_bytes.is_integer():
         kv_cache_bytes = int(kv_cache_bytes)
     check_int("kv_cache_bytes", kv_cache_bytes, 1)
@@ -112,6 +99,5 @@ def _minimum(page_bytes: int, state_bytes: int) -> int:
 
 
 def page_and_state_bytes(page_size: int, models: Sequence[KvSize]) -> tuple[int, int]:
-    """Returns the bytes per page and per state slot, summed over all models."""
     page_bytes = page_size * sum(model.kv_bytes_per_token for model in models)
     return page_bytes, sum(model.state_bytes for model in models)

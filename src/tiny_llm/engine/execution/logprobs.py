@@ -96,7 +96,6 @@ def add_prompt_logprobs(
 
     Args:
         results: by request id; requests that do not sample in this step are added.
-        scored: from `prompt_logprob_rows`.
         logits: R×V, at the rows from `prompt_logprob_rows`.
     """
     first = 0

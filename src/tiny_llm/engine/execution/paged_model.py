@@ -28,7 +28,6 @@ class Span:
 
     Attributes:
         token_ids: at least one token.
-        start: position of the first token.
         page_ids: the request's block table, with pages for all tokens.
         state_read_slot: slot of the state before the span; −1 if `start` is 0 or there is no state.
         state_writes: (token index in the span, slot for the recurrent state after it) pairs.
@@ -59,7 +58,6 @@ class PagedModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of KV and state memory in use, which is at most what is reserved."""
         return self._storage.nbytes
 
     @property
@@ -68,7 +66,6 @@ class PagedModel:
         return sum(array.nbytes for array in self._storage.arrays) - self.nbytes
 
     def row_bytes(self, kind: RowKind) -> int:
-        """Returns the bytes per page or state slot, over all layers (0 if stateless)."""
         return sum(map(_row_bytes, self._row_arrays(kind)))
 
     def read_row(self, kind: RowKind, index: int) -> bytes:
@@ -167,7 +164,6 @@ class PagedModel:
         return [] if states is None else states.arrays
 
     def _ids(self, spans: Sequence[Span]) -> mx.array:
-        """Token ids of all spans, T int32."""
         # Only a draft model can get an id ≥ V, from the target's padded vocabulary. Clamping it can
         # at worst cost a rejected draft token.
         last = self.vocab_size - 1
@@ -175,7 +171,6 @@ class PagedModel:
         return mx.array(ids, dtype=mx.int32)
 
     def _evaluate(self, compute: Callable[[], mx.array]) -> mx.array:
-        """Evaluates a result and all writes to storage; adds the time to `seconds`."""
         started = time.perf_counter()
         result = compute()
         # If no row is sampled, `result` does not depend on the storage, so evaluate both.
@@ -193,7 +188,6 @@ def _row_bytes(x: mx.array) -> int:
 
 
 def ragged_batch(spans: Sequence[Span], page_size: int, has_state: bool = False) -> RaggedBatch:
-    """Builds a batch's positions, slots, sequence bounds and block tables."""
     positions: list[int] = []  # T
     slots: list[int] = []  # T
     ends = [0]  # B + 1

@@ -31,20 +31,14 @@ from .logprobs import gather_logprobs, logprobs_to_dicts
 
 @dataclass(frozen=True)
 class SamplingRow:
-    """One output position at which to sample a token.
-
-    Attributes:
-        position: index of the token in the request's output.
-        draft_tokens: unverified tokens before this position.
-    """
+    """One output position at which to sample a token."""
 
     request: EngineRequest
-    position: int
-    draft_tokens: tuple[int, ...] = ()
+    position: int  # index of the token in the request's output
+    draft_tokens: tuple[int, ...] = ()  # unverified tokens before this position
 
     @property
     def params(self) -> SamplingParams:
-        """The request's sampling parameters."""
         return self.request.params
 
     @property
@@ -57,7 +51,6 @@ class SamplingRow:
 
     @property
     def below_min_tokens(self) -> bool:
-        """Whether EOS and stop tokens are masked at this position."""
         return self.position < self.params.min_tokens
 
     @property
@@ -71,8 +64,6 @@ class SamplingRow:
 
 
 class TokenCounts:
-    """Token counts, for repetition, frequency and presence penalties."""
-
     def __init__(self, prompt_token_ids: Sequence[int], vocab_size: int):
         self._num_counted = len(prompt_token_ids)
         self._output_counts = array("f", bytes(4 * vocab_size))  # by token id
@@ -114,7 +105,6 @@ def process_logits(logits: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_logit_bias(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Adds each row's `logit_bias`."""
     entries = [
         (index, token, bias)
         for index, row in enumerate(rows)
@@ -128,7 +118,6 @@ def apply_logit_bias(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_penalties(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Applies repetition, frequency and presence penalties."""
     indices = [index for index, row in enumerate(rows) if row.params.has_penalties]
     if not indices:
         return x
@@ -149,7 +138,6 @@ def apply_penalties(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_min_tokens(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Masks EOS and stop tokens in the first `min_tokens` output positions."""
     entries = [
         (index, token)
         for index, row in enumerate(rows)
@@ -164,7 +152,6 @@ def apply_min_tokens(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_temperature(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Divides each row by its temperature; greedy rows are unchanged."""
     temperatures = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
     if all(temperature == 1 for temperature in temperatures):
         return x
@@ -249,7 +236,6 @@ def sample_tokens(
 
 
 def to_ints(tokens: mx.array) -> list[int]:
-    """Evaluates token ids and converts them to a list."""
     return tokens.tolist()  # type: ignore[return-value]
 
 
@@ -260,12 +246,10 @@ def gumbel_noise(rows: Sequence[SamplingRow], width: int) -> mx.array:
 
 
 def completion_seed(seed: int, index: int) -> int:
-    """Derives the seed of completion `index` of a prompt."""
     return _derive_seed(seed, 2**63 + index)
 
 
 def _derive_seed(seed: int, number: int) -> int:
-    """Hashes two integers to 64 bits."""
     return _splitmix64(_splitmix64(seed) ^ number)
 
 

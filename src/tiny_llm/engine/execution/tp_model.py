@@ -38,21 +38,15 @@ WORKER = "tiny_llm.engine.execution.tp_worker"
 
 @dataclass(frozen=True, eq=False)
 class ShardedCheckpoint:
-    """A checkpoint sharded across all ranks; stands in for a loaded model.
+    """A checkpoint sharded across all ranks; stands in for a loaded model."""
 
-    Attributes:
-        args: config of the full model.
-        key: the checkpoint's id in messages to the other ranks.
-    """
-
-    args: DecoderConfig
+    args: DecoderConfig  # of the full model
     shard: Any
     rank_shard: RankShard
     group: RankGroup
-    key: int
+    key: int  # the checkpoint's id in messages to the other ranks
 
     def __getattr__(self, name: str) -> Any:
-        """Returns an attribute of rank 0's shard, such as its layers."""
         return getattr(self.shard, name)
 
 
@@ -67,9 +61,6 @@ def load_sharded(
 
     Args:
         name, load_format, console, mtp: see `load_weights`, also for errors.
-
-    Returns:
-        (checkpoint, tokenizer), for `LLM`.
 
     Raises:
         UserError: the model cannot be split into `size` shards, or this process belongs to a group
@@ -100,7 +91,6 @@ def load_sharded(
 
 
 def _check_replies(replies: Sequence[Any]) -> None:
-    """Raises the first loading error among the workers' replies, if any."""
     for reply in replies:
         if reply is None or reply["error"] is not None:
             raise ModelError(reply["error"] if reply else "a rank exited while loading its shard.")
@@ -143,24 +133,20 @@ class TensorParallelModel(PagedModel):
             _check_replies(self.group.gather_replies())
 
     def __del__(self) -> None:
-        """Frees the model and its pages on the other ranks."""
         with suppress(UserError, AttributeError):  # the group was not created, or has ended
             self.group.broadcast({"op": "unload", "key": self._key})
 
     def populate(self, num_pages: int, num_slots: int) -> None:
-        """Like `PagedModel.populate`, but on all ranks."""
         sizes = {"num_pages": num_pages, "num_slots": num_slots}
         self.group.broadcast({"op": "populate", "key": self._key, **sizes})
         super().populate(num_pages, num_slots)
 
     def release(self, pages: Collection[int], slots: Collection[int]) -> None:
-        """Like `PagedModel.release`, but on all ranks."""
         message = {"op": "release", "key": self._key, "pages": list(pages), "slots": list(slots)}
         self.group.broadcast(message)
         super().release(pages, slots)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
-        """See `PagedModel`."""
         self.group.on_worker_lost.append(callback)
 
     def release_scratch(self) -> None:
@@ -181,12 +167,10 @@ class TensorParallelModel(PagedModel):
     def features(
         self, spans: Sequence[Span], rows: Sequence[int], hidden: mx.array | None = None
     ) -> mx.array:
-        """Like `PagedModel.features`, but on all ranks; for errors, see `logits`."""
         with self._on_all_ranks("features", self._payloads(hidden), **_batch_message(spans, rows)):
             return super().features(spans, rows, hidden)
 
     def lm_head(self, features: mx.array) -> mx.array:
-        """Like `PagedModel.lm_head`, but on all ranks; for errors, see `logits`."""
         with self._on_all_ranks("lm_head", self._payloads(features)):
             return super().lm_head(features)
 
@@ -199,7 +183,6 @@ class TensorParallelModel(PagedModel):
         return [data] * (self.group.size - 1)
 
     def row_bytes(self, kind: RowKind) -> int:
-        """Returns the size in bytes of a page or state slot, summed over all ranks."""
         return super().row_bytes(kind) * self.group.size
 
     def read_row(self, kind: RowKind, index: int) -> bytes:
@@ -220,7 +203,6 @@ class TensorParallelModel(PagedModel):
             super().write_rows(kind, indices, own)
 
     def worker_fingerprints(self) -> list[bytes]:
-        """See `PagedModel`."""
         with self._on_all_ranks("fingerprint"):
             return self.group.gather_payloads()
 
@@ -239,7 +221,6 @@ class TensorParallelModel(PagedModel):
 
 
 def _batch_message(spans: Sequence[Span], rows: Sequence[int]) -> dict[str, Any]:
-    """Returns the arguments of `PagedModel.logits` as JSON-serializable data."""
     return {"spans": [list(vars(span).values()) for span in spans], "rows": list(rows)}
 
 

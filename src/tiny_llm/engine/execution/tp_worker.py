@@ -32,8 +32,6 @@ from .paged_model import PagedModel, RowKind, Span
 
 
 class TPWorker:
-    """Holds this rank's shards and models, and executes messages."""
-
     def __init__(self, worker: Worker):
         self._worker = worker
         self._console = Console(stderr=True, quiet=True)  # only rank 0 prints
@@ -78,15 +76,12 @@ class TPWorker:
         self._worker.channel.send({"error": error})
 
     def populate(self, key: int, num_pages: int, num_slots: int) -> None:
-        """See `PagedModel.populate`."""
         self._models[key].populate(num_pages, num_slots)
 
     def release(self, key: int, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """See `PagedModel.release`."""
         self._models[key].release(pages, slots)
 
     def step(self, key: int, spans: Sequence[Any], rows: Sequence[int]) -> None:
-        """Runs the model on a step; see `PagedModel.logits`."""
         self._models[key].logits(_parse_spans(spans), rows)
 
     def features(self, key: int, spans: Sequence[Any], rows: Sequence[int]) -> None:
@@ -95,13 +90,11 @@ class TPWorker:
         self._models[key].features(_parse_spans(spans), rows, hidden)
 
     def lm_head(self, key: int) -> None:
-        """See `PagedModel.lm_head`; the hidden states are the message's payload."""
         hidden = self._receive_hidden(key)
         if hidden is not None:
             self._models[key].lm_head(hidden)
 
     def _receive_hidden(self, key: int) -> mx.array | None:
-        """Receives hidden states, N×E; None if the payload is empty."""
         payload, model = self._worker.channel.receive_bytes(), self._models[key].model
         if not payload:
             return None
@@ -110,33 +103,27 @@ class TPWorker:
         return mx.view(data, model.dtype).reshape(-1, model.hidden_size)
 
     def read_row(self, key: int, kind: RowKind, index: int) -> None:
-        """Replies with this rank's shard of a page or state slot."""
         self._worker.channel.send_bytes(self._models[key].read_row(kind, index))
 
     def write_rows(self, key: int, kind: RowKind, indices: Sequence[int]) -> None:
-        """Overwrites pages or state slots with the shards in the message's payload."""
         model, payload = self._models[key], memoryview(self._worker.channel.receive_bytes() or b"")
         size = model.row_bytes(kind)
         rows = [payload[start : start + size] for start in range(0, len(payload), size)]
         model.write_rows(kind, indices, rows)
 
     def fingerprint(self, key: int) -> None:
-        """Replies with the fingerprint of this rank's shard of a model."""
         # Imported here: a worker without a disk cache saves 3 MB.
         from .disk_cache.fingerprint import fingerprint
 
         self._worker.channel.send_bytes(fingerprint([self._models[key].model]))
 
     def release_scratch(self) -> None:
-        """Frees this rank's scratch memory; the next step reallocates it."""
         memory.release_free_memory()
 
     def unload(self, key: int) -> None:
-        """Frees a model and its pages."""
         self._models.pop(key, None)
 
     def execute(self, message: Mapping[str, Any]) -> None:
-        """Calls the method that `op` names, with the other fields as arguments."""
         arguments = {name: value for name, value in message.items() if name != "op"}
         getattr(self, message["op"])(**arguments)
 
@@ -155,7 +142,6 @@ def serve_launched() -> NoReturn:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Entry point for ranks spawned by rank 0."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(local_worker(arguments))
 

@@ -44,11 +44,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Normalizes messages for chat templates, without modifying the originals.
-
-    Raises:
-        UserError: an invalid role or content, or tool call arguments that exceed `JsonLimits`.
-    """
+    """Normalizes messages for chat templates, without modifying the originals."""
     limits = JsonLimits("the JSON of the tool calls' arguments")
     return [
         _normalize_message(f"messages[{index}]", message, limits)
@@ -57,11 +53,7 @@ def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def normalize_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Normalizes tools for chat templates; returns None if there are none.
-
-    Raises:
-        UserError: a tool is not a function in OpenAI's format, or its name is not unique.
-    """
+    """Normalizes tools for chat templates; returns None if there are none."""
     if not tools:
         return None
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
@@ -231,7 +223,6 @@ def template_traits(tokenizer: Any, has_tools: bool) -> TemplateTraits:
 def _with_valid_call_ids(
     message: dict[str, Any], tool_call_format: ToolCallFormat
 ) -> dict[str, Any]:
-    """Converts tool call ids to ids that the chat template accepts."""
     converted = dict(message)
     if message.get("tool_calls"):
         converted["tool_calls"] = [
@@ -248,7 +239,6 @@ def _with_valid_call_ids(
 def _inline_unsupported(
     template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Moves tools and calls into message text if the template does not support them."""
     if tools and "tools" not in template:
         return _inline_tools(messages, tools), None
     if "tool_calls" not in template:
@@ -259,7 +249,6 @@ def _inline_unsupported(
 def _inline_tools(
     messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Moves tool definitions, calls and results into message text."""
     flat = [_inline_tool_calls(message) for message in messages]
     if not tools:
         return flat

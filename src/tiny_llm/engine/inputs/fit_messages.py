@@ -26,7 +26,8 @@ def fit_messages(messages: Sequence[Message], traits: TemplateTraits) -> Sequenc
             message = message if is_accepted else {**message, "role": "user"}
         else:
             is_leading = False
-        if not traits.empty_assistant and _is_empty_assistant(message):
+        is_empty = not (message["content"] or "tool_calls" in message)
+        if is_empty and message["role"] == "assistant" and not traits.empty_assistant:
             message = {**message, "content": " "}
         if fitted and _must_merge(fitted[-1]["role"], message["role"], is_leading, traits):
             fitted[-1] = _merge(fitted[-1], message)
@@ -49,7 +50,6 @@ def _must_merge(last: str, role: str, is_leading: bool, traits: TemplateTraits) 
 
 
 def _merge(first: Message, second: Message) -> Message:
-    """Appends a message's texts and tool calls to another message."""
     merged = {**second, **first}
     for name in ("content", "reasoning_content"):
         texts = [message[name] for message in (first, second) if message.get(name)]
@@ -57,10 +57,6 @@ def _merge(first: Message, second: Message) -> Message:
             merged[name] = SEPARATOR.join(texts)
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
     return {**merged, "tool_calls": calls} if calls else merged
-
-
-def _is_empty_assistant(message: Message) -> bool:
-    return message["role"] == "assistant" and not (message["content"] or "tool_calls" in message)
 
 
 def _with_user(messages: list[Message], traits: TemplateTraits) -> list[Message]:
@@ -112,7 +108,6 @@ def _calls_message(calls: Sequence[Any]) -> Message:
 
 
 def _in_accepted_form(message: Message, traits: TemplateTraits) -> Message:
-    """Converts the arguments and the empty text of a message with tool calls if required."""
     calls = message.get("tool_calls")
     if calls and traits.text_arguments:
         message = {**message, "tool_calls": [_with_text_arguments(call) for call in calls]}

@@ -131,11 +131,7 @@ def encode_text(
 
 
 def check_unicode(what: str, text: str) -> None:
-    """Rejects unpaired surrogates, which JSON escapes can produce.
-
-    Raises:
-        UserError: the text is not valid Unicode.
-    """
+    """Rejects unpaired surrogates, which JSON escapes can produce."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

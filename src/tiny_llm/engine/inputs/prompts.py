@@ -28,21 +28,15 @@ class ChatOptions:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Chat template variables other than messages and tools."""
         return {"enable_thinking": self.enable_thinking, **(self.template_kwargs or {})}
 
     @property
     def thinking_enabled(self) -> bool:
-        """Whether the chat template's variables enable thinking."""
         return bool(self.variables["enable_thinking"])
 
 
 def normalize_prompts(prompts: Any) -> list[Any]:
-    """Wraps a single prompt in a list; checks the type of each prompt.
-
-    Raises:
-        UserError: the argument is neither a prompt nor a list of prompts.
-    """
+    """Wraps a single prompt in a list; checks the type of each prompt."""
     prompts = unwrap_prompt(prompts)
     if isinstance(prompts, str) or is_token_ids(prompts):
         return [prompts]
@@ -72,9 +66,6 @@ def encode_prompt(tokenizer: Any, prompt: Any, chat: ChatOptions, max_tokens: in
 
     Returns:
         Token ids; empty for an empty prompt, which the scheduler rejects.
-
-    Raises:
-        UserError: an invalid type or token id; see also `render_chat` and `encode_text`.
     """
     prompt = unwrap_prompt(prompt)
     if not isinstance(prompt, str) and not _is_sequence(prompt):
@@ -95,12 +86,10 @@ def encode_prompt(tokenizer: Any, prompt: Any, chat: ChatOptions, max_tokens: in
 
 
 def is_token_ids(prompt: Any) -> bool:
-    """Whether a prompt is a list of token ids."""
     return _is_sequence(prompt) and bool(prompt) and isinstance(prompt[0], Integral)
 
 
 def is_chat(prompt: Any) -> bool:
-    """Whether a prompt is a list of chat messages."""
     return _is_sequence(prompt) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
@@ -111,5 +100,4 @@ def _is_prompt(prompt: Any) -> bool:
 
 
 def _is_sequence(value: Any) -> bool:
-    """Whether a value is a sequence other than a string or bytes."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)

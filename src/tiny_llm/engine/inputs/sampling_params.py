@@ -58,9 +58,6 @@ class SamplingParams:
             truncated at `max_tokens` is a prefix of a valid output.
         ignore_eos: whether to continue after the tokenizer's EOS tokens.
         thinking_token_budget: upper bound on reasoning tokens, after which `</think>` is forced.
-
-    Raises:
-        UserError: a parameter is invalid, or parameters conflict.
     """
 
     max_tokens: int | None = 16
@@ -125,7 +122,6 @@ class SamplingParams:
     def _check_number(
         self, name: str, low: float, high: float, allowed: str, above: bool = False
     ) -> None:
-        """Converts a field to a float; see `validate_number` for the arguments."""
         number = validate_number(name, getattr(self, name), low, high, allowed, above)
         object.__setattr__(self, name, number)
 
@@ -154,17 +150,14 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the temperature is below `SAMPLING_EPS`."""
         return self.temperature < SAMPLING_EPS
 
     @property
     def has_penalties(self) -> bool:
-        """Whether a repetition, presence or frequency penalty is enabled."""
         return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The strings of `stop`; empty if it is None."""
         return tuple(self.stop or ())
 
 

@@ -29,9 +29,6 @@ class StructuredOutputs:
         grammar: Lark grammar, or llama.cpp's GBNF.
         json_object: True for any JSON object.
         strict: whether to reject, not relax, a JSON schema with keywords that no grammar enforces.
-
-    Raises:
-        UserError: no field or several fields besides `strict` are given, or one has a wrong type.
     """
 
     json: Mapping[str, Any] | bool | str | None = field(default=None, hash=False)
@@ -85,9 +82,6 @@ class ToolCalls:
         parallel: whether several calls are allowed, if the format supports them.
         response_constraint: with "auto", constraint on an output without calls; calls then have
             no text around them. None leaves text unconstrained.
-
-    Raises:
-        UserError: there are no tools, `name` is unknown, or a value is invalid.
     """
 
     tools: Sequence[Mapping[str, Any]] = field(hash=False)
@@ -125,7 +119,6 @@ def _normalize_choice(choice: Any) -> tuple[str, ...]:
 
 
 def _normalize_schema(schema: Any) -> str:
-    """Returns a JSON schema (an object, true or false) as JSON text."""
     if isinstance(schema, str):
         JsonLimits("the JSON schema").check(schema)
         try:
@@ -140,11 +133,6 @@ def _normalize_schema(schema: Any) -> str:
 
 
 def schema_to_json(value: Any) -> str:
-    """Serializes a caller's schema.
-
-    Raises:
-        UserError: the schema is not JSON-serializable, or nested too deeply.
-    """
     try:
         return json.dumps(value, allow_nan=False)
     except RecursionError as error:

@@ -51,16 +51,6 @@ class TemplateTraits:
     """What a chat template accepts; see `PROBES`.
 
     Attributes:
-        system: a system message at the start.
-        second_system: several system messages at the start.
-        late_system: a system message after other messages.
-        consecutive_users, consecutive_assistants: several messages of the role in a row.
-        user_after_tool: a user message directly after a tool result.
-        assistant_first: a conversation that starts with an assistant message.
-        no_user: a conversation without a user message.
-        empty_assistant: an assistant message without text and tool calls.
-        text_with_calls: an assistant message with both text and tool calls.
-        parallel_calls: an assistant message with several tool calls.
         null_content: whether a message with tool calls and no text must have content None, not "".
         text_arguments: whether a tool call's arguments must be JSON text, not an object.
         efforts: accepted values of `reasoning_effort`; empty if the template does not read it.
@@ -94,12 +84,7 @@ class TemplateTraits:
 
 
 def probe_template(render: Callable[..., str], reads_effort: bool) -> TemplateTraits:
-    """Renders the probes; returns all traits if the template rejects a single user message.
-
-    Args:
-        render: function that renders messages with template variables given by keyword.
-        reads_effort: whether the template reads `reasoning_effort`.
-    """
+    """Renders the probes; returns all traits if the template rejects a single user message."""
     probe = _Probe(render)
     if not probe.accepts("u"):
         return TemplateTraits()
@@ -146,7 +131,6 @@ class _Probe:
         return True
 
     def _conversation(self, probe: str) -> tuple[list[dict[str, Any]], list[str]]:
-        """Builds a probe's messages; returns them and their markers in order."""
         messages: list[dict[str, Any]] = []
         markers: list[str] = []
         call_ids: list[str] = []

@@ -14,7 +14,6 @@ class SchedulerConfig:
     """KV memory and batch limits.
 
     Attributes:
-        num_pages: number of KV cache pages.
         page_size: tokens per page; vLLM's `block_size`.
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included.
         max_seq_len: upper bound on prompt plus output tokens of a request.
@@ -25,9 +24,6 @@ class SchedulerConfig:
         state_slot_pages: pages whose memory a used state slot takes; 0 if slots have other memory.
         window: largest sliding window in tokens if every layer of the target and draft models has
             one, else 0; pages before it are freed.
-
-    Raises:
-        UserError: a value is not an integer, or too small.
     """
 
     num_pages: int

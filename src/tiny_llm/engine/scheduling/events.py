@@ -43,35 +43,22 @@ Listener = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class PageCounts:
-    """Page counts by state; free + cached + used = all pages.
+    """Page counts by state; free + cached + used = all pages."""
 
-    Attributes:
-        free: neither in the prefix cache nor referenced by a request.
-        cached: in the prefix cache, not referenced by a request.
-        used: referenced by requests.
-        shared: referenced by more than one request; included in `used`.
-    """
-
-    free: int
-    cached: int
-    used: int
-    shared: int
+    free: int  # neither in the prefix cache nor referenced by a request
+    cached: int  # in the prefix cache, not referenced by a request
+    used: int  # referenced by requests
+    shared: int  # referenced by more than one request; included in `used`
 
 
 @dataclass(frozen=True)
 class StateSlotCounts:
-    """Counts of recurrent state slots, by use.
+    """Counts of recurrent state slots, by use."""
 
-    Attributes:
-        free: neither checkpoints nor used by a request.
-        cached: checkpoints of the prefix cache, not used by a request.
-        checkpoints: all checkpoints, including those in use by requests.
-    """
-
-    free: int
-    cached: int
+    free: int  # neither checkpoints nor used by a request
+    cached: int  # checkpoints of the prefix cache, not used by a request
     used: int
-    checkpoints: int
+    checkpoints: int  # all checkpoints, including those in use by requests
 
 
 class Recorder:
@@ -85,15 +72,12 @@ class Recorder:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start of the recording."""
         return self._clock() - self._started
 
     def __call__(self, event: Event) -> None:
-        """Stores an event or a snapshot."""
         self._events.append({**event, "time": round(self.seconds, 6)})
 
     def recording(self) -> dict[str, Any]:
-        """Returns the recording as JSON-serializable data."""
         header = {"schema": SCHEMA, "version": VERSION, "engine": self._engine}
         return {**header, "events": self._events}
 

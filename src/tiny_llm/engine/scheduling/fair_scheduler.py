@@ -98,12 +98,10 @@ class FairScheduler(Scheduler):
         self._steps_between, self._seconds_between = 0, 0.0
 
     def add(self, request: EngineRequest) -> None:
-        """See `Scheduler`."""
         super().add(request)
         request.num_uncached = self._num_uncached(request)
 
     def schedule(self) -> SchedulerOutput:
-        """See `Scheduler`."""
         preempted_before = self.num_preemptions
         chunks = self._schedule_decoding()
         budget = self.config.max_num_batched_tokens - sum(chunk.num_tokens for chunk in chunks)
@@ -203,7 +201,6 @@ class FairScheduler(Scheduler):
         self.waiting = deque(sorted(self.waiting, key=arrival_order))
 
     def _count_overtaking(self, request: EngineRequest, num_tokens: int) -> None:
-        """Adds `num_tokens` to `num_overtaken` of older requests still in prefill."""
         for other in [*_older(self.running, request), *_older(self.waiting, request)]:
             # Later chunks do not overtake a protected request: it has priority over them, and if it
             # is still in the queue, it waits for memory.

@@ -73,19 +73,14 @@ class ChunkOutput:
 
 @dataclass
 class RequestMetrics:
-    """A request's timestamps, in seconds of `time.perf_counter`, and counts.
-
-    Attributes:
-        first_scheduled_time: start of the first step that included the request.
-        num_generation_tokens: output tokens of the last completion to finish.
-    """
+    """A request's timestamps, in seconds of `time.perf_counter`, and counts."""
 
     arrival_time: float
-    first_scheduled_time: float | None = None
+    first_scheduled_time: float | None = None  # start of the first step that included the request
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
-    num_generation_tokens: int = 0
+    num_generation_tokens: int = 0  # output tokens of the last completion to finish
 
     @property
     def ttft(self) -> float | None:
@@ -94,12 +89,10 @@ class RequestMetrics:
 
     @property
     def queue_seconds(self) -> float | None:
-        """Seconds from arrival to the first scheduled step."""
         return self._since_arrival(self.first_scheduled_time)
 
     @property
     def e2e_seconds(self) -> float | None:
-        """Seconds from arrival to the end of the last completion."""
         return self._since_arrival(self.finished_time)
 
     def _since_arrival(self, time: float | None) -> float | None:
@@ -140,7 +133,6 @@ class RequestOutput:
         num_cached_tokens: prompt tokens found in the prefix cache.
         prompt_logprobs: if requested, one entry per prompt token, None for the first; complete once
             the first completion has a token.
-        error: message if the request failed or was rejected.
     """
 
     request_id: str
@@ -154,27 +146,22 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether every completion has ended."""
         return all(output.finish_reason is not None for output in self.outputs)
 
     @property
     def text(self) -> str:
-        """Text of the first completion."""
         return self.outputs[0].text
 
     @property
     def token_ids(self) -> list[int]:
-        """Tokens of the first completion."""
         return self.outputs[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Finish reason of the first completion."""
         return self.outputs[0].finish_reason
 
     @property
     def logprobs(self) -> list[Logprobs] | None:
-        """Log-probabilities of the first completion."""
         return self.outputs[0].logprobs
 
 

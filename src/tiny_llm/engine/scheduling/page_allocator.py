@@ -17,21 +17,17 @@ class PageAllocator:
 
     @property
     def num_free(self) -> int:
-        """Number of pages without an owner."""
         return len(self._free)
 
     @property
     def free_pages(self) -> list[int]:
-        """Pages without an owner."""
         return self._free
 
     @property
     def num_used(self) -> int:
-        """Number of pages with at least one owner."""
         return self.num_pages - len(self._free)
 
     def ref_count(self, page: int) -> int:
-        """Returns the number of owners of a page."""
         return self._ref_counts[page]
 
     def allocate(self, count: int = 1) -> list[int]:
@@ -50,11 +46,6 @@ class PageAllocator:
         # [/task 3.3.2 allocate]
 
     def share(self, page: int) -> None:
-        """Adds an owner to an allocated page.
-
-        Raises:
-            ValueError: the page is free.
-        """
         if self._ref_counts[page] == 0:
             raise ValueError(f"cannot share page {page}: it is free.")
         self._ref_counts[page] += 1
@@ -74,7 +65,6 @@ class PageAllocator:
         # [/task 3.3.2 free-page]
 
     def check_integrity(self) -> None:
-        """Asserts that every page is either free or owned."""
         free = set(self._free)
         assert len(free) == len(self._free), "a page is in the free list twice"
         for page, count in enumerate(self._ref_counts):

@@ -55,26 +55,21 @@ class PageManager:
 
     @property
     def num_evictable(self) -> int:
-        """Number of pages that can be evicted from the prefix cache."""
         return self.cache.num_evictable
 
     @property
     def num_available(self) -> int:
-        """Number of pages that are free or can be freed by eviction from the prefix cache."""
         num_available = self.num_free + self.num_evictable
         if self.slot_pages and self.states is not None:
             num_available += int(self.slot_pages * len(self.states.checkpoints.evictable))
         return num_available
 
     def pages_for(self, num_tokens: int) -> int:
-        """Returns the number of pages needed for `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def tokens_of_page(self, request: EngineRequest, index: int) -> PageTokens:
         """Returns the tokens of a request's page `index`; the last may be partial."""
         return tuple(request.token_ids[index * self.page_size : (index + 1) * self.page_size])
-
-    # ---------------------------------------------------------------- allocation
 
     def match(self, request: EngineRequest) -> list[PrefixNode]:
         """Returns the request's prefix cache hit: the path of nodes from the root.
@@ -146,7 +141,6 @@ class PageManager:
         return len(request.page_ids) * self.page_size
 
     def _allocate(self, count: int) -> list[int]:
-        """Allocates pages; evicts from the prefix cache if too few are free."""
         if count > self.num_available:  # before evicting, because too few pages would not help
             raise OutOfPagesError(
                 f"requested {count} pages, but only {self.num_available} are free or evictable."
@@ -164,8 +158,6 @@ class PageManager:
             pass
         while self.num_free < count and (self.cache.evict(1) or checkpoints.evict()):
             pass
-
-    # ---------------------------------------------------------------- sharing and release
 
     def share_full_pages(self, request: EngineRequest, num_written: int) -> None:
         """Inserts the full pages of the first `num_written` tokens into the cache."""
@@ -198,20 +190,13 @@ class PageManager:
         request.num_loading = 0
         request.num_draft_uncomputed = 0
 
-    # ---------------------------------------------------------------- memory pressure
-
     def evict_half(self) -> int:
-        """Evicts half of the unreferenced pages in the cache; returns how many."""
         return self.cache.evict(-(-self.cache.num_evictable // 2))
 
     def free_rows(self) -> tuple[list[int], list[int]]:
-        """Returns the pages and the state slots without an owner."""
         return self.allocator.free_pages, [] if self.states is None else self.states.free_slots
 
-    # ---------------------------------------------------------------- counts and invariants
-
     def counts(self, running: Iterable[EngineRequest]) -> PageCounts:
-        """Returns page counts by state."""
         shared = {
             page
             for request in running
@@ -226,7 +211,6 @@ class PageManager:
         )
 
     def check_integrity(self, running: Sequence[EngineRequest]) -> None:
-        """Asserts that every page has exactly its expected owners."""
         self.allocator.check_integrity()
         self.cache.check_integrity()
         assert self.num_free >= 0, "pages and state slots exceed the memory"

@@ -64,7 +64,6 @@ class PrefixCache:
 
     @property
     def num_pages(self) -> int:
-        """Number of pages in the tree."""
         return self._num_nodes
 
     @property
@@ -74,7 +73,6 @@ class PrefixCache:
 
     @property
     def roots(self) -> list[PrefixNode]:
-        """The roots of all adapters' trees and of the tree without an adapter."""
         return list(self._roots.values())
 
     def root_of(self, adapter: int) -> PrefixNode:
@@ -166,7 +164,6 @@ class PrefixCache:
             stack.extend(node.children.values())
 
     def check_integrity(self) -> None:
-        """Asserts that tree, reference counts and LRU order are consistent."""
         pages = set()
         for node in self.nodes():
             assert node.page not in pages, f"page {node.page} is in the tree twice"
@@ -232,7 +229,6 @@ class SlidingWindowPrefixCache(PrefixCache):
         return known
 
     def evict(self, count: int) -> int:
-        """See `PrefixCache`."""
         count = max(0, min(count, len(self._unused)))
         for _ in range(count):
             node, _ = self._unused.popitem(last=False)

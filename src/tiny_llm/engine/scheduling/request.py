@@ -57,9 +57,7 @@ class EngineRequest:
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
         num_draft_uncomputed: trailing computed tokens that the draft model has yet to compute; its
             keys and values use the same page numbers.
-        draft_token_ids: draft tokens to verify in the next step; see `update_draft_tokens`.
         num_loading: tokens, after the computed ones, whose pages are being read from disk.
-        num_scored: prompt tokens scored so far, out of `num_to_score`.
         num_uncached: uncached tokens when queued; used by `FairScheduler`.
         num_overtaken: prompt tokens of younger requests computed first; used by `FairScheduler`.
         state_slots: `RequestSlots` while running, if the model has recurrent state.
@@ -111,12 +109,10 @@ class EngineRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Number of prompt and output tokens."""
         return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Number of output tokens so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
@@ -126,11 +122,9 @@ class EngineRequest:
 
     @property
     def is_done(self) -> bool:
-        """Whether the request has ended, for any reason."""
         return self.finish_reason is not None
 
     def end(self, reason: FinishReason) -> None:
-        """Sets the finish reason and final state. A request ends only once."""
         assert self.finish_reason is None, f"{self.request_id} has already ended"
         self.finish_reason = reason
         self.state = RequestState.FINISHED

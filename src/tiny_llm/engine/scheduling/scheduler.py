@@ -71,11 +71,7 @@ class Scheduler:
     # ---------------------------------------------------------------- adding and ending requests
 
     def add(self, request: EngineRequest) -> None:
-        """Appends a request to the queue and resolves its `max_tokens`.
-
-        Raises:
-            UserError: the prompt is empty or too long, or `max_tokens` or `min_tokens` too large.
-        """
+        """Appends a request to the queue and resolves its `max_tokens`."""
         assert request.request_id not in self._requests, f"duplicate {request}"
         max_tokens, params = request.max_tokens, request.params
         if params.clamp_max_tokens:
@@ -99,11 +95,7 @@ class Scheduler:
         )
 
     def check_queue_limit(self, num_requests: int) -> None:
-        """Checks that the queue has capacity for `num_requests` more requests.
-
-        Raises:
-            QueueFullError: see `SchedulerConfig.max_queue`.
-        """
+        """Checks that the queue has capacity for `num_requests` more requests."""
         config, num_unfinished = self.config, len(self._requests)
         if config.max_queue is None:
             return
@@ -131,7 +123,6 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request is unfinished."""
         return bool(self._requests)
 
     # ---------------------------------------------------------------- one step
@@ -158,7 +149,6 @@ class Scheduler:
         return self._finish_plan(step)
 
     def _finish_plan(self, step: SchedulerOutput) -> SchedulerOutput:
-        """Assigns state slots to a step's chunks and emits the step's event."""
         states = self.pages.states
         if states is not None:
             step = states.plan(step, self.waiting[0] if self.waiting else None)
@@ -241,7 +231,6 @@ class Scheduler:
         return True
 
     def _loading_keys(self) -> set[PageKey]:
-        """Returns the key of the first page that each request reads from disk."""
         return {
             (request.last_node, self.pages.tokens_of_page(request, request.num_shared))
             for request in self.running
@@ -414,7 +403,6 @@ class Scheduler:
             self._emit("state_slot_counts", **asdict(self.pages.states.counts()))
 
     def check_integrity(self) -> None:
-        """Asserts page and slot ownership, request states and queue order."""
         self.pages.check_integrity(self.running)
         for request in self.running:
             assert request.state is RequestState.RUNNING

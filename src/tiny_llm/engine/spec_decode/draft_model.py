@@ -98,7 +98,6 @@ class DraftModel:
         return self.model.logits(spans, rows)
 
     def _next_logits(self, drafted: Sequence[tuple[Chunk, Sequence[int]]]) -> mx.array:
-        """Computes the last draft tokens; returns one row of logits per chunk."""
         spans = [self._draft_span(chunk, draft_tokens) for chunk, draft_tokens in drafted]
         return self.model.logits(spans, range(len(spans)))
 

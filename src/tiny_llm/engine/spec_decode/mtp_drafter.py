@@ -26,11 +26,7 @@ from .draft_model import DraftModel
 
 
 class MtpDrafter(DraftModel):
-    """Proposes draft tokens with the MTP layer, which runs after the target.
-
-    Args:
-        model: the MTP layer, with the same number of pages as the target.
-    """
+    """Proposes draft tokens with the MTP layer, which runs after the target."""
 
     def __init__(self, model: PagedModel):
         super().__init__(model, model.vocab_size)
@@ -68,12 +64,10 @@ class MtpDrafter(DraftModel):
             self._compute(requests, spans, hidden[mx.array(inputs)])
 
     def _first_logits(self, chunks: Sequence[Chunk]) -> mx.array:
-        """Returns one row of logits per chunk with draft tokens."""
         requests = [chunk.request for chunk in chunks if chunk.num_drafts]
         return self.model.lm_head(self._hidden_of(requests)) if requests else mx.zeros((0, 0))
 
     def _next_logits(self, drafted: Sequence[tuple[Chunk, Sequence[int]]]) -> mx.array:
-        """See `DraftModel`."""
         requests = [chunk.request for chunk, _ in drafted]
         spans = [
             Span(draft_tokens[-1:], chunk.end + len(draft_tokens) - 2, chunk.request.page_ids)

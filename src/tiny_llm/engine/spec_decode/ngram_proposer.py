@@ -51,7 +51,6 @@ class AcceptanceRates:
         self._rates = [0.0] + [1 - 1 / length for length in range(1, MAX_MATCH_LENGTH + 1)]
 
     def rate(self, match_length: int) -> float:
-        """Returns the rate for a match length."""
         return self._rates[min(match_length, MAX_MATCH_LENGTH)]
 
     def update(self, match_length: int, is_accepted: bool) -> None:
@@ -148,22 +147,14 @@ class NgramIndex:
 
 
 class NgramProposer:
-    """Proposes draft tokens without a model; keeps one n-gram index per request.
-
-    Args:
-        max_tokens: upper bound on draft tokens per request and step.
-    """
+    """Proposes draft tokens without a model; keeps one n-gram index per request."""
 
     def __init__(self, max_tokens: int = MAX_NGRAM_DRAFT_TOKENS):
         self._max_tokens = max_tokens
         self._indexes: WeakKeyDictionary[EngineRequest, NgramIndex] = WeakKeyDictionary()
 
     def propose(self, request: EngineRequest, num_running: int) -> Sequence[int]:
-        """Returns a request's likely next tokens; empty if there is no proposal.
-
-        Args:
-            num_running: number of running requests, which share the step.
-        """
+        """Returns a request's likely next tokens; empty if there is no proposal."""
         index = self._indexes.get(request)
         if index is None:
             index = self._indexes[request] = NgramIndex(request.token_ids)

@@ -23,12 +23,9 @@ class GrammarRow(Protocol):
     """Properties of an output position that determine its bitmask."""
 
     @property
-    def request(self) -> EngineRequest:
-        """The request that the position belongs to."""
-
+    def request(self) -> EngineRequest: ...
     @property
-    def draft_tokens(self) -> tuple[int, ...]:
-        """Unverified tokens before this position."""
+    def draft_tokens(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,6 @@ class MaskJob:
 
     @property
     def num_masks(self) -> int:
-        """Number of bitmasks."""
         return len(self.draft_tokens) + 1
 
 
@@ -122,7 +118,6 @@ def _packed_masks(rows: Sequence[GrammarRow], width: int) -> Any:
 
 
 def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
-    """Writes the jobs' bitmasks to consecutive rows of `masks`."""
     from llguidance.numpy import (
         fill_next_token_bitmask_par,
         fill_next_token_bitmask_par_with_draft_tokens,
@@ -164,7 +159,6 @@ def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
 
 @cache
 def _executor() -> Any:
-    """Returns llguidance's executor with one thread, created on first use."""
     from llguidance import LLExecutor
 
     return LLExecutor(1)

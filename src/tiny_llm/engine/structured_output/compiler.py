@@ -81,11 +81,7 @@ class StructuredOutputGrammar:
 
 
 class GrammarCompiler:
-    """Compiles and caches grammars for one tokenizer. Thread-safe.
-
-    Args:
-        tool_call_parser: name of the tool-call format, see `find_format`.
-    """
+    """Compiles and caches grammars for one tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, tool_call_parser: str = AUTO):
         self._tokenizer = tokenizer
@@ -107,9 +103,6 @@ class GrammarCompiler:
         """Returns a grammar in its initial state; a cache hit takes microseconds.
 
         Relaxes non-strict schemas to what a grammar can enforce, and logs a warning.
-
-        Raises:
-            UserError: the grammar is invalid, too large or unsupported, or `llguidance` is missing.
         """
         with self._lock:
             self._load_llguidance()
@@ -132,7 +125,6 @@ class GrammarCompiler:
     def _compile_or_relax(
         self, constraint: StructuredOutputs | ToolCalls, grammar: str, thinking: ThinkingState
     ) -> Any:
-        """Compiles a constraint's grammar or, on failure, the relaxed constraint's."""
         is_tools = isinstance(constraint, ToolCalls)
         maximum = MAX_TOOL_GRAMMAR_CHARS if is_tools else MAX_GRAMMAR_CHARS
         try:
@@ -162,7 +154,6 @@ class GrammarCompiler:
         raise UserError(f"the grammar is rejected: {grammar_error(error)}.")
 
     def _build(self, constraint: StructuredOutputs | ToolCalls, thinking: ThinkingState) -> str:
-        """Calls `build_grammar`, converting its exceptions to `UserError`."""
         try:
             return build_grammar(constraint, thinking, self._special_tokens, self._tool_call_format)
         except UserError:

@@ -21,12 +21,9 @@ SubGrammar = dict[str, Any]
 WHITESPACE = r"[ \n]{0,4}"
 AFTER_THINKING = r"/\n{0,2}/"
 GRAMMAR_FAILED = "the grammar failed: "  # prefix of error messages during generation
-ANY_OBJECT = json.dumps({"type": "object"})
 
 
 class ThinkingState(StrEnum):
-    """Reasoning state at the start of an output."""
-
     NONE = "none"  # the output starts with the body, without reasoning
     POSSIBLE = "possible"  # the output starts with <think> or the body
     OPEN = "open"  # the prompt ends with <think>, so the output starts with reasoning
@@ -60,7 +57,6 @@ def build_grammar(
 
 
 def _body_grammar(constraint: StructuredOutputs) -> SubGrammar:
-    """Returns the unnamed subgrammar for a structured output."""
     if constraint.regex is not None:
         return {"lark_grammar": f"start: {_regex(constraint.regex)}\n"}
     if constraint.choice is not None:
@@ -68,7 +64,7 @@ def _body_grammar(constraint: StructuredOutputs) -> SubGrammar:
     if constraint.grammar is not None:
         return {"lark_grammar": constraint.grammar}
     assert isinstance(constraint.json, str | None)
-    return _json_grammar(constraint.json or ANY_OBJECT)
+    return _json_grammar(constraint.json or '{"type": "object"}')
 
 
 def _tool_call_grammars(
@@ -109,7 +105,6 @@ def _json_grammar(schema: str, is_lenient: bool = False) -> SubGrammar:
 
 
 def _regex(regex: str) -> str:
-    """Quotes a regular expression for Lark, between slashes."""
     escaped, is_escaped = [], False
     for character in regex:
         if character == "/" and not is_escaped:

@@ -104,7 +104,6 @@ def _with_deadline(find_error: FindError) -> FindError:
 def _relax_schema(
     what: str, schema: Any, is_strict: bool, find_error: FindError
 ) -> tuple[Any, str]:
-    """Returns the relaxed schema, and a warning that lists the removed keywords."""
     relaxer = _Relaxer(find_error)
     try:
         relaxed = relaxer.relax(schema)
@@ -128,8 +127,6 @@ def _relax_schema(
 
 
 class _Relaxer:
-    """Removes the unenforceable keywords of one schema."""
-
     def __init__(self, find_error: FindError):
         self._find_error = find_error
         # The definitions that `$ref` may refer to; added to each schema that is checked.
@@ -203,7 +200,6 @@ def _locate(schema: Any, find_error: FindError) -> tuple[str, str]:
 
 
 def _subschemas(schema: Any, pointer: str) -> list[tuple[str, Any]]:
-    """Returns the JSON pointers and values of a schema's direct subschemas."""
     parts: list[tuple[str, Any]] = []
     if isinstance(schema, Mapping):
         definitions = _definitions(schema)

@@ -17,8 +17,6 @@ THINK_START, THINK_END = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class ThinkingProgress:
-    """Reasoning state after a token."""
-
     num_tokens: int  # reasoning tokens so far, excluding the delimiters
     is_open: bool  # whether the next token is a reasoning token
 
@@ -80,8 +78,7 @@ class BudgetRow(Protocol):
     """An output position, possibly with a forced token."""
 
     @property
-    def forced_token(self) -> int | None:
-        """See `ThinkingBudget.forced_token`."""
+    def forced_token(self) -> int | None: ...
 
 
 def apply_thinking_budget(logits: mx.array, rows: Sequence[BudgetRow]) -> mx.array:

@@ -13,17 +13,13 @@ from ...models.tokenizer.detokenizer import decode_byte_level
 
 
 class GrammarTokenizer:
-    """Byte-level tokenizer with the interface that `LLTokenizer` expects.
-
-    Attributes:
-        tokens: bytes of each token in the vocabulary, by token id.
-    """
+    """Byte-level tokenizer with the interface that `LLTokenizer` expects."""
 
     is_tokenizer_wrapper = True
 
     def __init__(self, backend: tokenizers.Tokenizer, vocab_size: int, eos_token_id: int):
         added = backend.get_added_tokens_decoder()
-        self.tokens = [
+        self.tokens = [  # bytes of each token in the vocabulary, by token id
             added[token].content.encode()
             if token in added
             else decode_byte_level(backend.id_to_token(token) or "")
@@ -41,12 +37,10 @@ class GrammarTokenizer:
 
 
 def is_byte_level(backend: tokenizers.Tokenizer) -> bool:
-    """Whether a tokenizer is byte-level, as `GrammarTokenizer` requires."""
     return isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
 
 
 def special_token_ids(backend: tokenizers.Tokenizer) -> list[int]:
-    """Returns ids of added tokens that are special or in angle brackets."""
     return [
         token_id
         for token_id, token in backend.get_added_tokens_decoder().items()

@@ -15,16 +15,12 @@ Functions = Mapping[str, Function]  # by name
 
 @dataclass(frozen=True)
 class CallGrammar:
-    """Grammar for output with tool calls."""
-
     lark: str  # Lark rules, `start` included; `@name` refers to a schema
     schemas: Mapping[str, Any] = field(default_factory=dict)  # JSON schemas by name
 
 
 @dataclass(frozen=True)
 class ToolCallRules:
-    """Tool calls that an output may contain."""
-
     functions: Sequence[Function]
     # "required" for calls only; "auto" for text, calls or both; "structured" for calls, or output
     # that matches `@response`.
@@ -34,8 +30,6 @@ class ToolCallRules:
 
 
 class ToolCallFormat(ABC):
-    """Tool-call format of a model family."""
-
     name: str  # vLLM's name for the format's parser
     tags: tuple[str, ...]  # strings that start a call anywhere in the content
     # Strings that start a call only at the beginning of the content.

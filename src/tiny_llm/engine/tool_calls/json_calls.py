@@ -31,9 +31,6 @@ def parse_json_call(
         source: text that starts with `{`.
         keys: keys under which the arguments may appear.
         names: if given, only an object with one of these names and with arguments is a call.
-
-    Raises:
-        MalformedCallError: see `ToolCallFormat.parse`.
     """
     head = re.compile(NAME_REGEX + rf'\s*,\s*"(?:{"|".join(keys)})"\s*:\s*(?=\{{)')
     scanner, num_scanned = JsonScanner(), 0
@@ -133,7 +130,6 @@ def parse_arguments(source: TextSource) -> Events:
 
 
 def _skip_rest(source: TextSource, scanner: JsonScanner) -> Events:
-    """Reads the rest of the call's object after the arguments."""
     while True:
         number, is_complete = scanner.feed(source.buffer)
         is_valid = is_complete or number == len(source.buffer)
@@ -159,5 +155,4 @@ def json_call_rule(functions: Sequence[Function], key: str, end: str = "") -> st
 
 
 def argument_schemas(functions: Sequence[Function]) -> dict[str, Any]:
-    """Returns the schemas of the functions' arguments, by name in the rules."""
     return {f"arguments_{i}": parameters_of(function) for i, function in enumerate(functions)}

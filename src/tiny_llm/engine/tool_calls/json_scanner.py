@@ -23,7 +23,6 @@ class JsonScanner:
 
     @property
     def depth(self) -> int:
-        """Number of open objects and arrays."""
         return len(self._open)
 
     def feed(self, text: str, until_depth: int = 0) -> tuple[int, bool]:
@@ -77,7 +76,6 @@ class JsonScanner:
         # [/task 5.4.1 structure]
 
     def _start_value(self, character: str) -> bool:
-        """Reads the first character of a value."""
         if character in "{[":
             self._open.append(character)
             self._expected = "key or end" if character == "{" else "value or end"

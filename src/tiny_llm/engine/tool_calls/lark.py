@@ -37,10 +37,6 @@ def text_without(rule: str, end: str, special_tokens: SpecialTokens) -> str:
     """Returns a Lark rule named `rule` for text without `end`."""
     if end in special_tokens:
         return f"{rule}: {ANY_TEXT}\n"
-    contains = "(?s:.*)" + escape_regex(end) + "(?s:.*)"
+    escaped = re.sub(r"[\\/.*+?()\[\]{}|^$]", r"\\\g<0>", end)
+    contains = f"(?s:.*){escaped}(?s:.*)"
     return f"{rule}: {rule.upper()}_TEXT\n{rule.upper()}_TEXT: /(?s:.*)/ & ~/{contains}/\n"
-
-
-def escape_regex(text: str) -> str:
-    """Escapes text for a regular expression between slashes."""
-    return re.sub(r"[\\/.*+?()\[\]{}|^$]", r"\\\g<0>", text)

@@ -27,7 +27,6 @@ class Llama3JsonFormat(ToolCallFormat):
     first_tags = ("{",)
 
     def parse(self, source: TextSource, functions: Functions) -> Events:
-        """See `ToolCallFormat`."""
         yield from source.skip_space()
         yield from source.accept(PYTHON_TAG)
         while True:
@@ -41,7 +40,6 @@ class Llama3JsonFormat(ToolCallFormat):
                 return
 
     def grammar(self, rules: ToolCallRules) -> CallGrammar:
-        """See `ToolCallFormat`."""
         schemas = argument_schemas(rules.functions)
         # Only JSON schemas: a Lark literal would take precedence over the schema of `response`.
         if rules.choice == "structured":
@@ -59,7 +57,6 @@ class Llama3JsonFormat(ToolCallFormat):
 
 
 def _call_schemas(functions: Sequence[Function]) -> dict[str, Any]:
-    """Returns a JSON schema for calls of each function: name and parameters."""
     schemas = {}
     for index, function in enumerate(functions):
         parameters = parameters_of(function)

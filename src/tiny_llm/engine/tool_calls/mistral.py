@@ -18,7 +18,6 @@ from .text_source import CallStart, Events, MalformedCallError, TextSource
 
 START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID_LENGTH = 9
-ID_ALPHABET = string.ascii_letters + string.digits
 ID_PATTERN = f"/[a-zA-Z0-9]{{{ID_LENGTH}}}/"
 OPTIONAL_ID = rf"""(", \"id\": \"" {ID_PATTERN} "\"")?"""
 
@@ -38,7 +37,6 @@ class MistralFormat(ToolCallFormat):
         self._has_ids = has_ids
 
     def parse(self, source: TextSource, functions: Functions) -> Events:
-        """See `ToolCallFormat`."""
         yield from source.skip_space()
         yield from source.accept(START)
         yield from source.skip_space()
@@ -58,7 +56,6 @@ class MistralFormat(ToolCallFormat):
         yield from parse_arguments(source)
 
     def grammar(self, rules: ToolCallRules) -> CallGrammar:
-        """See `ToolCallFormat`."""
         schemas = argument_schemas(rules.functions)
         if self._has_list:
             more = ' (", " call)*' if rules.parallel else ""
@@ -77,8 +74,9 @@ class MistralFormat(ToolCallFormat):
         return CallGrammar(lark, schemas)
 
     def new_call_id(self) -> str:
-        """See `ToolCallFormat`."""
-        return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
+        return "".join(
+            secrets.choice(string.ascii_letters + string.digits) for _ in range(ID_LENGTH)
+        )
 
     def valid_call_id(self, call_id: str) -> str:
         """Returns the last nine letters and digits of `call_id`, padded with zeros."""

@@ -56,7 +56,6 @@ class Qwen3CoderFormat(ToolCallFormat):
     reasoning_tags = (START, FUNCTION)
 
     def parse(self, source: TextSource, functions: Functions) -> Events:
-        """See `ToolCallFormat`."""
         yield from source.skip_space()
         has_start = yield from source.accept(START)
         yield from source.skip_space()
@@ -227,7 +226,6 @@ def _text_schema(schema: Any, root: Any) -> Mapping[str, Any]:
 
 
 def _with_definitions(schema: Any, root: Any) -> Any:
-    """Returns a parameter's schema, with the definitions that it may reference."""
     if not (isinstance(schema, Mapping) and isinstance(root, Mapping)):
         return schema
     return {**{key: root[key] for key in DEFINITIONS if key in root}, **schema}

@@ -20,7 +20,6 @@ from .qwen3_coder import Qwen3CoderFormat
 
 AUTO = "auto"
 NAMES = ("hermes", "qwen3_coder", "llama3_json", "mistral")
-LLAMA_HEADER = "<|start_header_id|>"
 LLAMA_ARGUMENTS = re.compile(r'"parameters\\?"\s*:')
 
 
@@ -40,12 +39,11 @@ def find_format(name: str, chat_template: Any) -> ToolCallFormat:
 
 
 def detect(template: str) -> str:
-    """Returns the name of the format that a chat template asks for."""
     if START in template:
         return "mistral"
     if "<function=" in template and "<parameter=" in template:
         return "qwen3_coder"
     if "<tool_call>" in template:
         return "hermes"
-    is_llama = LLAMA_HEADER in template and LLAMA_ARGUMENTS.search(template) is not None
+    is_llama = "<|start_header_id|>" in template and LLAMA_ARGUMENTS.search(template) is not None
     return "llama3_json" if is_llama or PYTHON_TAG in template else "hermes"

@@ -17,8 +17,6 @@ class MalformedCallError(Exception):
 
 @dataclass(frozen=True)
 class CallStart:
-    """Start of a call to the tool `name`."""
-
     name: str
 
 
@@ -68,7 +66,6 @@ class TextSource:
 
     @property
     def taken(self) -> str:
-        """Text read since `mark`."""
         return "".join(self._taken)
 
     def skip_space(self) -> Read[None]:

@@ -18,20 +18,17 @@ LITERALS = {
 
 
 def parameters_of(function: Mapping[str, Any]) -> Any:
-    """Returns the JSON schema of a function's arguments."""
     schema = function.get("parameters")
     return NO_PARAMETERS if schema is None else schema
 
 
 def properties_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schemas of a function's parameters, by name."""
     properties = _arguments_schema(function).get("properties")
     named = dict(properties) if isinstance(properties, Mapping) else {}
     return {**named, **{name: {} for name in required_of(function) if name not in named}}
 
 
 def required_of(function: Mapping[str, Any]) -> list[str]:
-    """Returns the names of a function's required parameters."""
     required = _arguments_schema(function).get("required")
     return [name for name in required or () if isinstance(name, str)]
 
@@ -103,7 +100,6 @@ def string_schema(schema: Any, root: Any) -> Mapping[str, Any]:
 
 
 def type_of(value: Any) -> str:
-    """Returns the JSON type of a parsed value."""
     match value:
         case None:
             return "null"

@@ -44,9 +44,6 @@ def stream_value(
         next_keys: parameters that may follow. On a new line, their tag ends the value without
             `</parameter>`.
         any_key: whether other parameters may follow, too.
-
-    Raises:
-        MalformedCallError: the output was cut off inside the value.
     """
     next_tags = tuple(f"{PARAMETER}{key}>" for key in next_keys)
     followers = ((PARAMETER,) if any_key else next_tags) + (FUNCTION_END, CALL_END)

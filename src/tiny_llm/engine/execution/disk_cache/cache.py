@@ -33,13 +33,9 @@ WAIT_SECONDS = 0.005  # maximum wait for a page when no request has tokens to co
 
 @dataclass(frozen=True)
 class DiskCacheStats:
-    """Totals since startup, and the current size of the page store.
+    """Totals since startup, and the current size of the page store."""
 
-    Attributes:
-        hit_tokens: prompt tokens read from disk instead of computed.
-    """
-
-    hit_tokens: int = 0
+    hit_tokens: int = 0  # prompt tokens read from disk instead of computed
     read_bytes: int = 0
     written_bytes: int = 0
     num_bytes: int = 0
@@ -48,16 +44,10 @@ class DiskCacheStats:
 
 @dataclass(eq=False)
 class RequestLoad:
-    """Pages being read for a request.
-
-    Attributes:
-        load: the pages, then, if the model has recurrent state, the state after the last page.
-        num_pages: number of pages in the load, excluding the state.
-        num_copied: number of pages already copied to the request's pages.
-    """
+    """Pages being read for a request."""
 
     request: EngineRequest
-    load: PageLoad
+    load: PageLoad  # pages, then, if the model has recurrent state, the state after the last page
     num_pages: int
     num_copied: int = 0
 
@@ -110,7 +100,6 @@ class DiskCache:
 
     @property
     def stats(self) -> DiskCacheStats:
-        """Totals since startup, and the size of the page store."""
         return DiskCacheStats(
             self.hit_tokens,
             self._reader.read_bytes,
@@ -141,16 +130,12 @@ class DiskCache:
         self._loads.clear()
         self._finalizer()
 
-    # ---------------------------------------------------------------- writing
-
     def _key(self, node: PrefixNode) -> tuple[bytes, int]:
-        """Returns a page's key and depth; for a prefix cache root, (key, −1)."""
         if node.parent is None and node not in self._keys:
             self._keys[node] = page_key(self._root, node.tokens), -1
         return self._keys[node]
 
     def _on_share(self, node: PrefixNode) -> None:
-        """Registers a new prefix cache page for the next `store_new`."""
         assert node.parent is not None
         parent, depth = self._key(node.parent)
         key = page_key(parent, node.tokens)
@@ -159,7 +144,6 @@ class DiskCache:
             self._new_pages[node] = None
 
     def _on_checkpoint(self, node: PrefixNode) -> None:
-        """Registers a checkpoint's recurrent state for the next `store_new`."""
         if state_key(self._keys[node][0]) not in self._store:
             self._new_states[node] = None
 
@@ -216,15 +200,11 @@ class DiskCache:
             del self._new_states[node]
 
     def _read_row(self, kind: RowKind, index: int) -> bytes:
-        """Returns a page's or state slot's bytes, concatenated over all models."""
         return b"".join(
             model.read_row(kind, index) for model in self._models if model.row_bytes(kind)
         )
 
-    # ---------------------------------------------------------------- reading
-
     def _start_load(self, request: EngineRequest) -> int:
-        """Starts reading an admitted request's next pages; returns their token count."""
         pages, size = self._scheduler.pages, self._scheduler.config.page_size
         is_scored = request.num_scored == request.num_to_score
         path, node = [], request.last_node
@@ -294,7 +274,6 @@ class DiskCache:
             parts = [part[size:] for part in parts]
 
     def wait(self) -> None:
-        """Waits up to `WAIT_SECONDS` for a load to progress."""
         self._reader.wait(WAIT_SECONDS)
 
 

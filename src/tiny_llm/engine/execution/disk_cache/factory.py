@@ -22,11 +22,6 @@ DEFAULT_MAX_BYTES = 10**10
 
 
 def check_disk_cache_options(directory: Any, max_bytes: Any, enable_prefix_caching: bool) -> None:
-    """Validates the disk cache options.
-
-    Raises:
-        UserError: an argument is invalid, or has no effect.
-    """
     if directory is None:
         if max_bytes is not None:
             raise UserError(
@@ -55,11 +50,7 @@ def make_disk_cache(
     scheduler: Scheduler,
     models: Sequence[PagedModel],
 ) -> DiskCache | None:
-    """Opens the disk cache; None without a directory, with an unusable one, or with a slow disk.
-
-    Raises:
-        UserError: `max_bytes` cannot hold a page or state, or all layers have a sliding window.
-    """
+    """Opens the disk cache; None without a directory, with an unusable one, or with a slow disk."""
     if directory is None:
         return None
     max_bytes = max_bytes or DEFAULT_MAX_BYTES

@@ -25,15 +25,10 @@ class SharedMemory(Protocol):
     slot_pages: float
 
     @property
-    def num_free(self) -> int:
-        """See `PageManager.num_free`."""
-
+    def num_free(self) -> int: ...
     @property
-    def num_evictable(self) -> int:
-        """See `PageManager.num_evictable`."""
-
-    def evict_until_free(self, count: int) -> None:
-        """See `PageManager.evict_until_free`."""
+    def num_evictable(self) -> int: ...
+    def evict_until_free(self, count: int) -> None: ...
 
 
 @dataclass(eq=False)
@@ -89,13 +84,11 @@ class Checkpoints:
 
     @property
     def num_free(self) -> int:
-        """Number of slots that can be allocated without eviction."""
         num_free = self._allocator.num_free
         return num_free if self.memory is None else self._limit(num_free, self.memory.num_free)
 
     @property
     def num_available(self) -> int:
-        """Number of slots that are free or can be freed by eviction."""
         if self.memory is None:
             return self._allocator.num_free + len(self.evictable)
         num_pages = self.memory.num_free + self.memory.num_evictable
@@ -237,7 +230,6 @@ class Checkpoints:
         # [/task 6.5.4 inherit]
 
     def check_integrity(self) -> None:
-        """Asserts that nodes are in the cache and `pages` and `ancestor` are correct."""
         for node, checkpoint in self.by_node.items():
             assert node.parent is not None
             assert node.parent.children[node.tokens] is node, (

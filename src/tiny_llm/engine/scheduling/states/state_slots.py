@@ -73,21 +73,14 @@ class StateSlots:
 
     @property
     def num_used(self) -> int:
-        """Number of slots with at least one owner."""
         return self._allocator.num_used
 
     @property
     def free_slots(self) -> list[int]:
-        """Slots without an owner."""
         return self._allocator.free_pages
 
-    # ---------------------------------------------------------------- prefix cache
-
     def up_to_checkpoint(self, path: list[PrefixNode]) -> list[PrefixNode]:
-        """Truncates a prefix cache hit after its last node that has a checkpoint."""
         return path[: self.checkpoints.last(path)]
-
-    # ---------------------------------------------------------------- one step
 
     def begin_step(
         self, running: Iterable[EngineRequest], waiting: Collection[EngineRequest]
@@ -103,7 +96,6 @@ class StateSlots:
             # [/task 6.5.2 elsewhere]
 
     def _allocate_next(self, request: EngineRequest) -> int:
-        """Returns a slot to write instead of the current one; see `allocate_other`."""
         node = request.last_node
         assert self.checkpoints.by_node[node].slot == request.state_slots.current
         return self.checkpoints.allocate_other(node, self._num_reserved)
@@ -181,7 +173,6 @@ class StateSlots:
         )
 
     def _place_checkpoints(self, chunk: Chunk, head: EngineRequest | None) -> list[tuple[int, int]]:
-        """Allocates checkpoints inside a chunk; returns (position, slot) pairs."""
         if not self._has_checkpoints or chunk.end - chunk.start == 1:
             return []
         slots: RequestSlots = chunk.request.state_slots
@@ -221,7 +212,6 @@ class StateSlots:
         self._add_checkpoint(request, request.num_computed, slots.current)
 
     def load_slot(self, request: EngineRequest) -> int:
-        """Returns the slot into which a request's state is read from disk."""
         slots: RequestSlots = request.state_slots
         return slots.current if slots.next < 0 else slots.next
 
@@ -234,7 +224,6 @@ class StateSlots:
         self.update(replace(chunk, state_writes=(write,)))
 
     def release(self, request: EngineRequest) -> None:
-        """Releases the slots of a request; its checkpoints stay."""
         slots: RequestSlots | None = request.state_slots
         if slots is None:
             return
@@ -245,8 +234,6 @@ class StateSlots:
         for slot in slots:
             if slot >= 0:
                 self._allocator.free(slot)
-
-    # ---------------------------------------------------------------- placement
 
     def _add_checkpoint(self, request: EngineRequest, position: int, slot: int) -> None:
         """Makes `slot` the checkpoint at `position`, or frees it if none is needed."""
@@ -259,7 +246,6 @@ class StateSlots:
         self.checkpoints.add(node, slot, is_rolling, position in slots.branches)
 
     def _node_at(self, request: EngineRequest, position: int) -> PrefixNode | None:
-        """Returns the request's prefix cache node that ends at `position`, or None."""
         depth, rest = divmod(position, self._page_size)
         if rest or depth > request.num_shared or position > request.num_computed:
             return None
@@ -269,16 +255,12 @@ class StateSlots:
             node = node.parent
         return node
 
-    # ---------------------------------------------------------------- counts and invariants
-
     def counts(self) -> StateSlotCounts:
-        """Returns slot counts by use."""
         cached, free = len(self.checkpoints.evictable), self.checkpoints.num_free
         num_checkpoints = len(self.checkpoints.by_node)
         return StateSlotCounts(free, cached, self.num_used - cached, num_checkpoints)
 
     def check_integrity(self, running: Iterable[EngineRequest]) -> None:
-        """Asserts that every slot has exactly its expected owners."""
         self._allocator.check_integrity()
         self.checkpoints.check_integrity()
         owners = [0] * self.num_slots

@@ -56,7 +56,6 @@ class SandboxedProcess:
         return response
 
     def close(self) -> None:
-        """Kills the process."""
         with self._lock:
             self._stop()
 
@@ -82,7 +81,6 @@ class SandboxedProcess:
             self._process = None
 
     def _exchange(self, line: bytes, seconds: float) -> bytes:
-        """Sends a request line and returns the response line."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None

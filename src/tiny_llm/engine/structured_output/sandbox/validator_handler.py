@@ -26,7 +26,6 @@ def _pointer(error: Any) -> str:
 
 
 def make_handler() -> Callable[..., dict[str, list[str]]]:
-    """Returns the request handler; see `main.py`."""
     return _handle
 
 
