@@ -1,6 +1,7 @@
 """Quantization: repacking preserves values; matmul errors are bounded."""
 
 import copy
+import json
 from typing import Any
 
 import mlx.core as mx
@@ -255,3 +256,33 @@ def test_unknown_format_is_named(quantization, message):
     config = {**FAMILIES["llama"], "tie_word_embeddings": False, "quantization": quantization}
     with pytest.raises(ValueError, match=message):
         random_checkpoint(config)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("mode", [*FLOATING, "affine"])
+def test_activations_keep_the_checkpoints_dtype(tmp_path, mode, dtype):
+    """Log-probabilities are those of the dequantized weights in float32."""
+    group_size, bits = FLOATING.get(mode, (32, 4))
+    options = {"group_size": group_size, "bits": bits, "mode": mode}
+    plain = {**FAMILIES["qwen3"], "torch_dtype": dtype}
+    config = {**plain, "quantization": options}
+    folder, reference = write_family(tmp_path / "model", config), tmp_path / "reference"
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    for name in [name for name in weights if name.endswith(".scales")]:
+        path = name.removesuffix(".scales")
+        arrays = [weights.pop(f"{path}.{part}", None) for part in ("weight", "scales", "biases")]
+        weights[f"{path}.weight"] = mx.dequantize(*arrays, **options)
+    reference.mkdir()
+    (reference / "config.json").write_text(json.dumps(plain))
+    weights = {name: weight.astype(mx.float32) for name, weight in weights.items()}
+    mx.save_safetensors(str(reference / "model.safetensors"), weights, metadata={"format": "mlx"})
+    log_probs = []
+    for each, settings in ((folder, config), (reference, plain)):
+        model = serving_model(mode, read_checkpoint(each, settings), page_size=16)
+        assert model.dtype == (mx.float32 if each is reference else getattr(mx, dtype))
+        logits = sequence_logits(model, [(7 * i) % 211 for i in range(20)]).astype(mx.float32)
+        log_probs.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    error = mx.abs(log_probs[0] - log_probs[1]).max().item()
+    print(mode, dtype, error)
+    assert error < (1e-4 if dtype == "float32" else 2e-2)

@@ -7,14 +7,15 @@ which every weight keeps its exact value:
 
     affine 2, 3 bits   affine 4 bits: the same integers, scales and biases
     affine 5, 6 bits   affine 8 bits: the same integers, scales and biases
-    mxfp4              the same codes, with bfloat16 scales (`kernels/mxfp4.py`)
-    mxfp8, nvfp4       unquantized bfloat16, which represents weight · scale exactly
+    mxfp4              the same codes, with bfloat16 scales (`kernels/mxfp4.py`), if the activations
+                       are bfloat16
+    mxfp8, nvfp4,      unquantized in the dtype of the activations, which represents weight · scale
+    other mxfp4        exactly
 
 Converted weights are larger in memory than in the file. On a GPU, nothing is repacked: MLX's Metal
 kernels are fast for all formats.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -23,22 +24,29 @@ from ... import kernels
 from ...kernels.mxfp4 import E2M1, e8m0_to_bfloat16
 from ...kernels.prepack import copy_tree
 from ...quantize import dequantize_linear
+from ..families.linear import activation_dtype
 
 
-def repack(module: Any) -> None:
+def repack(module: Any, dtype: mx.Dtype = mx.bfloat16) -> None:
     """Lazily converts layers whose format the CPU kernels do not support.
 
-    A no-op on a GPU, or if the kernels are not built.
+    `dtype` is that of the activations. A no-op on a GPU, or if the kernels are not built.
     """
     for layer in _repackable_layers(module):
-        _REPACK_BY_MODE[getattr(layer, "mode", "affine")](layer)
+        mode = getattr(layer, "mode", "affine")
+        if mode == "affine":
+            _widen(layer)
+        elif mode == "mxfp4" and dtype == mx.bfloat16:
+            _widen_scales(layer)
+        else:
+            _dequantize(layer, dtype)
 
 
 def repacked(mlx_model: Any) -> Any:
     if not _repackable_layers(mlx_model):
         return mlx_model
     model = copy_tree(mlx_model)
-    repack(model)
+    repack(model, activation_dtype(model.model.embed_tokens, model.model.norm))
     return model
 
 
@@ -69,7 +77,7 @@ def _is_repackable(layer: Any) -> bool:
     if mode == "affine":
         narrow = layer.bits in (2, 3, 5, 6)
         return narrow and kernels.supports_quantization(4, layer.group_size, layer.scales.dtype)
-    return mode in _REPACK_BY_MODE and "global_scale" not in layer
+    return mode in ("mxfp4", "mxfp8", "nvfp4") and "global_scale" not in layer
 
 
 def _widen(layer: Any) -> None:
@@ -84,15 +92,8 @@ def _widen_scales(layer: Any) -> None:
     layer.biases, layer.mode = None, E2M1
 
 
-def _to_bfloat16(layer: Any) -> None:
-    layer.weight = dequantize_linear(layer).astype(mx.bfloat16)
+def _dequantize(layer: Any, dtype: mx.Dtype) -> None:
+    layer.weight = dequantize_linear(layer).astype(dtype)
     for name in ("scales", "group_size", "bits", "mode"):
         delattr(layer, name)
 
-
-_REPACK_BY_MODE: dict[str, Callable[[Any], None]] = {
-    "affine": _widen,
-    "mxfp4": _widen_scales,
-    "mxfp8": _to_bfloat16,
-    "nvfp4": _to_bfloat16,
-}

@@ -26,6 +26,7 @@ from ..families.tensor_layout import (
 )
 from .layout import read_tensor_headers, weight_files
 from .quantization import Quantization, Shape
+from ..families.linear import activation_dtype
 from .repack import repack
 from .safetensors_header import TensorInfo, check_dtypes
 from .sharding import RankShard
@@ -120,7 +121,7 @@ def build_model_tree(
     tree: Any = tree_unflatten(list(weights.items()))
     parts = {name: _build_node(part, name, formats) for name, part in tree.items()}
     model = CheckpointModel(args, parts)
-    repack(model)
+    repack(model, activation_dtype(model.model.embed_tokens, model.model.norm))
     return model
 
 
