@@ -128,7 +128,6 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.transport = _UnchunkedTransport(self.transport)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
-        """Ends the request's body."""
         if not self.requests_upgrade:
             super().on_message_complete()
 
@@ -157,7 +156,6 @@ class _RequestParser(httptools.HttpRequestParser):
         self._protocol = protocol
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]
-        """Parses data; see httptools."""
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
