@@ -290,7 +290,6 @@ class LLM(EngineCore):
         return self.generate(messages, sampling_params, use_tqdm=use_tqdm, **options)
 
     def get_tokenizer(self) -> Any:
-        """Returns the tokenizer, as in vLLM."""
         return self.tokenizer
 
     def stream(

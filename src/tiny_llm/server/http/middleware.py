@@ -254,7 +254,8 @@ class BodyMiddleware:
                     except UserError as reason:
                         error = bad_request(str(reason))
                         chunks.clear()
-                await asyncio.sleep(0)  # a chunk may decode to many pieces
+                if piece is not chunk:  # a chunk may decode to many pieces
+                    await asyncio.sleep(0)
         if error is not None:
             raise error
         return b"".join(chunks)
