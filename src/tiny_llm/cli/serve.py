@@ -71,8 +71,8 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     flag(
         "--model NAME[=OPTIONS]",
         "name, Hub id, folder or GGUF file, as for `main`; may be repeated: models are then loaded "
-        "on first use, and requests without a model use the first. OPTIONS: a task (see --task), "
-        "pin (keep the model loaded), or both, e.g. PATH=embed,pin",
+        "on first use, and requests that name no model use the first. OPTIONS: a task (see "
+        "--task), pin (keep the model loaded), or both, e.g. PATH=embed,pin",
         action="append",
     )
     flag(
