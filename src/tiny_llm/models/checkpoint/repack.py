@@ -98,4 +98,3 @@ def _dequantize(layer: Any, dtype: mx.Dtype) -> None:
     layer.weight = dequantize_linear(layer).astype(dtype)
     for name in ("scales", "group_size", "bits", "mode"):
         delattr(layer, name)
-

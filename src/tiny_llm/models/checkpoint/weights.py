@@ -16,6 +16,7 @@ from mlx.utils import tree_unflatten
 from ...errors import summarize
 from ...kernels.prepack import WeightLocations
 from ..families.config import DecoderConfig
+from ..families.linear import activation_dtype
 from ..families.registry import read_config
 from ..families.tensor_layout import (
     MTP_PREFIX,
@@ -26,7 +27,6 @@ from ..families.tensor_layout import (
 )
 from .layout import read_tensor_headers, weight_files
 from .quantization import Quantization, Shape
-from ..families.linear import activation_dtype
 from .repack import repack
 from .safetensors_header import TensorInfo, check_dtypes
 from .sharding import RankShard
