@@ -135,6 +135,7 @@ class PagedStorage:
         self.value_pages = [kernels.reserve_zeros(shape, dtype) for _ in range(num_layers)]
         self.states = states
         self.resident: set[int] = set()
+        self._page_bytes = sum(pages[0].nbytes for pages in self.page_arrays)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -150,7 +151,7 @@ class PagedStorage:
     @property
     def nbytes(self) -> int:
         """Bytes of physical memory of all pages and state slots."""
-        pages = len(self.resident) * sum(x.nbytes for x in self.page_arrays) // self.num_pages
+        pages = len(self.resident) * self._page_bytes
         return pages if self.states is None else pages + self.states.nbytes
 
     def populate(self, num_pages: int, num_slots: int) -> None:

@@ -53,6 +53,7 @@ class StateStorage:
         ]
         self.states = [kernels.reserve_zeros((num_slots, *shape.state), mx.float32) for _ in layers]
         self.resident: set[int] = set()
+        self._slot_bytes = len(layers) * shape.nbytes
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -62,7 +63,7 @@ class StateStorage:
     @property
     def nbytes(self) -> int:
         """Bytes of physical memory of all layers' slots."""
-        return len(self.resident) * sum(x.nbytes for x in self.arrays) // self.num_slots
+        return len(self.resident) * self._slot_bytes
 
 
 def release_rows(arrays: Sequence[mx.array], resident: set[int], free: Collection[int]) -> None:
