@@ -38,7 +38,7 @@ PROGRESS_DELAY_SECONDS = 1.0
 
 
 def load(name: str, console: "Console | None" = None) -> tuple[Any, Any]:
-    """Loads a model with `mlx_lm`, and its tokenizer, downloading them if necessary.
+    """Loads `mlx_lm`'s model and tokenizer, downloading them if necessary.
 
     Args:
         name: a short name, a hub id or a local folder.
@@ -130,7 +130,7 @@ def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
 
     check_dtypes(read_tensor_headers(folder))
     _check_memory(folder, weight_bytes(folder))
-    return load_model(folder, lazy=True)[0], open_tokenizer(folder, config)
+    return load_model(folder, lazy=True)[0], open_tokenizer(folder, config).mlx_lm
 
 
 def _report_ignored(

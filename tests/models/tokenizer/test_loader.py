@@ -41,7 +41,8 @@ def test_tokenizer_class_does_not_change_the_ids(folder, name):
     assert ours.encode(TEXT) == ids
     # `transformers`' features use the same ids.
     assert ours.encode(TEXT, return_tensors="np").tolist() == [ids]
-    assert "".join(segments(ours.detokenizer, ours.encode("a\0b"))) == "a\0b"
+    for detokenizer in (ours.detokenizer, ours.mlx_lm.detokenizer):
+        assert "".join(segments(detokenizer, ours.encode("a\0b"))) == "a\0b"
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,13 @@ class StreamingDetokenizer:
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], strips_space: bool = True):
-        self.text = ""
         self._token_bytes = token_bytes
         self._strips_space = strips_space
+        self.reset()
+
+    def reset(self) -> None:
+        """Discards all tokens."""
+        self.text = ""
         self._pending = b""
         self._num_emitted = 0  # characters of `text` returned by `last_segment`
 

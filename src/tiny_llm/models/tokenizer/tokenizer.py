@@ -85,7 +85,7 @@ class Tokenizer:
         """
         options = {"add_special_tokens": add_special_tokens}
         if others:
-            return self._mlx_lm.encode(text, **options, **others)
+            return self.mlx_lm.encode(text, **options, **others)
         try:
             # A batch of one, because only batch calls release the GIL.
             (encoding,) = self._tokenizer.encode_batch([text], **options)
@@ -98,7 +98,7 @@ class Tokenizer:
     ) -> str:
         """Decodes token ids; invalid UTF-8 becomes U+FFFD."""
         if others:
-            return self._mlx_lm.decode(ids, skip_special_tokens=skip_special_tokens, **others)
+            return self.mlx_lm.decode(ids, skip_special_tokens=skip_special_tokens, **others)
         ids = [ids] if isinstance(ids, int) else [int(token) for token in ids]
         (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return text
@@ -137,7 +137,7 @@ class Tokenizer:
         """
         variables["tools"] = tools
         if not self._can_render(conversation, variables):
-            return self._mlx_lm.apply_chat_template(conversation, tokenize=tokenize, **variables)
+            return self.mlx_lm.apply_chat_template(conversation, tokenize=tokenize, **variables)
         assert self.chat_template is not None
         variables = {
             **self._named_tokens,
@@ -156,11 +156,11 @@ class Tokenizer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
-        return getattr(self._mlx_lm, name)
+        return getattr(self.mlx_lm, name)
 
     @cached_property
-    def _mlx_lm(self) -> Any:
-        """The same tokenizer with all features of `transformers` and `mlx_lm`."""
+    def mlx_lm(self) -> Any:
+        """The same tokenizer as `mlx_lm`'s class, with all features of `transformers`."""
         from mlx_lm.tokenizer_utils import TokenizerWrapper  # takes seconds
         from transformers import PreTrainedTokenizerFast
 
@@ -170,7 +170,7 @@ class Tokenizer:
             clean_up_tokenization_spaces=False,
             **self._named_tokens,
         )
-        return TokenizerWrapper(inner, eos_token_ids=self.eos_token_ids)
+        return TokenizerWrapper(inner, lambda _: self.detokenizer, self.eos_token_ids)
 
     def _can_render(self, messages: Any, variables: Mapping[str, Any]) -> bool:
         return (
