@@ -67,7 +67,6 @@ def validate_number(
 
 
 def validate_bool(name: str, value: Any) -> None:
-    """Raises `UserError` unless a value is a bool."""
     if not isinstance(value, bool):
         raise UserError(f"{name} must be True or False, got {short_repr(value)}.")
 

@@ -32,7 +32,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "agent") -> int:
 
 
 def make_parser(prog: str) -> CommandParser:
-    """Builds the command's argument parser."""
     parser = CommandParser(
         prog, __doc__, "tiny_llm.agent", skips_unwritten=True, own_folder="agent/"
     )
@@ -74,7 +73,6 @@ def make_parser(prog: str) -> CommandParser:
 
 
 def make_model(args: argparse.Namespace) -> ChatModel:
-    """Loads the model specified by the flags."""
     if args.url is not None:
         if args.script is not None:
             raise UserError("--script has no effect with --url; omit one of them.")

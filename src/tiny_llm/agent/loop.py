@@ -33,7 +33,6 @@ class Transcript:
         return self.messages[-1]["content"] if self.stop_reason == "answer" else None
 
     def append(self, message: Message) -> None:
-        """Appends a message to the record and to the context."""
         self.messages.append(message)
         self.context.append(message)
 
@@ -80,7 +79,6 @@ class Agent:
         self._compact = compact
 
     def start(self, task: str) -> Transcript:
-        """Returns the transcript of a new run, before its first step."""
         transcript = Transcript()
         if self._system_prompt is not None:
             transcript.append({"role": "system", "content": self._system_prompt})

@@ -31,7 +31,6 @@ class Usage:
     max_prompt_tokens: int = 0
 
     def add(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Adds the token counts of one request."""
         self.requests += 1
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
@@ -121,7 +120,6 @@ class ScriptedModel:
             ) from error
 
     def complete(self, messages: Sequence[Message], tools: Sequence[Message], seed: int) -> Message:
-        """See `ChatModel.complete`."""
         number = len(self.prompts)
         self.prompts.append(list(messages))
         self.usage.add(0, 0)
@@ -157,7 +155,6 @@ class LocalModel:
         self._format = find_format(AUTO, getattr(llm.tokenizer, "chat_template", None))
 
     def complete(self, messages: Sequence[Message], tools: Sequence[Message], seed: int) -> Message:
-        """See `ChatModel.complete`."""
         params = SamplingParams(**self._params, seed=seed)  # type: ignore[arg-type]
         options = {"tools": tools, "use_tqdm": False}
         [output] = self._llm.generate([list(messages)], params, **options)  # type: ignore[arg-type]
@@ -200,7 +197,6 @@ class OpenAIModel:
         self._options = options
 
     def complete(self, messages: Sequence[Message], tools: Sequence[Message], seed: int) -> Message:
-        """See `ChatModel.complete`."""
         body = {**self._options, "messages": list(messages), "seed": seed}
         reply = self._client.complete({**body, "tools": tools} if tools else body)
         try:

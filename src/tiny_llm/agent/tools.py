@@ -59,7 +59,6 @@ class Tool:
 
     @property
     def definition(self) -> Message:
-        """The tool in OpenAI's format."""
         function = {"name": self.name, "description": self.description}
         return {"type": "function", "function": {**function, "parameters": self.parameters}}
 

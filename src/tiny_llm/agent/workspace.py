@@ -90,7 +90,6 @@ class Workspace:
         return f"edited {path}"
 
     def tools(self) -> list[Tool]:
-        """Returns the tools that list, read and edit the workspace's files."""
         text = {"type": "string"}
         line = {"type": "integer", "minimum": 1}
         return [
@@ -133,7 +132,6 @@ def _open_regular_file(path: str, flags: int) -> int:
 
 
 def _object(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
-    """JSON schema of an object with required and optional properties."""
     return {"properties": {**required, **optional}, "required": list(required)}
 
 

@@ -33,12 +33,10 @@ DEFAULT_MAX_TOKENS = 512
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "batch") -> int:
-    """Runs the command. Exit status: 0, or 2 for a user error."""
     return run_command(prog, lambda: _batch(make_parser(prog).parse_args(argv)))
 
 
 def make_parser(prog: str) -> CommandParser:
-    """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.batch")
     add_model_arguments(parser)
     add_sampling_arguments(parser)
@@ -61,7 +59,7 @@ def make_parser(prog: str) -> CommandParser:
 
 
 def run_live(run: BatchRun, num_prompts: int, screen: Console) -> float:
-    """Runs a batch with a live table on `screen`; returns the seconds it took."""
+    """Runs a batch with a live table on `screen`; returns its duration in seconds."""
     with Live(console=screen, auto_refresh=False, transient=True) as live:
         drawn_at = -REDRAW_SECONDS  # in the past, so that the first step draws the table
 
@@ -75,7 +73,6 @@ def run_live(run: BatchRun, num_prompts: int, screen: Console) -> float:
 
 
 def run_plain(run: BatchRun, questions: list[str], screen: Console) -> float:
-    """Runs a batch with one line per event; returns its duration in seconds."""
     lines = PlainLines(screen, questions)
     return _run(run, lambda seconds: lines.update(run))
 

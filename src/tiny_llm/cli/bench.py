@@ -47,12 +47,10 @@ WARMUP_TOKENS = 8  # maximum tokens of a warm-up output; enough to run every dec
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "bench") -> int:
-    """Runs the command. Exit status: 0, or 2 for a user error."""
     return run_command(prog, lambda: _bench(make_parser(prog).parse_args(argv)))
 
 
 def make_parser(prog: str) -> CommandParser:
-    """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.bench")
     add_model_arguments(parser)
     add_batch_arguments(parser)
@@ -165,7 +163,6 @@ def _open(
 
 
 def _run_to_completion(run: BatchRun, num_seqs: int) -> None:
-    """Runs a batch; redraws the progress bar only when a sequence finishes."""
     hidden = not console.is_terminal
     with Progress(console=console, transient=True, auto_refresh=False, disable=hidden) as progress:
         task = progress.add_task("sequences", total=num_seqs)

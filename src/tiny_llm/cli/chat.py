@@ -24,12 +24,10 @@ THINK_END = "</think>"
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "chat") -> int:
-    """Runs the command. Exit status: 0, or 2 for a user error."""
     return run_command(prog, lambda: _converse(make_parser(prog).parse_args(argv)))
 
 
 def make_parser(prog: str) -> CommandParser:
-    """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.chat")
     add_flag(parser, "--system-prompt TEXT", "system message of the chat")
     add_remote_arguments(parser)
@@ -47,7 +45,6 @@ class ChatSession:
         self.reset()
 
     def reset(self) -> None:
-        """Clears the history except for the system prompt."""
         self.messages: list[dict[str, str]] = []
         if self._system_prompt is not None:
             self.messages.append({"role": "system", "content": self._system_prompt})

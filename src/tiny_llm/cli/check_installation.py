@@ -45,16 +45,11 @@ class CheckResult:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "check-installation") -> int:
-    """Prints a table.
-
-    Returns:
-        Exit status: 0; 1 if a check fails or the model does not fit; 2 for a user error.
-    """
+    """Exit status: 0; 1 if a check fails or the model does not fit; 2 for a user error."""
     return run_command(prog, lambda: _report(make_parser(prog).parse_args(argv)))
 
 
 def make_parser(prog: str) -> CommandParser:
-    """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__)
     flag = partial(add_flag, parser)
     flag(
@@ -74,7 +69,6 @@ def make_parser(prog: str) -> CommandParser:
 
 
 def run_checks() -> Iterator[CheckResult]:
-    """Yields the results of all checks, in dependency order."""
     yield _python()
     yield _package("mlx")
     yield _package("mlx-lm")
@@ -124,10 +118,8 @@ def _report_model(args: argparse.Namespace) -> int:
 
 
 def _python() -> CheckResult:
-    supported = (3, 11) <= sys.version_info[:2] <= (3, 15)
-    return CheckResult(
-        "Python", supported, platform.python_version(), "install Python 3.11 to 3.15"
-    )
+    supported, found = (3, 11) <= sys.version_info[:2] <= (3, 15), platform.python_version()
+    return CheckResult("Python", supported, found, "install Python 3.11 to 3.15")
 
 
 def _package(name: str) -> CheckResult:
@@ -162,7 +154,7 @@ def _compiler() -> CheckResult:
     fix = "macOS: `xcode-select --install`; Debian and Ubuntu: `apt install g++`"
     for command in ("c++", "g++", "clang++"):
         if path := shutil.which(command):
-            return CheckResult("C++ compiler", True, f"{_first_line([path, '--version'])}")
+            return CheckResult("C++ compiler", True, _first_line([path, "--version"]))
     return CheckResult("C++ compiler", None, "not found; Week 1 does not need it", fix)
 
 
@@ -177,11 +169,9 @@ def _extension() -> CheckResult:
 
 def _metal_kernels() -> Iterator[CheckResult]:
     """Yields a row per Metal file after compiling it; without a GPU, one row."""
-    has_gpu = not kernels.computes_on_cpu() and kernels.runs_on_default_device()
-    if not has_gpu:
-        yield CheckResult(
-            "Metal kernels", None, f"not supported on {platform.system()}", "no action needed"
-        )
+    if kernels.computes_on_cpu() or not kernels.runs_on_default_device():
+        found = f"not supported on {platform.system()}"
+        yield CheckResult("Metal kernels", None, found, "no action needed")
         return
     metal = kernels.extension().metal
     for library in metal.library_states():
@@ -208,7 +198,6 @@ def _checkpoint(name: str, folder: Path, where: str, fix: str) -> CheckResult:
 
 
 def _first_line(command: list[str]) -> str:
-    """First line of a command's output; empty if it fails."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -45,35 +45,23 @@ def main(argv: Sequence[str] | None = None, prog: str = "tiny-llm") -> int:
 
 def command_module(command: str) -> ModuleType:
     """Module with a command's `main(argv, prog)` and `make_parser(prog)`."""
+    module: ModuleType
     match command:
         case "main":
-            from . import main
-
-            return main
+            from . import main as module
         case "chat":
-            from . import chat
-
-            return chat
+            from . import chat as module
         case "batch":
-            from . import batch
-
-            return batch
+            from . import batch as module
         case "serve":
-            from . import serve
-
-            return serve
+            from . import serve as module
         case "bench":
-            from . import bench
-
-            return bench
+            from . import bench as module
         case "models":
-            from . import models
-
-            return models
+            from . import models as module
         case _:
-            from . import check_installation
-
-            return check_installation
+            from . import check_installation as module
+    return module
 
 
 def completion(shell: str) -> str:

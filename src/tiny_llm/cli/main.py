@@ -14,12 +14,10 @@ from .parsing.input_text import read_prompt
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "main") -> int:
-    """Runs the command. Exit status: 0, or 2 for a user error."""
     return run_command(prog, lambda: _answer(make_parser(prog).parse_args(argv)))
 
 
 def make_parser(prog: str) -> CommandParser:
-    """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.main")
     add_flag(
         parser, "--prompt TEXT", "prompt, or - to read it from stdin", default=INTRODUCTION_PROMPT

@@ -76,12 +76,10 @@ class MemoryEstimate:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights of the target and draft models."""
         return sum(size.weight_bytes for size in self.sizes)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV cache bytes per token, of the target and draft models."""
         return sum(size.kv_bytes_per_token for size in self.sizes)
 
     @property
@@ -156,7 +154,6 @@ def print_memory_table(
 def memory_table(
     name: str, estimates: Mapping[KvCacheDtype, MemoryEstimate], bandwidth: float | None = None
 ) -> Table:
-    """Renders the table; see `print_memory_table` for the arguments."""
     first = next(iter(estimates.values()))
     table = Table(title=escape(name), title_justify="left")
     table.add_column("--kv-cache-dtype")
@@ -193,7 +190,6 @@ def memory_table(
 def _notes(
     estimates: Mapping[KvCacheDtype, MemoryEstimate], bandwidth: float | None
 ) -> Iterator[str]:
-    """Yields notes on memory and speed, one line each."""
     first = next(iter(estimates.values()))
     total, available = total_memory(), available_memory()
     yield f"memory: {format_bytes(total)} total, {format_bytes(available)} available"

@@ -21,12 +21,10 @@ from .parsing.command import CommandParser, run_command
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "models") -> int:
-    """Prints a table; exit status 0, or 2 for a user error."""
     return run_command(prog, lambda: _report(make_parser(prog).parse_args(argv).names))
 
 
 def make_parser(prog: str) -> CommandParser:
-    """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__)
     parser.add_argument("--names", action="store_true", help="print the names only")
     return parser

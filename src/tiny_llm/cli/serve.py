@@ -58,7 +58,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "serve") -> int:
 
 
 def make_parser(prog: str) -> CommandParser:
-    """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.serve", skips_unwritten=True)
     _add_model_arguments(parser)
     _add_access_arguments(parser)
@@ -387,7 +386,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _check_host(args: argparse.Namespace) -> None:
-    """Rejects a non-local host without authentication, unless explicitly allowed."""
     has_key = api_key(args.api_key) is not None
     if args.host not in LOCAL_HOSTS and not has_key and not args.allow_anonymous:
         raise UserError(

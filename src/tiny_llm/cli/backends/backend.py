@@ -153,7 +153,6 @@ def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
 def _course_backend(
     args: argparse.Namespace, checkpoint: Checkpoint, draft: Checkpoint | None, sampler: Sampler
 ) -> Backend:
-    """Builds a backend from a week's model and the course's decoding loop."""
     model = build_model(args, checkpoint)
     decode: DecodingLoop = decode_by_recomputing if args.loader == "week1" else decode_with_cache
     speculation = None

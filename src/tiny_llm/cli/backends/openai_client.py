@@ -71,15 +71,13 @@ class OpenAIClient:
 
     @contextmanager
     def _send(self, method: str, path: str, body: Any = None) -> Iterator["httpx2.Response"]:
-        """Sends a request; yields the response before its body is read."""
         # `json=body` would fail for lone surrogates, e.g. in file names that are not UTF-8.
         content = None if body is None else json.dumps(body)
-        options: dict[str, Any] = {
-            "content": content,
-            "headers": {"Content-Type": "application/json"},
-        }
+        headers = {"Content-Type": "application/json"}
         try:
-            with self._client.stream(method, self.url + path, **options) as response:
+            with self._client.stream(
+                method, self.url + path, content=content, headers=headers
+            ) as response:
                 if response.status_code != 200:
                     response.read()
                     raise UserError(_error_message(response))
@@ -102,7 +100,6 @@ def _base_url(url: str) -> str:
 
 
 def _deltas(data: str) -> list[dict[str, Any]]:
-    """Deltas of an event, one per choice."""
     try:
         event = json.loads(data)
         if "error" not in event:

@@ -20,7 +20,6 @@ LOCAL_FLAGS = (
 
 
 def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --url and the flags that require it."""
     flag = partial(add_flag, parser)
     flag(
         "--url URL",
@@ -35,7 +34,6 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_remote_arguments(args: argparse.Namespace) -> None:
-    """Rejects local flags with --url, and remote flags without it."""
     if args.url is None:
         for name in ("api_key", "reasoning_effort"):
             if getattr(args, name) is not None:

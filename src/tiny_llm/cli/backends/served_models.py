@@ -14,7 +14,6 @@ from ..parsing.arguments import flag_name
 
 PIN = "pin"
 KV_CACHE_BYTES = 2**29  # default KV cache size per model, if several are served
-OPTIONS = (*TASKS, PIN)
 
 # Flags that require a single model: namespace attribute names, mapped to defaults.
 SINGLE_MODEL_FLAGS = {
@@ -32,8 +31,6 @@ SINGLE_MODEL_FLAGS = {
 
 @dataclass(frozen=True)
 class ModelArgument:
-    """Parsed `--model` argument."""
-
     name: str
     task: str = "auto"
     is_pinned: bool = False  # whether the model is loaded at startup and never unloaded
@@ -50,7 +47,6 @@ class MemoryRequirement:
 
     @property
     def total(self) -> int:
-        """Total of weights and KV cache."""
         return self.weights + self.kv_cache
 
 
@@ -64,8 +60,7 @@ def parse_model_argument(text: str) -> ModelArgument:
         return ModelArgument(text)
     options = given.split(",")
     tasks = [option for option in options if option in TASKS]
-    unknown = [option for option in options if option not in OPTIONS]
-    if unknown or len(tasks) > 1 or not name:
+    if {*options} - {*TASKS, PIN} or len(tasks) > 1 or not name:
         raise UserError(
             f"--model {text}: invalid options '{given}'; use at most one task ({', '.join(TASKS)}) "
             f"and {PIN}, e.g. PATH=embed, PATH=pin or PATH=embed,pin."
@@ -74,7 +69,6 @@ def parse_model_argument(text: str) -> ModelArgument:
 
 
 def check_flags(args: argparse.Namespace, models: Sequence[ModelArgument]) -> None:
-    """Rejects flags that this set of models does not support."""
     if len(models) > 1:
         for name, default in SINGLE_MODEL_FLAGS.items():
             if getattr(args, name) != default:
@@ -143,7 +137,6 @@ def memory_needs(
 
 
 def weight_bytes(args: argparse.Namespace, folder: Path, draft: Path | None) -> int:
-    """Bytes of a model's weights, including the draft model's."""
     folders = [folder] if draft is None else [folder, draft]
     return sum(model_size(each, 1, args.load_format).weight_bytes for each in folders)
 

@@ -57,16 +57,13 @@ class EngineBatchRun:
 
     @property
     def is_done(self) -> bool:
-        """See `BatchRun.is_done`."""
         return not self._llm.has_unfinished_requests
 
     @property
     def peak_memory(self) -> int:
-        """See `ModelRunner.peak_memory`."""
         return self._llm.runner.peak_memory
 
     def step(self) -> None:
-        """Runs one engine step; see `BatchRun`."""
         for output in self._llm.step():
             progress = self._progress(
                 output.request_id, len(output.request_output.prompt_token_ids)
@@ -104,7 +101,6 @@ class EngineBatchRun:
         )
 
     def write_recording(self, file: Path) -> None:
-        """Writes the recorded events as JSON."""
         try:
             self._recorder.write(file)
         except OSError as error:
@@ -114,7 +110,6 @@ class EngineBatchRun:
         return self._started.setdefault(request_id, RequestProgress(int(request_id), prompt_tokens))
 
     def _place_running(self) -> None:
-        """Keeps running requests in their slots; assigns idle slots to new ones."""
         running = self._llm.scheduler.running
         ids = {request.request_id for request in running}
         self._slots = [slot if slot in ids else None for slot in self._slots]

@@ -18,7 +18,6 @@ class RequestProgress:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the first token has been generated."""
         return self.new_tokens > 0
 
 
@@ -36,18 +35,13 @@ class EngineState:
 
     def __str__(self) -> str:
         share = self.cached_tokens / max(self.prompt_tokens, 1)
-        text = (
+        disk = f", {self.disk_tokens} of them from disk" if self.disk_tokens else ""
+        drafts = f" | draft tokens: {self.num_accepted_tokens} of {self.num_draft_tokens} accepted"
+        return (
             f"prefix cache hits: {self.cached_tokens} of {self.prompt_tokens} prompt tokens "
-            f"({share:.0%})"
+            f"({share:.0%}){disk} | preemptions: {self.preemptions}"
+            + (drafts if self.num_draft_tokens else "")
         )
-        if self.disk_tokens:
-            text += f", {self.disk_tokens} of them from disk"
-        text += f" | preemptions: {self.preemptions}"
-        if self.num_draft_tokens:
-            text += (
-                f" | draft tokens: {self.num_accepted_tokens} of {self.num_draft_tokens} accepted"
-            )
-        return text
 
 
 @dataclass(frozen=True)

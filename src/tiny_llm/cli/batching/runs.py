@@ -80,15 +80,12 @@ class CourseBatchRun:
 
     @property
     def is_done(self) -> bool:
-        """See `BatchRun.is_done`."""
         return self._batch.is_done
 
     def step(self) -> None:
-        """Runs one step; see `BatchGeneration.step`."""
         self._batch.step()
 
     def progress(self) -> BatchProgress:
-        """See `BatchRun.progress`."""
         batch = self._batch
         return BatchProgress(
             waiting=[index for index, _ in batch.waiting],
@@ -146,7 +143,6 @@ class MlxBatchRun:
 
     @property
     def is_done(self) -> bool:
-        """See `BatchRun.is_done`."""
         return len(self.outputs) == len(self._requests)
 
     def step(self) -> None:
@@ -187,5 +183,4 @@ class MlxBatchRun:
 
 
 def peak_memory(run: BatchRun) -> int:
-    """Returns the run's peak memory in bytes."""
     return run.peak_memory if isinstance(run, EngineBatchRun) else mx.get_peak_memory()

@@ -15,7 +15,6 @@ PAGES_WIDTH = 30  # width of the page usage bar in characters
 
 
 def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
-    """Renders slots, prefilling and waiting prompts, page usage and throughput."""
     batch = run.progress()
     table = Table(expand=True, box=None, header_style="bold", padding=(0, 1))
     for name, width, justify in (("slot", 6, "right"), ("prompt", 6, "right")):
@@ -54,7 +53,6 @@ def _cells(progress: RequestProgress | None, prefilled_state: str) -> list[Rende
 
 
 def _pages(state: EngineState) -> Text:
-    """Page usage bar: shared, exclusive, cached, free."""
     pages = state.pages
     total = pages.used + pages.cached + pages.free
     kinds = (
@@ -94,7 +92,6 @@ class PlainLines:
         self._finished_indices: set[int] = set()
 
     def update(self, run: BatchRun) -> None:
-        """Prints the events of the last step."""
         waiting = set(run.progress().waiting)
         for index, question in enumerate(self._questions):
             if index not in waiting | self._started:

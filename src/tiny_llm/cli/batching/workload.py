@@ -35,12 +35,10 @@ class Workload:
 
     @property
     def prompt_tokens(self) -> int:
-        """Total length of the prompts."""
         return sum(map(len, self.prompts))
 
     @property
     def output_tokens(self) -> int:
-        """Total length of the outputs."""
         return sum(self.output_lens)
 
 

@@ -112,7 +112,6 @@ def add_flag(
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags for model, implementation and device."""
     flag = partial(add_flag, parser)
     flag(
         "--model NAME",
@@ -207,7 +206,6 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags for sampling and output length."""
     flag = partial(add_flag, parser)
     flag("--sampler-temp --temperature T", "sampling temperature; 0 is greedy", float, 0.0)
     flag(
@@ -230,7 +228,6 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags for batch size and prefill chunk size."""
     flag = partial(add_flag, parser)
     flag("--batch-size N", "maximum number of running requests", in_range(1), 5)
     flag("--prefill-step N", "maximum prompt tokens per step", in_range(1), 128)
@@ -296,7 +293,6 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
 
 
 def _check_mlx_arguments(args: argparse.Namespace) -> None:
-    """Rejects flags without an mlx_lm equivalent."""
     if args.load_format == "dummy":
         raise UserError(
             "--load-format dummy is not supported with --solution mlx; omit one of them."
@@ -318,7 +314,6 @@ def flag_name(name: str) -> str:
 
 
 def check_batch_arguments(args: argparse.Namespace) -> None:
-    """Applies `check_model_arguments`; rejects flags unsupported in batch runs."""
     check_model_arguments(args, needs_cache=True)
     if args.draft_model is not None and args.loader != ENGINE:
         raise UserError(
@@ -328,7 +323,6 @@ def check_batch_arguments(args: argparse.Namespace) -> None:
 
 
 def sampler_from_args(args: argparse.Namespace) -> Sampler:
-    """Builds the sampler from the flags."""
     try:
         return make_sampler(
             args.sampler_temp, top_p=args.sampler_top_p, top_k=args.sampler_top_k, seed=args.seed

@@ -31,7 +31,6 @@ class SafeConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """See `rich.console.Console.render`."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else escape_control_characters(text), style, control)
 
@@ -43,11 +42,9 @@ class SafeFormatter(logging.Formatter):
     """Log formatter that escapes control characters; a message stays in one line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """See `logging.Formatter.formatMessage`."""
         return escape_control_characters(super().formatMessage(record), one_line=True)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        """See `logging.Formatter.formatException`."""
         return escape_control_characters(super().formatException(ei))
 
 
@@ -145,7 +142,6 @@ class CommandParser(argparse.ArgumentParser):
         return skipped
 
     def error(self, message: str) -> NoReturn:
-        """Raises a `UserError`, which `run_command` reports."""
         raise UserError(f"{message} (see --help).")
 
 

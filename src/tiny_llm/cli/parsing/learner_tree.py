@@ -13,13 +13,11 @@ SKIP_VARIABLE = "TINY_LLM_SKIP"
 
 
 def find_learner_tree() -> Path | None:
-    """Path of the learner's source tree, or None if it does not exist."""
     tree = _tree_path()
     return tree if (tree / "site" / "sitecustomize.py").is_file() else None
 
 
 def is_running_mine(tree: Path) -> bool:
-    """Whether this process imported tiny_llm from `tree`."""
     return sys.modules["tiny_llm"].__file__ == str(tree / "src" / "tiny_llm" / "__init__.py")
 
 

@@ -16,7 +16,6 @@ as for other checkpoints (`checkpoint/repack.py`).
 
 import math
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
@@ -89,7 +88,7 @@ def read_tensor(tensor: GGUFTensor) -> dict[str, mx.array]:
         last = min(first + step, rows)
         count, offset = (last - first) * row_bytes, tensor.offset + first * row_bytes
         blocks = np.fromfile(tensor.file, np.uint8, count, offset=offset)
-        codes, *others = _UNPACK[tensor.type.name](blocks.reshape(-1, tensor.type.nbytes))
+        codes, *others = _unpack(tensor.type.name, blocks.reshape(-1, tensor.type.nbytes))
         parts = [_pack_5_bits(codes) if target.bits == 5 else codes, *others]
         for output, part in zip(outputs, parts, strict=True):
             output[first:last] = part.reshape(last - first, -1)
@@ -127,28 +126,27 @@ def _pack_5_bits(codes: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(words.view(np.uint8).reshape(-1, 8)[:, :5])
 
 
-def _q4_0(blocks: np.ndarray) -> Parts:
-    scales = _float16(blocks, 0)
-    return _nibbles(blocks[:, 2:], 16), scales, scales * np.float16(-8)
-
-
-def _q4_1(blocks: np.ndarray) -> Parts:
-    return _nibbles(blocks[:, 4:], 16), _float16(blocks, 0), _float16(blocks, 2)
-
-
-def _q5_0(blocks: np.ndarray) -> Parts:
-    scales, high = _float16(blocks, 0), np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")
-    return _bytes(blocks[:, 6:], 16, high), scales, scales * np.float16(-16)
-
-
-def _q5_1(blocks: np.ndarray) -> Parts:
-    high = np.unpackbits(blocks[:, 4:8], axis=1, bitorder="little")
-    return _bytes(blocks[:, 8:], 16, high), _float16(blocks, 0), _float16(blocks, 2)
-
-
-def _q8_0(blocks: np.ndarray) -> Parts:
-    scales = _float16(blocks, 0)
-    return blocks[:, 2:] ^ 0x80, scales, scales * np.float16(-128)  # int8 + 128
+def _unpack(kind: str, blocks: np.ndarray) -> Parts:
+    if kind == "MXFP4":
+        return _nibbles(blocks[:, 1:], 16), blocks[:, :1]
+    if kind == "Q4_K":
+        return _nibbles(blocks[:, 16:], 32), *_k_scales(blocks)
+    if kind == "Q5_K":
+        planes = np.unpackbits(blocks[:, 16:48, None], axis=2, bitorder="little")  # n×32×8
+        return _bytes(blocks[:, 48:], 32, planes.swapaxes(1, 2)), *_k_scales(blocks)
+    if kind == "Q6_K":
+        return _q6_k(blocks)
+    scales, bits = _float16(blocks, 0), BITS[kind[:2]]
+    if kind.endswith("_0"):  # signed integers, without stored biases
+        biases, codes = scales * np.float16(-(2 ** (bits - 1))), blocks[:, 2:]
+    else:
+        biases, codes = _float16(blocks, 2), blocks[:, 4:]
+    if bits == 8:
+        return codes ^ 0x80, scales, biases  # int8 + 128
+    if bits == 4:
+        return _nibbles(codes, 16), scales, biases
+    high = np.unpackbits(codes[:, :4], axis=1, bitorder="little")
+    return _bytes(codes[:, 4:], 16, high), scales, biases
 
 
 def _k_scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -158,15 +156,6 @@ def _k_scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     minima = np.hstack((middle & 63, high >> 4 | middle >> 2 & 48))
     d, d_min = (_float16(blocks, start).astype(np.float32) for start in (0, 2))
     return (d * scales).astype(np.float16), (-d_min * minima).astype(np.float16)
-
-
-def _q4_k(blocks: np.ndarray) -> Parts:
-    return _nibbles(blocks[:, 16:], 32), *_k_scales(blocks)
-
-
-def _q5_k(blocks: np.ndarray) -> Parts:
-    planes = np.unpackbits(blocks[:, 16:48, None], axis=2, bitorder="little")  # n×32×8
-    return _bytes(blocks[:, 48:], 32, planes.swapaxes(1, 2)), *_k_scales(blocks)
 
 
 def _q6_k(blocks: np.ndarray) -> Parts:
@@ -188,20 +177,3 @@ def _q6_k(blocks: np.ndarray) -> Parts:
     codes *= (scales / np.where(steps == 0, 1, steps)[..., None])[..., None]
     codes += 128.5  # float to integer conversion truncates
     return codes.clip(0, 255, out=codes).astype(np.uint8), steps, steps * np.float16(-128)
-
-
-def _mxfp4(blocks: np.ndarray) -> Parts:
-    return _nibbles(blocks[:, 1:], 16), blocks[:, :1]
-
-
-_UNPACK: dict[str, Callable[[np.ndarray], Parts]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "MXFP4": _mxfp4,
-}

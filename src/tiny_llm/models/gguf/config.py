@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from .blocks import repacked_format
-from .reader import GGUFFile, GGUFTensor
+from .blocks import PLAIN_DTYPES, repacked_format
+from .reader import GGUFFile
 
 # `general.architecture` -> `model_type`. GGUF files of Mistral models have architecture "llama".
 ARCHITECTURES = {
@@ -50,8 +50,6 @@ LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3_CONTEXT = 8192
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the frequencies
 
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
 # Layer names in GGUF -> in MLX models.
 LAYERS = {
     "token_embd": "model.embed_tokens",
@@ -93,13 +91,12 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
             f"are {', '.join(ARCHITECTURES)}"
         )
     tensors, num_layers = file.tensors, num_trunk_layers(file)
+    embedding = tensors.get("token_embd.weight")
     config = {name: _decimal(file.get(key)) for name, key in FIELDS.items() if file.get(key)}
     config |= {
         "model_type": ARCHITECTURES[architecture],
         "num_hidden_layers": num_layers,
-        "vocab_size": tensors["token_embd.weight"].shape[0]
-        if "token_embd.weight" in tensors
-        else 0,
+        "vocab_size": 0 if embedding is None else embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "rope_scaling": _rope_scaling(file),
     }
@@ -116,16 +113,21 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
         config["norm_topk_prob"] = True  # llama.cpp always normalizes
     if architecture.startswith("qwen35"):
         config |= _hybrid_fields(file, config)
-    formats = {name: repacked_format(tensor) for name, tensor in _matrices(file)}
+    named = ((tensor_name(name, num_layers), each) for name, each in tensors.items())
+    formats = {
+        name.removesuffix(".weight"): repacked_format(each)
+        for name, each in named
+        if name and len(each.shape) > 1
+    }
     config["dtype"] = "float16"
-    if not any(formats.values()) and "token_embd.weight" in tensors:
-        config["dtype"] = DTYPES[tensors["token_embd.weight"].type.name]
     if any(formats.values()):
         config["quantization"] = {
             "group_size": 32,
             "bits": 4,
             **{name: vars(each) if each else False for name, each in formats.items()},
         }
+    elif embedding is not None:
+        config["dtype"] = str(PLAIN_DTYPES[embedding.type.name]).removeprefix("mlx.core.")
     return config
 
 
@@ -148,22 +150,12 @@ def tensor_name(name: str, num_layers: int) -> str | None:
     return f"{prefix}{LAYERS[layer]}.{kind}" if layer in LAYERS else name
 
 
-def _matrices(file: GGUFFile) -> list[tuple[str, GGUFTensor]]:
-    """(path in MLX's model, tensor) of each matrix."""
-    num_layers = num_trunk_layers(file)
-    named = ((tensor_name(name, num_layers), tensor) for name, tensor in file.tensors.items())
-    return [
-        (name.removesuffix(".weight"), each) for name, each in named if name and len(each.shape) > 1
-    ]
-
-
 def _decimal(value: Any) -> Any:
     """Shortest decimal of a float32: 1e-05 instead of 9.999999747378752e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def _hybrid_fields(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
-    """Fields of Gated DeltaNet."""
     kinds = {True: "linear_attention", False: "full_attention"}
     layers = range(config["num_hidden_layers"])
     factor = file.get("rope.dimension_count", 0) / config.get("head_dim", 1)
@@ -176,10 +168,9 @@ def _hybrid_fields(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope_scaling(file: GGUFFile) -> dict[str, Any] | None:
-    """`rope_scaling` from the metadata or the tensor of RoPE factors."""
-    kind = file.get("rope.scaling.type", "none")
     if ROPE_FACTORS in file.tensors:
         return _llama3_scaling(file)
+    kind = file.get("rope.scaling.type", "none")
     if kind == "none":
         return None
     fields = {name: _decimal(file.get(key)) for name, key in ROPE_FIELDS.items() if file.get(key)}

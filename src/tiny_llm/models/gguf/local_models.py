@@ -59,7 +59,6 @@ def _ollama_models() -> Mapping[str, Callable[[], Path]]:
 
 
 def _ollama_blob(root: Path, manifest: Path) -> Path:
-    """File with the weights of a manifest."""
     layers = read_json(manifest.parent, manifest.name).get("layers")
     for layer in layers if isinstance(layers, list) else ():
         if isinstance(layer, dict) and layer.get("mediaType") == OLLAMA_WEIGHTS:

@@ -39,7 +39,6 @@ def check_model_files(path: Path) -> None:
 
 
 def has_tokenizer(path: Path) -> bool:
-    """Whether a folder has tokenizer files; a GGUF file has a tokenizer."""
     return path.is_file() or layout.has_tokenizer(path)
 
 
@@ -53,7 +52,6 @@ def has_weights(path: Path) -> bool:
 
 
 def weight_bytes(path: Path) -> int:
-    """Total size of a model's weights on disk, in bytes."""
     if path.is_file():
         return sum(tensor.nbytes for tensor in open_gguf(path).tensors.values())
     return layout.weight_bytes(path)
@@ -71,7 +69,6 @@ def read_weights(
 
 
 def open_tokenizer(path: Path, config: Mapping[str, Any]) -> Any:
-    """Opens a model's tokenizer; see `loader.open_tokenizer`."""
     return (
         gguf_tokenizer(open_gguf(path)) if path.is_file() else loader.open_tokenizer(path, config)
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from ...errors import short_repr
 from ..checkpoint.safe_io import ModelError
@@ -49,22 +49,11 @@ TYPES = {
     13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
 }
-UNSUPPORTED_TYPES = {
-    10: "Q2_K",
-    11: "Q3_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    40: "NVFP4",
-}
+UNSUPPORTED_TYPES = (
+    {10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"}
+    | {20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M"}
+    | {34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4"}
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +67,6 @@ class GGUFTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size of the data in bytes."""
         return math.prod(self.shape) // self.type.size * self.type.nbytes
 
 
@@ -170,7 +158,11 @@ def _parse(path: Path, size: int, _mtime: int) -> GGUFFile:
     tensors = {}
     for name, shape, kind, offset in table:
         if kind not in TYPES:
-            _reject_type(path, name, kind)
+            raise ModelError(
+                f"{path} has {short_repr(name)} in type {UNSUPPORTED_TYPES.get(kind, kind)}, which "
+                "is not supported; download a file whose tensors are in "
+                f"{', '.join(each.name for each in TYPES.values())}, such as Q4_K_M."
+            )
         tensor = GGUFTensor(TYPES[kind], shape, path, start + offset)
         if not shape or shape[-1] % tensor.type.size:
             raise ValueError(f"{short_repr(name)} has shape {shape}")
@@ -178,14 +170,6 @@ def _parse(path: Path, size: int, _mtime: int) -> GGUFFile:
             raise ValueError(f"it has {size:,} bytes, and {short_repr(name)} ends beyond them")
         tensors[name] = tensor
     return GGUFFile(path, metadata, tensors)
-
-
-def _reject_type(path: Path, name: str, kind: int) -> NoReturn:
-    supported = ", ".join(each.name for each in TYPES.values())
-    raise ModelError(
-        f"{path} has {short_repr(name)} in type {UNSUPPORTED_TYPES.get(kind, kind)}, which is not "
-        f"supported; download a file whose tensors are in {supported}, such as Q4_K_M."
-    )
 
 
 class _Cursor:
@@ -196,13 +180,11 @@ class _Cursor:
         self.position = position
 
     def unpack(self, layout: str) -> tuple[Any, ...]:
-        """Reads little-endian numbers."""
         values = struct.unpack_from(f"<{layout}", self._data, self.position)
         self.position += struct.calcsize(f"<{layout}")
         return values
 
     def string(self) -> bytes:
-        """Reads a string: length, bytes."""
         (length,) = self.unpack("Q")
         if length > len(self._data) - self.position:
             raise struct.error
@@ -210,7 +192,6 @@ class _Cursor:
         return bytes(self._data[self.position - length : self.position])
 
     def strings(self) -> Iterator[bytes]:
-        """Yields all strings up to the end of the data."""
         while self.position < len(self._data):
             yield self.string()
 

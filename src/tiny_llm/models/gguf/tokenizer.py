@@ -1,6 +1,5 @@
 """Tokenizer from GGUF metadata: byte-level BPE (`gpt2`) and SentencePiece (`llama`)."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import tokenizers
@@ -14,12 +13,11 @@ from .reader import GGUFFile
 CONTROL, USER_DEFINED, BYTE = 3, 4, 6
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_LEADING = r"[^\r\n\p{L}\p{N}]?"  # of a word
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_LEADING}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = r"[^\r\n\p{L}\p{N}]?"
 
 # Regular expressions that split a text one after the other -> values of `tokenizer.ggml.pre`.
 SPLITS = {
@@ -33,7 +31,7 @@ SPLITS = {
         "llama-bpe llama3 llama-v3 smaug-bpe dbrx falcon3 pixtral glm4 chatglm-bpe lfm2"
     ),
     (
-        rf"{_CASED}{_UPPER}*{_LOWER}+|{_CASED}{_UPPER}+{_LOWER}*|\p{{N}}"
+        rf"{_LEADING}{_UPPER}*{_LOWER}+|{_LEADING}{_UPPER}+{_LOWER}*|\p{{N}}"
         rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
     ): "tekken",
     (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"): "deepseek-coder",
@@ -83,19 +81,13 @@ def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
             single=[bos, "$A"], special_tokens=[(bos, named["bos"])]
         )
     settings["chat_template"] = [
-        {"name": name, "template": template} for name, template in _templates(file)
+        {"name": key.removeprefix("tokenizer.chat_template")[1:] or "default", "template": template}
+        for key, template in file.metadata.items()
+        if f"{key}.".startswith("tokenizer.chat_template.")
     ] or None
     ends = {index for name, index in named.items() if name != "bos" and index is not None}
     ends |= {tokens.index(each.content) for each in added if each.content in END_TOKENS}
     return Tokenizer(file.path, tokenizer, settings, ends)
-
-
-def _templates(file: GGUFFile) -> Iterator[tuple[str, str]]:
-    for key, template in file.metadata.items():
-        if key == "tokenizer.chat_template":
-            yield "default", template
-        elif key.startswith("tokenizer.chat_template."):
-            yield key.removeprefix("tokenizer.chat_template."), template
 
 
 def _byte_level(file: GGUFFile, tokens: list[str]) -> tokenizers.Tokenizer:

@@ -48,9 +48,8 @@ def read_gguf(
         if name is None:
             continue
         # Activations have the dtype of the embedding, and scales are float16.
-        dtype = (
-            mx.float16 if source_name == "token_embd.weight" and "quantization" in config else None
-        )
+        is_cast = source_name == "token_embd.weight" and "quantization" in config
+        dtype = mx.float16 if is_cast else None
         source = _Source(tensor, name, full, rank_shard, dtype)
         for part in array_types(tensor):
             part_name = f"{name.removesuffix('.weight')}.{part}" if part else name
@@ -86,7 +85,6 @@ class _Source:
     arrays: dict[str, mx.array] = field(default_factory=dict)
 
     def placeholder(self, part: str) -> mx.array:
-        """Lazy zeros instead of `read(part)`."""
         shape, dtype = array_types(self.tensor)[part]
         return self._convert(part, mx.zeros(shape, dtype))
 
@@ -97,7 +95,6 @@ class _Source:
         return self._convert(part, self.arrays.pop(part))
 
     def _convert(self, part: str, array: mx.array) -> mx.array:
-        """Converts an array to MLX's layout, and slices it for a rank."""
         config, net = self.config, self.config.delta_net
         *_, layer, kind = self.name.split(".")
         if config.model_type in ("llama", "mistral") and layer in ("q_proj", "k_proj"):
