@@ -15,6 +15,7 @@ import pytest
 import tiny_llm
 from tests.engine.hybrid import build, write_hybrid
 from tiny_llm import LLM, SamplingParams, UserError
+from tiny_llm.engine import exclusive_use
 
 PROMPTS = [[5, 6, 7, 8] * 4, [5, 6, 7, 8] * 3 + [9], [10, 11]]
 PARAMS = SamplingParams(
@@ -90,7 +91,8 @@ def test_concurrent_use_is_rejected(demo):
     assert token_ids(llm) == expected
 
 
-def test_streams_of_deleted_engines_are_reused(demo):
+def test_streams_of_deleted_engines_are_reused(demo, monkeypatch):
+    monkeypatch.setattr(exclusive_use, "_unused_streams", [])
     streams = set()
     for _ in range(4):
         gc.collect()

@@ -110,7 +110,7 @@ def test_payloads_follow_their_message():
             sender.send({"op": "x"}, payload)
             assert receiver.receive() == {"op": "x"}
             assert receiver.receive_bytes() == payload
-        sender.close()
+        sender.connection.close()
         assert receiver.receive_bytes() is None
 
 
