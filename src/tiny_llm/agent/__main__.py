@@ -95,7 +95,6 @@ def make_model(args: argparse.Namespace) -> ChatModel:
 
 
 def describe(step: Sequence[Message]) -> list[str]:
-    """Formats a step (an assistant message and its tool results) as lines."""
     message, *results = step
     lines = [message["content"]] if message["content"] else []
     for call, result in zip(message.get("tool_calls") or [], results, strict=True):

@@ -102,7 +102,6 @@ def report(results: Sequence[Result]) -> str:
 
 
 def summary(name: str, results: Sequence[Result]) -> str:
-    """Formats one line: cases passed, pass rate with interval, mean step count."""
     passed, total = sum(result.passed for result in results), len(results)
     low, high = wilson_interval(passed, total)
     steps = sum(result.steps for result in results) / total

@@ -123,7 +123,6 @@ def _python() -> CheckResult:
 
 
 def _package(name: str) -> CheckResult:
-    """Checks a dependency's version against its pin for this platform."""
     pins = [
         requirement.specifier
         for requirement in map(Requirement, requires("tiny-llm") or [])

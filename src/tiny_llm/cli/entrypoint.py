@@ -34,7 +34,6 @@ MODEL_COMPLETION = {  # for shtab: models on this machine, and files
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "tiny-llm") -> int:
-    """Runs the command named by the first argument; returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in COMMANDS:
         name = arguments.pop(0)
@@ -81,7 +80,6 @@ def completion(shell: str) -> str:
 
 
 def _without_command(argv: Sequence[str], prog: str) -> int:
-    """Handles --help, --version and --print-completion; rejects anything else."""
     parser = _root_parser(prog)
     parser.add_argument("command", metavar="COMMAND", nargs="?", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

@@ -30,7 +30,6 @@ def make_parser(prog: str) -> CommandParser:
 def statistics_line(
     response: GenerationResponse, drafts: SpeculationStatistics | None = None
 ) -> str:
-    """Formats throughput, peak memory and, if given, draft token counters."""
     return (
         f"prompt: {response.prompt_tokens} tokens, {response.prompt_tps:.1f} tokens/s | "
         f"generation: {response.generation_tokens} tokens, {response.generation_tps:.1f} tokens/s "

@@ -89,7 +89,6 @@ class MemoryEstimate:
 
     @property
     def is_loadable(self) -> bool:
-        """Whether the weights fit in the machine's memory."""
         return self.weight_bytes <= total_memory()
 
     @property

@@ -58,7 +58,6 @@ def _report(names_only: bool) -> int:
 
 
 def _columns(find: Callable[[], Path]) -> tuple[str, str, str, str]:
-    """Size, format, family, and whether the model fits in memory or why it is unsupported."""
     size = "?"
     try:
         path = find()

@@ -45,7 +45,6 @@ class Backend:
 
 
 def open_backend(args: argparse.Namespace) -> Backend:
-    """Validates the flags, prints the model's name and loads the model."""
     is_default_loader = args.loader is None
     check_model_arguments(args)
     sampler = sampler_from_args(args)

@@ -140,7 +140,6 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the engine flags common to all commands, including `serve`."""
     drafts = parser.add_mutually_exclusive_group()
     add_flag(drafts, "--draft-model NAME", "draft model for speculative decoding")
     add_flag(

@@ -57,5 +57,4 @@ def exec_in_learner_tree(
 
 
 def _tree_path() -> Path:
-    """Configured path of the learner's source tree, which may not exist."""
     return Path(os.environ.get(TREE_VARIABLE, "mine")).resolve()

@@ -101,7 +101,6 @@ def read_tensor(tensor: GGUFTensor) -> dict[str, mx.array]:
 
 
 def _float16(blocks: np.ndarray, start: int) -> np.ndarray:
-    """The blocks' float16 at byte `start`, n×1."""
     return blocks[:, start : start + 2].copy().view(np.float16)
 
 

@@ -43,12 +43,8 @@ def has_tokenizer(path: Path) -> bool:
 
 
 def has_weights(path: Path) -> bool:
-    """Whether there are weights besides config and tokenizer."""
-    return (
-        path.is_file()
-        or (path / layout.INDEX_FILE).exists()
-        or any(path.glob("model*.safetensors"))
-    )
+    has_index = (path / layout.INDEX_FILE).exists()
+    return path.is_file() or has_index or any(path.glob("model*.safetensors"))
 
 
 def weight_bytes(path: Path) -> int:
@@ -69,6 +65,6 @@ def read_weights(
 
 
 def open_tokenizer(path: Path, config: Mapping[str, Any]) -> Any:
-    return (
-        gguf_tokenizer(open_gguf(path)) if path.is_file() else loader.open_tokenizer(path, config)
-    )
+    if path.is_file():
+        return gguf_tokenizer(open_gguf(path))
+    return loader.open_tokenizer(path, config)

@@ -53,9 +53,10 @@ def read_gguf(
         source = _Source(tensor, name, full, rank_shard, dtype)
         for part in array_types(tensor):
             part_name = f"{name.removesuffix('.weight')}.{part}" if part else name
-            is_vector = len(tensor.shape) == 1 or ".conv1d." in name
-            weights[part_name] = source.read(part) if is_vector else source.placeholder(part)
-            if not is_vector:
+            if len(tensor.shape) == 1 or ".conv1d." in name:
+                weights[part_name] = source.read(part)
+            else:
+                weights[part_name] = source.placeholder(part)
                 readers[part_name] = partial(source.read, part)
     args = full if rank_shard is None else rank_shard.config
     formats = check_tensors(weights, args, config.get("quantization"))
