@@ -118,6 +118,9 @@ class WeightLocations:
         self._locations: WeakIdMap[tuple[Path, int, bool]] = {}
         self._readers: WeakIdMap[Callable[[], mx.array]] = {}
 
+    def __deepcopy__(self, _: Any) -> "WeightLocations":
+        return self  # copies of a model share its arrays
+
     def add(self, array: mx.array, file: Path, begin: int, limit_readahead: bool = False) -> None:
         """Registers a lazy array stored row-major at byte offset `begin` of a file.
 

@@ -16,7 +16,7 @@ from tests.models.test_parity_hybrid import attention, delta_net
 from tests.models.test_parity_transformers import LLAMA3, YARN, heads
 from tests.support import as_numpy
 from tiny_llm import load_weights
-from tiny_llm.kernels.prepack import row_major_layer
+from tiny_llm.kernels.prepack import copy_tree, row_major_layer
 from tiny_llm.models import ModelError
 from tiny_llm.models.dispatch import serving_model
 from tiny_llm.models.model_size import model_size, size_of_tree
@@ -192,6 +192,14 @@ def test_shards(tmp_path, name):
     columns = [shard.layers[index].self_attn.o_proj.weight for shard, _ in shards]
     expected = full.layers[index].self_attn.o_proj.weight
     assert mx.array_equal(mx.concatenate(columns, axis=1), expected)
+
+
+def test_copies_share_the_weights(tmp_path):
+    """The engine copies the tree for 8-bit activations."""
+    file = write_model(tmp_path / "model.gguf", make_model("llama"), kind=Type.Q8_0)
+    weights, _ = load_weights(str(file))
+    copied = copy_tree(weights)
+    assert copied.model.embed_tokens.weight is weights.model.embed_tokens.weight
 
 
 def test_dummy_weights(tmp_path):
