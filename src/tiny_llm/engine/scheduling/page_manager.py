@@ -49,9 +49,7 @@ class PageManager:
     @property
     def num_free(self) -> int:
         """Number of free pages, without the memory that state slots take."""
-        if self.states is None:
-            return self.allocator.num_free
-        return self.allocator.num_free - math.ceil(self.slot_pages * self.states.num_used)
+        return self.allocator.num_free - self._num_state_pages(num_evicted=0)
 
     @property
     def num_evictable(self) -> int:
@@ -59,10 +57,15 @@ class PageManager:
 
     @property
     def num_available(self) -> int:
-        num_available = self.num_free + self.num_evictable
-        if self.slot_pages and self.states is not None:
-            num_available += int(self.slot_pages * len(self.states.checkpoints.evictable))
-        return num_available
+        num_evicted = 0 if self.states is None else len(self.states.checkpoints.evictable)
+        num_pages = self.allocator.num_free + self.num_evictable
+        return num_pages - self._num_state_pages(num_evicted)
+
+    def _num_state_pages(self, num_evicted: int) -> int:
+        """Pages' worth of memory that state slots take once `num_evicted` are evicted."""
+        if self.states is None:
+            return 0
+        return math.ceil(self.slot_pages * (self.states.num_used - num_evicted))
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
