@@ -223,7 +223,7 @@ def test_flash_attention_is_passed_to_both_models(capsys, monkeypatch, flag, fla
 
     def dispatch(name, mlx_model, week, **options):
         calls.append((name, week, options))
-        return models.dispatch_model(name, mlx_model, week)
+        return models.serving_model_model(name, mlx_model, week)
 
     monkeypatch.setattr(backend, "dispatch_model", dispatch)
     loader = [] if flag else ["--loader", "week2"]  # either flag implies the Week 2 loader
