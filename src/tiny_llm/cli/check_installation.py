@@ -114,7 +114,7 @@ def _report_model(args: argparse.Namespace) -> int:
     estimates = estimate_memory(args, folder, draft)
     bandwidth = measure_bandwidth(estimates["auto"].sizes[0].step_bytes)
     print_memory_table(SafeConsole(), args.model, estimates, task, bandwidth)
-    return 0 if estimates["auto"].is_loadable else 1
+    return 0 if estimates["auto"].weights_fit else 1
 
 
 def _python() -> CheckResult:

@@ -88,7 +88,7 @@ class MemoryEstimate:
         return sum(size.state_bytes for size in self.sizes)
 
     @property
-    def is_loadable(self) -> bool:
+    def weights_fit(self) -> bool:
         return self.weight_bytes <= total_memory()
 
     @property
@@ -169,7 +169,7 @@ def memory_table(
     if first.state_bytes:
         add("state per request", lambda estimate: format_bytes(estimate.state_bytes))
     add("context in tokens", lambda estimate: f"{estimate.max_seq_len:,}")
-    if not first.is_loadable:
+    if not first.weights_fit:
         return table
     add("KV memory", lambda estimate: format_bytes(estimate.kv_cache_bytes))
     if first.state_bytes:
@@ -192,7 +192,7 @@ def _notes(
     first = next(iter(estimates.values()))
     total, available = total_memory(), available_memory()
     yield f"memory: {format_bytes(total)} total, {format_bytes(available)} available"
-    if not first.is_loadable:
+    if not first.weights_fit:
         yield "the weights do not fit in memory; use a smaller model or lower-bit quantization"
         return
     if first.reason:
