@@ -11,13 +11,13 @@ from mlx.utils import tree_flatten
 
 from tests.models.support import FAMILIES, HYBRID, HYBRID_MIXTURE, MIXTURE, write_family
 from tiny_llm import ModelError, load_weights
-from tiny_llm.kv_cache.int8_rows import KV_CACHE_DTYPES
+from tiny_llm.kv_storage.int8_rows import KV_CACHE_DTYPES
 from tiny_llm.models.checkpoint.dummy import random_tensors
 from tiny_llm.models.checkpoint.quantization import MODES
 from tiny_llm.models.checkpoint.sharding import RankShard
-from tiny_llm.models.dispatch import serving_model
 from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.model_size import model_size
+from tiny_llm.models.serving_model import serving_model
 
 QUANTIZATIONS = [
     None,

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from ..engine.execution.paged_model import PagedModel, Span
 from ..engine.inputs.sampling_params import SamplingParams
 from ..engine.llm import LLM
-from ..kv_cache.int8_rows import KvCacheDtype
+from ..kv_storage.int8_rows import KvCacheDtype
 from ..models.checkpoint.dummy import random_checkpoint
 from ..models.checkpoint.weights import CheckpointModel
 from ..models.families.config import DecoderConfig

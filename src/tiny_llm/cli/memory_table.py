@@ -21,7 +21,7 @@ from ..engine.execution.kv_memory import (
     split_kv_memory,
 )
 from ..engine.scheduling.config import MIN_STATE_SLOTS
-from ..kv_cache.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
+from ..kv_storage.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
 from ..models.memory import available_memory, total_memory
 from ..models.model_size import ModelSize, model_size
 from .decode_speed import DecodeSpeed

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import UserError, check_int, short_repr, validate_number
-from ..generate import check_same_vocabulary
-from ..kv_cache.int8_rows import KV_CACHE_DTYPES
+from ..kv_storage.int8_rows import KV_CACHE_DTYPES
 from ..models import (
     ACTIVATION_BITS,
     ATTENTION_BACKENDS,
@@ -35,6 +34,7 @@ from ..models.hub import find_config
 from ..models.lora import attach_adapters
 from ..models.parallel.decoder import TensorParallelDecoder, make_decoder
 from ..models.tokenizer.detokenizer import with_detokenizer
+from ..models.tokenizer.draft_tokenizer import check_same_vocabulary
 from .execution.paged_model import PagedModel
 from .execution.tp_model import ShardedCheckpoint, TensorParallelModel, load_sharded
 from .model_runner import ModelRunner, MtpRunner, PoolingRunner

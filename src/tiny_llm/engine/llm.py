@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from ..errors import UserError, check_int, short_repr, validate_bool, validate_seed
-from ..kv_cache.int8_rows import KvCacheDtype
+from ..kv_storage.int8_rows import KvCacheDtype
 from ..models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..models.hub import is_terminal
 from ..models.memory import available_memory

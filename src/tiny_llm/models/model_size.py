@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..kv_cache.int8_rows import KvCacheDtype, kv_row_width
+from ..kv_storage.int8_rows import KvCacheDtype, kv_row_width
 from .checkpoint.dummy import random_bytes, random_checkpoint
 from .checkpoint.safe_io import model_errors
 from .checkpoint.sharding import RankShard

@@ -10,14 +10,14 @@ from typing import Any
 
 from ... import kernels
 from ...errors import UserError
-from ...kv_cache.int8_rows import KV_CACHE_DTYPES
+from ...generate import WEEK_MODELS
+from ...kv_storage.int8_rows import KV_CACHE_DTYPES
 from ...models import (
     ACTIVATION_BITS,
     ATTENTION_BACKENDS,
     BUNDLED_MODELS,
     LOAD_FORMATS,
     SHORT_NAMES,
-    WEEK_MODELS,
 )
 from ...models.parallel.default_group import num_launched_ranks
 from ...sampler import Sampler, make_sampler

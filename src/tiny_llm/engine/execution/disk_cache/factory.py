@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import UserError, check_int, short_repr
-from ....kv_cache.disk.store import STORE_ERRORS, PageStore, stored_bytes
+from ....kv_storage.disk.store import STORE_ERRORS, PageStore, stored_bytes
 from ...scheduling.config import SchedulerConfig
 from ...scheduling.scheduler import Scheduler
 from ..paged_model import ROW_KINDS, PagedModel, Span
