@@ -27,7 +27,8 @@ from ..models.gguf.model_files import check_model_files, weight_bytes
 from ..models.heads.pooling import TASKS
 from ..models.hub import find_config
 from .backends.checkpoint import set_device
-from .memory_table import estimate_memory, measure_bandwidth, print_memory_table
+from .decode_speed import DecodeSpeed
+from .memory_table import estimate_memory, print_memory_table
 from .parsing.arguments import add_flag, byte_count, flag_name, in_range, rank_count
 from .parsing.command import CommandParser, SafeConsole, console, run_command
 
@@ -112,8 +113,11 @@ def _report_model(args: argparse.Namespace) -> int:
     draft = None if args.draft_model is None else find_config(args.draft_model, console)
     task = resolve_task(args.task or "auto", str(folder))
     estimates = estimate_memory(args, folder, draft)
-    bandwidth = measure_bandwidth(estimates["auto"].sizes[0].step_bytes)
-    print_memory_table(SafeConsole(), args.model, estimates, task, bandwidth)
+    can_measure = kernels.is_built() and kernels.runs_on_default_device()
+    speed = None
+    if task == "generate" and can_measure and estimates["auto"].weights_fit:
+        speed = DecodeSpeed(folder)
+    print_memory_table(SafeConsole(), args.model, estimates, speed)
     return 0 if estimates["auto"].weights_fit else 1
 
 

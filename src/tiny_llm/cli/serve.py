@@ -319,7 +319,7 @@ def _load(
 ) -> LLM:
     set_device(args.device)
     estimates = estimate_memory(args, folder, draft_folder)
-    print_memory_table(console, model, estimates, task)
+    print_memory_table(console, model, estimates)
     return LLM(
         model,
         kv_cache_bytes=estimates[args.kv_cache_dtype or "auto"].kv_cache_bytes,
