@@ -27,8 +27,8 @@ from ..models.gguf.model_files import check_model_files, weight_bytes
 from ..models.heads.pooling import TASKS
 from ..models.hub import find_config
 from .backends.checkpoint import set_device
-from .decode_speed import DecodeSpeed
-from .memory_table import estimate_memory, print_memory_table
+from .estimates.decode_speed import DecodeSpeed
+from .estimates.memory_table import estimate_memory, print_memory_table
 from .parsing.arguments import add_flag, byte_count, flag_name, in_range, rank_count
 from .parsing.command import CommandParser, SafeConsole, console, run_command
 

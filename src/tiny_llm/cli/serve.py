@@ -31,7 +31,7 @@ from .backends.served_models import (
     parse_model_argument,
     weight_bytes,
 )
-from .memory_table import estimate_memory, print_memory_table
+from .estimates.memory_table import estimate_memory, print_memory_table
 from .parsing.arguments import (
     API_KEY_VARIABLE,
     add_engine_arguments,

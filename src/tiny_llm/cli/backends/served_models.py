@@ -9,7 +9,7 @@ from ...errors import UserError
 from ...models.heads.pooling import TASKS
 from ...models.memory import total_memory
 from ...models.model_size import model_size
-from ..memory_table import estimate_memory
+from ..estimates.memory_table import estimate_memory
 from ..parsing.arguments import flag_name
 
 PIN = "pin"

@@ -14,18 +14,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..engine.execution.kv_memory import (
+from ...engine.execution.kv_memory import (
     check_kv_cache_bytes,
     choose_kv_cache_bytes,
     choose_max_seq_len,
     split_kv_memory,
 )
-from ..engine.scheduling.config import MIN_STATE_SLOTS
-from ..kv_storage.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
-from ..models.memory import available_memory, total_memory
-from ..models.model_size import ModelSize, model_size
+from ...engine.scheduling.config import MIN_STATE_SLOTS
+from ...kv_storage.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
+from ...models.memory import available_memory, total_memory
+from ...models.model_size import ModelSize, model_size
+from ..parsing.arguments import DEFAULT_BLOCK_SIZE
 from .decode_speed import DecodeSpeed
-from .parsing.arguments import DEFAULT_BLOCK_SIZE
 
 SHORT_CONTEXT = 1024  # context length of the first tokens/s row
 
