@@ -19,7 +19,7 @@ from ...models import (
     SHORT_NAMES,
     WEEK_MODELS,
 )
-from ...models.parallel.default_group import num_launched_ranks
+from ...models.parallel.launch import num_launched_ranks
 from ...sampler import Sampler, make_sampler
 from .input_text import validate_utf8
 
