@@ -32,11 +32,18 @@ from ..models.heads.pooling import (
 )
 from ..models.hub import find_config
 from ..models.lora import attach_adapters
-from ..models.parallel.decoder import TensorParallelDecoder, make_decoder
+from ..models.parallel.decoder import TensorParallelDecoder
+from ..models.parallel.launch import current_group
 from ..models.tokenizer.detokenizer import with_detokenizer
 from ..models.tokenizer.draft_tokenizer import check_same_vocabulary
 from .execution.paged_model import PagedModel
-from .execution.tp_model import ShardedCheckpoint, TensorParallelModel, load_sharded
+from .execution.tp_model import (
+    ShardedCheckpoint,
+    TensorParallelModel,
+    attach_sharded,
+    load_sharded,
+    make_decoder,
+)
 from .model_runner import ModelRunner, MtpRunner, PoolingRunner
 from .scheduling.config import SchedulerConfig
 from .scheduling.events import Listener
@@ -124,15 +131,19 @@ def adapter_folders(adapter_path: Any, lora_modules: Any) -> Mapping[str | None,
 def attach_to_target(
     models: LoadedModels, folders: Mapping[str | None, Any]
 ) -> dict[str | None, int]:
-    """Attaches adapters to the target model, on this rank only.
+    """Attaches adapters to the target model.
 
     Returns:
         Adapter indices by name; the key None is for requests without `lora`. −1 means no adapter.
     """
     if folders:
         assert isinstance(models.target, Decoder)
-        rank_shard = models.tp_checkpoint.rank_shard if models.tp_checkpoint else None
-        attach_adapters(models.target, list(folders.values()), rank_shard)
+        paths = list(folders.values())
+        if models.tp_checkpoint is None:
+            attach_adapters(models.target, paths)
+        else:
+            paths = [os.path.abspath(os.path.expanduser(path)) for path in paths]
+            current_group().run(attach_sharded, models.tp_checkpoint, models.target, paths)
     return {None: -1} | {name: index for index, name in enumerate(folders)}
 
 
@@ -148,17 +159,13 @@ def resolve_task(task: Any, model: Model) -> Task:
 
 
 def make_model_runner(
-    models: LoadedModels,
-    adapters: Sequence[str | os.PathLike[str]],
-    num_pages: int,
-    num_state_slots: int,
-    task: Task,
+    models: LoadedModels, num_pages: int, num_state_slots: int, task: Task
 ) -> ModelRunner:
     """Builds the model runner; each model has `num_pages` pages."""
     memory = num_pages, num_state_slots
-    target = _paged_model(models, models.target, *memory, adapters)
+    target = _paged_model(models.target, *memory)
     if isinstance(models.draft, MtpDecoder):
-        drafter = MtpDrafter(_paged_model(models, models.draft, num_pages))
+        drafter = MtpDrafter(_paged_model(models.draft, num_pages))
         mtp_runner = MtpRunner(target, drafter)
         # A discarded step's updates of recurrent states cannot be undone.
         mtp_runner.async_scheduling.enabled = False
@@ -259,17 +266,12 @@ def common_window(models: Sequence[ServingModel]) -> int:
     return max(windows) if all(windows) else 0
 
 
-def _paged_model(
-    models: LoadedModels,
-    model: ServingModel,
-    num_pages: int,
-    num_state_slots: int = 0,
-    adapters: Sequence[str | os.PathLike[str]] = (),
-) -> PagedModel:
-    if models.tp_checkpoint is None:
-        return PagedModel(model, num_pages, num_state_slots)
-    assert isinstance(model, TensorParallelDecoder)
-    return TensorParallelModel(models.tp_checkpoint, model, num_pages, num_state_slots, adapters)
+def _paged_model(model: ServingModel, num_pages: int, num_state_slots: int = 0) -> PagedModel:
+    if isinstance(model, TensorParallelDecoder):
+        sizes = num_pages, num_state_slots
+        sharded: PagedModel = current_group().run(TensorParallelModel, model, *sizes)
+        return sharded
+    return PagedModel(model, num_pages, num_state_slots)
 
 
 def _load_model(
@@ -289,10 +291,9 @@ def _load_model(
     if isinstance(mlx_model, ShardedCheckpoint):
         if mtp:
             check_has_mtp(name, mlx_model)
-        shard = mlx_model.shard, mlx_model.rank_shard, mlx_model.group.comm
-        sharded_layer: Any = make_decoder(*shard, mtp=True, **options) if mtp else None
-        decoder = make_decoder(*shard, mtp=False, **options)
-        return decoder, with_detokenizer(tokenizer), sharded_layer
+        run = current_group().run
+        sharded_layer = run(make_decoder, mlx_model, options, True) if mtp else None
+        return run(make_decoder, mlx_model, options), with_detokenizer(tokenizer), sharded_layer
     layer = mtp_model(name, mlx_model, **options) if mtp else None
     target = serving_model(name, mlx_model, task=task, **options)
     return target, with_detokenizer(tokenizer), layer

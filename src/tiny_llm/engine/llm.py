@@ -215,9 +215,7 @@ class LLM(EngineCore):
         )
         if chat_template is not None:
             set_chat_template(models.tokenizer, chat_template)
-        runner = make_model_runner(
-            models, list(folders.values()), num_pages, num_state_slots, self.task
-        )
+        runner = make_model_runner(models, num_pages, num_state_slots, self.task)
         scheduler = make_scheduler(config, listener, scheduling_policy, step_time_target)
         super().__init__(
             models.tokenizer,

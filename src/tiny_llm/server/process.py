@@ -23,7 +23,7 @@ import uvicorn
 
 from .. import kernels
 from ..models.gguf.model_files import open_tokenizer, read_model_config
-from ..models.parallel.default_group import shutdown_default_group
+from ..models.parallel.launch import end_group
 from ..models.tokenizer.chat_template import set_chat_template
 from .app import build_app
 from .context import AppState
@@ -145,7 +145,7 @@ class ServerProcess:
         """
         gc.collect()  # runs the finalizers of temporary files
         if not self._status:
-            shutdown_default_group()
+            end_group()
         if kernels.report_emulator_faults():
             self._status = 1
         logging.shutdown()

@@ -19,7 +19,7 @@ from ...models import (
     LOAD_FORMATS,
     SHORT_NAMES,
 )
-from ...models.parallel.default_group import num_launched_ranks
+from ...models.parallel.launch import num_launched_ranks
 from ...sampler import Sampler, make_sampler
 from .input_text import validate_utf8
 

@@ -15,8 +15,8 @@ from ...kernels.graph_capture import CapturedFunction
 from ...kv_storage.step_plan import AttentionMetadata, CosSin, LayerCacheView
 from ..families.decoder import DecoderBlock
 from ..families.linear import AdapterBatch
-from .init import Group
 from .layers import all_reduce
+from .mpi import Group
 
 HalfBlock = Callable[..., Any]
 
