@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from starlette.types import Message
 
-from ... import demo
+from ...engine.engine_args import EngineArgs
 from ...engine.factory import resolve_task
 from ...engine.llm import LLM
-from ...models.checkpoint.layout import has_tokenizer
 from ..app import build_app
 from ..engine_client.lifecycle import Phase
 from ..http.errors import ApiError
@@ -20,16 +21,13 @@ from .gateway import ReplicaRequest
 
 
 class Replica:
-    """Handles a gateway's requests; `engine` contains the arguments of `LLM`."""
+    """Handles a gateway's requests; `args.model` is a path."""
 
-    def __init__(self, folder: Path, settings: Settings, engine: dict[str, Any]):
-        tokenizer_folder = folder if has_tokenizer(folder) else demo.TARGET_PATH
-        task = resolve_task("auto", str(folder))
-
-        def load() -> LLM:
-            return LLM(str(folder), seed=None, task=task, **engine)
-
-        spec = ModelSpec(settings.model_names, tokenizer_folder, load, task)
+    def __init__(self, args: EngineArgs, settings: Settings):
+        args = replace(args, task=resolve_task(args.task, args.model))
+        load = partial(LLM, **vars(args))
+        names, folder, task = settings.model_names, Path(str(args.model)), cast("Any", args.task)
+        spec = ModelSpec(names, folder, load, task, args.tool_call_parser)
         self._process = ServerProcess(settings, [spec], None)
         self._app = build_app(self._process.models)
 
