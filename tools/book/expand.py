@@ -4,7 +4,7 @@
     {{ solution src/tiny_llm/basics.py function softmax }}   an excerpt, collapsed
     {{ figure attention_shapes: The shapes of attention. }}  a drawing from book/diagrams
     {{ awaited 2.3.3: The kernel is not there yet. }}        a note while a task is in tasks.PENDING
-    {{ flags EngineArgs serve main }}                        options of `serve` without those of `main`
+    {{ flags EngineArgs serve main }}                        options of serve without those of main
 
 Below a task's heading, the task's files and functions are inserted, from the `[task …]` markers in
 the sources. A link to `src:PATH` points to a page with that file. `runnable`, `clang` and `output`

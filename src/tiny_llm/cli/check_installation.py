@@ -27,9 +27,8 @@ from ..models.hub import find_config
 from .backends.checkpoint import set_device
 from .memory_table import estimate_memory, measure_bandwidth, print_memory_table
 from .parsing.arguments import (
-    add_device_argument,
+    add_engine_arguments,
     add_flag,
-    add_options,
     flag_name,
     given_options,
     is_set,
@@ -62,8 +61,7 @@ def make_parser(prog: str) -> CommandParser:
         "print this model's memory table: weights, KV cache, longest prompt and estimated "
         "speed; only its config is downloaded. The other flags are the same as for `serve`",
     )
-    add_options(parser, EngineArgs, "check")
-    add_device_argument(parser)
+    add_engine_arguments(parser, "check")
     return parser
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
 
 from .. import kernels
 from ..engine.engine_args import EngineArgs
@@ -21,17 +20,16 @@ from ..models.hub import find_config, find_model
 from ..server.settings import ModelSpec, Settings
 from .backends.checkpoint import set_device
 from .backends.served_models import (
-    MemoryRequirement,
     ModelArgument,
     check_flags,
     default_kv_cache_bytes,
     memory_budget,
+    memory_requirement,
     parse_model_argument,
-    weight_bytes,
 )
 from .memory_table import estimate_memory, print_memory_table
 from .parsing.arguments import (
-    add_device_argument,
+    add_engine_arguments,
     add_flag,
     add_options,
     api_key,
@@ -75,8 +73,7 @@ def make_parser(prog: str) -> CommandParser:
         action="extend",
         nargs="+",
     )
-    add_options(parser, EngineArgs, "serve")
-    add_device_argument(parser)
+    add_engine_arguments(parser, "serve")
     flag("--host HOST", "address to listen on", default="127.0.0.1")
     flag("--port N", "port to listen on; 0 selects a free port", in_range(0, 65535), 8000)
     flag("--allow-anonymous", "allow a non-local --host without an API key", action="store_true")
@@ -100,7 +97,6 @@ def _serve(args: argparse.Namespace) -> int:
     for model in models:
         console.print(f"model: {model.name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
     specs: list[ModelSpec] = []
-    needs = []
     is_never_unloaded = len(models) == 1 and args.idle_unload is None
     for model in models:
         names = tuple(args.served_model_name or [Path(model.name).name or model.name])
@@ -111,28 +107,16 @@ def _serve(args: argparse.Namespace) -> int:
         engine_args = _engine_args(args, model)
         memory = default_kv_cache_bytes(engine_args, len(models), args.max_memory)
         engine_args = replace(engine_args, kv_cache_bytes=memory)
-        # The size is 0 if `LLM` chooses it at load time.
-        need = MemoryRequirement(
-            names[0], weight_bytes(engine_args), int(memory or 0), model.is_pinned
-        )
-        needs.append(need)
-        specs.append(
-            ModelSpec(
-                names,
-                Path(str(engine_args.model)),
-                partial(_load, engine_args, model.name, args.device),
-                cast("Any", engine_args.task),
-                engine_args.tool_call_parser,
-                partial(_memory_bytes, engine_args),
-                is_never_unloaded or model.is_pinned,
-            )
-        )
+        load = partial(_load, engine_args, model.name, args.device)
+        memory_bytes = partial(memory_requirement, engine_args)
+        is_pinned = is_never_unloaded or model.is_pinned
+        specs.append(ModelSpec(names, engine_args, load, memory_bytes, is_pinned))
     settings = Settings(
         **{
             **given_options(args, Settings),
             "model_names": specs[0].names,
             "adapter_names": tuple(_adapter_names(args, specs[0].names)),
-            "max_memory": memory_budget(args.max_memory, needs),
+            "max_memory": memory_budget(args.max_memory, specs),
             "api_key": api_key(args.api_key),
             "allowed_hosts": (args.host, *(args.allowed_hosts or ())),
             "cors_origins": tuple(args.cors_origins or ()),
@@ -173,10 +157,6 @@ def _load(args: EngineArgs, name: str, device: str | None) -> LLM:
     print_memory_table(console, model, estimates, args.task)
     memory = estimates[args.kv_cache_dtype].memory.num_bytes
     return LLM(**vars(replace(args, model=model, kv_cache_bytes=memory)))
-
-
-def _memory_bytes(args: EngineArgs) -> int:
-    return weight_bytes(args) + int(args.kv_cache_bytes or 0)
 
 
 def _adapter_names(args: argparse.Namespace, model_names: Sequence[str]) -> list[str]:

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError, short_repr, validate_seed
-from ..kv_cache.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
-from ..models import ACTIVATION_BITS, ATTENTION_BACKENDS, LOAD_FORMATS
-from ..models.heads.pooling import TASKS
+from ..kv_cache.int8_rows import KvCacheDtype
 from ..models.parallel.default_group import num_launched_ranks
 from ..models.tokenizer.chat_template import read_template_file
 from .inputs.options import byte_count, check_options, option
@@ -54,6 +52,48 @@ class EngineArgs:
     Attributes:
         model: short name, hub id, folder, GGUF file, ollama:NAME, lmstudio:NAME, or the result of
             `load_weights` or `load`.
+        draft_model: draft model for speculative decoding, with the same vocabulary.
+        speculative: speculative decoding without a draft model: n-gram lookup in the prompt and
+            output, or the multi-token prediction layer of Qwen3.5 and Qwen3-Next (mtp).
+        num_drafts: maximum draft tokens per request and step; by default, 4 with --draft-model, 7
+            with ngram, 1 with mtp.
+        block_size: tokens per KV cache page; only full pages are shared.
+        attention_backend: paged reads pages in place; flash (bit-identical) and reference (plain
+            MLX) gather them first and are slower, for comparison.
+        kv_cache_dtype: auto stores keys and values in the dtype of the activations; int8 stores
+            8-bit integers with a scale per token and head: nearly twice the tokens in the same
+            memory, at a small error.
+        activation_bits: 8 rounds the inputs of quantized layers to 8-bit integers, with a scale per
+            token and group of weights: faster prompts on a CPU, at a small error; 16 is exact.
+        adapter_path: LoRA adapter for all requests: a folder written by mlx_lm.lora or PEFT.
+        lora_modules: LoRA adapters by name; a request selects one by its name.
+        enable_prefix_caching: whether to keep and share the pages of common prefixes.
+        prefix_cache_dir: directory that keeps prefix cache pages for later runs and processes.
+        prefix_cache_disk_bytes: maximum bytes in --prefix-cache-dir, over all models; the least
+            recently used pages are evicted; by default, 1e10.
+        tensor_parallel_size: shard the model across N processes on this machine, or across the N
+            ranks started by mlx.launch or mpirun; affects rounding, and thus the output.
+        load_format: auto reads the weights; dummy generates random weights in the shapes and
+            formats of config.json, the only file required, for benchmarks.
+        kv_cache_bytes: maximum bytes of the KV cache and recurrent states, allocated on demand;
+            limits the total context of all running requests; by default, 3/4 of the memory left by
+            the weights, or 512 MiB per model if several are served.
+        max_num_seqs: maximum number of running sequences.
+        max_num_batched_tokens: maximum tokens per step, draft tokens included; longer prompts are
+            prefilled in chunks; larger values increase prefill throughput and inter-token latency.
+        max_model_len: maximum prompt plus completion tokens; by default, the model's context
+            length.
+        task: embed for embeddings, score for reranking; auto is embed for a checkpoint with a
+            sentence-transformers pooling layer, otherwise generate.
+        scheduling_policy: fair lets short prompts overtake long ones, each of which is delayed by
+            at most about as many tokens as it has itself; fcfs computes prompts in order of
+            arrival.
+        step_time_target: target seconds per step while requests are decoding; limits the prompt
+            tokens in the same step; so that prompts progress, an occasional step may take up to ten
+            times as long (fair only; `serve` has 0.1 by default).
+        chat_template: Jinja chat template; by default, the model's.
+        tool_call_parser: tool-call format; auto detects it in the model's chat template.
+        max_queue: maximum requests queued beyond `max_num_seqs`; more raise `QueueFullError`.
         seed: base seed for requests without a seed, combined with their arrival order; None for a
             random one.
         listener: callback for every event (`scheduling/events.py`), for example a `Recorder`.
@@ -63,174 +103,66 @@ class EngineArgs:
     """
 
     model: Model = field(kw_only=False, repr=False)
-    draft_model: Model | None = option(
-        None,
-        "draft model for speculative decoding, with the same vocabulary",
-        "NAME",
-        commands=MODEL,
-        engine_only=None,
-    )
+    draft_model: Model | None = option(None, "NAME", commands=MODEL, engine_only=None)
     speculative: Literal["ngram", "mtp"] | None = option(
-        None,
-        "speculative decoding without a draft model: n-gram lookup in the prompt and output, or "
-        "the multi-token prediction layer of Qwen3.5 and Qwen3-Next (mtp)",
-        choices=("ngram", "mtp"),
-        engine_only="supports n-gram and MTP speculation",
-        commands=ENGINE,
+        None, commands=ENGINE, engine_only="supports n-gram and MTP speculation"
     )
-    num_drafts: int | None = option(
-        None,
-        "maximum draft tokens per request and step; by default, 4 with --draft-model, 7 with "
-        "ngram, 1 with mtp",
-        *("N", int, 1),
-        commands=ENGINE,
-    )
-    block_size: int = option(
-        32,
-        "tokens per KV cache page; only full pages are shared",
-        *("N", int, 1),
-        commands=MODEL,
-        engine_only="has a configurable page size",
-    )
-    attention_backend: str = option(
-        "paged",
-        "paged reads pages in place; flash (bit-identical) and reference (plain MLX) gather them "
-        "first and are slower, for comparison",
-        choices=tuple(ATTENTION_BACKENDS),
-        engine_only="has selectable attention backends",
-        commands=ENGINE,
+    num_drafts: int | None = option(None, "N", 1, commands=ENGINE)
+    block_size: int = option(32, "N", 1, commands=MODEL, engine_only="has a configurable page size")
+    attention_backend: Literal["paged", "flash", "reference"] = option(
+        "paged", commands=ENGINE, engine_only="has selectable attention backends"
     )
     kv_cache_dtype: KvCacheDtype = option(
-        "auto",
-        "auto stores keys and values in the dtype of the activations; int8 stores 8-bit integers "
-        "with a scale per token and head: nearly twice the tokens in the same memory, at a small "
-        "error",
-        choices=KV_CACHE_DTYPES,
-        engine_only="has an 8-bit KV cache",
-        commands=ENGINE,
+        "auto", commands=ENGINE, engine_only="has an 8-bit KV cache"
     )
     activation_bits: Literal[16, 8] = option(
         16,
-        "8 rounds the inputs of quantized layers to 8-bit integers, with a scale per token and "
-        "group of weights: faster prompts on a CPU, at a small error; 16 is exact",
-        choices=ACTIVATION_BITS,
+        commands=ENGINE,
         engine_only="rounds activations to 8 bits",
         page="speed.md#8-bit-activations",
-        commands=ENGINE,
     )
     adapter_path: StrPath | None = option(
-        None,
-        "LoRA adapter for all requests: a folder written by mlx_lm.lora or PEFT",
-        *("DIR", Path),
-        page="families.md#lora-adapters",
-        commands=ENGINE,
+        None, "DIR", parse=Path, commands=ENGINE, page="server.md#lora-adapters"
     )
     lora_modules: Mapping[str, StrPath] | None = option(
         None,
-        "LoRA adapters by name; a request selects one by passing its name as the model",
-        *("NAME=DIR", lora_module),
+        "NAME=DIR",
+        parse=lora_module,
         repeat={"action": "extend", "nargs": "+"},
         page="server.md#lora-adapters",
     )
-    enable_prefix_caching: bool = option(
-        True, "keep and share the pages of common prefixes", None, bool, commands=()
-    )
+    enable_prefix_caching: bool = option(True, commands=())
     prefix_cache_dir: StrPath | None = option(
-        None,
-        "persist prefix cache pages in a directory, for later runs and other processes",
-        *("DIR", Path),
-        page="server.md#prefix-cache-on-disk",
-        commands=ENGINE,
+        None, "DIR", parse=Path, commands=ENGINE, page="server.md#prefix-cache-on-disk"
     )
-    prefix_cache_disk_bytes: float | None = option(
-        None,
-        "maximum bytes in --prefix-cache-dir, over all models; the least recently used pages are "
-        "evicted; by default, 1e10",
-        *("N", byte_count, 1),
-        commands=ENGINE,
-    )
+    prefix_cache_disk_bytes: float | None = option(None, "N", 1, parse=byte_count, commands=ENGINE)
     tensor_parallel_size: int = option(
-        1,
-        "shard the model across N processes on this machine, or across the N ranks started by "
-        "mlx.launch or mpirun; affects rounding, and thus the output",
-        *("N", rank_count, 1),
+        *(1, "N", 1),
+        parse=rank_count,
         commands=MODEL,
         alias="--tp",
         flag_default=num_launched_ranks,
         engine_only="shards a model across processes",
         page="parallel.md#tensor-parallelism-on-one-machine",
     )
-    load_format: str = option(
-        "auto",
-        "auto reads the weights; dummy generates random weights in the shapes and formats of "
-        "config.json, the only file required, for benchmarks",
-        choices=LOAD_FORMATS,
-        engine_only=None,
-        commands=ENGINE,
-    )
+    load_format: Literal["auto", "dummy"] = option("auto", commands=ENGINE, engine_only=None)
     kv_cache_bytes: float | None = option(
-        None,
-        "maximum bytes of the KV cache and recurrent states, allocated on demand; limits the total "
-        "context of all running requests; by default, 3/4 of the memory left by the weights, or "
-        "512 MiB per model if several are served",
-        *("N", byte_count, 1),
+        *(None, "N", 1),
+        parse=byte_count,
         commands=("batch", *MEMORY),
         engine_only="has a memory budget for the KV cache",
     )
-    max_num_seqs: int = option(
-        32, "maximum number of running sequences", *("N", int, 1), commands=MEMORY
-    )
-    max_num_batched_tokens: int = option(
-        256,
-        "maximum tokens per step across all requests, draft tokens included; longer prompts are "
-        "prefilled in chunks; more increase prefill throughput and inter-token latency",
-        *("N", int, 1),
-    )
-    max_model_len: int | None = option(
-        None,
-        "maximum prompt plus completion tokens; by default, the model's context length",
-        *("N", int, 2),
-        commands=MEMORY,
-    )
+    max_num_seqs: int = option(32, "N", 1, commands=MEMORY)
+    max_num_batched_tokens: int = option(256, "N", 1)
+    max_model_len: int | None = option(None, "N", 2, commands=MEMORY)
     task: Literal["auto", "generate", "embed", "score"] = option(
-        "auto",
-        "embed for embeddings, score for reranking; auto is embed for a checkpoint with a "
-        "sentence-transformers pooling layer, otherwise generate",
-        choices=("auto", *TASKS),
-        commands=MEMORY,
-        page="server.md#embeddings-and-reranking",
+        "auto", commands=MEMORY, page="server.md#embeddings-and-reranking"
     )
-    scheduling_policy: Literal["fcfs", "fair"] = option(
-        "fcfs",
-        "fair lets short prompts overtake long ones, each of which is delayed by at most about as "
-        "many tokens as it has itself; fcfs computes prompts in order of arrival",
-        choices=("fair", "fcfs"),
-        flag_default=lambda: "fair",
-    )
-    step_time_target: float | None = option(
-        None,
-        "target seconds per step while requests are decoding; limits the prompt tokens in the "
-        "same step; so that prompts progress, an occasional step may take up to ten times as long "
-        "(fair only; `serve` has 0.1 by default)",
-        *("S", float, 1e-3),
-    )
-    chat_template: str | None = option(
-        None,
-        "Jinja chat template; by default, the model's",
-        *("FILE", read_template_file),
-    )
-    tool_call_parser: str = option(
-        AUTO,
-        "tool-call format; auto detects it in the model's chat template",
-        choices=(AUTO, *NAMES),
-        page="clients.md#tool-calls",
-    )
-    max_queue: int | None = option(
-        None,
-        "maximum requests queued beyond max_num_seqs; more raise QueueFullError",
-        *("N", int, 0),
-        commands=(),
-    )
+    scheduling_policy: Literal["fair", "fcfs"] = option("fcfs", flag_default=lambda: "fair")
+    step_time_target: float | None = option(None, "S", 1e-3)
+    chat_template: str | None = option(None, "FILE", parse=read_template_file)
+    tool_call_parser: str = option(AUTO, choices=(AUTO, *NAMES), page="clients.md#tool-calls")
+    max_queue: int | None = option(None, commands=())
     seed: int | None = 0
     listener: Listener | None = None
 

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
+from ..engine.engine_args import EngineArgs
 from ..engine.inputs.options import byte_count, check_options, option
 from ..engine.llm import LLM
-from ..engine.tool_calls.registry import AUTO
-from ..models.heads.pooling import Task
+
+if TYPE_CHECKING:
+    from ..models.heads.pooling import Task
 
 # Default body size limit, derived from the context length. A token of text takes about 4 bytes of
 # UTF-8, or up to 12 if JSON escapes its characters; the rest of the 32 is for tools and schemas.
@@ -21,13 +23,19 @@ BODY_BYTES_PER_TOKEN = 32
 @dataclass(frozen=True)
 class ModelSpec:
     names: tuple[str, ...]  # names in the API; responses use the first
-    folder: Path  # model folder, for sampling defaults
+    args: EngineArgs  # with the model's path and its resolved task
     load: Callable[[], LLM]  # creates the engine; called in the engine thread
-    task: Task = "generate"
-    tool_call_parser: str = AUTO
     # Memory requirement, weights plus KV cache; read at each load, because files may change.
     memory_bytes: Callable[[], int] = lambda: 0
     is_pinned: bool = True  # whether the model is loaded at startup and never unloaded
+
+    @property
+    def folder(self) -> Path:
+        return Path(cast("str", self.args.model))
+
+    @property
+    def task(self) -> "Task":
+        return cast("Task", self.args.task)
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,34 @@ class Settings:
         body_timeout: seconds without data after which an incomplete body is rejected.
         keep_alive: seconds of silence after which a stream sends a keep-alive.
         max_queued_outputs: maximum number of queued outputs per completion.
+        max_memory: maximum bytes of weights and KV caches of all loaded models; the least recently
+            used model is unloaded to stay within it; by default, the machine's memory.
+        idle_unload: unload a model after S seconds without requests; by default, never.
+        api_key: API key required from clients; or set TINY_LLM_API_KEY, which other users of the
+            machine cannot see.
+        allowed_hosts: Host header to accept when no API key is set, besides addresses and names
+            without a dot, e.g. tiny.example; may be repeated; '*' accepts any.
+        cors_origins: allowed CORS origin; may be repeated.
+        generation_config: default sampling parameters: auto reads the model's
+            generation_config.json (do_sample: false means greedy); vllm uses temperature 1 without
+            top-p, top-k or min-p.
+        response_store: keep the last N responses in memory, for previous_response_id and
+            item_reference; 0 disables the store.
+        strict_fields: reject requests with fields that would be ignored; by default, the log and
+            the response header x-tiny-llm-ignored-fields name these.
+        log_requests: log each request's method, path, status, id, token counts and timing; by
+            default, only rejected and failed requests.
+        log_contents: also log the bodies of requests and responses, up to 16 KiB each; implies
+            --log-requests.
+        record: record engine events, for replay in the web UI.
+        prefix_warmup: prefill a conversation's next turn while the engine is idle; on by default.
+        max_queue: maximum queued completions beyond --max-num-seqs; further requests get status
+            429.
+        max_body_bytes: maximum bytes of a request body; larger bodies get status 413; by default,
+            32 bytes per token of context, but at least 4 MiB and at most 16 MiB.
+        request_timeout: maximum seconds per request, including queueing; by default, unlimited.
+        drain_timeout: maximum seconds to wait for running requests after SIGTERM.
+        watchdog: maximum seconds per engine step; the process exits if a step takes longer.
     """
 
     model_names: tuple[str, ...] = ("demo",)
@@ -47,102 +83,27 @@ class Settings:
     body_timeout: float = 30.0
     keep_alive: float = 15.0
     max_queued_outputs: int = 256
-    max_memory: int | None = option(
-        None,
-        "maximum bytes of weights and KV caches of all loaded models; the least recently used "
-        "model is unloaded to stay within it; by default, the machine's memory",
-        *("N", byte_count),
-    )
-    idle_unload: float | None = option(
-        None,
-        "unload a model after S seconds without requests; by default, never",
-        *("S", float, 1e-3),
-    )
-    api_key: str | None = option(
-        None,
-        "API key required from clients; or set TINY_LLM_API_KEY, which other users of the machine "
-        "cannot see",
-        "KEY",
-    )
+    max_memory: int | None = option(None, "N", parse=byte_count)
+    idle_unload: float | None = option(None, "S", 1e-3)
+    api_key: str | None = option(None, "KEY")
     allowed_hosts: tuple[str, ...] = option(
-        (),
-        "Host header to accept when no API key is set, besides addresses and names without a dot, "
-        "e.g. tiny.example; may be repeated; '*' accepts any",
-        "NAME",
-        flag="--allowed-host",
-        repeat={"action": "append"},
+        (), "NAME", parse=str, flag="--allowed-host", repeat={"action": "append"}
     )
     cors_origins: tuple[str, ...] = option(
-        (),
-        "allowed CORS origin; may be repeated",
-        "URL",
-        flag="--cors-origin",
-        repeat={"action": "append"},
+        (), "URL", parse=str, flag="--cors-origin", repeat={"action": "append"}
     )
-    generation_config: Literal["auto", "vllm"] = option(
-        "auto",
-        "default sampling parameters: auto reads the model's generation_config.json (do_sample: "
-        "false means greedy); vllm uses temperature 1 without top-p, top-k or min-p",
-        choices=("auto", "vllm"),
-    )
-    response_store: int = option(
-        0,
-        "keep the last N responses in memory, for previous_response_id and item_reference; 0 "
-        "disables the store",
-        *("N", int),
-    )
-    strict_fields: bool = option(
-        False,
-        "reject requests with fields that would be ignored; by default, the log and the response "
-        "header x-tiny-llm-ignored-fields name these",
-        *(None, bool),
-        page="server.md#rejected-and-ignored-fields",
-    )
-    log_requests: bool = option(
-        False,
-        "log each request's method, path, status, id, token counts and timing; by default, only "
-        "rejected and failed requests",
-        *(None, bool),
-    )
-    log_contents: bool = option(
-        False,
-        "also log the bodies of requests and responses, up to 16 KiB each; implies --log-requests",
-        *(None, bool),
-    )
-    record: Path | None = option(
-        None, "record engine events, for replay in the web UI", *("FILE", Path)
-    )
-    prefix_warmup: bool = option(
-        True,
-        "prefill a conversation's next turn while the engine is idle; on by default",
-        *(None, bool),
-    )
-    max_queue: int = option(
-        256,
-        "maximum queued completions beyond --max-num-seqs; further requests get status 429",
-        *("N", int),
-    )
-    max_body_bytes: int | None = option(
-        None,
-        "maximum bytes of a request body; larger bodies get status 413; by default, 32 bytes per "
-        "token of context, but at least 4 MiB and at most 16 MiB",
-        *("N", int, 1),
-    )
-    request_timeout: float | None = option(
-        None,
-        "maximum seconds per request, including queueing; by default, unlimited",
-        *("S", float, 1e-3),
-    )
-    drain_timeout: float = option(
-        30.0,
-        "maximum seconds to wait for running requests after SIGTERM",
-        *("S", float),
-    )
-    watchdog: float = option(
-        120.0,
-        "maximum seconds per engine step; the process exits if a step takes longer",
-        *("S", float, 1e-3),
-    )
+    generation_config: Literal["auto", "vllm"] = option("auto")
+    response_store: int = option(0, "N")
+    strict_fields: bool = option(False, page="server.md#rejected-and-ignored-fields")
+    log_requests: bool = option(False)
+    log_contents: bool = option(False)
+    record: Path | None = option(None, "FILE")
+    prefix_warmup: bool = option(True)
+    max_queue: int = option(256, "N")
+    max_body_bytes: int | None = option(None, "N", 1)
+    request_timeout: float | None = option(None, "S", 1e-3)
+    drain_timeout: float = option(30.0, "S")
+    watchdog: float = option(120.0, "S", 1e-3)
 
     def __post_init__(self) -> None:
         check_options(self)

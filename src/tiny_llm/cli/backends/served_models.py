@@ -13,6 +13,7 @@ from ...errors import UserError
 from ...models.heads.pooling import TASKS
 from ...models.memory import total_memory
 from ...models.model_size import model_size
+from ...server.settings import ModelSpec
 from ..memory_table import estimate_memory
 from ..parsing.arguments import flag_name, is_set
 
@@ -36,20 +37,6 @@ class ModelArgument:
     is_pinned: bool = False
 
 
-@dataclass(frozen=True)
-class MemoryRequirement:
-    """A model's memory requirement in bytes."""
-
-    name: str
-    weights: int
-    kv_cache: int
-    is_pinned: bool
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv_cache
-
-
 def parse_model_argument(text: str) -> ModelArgument:
     """Parses `NAME[=OPTIONS]`: a task, "pin" and options of `EngineArgs`, as `block-size=16`.
 
@@ -64,8 +51,9 @@ def parse_model_argument(text: str) -> ModelArgument:
     tasks = [word for word in words if word in TASKS]
     if {*words} - {*TASKS, PIN} or len(tasks) > 1 or not name:
         raise UserError(
-            f"--model {text}: invalid options '{given}'; use at most one task ({', '.join(TASKS)}) "
-            f"and {PIN}, e.g. PATH=embed, PATH=pin or PATH=embed,pin."
+            f"--model {text}: invalid options '{given}'; use at most one task "
+            f"({', '.join(TASKS)}), {PIN} and engine options, e.g. PATH=embed,pin or "
+            "PATH=kv-cache-dtype=int8."
         )
     values = {key.replace("-", "_"): value for key, separator, value in pairs if separator}
     for key in ("lora_modules", "tensor_parallel_size"):
@@ -110,14 +98,14 @@ def default_kv_cache_bytes(
     return max(1, min(estimate.memory.num_bytes, max_memory - estimate.weight_bytes))
 
 
-def weight_bytes(args: EngineArgs) -> int:
+def memory_requirement(args: EngineArgs) -> int:
+    """Bytes of the weights and the KV cache, without a KV cache that `LLM` sizes at load time."""
     paths = [path for path in (args.model, args.draft_model) if path is not None]
-    return sum(
-        model_size(Path(cast("str", path)), 1, args.load_format).weight_bytes for path in paths
-    )
+    sizes = [model_size(Path(cast("str", path)), 1, args.load_format) for path in paths]
+    return sum(size.weight_bytes for size in sizes) + int(args.kv_cache_bytes or 0)
 
 
-def memory_budget(max_memory: int | None, needs: Sequence[MemoryRequirement]) -> int | None:
+def memory_budget(max_memory: int | None, specs: Sequence[ModelSpec]) -> int | None:
     """Memory budget of all models; None for a single model without a budget.
 
     For several models, it defaults to the machine's memory.
@@ -128,7 +116,7 @@ def memory_budget(max_memory: int | None, needs: Sequence[MemoryRequirement]) ->
     """
     total = total_memory()
     if max_memory is None:
-        if len(needs) == 1:
+        if len(specs) == 1:
             return None  # no budget: `LLM` sizes the KV cache from the available memory
         given, max_memory = "the machine's memory of", total
     elif max_memory > total:
@@ -138,14 +126,16 @@ def memory_budget(max_memory: int | None, needs: Sequence[MemoryRequirement]) ->
         )
     else:
         given = "--max-memory"
-    pinned = sum(need.total for need in needs if need.is_pinned)
-    for need in needs:
-        others = pinned - need.total * need.is_pinned
-        if others + need.total > max_memory:
+    needs = [spec.memory_bytes() for spec in specs]
+    pinned = sum(need * spec.is_pinned for need, spec in zip(needs, specs, strict=True))
+    for spec, need in zip(specs, needs, strict=True):
+        others = pinned - need * spec.is_pinned
+        if others + need > max_memory:
             pinned_note = f", in addition to {others:,} for other pinned models" if others else ""
+            kv_cache = int(spec.args.kv_cache_bytes or 0)
             raise UserError(
-                f"{given} {max_memory:,} bytes is too small: the model '{need.name}' needs "
-                f"{need.total:,} bytes ({need.weights:,} for weights, {need.kv_cache:,} for the KV "
-                f"cache){pinned_note}; raise --max-memory or lower --kv-cache-bytes."
+                f"{given} {max_memory:,} bytes is too small: the model '{spec.names[0]}' needs "
+                f"{need:,} bytes ({need - kv_cache:,} for weights, {kv_cache:,} for the KV cache)"
+                f"{pinned_note}; raise --max-memory or lower --kv-cache-bytes."
             )
     return max_memory

@@ -97,11 +97,11 @@ def add_model_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         "where it is faster",
         action=argparse.BooleanOptionalAction,
     )
+    add_engine_arguments(parser, command)
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add_options(parser, EngineArgs, command)
-    add_device_argument(parser)
-
-
-def add_device_argument(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--device", "device to run on; by default, gpu if available", ["cpu", "gpu"])
 
 
@@ -111,13 +111,11 @@ def add_options(parser: argparse.ArgumentParser, owner: Any, command: str) -> No
     for name, option in options_of(owner).items():
         if command not in option.commands:
             continue
-        others = {"dest": name, **option.repeat}
-        is_engine_only = option.engine_only and command in COURSE_COMMANDS
-        notes = [
-            *(["engine only"] if is_engine_only else []),
-            *filter(None, [option.shown_default]),
-        ]
+        others: dict[str, Any] = {"dest": name, **option.repeat}
         kind: Any = option.choices or _argument_type(option)
+        notes = [option.shown_default] if option.shown_default else []
+        if option.engine_only and command in COURSE_COMMANDS:
+            notes.insert(0, "engine only")
         if option.parse is bool:
             kind = None
             others["action"] = argparse.BooleanOptionalAction if option.default else "store_true"

@@ -1,31 +1,42 @@
 """Options: dataclass fields that are keywords, flags and rows of a table.
 
-The definition of an option is its field: `block_size: int = option(32, "tokens per page", "N", int,
-1)` in `EngineArgs` is a keyword of `LLM` and the flag `--block-size N`.
+    class EngineArgs:
+        '''…
+            block_size: tokens per KV cache page.
+        '''
+        block_size: int = option(32, "N", 1, commands=MODEL)
+
+This is the keyword `block_size` of `LLM` and the flag `--block-size N`. The annotation determines
+the flag's type; the choices are those of a `Literal`.
 """
 
 import difflib
+import functools
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from ...errors import UserError, check_int, short_repr, validate_bool, validate_number
+
+# An entry in the `Attributes` of a docstring: name, and text with its continuation lines.
+ATTRIBUTE = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Option:
-    """Definition of an option, in its field's metadata.
+    """An option: its field and the field's metadata.
 
     Attributes:
-        help: help text, without the default.
+        help: text of the dataclass's docstring.
         metavar: the flag's value in the help text.
-        parse: `int`, `float`, `str`, `Path`, `byte_count`, `bool` for a flag without a value, or a
-            function of the flag's text that raises ValueError.
         minimum: lower bound of a number.
+        parse: function of the flag's text; by default, the annotation's type.
         commands: commands with the flag; `serve` also reads it from text.
         flag: the flag, by default the field's name.
         alias: a second flag.
@@ -36,11 +47,12 @@ class Option:
         page: section of the book about the option.
     """
 
+    name: str
     default: Any
     help: str
     metavar: str | None = None
-    parse: Callable[[str], Any] = str
     minimum: float = 0
+    parse: Callable[[str], Any] = str
     choices: Sequence[Any] = ()
     commands: Sequence[str] = ("serve",)
     flag: str = ""
@@ -69,48 +81,58 @@ class Option:
             check_choice("value", value, self.choices)
         return value
 
-    def check(self, name: str, value: Any) -> Any:
+    def check(self, value: Any) -> Any:
         """Checks a keyword's value; returns it, a whole number of bytes as an int."""
         if value is None and self.default is None:
             return None
         if self.choices:
-            check_choice(name, value, (*self.choices, *([None] if self.default is None else [])))
+            nullable = [None] if self.default is None else []
+            check_choice(self.name, value, [*self.choices, *nullable])
         elif self.parse is bool:
-            validate_bool(name, value)
+            validate_bool(self.name, value)
         elif self.parse is float:
             allowed = f"a number of seconds {'>' if self.minimum else '≥'} 0"
-            validate_number(name, value, 0, math.inf, allowed, above=self.minimum > 0)
+            validate_number(self.name, value, 0, math.inf, allowed, above=self.minimum > 0)
         elif self.parse is Path and not isinstance(value, str | os.PathLike):
-            raise UserError(f"{name} must be a path, got {short_repr(value)}.")
+            raise UserError(f"{self.name} must be a path, got {short_repr(value)}.")
         elif isinstance(self.default, int) or self.parse in (int, byte_count):
             if self.parse is byte_count and isinstance(value, float) and value.is_integer():
                 value = int(value)
-            check_int(name, value, int(self.minimum))
+            check_int(self.name, value, int(self.minimum))
         return value
 
 
-def option(
-    default: Any, help: str, metavar: str | None = None, parse: Any = str, *rest: Any, **others: Any
-) -> Any:
+def option(default: Any, metavar: str | None = None, minimum: float = 0, **others: Any) -> Any:
     """Field with an `Option`."""
-    if "choices" in others:
-        parse = type(others["choices"][0])
-    definition = Option(default, help, metavar, parse, *rest, **others)
-    return field(default=default, metadata={"option": definition})
+    metadata = {"metavar": metavar, "minimum": minimum, **others}
+    return field(default=default, metadata=metadata)
 
 
+@functools.cache
 def options_of(owner: Any) -> dict[str, Option]:
     """Options of a dataclass, by field name."""
-    return {each.name: each.metadata["option"] for each in fields(owner) if each.metadata}
+    texts = {name: " ".join(text.split()) for name, text in ATTRIBUTE.findall(owner.__doc__ or "")}
+    found = {}
+    for each in fields(owner):
+        if each.metadata:
+            kind: Any = each.type
+            if get_origin(kind) in (Union, UnionType):
+                kind = next(member for member in get_args(kind) if member is not NoneType)
+            choices = get_args(kind) if get_origin(kind) is Literal else ()
+            derived = {"choices": choices, "parse": type(choices[0]) if choices else kind}
+            text = texts.get(each.name, "").rstrip(".")
+            found[each.name] = Option(each.name, each.default, text, **{**derived, **each.metadata})
+    return found
 
 
 def check_options(instance: Any) -> None:
     """Checks and converts the options of a dataclass instance."""
-    for name, definition in options_of(instance).items():
-        object.__setattr__(instance, name, definition.check(name, getattr(instance, name)))
+    owner: Any = type(instance)
+    for name, each in options_of(owner).items():
+        object.__setattr__(instance, name, each.check(getattr(instance, name)))
 
 
-def parse_options(values: Mapping[str, Any], *owners: Any) -> list[dict[str, Any]]:
+def parse_options(values: Mapping[str, Any], *owners: type) -> list[dict[str, Any]]:
     """Converts options given as text, as in `serve --model NAME=block-size=16`.
 
     Returns:
@@ -124,19 +146,21 @@ def parse_options(values: Mapping[str, Any], *owners: Any) -> list[dict[str, Any
         for owner in owners
     ]
     check_names(values, [name for each in options for name in each])
-    parsed: list[dict[str, Any]] = []
-    for each in options:
-        parsed.append({name: value for name, value in values.items() if name in each})
-        for name, text in parsed[-1].items():
-            if not isinstance(text, str):
-                continue
-            if each[name].repeat:
-                raise UserError(f"{name} must be a list, got {short_repr(text)}.")
-            try:
-                parsed[-1][name] = each[name].from_text(text)
-            except ValueError as error:
-                raise UserError(f"{name}: {str(error).rstrip('.')}.") from error
-    return parsed
+    return [
+        {name: _parse(each[name], value) for name, value in values.items() if name in each}
+        for each in options
+    ]
+
+
+def _parse(option: Option, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if option.repeat:
+        raise UserError(f"{option.name} must be a list, got {short_repr(value)}.")
+    try:
+        return option.from_text(value)
+    except ValueError as error:
+        raise UserError(f"{option.name}: {str(error).rstrip('.')}.") from error
 
 
 def check_names(names: Iterable[str], known: Sequence[str]) -> None:

@@ -138,7 +138,7 @@ class ModelEngine:
         await client.load()
         if client.load_error is None and client.engine_info is not None:
             tokenizer = client.engine_info.tokenizer
-            self.renderer = self._open_renderer(tokenizer, self.spec.tool_call_parser)
+            self.renderer = self._open_renderer(tokenizer, self.spec.args.tool_call_parser)
             self.renderer.max_tokens = client.max_seq_len
             self.last_used = time.monotonic()
             client.lifecycle.transition(Phase.READY)

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
 
 from starlette.types import Message
 
@@ -25,9 +23,7 @@ class Replica:
 
     def __init__(self, args: EngineArgs, settings: Settings):
         args = replace(args, task=resolve_task(args.task, args.model))
-        load = partial(LLM, **vars(args))
-        names, folder, task = settings.model_names, Path(str(args.model)), cast("Any", args.task)
-        spec = ModelSpec(names, folder, load, task, args.tool_call_parser)
+        spec = ModelSpec(settings.model_names, args, partial(LLM, **vars(args)))
         self._process = ServerProcess(settings, [spec], None)
         self._app = build_app(self._process.models)
 
