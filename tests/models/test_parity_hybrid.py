@@ -25,7 +25,7 @@ from tests.models.support import (
 )
 from tests.support import as_numpy, assert_same_bits
 from tiny_llm.models.checkpoint.weights import read_checkpoint
-from tiny_llm.models.dispatch import serving_model
+from tiny_llm.models.serving_model import serving_model
 
 # torch and transformers are imported by the fixture, because importing takes seconds.
 torch: Any

@@ -25,7 +25,8 @@ from ..models.checkpoint.safe_io import ModelError
 from ..models.gguf.model_files import check_model_files, weight_bytes
 from ..models.hub import find_config
 from .backends.checkpoint import set_device
-from .memory_table import estimate_memory, measure_bandwidth, print_memory_table
+from .decode_speed import DecodeSpeed
+from .memory_table import estimate_memory, print_memory_table
 from .parsing.arguments import (
     add_engine_arguments,
     add_flag,
@@ -108,9 +109,12 @@ def _report_model(args: argparse.Namespace) -> int:
         models["draft_model"] = find_config(args.draft_model, console)
     options = EngineArgs(**{**given_options(args, EngineArgs), **models})
     estimates = estimate_memory(options)
-    task = resolve_task(options.task, options.model)
-    bandwidth = measure_bandwidth(estimates["auto"].sizes[0].step_bytes)
-    print_memory_table(SafeConsole(), args.model, estimates, task, bandwidth)
+    can_measure = kernels.is_built() and kernels.runs_on_default_device()
+    speed = None
+    is_generating = resolve_task(options.task, options.model) == "generate"
+    if is_generating and can_measure and estimates["auto"].is_loadable:
+        speed = DecodeSpeed(models["model"])
+    print_memory_table(SafeConsole(), args.model, estimates, speed)
     return 0 if estimates["auto"].is_loadable else 1
 
 

@@ -154,7 +154,7 @@ def _load(args: EngineArgs, name: str, device: str | None) -> LLM:
     estimates = estimate_memory(args)
     # Ranks may run on other machines, where the folder has another path: pass the name.
     model = str(args.model) if args.tensor_parallel_size == 1 else name
-    print_memory_table(console, model, estimates, args.task)
+    print_memory_table(console, model, estimates)
     memory = estimates[args.kv_cache_dtype].memory.num_bytes
     return LLM(**vars(replace(args, model=model, kv_cache_bytes=memory)))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError, short_repr, validate_seed
-from ..kv_cache.int8_rows import KvCacheDtype
+from ..kv_storage.int8_rows import KvCacheDtype
 from ..models.parallel.default_group import num_launched_ranks
 from ..models.tokenizer.chat_template import read_template_file
 from .inputs.options import byte_count, check_options, option

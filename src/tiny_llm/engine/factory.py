@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from ..errors import UserError, short_repr
-from ..generate import check_same_vocabulary
 from ..models import ServingModel, check_has_mtp, load_weights, mtp_model, serving_model
 from ..models.checkpoint.safe_io import model_errors
 from ..models.families.decoder import Decoder
@@ -18,6 +17,7 @@ from ..models.lora import attach_adapters
 from ..models.parallel.decoder import TensorParallelDecoder, make_decoder
 from ..models.tokenizer.chat_template import set_chat_template
 from ..models.tokenizer.detokenizer import with_detokenizer
+from ..models.tokenizer.draft_tokenizer import check_same_vocabulary
 from .engine_args import EngineArgs, Model, StrPath
 from .execution.paged_model import PagedModel
 from .execution.tp_model import ShardedCheckpoint, TensorParallelModel, load_sharded

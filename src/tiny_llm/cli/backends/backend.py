@@ -12,14 +12,14 @@ from ...generate import (
     GenerationResponse,
     SpeculationStatistics,
     SpeculativeDecoding,
-    check_same_vocabulary,
     decode_by_recomputing,
     decode_with_cache,
+    dispatch_model,
     resolve_max_tokens,
     stream_generate,
 )
 from ...generate.loops import PREFILL_STEP
-from ...models import dispatch_model
+from ...models.tokenizer.draft_tokenizer import check_same_vocabulary
 from ...sampler import Sampler
 from ..parsing.arguments import ENGINE, LOADERS, check_model_arguments, sampler_from_args
 from ..parsing.command import console

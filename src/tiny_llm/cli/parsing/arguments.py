@@ -11,7 +11,8 @@ from ... import kernels
 from ...engine.engine_args import EngineArgs
 from ...engine.inputs.options import Option, options_of
 from ...errors import UserError
-from ...models import BUNDLED_MODELS, SHORT_NAMES, WEEK_MODELS
+from ...generate import WEEK_MODELS
+from ...models import BUNDLED_MODELS, SHORT_NAMES
 from ...sampler import Sampler, make_sampler
 from .input_text import validate_utf8
 

@@ -1,5 +1,7 @@
 """Decoder for all model families, assembled from a config.
 
+Written twice on purpose: the course's layers, for Qwen3 only, are in `qwen3_week2.py`.
+
 The families differ only in QK norms, biases, RoPE scaling, output gates, sliding windows, Gated
 DeltaNet instead of attention, and experts instead of the MLP.
 """
@@ -12,9 +14,9 @@ import mlx.core as mx
 
 from ... import kernels
 from ...kernels.prepack import prepack_model
-from ...kv_cache import PagedStorage, RaggedBatch, StateStorage
-from ...kv_cache.int8_rows import KvCacheDtype, kv_row_width
-from ...kv_cache.step_plan import CosSin, PlannedLayers
+from ...kv_storage import PagedStorage, RaggedBatch, StateStorage
+from ...kv_storage.int8_rows import KvCacheDtype, kv_row_width
+from ...kv_storage.step_plan import CosSin, PlannedLayers
 from ...positional_encoding import RoPE
 from .attention_backends import COMPARISON_BACKENDS
 from .config import DecoderConfig
@@ -36,6 +38,7 @@ from .rope import ScaledRoPE
 def attend_paged(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
 ) -> mx.array:
+    """Default attention backend; the course's, for Qwen3, is in `qwen3_week3.py`."""
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     attended = kernels.paged_attention_varlen(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D

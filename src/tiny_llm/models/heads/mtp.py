@@ -21,7 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from ... import kernels
-from ...kv_cache import PagedStorage, RaggedBatch
+from ...kv_storage import PagedStorage, RaggedBatch
 from ..checkpoint.weights import CheckpointModel, TreeNode
 from ..families.decoder import Decoder
 from ..families.linear import linear_from

@@ -66,7 +66,7 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, 
 
 
 def _render_prompt(server: AppState, body: CountTokensRequest) -> ChatPrompt:
-    return server.prompts.render_chat(
+    return server.prompts.encode_chat(
         body.to_template_messages(),
         body.prompt_tools,
         body.template_variables(),

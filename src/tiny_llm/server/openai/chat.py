@@ -48,7 +48,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
 
 def _render_prompt(server: AppState, body: ChatCompletionRequest) -> ChatPrompt:
     messages = [message.to_template(number) for number, message in enumerate(body.messages)]
-    return server.prompts.render_chat(
+    return server.prompts.encode_chat(
         messages,
         body.usable_tools,
         body.template_variables(),

@@ -17,7 +17,7 @@ from ..protocol.base_schema import PromptIds, as_prompt_list
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
 from ..protocol.output_parser import OutputParser
 from ..protocol.parsed_output import ParsedOutput
-from ..protocol.prompts import check_token_ids
+from ..protocol.prompts import reject_unknown_token_ids
 from ..protocol.request_fields import INT64_MAX, SamplingFields
 from ..protocol.streaming import EventSourceResponse, full_response
 from .choices import ChoicesSerializer
@@ -89,7 +89,7 @@ def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], 
             encoded.append((token_ids, prompt))
         else:
             if body.echo:  # without `echo`, the engine validates the ids
-                check_token_ids(server.engine_client.engine_info, prompt)
+                reject_unknown_token_ids(server.engine_client.engine_info, prompt)
             encoded.append((prompt, prompts.decode(prompt) if body.echo else ""))
     return encoded
 

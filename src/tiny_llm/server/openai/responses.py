@@ -70,7 +70,7 @@ def _render_prompt(
     server: AppState, body: ResponsesRequest, conversation: Conversation
 ) -> ChatPrompt:
     messages = to_chat_messages(conversation.items(), body.instructions, len(conversation.stored))
-    return server.prompts.render_chat(messages, body.usable_tools, body.template_variables())
+    return server.prompts.encode_chat(messages, body.usable_tools, body.template_variables())
 
 
 class ResponseSerializer:

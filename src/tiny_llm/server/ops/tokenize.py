@@ -11,7 +11,7 @@ from ..http.errors import JsonResponse, bad_request
 from ..http.openapi import ERROR_RESPONSES
 from ..openai.chat_schema import ChatMessage, Tool, check_continuation
 from ..protocol.base_schema import BoundedList, JsonObject, RequestBody, ShortList, TokenIds
-from ..protocol.prompts import PromptRenderer, check_token_ids
+from ..protocol.prompts import PromptRenderer, reject_unknown_token_ids
 
 router = APIRouter()
 
@@ -36,7 +36,7 @@ class TokenizeRequest(RequestBody):
         check_continuation(self.continue_final_message, self.add_generation_prompt)
         messages = [message.to_template(index) for index, message in enumerate(self.messages or ())]
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
-        chat = prompts.render_chat(
+        chat = prompts.encode_chat(
             messages,
             tools,
             self.chat_template_kwargs or {},
@@ -75,5 +75,5 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     server = get_app_state(request, body.model)
     await server.wait_until_loaded(request)
     prompts = server.prompts
-    check_token_ids(server.engine_client.engine_info, body.tokens)
+    reject_unknown_token_ids(server.engine_client.engine_info, body.tokens)
     return JsonResponse({"prompt": await prompts.run(prompts.decode, body.tokens)})

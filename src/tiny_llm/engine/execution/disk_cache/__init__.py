@@ -1,6 +1,6 @@
 """Disk tier of the prefix cache, attached to the scheduler and models.
 
-File I/O is in `kv_cache/disk`. This package must not depend on text or sampling.
+File I/O is in `kv_storage/disk`. This package must not depend on text or sampling.
 
 Reading order: cache, keys, fingerprint, factory.
 """

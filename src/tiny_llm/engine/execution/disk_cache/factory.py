@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ....errors import UserError
-from ....kv_cache.disk.store import STORE_ERRORS, PageStore, stored_bytes
+from ....kv_storage.disk.store import STORE_ERRORS, PageStore, stored_bytes
 from ...scheduling.config import SchedulerConfig
 from ...scheduling.scheduler import Scheduler
 from ..paged_model import ROW_KINDS, PagedModel, Span

@@ -19,8 +19,8 @@ import mlx.core as mx
 
 from .. import kernels
 from ..attention import Mask
+from ..attention.paged import PagedKvMetadata, check_paged_mask
 from ..kernels.graph_capture import CapturedFunction
-from .paged import PagedKvMetadata, check_paged_mask
 
 CosSin = tuple[mx.array, mx.array]  # cosines and sines at the new tokens' positions
 # (x B×L×E, cosines and sines, one cache or view per layer) -> (x, update), both B×L×E

@@ -1,4 +1,4 @@
-"""Model selection: a course week's model, or a `ServingModel` of any family."""
+"""ServingModel: interface of the engine's models, and their construction from weights."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -6,10 +6,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ..kernels.prepack import prepack_model
-from ..kv_cache.paged_storage import PagedStorage, RaggedBatch
-from ..qwen3_week1 import Qwen3ModelWeek1
-from ..qwen3_week2 import Qwen3ModelWeek2
-from ..qwen3_week3 import Qwen3ModelWeek3
+from ..kv_storage.paged_storage import PagedStorage, RaggedBatch
 from .checkpoint.repack import repacked
 from .checkpoint.safe_io import ModelError, model_errors
 from .checkpoint.weights import CheckpointModel
@@ -18,8 +15,6 @@ from .families.decoder import Decoder
 from .families.registry import config_of
 from .heads.mtp import MtpDecoder
 from .heads.pooling import EmbeddingDecoder, Task
-
-WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2, 3: Qwen3ModelWeek3}
 
 
 class ServingModel(Protocol):
@@ -81,33 +76,6 @@ class ServingModel(Protocol):
         ...
 
 
-def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
-    """Builds the model of a course week from loaded weights.
-
-    For weeks 2 and 3, quantized weights are prepacked for this machine's kernels if loading has
-    not done so.
-
-    Args:
-        mlx_model: from `load`, `load_weights` or `mlx_lm.load`; remains usable. Prepacking an
-            `mlx_lm` model releases its row-major weights; calling that model afterwards recreates
-            them, which doubles the memory.
-
-    Raises:
-        ModelError: the week has no model, the checkpoint is not a Qwen3 model, or the course's
-            layers do not support its config, RoPE, quantization or sizes.
-    """
-    if week not in WEEK_MODELS:
-        weeks = ", ".join(str(known) for known in WEEK_MODELS)
-        raise ModelError(f"week {week} has no model; choose one of {weeks}.")
-    unsupported = _unsupported_by_course(_config(name, mlx_model))
-    if unsupported is not None:
-        raise ModelError(
-            f"'{name}' {unsupported}, which the course's layers do not implement; use LLM, or "
-            "the commands with --loader engine."
-        )
-    return _build(name, WEEK_MODELS[week], mlx_model, **options)
-
-
 def serving_model(
     name: str, mlx_model: Any, *args: Any, task: Task = "generate", **options: Any
 ) -> ServingModel:
@@ -156,13 +124,3 @@ def _build(name: str, model: Any, *args: Any, **options: Any) -> Any:
 def _config(name: str, mlx_model: Any) -> DecoderConfig:
     with model_errors(f"'{name}' cannot be built"):
         return config_of(mlx_model.args)
-
-
-def _unsupported_by_course(config: DecoderConfig) -> str | None:
-    if config.model_type != "qwen3":
-        return f"is a model of type '{config.model_type}'"
-    if config.rope_scaling is not None:
-        return f"scales RoPE with '{config.rope_scaling.rope_type}'"
-    if config.sliding_window is not None:
-        return f"has a sliding window of {config.sliding_window.size} tokens"
-    return "has biases in its attention" if config.qkv_bias else None

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..errors import UserError, short_repr
+from ...errors import UserError, short_repr
 
 # Text that tokenizers with the same vocabulary may encode differently: contractions, digits,
 # whitespace, code, several scripts, a decomposed letter and a special token.
