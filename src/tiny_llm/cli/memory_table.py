@@ -43,7 +43,7 @@ class MemoryEstimate:
             UserError: see `plan_kv_memory`.
         """
         left = max(0, available - sum(size.weight_bytes for size in sizes))
-        memory = plan_kv_memory(args, sizes, left)
+        memory = plan_kv_memory(sizes, left, *args.memory_limits)
         num_pages = memory.num_pages - math.ceil(MIN_STATE_SLOTS * memory.state_slot_pages)
         return cls(sizes, memory, num_pages * args.block_size)
 

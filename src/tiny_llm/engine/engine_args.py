@@ -254,6 +254,11 @@ class EngineArgs:
         return self.lora_modules or {}
 
     @property
+    def memory_limits(self) -> tuple[int, int, int | None, float | None]:
+        """The last arguments of `plan_kv_memory`."""
+        return self.block_size, self.max_num_seqs, self.max_model_len, self.kv_cache_bytes
+
+    @property
     def max_drafts(self) -> int:
         """Maximum draft tokens per request and step; 0 without speculative decoding."""
         if self.draft_model is None and self.speculative is None:

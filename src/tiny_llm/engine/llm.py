@@ -87,7 +87,7 @@ class LLM(EngineCore):
         args = replace(args, task=resolve_task(args.task, args.model))
         models = load_models(args)
         adapters = attach_to_target(models, args.adapter_folders)
-        memory = plan_kv_memory(args, models.all, available_memory())
+        memory = plan_kv_memory(models.all, available_memory(), *args.memory_limits)
         if memory.reason:
             log.info("KV memory: up to %.2f GB, %s", memory.num_bytes / 1e9, memory.reason)
         config = SchedulerConfig(

@@ -7,7 +7,6 @@ from ...errors import UserError, short_repr
 from ...models import ServingModel
 from ...models.memory import total_memory
 from ...models.model_size import ModelSize
-from ..engine_args import EngineArgs
 from ..scheduling.config import MIN_STATE_SLOTS
 
 KvSize = ServingModel | ModelSize  # a loaded model, or sizes computed from a config
@@ -32,7 +31,14 @@ class KvMemory:
     state_slot_pages: float
 
 
-def plan_kv_memory(args: EngineArgs, models: Sequence[KvSize], available: int) -> KvMemory:
+def plan_kv_memory(
+    models: Sequence[KvSize],
+    available: int,
+    page_size: int,
+    max_num_seqs: int,
+    max_model_len: int | None,
+    kv_cache_bytes: float | None,
+) -> KvMemory:
     """Sizes the KV memory of a target model and its draft model, if any.
 
     Args:
@@ -45,27 +51,27 @@ def plan_kv_memory(args: EngineArgs, models: Sequence[KvSize], available: int) -
             one page and `MIN_STATE_SLOTS` state slots.
     """
     context = min(model.max_seq_len for model in models)
-    max_seq_len = args.max_model_len or context
+    max_seq_len = max_model_len or context
     if max_seq_len > context:
         raise UserError(
             f"max_model_len must be at most {context} (the model's context length), got "
             f"{short_repr(max_seq_len)}."
         )
-    page_size, total_bytes = args.block_size, total_memory()
+    total_bytes = total_memory()
     page_bytes = page_size * sum(model.kv_bytes_per_token for model in models)
     state_bytes = sum(model.state_bytes for model in models)
     min_bytes = (1 + -(-MIN_STATE_SLOTS * state_bytes // page_bytes)) * page_bytes
-    if args.kv_cache_bytes is not None:
-        num_bytes, reason = int(args.kv_cache_bytes), ""
+    if kv_cache_bytes is not None:
+        num_bytes, reason = int(kv_cache_bytes), ""
         if num_bytes > total_bytes:
             raise UserError(
                 f"kv_cache_bytes must be at most {total_bytes} (this machine's memory), got "
                 f"{short_repr(num_bytes)}."
             )
     else:
-        pages = args.max_num_seqs * -(-max_seq_len // page_size)
-        num_bytes = pages * page_bytes + default_state_slots(args.max_num_seqs) * state_bytes
-        reason = f"enough for {args.max_num_seqs} requests of {max_seq_len:,} tokens"
+        pages = max_num_seqs * -(-max_seq_len // page_size)
+        num_bytes = pages * page_bytes + default_state_slots(max_num_seqs) * state_bytes
+        reason = f"enough for {max_num_seqs} requests of {max_seq_len:,} tokens"
         if available * 3 // 4 < num_bytes:
             num_bytes = max(available * 3 // 4, min(min_bytes, total_bytes))
             reason = f"3/4 of the {available / 1e9:.2f} GB left by the weights"
