@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message
 
 from ...engine.engine_args import EngineArgs
 from ...engine.inputs.options import parse_options
+from ...errors import UserError
 from ...models.hub import find_config, find_model
 from ..http.middleware import BodyMiddleware
 from ..settings import MIN_BODY_BYTES, Settings
@@ -67,7 +68,8 @@ class RayServeArgs(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.engine_args()
+        if self.engine_args().tensor_parallel_size > 1:
+            raise UserError("tensor_parallel_size must be 1 with replicas; omit it.")
         self.settings()
         return self
 
