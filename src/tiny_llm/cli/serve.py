@@ -17,6 +17,7 @@ from ..engine.llm import LLM
 from ..errors import UserError
 from ..models import default_model
 from ..models.hub import find_config, find_model
+from ..models.tokenizer.chat_template import read_template_file
 from ..server.settings import ModelSpec, Settings
 from .backends.checkpoint import set_device
 from .backends.served_models import (
@@ -139,6 +140,8 @@ def _engine_args(args: argparse.Namespace, model: ModelArgument) -> EngineArgs:
     options = {"seed": None, **given_options(args, EngineArgs)}
     options |= {"lora_modules": dict(args.lora_modules)} if args.lora_modules else {}
     options |= model.options
+    if "chat_template" in options:
+        options["chat_template"] = read_template_file(Path(options["chat_template"]))
     if options["scheduling_policy"] == "fair":
         options.setdefault("step_time_target", DEFAULT_STEP_TIME_TARGET)
     find = find_config if options.get("load_format") == "dummy" else find_model

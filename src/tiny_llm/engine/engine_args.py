@@ -12,7 +12,6 @@ from typing import Any, Literal
 from ..errors import UserError, short_repr, validate_seed
 from ..kv_storage.int8_rows import KvCacheDtype
 from ..models.parallel.default_group import num_launched_ranks
-from ..models.tokenizer.chat_template import read_template_file
 from .inputs.options import byte_count, check_options, option
 from .scheduling.events import Listener
 from .spec_decode.ngram_proposer import MAX_NGRAM_DRAFT_TOKENS
@@ -91,7 +90,8 @@ class EngineArgs:
         step_time_target: target seconds per step while requests are decoding; limits the prompt
             tokens in the same step; so that prompts progress, an occasional step may take up to ten
             times as long (fair only; `serve` has 0.1 by default).
-        chat_template: Jinja chat template; by default, the model's.
+        chat_template: Jinja chat template (a file in flags, otherwise its source); by default, the
+            model's.
         tool_call_parser: tool-call format; auto detects it in the model's chat template.
         max_queue: maximum requests queued beyond `max_num_seqs`; more raise `QueueFullError`.
         seed: base seed for requests without a seed, combined with their arrival order; None for a
@@ -160,7 +160,7 @@ class EngineArgs:
     )
     scheduling_policy: Literal["fair", "fcfs"] = option("fcfs", flag_default=lambda: "fair")
     step_time_target: float | None = option(None, "S", 1e-3)
-    chat_template: str | None = option(None, "FILE", parse=read_template_file)
+    chat_template: str | None = option(None, "FILE")
     tool_call_parser: str = option(AUTO, choices=(AUTO, *NAMES), page="clients.md#tool-calls")
     max_queue: int | None = option(None, commands=())
     seed: int | None = 0

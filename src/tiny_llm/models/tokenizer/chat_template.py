@@ -42,12 +42,12 @@ def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Tem
     return listed
 
 
-def read_template_file(file: str | Path) -> str:
+def read_template_file(file: Path) -> str:
     """Reads the user's chat template file; UserError if it is unreadable or invalid."""
     from jinja2 import TemplateSyntaxError  # imported late: only `serve` needs it
 
     try:
-        template = Path(file).read_text(encoding="utf-8")
+        template = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UserError(f"the chat template {file} cannot be read: {reason}.") from error
