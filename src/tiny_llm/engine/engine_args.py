@@ -22,7 +22,7 @@ Model = StrPath | tuple[Any, Any]
 
 DEFAULT_DRAFTS = 4  # draft tokens per step with a draft model
 DEFAULT_MTP_DRAFTS = 1
-# Commands with the flag of an option; the others are flags of `serve` only.
+# Commands that have an option's flag; by default, only `serve`.
 ENGINE = ("main", "chat", "batch", "bench", "serve")
 MODEL = (*ENGINE, "check")
 MEMORY = ("serve", "check")
@@ -122,7 +122,7 @@ class EngineArgs:
         page="speed.md#8-bit-activations",
     )
     adapter_path: StrPath | None = option(
-        None, "DIR", parse=Path, commands=ENGINE, page="server.md#lora-adapters"
+        None, "DIR", parse=Path, commands=ENGINE, page="families.md#lora-adapters"
     )
     lora_modules: Mapping[str, StrPath] | None = option(
         None,

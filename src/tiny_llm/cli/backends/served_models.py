@@ -21,7 +21,7 @@ PIN = "pin"
 KV_CACHE_BYTES = 2**29  # default KV cache size per model, if several are served
 NAME_AND_OPTIONS = re.compile(r"(.*?)=([\w-]+(?:=[^,=]*)?(?:,[\w-]+(?:=[^,=]*)?)*)")
 
-# Flags that require a single model, and options that require one that stays loaded.
+# Flags that require a single model, by attribute name.
 SINGLE_MODEL_FLAGS = (
     *("draft_model", "tensor_parallel_size", "served_model_name", "task", "chat_template"),
     *("max_model_len", "adapter_path", "lora_modules", "record"),

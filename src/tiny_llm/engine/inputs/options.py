@@ -34,8 +34,6 @@ class Option:
 
     Attributes:
         help: text of the dataclass's docstring.
-        metavar: the flag's value in the help text.
-        minimum: lower bound of a number.
         parse: function of the flag's text; by default, the annotation's type.
         commands: commands with the flag; `serve` also reads it from text.
         flag: the flag, by default the field's name.
