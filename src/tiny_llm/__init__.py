@@ -98,7 +98,7 @@ else:
 
 __version__ = "0.1.0"
 
-# A path that programs import; `models` itself must not import the course.
+# Keeps `from tiny_llm.models import dispatch_model` working; `models` must not import the course.
 models.dispatch_model = dispatch_model  # type: ignore[attr-defined]
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Sampling operations: log-softmax, greedy choice, and top-k, top-p and min-p filters.
+"""Sampling operations of both samplers: log-softmax, greedy choice, top-k, top-p, min-p.
 
 Shared by the samplers of the course and the engine. Each filter sets the log-probabilities of
 dropped tokens to −inf, row by row.

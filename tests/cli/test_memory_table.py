@@ -8,9 +8,10 @@ from rich.console import Console
 from tests.engine.hybrid import STATE_BYTES, write_hybrid
 from tests.models.support import FAMILIES, MIXTURE, write_family
 from tiny_llm import LLM, SamplingParams, UserError, load_weights
-from tiny_llm.cli import check_installation, decode_speed, memory_table
-from tiny_llm.cli.decode_speed import DecodeSpeed, first_layers, layer_period
-from tiny_llm.cli.memory_table import MemoryEstimate, format_bytes
+from tiny_llm.cli import check_installation
+from tiny_llm.cli.estimates import decode_speed, memory_table
+from tiny_llm.cli.estimates.decode_speed import DecodeSpeed, first_layers, layer_period
+from tiny_llm.cli.estimates.memory_table import MemoryEstimate, format_bytes
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
 from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.engine.execution import kv_memory

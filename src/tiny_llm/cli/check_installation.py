@@ -25,8 +25,8 @@ from ..models.checkpoint.safe_io import ModelError
 from ..models.gguf.model_files import check_model_files, weight_bytes
 from ..models.hub import find_config
 from .backends.checkpoint import set_device
-from .decode_speed import DecodeSpeed
-from .memory_table import estimate_memory, print_memory_table
+from .estimates.decode_speed import DecodeSpeed
+from .estimates.memory_table import estimate_memory, print_memory_table
 from .parsing.arguments import (
     add_engine_arguments,
     add_flag,
@@ -112,10 +112,10 @@ def _report_model(args: argparse.Namespace) -> int:
     can_measure = kernels.is_built() and kernels.runs_on_default_device()
     speed = None
     is_generating = resolve_task(options.task, options.model) == "generate"
-    if is_generating and can_measure and estimates["auto"].is_loadable:
+    if is_generating and can_measure and estimates["auto"].weights_fit:
         speed = DecodeSpeed(models["model"])
     print_memory_table(SafeConsole(), args.model, estimates, speed)
-    return 0 if estimates["auto"].is_loadable else 1
+    return 0 if estimates["auto"].weights_fit else 1
 
 
 def _python() -> CheckResult:

@@ -1,7 +1,7 @@
 """Generation for a single prompt: decoding loops and text streaming.
 
-Decoding loops depend on the model and the sampler, `stream` on the tokenizer. Weeks 2 and 3 add
-faster loops without changing `stream`.
+`week_models` selects the model. Decoding loops depend on the model and the sampler, `stream` on the
+tokenizer. Weeks 2 and 3 add faster loops without changing `stream`.
 
 Reading order: week_models, loops, speculative, stream.
 """

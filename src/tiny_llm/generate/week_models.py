@@ -20,9 +20,9 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
     not done so.
 
     Args:
-        mlx_model: from `load`, `load_weights` or `mlx_lm.load`; remains usable. Prepacking an
-            `mlx_lm` model releases its row-major weights; calling that model afterwards recreates
-            them, which doubles the memory.
+        mlx_model: from `load`, `load_weights` or `mlx_lm.load`. Prepacking an `mlx_lm` model
+            releases its row-major weights; calling that model afterwards recreates them, which
+            doubles the memory.
 
     Raises:
         ModelError: the week has no model, the checkpoint is not a Qwen3 model, or the course's

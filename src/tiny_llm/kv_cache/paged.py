@@ -1,4 +1,4 @@
-"""Paged KV cache of one request, and paged attention metadata.
+"""Paged KV cache of one request, and its metadata for paged attention.
 
 A contiguous cache is one block of memory, which is copied when it grows. A paged cache takes
 fixed-size pages from a shared pool (`page_pool.py`), so a request wastes less than one page and a

@@ -7,7 +7,8 @@ A plan separates the step's metadata from the buffers:
 
 During the step, each layer gets a `LayerCacheView` instead of its cache, so the layers are a pure
 function of arrays, which can be captured as one node of MLX's graph (`kernels/graph_capture.py`).
-`planning.py` builds plans for per-request caches, `paged_storage.py` for ragged batches.
+`paged_storage.py` builds plans for the engine's ragged batches, `kv_cache/planning.py` for the
+course's caches.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-// gguf_blocks: Conversion of GGUF blocks to MLX's quantization formats, while they are read.
+// gguf_blocks: Conversion of GGUF blocks to MLX's quantization formats.
 //
 // A block holds 32 or 256 weights (`K` types) with their scales, in llama.cpp's layout. In MLX's
 // formats, weight = q · scale + bias in groups of 32, and integers are packed in order.

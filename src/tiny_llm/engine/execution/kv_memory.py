@@ -1,4 +1,4 @@
-"""KV memory budget of an engine, shared by pages and state slots."""
+"""KV memory budget: number of pages and state slots for the declared bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""PageAllocator: free list and reference counts of KV cache pages.
+"""PageAllocator: free list and reference counts of KV cache page ids.
 
 Written twice on purpose: `kv_cache/page_pool.py`, Week 3's first pool, has one owner per page.
 

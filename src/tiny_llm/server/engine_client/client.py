@@ -268,7 +268,7 @@ class EngineClient:
         self._update_idle()
 
     def fail_all(self, error: ApiError) -> None:
-        """Fails all in-flight requests; their handlers then close them."""
+        """Ends all in-flight requests with `error`; each endpoint then closes its own."""
         for handle in list(self.in_flight):
             handle.fail(error)
 

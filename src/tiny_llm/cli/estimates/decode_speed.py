@@ -12,16 +12,16 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..engine.execution.paged_model import PagedModel, Span
-from ..engine.inputs.sampling_params import SamplingParams
-from ..engine.llm import LLM
-from ..kv_storage.int8_rows import KvCacheDtype
-from ..models.checkpoint.dummy import random_checkpoint
-from ..models.checkpoint.weights import CheckpointModel
-from ..models.families.config import DecoderConfig
-from ..models.families.decoder import Decoder
-from ..models.gguf.model_files import has_weights, read_model_config, read_weights
-from ..models.loading import evaluate
+from ...engine.execution.paged_model import PagedModel, Span
+from ...engine.inputs.sampling_params import SamplingParams
+from ...engine.llm import LLM
+from ...kv_storage.int8_rows import KvCacheDtype
+from ...models.checkpoint.dummy import random_checkpoint
+from ...models.checkpoint.weights import CheckpointModel
+from ...models.families.config import DecoderConfig
+from ...models.families.decoder import Decoder
+from ...models.gguf.model_files import has_weights, read_model_config, read_weights
+from ...models.loading import evaluate
 
 SAMPLE_BYTES = 2**28  # minimum weights of the sample, beyond most processor caches
 STEPS, SECONDS = 5, 0.3  # minimum duration of a measurement

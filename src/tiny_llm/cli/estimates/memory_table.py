@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..engine.engine_args import EngineArgs
-from ..engine.execution.kv_memory import KvMemory, plan_kv_memory
-from ..engine.scheduling.config import MIN_STATE_SLOTS
-from ..kv_storage.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
-from ..models.memory import available_memory, total_memory
-from ..models.model_size import ModelSize, model_size
+from ...engine.engine_args import EngineArgs
+from ...engine.execution.kv_memory import KvMemory, plan_kv_memory
+from ...engine.scheduling.config import MIN_STATE_SLOTS
+from ...kv_storage.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
+from ...models.memory import available_memory, total_memory
+from ...models.model_size import ModelSize, model_size
 from .decode_speed import DecodeSpeed
 
 SHORT_CONTEXT = 1024  # context length of the first tokens/s row
@@ -61,7 +61,7 @@ class MemoryEstimate:
         return sum(size.state_bytes for size in self.sizes)
 
     @property
-    def is_loadable(self) -> bool:
+    def weights_fit(self) -> bool:
         return self.weight_bytes <= total_memory()
 
     @property
@@ -121,7 +121,7 @@ def memory_table(
     if first.state_bytes:
         add("state per request", lambda estimate: format_bytes(estimate.state_bytes))
     add("context in tokens", lambda estimate: f"{estimate.memory.max_seq_len:,}")
-    if not first.is_loadable:
+    if not first.weights_fit:
         return table
     add("KV memory", lambda estimate: format_bytes(estimate.memory.num_bytes))
     if first.state_bytes:
@@ -140,7 +140,7 @@ def _notes(estimates: Mapping[KvCacheDtype, MemoryEstimate], has_speed: bool) ->
     first = next(iter(estimates.values()))
     total, available = total_memory(), available_memory()
     yield f"memory: {format_bytes(total)} total, {format_bytes(available)} available"
-    if not first.is_loadable:
+    if not first.weights_fit:
         yield "the weights do not fit in memory; use a smaller model or lower-bit quantization"
         return
     if first.memory.reason:
