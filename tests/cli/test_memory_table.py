@@ -13,6 +13,7 @@ from tiny_llm.cli.estimates import decode_speed, memory_table
 from tiny_llm.cli.estimates.decode_speed import DecodeSpeed, first_layers, layer_period
 from tiny_llm.cli.estimates.memory_table import MemoryEstimate, format_bytes
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
+from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.engine.execution import kv_memory
 from tiny_llm.models import BUNDLED_MODELS
 from tiny_llm.models.model_size import model_size
@@ -157,8 +158,8 @@ def test_flags_require_a_model(capsys):
 
 def test_table_matches_the_engine(memory):
     size = model_size(TARGET_PATH)
-    estimate = MemoryEstimate.compute([size], None, 32, 32, None, available=12 * GB)
-    llm = LLM("demo", kv_cache_bytes=estimate.kv_cache_bytes)
+    estimate = MemoryEstimate.compute(EngineArgs(""), [size], available=12 * GB)
+    llm = LLM("demo", kv_cache_bytes=estimate.memory.num_bytes)
     config = llm.scheduler.config
     assert config.num_pages * config.page_size == estimate.num_tokens
     one_token = SamplingParams(max_tokens=1)
@@ -168,9 +169,8 @@ def test_table_matches_the_engine(memory):
 
 
 def test_markup_in_a_model_name_is_printed_verbatim(capsys):
-    estimate = MemoryEstimate.compute(
-        [model_size(TARGET_PATH)], 10**8, 32, 32, None, available=12 * GB
-    )
+    args = EngineArgs("", kv_cache_bytes=10**8)
+    estimate = MemoryEstimate.compute(args, [model_size(TARGET_PATH)], available=12 * GB)
     Console().print(memory_table.memory_table("[red]/x", {"auto": estimate}))
     assert "[red]/x" in capsys.readouterr().out
 

@@ -22,9 +22,7 @@ from typing import Any, NoReturn
 import uvicorn
 
 from .. import kernels
-from ..models.gguf.model_files import open_tokenizer, read_model_config
 from ..models.parallel.launch import end_group
-from ..models.tokenizer.chat_template import set_chat_template
 from .app import build_app
 from .context import AppState
 from .engine_client import messages
@@ -75,7 +73,7 @@ class ServerProcess:
 
     def _make_engine(self, spec: ModelSpec) -> ModelEngine:
         settings = replace(self._settings, model_names=spec.names)
-        return ModelEngine(spec, settings, self._metrics, self._open_renderer, self._on_dead)
+        return ModelEngine(spec, settings, self._metrics, PromptRenderer, self._on_dead)
 
     def run(self) -> NoReturn:
         asyncio.run(self._run())
@@ -152,13 +150,6 @@ class ServerProcess:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(self._status)
-
-    def _open_renderer(self, engine: ModelEngine) -> PromptRenderer:
-        folder = engine.spec.folder
-        tokenizer = open_tokenizer(folder, read_model_config(folder))
-        if self._settings.chat_template is not None:
-            set_chat_template(tokenizer, self._settings.chat_template)
-        return PromptRenderer(tokenizer, self._settings.tool_call_parser)
 
     async def _record(self, event_log: EventLogWriter) -> None:
         with contextlib.suppress(ApiError):  # raised by `ready` if the engine has failed

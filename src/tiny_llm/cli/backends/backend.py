@@ -76,9 +76,7 @@ class EngineBackend:
     def __init__(self, args: argparse.Namespace, checkpoint: Checkpoint):
         self._args = args
         self._context: int = checkpoint.mlx_model.args.max_position_embeddings
-        # The KV cache has room for a full context; memory is allocated only for the pages in use.
-        limits = {"max_num_seqs": 1, "kv_tokens": self._context, "prefill_step": PREFILL_STEP}
-        self._llm = open_llm(args, checkpoint, **limits)
+        self._llm = open_llm(args, checkpoint, max_num_seqs=1, prefill_step=PREFILL_STEP)
 
     def stream(self, prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
         """Yields one response per token.

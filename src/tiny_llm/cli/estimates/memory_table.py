@@ -4,27 +4,22 @@ Memory is computed from `config.json` and the headers of the weight files, witho
 speed is measured with a few layers. If the model has not been downloaded, the config is enough.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ...engine.execution.kv_memory import (
-    check_kv_cache_bytes,
-    choose_kv_cache_bytes,
-    choose_max_seq_len,
-    split_kv_memory,
-)
+from ...engine.engine_args import EngineArgs
+from ...engine.execution.kv_memory import KvMemory, plan_kv_memory
 from ...engine.scheduling.config import MIN_STATE_SLOTS
 from ...kv_storage.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
 from ...models.memory import available_memory, total_memory
 from ...models.model_size import ModelSize, model_size
-from ..parsing.arguments import DEFAULT_BLOCK_SIZE
 from .decode_speed import DecodeSpeed
 
 SHORT_CONTEXT = 1024  # context length of the first tokens/s row
@@ -35,39 +30,22 @@ class MemoryEstimate:
     """Memory requirement and token capacity for one KV cache dtype."""
 
     sizes: Sequence[ModelSize]  # size of the target model, then of the draft model, if any
-    kv_cache_bytes: int
-    reason: str  # how `kv_cache_bytes` was chosen; empty if set by the user
+    memory: KvMemory
     num_tokens: int  # KV cache capacity in tokens
-    num_state_slots: int
-    max_seq_len: int  # maximum tokens of a prompt and its completion
 
     @classmethod
     def compute(
-        cls,
-        sizes: Sequence[ModelSize],
-        kv_cache_bytes: int | None,
-        block_size: int,
-        max_num_seqs: int,
-        max_model_len: int | None,
-        available: int,
+        cls, args: EngineArgs, sizes: Sequence[ModelSize], available: int
     ) -> "MemoryEstimate":
-        """Splits the KV memory as `LLM` does; see `LLM` for arguments and errors.
+        """Plans the KV memory as `LLM` does, with `available` bytes before the weights are loaded.
 
-        `available` is the free memory in bytes before the weights are loaded.
+        Raises:
+            UserError: see `plan_kv_memory`.
         """
-        max_seq_len, reason = choose_max_seq_len(max_model_len, sizes), ""
-        if kv_cache_bytes is None:
-            available = max(0, available - sum(size.weight_bytes for size in sizes))
-            kv_cache_bytes, reason = choose_kv_cache_bytes(
-                block_size, max_num_seqs, max_seq_len, sizes, available
-            )
-        else:
-            kv_cache_bytes = check_kv_cache_bytes(kv_cache_bytes)
-        num_pages, num_slots, slot_pages = split_kv_memory(
-            kv_cache_bytes, block_size, max_num_seqs, sizes
-        )
-        num_tokens = (num_pages - math.ceil(MIN_STATE_SLOTS * slot_pages)) * block_size
-        return cls(sizes, kv_cache_bytes, reason, num_tokens, num_slots, max_seq_len)
+        left = max(0, available - sum(size.weight_bytes for size in sizes))
+        memory = plan_kv_memory(sizes, left, *args.memory_limits)
+        num_pages = memory.num_pages - math.ceil(MIN_STATE_SLOTS * memory.state_slot_pages)
+        return cls(sizes, memory, num_pages * args.block_size)
 
     @property
     def weight_bytes(self) -> int:
@@ -89,31 +67,24 @@ class MemoryEstimate:
     @property
     def longest_prompt(self) -> int:
         """Maximum prompt tokens with one output token, which needs no KV memory."""
-        return min(self.max_seq_len - 1, self.num_tokens)
+        return min(self.memory.max_seq_len - 1, self.num_tokens)
 
 
-def estimate_memory(
-    args: argparse.Namespace, folder: Path, draft_folder: Path | None
-) -> dict[KvCacheDtype, MemoryEstimate]:
-    """Memory estimates by KV cache dtype, from the flags of `check` or `serve`.
+def estimate_memory(args: EngineArgs) -> dict[KvCacheDtype, MemoryEstimate]:
+    """Memory estimates by KV cache dtype; `args` has the models' paths.
 
     Raises:
-        UserError: a folder contains no model, or a flag is incompatible with the model.
+        UserError: a path contains no model, or an option is incompatible with the model.
     """
-    load_format = getattr(args, "load_format", "auto")
-    sizes = [model_size(folder, args.tensor_parallel_size, load_format)]
-    if draft_folder is not None:
-        sizes.append(model_size(draft_folder, 1, load_format))
-    options = (
-        args.kv_cache_bytes,
-        args.block_size or DEFAULT_BLOCK_SIZE,
-        args.max_num_seqs,
-        args.max_model_len,
-        available_memory(),
-    )
+    sizes = [
+        model_size(Path(cast("str", path)), num_ranks, args.load_format)
+        for path, num_ranks in ((args.model, args.tensor_parallel_size), (args.draft_model, 1))
+        if path is not None
+    ]
+    available = available_memory()
     return {
         dtype: MemoryEstimate.compute(
-            [replace(size, kv_cache_dtype=dtype) for size in sizes], *options
+            args, [replace(size, kv_cache_dtype=dtype) for size in sizes], available
         )
         for dtype in KV_CACHE_DTYPES
     }
@@ -149,12 +120,12 @@ def memory_table(
     add("KV cache per token", lambda estimate: format_bytes(estimate.kv_bytes_per_token))
     if first.state_bytes:
         add("state per request", lambda estimate: format_bytes(estimate.state_bytes))
-    add("context in tokens", lambda estimate: f"{estimate.max_seq_len:,}")
+    add("context in tokens", lambda estimate: f"{estimate.memory.max_seq_len:,}")
     if not first.weights_fit:
         return table
-    add("KV memory", lambda estimate: format_bytes(estimate.kv_cache_bytes))
+    add("KV memory", lambda estimate: format_bytes(estimate.memory.num_bytes))
     if first.state_bytes:
-        add("states in KV memory", lambda estimate: f"{estimate.num_state_slots:,}")
+        add("states in KV memory", lambda estimate: f"{estimate.memory.num_state_slots:,}")
     add("tokens in KV memory", lambda estimate: f"{estimate.num_tokens:,}")
     add("longest prompt in tokens", lambda estimate: f"{estimate.longest_prompt:,}")
     if speed is not None:
@@ -172,13 +143,13 @@ def _notes(estimates: Mapping[KvCacheDtype, MemoryEstimate], has_speed: bool) ->
     if not first.weights_fit:
         yield "the weights do not fit in memory; use a smaller model or lower-bit quantization"
         return
-    if first.reason:
-        yield f"KV memory: {first.reason}; set --kv-cache-bytes to change it"
+    if first.memory.reason:
+        yield f"KV memory: {first.memory.reason}; set --kv-cache-bytes to change it"
     if first.state_bytes:
         yield "states and tokens share the KV memory; the table shows the maximum of each"
     if has_speed:
         yield "tokens/s: one request without draft tokens, predicted from measured layers"
-    needed = first.weight_bytes + first.kv_cache_bytes
+    needed = first.weight_bytes + first.memory.num_bytes
     if needed > available:
         missing = format_bytes(needed - available)
         yield f"weights and KV memory exceed the available memory by {missing}"

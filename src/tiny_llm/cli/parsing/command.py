@@ -60,7 +60,8 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Adds the default value to a flag's help text."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        has_default = action.default not in (None, False, [])
+        is_named = "default: " in (action.help or "")
+        has_default = action.default not in (None, False, []) and not is_named
         return super()._get_help_string(action) if has_default else action.help
 
 

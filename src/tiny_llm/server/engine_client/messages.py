@@ -92,6 +92,7 @@ class EngineReady:
     max_num_seqs: int
     config: Mapping[str, Any]  # for display
     hidden_size: int = 0  # size of embeddings
+    tokenizer: Any = None  # shared with the engine; thread-safe
 
 
 @dataclass(frozen=True)

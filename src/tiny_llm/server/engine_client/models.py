@@ -31,7 +31,7 @@ class ModelEngine:
     """A served model: its engine thread, client, renderer and reference count.
 
     Args:
-        open_renderer: creates the prompt renderer; called in a worker thread during each load.
+        open_renderer: creates the prompt renderer from the tokenizer and the tool-call format.
 
     Attributes:
         renderer: the `PromptRenderer`; None while the model is not loaded.
@@ -46,7 +46,7 @@ class ModelEngine:
         spec: ModelSpec,
         settings: Settings,
         metrics: Metrics,
-        open_renderer: Callable[["ModelEngine"], Any],
+        open_renderer: Callable[[Any, str], Any],
         on_dead: Callable[[], None],
     ):
         self.spec = spec
@@ -133,24 +133,17 @@ class ModelEngine:
                 waiter.set_exception(error)
 
     async def load(self) -> str | None:
-        """Loads the engine and the prompt renderer; returns the reason on failure."""
-        client, loop = self.client, asyncio.get_running_loop()
-        opened = loop.run_in_executor(None, self._open_renderer, self)
-        results = await asyncio.gather(opened, client.load(), return_exceptions=True)
-        renderer: Any = results[0]
-        error = client.load_error
-        if error is None and isinstance(renderer, BaseException):
-            if not isinstance(renderer, UserError):
-                log.error("the tokenizer cannot be opened", exc_info=renderer)
-            error = f"the tokenizer cannot be opened: {renderer}"
-            if self.is_loaded:
-                await client.unload()
-        if error is None and self.is_loaded:
-            renderer.max_tokens = client.max_seq_len
-            self.renderer, self.last_used = renderer, time.monotonic()
+        """Loads the engine; returns the reason on failure."""
+        client = self.client
+        await client.load()
+        if client.load_error is None and client.engine_info is not None:
+            tokenizer = client.engine_info.tokenizer
+            self.renderer = self._open_renderer(tokenizer, self.spec.args.tool_call_parser)
+            self.renderer.max_tokens = client.max_seq_len
+            self.last_used = time.monotonic()
             client.lifecycle.transition(Phase.READY)
             client.report_phase()
-        return error
+        return client.load_error
 
     async def unload(self) -> None:
         self.is_closing = True

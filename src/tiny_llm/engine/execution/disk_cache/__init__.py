@@ -6,6 +6,6 @@ Reading order: cache, keys, fingerprint, factory.
 """
 
 from .cache import DiskCache
-from .factory import check_disk_cache_options, make_disk_cache
+from .factory import make_disk_cache
 
-__all__ = ["DiskCache", "check_disk_cache_options", "make_disk_cache"]
+__all__ = ["DiskCache", "make_disk_cache"]

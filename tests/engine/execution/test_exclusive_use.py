@@ -15,7 +15,7 @@ import pytest
 import tiny_llm
 from tests.engine.hybrid import build, write_hybrid
 from tiny_llm import LLM, SamplingParams, UserError
-from tiny_llm.engine import exclusive_use
+from tiny_llm.engine.execution import exclusive_use
 
 PROMPTS = [[5, 6, 7, 8] * 4, [5, 6, 7, 8] * 3 + [9], [10, 11]]
 PARAMS = SamplingParams(

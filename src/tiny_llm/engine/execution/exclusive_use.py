@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import mlx.core as mx
 
-from ..errors import UserError
+from ...errors import UserError
 
 P = ParamSpec("P")
 R = TypeVar("R")
