@@ -53,6 +53,16 @@ def attend_paged(
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
 
 
+def norm_weight(config: DecoderConfig, layer: Any, dtype: mx.Dtype) -> mx.array:
+    """Weight of an RMSNorm: float32 if stored so for a zero-centered norm, otherwise `dtype`.
+
+    transformers computes x · (1 + w) in float32; in 16 bits, 1 + w would lose bits of w.
+    """
+    weight: mx.array = layer.weight
+    keeps_float32 = config.zero_centered_norms and weight.dtype == mx.float32
+    return weight if keeps_float32 else weight.astype(dtype)
+
+
 class Attention:
     """Grouped-query attention with optional QK norms, biases and output gate.
 
@@ -69,8 +79,8 @@ class Attention:
         self.k_proj = linear_from(layer.k_proj, dtype)
         self.v_proj = linear_from(layer.v_proj, dtype)
         self.o_proj = linear_from(layer.o_proj, dtype)
-        self.q_norm = layer.q_norm.weight.astype(dtype) if config.qk_norm else None
-        self.k_norm = layer.k_norm.weight.astype(dtype) if config.qk_norm else None
+        self.q_norm = norm_weight(config, layer.q_norm, dtype) if config.qk_norm else None
+        self.k_norm = norm_weight(config, layer.k_norm, dtype) if config.qk_norm else None
         self.eps = config.rms_norm_eps
         self.has_gate = config.attn_output_gate
         self.window = window
@@ -119,8 +129,8 @@ class DecoderBlock:
             self.mlp = SparseMoE(config.experts, layer.mlp, dtype)
         else:
             self.mlp = Mlp(layer.mlp, dtype)
-        self.input_layernorm = layer.input_layernorm.weight.astype(dtype)
-        self.post_attention_layernorm = layer.post_attention_layernorm.weight.astype(dtype)
+        self.input_layernorm = norm_weight(config, layer.input_layernorm, dtype)
+        self.post_attention_layernorm = norm_weight(config, layer.post_attention_layernorm, dtype)
         self.eps = config.rms_norm_eps
 
     def __call__(
@@ -201,7 +211,7 @@ class Decoder:
             DecoderBlock(config, index, layer, self.dtype, attention_backend)
             for index, layer in enumerate(parts.layers)
         ]
-        self.norm = parts.norm.weight.astype(self.dtype)
+        self.norm = norm_weight(config, parts.norm, self.dtype)
         self.eps = config.rms_norm_eps
         rope = config.rotary_dim or config.head_dim, self.max_seq_len, config.rope_theta
         scaling = config.rope_scaling
