@@ -164,6 +164,6 @@ WRONG = [
         "temporary.unlink(missing_ok=True)",
         "pass",
     ),
-    Wrong("6.6.4 publish", "the error is swallowed", "            raise\n", ""),
+    Wrong("6.6.4 publish", "the error is swallowed", "raise", "return"),
     Wrong("6.6.4 publish", "the file is not renamed", "temporary.replace(target)", "pass"),
 ]

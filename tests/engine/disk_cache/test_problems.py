@@ -214,6 +214,7 @@ def test_foreign_files_in_the_directory(tmp_path, demo, caplog):
     for name in names:
         (tmp_path / name).write_bytes(b"x" * 10**6)
     (tmp_path / "pages/00" / ("1" * 40)).symlink_to(tmp_path / "readme")
+    (tmp_path / "pages/01").symlink_to(tmp_path / "missing")
     limit = 2 * sum(path.stat().st_size for path in files)
     with (
         caplog.at_level(logging.WARNING, LOGGER),

@@ -42,7 +42,7 @@ class IOThread(threading.Thread):
         self.read_bytes = self.written_bytes = self.num_errors = 0
         self._store = store
         self._changed = threading.Condition()  # guards the queues
-        self._has_news = threading.Event()
+        self._progress = threading.Event()  # a page or end of a load can be collected
         self._loads: list[PageLoad] = []
         self._uncollected_bytes = 0
         self._writes: deque[tuple[bytes, Buffer, int]] = deque()
@@ -86,7 +86,7 @@ class IOThread(threading.Thread):
 
         A load ends early at an unreadable page, or if the disk stalls.
         """
-        self._has_news.clear()
+        self._progress.clear()
         with self._changed:
             payloads, load.payloads = load.payloads, []
             self._uncollected_bytes -= sum(map(len, payloads))
@@ -101,7 +101,7 @@ class IOThread(threading.Thread):
 
     def wait(self, timeout: float) -> None:
         """Waits up to `timeout` seconds until a page or end of a load can be collected."""
-        self._has_news.wait(timeout)
+        self._progress.wait(timeout)
 
     def flush(self, timeout: float) -> bool:
         """Waits up to `timeout` seconds; returns whether all queued pages are written."""
@@ -124,7 +124,7 @@ class IOThread(threading.Thread):
                     lambda: self._can_read() or self._writes or self._is_closed, REFRESH_SECONDS
                 )
                 if self._is_closed and not self._writes:
-                    return
+                    break
                 load = self._loads[0] if self._can_read() else None
                 page = self._writes.popleft() if load is None and self._writes else None
             self._call_started = time.monotonic()
@@ -135,6 +135,7 @@ class IOThread(threading.Thread):
             if time.monotonic() >= self._next_update:
                 self._update()
             self._call_started = None
+        self._update()
 
     def _can_read(self) -> bool:
         if not self._loads or self._is_closed:
@@ -164,7 +165,7 @@ class IOThread(threading.Thread):
                     self._uncollected_bytes += len(payload)
                 if payload is None or not load.unread:
                     self._loads.remove(load)
-        self._has_news.set()
+        self._progress.set()
 
     def _write(self, key: bytes, payload: Buffer, depth: int) -> None:
         try:

@@ -30,6 +30,8 @@ from .page_file import (
     write_page_file,
 )
 
+PAGE_NAME = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
+GONE = 0
 MIN_FREE = 0.05  # fraction of the disk that pages leave free
 ORPHAN_SECONDS = 600.0  # partially written files older than this are deleted
 SETTLED_NS = 2 * 10**9  # a folder changed within this time may change again in the same clock tick
@@ -150,17 +152,22 @@ class PageStore:
     def refresh(self) -> None:
         """Adds pages that other processes have written; evicts to stay within `max_bytes`."""
         for folder in os.scandir(self._pages):
-            changed_ns = folder.stat().st_mtime_ns
-            if folder.is_dir() and self._scanned.get(folder.name) != changed_ns:
-                if time.time_ns() - changed_ns > SETTLED_NS:
-                    self._scanned[folder.name] = changed_ns
-                for file in os.scandir(folder):
-                    if re.fullmatch(f"[0-9a-f]{{{2 * KEY_BYTES}}}", file.name):
-                        key = bytes.fromhex(file.name)
-                        if key not in self._sizes and file.is_file(follow_symlinks=False):
-                            with suppress(FileNotFoundError):
-                                self._add(key, file.stat().st_size)
+            if folder.is_dir(follow_symlinks=False):
+                self._scan(folder)
         self._evict(self._max_bytes)
+
+    def _scan(self, folder: os.DirEntry[str]) -> None:
+        changed_ns = folder.stat().st_mtime_ns
+        if self._scanned.get(folder.name) == changed_ns:
+            return
+        if time.time_ns() - changed_ns > SETTLED_NS:
+            self._scanned[folder.name] = changed_ns
+        for file in os.scandir(folder):
+            if PAGE_NAME.fullmatch(file.name) and file.is_file(follow_symlinks=False):
+                key = bytes.fromhex(file.name)
+                if key not in self._sizes:
+                    with suppress(FileNotFoundError):  # another process has evicted it
+                        self._add(key, file.stat().st_size)
 
     def _add(self, key: bytes, size: int) -> None:
         self._sizes[key] = size
@@ -176,15 +183,15 @@ class PageStore:
             if not self._oldest:
                 self._oldest = sorted(((self._last_used(k), k) for k in self._sizes), reverse=True)
             last_used, key = self._oldest.pop()
-            if self._last_used(key) == last_used:
+            if self._last_used(key) in (last_used, GONE):
                 self.delete([key])
 
     def _last_used(self, key: bytes) -> int:
-        """Returns the time of last use in ns; 0 if another process has evicted the page."""
+        """Returns the time of last use in ns; `GONE` if another process has evicted the page."""
         try:
             return self.path(key).stat().st_mtime_ns
         except FileNotFoundError:
-            return 0
+            return GONE
 
     def read_seconds(self, num_bytes: int) -> float:
         """Measures the least seconds to read a page that the OS has not cached.

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import platform
-import types
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -64,16 +63,12 @@ def _describe(value: Any, arrays: list[mx.array], seen: dict[int, Any]) -> Itera
         yield "seen"
         return
     seen[id(value)] = value  # kept alive, so that the id stays unique
-    if isinstance(value, mx.array):
-        yield f"array {value.shape} {value.dtype}"
-        arrays.append(value)
-        return
-    yield type(value).__qualname__
-    if isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType):
-        yield value.__qualname__
-        return
+    yield getattr(value, "__qualname__", type(value).__qualname__)  # a function's name, or a type's
     members: Iterable[Any] = ()
-    if isinstance(value, Mapping):
+    if isinstance(value, mx.array):
+        arrays.append(value)
+        members = value.shape, value.dtype
+    elif isinstance(value, Mapping):
         members = value.items()
     elif isinstance(value, Set):
         members = sorted(value, key=repr)
