@@ -164,25 +164,23 @@ class DiskCache:
         Called between steps, when cached pages and checkpoints do not change.
         """
         states = self._scheduler.pages.states
+        by_node = {} if states is None else states.checkpoints.by_node
         for node, kind in list(self._new):
+            if not self._io.can_queue(self._row_bytes[kind]):
+                return
+            del self._new[node, kind]
             key, depth = self._keys[node]
             index = node.page
             if kind == "state":
-                assert states is not None
-                checkpoint = states.checkpoints.by_node.get(node)
-                key, index = state_key(key), -1 if checkpoint is None else checkpoint.slot
-            if index >= 0:  # otherwise a later checkpoint has replaced it
-                if not self._io.can_queue(self._row_bytes[kind]):
-                    return
-                try:
-                    row = b"".join(
-                        m.read_row(kind, index) for m in self._models if m.row_bytes(kind)
-                    )
-                except UserError:  # the rank group has shut down: no page can be read
-                    self._new.clear()
-                    return
-                self._io.put(key, row, depth)
-            del self._new[node, kind]
+                if node not in by_node:  # a later checkpoint has replaced it
+                    continue
+                key, index = state_key(key), by_node[node].slot
+            try:
+                row = b"".join(m.read_row(kind, index) for m in self._models if m.row_bytes(kind))
+            except UserError:  # the rank group has shut down: no page can be read
+                self._new.clear()
+                return
+            self._io.put(key, row, depth)
 
     def _start_load(self, request: EngineRequest) -> int:
         pages, size = self._scheduler.pages, self._scheduler.config.page_size
