@@ -19,7 +19,7 @@ from tiny_llm import LLM, ModelError, SamplingParams, load_weights
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.execution import tp_model
 from tiny_llm.engine.execution.paged_model import PagedModel
-from tiny_llm.kv_storage.disk.store import stored_bytes
+from tiny_llm.kv_storage.disk.page_file import HEADER_BYTES
 from tiny_llm.models.checkpoint.layout import read_model_config
 from tiny_llm.models.checkpoint.sharding import RankShard
 from tiny_llm.models.families.registry import read_config
@@ -47,7 +47,7 @@ def test_page_file_has_all_ranks_shards(tmp_path):
             assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
             page_bytes = llm.runner.target.model.kv_bytes_per_token * 32
     files = page_files(tmp_path)
-    assert {path.stat().st_size for path in files} == {stored_bytes(page_bytes) - 512}
+    assert {path.stat().st_size for path in files} == {HEADER_BYTES + page_bytes}
     # One rank rounds differently than two, so it must not load their pages.
     with engine(tmp_path, "demo") as llm:
         assert generate_one(llm).num_cached_tokens == 0

@@ -11,7 +11,6 @@ import pytest
 from tests.engine.disk_cache.support import engine, generate_one
 from tiny_llm.engine.execution.disk_cache.keys import page_key, stored_keys
 from tiny_llm.kv_storage.disk import store as store_module
-from tiny_llm.kv_storage.disk.index import PageIndex
 from tiny_llm.kv_storage.disk.page_file import (
     HEADER_BYTES,
     KEY_BYTES,
@@ -21,7 +20,7 @@ from tiny_llm.kv_storage.disk.page_file import (
     read_page_file,
     write_page_file,
 )
-from tiny_llm.kv_storage.disk.store import PageStore, StoredPage
+from tiny_llm.kv_storage.disk.store import PageStore
 
 ROOT = bytes(KEY_BYTES)
 KEY = bytes(range(KEY_BYTES))
@@ -199,16 +198,16 @@ class KilledError(BaseException):
 class CrashingDisk:
     """Simulates a kill before the nth disk operation, followed by a power loss.
 
-    Operations are `os.fsync`, `os.replace`, `os.rename` and additions to the index. Files that were
-    not synced lose their contents.
+    Operations are `os.fsync`, `os.replace` and `os.rename`. Files that were not synced lose their
+    contents.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, survives: int):
         self.log: list[str] = []
         self._directory, self._survives = directory, survives
         self._synced: set[int] = set()
-        for owner, name in ((os, "fsync"), (os, "replace"), (os, "rename"), (PageIndex, "add")):
-            monkeypatch.setattr(owner, name, self._watched(name, getattr(owner, name)))
+        for name in ("fsync", "replace", "rename"):
+            monkeypatch.setattr(os, name, self._watched(name, getattr(os, name)))
 
     def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
@@ -228,62 +227,60 @@ class CrashingDisk:
                     os.truncate(path, 0)
 
 
-PAGES = [StoredPage(bytes([n]) * KEY_BYTES, n, bytes([n]) * 3000) for n in (1, 2, 3)]
+PAGES = {n: (bytes([n]) * KEY_BYTES, bytes([n]) * 3000) for n in (1, 2, 3)}
 
 
 def open_store(directory: Path) -> PageStore:
-    return PageStore(directory, 10**6, b"model")
+    return PageStore(directory, 10**6)
 
 
-def assert_index_is_consistent(directory: Path, where: str) -> int:
-    """Asserts that all indexed pages are intact on disk; returns their number."""
+def write_pages(store: PageStore) -> int:
+    return sum(store.write(key, payload, n) for n, (key, payload) in PAGES.items())
+
+
+def assert_pages_are_intact(directory: Path, where: str) -> int:
+    """Asserts that all pages in the store are intact; returns their number."""
     store = open_store(directory)
-    present = [page for page in PAGES if page.key in store]
-    for page in present:
+    present = [n for n, (key, _) in PAGES.items() if key in store]
+    for n in present:
+        key, expected = PAGES[n]
         try:
-            payload = store.read(page.key, len(page.payload))
-        except FileNotFoundError:
-            pytest.fail(f"{where}: expected a file of indexed page {page.depth}, got none")
+            payload = store.read(key, len(expected))
         except CorruptPageError as error:
-            pytest.fail(f"{where}: expected indexed page {page.depth} to be intact, got: {error}")
-        assert payload == page.payload, f"{where}: expected the payload of page {page.depth}"
-    store.close()
+            pytest.fail(f"{where}: expected page {n} to be intact, got: {error}")
+        assert payload == expected, f"{where}: expected the payload of page {n}"
     return len(present)
 
 
 def test_task_4_pages_are_stored(tmp_path):
     store = open_store(tmp_path)
-    size = store.write(PAGES)
+    size = write_pages(store)
     assert size == store.num_bytes > 9000, f"expected all three pages, got {store.num_bytes} bytes"
     left = [path.name for path in (tmp_path / "writing").iterdir()]
     assert not left, f"expected no files left in writing/, got {left}"
-    assert assert_index_is_consistent(tmp_path, "after a write") == 3, (
-        "expected three indexed pages"
-    )
+    count = assert_pages_are_intact(tmp_path, "after the writes")
+    assert count == 3, f"expected three pages in the store, got {count}"
 
 
 def test_task_4_crash_at_any_operation(tmp_path, monkeypatch):
-    """Indexed pages are intact, and the next process can write the missing ones."""
+    """Stored pages are intact, and the next process can write the missing ones."""
     for survives in range(100):
         directory = tmp_path / str(survives)
         with monkeypatch.context() as patch:
-            disk = CrashingDisk(patch, directory, survives)
-            store, was_killed = open_store(directory), False
+            disk, was_killed = CrashingDisk(patch, directory, survives), False
             try:
-                store.write(PAGES)
+                write_pages(open_store(directory))
             except KilledError:
                 was_killed = True
             disk.lose_power()
-            store.close()
         where = f"killed after {', '.join(disk.log) or 'no operation'}"
-        assert_index_is_consistent(directory, where)
-        store = open_store(directory)
+        assert_pages_are_intact(directory, where)
         try:
-            store.write(PAGES)
+            write_pages(open_store(directory))
         except OSError as error:
             pytest.fail(f"{where}: expected the next process to write the pages, got {error!r}")
-        store.close()
-        assert assert_index_is_consistent(directory, f"{where}, then rewritten") == 3
+        count = assert_pages_are_intact(directory, f"{where}, then rewritten")
+        assert count == 3, f"{where}: expected three pages after a rewrite, got {count}"
         if not was_killed:
             break
     assert disk.log.count("fsync") == 3, f"expected an fsync per file, got {disk.log}"
@@ -297,7 +294,7 @@ def test_task_4_readers_never_see_partial_files(tmp_path, monkeypatch):
         write_page_file(path, key, payload)
 
     monkeypatch.setattr(store_module, "write_page_file", write)
-    store.write(PAGES)
+    write_pages(store)
     assert seen == [False] * 3, (
         f"expected no file under the page's name during the write, got {seen}"
     )
@@ -305,28 +302,25 @@ def test_task_4_readers_never_see_partial_files(tmp_path, monkeypatch):
 
 def test_task_4_full_disk_leaves_no_files_behind(tmp_path, monkeypatch):
     def write(path: Path, key: bytes, payload: bytes) -> None:
-        if key == PAGES[1].key:
-            path.write_bytes(b"half")
-            raise OSError(28, "No space left on device")
-        write_page_file(path, key, payload)
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
 
     store = open_store(tmp_path)
     monkeypatch.setattr(store_module, "write_page_file", write)
     error = None
     try:
-        store.write(PAGES)
+        write_pages(store)
     except OSError as raised:
         error = raised
     assert error is not None, "expected OSError to reach the caller, got none"
     left = [path.name[-6:] for path in (tmp_path / "writing").iterdir()]
-    assert not left, f"expected the temporary files to be deleted, got {left}"
-    assert assert_index_is_consistent(tmp_path, "after a full disk") == 0, (
-        "expected no indexed pages"
-    )
+    assert not left, f"expected the temporary file to be deleted, got {left}"
+    count = assert_pages_are_intact(tmp_path, "after a full disk")
+    assert count == 0, f"expected no pages in the store, got {count}"
 
 
 def test_task_4_cache_survives_a_restart(tmp_path, demo):
-    open_store(tmp_path / "one page").write(PAGES[:1])
+    write_pages(open_store(tmp_path / "pages alone"))
     with engine(tmp_path, demo) as llm:
         first = generate_one(llm)
         assert first.num_cached_tokens == 0

@@ -473,7 +473,7 @@ OPTIONAL_DAYS = (
             Task("6.6.1", "keys in a chain"),
             Task("6.6.2", "the page file"),
             Task("6.6.3", "verification"),
-            Task("6.6.4", "publishing pages"),
+            Task("6.6.4", "publishing a page"),
         ),
     ),
     Day(

@@ -147,36 +147,23 @@ WRONG = [
     ),
     Wrong(
         "6.6.4 publish",
-        "pages are written directly under their final names",
+        "the page is written directly under its final name",
         """\
-                write_page_file(self._temporary_path(page.key), page.key, page.payload)
-            for page in pages:
-                target = self.path(page.key)
-                target.parent.mkdir(exist_ok=True)
-                self._temporary_path(page.key).replace(target)
+            write_page_file(temporary, key, payload)
+            target.parent.mkdir(exist_ok=True)
+            temporary.replace(target)
 """,
         """\
-                target = self.path(page.key)
-                target.parent.mkdir(exist_ok=True)
-                write_page_file(target, page.key, page.payload)
+            target.parent.mkdir(exist_ok=True)
+            write_page_file(target, key, payload)
 """,
     ),
     Wrong(
         "6.6.4 publish",
-        "pages are indexed before they are written",
-        "for page in pages:\n                write",
-        "self._add_to_index(pages)\n            for page in pages:\n                write",
-    ),
-    Wrong(
-        "6.6.4 publish",
-        "temporary files are left behind after an error",
-        "self._temporary_path(page.key).unlink(missing_ok=True)",
+        "the temporary file is left behind after an error",
+        "temporary.unlink(missing_ok=True)",
         "pass",
     ),
-    Wrong(
-        "6.6.4 publish",
-        "written pages are not indexed",
-        "        self._add_to_index(pages)",
-        "",
-    ),
+    Wrong("6.6.4 publish", "the error is swallowed", "raise", "return"),
+    Wrong("6.6.4 publish", "the file is not renamed", "temporary.replace(target)", "pass"),
 ]

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -17,11 +16,12 @@ import pytest
 from tests.engine.disk_cache import crash_worker
 from tests.engine.disk_cache.support import page_files
 from tiny_llm.kv_storage.disk import store as store_module
-from tiny_llm.kv_storage.disk.store import PageStore, StoredPage, stored_bytes
+from tiny_llm.kv_storage.disk.page_file import HEADER_BYTES
+from tiny_llm.kv_storage.disk.store import PageStore, last_used_ns
 
 ROOT = Path(__file__).resolve().parents[3]
 PAYLOAD_BYTES = 20_000
-MAX_BYTES = 40 * stored_bytes(PAYLOAD_BYTES)
+MAX_BYTES = 40 * (HEADER_BYTES + PAYLOAD_BYTES)
 
 
 def key_of(number: int) -> bytes:
@@ -34,35 +34,25 @@ def payload_of(number: int) -> bytes:
 
 def write_until_killed(directory: Path, seed: int) -> None:
     rng = random.Random(seed)
-    store = PageStore(directory, MAX_BYTES, b"model")
-    store.sweep()
+    store = PageStore(directory, MAX_BYTES)
     while True:
-        numbers = [rng.randrange(200) for _ in range(3)]
-        pages = [StoredPage(key_of(n), n % 7, payload_of(n)) for n in numbers]
+        number = rng.randrange(200)
         if rng.random() < 0.1:
-            store.delete([pages[0].key])
-        store.write(pages)
-        store.touch([page.key for page in pages])
+            store.delete([key_of(number)])
+        store.write(key_of(number), payload_of(number), number % 7)
+        store.touch({key_of(number): last_used_ns(number % 7)})
+        if rng.random() < 0.1:
+            store.refresh()
 
 
-def check_database(directory: Path) -> int:
-    """Verifies the index and all indexed pages; returns the number of pages."""
-    database = sqlite3.connect(directory / "pages.sqlite")
-    assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    [total], [count, size] = (
-        database.execute("SELECT bytes FROM total").fetchone(),
-        database.execute("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM pages").fetchone(),
-    )
-    assert total == size
-    keys = [key for (key,) in database.execute("SELECT key FROM pages")]
-    database.close()
-    store = PageStore(directory, 10**9, b"model")
-    for key in keys:
-        # A process killed between updating the index and the files may leave a stale entry.
-        if store.path(key).exists():
-            assert store.read(key, PAYLOAD_BYTES) == payload_of(int.from_bytes(key, "big"))
-    store.close()
-    return int(count)
+def check_pages(directory: Path) -> int:
+    """Verifies all pages; returns their number."""
+    store, files = PageStore(directory, 10**9), page_files(directory)
+    for path in files:
+        key = bytes.fromhex(path.name)
+        assert store.read(key, PAYLOAD_BYTES) == payload_of(int.from_bytes(key, "big"))
+    assert store.num_bytes == len(files) * (HEADER_BYTES + PAYLOAD_BYTES)
+    return len(files)
 
 
 @pytest.mark.slow
@@ -85,13 +75,11 @@ def test_killed_writers_leave_a_consistent_store(tmp_path, exhaustive):
         for writer in writers:
             os.kill(writer.pid, signal.SIGKILL)
             writer.join()
-        counts.append(check_database(tmp_path))
+        counts.append(check_pages(tmp_path))
     assert counts[-1] > 0
-    store = PageStore(tmp_path, MAX_BYTES, b"model")
     with mock.patch.object(store_module, "ORPHAN_SECONDS", -1):
-        store.sweep()
+        PageStore(tmp_path, MAX_BYTES)
     assert list((tmp_path / "writing").iterdir()) == []
-    store.close()
 
 
 @pytest.mark.slow
@@ -123,8 +111,5 @@ def test_killed_engines_never_cause_wrong_tokens(tmp_path, exhaustive, ranks):
             worker.kill()
             worker.wait()
             worker.stdout.close()
-        database = sqlite3.connect(tmp_path / "pages.sqlite")
-        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        database.close()
     print(f"{2 * (round_number + 1)} kills, {num_answers} answers, {hits} tokens from disk")
     assert hits > 0

@@ -6,7 +6,6 @@ import os
 import random
 import resource
 import shutil
-import sqlite3
 from unittest import mock
 
 import pytest
@@ -21,7 +20,7 @@ from tests.engine.disk_cache.support import (
     wait_until,
 )
 from tiny_llm import LLM, UserError
-from tiny_llm.kv_storage.disk import page_file, reader, store, writer
+from tiny_llm.kv_storage.disk import io_thread, page_file, store
 
 LOGGER = "tiny_llm.engine"
 
@@ -106,7 +105,7 @@ def test_corrupt_files_never_cause_wrong_tokens(tmp_path, demo, exhaustive):
         cache = llm.disk_cache
         while num_corrupted < (1000 if exhaustive else 60):
             cache.store_new()
-            assert cache._writer.flush(30)
+            assert cache._io.flush(30)
             num_corrupted += corrupt_files(page_files(tmp_path), rng, rng.choice([0.02, 0.1, 1.0]))
             llm.scheduler.pages.cache.evict(10**9)
             output = generate_one(llm)
@@ -147,16 +146,15 @@ def test_full_disk(tmp_path, demo, caplog):
 
     with (
         caplog.at_level(logging.WARNING, LOGGER),
-        mock.patch.object(writer, "RETRY_SECONDS", 0.0),
-        mock.patch.object(writer, "MAX_BATCH", 2),
+        mock.patch.object(io_thread, "RETRY_SECONDS", 0.0),
         engine(tmp_path, demo) as llm,
     ):
         with mock.patch.object(page_file.os, "fsync", fail):
             limit[0] = 3
             expected = generate_one(llm)
-            assert llm.disk_cache._writer.flush(30)
+            assert llm.disk_cache._io.flush(30)
         other = generate_one(llm, f"Other. {PROMPT}")
-        assert llm.disk_cache._writer.flush(30)
+        assert llm.disk_cache._io.flush(30)
     [record] = caplog.records
     assert "No space left" in record.message
     assert list((tmp_path / "writing").iterdir()) == []
@@ -169,17 +167,17 @@ def test_full_disk(tmp_path, demo, caplog):
 
 def test_file_size_limit(tmp_path):
     """RLIMIT_FSIZE: Python ignores SIGXFSZ, so writes fail midway with EFBIG."""
-    pages = store.PageStore(tmp_path, 10**9, b"model")
+    pages = store.PageStore(tmp_path, 10**9)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         with pytest.raises(OSError, match="too large"):
-            pages.write([store.StoredPage(bytes(20), 0, bytes(200_000))])
+            pages.write(bytes(20), bytes(200_000), 0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert bytes(20) not in pages
     assert list((tmp_path / "writing").iterdir()) == []
-    assert pages.write([store.StoredPage(bytes(20), 0, bytes(200_000))]) > 200_000
+    assert pages.write(bytes(20), bytes(200_000), 0) > 200_000
     assert pages.read(bytes(20), 200_000) == bytes(200_000)
 
 
@@ -204,51 +202,33 @@ def test_directory_without_write_permission(tmp_path, demo, caplog):
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("contents", [b"not a database" * 100, b"SQLite format 3\0" + bytes(500)])
-def test_foreign_or_corrupt_index(tmp_path, demo, caplog, contents):
+def test_foreign_files_in_the_directory(tmp_path, demo, caplog):
+    """They are neither read nor deleted, and do not end the thread."""
     with engine(tmp_path, demo) as llm:
         expected = generate_one(llm)
-    (tmp_path / "pages.sqlite").write_bytes(contents)
-    for suffix in ("-wal", "-shm"):
-        (tmp_path / f"pages.sqlite{suffix}").unlink(missing_ok=True)
-    with caplog.at_level(logging.WARNING, LOGGER), engine(tmp_path, demo) as llm:
-        output = generate_one(llm)
-    assert output.token_ids == expected.token_ids
-    [record] = caplog.records
-    assert "cannot use" in record.message
-    # The index is left unchanged, because it may be another program's file.
-    assert (tmp_path / "pages.sqlite").read_bytes() == contents
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE pages SET key = id",
-        "UPDATE pages SET key = 'text' || id",
-        "UPDATE pages SET size = 'much'",
-        "UPDATE total SET bytes = 'much'",
-        "DELETE FROM total",
-        "DROP TABLE pages",
-    ],
-)
-def test_wrong_types_in_the_index(tmp_path, demo, caplog, statement):
-    with engine(tmp_path, demo) as llm:
-        expected = generate_one(llm)
-    database = sqlite3.connect(tmp_path / "pages.sqlite")
-    database.execute("DROP TRIGGER pages_delete")
-    database.execute(statement)
-    database.commit()
-    database.close()
+    files = page_files(tmp_path)
+    names = ["readme", "pages/readme", "pages/00/readme", f"pages/00/{'g' * 40}", "writing/readme"]
+    folders = ["pages/other", f"pages/00/{'0' * 40}", "writing/other"]
+    for name in folders:
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (tmp_path / name).write_bytes(b"x" * 10**6)
+    (tmp_path / "pages/00" / ("1" * 40)).symlink_to(tmp_path / "readme")
+    (tmp_path / "pages/01").symlink_to(tmp_path / "missing")
+    limit = 2 * sum(path.stat().st_size for path in files)
     with (
         caplog.at_level(logging.WARNING, LOGGER),
-        engine(tmp_path, demo, prefix_cache_disk_bytes=5 * 10**5) as llm,
+        engine(tmp_path, demo, prefix_cache_disk_bytes=limit) as llm,
     ):
         assert generate_one(llm).token_ids == expected.token_ids
-        generate_one(llm, f"Other. {PROMPT}")
-        if llm.disk_cache is not None:
-            assert llm.disk_cache._writer.flush(30)
-            assert llm.disk_cache._writer.is_alive()
-    assert len(caplog.records) <= 1
+        assert llm.disk_cache.stats.hit_tokens > 0
+        for number in range(4):
+            generate_one(llm, f"{number}. {PROMPT}")
+            assert llm.disk_cache._io.flush(30)
+        assert llm.disk_cache._io.is_alive()
+        assert llm.disk_cache.stats.num_bytes <= limit
+    assert caplog.records == []
+    assert all((tmp_path / name).exists() for name in names + folders)
 
 
 def test_pages_are_read_from_a_full_disk(tmp_path, demo):
@@ -267,15 +247,15 @@ def test_pages_are_read_from_a_full_disk(tmp_path, demo):
         assert output.num_cached_tokens > 0
 
 
-def test_index_corrupted_while_open(tmp_path, demo, caplog):
-    with caplog.at_level(logging.WARNING, LOGGER), engine(tmp_path, demo) as llm:
+def test_transient_error_deletes_no_page(tmp_path, demo, caplog):
+    with engine(tmp_path, demo) as llm:
         generate_one(llm)
-        assert llm.disk_cache._writer.flush(30)
-        error = store.sqlite3.DatabaseError("malformed")
-        with mock.patch.object(store.PageIndex, "contains", side_effect=error):
-            generate_one(llm, f"Other. {PROMPT}")
-            assert llm.disk_cache._writer.flush(30)
-        assert generate_one(llm).num_cached_tokens > 0
+    files = page_files(tmp_path)
+    with caplog.at_level(logging.WARNING, LOGGER), engine(tmp_path, demo) as llm:
+        error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        with mock.patch.object(llm.disk_cache._store, "read", side_effect=error):
+            assert generate_one(llm).num_cached_tokens == 0
+    assert page_files(tmp_path) == files
     assert len(caplog.records) == 1
 
 
@@ -283,7 +263,7 @@ def test_directory_is_deleted_while_open(tmp_path, demo, caplog):
     directory = tmp_path / "cache"
     with caplog.at_level(logging.WARNING, LOGGER), engine(directory, demo) as llm:
         expected = generate_one(llm)
-        assert llm.disk_cache._writer.flush(30)
+        assert llm.disk_cache._io.flush(30)
         shutil.rmtree(directory)
         llm.scheduler.pages.cache.evict(10**9)
         assert generate_one(llm).token_ids == expected.token_ids
@@ -294,9 +274,9 @@ def test_directory_is_deleted_while_open(tmp_path, demo, caplog):
 def test_unresponsive_disk(tmp_path, demo):
     with engine(tmp_path, demo) as llm:
         expected = generate_one(llm)
-    with engine(tmp_path, demo) as llm, mock.patch.object(reader, "STALL_SECONDS", 0.05):
+    with engine(tmp_path, demo) as llm, mock.patch.object(io_thread, "STALL_SECONDS", 0.05):
         cache = llm.disk_cache
-        release, read = reader.threading.Event(), cache._store.read
+        release, read = io_thread.threading.Event(), cache._store.read
         cache._store.read = lambda *args: (release.wait(30), read(*args))[1]
         assert generate_one(llm).token_ids == expected.token_ids
         assert generate_one(llm, f"Other. {PROMPT}").num_cached_tokens == 0
@@ -306,7 +286,7 @@ def test_unresponsive_disk(tmp_path, demo):
 
 def test_pages_wait_in_memory_for_a_slow_writer(tmp_path, demo):
     """Pages stay in memory until the write queue has capacity."""
-    with mock.patch.object(writer, "MAX_QUEUED_BYTES", 300_000), engine(tmp_path, demo) as llm:
+    with mock.patch.object(io_thread, "MAX_QUEUED_BYTES", 300_000), engine(tmp_path, demo) as llm:
         generate_one(llm)
     with engine(tmp_path, demo) as llm:
         assert generate_one(llm).num_cached_tokens > 300_000 // 8192
@@ -316,9 +296,9 @@ def test_pages_are_written_while_idle(tmp_path, demo):
     """Memory checks of an idle server retry pages that a full queue rejected."""
     with engine(tmp_path, demo) as llm:
         cache, reports = llm.disk_cache, []
-        with mock.patch.object(cache._writer, "can_queue", return_value=False):
+        with mock.patch.object(cache._io, "can_queue", return_value=False):
             generate_one(llm)
-        num_pages = len(cache._new_pages)
+        num_pages = len(cache._new)
         assert num_pages > 0
 
         def check() -> bool:

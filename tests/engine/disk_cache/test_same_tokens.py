@@ -94,8 +94,8 @@ def test_hybrid_model(tmp_path, hybrid, slots):
     for run_index in range(3):
         with engine(tmp_path, hybrid, **options) as llm:
             assert_same(cold, run_in_order(llm, order, run_index), f"run {run_index}")
-            # With few slots, even the first run reads states that were evicted from memory.
-            assert llm.disk_cache.stats.hit_tokens > 0 or (run_index, slots) == (0, 20)
+            # With few slots, the first run may read states that were evicted from memory.
+            assert llm.disk_cache.stats.hit_tokens > 0 or run_index == 0
 
 
 def test_hybrid_draft_model(tmp_path, hybrid):
@@ -158,7 +158,7 @@ def test_pages_evicted_from_memory_are_read(tmp_path, demo):
         first = generate_one(llm)
         for number in range(6):
             generate_one(llm, f"Number {number}. {PROMPT}")
-        assert llm.disk_cache._writer.flush(30)
+        assert llm.disk_cache._io.flush(30)
         again = generate_one(llm)
         assert again.num_cached_tokens > 0
         assert llm.disk_cache.stats.hit_tokens >= again.num_cached_tokens
@@ -206,7 +206,7 @@ def test_abort_and_timeout_while_pages_are_read(tmp_path, demo):
     with engine(tmp_path, demo) as llm:
         expected = generate_one(llm)
     with engine(tmp_path, demo) as llm:
-        with llm.disk_cache._reader._changed:
+        with llm.disk_cache._io._changed:
             llm.add_request(PROMPT, GREEDY, request_id="aborted")
             llm.add_request(PROMPT + PROMPT, GREEDY, request_id="late", timeout=1e-6)
             llm.step()

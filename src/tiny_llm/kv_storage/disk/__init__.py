@@ -1,6 +1,6 @@
-"""KV cache pages on disk: content-addressed files and their index.
+"""KV cache pages on disk: content-addressed files, read and written by a thread.
 
 Maps keys to bytes. This package must not depend on tokens, requests or arrays.
 
-Reading order: page_file, index, store, writer, reader.
+Reading order: page_file, store, io_thread.
 """

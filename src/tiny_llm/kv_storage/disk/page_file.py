@@ -13,7 +13,6 @@ import os
 import stat
 import struct
 import zlib
-from io import FileIO
 from pathlib import Path
 
 Buffer = bytes | bytearray | memoryview
@@ -25,8 +24,8 @@ _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _PREFIX.size + _CHECKSUM.size
 
 
-class CorruptPageError(Exception):
-    """Raised when a page file fails verification."""
+class CorruptPageError(OSError):
+    """A page file fails verification."""
 
 
 def page_header(key: bytes, payload: Buffer) -> bytes:
@@ -54,7 +53,7 @@ def write_page_file(path: Path, key: bytes, payload: Buffer) -> None:
         # [/task 6.6.2 write]
 
 
-def read_page_file(path: Path, key: bytes, num_bytes: int) -> bytearray:
+def read_page_file(path: Path, key: bytes, num_bytes: int) -> bytes:
     """Reads and verifies a page of `num_bytes` bytes.
 
     Raises:
@@ -62,14 +61,16 @@ def read_page_file(path: Path, key: bytes, num_bytes: int) -> bytearray:
         CorruptPageError: the file fails verification.
         OSError: the file cannot be read.
     """
-    with open(path, "rb", buffering=0, opener=_open_without_blocking) as file:
+    # Opening a named pipe would block. O_NONBLOCK does not exist on Windows.
+    flags = getattr(os, "O_NONBLOCK", 0)
+    with open(path, "rb", opener=lambda p, f: os.open(p, f | flags)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise CorruptPageError(f"{path} is not a regular file")
         # [task 6.6.3 verify]
         if status.st_size != HEADER_BYTES + num_bytes:
             raise CorruptPageError(f"{path} has the wrong size")
-        header, payload = _read_exactly(file, HEADER_BYTES), _read_exactly(file, num_bytes)
+        header, payload = file.read(HEADER_BYTES), file.read(num_bytes)
         if header != page_header(key, payload):
             raise CorruptPageError(f"{path} is damaged or belongs to another page")
         return payload
@@ -81,19 +82,3 @@ def drop_from_page_cache(path: Path) -> None:
     if hasattr(os, "posix_fadvise"):  # macOS does not have it
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _open_without_blocking(path: str, flags: int) -> int:
-    # Opening a named pipe would block. O_NONBLOCK does not exist on Windows.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def _read_exactly(file: FileIO, num_bytes: int) -> bytearray:
-    data = bytearray(num_bytes)
-    rest = memoryview(data)
-    while rest:
-        count = file.readinto(rest)
-        if not count:
-            raise CorruptPageError(f"{file.name!s} is truncated")
-        rest = rest[count:]
-    return data

@@ -2,9 +2,9 @@
 
     write-behind   full pages and checkpointed recurrent states are copied after the step that
                    completed them; a background thread writes the copies
-    read-ahead     a request whose next pages are on disk is admitted, then waits for a background
-                   thread to read them while other requests continue; the pages are then shared
-                   like computed ones
+    read-ahead     a request whose next pages are on disk is admitted, then waits for the thread to
+                   read them while other requests continue; the pages are then shared like computed
+                   ones
 
 Unreadable pages are recomputed. The cache does not affect output tokens: pages with equal keys are
 bit-identical (`keys.py`). With tensor parallelism, only rank 0 accesses the disk: a stored page is
@@ -18,13 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ....errors import UserError
-from ....kv_storage.disk.reader import PageLoad, PageReader
-from ....kv_storage.disk.store import PageStore, StoredPage
-from ....kv_storage.disk.writer import PageWriter
+from ....kv_storage.disk.io_thread import IOThread, PageLoad
+from ....kv_storage.disk.store import PageStore, last_used_ns
 from ...scheduling.prefix_cache import PrefixNode
 from ...scheduling.request import EngineRequest
 from ...scheduling.scheduler import Scheduler
-from ..paged_model import PagedModel, RowKind
+from ..paged_model import ROW_KINDS, PagedModel, RowKind
 from .keys import page_key, state_key, stored_keys
 
 CLOSE_SECONDS = 5.0  # time limit for writing queued pages at exit
@@ -70,25 +69,21 @@ class DiskCache:
     ):
         self.hit_tokens = 0
         self._store, self._scheduler, self._models = store, scheduler, models
-        self._page_bytes = sum(model.row_bytes("page") for model in models)
-        self._state_bytes = sum(model.row_bytes("state") for model in models)
-        self._writer = PageWriter(store)
-        self._reader = PageReader(store, self._writer)
+        self._row_bytes = {kind: sum(m.row_bytes(kind) for m in models) for kind in ROW_KINDS}
         self._root = root
         self._loads: dict[str, RequestLoad] = {}
         self._reported = DiskCacheStats()
+        self._io = IOThread(store)
         self.attach()
-        self._writer.start()
-        self._reader.start()
-        self._finalizer = weakref.finalize(self, _close, self._writer, self._reader)
+        self._io.start()
+        self._finalizer = weakref.finalize(self, self._io.close, CLOSE_SECONDS)
 
     def attach(self) -> None:
         """Sets the callbacks of the scheduler's pages, which are empty."""
         pages = self._scheduler.pages
         # Key and depth (number of preceding pages) of each page in the prefix cache.
         self._keys: dict[PrefixNode, tuple[bytes, int]] = {}
-        self._new_pages: dict[PrefixNode, None] = {}
-        self._new_states: dict[PrefixNode, None] = {}
+        self._new: dict[tuple[PrefixNode, RowKind], None] = {}  # pages and states to write
         for request_id in list(self._loads):
             self._cancel(request_id)
         self._scheduler.start_load = self._start_load
@@ -100,34 +95,27 @@ class DiskCache:
 
     @property
     def stats(self) -> DiskCacheStats:
+        io = self._io
         return DiskCacheStats(
-            self.hit_tokens,
-            self._reader.read_bytes,
-            self._writer.written_bytes,
-            self._store.num_bytes,
-            self._writer.num_errors,
+            self.hit_tokens, io.read_bytes, io.written_bytes, self._store.num_bytes, io.num_errors
         )
 
     def close(self) -> None:
-        """Writes new pages for at most `CLOSE_SECONDS`, then stops the threads."""
+        """Writes new pages for at most `CLOSE_SECONDS`, then stops the thread."""
         deadline = time.monotonic() + CLOSE_SECONDS
-        while (
-            (self._new_pages or self._new_states)
-            and self._writer.can_queue(0)  # writes are not paused after an error
-            and time.monotonic() < deadline
-        ):
+        # `can_queue(0)` is False while writes are paused after an error.
+        while self._new and self._io.can_queue(0) and time.monotonic() < deadline:
             self.store_new()
-            self._writer.flush(deadline - time.monotonic())
+            self._io.flush(deadline - time.monotonic())
         pages = self._scheduler.pages
         self._scheduler.start_load = lambda request: 0
         pages.on_share = lambda node: None
         if pages.states is not None:
             pages.states.checkpoints.on_add = lambda node: None
         pages.cache.on_evict = self._discard_checkpoint
-        for item in self._loads.values():
-            self._reader.cancel(item.load)
+        for request_id, item in list(self._loads.items()):
+            self._cancel(request_id)
             self._scheduler.finish_load(item.request, 0)
-        self._loads.clear()
         self._finalizer()
 
     def _key(self, node: PrefixNode) -> tuple[bytes, int]:
@@ -141,16 +129,16 @@ class DiskCache:
         key = page_key(parent, node.tokens)
         self._keys[node] = key, depth + 1
         if key not in self._store:
-            self._new_pages[node] = None
+            self._new[node, "page"] = None
 
     def _on_checkpoint(self, node: PrefixNode) -> None:
         if state_key(self._keys[node][0]) not in self._store:
-            self._new_states[node] = None
+            self._new[node, "state"] = None
 
     def _on_evict(self, node: PrefixNode) -> None:
         self._discard_checkpoint(node)
-        self._new_pages.pop(node, None)
-        self._new_states.pop(node, None)
+        for kind in ROW_KINDS:
+            self._new.pop((node, kind), None)
         del self._keys[node]
 
     def on_finish(self, request: EngineRequest) -> None:
@@ -171,38 +159,28 @@ class DiskCache:
         return before != self._reported
 
     def store_new(self) -> None:
-        """Copies new pages and states into the writer's queue, as many as fit.
+        """Copies new pages and states into the write queue, as many as fit.
 
         Called between steps, when cached pages and checkpoints do not change.
         """
-        try:
-            self._store_new()
-        except UserError:  # the rank group has shut down: no page can be read
-            self._new_pages.clear()
-            self._new_states.clear()
-
-    def _store_new(self) -> None:
-        for node in list(self._new_pages):
-            if not self._writer.can_queue(self._page_bytes):
-                return
-            key, depth = self._keys[node]
-            self._writer.put(StoredPage(key, depth, self._read_row("page", node.page)))
-            del self._new_pages[node]
         states = self._scheduler.pages.states
         by_node = {} if states is None else states.checkpoints.by_node
-        for node in list(self._new_states):
-            if node in by_node:  # otherwise a later checkpoint has replaced it
-                if not self._writer.can_queue(self._state_bytes):
-                    return
-                key, depth = self._keys[node]
-                row = self._read_row("state", by_node[node].slot)
-                self._writer.put(StoredPage(state_key(key), depth, row))
-            del self._new_states[node]
-
-    def _read_row(self, kind: RowKind, index: int) -> bytes:
-        return b"".join(
-            model.read_row(kind, index) for model in self._models if model.row_bytes(kind)
-        )
+        for node, kind in list(self._new):
+            if not self._io.can_queue(self._row_bytes[kind]):
+                return
+            del self._new[node, kind]
+            key, depth = self._keys[node]
+            index = node.page
+            if kind == "state":
+                if node not in by_node:  # a later checkpoint has replaced it
+                    continue
+                key, index = state_key(key), by_node[node].slot
+            try:
+                row = b"".join(m.read_row(kind, index) for m in self._models if m.row_bytes(kind))
+            except UserError:  # the rank group has shut down: no page can be read
+                self._new.clear()
+                return
+            self._io.put(key, row, depth)
 
     def _start_load(self, request: EngineRequest) -> int:
         pages, size = self._scheduler.pages, self._scheduler.config.page_size
@@ -215,25 +193,27 @@ class DiskCache:
         missing = range(request.num_shared, (request.num_tokens - 1) // size)
         tokens = (pages.tokens_of_page(request, index) for index in missing)
         keys = stored_keys(path[0], tokens, self._store)
-        states = [state_key(key) for key in (*path, *keys)] if self._state_bytes else []
-        self._writer.touch([*path, *keys, *states])
-        if self._state_bytes:
+        used = {key: last_used_ns(depth) for depth, key in enumerate([*reversed(path), *keys], -1)}
+        if state_bytes := self._row_bytes["state"]:
+            used |= {state_key(key): time_ns for key, time_ns in used.items()}
             while keys and state_key(keys[-1]) not in self._store:
                 keys.pop()
-        if not (keys and is_scored) or self._reader.is_stalled:
+        self._io.touch(used)
+        if not (keys and is_scored) or self._io.is_stalled:
             return 0
-        wanted = [(key, self._page_bytes) for key in keys]
-        if self._state_bytes:
-            wanted.append((state_key(keys[-1]), self._state_bytes))
+        wanted = [(key, self._row_bytes["page"]) for key in keys]
+        if state_bytes:
+            wanted.append((state_key(keys[-1]), state_bytes))
         self._cancel(request.request_id)
-        load = self._reader.start_load(wanted)
-        self._loads[request.request_id] = RequestLoad(request, load, len(keys))
+        self._loads[request.request_id] = RequestLoad(
+            request, self._io.start_load(wanted), len(keys)
+        )
         return len(keys) * size
 
     def _cancel(self, request_id: str) -> None:
         item = self._loads.pop(request_id, None)
         if item is not None:
-            self._reader.cancel(item.load)
+            self._io.cancel(item.load)
 
     def poll(self) -> None:
         """Copies newly read pages into the requests' pages; ends completed loads."""
@@ -241,18 +221,17 @@ class DiskCache:
             if not item.request.num_loading:  # the request was preempted or finished
                 self._cancel(request_id)
                 continue
-            rows, is_done = self._reader.collect(item.load)
+            rows, is_done = self._io.collect(item.load)
             first = item.request.num_shared + item.num_copied
             num_pages = min(len(rows), item.num_pages - item.num_copied)
-            states = rows[num_pages:]
             page_ids = item.request.page_ids[first : first + num_pages]
             self._write_rows("page", page_ids, rows[:num_pages])
             item.num_copied += num_pages
-            if is_done or item.num_copied + len(states) == len(item.load.pages):
+            if is_done:
                 self._cancel(request_id)
-                self._finish(item, states)
+                self._finish(item, rows[num_pages:])
 
-    def _finish(self, item: RequestLoad, rows: Sequence[bytearray]) -> None:
+    def _finish(self, item: RequestLoad, rows: Sequence[bytes]) -> None:
         """Ends a load; unreadable pages are left to be recomputed."""
         num_tokens = item.num_copied * self._scheduler.config.page_size
         states = self._scheduler.pages.states
@@ -263,7 +242,7 @@ class DiskCache:
         self.hit_tokens += num_tokens
         self._scheduler.finish_load(item.request, num_tokens)
 
-    def _write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[bytearray]) -> None:
+    def _write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[bytes]) -> None:
         """Copies stored rows, each with all models' bytes, to pages or state slots."""
         parts = [memoryview(row) for row in rows]
         for model in self._models:
@@ -274,9 +253,4 @@ class DiskCache:
             parts = [part[size:] for part in parts]
 
     def wait(self) -> None:
-        self._reader.wait(WAIT_SECONDS)
-
-
-def _close(writer: PageWriter, reader: PageReader) -> None:
-    reader.close()
-    writer.close(CLOSE_SECONDS)
+        self._io.wait(WAIT_SECONDS)

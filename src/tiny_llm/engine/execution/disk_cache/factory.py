@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ....errors import UserError
-from ....kv_storage.disk.store import STORE_ERRORS, PageStore, stored_bytes
+from ....kv_storage.disk.page_file import HEADER_BYTES
+from ....kv_storage.disk.store import PageStore
 from ...scheduling.config import SchedulerConfig
 from ...scheduling.scheduler import Scheduler
 from ..paged_model import ROW_KINDS, PagedModel, Span
@@ -35,9 +36,8 @@ def make_disk_cache(
             "prefix_cache_dir does not support models in which every layer has a sliding window; "
             "omit it."
         )
-    num_bytes = stored_bytes(
-        max(sum(model.row_bytes(kind) for model in models) for kind in ROW_KINDS)
-    )
+    row_bytes = {kind: sum(model.row_bytes(kind) for model in models) for kind in ROW_KINDS}
+    num_bytes = HEADER_BYTES + max(row_bytes.values())
     if max_bytes < num_bytes:
         raise UserError(
             f"prefix_cache_disk_bytes must be at least {num_bytes} (a page of "
@@ -46,23 +46,20 @@ def make_disk_cache(
     workers = [other for model in models for other in model.worker_fingerprints()]
     root = fingerprint((model.model for model in models), workers)
     try:
-        store = PageStore(Path(directory), int(max_bytes), root)
-        read_seconds = store.read_seconds(sum(model.row_bytes("page") for model in models))
+        store = PageStore(Path(directory), int(max_bytes))
+        read_seconds = store.read_seconds(row_bytes["page"])
+    except OSError as error:
+        reason = f"cannot use {directory} ({error})"
+    else:
         page_seconds = _page_seconds(models, scheduler.config)
         if read_seconds < page_seconds:
             return DiskCache(store, scheduler, models, root)
-        store.close()
-        log.warning(
-            "disk prefix cache: reading a page from %s takes %.2g s, computing it %.2g s; "
-            "continuing without it",
-            *(directory, read_seconds, page_seconds),
+        reason = (
+            f"reading a page from {directory} takes {read_seconds:.2g} s, computing it "
+            f"{page_seconds:.2g} s"
         )
-        return None
-    except STORE_ERRORS as error:
-        log.warning(
-            "disk prefix cache: cannot use %s (%s); continuing without it", directory, error
-        )
-        return None
+    log.warning("disk prefix cache: %s; continuing without it", reason)
+    return None
 
 
 def _page_seconds(models: Sequence[PagedModel], config: SchedulerConfig) -> float:

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import platform
-import types
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -20,42 +19,34 @@ from .... import kernels
 from ....kv_storage.disk.page_file import KEY_BYTES
 from ....models import ServingModel
 
-VERSION = 1  # increment when the on-disk layout of pages or states changes
-PACKAGE = Path(__file__).resolve().parents[3]
 SCALARS = (str, bytes, int, float, range, type(None), mx.Dtype)
 
 
 def fingerprint(models: Iterable[ServingModel], workers: Iterable[bytes] = ()) -> bytes:
-    """Hashes the models, the kernels and the program's source code.
+    """Hashes the models, the versions of this package and of MLX, and the extension's binary.
 
     Weights and settings are hashed as loaded, so the checkpoint's files are not needed.
 
     Args:
         workers: fingerprints of the other ranks' shards.
     """
-    digest = hashlib.blake2b(digest_size=KEY_BYTES)
-    extension = Path(kernels.extension().__path__[0])
-    program = [*sorted(PACKAGE.rglob("*.py")), *sorted(extension.glob("_ext.*"))]
-    for setting in (
-        VERSION,
-        importlib.metadata.version("mlx"),
-        *(zlib.crc32(file.read_bytes()) for file in program),
-        *workers,
-        kernels.computes_on_cpu(),
-        kernels.extension().instruction_set(),
-        platform.machine(),
-    ):
-        digest.update(f"{setting}\n".encode())
+    extension = kernels.extension()
     arrays: list[mx.array] = []
     seen: dict[int, Any] = {}
-    for model in models:
-        for text in _describe(model, arrays, seen):
-            digest.update(f"{text}\n".encode())
+    settings: list[Any] = [
+        *(importlib.metadata.version(name) for name in ("tiny-llm", "mlx")),
+        zlib.crc32(Path(extension._ext.__file__).read_bytes()),
+        *workers,
+        kernels.computes_on_cpu(),
+        extension.instruction_set(),
+        platform.machine(),
+        *(text for model in models for text in _describe(model, arrays, seen)),
+    ]
     mx.eval(arrays)
     with ThreadPoolExecutor() as pool:
-        for checksum in pool.map(_checksum, arrays):
-            digest.update(f"{checksum}\n".encode())
-    return digest.digest()
+        settings += pool.map(_checksum, arrays)
+    text = "\n".join(map(str, settings))
+    return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()
 
 
 def _checksum(values: mx.array) -> int:
@@ -72,16 +63,12 @@ def _describe(value: Any, arrays: list[mx.array], seen: dict[int, Any]) -> Itera
         yield "seen"
         return
     seen[id(value)] = value  # kept alive, so that the id stays unique
-    if isinstance(value, mx.array):
-        yield f"array {value.shape} {value.dtype}"
-        arrays.append(value)
-        return
-    yield type(value).__qualname__
-    if isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType):
-        yield value.__qualname__
-        return
+    yield getattr(value, "__qualname__", type(value).__qualname__)  # a function's name, or a type's
     members: Iterable[Any] = ()
-    if isinstance(value, Mapping):
+    if isinstance(value, mx.array):
+        arrays.append(value)
+        members = value.shape, value.dtype
+    elif isinstance(value, Mapping):
         members = value.items()
     elif isinstance(value, Set):
         members = sorted(value, key=repr)
