@@ -29,7 +29,7 @@ def test_error_after_a_comment_keeps_its_fields(path, expected):
         sent.append(message)
 
     async def respond():
-        lease = ModelLease(path, send)
+        lease = ModelLease(None, path, send)
         await lease._send_comment()
         await lease.send({"type": "http.response.start", "status": 400, "headers": []})
         body = json.dumps(ERROR.body(path)).encode()

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
-from ...engine.inputs.structured_outputs import StructuredOutputs
 from ..http.errors import bad_request
 from ..http.unsupported import replace_media
 from ..protocol.base_schema import (
@@ -38,15 +37,11 @@ BILLING_HEADER = "x-anthropic-billing-header"
 
 
 class TextBlock(RequestModel):
-    """Text content."""
-
     type: Literal["text"]
     text: str
 
 
 class ThinkingBlock(RequestModel):
-    """Reasoning from an earlier turn."""
-
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None  # not verified
@@ -60,8 +55,6 @@ class RedactedThinkingBlock(RequestModel):
 
 
 class PlainTextSource(RequestModel):
-    """A document's inline text."""
-
     type: Literal["text"]
     media_type: Literal["text/plain"]
     data: str
@@ -106,8 +99,6 @@ ResultPart = Annotated[
 
 
 class ToolUseBlock(RequestModel):
-    """A tool call by the model."""
-
     type: Literal["tool_use"]
     id: str
     name: str
@@ -159,23 +150,17 @@ class MessageParam(RequestModel):
 
 
 class ThinkingConfig(RequestModel):
-    """Extended thinking options."""
-
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
     display: str | None = None  # "omitted" omits the reasoning's text
 
 
 class OutputFormat(RequestModel):
-    """JSON schema that the output must match."""
-
     type: Literal["json_schema"]
     schema_: Annotated[JsonObject, Field(alias="schema")]
 
 
 class OutputConfig(RequestModel):
-    """Output options: effort and format."""
-
     effort: ReasoningEffort | None = None
     format: OutputFormat | None = None
 
@@ -187,8 +172,6 @@ class Diagnostics(RequestModel):
 
 
 class CountTokensRequest(RequestBody):
-    """Body of a token count request."""
-
     messages: Annotated[BoundedList[MessageParam], Field(min_length=1)]
     system: str | BoundedList[TextBlock] | None = None
     tools: ShortList[MessagesTool] | None = None
@@ -218,9 +201,7 @@ class CountTokensRequest(RequestBody):
         response_constraint = None
         if output_format is not None:
             schema = output_format.schema_
-            response_constraint = make_constraint(
-                StructuredOutputs, "output_config.format", json=schema, strict=False
-            )
+            response_constraint = make_constraint("output_config.format", json=schema, strict=False)
         parallel = choice is None or not choice.disable_parallel_tool_use
         if choice is None or choice.type not in ("any", "tool"):
             return auto_tool_calls(self.usable_tools, parallel, response_constraint)
@@ -281,8 +262,6 @@ class CountTokensRequest(RequestBody):
 
 
 class MessagesRequest(CountTokensRequest):
-    """Body of a message request."""
-
     max_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)]
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -290,6 +269,10 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
     stop_sequences: ShortList[Annotated[str, Field(min_length=1)]] | None = None
     diagnostics: Diagnostics | None = None
+
+    @property
+    def first_call_only(self) -> bool:
+        return self.tool_choice is not None and bool(self.tool_choice.disable_parallel_tool_use)
 
     @property
     def thinking_budget(self) -> int | None:

@@ -1,13 +1,11 @@
 """Messages between the event loop and the engine thread.
 
-Plain data, treated as immutable. The event loop sends `EngineCommand`s. The engine thread sends
-`EngineReady` or `LoadFailed` after `LoadModel`, a `StepReport` after each step, `ModelUnloaded`
-after `UnloadModel`, and `EngineDead` on failure. Outputs are the engine's `StreamOutput` objects.
-The engine thread updates their `request_output`; the event loop must not read it, except its
-`error` once the request has failed.
+Immutable. The event loop sends `EngineCommand`s. The engine thread sends `EngineReady` or
+`LoadFailed` after `LoadModel`, a `StepReport` after each step, `ModelUnloaded` after `UnloadModel`,
+and `EngineDead` on failure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +31,8 @@ class UnloadModel:
 
 @dataclass(frozen=True)
 class AddRequest:
+    """Queues a prompt that passes the engine's checks."""
+
     request_id: str  # unique within the process
     token_ids: Sequence[int]
     params: SamplingParams
@@ -92,6 +92,8 @@ class EngineReady:
     max_num_seqs: int
     config: Mapping[str, Any]  # for display
     hidden_size: int = 0  # size of embeddings
+    # `LLM.compile_grammar`, for worker threads; keeps the model in memory.
+    compile_grammar: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,22 +104,6 @@ class LoadFailed:
 @dataclass(frozen=True)
 class ModelUnloaded:
     """The model's memory has been released."""
-
-
-@dataclass(frozen=True)
-class RequestRejected:
-    """The engine rejected a prompt; `reason` is the error message for the client."""
-
-    request_id: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class RequestAccepted:
-    request_id: str
-
-
-RequestUpdate = RequestAccepted | RequestRejected | StreamOutput
 
 
 @dataclass(frozen=True)
@@ -143,7 +129,7 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class StepReport:
-    updates: tuple[RequestUpdate, ...]
+    outputs: tuple[StreamOutput, ...]
     stats: EngineStats
     events: tuple[Mapping[str, Any], ...] = ()  # JSON objects; empty without subscribers
     snapshot: Mapping[str, Any] | None = None  # if requested, or due for subscribers

@@ -23,8 +23,6 @@ from ..protocol.request_fields import (
 
 
 class TextPart(RequestModel):
-    """A text content part. Images and audio are not supported."""
-
     type: Literal["text"]
     text: str
 
@@ -36,8 +34,6 @@ class InputTextPart(TextPart):
 
 
 class RefusalPart(RequestModel):
-    """An assistant's refusal, as a content part."""
-
     type: Literal["refusal"]
     refusal: str
 
@@ -50,8 +46,6 @@ ContentPart = Annotated[TextPart | InputTextPart | RefusalPart, Field(discrimina
 
 
 class FunctionDefinition(RequestModel):
-    """A function the model may call."""
-
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: JsonObject | None = None
@@ -59,22 +53,16 @@ class FunctionDefinition(RequestModel):
 
 
 class Tool(RequestModel):
-    """A tool; only functions are supported."""
-
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class FunctionCall(RequestModel):
-    """A function call by the assistant; `arguments` is a JSON string."""
-
     name: str
     arguments: str
 
 
 class MessageToolCall(RequestModel):
-    """A tool call by the assistant."""
-
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -131,28 +119,20 @@ class ChatMessage(RequestModel):
 
 
 class NamedFunction(RequestModel):
-    """A function name."""
-
     name: str
 
 
 class NamedToolChoice(RequestModel):
-    """Forces a call to one function."""
-
     type: Literal["function"]
     function: NamedFunction
 
 
 class AllowedTools(RequestModel):
-    """A subset of the tools, with mode `auto` or `required`."""
-
     mode: Literal["auto", "required"]
     tools: Annotated[ShortList[NamedToolChoice], Field(min_length=1)]
 
 
 class AllowedToolsChoice(RequestModel):
-    """Restricts calls to a subset of the tools."""
-
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
@@ -166,15 +146,15 @@ def check_continuation(continue_final: bool | None, add_generation: bool | None)
 
 
 class ConversationFields(CommonFields):
-    """Fields shared by chat completions and responses."""
-
     parallel_tool_calls: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
+    @property
+    def first_call_only(self) -> bool:
+        return self.parallel_tool_calls is False
+
 
 class ChatCompletionRequest(ConversationFields, SamplingFields):
-    """Body of a chat completion request."""
-
     messages: Annotated[BoundedList[ChatMessage], Field(min_length=1)]
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None

@@ -36,14 +36,10 @@ TOOL_FIELDS = {"type", *FunctionDefinition.model_fields}
 
 
 class Reasoning(RequestModel):
-    """Reasoning options."""
-
     effort: ReasoningEffort | None = None
 
 
 class TextFormat(RequestModel):
-    """Output format: text, any JSON object, or JSON that matches `schema`."""
-
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
@@ -52,8 +48,6 @@ class TextFormat(RequestModel):
 
 
 class TextOptions(RequestModel):
-    """Options for text output: its format and verbosity."""
-
     format: TextFormat | None = None
     verbosity: Literal["low", "medium"] | None = None
 
@@ -185,9 +179,8 @@ def _text_constraint(text_format: TextFormat) -> StructuredOutputs | None:
     if text_format.type == "text":
         return None
     if text_format.type == "json_object":
-        return make_constraint(StructuredOutputs, "text.format", json_object=True)
+        return make_constraint("text.format", json_object=True)
     if text_format.schema_ is None:
         raise bad_request("text.format.schema is required.", "text.format")
-    return make_constraint(
-        StructuredOutputs, "text.format", json=text_format.schema_, strict=bool(text_format.strict)
-    )
+    is_strict = bool(text_format.strict)
+    return make_constraint("text.format", json=text_format.schema_, strict=is_strict)

@@ -64,6 +64,9 @@ class RequestBody(RequestModel):
         ignore_fields(chain(paths, self.ignored_values()))
         return self
 
+    def check_fields(self) -> None:
+        """Checks combinations of fields; raises an `ApiError` (400)."""
+
     def ignored_values(self) -> Iterable[str]:
         """Ignored values, and unknown fields of objects without a schema; see `ignore_fields`."""
         return ()

@@ -1,8 +1,8 @@
 """Fields shared by request schemas: sampling parameters, constraints, defaults."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -12,10 +12,8 @@ from ...engine.structured_output.compiler import MAX_GRAMMAR_CHARS
 from ...errors import UserError
 from ...models.checkpoint.safe_io import ModelError, read_optional_json
 from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG
-from ..http.errors import bad_request
+from ..http.errors import bad_request, user_errors_as_400
 from .base_schema import BoundedDict, BoundedList, JsonObject, RequestBody, RequestModel, ShortList
-
-T = TypeVar("T")
 
 GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -69,12 +67,10 @@ class StructuredOutputsFields(RequestModel):
 
     def constraint(self) -> StructuredOutputs:
         fields = self.model_dump(by_alias=True, exclude_none=True)
-        return make_constraint(StructuredOutputs, "structured_outputs", **fields)
+        return make_constraint("structured_outputs", **fields)
 
 
 class JsonSchemaFormat(RequestModel):
-    """A named JSON schema."""
-
     name: str | None = None
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
     strict: bool | None = None
@@ -99,13 +95,11 @@ class ResponseFormat(RequestModel):
                     "response_format.json_schema.schema is required.", "response_format"
                 )
         if schema is None:
-            return make_constraint(StructuredOutputs, "response_format", json_object=True)
-        return make_constraint(StructuredOutputs, "response_format", json=schema, strict=is_strict)
+            return make_constraint("response_format", json_object=True)
+        return make_constraint("response_format", json=schema, strict=is_strict)
 
 
 class CommonFields(RequestBody):
-    """Fields shared by chat completions, completions and responses."""
-
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=INT64_MAX)] | None = None
@@ -121,7 +115,6 @@ class CommonFields(RequestBody):
 
     @property
     def effort(self) -> ReasoningEffort | None:
-        """Requested reasoning effort; None if not given."""
         return None
 
     def shared_params(self, max_tokens: int | None) -> dict[str, Any]:
@@ -135,15 +128,11 @@ class CommonFields(RequestBody):
 
 
 class StreamOptions(RequestModel):
-    """Stream options."""
-
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # requires `include_usage`, as in vLLM
 
 
 class SamplingFields(CommonFields):
-    """Fields shared by chat completions and completions."""
-
     stop_token_ids: BoundedList[Annotated[int, Field(ge=0, le=INT64_MAX)]] | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     logit_bias: BoundedDict[Annotated[float, Field(ge=-100, le=100)]] | None = None
@@ -209,27 +198,23 @@ def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> Sampling
     if chosen.get("n", 1) > 1 and "temperature" not in given:
         # With the default temperature of 0, the `n` completions would be identical.
         chosen["temperature"] = chosen.get("temperature") or 1.0
-    try:
+    with user_errors_as_400():
         return SamplingParams(**chosen)
-    except UserError as error:
-        raise bad_request(str(error)) from error
 
 
-def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: Any) -> T:
-    """Calls `kind`; converts a `UserError` to an `ApiError` for `param`."""
-    try:
-        return kind(*args, **fields)
-    except UserError as error:
-        raise bad_request(str(error), param) from error
+def make_constraint(param: str, **fields: Any) -> StructuredOutputs:
+    """Creates a constraint; raises an `ApiError` (400) for `param` if it is not valid."""
+    with user_errors_as_400(param):
+        return StructuredOutputs(**fields)
 
 
 def required_tool_calls(
     tools: list[dict[str, Any]], name: str | None, parallel: bool | None
 ) -> OutputConstraint:
     """Constraint that requires calls of the tool `name`, or of any tool if None."""
-    allows_several = name is None and parallel is not False
-    fields: dict[str, Any] = {"choice": "required", "name": name, "parallel": allows_several}
-    return make_constraint(ToolCalls, "tool_choice", tools, **fields)
+    parallel = name is None and parallel is not False
+    with user_errors_as_400("tool_choice"):
+        return ToolCalls(tools, choice="required", name=name, parallel=parallel)
 
 
 def auto_tool_calls(
@@ -243,14 +228,11 @@ def auto_tool_calls(
     """
     if not tools:
         return response_constraint
-    return make_constraint(
-        ToolCalls,
-        "tools",
-        tools,
-        choice="auto",
-        parallel=parallel is not False,
-        response_constraint=response_constraint,
-    )
+    parallel = parallel is not False
+    with user_errors_as_400("tools"):
+        return ToolCalls(
+            tools, choice="auto", parallel=parallel, response_constraint=response_constraint
+        )
 
 
 def default_sampling_params(folder: Path, source: str) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from ...engine.factory import resolve_task
 from ...engine.llm import LLM
 from ...models.checkpoint.layout import has_tokenizer
 from ..app import build_app
-from ..engine_client.lifecycle import Phase
 from ..http.errors import ApiError
 from ..process import ServerProcess
+from ..served_model import Phase
 from ..settings import ModelSpec, Settings
 from .gateway import ReplicaRequest
 
@@ -31,7 +31,7 @@ class Replica:
 
         spec = ModelSpec(settings.model_names, tokenizer_folder, load, task)
         self._process = ServerProcess(settings, [spec], None)
-        self._app = build_app(self._process.models)
+        self._app = build_app(self._process.registry)
 
     async def start(self) -> None:
         self._process.start()
@@ -39,9 +39,9 @@ class Replica:
 
     def check_alive(self) -> None:
         """Health check; raises an `ApiError` (503) if the engine has failed."""
-        lifecycle = self._process.models[0].engine_client.lifecycle
-        if lifecycle.phase == Phase.FAILED:
-            raise ApiError(503, lifecycle.reason)
+        model = self._process.registry.models[0]
+        if model.phase is Phase.FAILED:
+            raise ApiError(503, model.reason)
 
     async def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
         """Yields the response's ASGI messages, in batches of all available ones.
