@@ -16,7 +16,6 @@ from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.errors import UserError
 from tiny_llm.server.engine_client import engine_thread
-from tiny_llm.server.engine_client.coalescer import Coalescer
 from tiny_llm.server.engine_client.engine_thread import EngineThread
 from tiny_llm.server.engine_client.messages import (
     AbortRequest,
@@ -27,7 +26,7 @@ from tiny_llm.server.engine_client.messages import (
     StepReport,
     UnloadModel,
 )
-from tiny_llm.server.engine_client.request_stream import RequestStream, merge_outputs
+from tiny_llm.server.engine_client.request_stream import Coalescer, RequestStream, merge_outputs
 from tiny_llm.server.http.errors import ApiError
 
 PARAMS = SamplingParams(max_tokens=9)

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from .anthropic import messages
 from .http.errors import INTERNAL_ERROR, ApiError
-from .http.middleware import AccessLogMiddleware, ApiKeyMiddleware, BodyMiddleware, HostMiddleware
+from .http.middleware import AccessLogMiddleware, AccessMiddleware, BodyMiddleware
 from .http.validation import validation_error
 from .loading import LeaseMiddleware, max_body_bytes
 from .model_registry import ModelRegistry
@@ -32,10 +32,7 @@ def build_app(registry: ModelRegistry) -> ASGIApp:
     if registry.is_on_demand:
         app = LeaseMiddleware(app, registry)
     app = BodyMiddleware(app, partial(max_body_bytes, registry.models), settings.body_timeout)
-    if settings.api_key is not None:
-        app = ApiKeyMiddleware(app, settings.api_key)
-    else:
-        app = HostMiddleware(app, settings.allowed_hosts)
+    app = AccessMiddleware(app, settings.api_key, settings.allowed_hosts)
     if settings.cors_origins:
         app = CORSMiddleware(
             app, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]

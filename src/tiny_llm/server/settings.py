@@ -40,7 +40,7 @@ class Settings:
     idle_unload: float | None = None
     adapter_names: tuple[str, ...] = ()  # LoRA adapters, selected by a request's `model`
     api_key: str | None = None
-    # Host headers allowed without an API key, besides those that `HostMiddleware` always allows.
+    # Host headers allowed without an API key, besides those that `AccessMiddleware` always allows.
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     # Maximum number of waiting completions; more get 429. Replaces the `max_queue` of `LLM`.

@@ -6,9 +6,8 @@ import threading
 import pytest
 
 from tests.server.engine_client.test_request_stream import output
-from tiny_llm.server.engine_client.coalescer import Coalescer, coalescing_delay
 from tiny_llm.server.engine_client.messages import EngineStats, StepReport
-from tiny_llm.server.engine_client.request_stream import RequestStream
+from tiny_llm.server.engine_client.request_stream import Coalescer, RequestStream, coalescing_delay
 from tiny_llm.server.http.errors import ApiError
 
 LONG = 1000.0  # seconds; longer than any test waits
