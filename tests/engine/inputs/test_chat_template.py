@@ -88,5 +88,6 @@ def test_invalid_input_is_rejected(options, error):
 
 
 def test_empty_conversation_is_rejected():
+    _, tokenizer = load_weights("demo")
     with pytest.raises(UserError, match="^messages must not be empty; pass at least one message"):
-        check_messages([])
+        render_chat(tokenizer, [])

@@ -45,8 +45,6 @@ For each function call, return a json object with function name and arguments wi
 
 def check_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """Checks a Python caller's messages; joins text parts. A server's schemas check requests."""
-    if not messages:
-        raise UserError("messages must not be empty; pass at least one message with content.")
     return [_check_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
 
 
@@ -182,6 +180,8 @@ def render_chat(
     """
     if not getattr(tokenizer, "has_chat_template", False):
         raise UserError("the model has no chat template; use a text or token-id prompt instead.")
+    if not messages:
+        raise UserError("messages must not be empty; pass at least one message with content.")
     template = str(tokenizer.chat_template)
     normalized = normalize_messages(messages)
     if any("tool_calls" in message or "tool_call_id" in message for message in normalized):

@@ -22,11 +22,10 @@ from ..protocol.parsed_output import decode_reasoning
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     INT64_MAX,
+    CommonToolChoice,
     OutputConstraint,
     ReasoningEffort,
-    auto_tool_calls,
     make_constraint,
-    required_tool_calls,
     thinking_budget,
 )
 from .tools_schema import MessagesTool, ToolChoice
@@ -202,13 +201,17 @@ class CountTokensRequest(RequestBody):
         if output_format is not None:
             schema = output_format.schema_
             response_constraint = make_constraint("output_config.format", json=schema, strict=False)
-        parallel = choice is None or not choice.disable_parallel_tool_use
-        if choice is None or choice.type not in ("any", "tool"):
-            return auto_tool_calls(self.usable_tools, parallel, response_constraint)
-        if choice.type == "tool" and choice.name is None:
+        if choice is not None and choice.type == "tool" and choice.name is None:
             raise bad_request("tool_choice.name is required for type 'tool'.")
-        name = choice.name if choice.type == "tool" else None
-        return required_tool_calls(self.usable_tools, name, parallel)
+        parallel = choice is None or not choice.disable_parallel_tool_use
+        return self._choice.constraint(self.usable_tools, parallel, response_constraint)
+
+    @property
+    def _choice(self) -> CommonToolChoice:
+        given = self.tool_choice
+        if given is None or given.type in ("auto", "none"):
+            return CommonToolChoice("auto" if given is None else given.type)
+        return CommonToolChoice("required", given.name if given.type == "tool" else None)
 
     @property
     def output_config_format(self) -> OutputFormat | None:
@@ -216,10 +219,7 @@ class CountTokensRequest(RequestBody):
 
     @cached_property
     def usable_tools(self) -> list[dict[str, Any]]:
-        """Tools the model may call, in the format of chat completions."""
-        if self.tool_choice is not None and self.tool_choice.type == "none":
-            return []
-        return [tool.openai_tool() for tool in self.tools or ()]
+        return self._choice.usable([tool.openai_tool() for tool in self.tools or ()])
 
     @property
     def prompt_tools(self) -> list[dict[str, Any]]:

@@ -30,7 +30,6 @@ log = logging.getLogger("tiny_llm.server")
 
 MAX_WARMUP_PREFIXES = 4  # maximum number of pending `Precompute` commands
 
-
 CommandQueue = queue.SimpleQueue[messages.EngineCommand]
 
 

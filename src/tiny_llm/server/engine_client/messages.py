@@ -16,8 +16,12 @@ from ...engine.scheduling.outputs import StreamOutput
 SHUTDOWN_GRACE_SECONDS = 1.0
 
 
+class EngineCommand:
+    """Base class of the event loop's commands."""
+
+
 @dataclass(frozen=True)
-class LoadModel:
+class LoadModel(EngineCommand):
     """Loads the model.
 
     While no model is loaded, commands other than this one and `Shutdown` are dropped.
@@ -25,12 +29,12 @@ class LoadModel:
 
 
 @dataclass(frozen=True)
-class UnloadModel:
+class UnloadModel(EngineCommand):
     """Releases the model's memory. There must be no unfinished requests."""
 
 
 @dataclass(frozen=True)
-class AddRequest:
+class AddRequest(EngineCommand):
     """Queues a prompt that passes the engine's checks."""
 
     request_id: str  # unique within the process
@@ -42,14 +46,14 @@ class AddRequest:
 
 
 @dataclass(frozen=True)
-class AbortRequest:
+class AbortRequest(EngineCommand):
     """Aborts a request and releases its pages; a no-op if it has finished."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
-class Precompute:
+class Precompute(EngineCommand):
     """Precomputes a likely prompt prefix while the engine is idle."""
 
     token_ids: Sequence[int]
@@ -57,36 +61,28 @@ class Precompute:
 
 
 @dataclass(frozen=True)
-class EnableEvents:
+class EnableEvents(EngineCommand):
     """Turns scheduler events and periodic snapshots in step reports on or off."""
 
     enabled: bool
 
 
 @dataclass(frozen=True)
-class SnapshotRequest:
+class SnapshotRequest(EngineCommand):
     """Requests a snapshot (`engine/scheduling/snapshot.py`) in the next report."""
 
 
 @dataclass(frozen=True)
-class Shutdown:
+class Shutdown(EngineCommand):
     """Stops the engine thread."""
 
 
-EngineCommand = (
-    LoadModel
-    | UnloadModel
-    | AddRequest
-    | AbortRequest
-    | Precompute
-    | EnableEvents
-    | SnapshotRequest
-    | Shutdown
-)
+class EngineMessage:
+    """Base class of the engine thread's messages."""
 
 
 @dataclass(frozen=True)
-class EngineReady:
+class EngineReady(EngineMessage):
     vocab_size: int
     max_seq_len: int  # tokens of prompt plus completion: min(context length, KV cache tokens + 1)
     max_num_seqs: int
@@ -97,12 +93,12 @@ class EngineReady:
 
 
 @dataclass(frozen=True)
-class LoadFailed:
+class LoadFailed(EngineMessage):
     reason: str
 
 
 @dataclass(frozen=True)
-class ModelUnloaded:
+class ModelUnloaded(EngineMessage):
     """The model's memory has been released."""
 
 
@@ -128,7 +124,7 @@ class EngineStats:
 
 
 @dataclass(frozen=True)
-class StepReport:
+class StepReport(EngineMessage):
     outputs: tuple[StreamOutput, ...]
     stats: EngineStats
     events: tuple[Mapping[str, Any], ...] = ()  # JSON objects; empty without subscribers
@@ -136,10 +132,7 @@ class StepReport:
 
 
 @dataclass(frozen=True)
-class EngineDead:
+class EngineDead(EngineMessage):
     """The engine thread has failed; `reason` is logged, and returned by `/ready`."""
 
     reason: str
-
-
-EngineMessage = EngineReady | LoadFailed | StepReport | ModelUnloaded | EngineDead

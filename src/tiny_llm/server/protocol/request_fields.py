@@ -1,6 +1,7 @@
 """Fields shared by request schemas: sampling parameters, constraints, defaults."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -187,6 +188,47 @@ class SamplingFields(CommonFields):
             )
 
 
+@dataclass(frozen=True)
+class CommonToolChoice:
+    """A request's tool choice, in the terms of all protocols."""
+
+    mode: str = "auto"  # "auto", "none" or "required"
+    name: str | None = None  # with "required": the only function to call; None for any
+    allowed: Set[str] | None = None  # names of the functions the model may call; None for all
+
+    def usable(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the tools the model may call, in the format of chat completions."""
+        if self.mode == "none":
+            return []
+        return [
+            tool
+            for tool in tools
+            if self.allowed is None or tool["function"]["name"] in self.allowed
+        ]
+
+    def constraint(
+        self,
+        tools: list[dict[str, Any]],
+        parallel: bool | None,
+        response_constraint: StructuredOutputs | None,
+    ) -> OutputConstraint | None:
+        """Constraint for calls of `tools`; `response_constraint` applies to output without calls.
+
+        With "auto", calls are optional but match their schemas.
+        """
+        if self.mode == "required":
+            parallel = self.name is None and parallel is not False
+            with user_errors_as_400("tool_choice"):
+                return ToolCalls(tools, choice="required", name=self.name, parallel=parallel)
+        if not tools:
+            return response_constraint
+        parallel = parallel is not False
+        with user_errors_as_400("tools"):
+            return ToolCalls(
+                tools, choice="auto", parallel=parallel, response_constraint=response_constraint
+            )
+
+
 def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
     """Creates sampling parameters; the request's fields override the defaults."""
     given = {name: value for name, value in fields.items() if value is not None}
@@ -206,33 +248,6 @@ def make_constraint(param: str, **fields: Any) -> StructuredOutputs:
     """Creates a constraint; raises an `ApiError` (400) for `param` if it is not valid."""
     with user_errors_as_400(param):
         return StructuredOutputs(**fields)
-
-
-def required_tool_calls(
-    tools: list[dict[str, Any]], name: str | None, parallel: bool | None
-) -> OutputConstraint:
-    """Constraint that requires calls of the tool `name`, or of any tool if None."""
-    parallel = name is None and parallel is not False
-    with user_errors_as_400("tool_choice"):
-        return ToolCalls(tools, choice="required", name=name, parallel=parallel)
-
-
-def auto_tool_calls(
-    tools: list[dict[str, Any]],
-    parallel: bool | None,
-    response_constraint: StructuredOutputs | None = None,
-) -> OutputConstraint | None:
-    """Constraint for `tool_choice` "auto": calls are optional but match schemas.
-
-    `response_constraint` applies to output without calls.
-    """
-    if not tools:
-        return response_constraint
-    parallel = parallel is not False
-    with user_errors_as_400("tools"):
-        return ToolCalls(
-            tools, choice="auto", parallel=parallel, response_constraint=response_constraint
-        )
 
 
 def default_sampling_params(folder: Path, source: str) -> dict[str, Any]:
