@@ -48,22 +48,17 @@ async def generate(
     params: SamplingParams,
     make_serializer: Callable[[Generation], OutputSerializer],
 ) -> Response:
-    """Submits a chat request and returns its response: a stream or JSON.
-
-    Args:
-        body: the request in a chat protocol.
-    """
+    """Submits a chat request, whose protocol's schema is `body`'s class; returns the response."""
+    constraint, is_stream = params.structured_outputs, bool(body.stream)
     make_parser = partial(
-        model.prompts.output_parser,
-        *(prompt, body.usable_tools, params.structured_outputs, bool(body.stream)),
+        model.prompts.output_parser, prompt, body.usable_tools, constraint, is_stream
     )
     stream = await model.submit([prompt.token_ids], params, prompt.thinking_enabled, body.model)
     outputs = [ParsedOutput(make_parser(), body.first_call_only) for _ in range(params.n)]
     generation = Generation(model, prompt, params, stream, outputs)
     stream.on_finished = partial(_on_finished, generation, model.adapter_of(body.model))
-    return await respond(
-        request, stream, make_serializer(generation), bool(body.stream), model.settings.keep_alive
-    )
+    serializer, keep_alive = make_serializer(generation), model.settings.keep_alive
+    return await respond(request, stream, serializer, is_stream, keep_alive)
 
 
 def _on_finished(generation: Generation, lora: str | None) -> None:

@@ -182,8 +182,7 @@ class EngineThread(threading.Thread):
             if output.finish_reason == "error":
                 log.error("request %s: %s", output.request_id, output.error)
         # Later steps update a `request_output`, so it must not leave this thread.
-        no_output: Any = None
-        immutable = tuple(output._replace(request_output=no_output) for output in outputs)
+        immutable = tuple(output._replace(request_output=None) for output in outputs)  # type: ignore[arg-type]
         events, self._events = tuple(self._events), []
         stats, snapshot_taken = _engine_stats(llm), self._snapshot(llm)
         self._report(messages.StepReport(immutable, stats, events, snapshot_taken))
