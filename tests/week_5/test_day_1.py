@@ -22,6 +22,7 @@ from tiny_llm.server.engine_client.messages import (
 )
 from tiny_llm.server.engine_client.metrics import Metrics
 from tiny_llm.server.http.errors import INTERNAL_ERROR, ApiError
+from tiny_llm.server.models.served_model import Phase, ServedModel
 from tiny_llm.server.protocol import streaming
 from tiny_llm.server.protocol.streaming import (
     TEXT_PLACEHOLDER,
@@ -31,7 +32,6 @@ from tiny_llm.server.protocol.streaming import (
     sse_event,
     wait_for_disconnect,
 )
-from tiny_llm.server.served_model import Phase, ServedModel
 from tiny_llm.server.settings import ModelSpec, Settings
 
 LONG = 1000.0  # seconds; longer than any test

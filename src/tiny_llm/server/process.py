@@ -27,9 +27,9 @@ from .engine_client import messages
 from .engine_client.metrics import Metrics
 from .http.errors import ApiError
 from .http.uvicorn_protocol import HttpProtocol, on_loop_error
-from .model_registry import ModelRegistry
+from .models.model_registry import ModelRegistry
+from .models.served_model import PHASE_MESSAGES, Phase, ServedModel
 from .ops.event_log import EventLogWriter
-from .served_model import PHASE_MESSAGES, Phase, ServedModel
 from .settings import ModelSpec, Settings
 
 log = logging.getLogger("tiny_llm.server")

@@ -15,7 +15,7 @@ from tiny_llm.server.engine_client.admission import compile_grammar
 from tiny_llm.server.engine_client.messages import EngineReady
 from tiny_llm.server.engine_client.metrics import Metrics
 from tiny_llm.server.http.errors import ApiError
-from tiny_llm.server.served_model import Phase, ServedModel
+from tiny_llm.server.models.served_model import Phase, ServedModel
 from tiny_llm.server.settings import ModelSpec, Settings
 
 PROMPTS = [[1, 2, 3]]

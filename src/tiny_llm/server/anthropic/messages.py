@@ -10,10 +10,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ...engine.scheduling.outputs import StreamOutput
-from ..generation import Generation, generate
 from ..http.errors import ApiError
 from ..http.openapi import ANTHROPIC_ERROR_RESPONSES, streaming_route
-from ..loading import use_model
+from ..models.generation import Generation, generate
+from ..models.loading import use_model
 from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
 from ..protocol.parsed_output import encode_reasoning
 from ..protocol.prompts import ChatPrompt, PromptRenderer

@@ -7,9 +7,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ...engine.scheduling.outputs import StreamOutput
-from ..generation import Generation, generate
 from ..http.openapi import ERROR_RESPONSES, streaming_route
-from ..loading import use_model
+from ..models.generation import Generation, generate
+from ..models.loading import use_model
 from ..protocol.logprobs import ContentLogprobs, prompt_logprobs_field
 from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
 from ..protocol.prompts import ChatPrompt, PromptRenderer

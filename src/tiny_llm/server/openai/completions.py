@@ -12,7 +12,8 @@ from ..engine_client.admission import check_prompt
 from ..engine_client.request_stream import RequestStream
 from ..http.errors import bad_request
 from ..http.openapi import ERROR_RESPONSES, streaming_route
-from ..loading import use_model
+from ..models.loading import use_model
+from ..models.served_model import ServedModel
 from ..protocol.base_schema import PromptIds, as_prompt_list
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
 from ..protocol.output_parser import OutputParser
@@ -20,7 +21,6 @@ from ..protocol.parsed_output import ParsedOutput
 from ..protocol.prompts import PromptRenderer, check_token_ids
 from ..protocol.request_fields import INT64_MAX, SamplingFields
 from ..protocol.streaming import respond
-from ..served_model import ServedModel
 from .choices import ChoicesSerializer
 
 PATH = "/v1/completions"

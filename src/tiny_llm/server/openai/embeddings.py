@@ -16,11 +16,11 @@ from ...models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..engine_client.admission import check_prompt
 from ..http.errors import ApiError, JsonResponse, bad_request, request_id_headers, to_json
 from ..http.openapi import ERROR_RESPONSES
-from ..loading import use_model
+from ..models.loading import use_model
+from ..models.served_model import ServedModel
 from ..protocol.base_schema import PromptIds, RequestBody, RequestModel, as_prompt_list
 from ..protocol.request_fields import PositiveInt
 from ..protocol.streaming import CancelOnDisconnect
-from ..served_model import ServedModel
 
 MAX_INPUTS = 2048  # OpenAI's limit
 GROUP_SIZE = 64  # maximum number of a request's prompts in the engine's queue

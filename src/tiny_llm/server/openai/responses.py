@@ -9,17 +9,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ...engine.scheduling.outputs import StreamOutput
-from ..generation import Generation, generate
 from ..http.errors import ApiError
 from ..http.openapi import ERROR_RESPONSES, streaming_route
-from ..loading import get_models, max_body_bytes, use_model
+from ..models.generation import Generation, generate
+from ..models.loading import get_models, max_body_bytes, use_model
+from ..models.served_model import ServedModel
 from ..protocol.logprobs import ContentLogprobs
 from ..protocol.output_parser import ReasoningDelta
 from ..protocol.prompts import ChatPrompt
 from ..protocol.request_fields import make_sampling_params
 from ..protocol.streaming import RESPONSES_PATH as PATH
 from ..protocol.streaming import sse_event
-from ..served_model import ServedModel
 from .response_store import Conversation, ResponseStore
 from .responses_input import to_chat_messages
 from .responses_items import Event, OutputItems

@@ -10,9 +10,9 @@ from starlette.responses import Response, StreamingResponse
 
 from ..engine_client.messages import StepReport
 from ..http.openapi import ERROR_RESPONSES
-from ..loading import get_model
+from ..models.loading import get_model
+from ..models.served_model import ServedModel
 from ..protocol.streaming import KEEP_ALIVE_COMMENT, sse_event, stream_headers
-from ..served_model import ServedModel
 
 MAX_QUEUED_REPORTS = 1000  # per subscriber; further reports are dropped
 SNAPSHOT_TIMEOUT = 0.5  # maximum seconds to wait for a new snapshot

@@ -9,8 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from ..http.openapi import ERROR_RESPONSES
-from ..loading import get_model, get_models
-from ..served_model import Phase, ServedModel
+from ..models.loading import get_model, get_models
+from ..models.served_model import Phase, ServedModel
 
 UNKNOWN_MODEL: dict[int | str, dict[str, Any]] = {404: ERROR_RESPONSES[404]}
 router = APIRouter()

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from ..http.errors import JsonResponse, bad_request
 from ..http.openapi import ERROR_RESPONSES
-from ..loading import use_model
+from ..models.loading import use_model
 from ..openai.chat_schema import ChatMessage, Tool, check_continuation
 from ..protocol.base_schema import BoundedList, JsonObject, RequestBody, ShortList, TokenIds
 from ..protocol.prompts import PromptRenderer, check_token_ids

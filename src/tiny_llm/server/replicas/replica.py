@@ -13,8 +13,8 @@ from ...engine.llm import LLM
 from ...models.checkpoint.layout import has_tokenizer
 from ..app import build_app
 from ..http.errors import ApiError
+from ..models.served_model import Phase
 from ..process import ServerProcess
-from ..served_model import Phase
 from ..settings import ModelSpec, Settings
 from .gateway import ReplicaRequest
 

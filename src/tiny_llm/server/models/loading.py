@@ -7,13 +7,18 @@ from collections.abc import Mapping, Sequence
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..models.heads.pooling import Task
-from .http.errors import ApiError, bad_request, timeout_error
+from ...models.heads.pooling import Task
+from ..http.errors import ApiError, bad_request, timeout_error
+from ..protocol.base_schema import RequestBody
+from ..protocol.streaming import (
+    KEEP_ALIVE_COMMENT,
+    error_event,
+    stream_headers,
+    wait_for_disconnect,
+)
+from ..settings import BODY_BYTES_PER_TOKEN, MAX_BODY_BYTES, MIN_BODY_BYTES
 from .model_registry import ModelRegistry
-from .protocol.base_schema import RequestBody
-from .protocol.streaming import KEEP_ALIVE_COMMENT, error_event, stream_headers, wait_for_disconnect
 from .served_model import ServedModel
-from .settings import BODY_BYTES_PER_TOKEN, MAX_BODY_BYTES, MIN_BODY_BYTES
 
 # What a model does, by its task: verb phrases for error messages.
 CAPABILITIES: Mapping[Task, str] = {

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from ..errors import UserError
-from .engine_client.admission import queue_full_error
-from .http.errors import ApiError
+from ...errors import UserError
+from ..engine_client.admission import queue_full_error
+from ..http.errors import ApiError
+from ..settings import Settings
 from .served_model import Phase, ServedModel
-from .settings import Settings
 
 log = logging.getLogger("tiny_llm.server")
 

@@ -12,22 +12,22 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from ..engine.inputs.sampling_params import SamplingParams
-from ..engine.scheduling.outputs import StreamOutput
-from ..engine.structured_output.grammar import GRAMMAR_FAILED
-from ..errors import UserError
-from ..models.gguf.model_files import open_tokenizer, read_model_config
-from ..models.tokenizer.chat_template import set_chat_template
-from .engine_client import messages
-from .engine_client.admission import check_request, compile_grammar
-from .engine_client.engine_thread import CommandQueue, EngineThread
-from .engine_client.messages import AbortRequest, AddRequest, EngineReady, EngineStats, StepReport
-from .engine_client.metrics import Metrics, add_totals
-from .engine_client.request_stream import Coalescer, RequestStream, coalescing_delay
-from .http.errors import ApiError, bad_request, current_record, timeout_error
-from .protocol.prompts import PromptRenderer
-from .protocol.request_fields import default_sampling_params
-from .settings import ModelSpec, Settings
+from ...engine.inputs.sampling_params import SamplingParams
+from ...engine.scheduling.outputs import StreamOutput
+from ...engine.structured_output.grammar import GRAMMAR_FAILED
+from ...errors import UserError
+from ...models.gguf.model_files import open_tokenizer, read_model_config
+from ...models.tokenizer.chat_template import set_chat_template
+from ..engine_client import messages
+from ..engine_client.admission import check_request, compile_grammar
+from ..engine_client.engine_thread import CommandQueue, EngineThread
+from ..engine_client.messages import AbortRequest, AddRequest, EngineReady, EngineStats, StepReport
+from ..engine_client.metrics import Metrics, add_totals
+from ..engine_client.request_stream import Coalescer, RequestStream, coalescing_delay
+from ..http.errors import ApiError, bad_request, current_record, timeout_error
+from ..protocol.prompts import PromptRenderer
+from ..protocol.request_fields import default_sampling_params
+from ..settings import ModelSpec, Settings
 
 log = logging.getLogger("tiny_llm.server")
 

@@ -10,15 +10,15 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from ..engine.inputs.sampling_params import SamplingParams
-from ..engine.structured_output.validator import OutputValidator
-from .engine_client.messages import Precompute
-from .engine_client.request_stream import RequestStream
-from .http.errors import ApiError
-from .protocol.parsed_output import ParsedOutput
-from .protocol.prompts import ChatPrompt, ChatTemplateInput
-from .protocol.request_fields import OutputConstraint
-from .protocol.streaming import OutputSerializer, respond
+from ...engine.inputs.sampling_params import SamplingParams
+from ...engine.structured_output.validator import OutputValidator
+from ..engine_client.messages import Precompute
+from ..engine_client.request_stream import RequestStream
+from ..http.errors import ApiError
+from ..protocol.parsed_output import ParsedOutput
+from ..protocol.prompts import ChatPrompt, ChatTemplateInput
+from ..protocol.request_fields import OutputConstraint
+from ..protocol.streaming import OutputSerializer, respond
 from .served_model import ServedModel
 
 log = logging.getLogger("tiny_llm.server")
