@@ -23,8 +23,7 @@ import numpy as np
 
 from tiny_llm import UserError
 from tiny_llm.models.parallel import mpi
-from tiny_llm.models.parallel.init import Group, connect_to_other_ranks, free_addresses
-from tiny_llm.models.parallel.launcher import init_comm, is_launched
+from tiny_llm.models.parallel.launch import connect, free_addresses, join_ring, launcher_backend
 from tiny_llm.models.parallel.layers import all_reduce
 
 from .command import benchmark_parser, print_json, run_command
@@ -51,7 +50,9 @@ def fit_link(seconds: Mapping[int, float], ranks: int) -> Link:
     return Link(float(latency), float(1 / per_byte), f"measured: {ranks} ranks on one machine")
 
 
-def run_rank(group: Group, hidden: int, rounds: int) -> dict[int, tuple[float, float]]:
+def run_rank(
+    group: mx.distributed.Group, hidden: int, rounds: int
+) -> dict[int, tuple[float, float]]:
     """One rank's (minimum, median) seconds by array size in bytes."""
     arrays = [mx.ones((rows, hidden), dtype=mx.bfloat16) for rows in ROWS]
     seconds: dict[int, list[float]] = {array.nbytes: [] for array in arrays}
@@ -104,13 +105,13 @@ def run(args: argparse.Namespace) -> int:
     """Measures all sizes on all ranks, or with --as-rank on one rank of a ring."""
     if args.as_rank is not None:
         rank, *addresses = args.as_rank
-        group = connect_to_other_ranks(int(rank), addresses)
+        group = join_ring(int(rank), addresses)
         seconds = run_rank(group, args.hidden, args.rounds)
         return print_json({str(n_bytes): times for n_bytes, times in seconds.items()})
     if args.ranks < 2:
         raise UserError(f"--ranks must be at least 2, got {args.ranks}.")
-    if is_launched():
-        group = init_comm()
+    if (backend := launcher_backend()) is not None:
+        group = connect(backend)
         args.ranks = group.size()
         seconds = run_rank(group, args.hidden, args.rounds)
         mpi.finalize()

@@ -96,7 +96,7 @@ def demo_texts() -> list[Text]:
     return texts
 
 
-def hybrid_text(folder: Path) -> Text:
+def predict_hybrid(folder: Path) -> Text:
     """Writes a random Qwen3.5 checkpoint; returns tiny-llm's predictions.
 
     The engine returns no logits, so each predicted token becomes a one-hot row.
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
             write_gguf(TARGET_PATH, file, kind)
             result[kind] = compare(args.llama_python, file, texts)
             print(f"{kind}: {result[kind]}")
-        text = hybrid_text(Path(folder) / "hybrid")
+        text = predict_hybrid(Path(folder) / "hybrid")
         write_gguf(Path(folder) / "hybrid", Path(folder) / "hybrid.gguf", "f32")
         result["hybrid"] = compare(args.llama_python, Path(folder) / "hybrid.gguf", [text])
         print(f"hybrid: {result['hybrid']}")

@@ -22,6 +22,7 @@ from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.experts import SparseMoE
 from tiny_llm.models.families.gated_delta_net import state_shape
 from tiny_llm.models.families.registry import config_of, read_config
+from tiny_llm.models.gguf.model_files import read_model_config, weight_bytes
 
 KV_BYTES = 2  # bytes per cached element in bfloat16 or float16
 
@@ -62,8 +63,12 @@ class ModelCosts:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelCosts":
-        """Creates the costs from the `config.json` of a checkpoint folder."""
-        return cls.from_config(json.loads((folder / "config.json").read_text()))
+        """Creates the costs of a checkpoint folder or a GGUF file, as it is stored."""
+        if not folder.is_file():
+            return cls.from_config(json.loads((folder / "config.json").read_text()))
+        config = read_config(read_model_config(folder))
+        weights = sum(math.prod(shape) for _, shape in matrix_shapes(config))
+        return cls(config, weight_bits=8 * weight_bytes(folder) / weights)
 
     @cached_property
     def layers_weights(self) -> int:

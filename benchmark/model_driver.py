@@ -20,7 +20,8 @@ from tiny_llm import (
     load_weights,
     make_sampler,
 )
-from tiny_llm.models import dispatch_model, find_model
+from tiny_llm.generate import dispatch_model
+from tiny_llm.models import find_model
 from tiny_llm.sampler import sample
 
 from .command import print_json, run_command

@@ -34,8 +34,8 @@ from tiny_llm import LLM, SamplingParams, UserError, load_weights
 from tiny_llm.cli.batching.workload import TimestampTokenizer
 from tiny_llm.engine import model_runner
 from tiny_llm.engine.execution.sampler import SamplerOutput, SamplingRow
-from tiny_llm.engine.factory import make_proposer
 from tiny_llm.engine.scheduling.outputs import Logprobs
+from tiny_llm.engine.spec_decode.ngram_proposer import MAX_NGRAM_DRAFT_TOKENS, NgramProposer
 from tiny_llm.models import find_model
 
 TARGETS = {"quote": 1.8, "edit": None, "new file": 0.97}  # target speedup by kind of answer
@@ -204,7 +204,7 @@ def run_cases(llm: LLM, cases: Sequence[Case], speculative: str | None) -> Run:
     Raises:
         UserError: a request failed.
     """
-    llm._proposer = make_proposer(speculative, None, None)
+    llm._proposer = NgramProposer(MAX_NGRAM_DRAFT_TOKENS) if speculative else None
     ForcedOutput.answers = {case.name: case.answer for case in cases}
     for case in cases:
         params = SamplingParams(temperature=0, max_tokens=len(case.answer), ignore_eos=True)

@@ -134,7 +134,7 @@ def paged_attention_cases() -> Iterator[Case]:
         table = mx.random.permutation(P).reshape(B, -1).astype(mx.int32)
         lengths = mx.full((B,), S, mx.int32)
 
-        def gathered(pages: mx.array, table: mx.array = table, S: int = S) -> mx.array:
+        def gather(pages: mx.array, table: mx.array = table, S: int = S) -> mx.array:
             return pages[table].swapaxes(1, 2).reshape(-1, H, S, D)
 
         yield Case(
@@ -146,8 +146,8 @@ def paged_attention_cases() -> Iterator[Case]:
             lambda q, k, v, table=table, lengths=lengths: ops.paged_attention(
                 q, k, v, table, lengths, D**-0.5, True
             ),
-            lambda q, k, v, gathered=gathered: mx.fast.scaled_dot_product_attention(
-                q, gathered(k), gathered(v), scale=D**-0.5, mask="causal"
+            lambda q, k, v, gather=gather: mx.fast.scaled_dot_product_attention(
+                q, gather(k), gather(v), scale=D**-0.5, mask="causal"
             ),
             mlx_is_slow=L > 1,
         )

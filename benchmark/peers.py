@@ -14,6 +14,8 @@ import sys
 import time
 from pathlib import Path
 
+import mlx.core as mx
+
 from benchmark.model_costs import ModelCosts
 from tiny_llm import UserError
 from tiny_llm.models.families.linear import ACTIVATION_BITS
@@ -44,49 +46,74 @@ from .systems.client import (
 WORKERS = {
     "tiny-llm": "tiny_llm_worker",
     "llama.cpp": "llama_cpp_worker",
+    "ik_llama.cpp": "ik_llama_cpp_worker",
     "transformers": "transformers_worker",
     "openvino": "openvino_worker",
     "onnxruntime": "onnxruntime_worker",
     "mlx-lm": "mlx_lm_worker",
 }
-GROUP_SIZE, BITS = 128, 4
-Q4_0_BITS = 4.5
+BITS = 4
+GROUP_SIZES = (32, 64, 128)
 FIRST_ROUND_ONLY = {"mlx-lm"}  # takes seconds per token
+GGUF_SYSTEMS = {"llama.cpp", "ik_llama.cpp"}
 EXPORTING_SYSTEMS = {"openvino", "onnxruntime"}  # quantize an unquantized checkpoint themselves
 
 
 class Checkpoints:
-    """A model's checkpoints in the systems' formats, created on first use."""
+    """A model's checkpoints in the systems' formats, created on first use.
 
-    def __init__(self, work: Path, shape: str):
+    Args:
+        file: GGUF file that all systems run instead of a created checkpoint.
+    """
+
+    def __init__(
+        self,
+        work: Path,
+        shape: str,
+        group_size: int = 128,
+        dtype: str = "bfloat16",
+        file: Path | None = None,
+    ):
         self._work = work
         self._shape = shape
-        self._config = shape_config(shape)
+        self._group_size = group_size
+        self._dtype = dtype
+        self._file = file
         work.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def name(self) -> str:
+        """Name of the model in the report."""
+        if self._file is not None:
+            return self._file.stem
+        details = f"groups of {self._group_size}, {self._dtype}, random weights"
+        return f"{self._shape}, {details}"
+
     def mlx(self) -> Path:
-        """Folder with 4-bit weights in groups of 128, as in the Hub's MLX checkpoints."""
-        return self._folder(f"{self._shape}-{BITS}bit-g{GROUP_SIZE}", BITS)
+        """Folder with 4-bit weights, or the GGUF file."""
+        dtype = "" if self._dtype == "bfloat16" else f"-{self._dtype}"
+        name = f"{self._shape}-{BITS}bit-g{self._group_size}{dtype}"
+        return self._file or self._folder(name, BITS)
 
     def bfloat16(self) -> Path:
         """Folder of an unquantized checkpoint in Hugging Face's format."""
         return self._folder(f"{self._shape}-bf16", None)
 
     def gguf(self) -> Path:
-        """GGUF file with the 4-bit weights, dequantized and requantized to Q4_0."""
-        file = self._work / f"{self._shape}-Q4_0.gguf"
+        """The GGUF file, or one with the 4-bit weights, dequantized and requantized to Q4_0."""
+        file = self._file or self._work / f"{self._shape}-Q4_0.gguf"
         if not file.exists():
             write_gguf(self.mlx(), file, "q4_0")
         return file
 
     def exported(self, system: str, python: str, exact: bool) -> Path:
-        """Folder exported by a system: 4-bit weights in groups of 128.
+        """Folder exported by a system: 4-bit weights in groups of `group_size`.
 
         Args:
             python: an interpreter with the exporter.
             exact: whether activations stay float32.
         """
-        name = f"{self._shape}-{system}-int4-g{GROUP_SIZE}"
+        name = f"{self._shape}-{system}-int4-g{self._group_size}"
         folder = self._work / (f"{name}-exact" if exact else name)
         export_once(python, WORKERS[system], self.bfloat16(), folder, exact)
         return folder
@@ -94,7 +121,8 @@ class Checkpoints:
     def _folder(self, name: str, bits: int | None) -> Path:
         folder = self._work / name
         if not (folder / "model.safetensors.index.json").exists():  # written last
-            write_checkpoint(folder, self._config, bits, GROUP_SIZE)
+            dtype = getattr(mx, self._dtype if bits else "bfloat16")
+            write_checkpoint(folder, shape_config(self._shape), bits, self._group_size, dtype=dtype)
         return folder
 
 
@@ -137,7 +165,7 @@ class WorkerPool:
             return self._checkpoints.bfloat16()
         if system in EXPORTING_SYSTEMS:
             return self._checkpoints.exported(system, self._python(system), self._args.exact)
-        return self._checkpoints.gguf() if system == "llama.cpp" else self._checkpoints.mlx()
+        return self._checkpoints.gguf() if system in GGUF_SYSTEMS else self._checkpoints.mlx()
 
     def _python(self, system: str) -> str:
         """Python interpreter in which the system is installed."""
@@ -154,8 +182,13 @@ class WorkerPool:
         if system == "tiny-llm":
             arguments += {None: [], True: ["--flash"], False: ["--no-flash"]}[self._args.flash]
             arguments += ["--activation-bits", str(self._args.activation_bits)]
-        elif system == "llama.cpp":
-            arguments += ["--threads", str(usable_threads()), "--weight-bits", str(Q4_0_BITS)]
+        elif system in GGUF_SYSTEMS:
+            bits = ModelCosts.from_folder(self._checkpoints.gguf()).weight_bits
+            arguments += ["--weight-bits", str(bits)]
+            if system == "llama.cpp":
+                arguments += ["--threads", str(usable_threads())]
+            else:
+                arguments += ["--binary", self._args.ik_llama_bench]
         elif system in EXPORTING_SYSTEMS and self._args.exact:
             arguments.append("--exact")
         return WorkerProcess(self._python(system), WORKERS[system], arguments)
@@ -205,11 +238,15 @@ def main() -> int:
     )
     add("--output", type=Path, help="folder for peers.md, .json and .png (default: --work)")
     add("--shape", choices=[*SHAPES, *HYBRID_SHAPES], default="qwen3-0.6b")
-    add("--systems", type=names(WORKERS), default=list(WORKERS), metavar="NAME,…")
+    add("--gguf", type=Path, help="GGUF file for tiny-llm, llama.cpp and ik_llama.cpp")
+    add("--group-size", type=int, choices=GROUP_SIZES, default=128, help="of tiny-llm's weights")
+    add("--dtype", choices=("bfloat16", "float16"), default="bfloat16", help="of tiny-llm's model")
+    add("--systems", type=names(WORKERS), metavar="NAME,…", help="default: all that are available")
     add("--metrics", type=names(METRICS), default=list(METRICS), metavar="NAME,…")
     add("--rounds", type=int, default=3)
     add("--limit", type=float, default=120, help="timeout per measurement, in seconds")
     add("--llama-python", default=sys.executable, help="Python interpreter with llama-cpp-python")
+    add("--ik-llama-bench", help="ik_llama.cpp's llama-bench binary")
     add(
         "--torch-python",
         default=sys.executable,
@@ -238,11 +275,20 @@ def run(args: argparse.Namespace) -> int:
     """Measures all systems; writes table, data and figure."""
     if args.activation_bits == 8 and args.flash is not None:
         raise UserError("--flash and --no-flash require --activation-bits 16, got 8.")
-    checkpoints = Checkpoints(args.work, args.shape)
+    if args.systems is None:
+        known = ("tiny-llm", *GGUF_SYSTEMS) if args.gguf else WORKERS
+        args.systems = [name for name in WORKERS if name in known]
+        if args.ik_llama_bench is None:
+            args.systems.remove("ik_llama.cpp")
+    if args.gguf is not None and (others := set(args.systems) - {"tiny-llm", *GGUF_SYSTEMS}):
+        raise UserError(f"--gguf: {min(others)} does not read GGUF files; omit it in --systems.")
+    if "ik_llama.cpp" in args.systems and args.ik_llama_bench is None:
+        raise UserError("ik_llama.cpp requires --ik-llama-bench, the path of its llama-bench.")
+    checkpoints = Checkpoints(args.work, args.shape, args.group_size, args.dtype, args.gguf)
     costs = ModelCosts.from_folder(checkpoints.mlx())
     metrics = [METRICS[name] for name in args.metrics]
     results = Results(
-        args.shape, costs, args.systems, metrics, isa_of_kernels(), args.activation_bits
+        checkpoints.name, costs, args.systems, metrics, isa_of_kernels(), args.activation_bits
     )
     run_rounds(args, results, checkpoints)
     output = args.output or args.work

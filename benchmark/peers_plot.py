@@ -11,6 +11,7 @@ from .roofline import Machine
 COLORS = {
     "tiny-llm": ("#0072B2", "white"),
     "llama.cpp": ("#E69F00", "black"),
+    "ik_llama.cpp": ("#D55E00", "white"),
     "openvino": ("#56B4E9", "black"),
     "onnxruntime": ("#F0E442", "black"),
     "transformers": ("#009E73", "white"),
@@ -138,7 +139,8 @@ def _limits(results: Results, metric: Metric) -> list[tuple[str, float, str]]:
         rate = _rate(per_step, flops, machine.amx_gflop_per_s)
         limits.append(("arithmetic: AMX", rate, "--"))
     if metric.kind == "decode":
-        limits.append(("memory: 4.25-bit weights and KV", _memory(results, metric, machine), "-"))
+        label = f"memory: {results.costs.weight_bits:.3g}-bit weights and KV"
+        limits.append((label, _memory(results, metric, machine), "-"))
     return limits
 
 

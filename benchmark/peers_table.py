@@ -14,7 +14,7 @@ def write_table(results: Results, file: Path) -> str:
     peers = [system for system in results.systems if system != OURS]
     rounded = ", tiny-llm with 8-bit activations" if results.activation_bits == 8 else ""
     sections = [
-        f"# {results.shape}, random weights{rounded}",
+        f"# {results.shape}{rounded}",
         str(results.machine or "The machine's limits were not measured."),
         "Tokens per second: median of the rounds, and the best round in parentheses. Decoding "
         "starts at a context of 128 tokens unless another number is given.",
@@ -22,8 +22,8 @@ def write_table(results: Results, file: Path) -> str:
     ]
     if results.machine:
         sections += [
-            "Percent of the roofline for the checkpoint's 4.25-bit weights and, in parentheses, "
-            "for the system's own weight format.",
+            f"Percent of the roofline for tiny-llm's {results.costs.weight_bits:.3g}-bit weights "
+            "and, in parentheses, for the system's own weight format.",
             _table("system", results.systems, timed, lambda s, m: _shares(results, s, m)),
             "Median percent of the limits measured around each round, instead of the best limits.",
             _table("system", results.systems, timed, lambda s, m: _round_share(results, s, m)),

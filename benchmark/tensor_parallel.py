@@ -29,8 +29,7 @@ from typing import Any
 import mlx.core as mx
 
 from tiny_llm import LLM, SamplingParams, UserError, load_weights
-from tiny_llm.engine.execution.tp_worker import serve_launched
-from tiny_llm.models.parallel.launcher import is_launched, is_rank_0
+from tiny_llm.models.parallel.launch import join_launched_ranks
 
 from .command import benchmark_parser, print_json, run_command
 from .roofline import usable_threads
@@ -63,8 +62,7 @@ def milliseconds(llm: LLM, task: str, number: int) -> float:
 
 def serve(args: argparse.Namespace) -> None:
     """Main loop of a child process: reads lines "task round", prints milliseconds."""
-    if is_launched() and not is_rank_0():
-        serve_launched()
+    join_launched_ranks()
     options: dict[str, Any] = {
         "kv_cache_bytes": 2**28,
         "max_num_batched_tokens": PREFILL_TOKENS,

@@ -10,15 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from benchmark.make_checkpoint import HYBRID_SHAPES, SHAPES, shape_config
-from tiny_llm.cli.memory_table import MemoryEstimate, format_bytes
-from tiny_llm.engine.llm import DEFAULT_MAX_NUM_SEQS
-from tiny_llm.kv_cache.int8_rows import KV_CACHE_DTYPES
+from tiny_llm.cli.estimates.memory_table import MemoryEstimate, format_bytes
+from tiny_llm.engine.engine_args import EngineArgs
+from tiny_llm.kv_storage.int8_rows import KV_CACHE_DTYPES
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.model_size import ModelSize, size_of_tree
 
 MEMORIES = (2, 4, 8, 16, 32)  # GB
 QUANTIZATION = {"bits": 4, "group_size": 64}
-BLOCK_SIZE = 32
 
 
 def table() -> Iterator[str]:
@@ -44,10 +43,7 @@ def _tokens(sizes: Sequence[ModelSize], available: int) -> str:
     """Thousands of tokens that fit, by KV dtype; a dash if the weights do not fit."""
     if sizes[0].weight_bytes > available:
         return "–"
-    fits = [
-        MemoryEstimate.compute([size], None, BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, None, available)
-        for size in sizes
-    ]
+    fits = [MemoryEstimate.compute(EngineArgs(""), [size], available) for size in sizes]
     return " / ".join(f"{fit.num_tokens // 1000:,}k" for fit in fits)
 
 

@@ -51,10 +51,16 @@ def test_array_free_modules_exist(modules):
         ("kv_cache.full", "from ..engine.core import x", "kv_cache.full imports engine.core"),
         (
             "kv_cache.full",
-            "from .paged_storage import PagedStorage",
+            "from .paged import TinyKvPagedCache",
             "form an import cycle: ",
         ),
         ("kv_cache.full", "from . import TinyKvCache", "import cycle: kv_cache"),
+        ("models.loading", "from ..sampler import sample", "imports sampler, which belongs to"),
+        (
+            "engine.core",
+            "from ..generate.loops import x",
+            "core imports generate.loops, which",
+        ),
         ("batch", "from .cli.main import main", "batch imports cli, which is not in a lower layer"),
         ("batch", "from .errors import *", "batch has an `import *`"),
         ("batch", "def __getattr__(name): ...", "batch defines __getattr__"),
@@ -164,6 +170,8 @@ def documented_tree() -> dict[str, str]:
     tree: dict[str, str] = {}
     parents: list[str] = []
     for line in block[1].splitlines()[1:]:
+        if line.lstrip().startswith("#"):  # a heading
+            continue
         name = line.split()[0]
         depth = (len(line) - len(line.lstrip())) // 2 - 1
         parents = [*parents[:depth], name.rstrip("/")]
@@ -202,7 +210,7 @@ def test_first_lines_fit_the_tree():
 
 
 def test_packages_have_at_most_a_dozen_entries():
-    limits = {"src/tiny_llm": 22}
+    limits = {"src/tiny_llm": 24}
     for init in PACKAGE.rglob("__init__.py"):
         name = init.parent.relative_to(ROOT).as_posix()
         assert len(entries_of(init.parent)) <= limits.get(name, 12), (

@@ -17,6 +17,7 @@ import httpx2
 from starlette.types import Message
 
 from tiny_llm.demo import TARGET_PATH
+from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.errors import TaskNotImplemented
 from tiny_llm.server.replicas.gateway import Gateway, ReplicaRequest
 from tiny_llm.server.replicas.pool import RoutedReplicaPool
@@ -34,11 +35,12 @@ PAGE_SIZE = 16  # tokens
 BYTES_PER_TOKEN = 8 * 2 * 2 * 128 * 2
 # Text chunks in the router's index: as many as fit a replica's KV cache, at 4 characters per token.
 MAX_CHUNKS = CACHE_TOKENS * 4 // CHUNK_LENGTH
-ENGINE = {
-    "kv_cache_bytes": CACHE_TOKENS * BYTES_PER_TOKEN,
-    "block_size": PAGE_SIZE,
-    "max_num_seqs": 4,
-}
+ENGINE = EngineArgs(
+    str(TARGET_PATH),
+    kv_cache_bytes=CACHE_TOKENS * BYTES_PER_TOKEN,
+    block_size=PAGE_SIZE,
+    max_num_seqs=4,
+)
 
 SYSTEM = "You are a librarian. Answer in one sentence, and only from the notes."
 QUESTIONS = ("Who wrote it?", "When did it appear?", "What is it about?", "Is there a sequel?")
@@ -83,7 +85,7 @@ async def turn(client: httpx2.AsyncClient, messages: Messages, question: str) ->
 async def measure(router: Router, num_conversations: int, num_turns: int) -> str:
     """Runs the conversations on two new replicas; returns a row of the table."""
     settings = Settings(allowed_hosts=("*",), prefix_warmup=False)
-    replicas = [CountingReplica(Replica(TARGET_PATH, settings, ENGINE)) for _ in range(2)]
+    replicas = [CountingReplica(Replica(ENGINE, settings)) for _ in range(2)]
     for one in replicas:
         await one.replica.start()
     system = [f"{SYSTEM} {notes(number)}" for number in range(num_conversations)]

@@ -105,6 +105,22 @@ class Context:
                 vector = np.array(np.ctypeslib.as_array(pointer, (size,)))
         return (vector / np.linalg.norm(vector)).tolist()
 
+    def loss(self, ids: Sequence[int]) -> float:
+        """Negative log-likelihood of all tokens but the first."""
+        import numpy as np
+
+        total = 0.0
+        self.truncate(0)
+        for start in range(0, len(ids), UBATCH):
+            chunk = ids[start : start + UBATCH]
+            self._run([(token, start + i, 0) for i, token in enumerate(chunk)], range(len(chunk)))
+            for i, token in enumerate(ids[start + 1 : start + len(chunk) + 1]):
+                row = self._api.llama_get_logits_ith(self._context, i)
+                logits = np.ctypeslib.as_array(row, (self._vocab_size,)).astype(np.float64)
+                top = logits.max()
+                total += top + np.log(np.exp(logits - top).sum()) - logits[token]
+        return float(total)
+
     def step(self, tokens: list[int]) -> list[int]:
         """Appends one token per sequence; returns the next token of each."""
         entries = [
@@ -245,6 +261,11 @@ class LlamaCpp:
         """Most likely token after each of a text's tokens."""
         context = self._context(Setting(flash=True, unified=False), 1, 512)
         return {"tokens": context.run(ids, every=True)}
+
+    def loss(self, ids: list[int]) -> dict[str, Any]:
+        """Negative log-likelihood of a text, with flash attention."""
+        context = self._context(Setting(flash=True, unified=False), 1, len(ids))
+        return {"loss": context.loss(ids)}
 
     def _measure_fastest(self, kind: str, batch: int, tokens: int, measure: Any) -> dict[str, Any]:
         """Measures with the fastest setting; the first call tries all settings."""

@@ -1,7 +1,7 @@
 """tiny-llm as a worker: `python -m benchmark.systems.tiny_llm_worker FOLDER`.
 
-Measures Week 2's model, or the engine for model families that Week 2 does not support and for
-8-bit activations.
+Measures Week 2's model, or the engine for model families that Week 2 does not support, for GGUF
+files and for 8-bit activations.
 """
 
 import argparse
@@ -119,8 +119,8 @@ def load(
     folder: Path, flash: bool | None, activation_bits: Literal[16, 8]
 ) -> TinyLlm | TinyLlmEngine:
     """Loads a checkpoint into Week 2's model, or into the engine if Week 2 cannot run it."""
-    is_hybrid = ModelCosts.from_folder(folder).args.delta_net is not None
-    if is_hybrid or activation_bits == 8:
+    is_qwen3 = ModelCosts.from_folder(folder).args.model_type == "qwen3"
+    if folder.is_file() or not is_qwen3 or activation_bits == 8:
         return TinyLlmEngine(folder, activation_bits=activation_bits)
     return TinyLlm(folder, flash)
 

@@ -25,6 +25,7 @@
 #include "src/flash_attention/flash_attention.h"
 #include "src/gated_delta_rule/gated_delta_rule.h"
 #include "src/gated_rms_norm/gated_rms_norm.h"
+#include "src/gguf_blocks/gguf_blocks.h"
 #include "src/graph_capture/graph_cache.h"
 #include "src/grouped_quantized_matmul/grouped_quantized_matmul.h"
 #include "src/matmul/matmul.h"
@@ -214,6 +215,9 @@ Returns:
           "contents are then undefined. Keeps memory pages with other rows; a no-op on a GPU.");
     m.def("populate_rows", &tiny_llm_ext::populate_rows, "x"_a, "last"_a,
           "Allocates the physical memory of rows [0, last) of an array from reserve_zeros.");
+    m.def("read_gguf_blocks", &tiny_llm_ext::read_gguf_blocks, "file"_a, "begin"_a, "type"_a,
+          "rows"_a, "columns"_a, "bits"_a, nb::call_guard<nb::gil_scoped_release>(),
+          docs::read_gguf_blocks);
     m.def("huge_pages", &tiny_llm_ext::huge_pages, "bytes"_a, docs::huge_pages);
     m.def("prepack_weight", &tiny_llm_ext::prepack_weight, "matrix"_a, "rows"_a, "memory"_a,
           "offset"_a, nb::call_guard<nb::gil_scoped_release>(), docs::prepack_weight);

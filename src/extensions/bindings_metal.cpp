@@ -19,13 +19,9 @@
 #include "common/metal_library.h"
 #include "common/metal_run.h"
 #include "common/metal_sources.h"
-#include "src/add_bias/add_bias_launch.h"
 #include "src/axpby/axpby_launch.h"
 #include "src/cache_write/cache_write_launch.h"
-#include "src/qk_norm_rope/qk_norm_rope_launch.h"
 #include "src/quantized_embedding/quantized_embedding_launch.h"
-#include "src/rms_norm/rms_norm_launch.h"
-#include "src/swiglu/swiglu_launch.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -107,52 +103,6 @@ Returns:
         },
         "size"_a, "alpha"_a, "beta"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
         "Buffers: x, y, z.");
-
-    m.def(
-        "rms_norm_launch",
-        [](int64_t M, int D, float eps, int64_t x_stride, const std::string& dtype,
-           int max_threads) {
-            return rms_norm_launch(M, D, eps, x_stride, format_named(dtype), max_threads);
-        },
-        "M"_a, "D"_a, "eps"_a, "x_stride"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
-        "Buffers: x, weight, out.");
-    m.def(
-        "add_rms_norm_launch",
-        [](int64_t M, int D, float eps, int64_t x_stride, int64_t y_stride,
-           const std::string& dtype, int max_threads) {
-            return add_rms_norm_launch(M, D, eps, x_stride, y_stride, format_named(dtype),
-                                       max_threads);
-        },
-        "M"_a, "D"_a, "eps"_a, "x_stride"_a, "y_stride"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
-        "Buffers: x, y, weight, sum, out.");
-
-    m.def(
-        "add_bias_launch",
-        [](int64_t M, int O, int64_t x_stride, const std::string& dtype, int max_threads) {
-            return add_bias_launch(M, O, x_stride, format_named(dtype), max_threads);
-        },
-        "M"_a, "O"_a, "x_stride"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
-        "Buffers: x, bias, out.");
-
-    m.def(
-        "swiglu_launch",
-        [](int64_t M, int I, int64_t gate_stride, int64_t up_stride, const std::string& dtype,
-           int max_threads) {
-            return swiglu_launch(M, I, gate_stride, up_stride, format_named(dtype), max_threads);
-        },
-        "M"_a, "I"_a, "gate_stride"_a, "up_stride"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
-        "Buffers: gate, up, out.");
-
-    m.def(
-        "qk_norm_rope_launch",
-        [](int B, int L, int H, int D, int W, float eps, const std::array<int64_t, 3>& x_strides,
-           int64_t angle_stride, const std::string& dtype, bool normalizes, int max_threads) {
-            QkNormRopeParams params = {B, L, H, D, W, eps, {}, angle_stride, normalizes};
-            std::copy(x_strides.begin(), x_strides.end(), params.x_strides);
-            return qk_norm_rope_launch(params, format_named(dtype), max_threads);
-        },
-        "B"_a, "L"_a, "H"_a, "D"_a, "W"_a, "eps"_a, "x_strides"_a, "angle_stride"_a, "dtype"_a,
-        "normalizes"_a = true, "max_threads"_a = MAX_THREADS, "Buffers: x, weight, cos, sin, out.");
 
     m.def(
         "cache_write_launch",

@@ -8,16 +8,19 @@ All public names can be imported from here. The modules, in course order:
     kv_cache, attention.paged, qwen3_week3, engine                  paging and scheduling (Week 3)
     agent                                                           tool calls in a loop (Week 7)
 
-Supporting modules: `kernels` (bindings of the C++ extension, optimized in Week 4), `models` (loads
-checkpoints by name), `server` (HTTP), `cli` (commands), `demo` (bundled models), `errors`.
+The engine, which imports none of the course's modules: `kernels` (bindings of the C++ extension,
+optimized in Week 4), `kv_storage`, `models` (checkpoints by name), `engine`, `server` (HTTP). Both
+use the building blocks, `quantize`, `sampling_ops`, `demo` (bundled models) and `errors`; `cli`
+(commands) runs both.
 
-Reading order: errors, basics, positional_encoding, layer_norm, embedding, attention, quantize,
-sampler, qwen3_week1, kernels, kv_cache, paged_kv_cache, qwen3_week2, qwen3_week3, models, generate,
-batch, demo, engine, server, cli, agent.
+Reading order: errors, demo, basics, positional_encoding, layer_norm, embedding, attention,
+quantize, sampling_ops, sampler, qwen3_week1, kv_cache, paged_kv_cache, qwen3_week2, qwen3_week3,
+generate, batch, kernels, kv_storage, models, engine, server, cli, agent.
 """
 
 from typing import TYPE_CHECKING
 
+from . import models
 from .attention import (
     SimpleMultiHeadAttention,
     causal_mask,
@@ -37,6 +40,7 @@ from .generate import (
     SpeculativeDecoding,
     decode_by_recomputing,
     decode_with_cache,
+    dispatch_model,
     simple_generate,
     simple_generate_with_kv_cache,
     speculative_generate,
@@ -46,15 +50,14 @@ from .kv_cache import (
     BatchingKvCache,
     OutOfPagesError,
     PagedKvMetadata,
-    PagedStorage,
-    RaggedBatch,
     TinyKvCache,
     TinyKvFullCache,
     TinyKvPagedCache,
     TinyKvPagedPool,
 )
+from .kv_storage import PagedStorage, RaggedBatch
 from .layer_norm import RMSNorm
-from .models import ModelError, dispatch_model, load, load_weights, shortcut_name_to_full_name
+from .models import ModelError, load, load_weights, shortcut_name_to_full_name
 from .positional_encoding import RoPE
 from .quantize import (
     QuantizedEmbedding,
@@ -94,6 +97,9 @@ else:
 
 
 __version__ = "0.1.0"
+
+# Keeps `from tiny_llm.models import dispatch_model` working; `models` must not import the course.
+models.dispatch_model = dispatch_model  # type: ignore[attr-defined]
 
 __all__ = [
     "LLM",

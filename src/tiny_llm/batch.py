@@ -1,5 +1,7 @@
 """Continuous batching with chunked prefill over a fixed number of slots.
 
+Written twice on purpose: the engine (`engine/core.py`) schedules by tokens and pages, not slots.
+
 A step computes at most one chunk of one pending prompt (prefill) and one token for every active
 request (decode). A long prompt delays other requests by only one chunk per step, and a finished
 request's slot is reused immediately.
@@ -13,10 +15,11 @@ import mlx.core as mx
 
 from . import kernels
 from .errors import UserError, check_int
-from .generate import encode_prompt, next_token_logits
+from .generate import next_token_logits, tokenize_prompt
 from .kv_cache import BatchingKvCache, TinyKvCache
 from .models.tokenizer.detokenizer import with_detokenizer
-from .sampler import DistributionSampler, Sampler, log_softmax, make_sampler, sample
+from .sampler import DistributionSampler, Sampler, make_sampler, sample
+from .sampling_ops import log_softmax
 
 
 class Request:
@@ -204,7 +207,7 @@ class BatchGeneration:
     def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
         """Creates a request; for an invalid prompt, outputs the error instead."""
         try:
-            prompt_ids = encode_prompt(self._tokenizer, prompt, self._vocab_size)
+            prompt_ids = tokenize_prompt(self._tokenizer, prompt, self._vocab_size)
         except UserError as error:
             self.outputs[index] = f"[{error}]"
             return None

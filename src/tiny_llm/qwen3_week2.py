@@ -1,5 +1,7 @@
 """Week 2's Qwen3: KV cache and quantized weights.
 
+Written twice on purpose: `models/families/decoder.py` has the engine's layers, for all families.
+
 A call computes only the new tokens and appends their keys and values to the cache. Weights keep
 the checkpoint's format and are multiplied without dequantization. Norms, RoPE and SwiGLU are
 computed as in Week 1, but each as one operation in the extension. This saves time because a decode
@@ -21,7 +23,7 @@ from .kernels.graph_capture import capture_required, is_decode_step
 from .kernels.prepack import prepack_model
 from .kv_cache import TinyKvCache, TinyKvFullCache
 from .kv_cache.planning import plan_dense
-from .kv_cache.step_plan import PlannedLayers, StepPlan
+from .kv_storage.step_plan import PlannedLayers, StepPlan
 from .positional_encoding import RoPE
 from .quantize import QuantizedEmbedding, QuantizedWeights, check_supported, project, project_each
 
@@ -81,7 +83,10 @@ class Qwen3MultiHeadAttention:
 def attend_flash(
     query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
 ) -> mx.array:
-    """Attention backend: flash attention, which reads the cache in place."""
+    """Attention backend: flash attention, which reads the cache in place.
+
+    The engine's, over pages, is in `models/families/attention_backends.py`.
+    """
     # [task 2.5.4]
     keys, values, context_lens = cache.append(key, value)  # B×H×capacity×D
     return flash_attention(query, keys, values, scale, "causal", context_lens)

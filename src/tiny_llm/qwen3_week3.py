@@ -14,20 +14,19 @@ from . import kernels
 from .attention import paged_attention, paged_attention_varlen
 from .kv_cache import (
     PagedKvMetadata,
-    PagedStorage,
-    RaggedBatch,
     TinyKvCache,
     TinyKvPagedCache,
     TinyKvPagedPool,
 )
 from .kv_cache.planning import plan_paged
+from .kv_storage import PagedStorage, RaggedBatch
 from .qwen3_week2 import Qwen3ModelWeek2
 
 
 def attend_paged(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float
 ) -> mx.array:
-    """Attention backend for paged caches.
+    """Attention backend for paged caches; the engine's is in `models/families/decoder.py`.
 
     Raises:
         ValueError: the cache is not paged.

@@ -42,6 +42,7 @@ from benchmark.single_request import sampled_offsets
 from benchmark.systems import llama_cpp_worker
 from benchmark.systems.client import Ready, WorkerError
 from benchmark.timing import Times
+from tests.models.gguf.support import write_model
 from tests.models.support import HYBRID, HYBRID_MIXTURE, MIXTURE
 from tiny_llm import UserError, kernels, load_weights
 from tiny_llm.demo import TARGET_PATH
@@ -353,7 +354,7 @@ def test_report_with_8_bit_activations(tmp_path):
     )
     assert results.summary()["activation_bits"] == 8
     heading, _ = write_table(results, tmp_path / "peers.md").split("\n", 1)
-    assert heading == "# a shape, random weights, tiny-llm with 8-bit activations"
+    assert heading == "# a shape, tiny-llm with 8-bit activations"
 
 
 def peers_arguments(monkeypatch, work: Path, *flags: str) -> None:
@@ -378,6 +379,29 @@ def test_peers_runs_the_engine_with_8_bit_activations(monkeypatch, capsys, tmp_p
     summary = json.loads(output[-1])
     assert summary["activation_bits"] == 8
     assert summary["tokens_per_s"]["tiny-llm"]["decode-128"] > 0
+
+
+def test_peers_on_a_gguf_file(monkeypatch, capsys, tmp_path):
+    def build_probe(folder, isa):
+        raise ProbeError("no probe")
+
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=211, num_hidden_layers=2, **sizes)
+    file = write_model(tmp_path / "tiny.gguf", transformers.LlamaForCausalLM(config))
+    monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
+    monkeypatch.setattr(peers, "build_probe", build_probe)
+    peers_arguments(monkeypatch, tmp_path, "--gguf", str(file))
+    assert peers.main() == 0
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == "# tiny"
+    assert json.loads(output[-1])["tokens_per_s"]["tiny-llm"]["decode-128"] > 0
+    peers_arguments(monkeypatch, tmp_path, "--gguf", str(file), "--systems", "mlx-lm")
+    assert peers.main() == 2
+    assert "mlx-lm does not read GGUF files" in capsys.readouterr().err
+    peers_arguments(monkeypatch, tmp_path, "--systems", "ik_llama.cpp")
+    assert peers.main() == 2
+    assert "--ik-llama-bench" in capsys.readouterr().err
 
 
 def test_peers_rejects_attention_flags_with_8_bit_activations(monkeypatch, capsys, tmp_path):

@@ -29,8 +29,8 @@ from tiny_llm.cli.batching.runs import CourseBatchRun, MlxBatchRun
 from tiny_llm.cli.batching.view import PlainLines, batch_table, speed_line
 from tiny_llm.demo.prompts import BATCH_PROMPTS
 from tiny_llm.engine.scheduling.events import PageCounts
-from tiny_llm.models.dispatch import serving_model
 from tiny_llm.models.model_size import size_of_tree
+from tiny_llm.models.serving_model import serving_model
 
 DEMO = ["--model", "demo"]
 STATISTICS = re.compile(

@@ -171,7 +171,7 @@ def test_kv_memory_for_pages_and_recurrent_states(tmp_path, extra_flags):
     args = parse("--model", folder, "--max-tokens", "3", *extra_flags)
     args.loader = "engine"
     checkpoint = open_checkpoint(args)
-    llm = open_llm(args, checkpoint, max_num_seqs=3, kv_tokens=1000, prefill_step=64)
+    llm = open_llm(args, checkpoint, max_num_seqs=3, prefill_step=64, max_model_len=1000)
     assert size_of_tree(checkpoint.mlx_model).state_bytes == STATE_BYTES
     assert llm.runner.target.model.state_bytes == STATE_BYTES
     config = llm.scheduler.config

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.support import assert_rejected, run_command
 from tests.support import FLASH_FLAGS
-from tiny_llm import kernels, models
+from tiny_llm import generate, kernels, models
 from tiny_llm.cli import chat, main
 from tiny_llm.cli.backends import backend, checkpoint
 from tiny_llm.cli.backends import engine as engine_backend
@@ -223,7 +223,7 @@ def test_flash_attention_is_passed_to_both_models(capsys, monkeypatch, flag, fla
 
     def dispatch(name, mlx_model, week, **options):
         calls.append((name, week, options))
-        return models.dispatch_model(name, mlx_model, week)
+        return generate.dispatch_model(name, mlx_model, week)
 
     monkeypatch.setattr(backend, "dispatch_model", dispatch)
     loader = [] if flag else ["--loader", "week2"]  # either flag implies the Week 2 loader

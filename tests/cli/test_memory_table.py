@@ -7,23 +7,35 @@ from rich.console import Console
 
 from tests.engine.hybrid import STATE_BYTES, write_hybrid
 from tests.models.support import FAMILIES, MIXTURE, write_family
-from tiny_llm import LLM, SamplingParams, UserError
-from tiny_llm.cli import check_installation, memory_table
-from tiny_llm.cli.memory_table import MemoryEstimate, format_bytes, measure_bandwidth
+from tiny_llm import LLM, SamplingParams, UserError, load_weights
+from tiny_llm.cli import check_installation
+from tiny_llm.cli.estimates import decode_speed, memory_table
+from tiny_llm.cli.estimates.decode_speed import DecodeSpeed, first_layers, layer_period
+from tiny_llm.cli.estimates.memory_table import MemoryEstimate, format_bytes
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
+from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.engine.execution import kv_memory
+from tiny_llm.models import BUNDLED_MODELS
 from tiny_llm.models.model_size import model_size
 
 GB = 10**9
 
 
+class FixedSpeed:
+    def __init__(self, folder):
+        pass
+
+    def tokens_per_second(self, context, kv_cache_dtype):
+        return context / {"auto": 100, "int8": 200}[kv_cache_dtype]
+
+
 @pytest.fixture
 def memory(monkeypatch):
-    """Simulates 16 GB of memory, of which 12 GB are available, at 100 GB/s."""
+    """Simulates 16 GB of memory, of which 12 GB are available, and a decoding speed."""
     for module in (memory_table, kv_memory):
         monkeypatch.setattr(module, "total_memory", lambda: 16 * GB)
     monkeypatch.setattr(memory_table, "available_memory", lambda: 12 * GB)
-    monkeypatch.setattr(check_installation, "measure_bandwidth", lambda num_bytes: 100e9)
+    monkeypatch.setattr(check_installation, "DecodeSpeed", FixedSpeed)
 
 
 def check(capsys, *argv):
@@ -70,13 +82,12 @@ def test_table_of_a_model_that_is_not_downloaded(memory, tmp_path, capsys):
     assert rows["context in tokens"] == ["40,960"] * 2
     assert rows["tokens in KV memory"] == ["37,568", "72,896"]
     assert rows["longest prompt in tokens"] == ["37,568", "40,959"]
-    # Each token reads 4.26 GB of weights (all but the embedding) and the KV of the context.
-    assert rows["tokens/s after 1,024 tokens"] == ["22.7", "23.1"]
-    assert rows["tokens/s after 37,568 tokens"] == ["10.2", "14.1"]
+    assert rows["tokens/s after 1,024 tokens"] == ["10.2", "5.1"]
+    assert rows["tokens/s after 37,568 tokens"] == ["376", "188"]
     assert "state" not in output
     assert max(len(line) for line in output.splitlines() if line[:1] in "┏┡│└") <= 80
     assert "KV memory: 3/4 of the 7.39 GB left by the weights" in output
-    assert "measured memory bandwidth of 100.0 GB/s" in output
+    assert "predicted from measured layers" in output
 
 
 def test_model_that_does_not_fit(memory, tmp_path, capsys):
@@ -147,8 +158,8 @@ def test_flags_require_a_model(capsys):
 
 def test_table_matches_the_engine(memory):
     size = model_size(TARGET_PATH)
-    estimate = MemoryEstimate.compute([size], None, 32, 32, None, available=12 * GB)
-    llm = LLM("demo", kv_cache_bytes=estimate.kv_cache_bytes)
+    estimate = MemoryEstimate.compute(EngineArgs(""), [size], available=12 * GB)
+    llm = LLM("demo", kv_cache_bytes=estimate.memory.num_bytes)
     config = llm.scheduler.config
     assert config.num_pages * config.page_size == estimate.num_tokens
     one_token = SamplingParams(max_tokens=1)
@@ -158,16 +169,43 @@ def test_table_matches_the_engine(memory):
 
 
 def test_markup_in_a_model_name_is_printed_verbatim(capsys):
-    estimate = MemoryEstimate.compute(
-        [model_size(TARGET_PATH)], 10**8, 32, 32, None, available=12 * GB
-    )
+    args = EngineArgs("", kv_cache_bytes=10**8)
+    estimate = MemoryEstimate.compute(args, [model_size(TARGET_PATH)], available=12 * GB)
     Console().print(memory_table.memory_table("[red]/x", {"auto": estimate}))
     assert "[red]/x" in capsys.readouterr().out
 
 
-def test_bandwidth_is_measured():
-    bandwidth = measure_bandwidth(10**6)
-    assert bandwidth is None or bandwidth > 0
+@pytest.mark.parametrize("name", ["demo", "demo-hybrid"])
+def test_decoding_speed_is_measured(name):
+    speed = DecodeSpeed(BUNDLED_MODELS[name])
+    assert all(speed.tokens_per_second(300, dtype) > 0 for dtype in ("auto", "int8"))
+
+
+@pytest.mark.parametrize(("name", "samples"), [("demo", [1, 2]), ("demo-hybrid", [8])])
+def test_decoding_speed_is_extrapolated_over_layers(name, samples, monkeypatch):
+    """A step takes 0.25 s in the engine, 0.5 s in the head and 0.125 s per layer."""
+    monkeypatch.setattr(decode_speed, "SAMPLE_BYTES", 1)
+    monkeypatch.setattr(decode_speed, "_engine_seconds", lambda is_hybrid: 0.25)
+    measured = []
+
+    def step_seconds(decoder, context):
+        measured.append(len(decoder.layers))
+        return 0.5 + 0.125 * len(decoder.layers)
+
+    monkeypatch.setattr(decode_speed, "_step_seconds", step_seconds)
+    assert DecodeSpeed(BUNDLED_MODELS[name]).tokens_per_second(300, "auto") == 1 / 1.75
+    assert measured == samples
+
+
+def test_layers_of_a_sample(tmp_path):
+    hybrid, _ = load_weights("demo-hybrid")
+    assert layer_period(hybrid.args) == 4
+    sample = first_layers(hybrid, 4)
+    assert len(sample.layers) == sample.args.num_hidden_layers == 4
+    assert sample.args.delta_net.layers == (0, 1, 2)
+    assert len(hybrid.layers) == 8
+    demo, _ = load_weights("demo")
+    assert layer_period(demo.args) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,6 +11,7 @@ from unittest import mock
 from tests.models.support import write_family
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.demo import TARGET_PATH
+from tiny_llm.engine.execution.kv_memory import KvMemory, plan_kv_memory
 from tiny_llm.engine.inputs.prompts import ChatOptions, encode_prompt
 from tiny_llm.engine.scheduling.events import StateSlotCounts
 
@@ -61,8 +63,18 @@ def write_hybrid(folder: Path, mtp: bool = False, **changes: Any) -> Path:
 def build(model: Any, tokens: int = 2048, slots: int = 12, **options: Any) -> LLM:
     """Builds an engine with pages for `tokens` tokens and `slots` state slots."""
     num_pages = tokens // options.get("block_size", 32)
-    with mock.patch("tiny_llm.engine.llm.split_kv_memory", return_value=(num_pages, slots, 0)):
+    with kv_memory_of(num_pages, slots):
         return LLM(model, **options)
+
+
+def kv_memory_of(num_pages: int, num_state_slots: int = 0) -> Any:
+    """Replaces an engine's number of pages and state slots, while it is built."""
+
+    def plan(*args: Any) -> KvMemory:
+        sizes = {"num_pages": num_pages, "num_state_slots": num_state_slots, "state_slot_pages": 0}
+        return replace(plan_kv_memory(*args), **sizes)
+
+    return mock.patch("tiny_llm.engine.llm.plan_kv_memory", plan)
 
 
 def state_counts(llm: LLM) -> StateSlotCounts:

@@ -4,6 +4,7 @@ from unittest import mock
 
 import pytest
 
+from tests.engine.hybrid import kv_memory_of
 from tests.engine.support import (
     CASES,
     PARAGRAPH,
@@ -67,7 +68,7 @@ def mistral(tokenizer):
 
 def build(model, num_pages: int = 256, **options) -> LLM:
     """Builds an engine with `num_pages` pages, by default of 8 tokens."""
-    with mock.patch("tiny_llm.engine.llm.split_kv_memory", return_value=(num_pages, 0, 0)):
+    with kv_memory_of(num_pages):
         return LLM(model, **{"block_size": 8, "max_num_seqs": 4, **options})
 
 

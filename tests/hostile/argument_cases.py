@@ -91,7 +91,7 @@ PARAMETERS = [
     parameter("presence_penalty", 3, "[-2, 2]"),
     parameter("frequency_penalty", HUGE, "[-2, 2]"),
     parameter("seed", 10**30, "2**64"),
-    parameter("seed", -1, "at least"),
+    parameter("seed", -2, "at least"),
     parameter("seed", 1.5, "at least"),
     parameter("n", 10_000, "4096"),
     parameter("n", 10**9, "4096"),

@@ -63,7 +63,7 @@ def exact_quantized(
     return expected, np.abs(a) @ (q * np.abs(scales) + np.abs(biases)).T
 
 
-def assert_product(
+def assert_matmul_close(
     actual: np.ndarray, expected: np.ndarray, magnitude: np.ndarray, I: int, what: str
 ) -> None:
     """Asserts the error bound of float32 sums of I terms plus one rounding.

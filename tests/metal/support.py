@@ -11,15 +11,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.support import assert_close
 from tiny_llm import kernels
 from tiny_llm.errors import TaskNotImplemented
 from tools.course.starter import first_unwritten
 from tools.course.tree import EXTENSION as IN_PROJECT
 from tools.course.tree import ROOT, learner_file
-from tools.metal_emulator import Library, has_clang
+from tools.metal_emulator import Library, emulated_gpu, has_clang
 from tools.metal_emulator.library import MAX_THREADS
 
 EXTENSION = ROOT / IN_PROJECT
+
+Results = tuple[mx.array, ...]
 
 NO_CLANG = "the Metal emulator needs clang 19: apt install clang-19 libclang-rt-19-dev"
 
@@ -129,3 +132,39 @@ def run(
         order=order[0],
         seed=order[1],
     )
+
+
+def gpu_results(
+    call: Callable[[Any], Results],
+    mode: str = "plain",
+    order: tuple[str, int] = ("forward", 1),
+    max_threads: int = MAX_THREADS,
+) -> Results:
+    """Evaluates `call(stream)` on the GPU, or on the emulated GPU of a machine without one.
+
+    A real GPU ignores `order` and `max_threads`, and is skipped in other modes than "plain".
+    """
+    if mode == "plain" and _loose_seed is not None:
+        mode, order = "loose", (order[0], _loose_seed)
+    if on_gpu():
+        if mode != "plain":
+            pytest.skip("needs a machine without a GPU")
+        results = call(mx.gpu)
+        mx.eval(results)
+        return results
+    if not has_clang():
+        pytest.skip(NO_CLANG)
+    with emulated_gpu(
+        kernels.extension(), mode=mode, order=order[0], seed=order[1], max_threads=max_threads
+    ) as gpu:
+        results = call(gpu.stream())
+        mx.eval(results)
+        assert gpu.launches, "expected a Metal kernel to run"
+    return results
+
+
+def assert_equals_cpu(mode: str, call: Callable[[Any], Results], ulps: float, **how: Any) -> None:
+    """Checks the outputs of `call(stream)` on the GPU (see `gpu_results`) against the CPU's."""
+    pairs = zip(gpu_results(call, mode, **how), call(mx.cpu), strict=True)
+    for i, (actual, expected) in enumerate(pairs):
+        assert_close(actual, expected, f"output {i}", ulps)

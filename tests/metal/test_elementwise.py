@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import DTYPES, assert_close, random
+from tests.support import DTYPES, assert_close, assert_same_bits, random
 from tiny_llm import kernels
 
 from .support import (
@@ -13,7 +13,9 @@ from .support import (
     ORDERS,
     as_array,
     as_bound,
+    assert_equals_cpu,
     empty,
+    gpu_results,
     run,
 )
 
@@ -48,37 +50,24 @@ def test_axpby_rejects_too_many_elements():
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize(("M", "I"), [(1, 1), (3, 7), (2, 1030)])
 def test_swiglu(mode, dtype, M, I):
-    both, name = random(M, 2 * I, dtype=dtype, scale=5), DTYPE_NAMES[dtype]
+    both = random(M, 2 * I, dtype=dtype, scale=5)
     gate, up = both[:, :I], both[:, I:]  # strided views, as split from a projection
-    expected = kernels.swiglu(gate, up, stream=mx.cpu)
-    bound = as_bound(both).reshape(-1)
-    launch = launches().swiglu_launch(M, I, 2 * I, 2 * I, name)
-    out = empty((M, I), name)
-    run("swiglu/swiglu.metal", launch, [bound, bound[I:], out], mode)
-    assert_close(as_array(out), expected, "swiglu", ulps=2)
+    assert_equals_cpu(mode, lambda s: (kernels.swiglu(gate, up, stream=s),), ulps=2)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize(("M", "O"), [(1, 1), (3, 7), (2, 1030)])
 def test_add_bias(mode, dtype, M, O):
-    both, bias, name = random(M, 2 * O, dtype=dtype), random(O, dtype=dtype), DTYPE_NAMES[dtype]
-    expected = kernels.add_bias(both[:, O:], bias, stream=mx.cpu)
-    launch = launches().add_bias_launch(M, O, 2 * O, name)
-    out = empty((M, O), name)
-    arrays = [as_bound(both).reshape(-1)[O:], as_bound(bias), out]
-    run("add_bias/add_bias.metal", launch, arrays, mode)
-    assert_close(as_array(out), expected, "add_bias", ulps=0)
+    both, bias = random(M, 2 * O, dtype=dtype), random(O, dtype=dtype)
+    assert_equals_cpu(mode, lambda s: (kernels.add_bias(both[:, O:], bias, stream=s),), ulps=0)
 
 
 def test_swiglu_of_extreme_values():
     gate = mx.array([[-1e4, 1e4, -88.0, 88.0, 0.0, mx.nan, mx.inf, -mx.inf]])
-    for dtype, name in DTYPE_NAMES.items():
+    for dtype in DTYPE_NAMES:
         x, up = gate.astype(dtype), mx.ones(gate.shape, dtype)
-        out = empty(gate.shape, name)
-        launch = launches().swiglu_launch(1, 8, 8, 8, name)
-        run("swiglu/swiglu.metal", launch, [as_bound(x), as_bound(up), out])
-        assert_close(as_array(out), kernels.swiglu(x, up, stream=mx.cpu), f"swiglu, {name}")
+        assert_equals_cpu("plain", lambda s, x=x, up=up: (kernels.swiglu(x, up, stream=s),), ulps=4)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -98,22 +87,16 @@ def test_swiglu_of_extreme_values():
 )
 def test_qk_norm_rope(mode, dtype, B, L, H, D, W, shared, normalizes):
     """x is a slice of a longer projection row: H of its H + 2 heads."""
-    name = DTYPE_NAMES[dtype]
-    projected = random(B, L, H + 2, D, dtype=dtype)
-    weight = random(D, dtype=dtype) if normalizes else None
+    x = random(B, L, H + 2, D, dtype=dtype)[:, :, 1:-1]
     angles = random(1 if shared else B, L, W, scale=10)
     cos, sin = mx.cos(angles), mx.sin(angles)
-    expected = kernels.qk_norm_rope(projected[:, :, 1:-1], weight, 1e-6, cos, sin, stream=mx.cpu)
-    strides = [L * (H + 2) * D, (H + 2) * D, D]
-    launch = launches().qk_norm_rope_launch(
-        B, L, H, D, W, 1e-6, strides, 0 if shared else L * W, name, normalizes
-    )
-    out = empty((B, H, L, D), name)
-    x = as_bound(projected).reshape(-1)[D:]
-    unread = x if weight is None else as_bound(weight)
-    arrays = [x, unread, as_bound(cos), as_bound(sin), out]
-    run("qk_norm_rope/qk_norm_rope.metal", launch, arrays, mode)
-    assert_close(as_array(out), expected, f"qk_norm_rope, D {D}")
+    for weight_dtype in {dtype, mx.float32} if normalizes else {None}:
+        weight = random(D, dtype=weight_dtype) if normalizes else None
+        assert_equals_cpu(
+            mode,
+            lambda s, weight=weight: (kernels.qk_norm_rope(x, weight, 1e-6, cos, sin, stream=s),),
+            ulps=4,
+        )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -168,12 +151,9 @@ def test_copies_with_any_strides(mode, item_size):
 
 def test_bitwise_equal_for_any_lane_order():
     x = random(1, 500, dtype=mx.bfloat16)
-    results = []
-    for order in ORDERS:
-        out = empty((1, 250), "bfloat16")
-        launch = launches().swiglu_launch(1, 250, 500, 500, "bfloat16")
-        bound = as_bound(x).reshape(-1)
-        run("swiglu/swiglu.metal", launch, [bound, bound[250:], out], order=order)
-        results.append(out.view(np.uint16))
-    for other in results[1:]:
-        np.testing.assert_array_equal(results[0], other)
+    first, *others = (
+        gpu_results(lambda s: (kernels.swiglu(x[:, :250], x[:, 250:], stream=s),), order=order)[0]
+        for order in ORDERS
+    )
+    for other in others:
+        assert_same_bits(other, first, "swiglu in another order")

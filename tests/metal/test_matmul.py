@@ -7,7 +7,7 @@ import pytest
 from tests.support import DTYPES, as_numpy, random
 from tiny_llm import kernels
 
-from .matmuls import TILES, VARIANTS, assert_product, multiply
+from .matmuls import TILES, VARIANTS, assert_matmul_close, multiply
 from .support import DTYPE_NAMES, ORDERS, as_bound
 
 # Rows M, outputs O, inputs I, with matrix rows that are multiples of 16 bytes and rows that are
@@ -43,7 +43,7 @@ def test_is_exact_up_to_rounding(variant, dtype, shape):
     launch = launch_of(a, b, variant=variant)
     assert ("unaligned" in launch.kernel) == (variant != "readable" and I % 8 != 0)
     actual = product(a, b, launch, order=("random", 3))
-    assert_product(actual, *exact(a, b), I, launch.kernel)
+    assert_matmul_close(actual, *exact(a, b), I, launch.kernel)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -62,7 +62,7 @@ def test_bitwise_equal_for_any_lane_order(variant, I):
 def test_no_memory_fault_or_race(mode, variant, I, dtype):
     a, b = random(5, I, dtype=dtype), random(35, I, dtype=dtype)
     actual = product(a, b, launch_of(a, b, variant=variant), mode=mode)
-    assert_product(actual, *exact(a, b), I, mode)
+    assert_matmul_close(actual, *exact(a, b), I, mode)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -74,7 +74,7 @@ def test_strided_rows(variant, aligned):
     launch = launch_of(rows, weights, a_stride=80, b_stride=96, aligned=aligned, variant=variant)
     assert ("unaligned" in launch.kernel) == (variant != "readable" and not aligned)
     actual = product(a, b, launch)
-    assert_product(actual, *exact(rows, weights), 64, launch.kernel)
+    assert_matmul_close(actual, *exact(rows, weights), 64, launch.kernel)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)

@@ -8,7 +8,7 @@ from tests.ops.test_sliding_window import free_pages_before_window
 from tests.paging import cut_into_pages, padded, sequences
 from tests.support import DTYPES, assert_close, bits, random
 from tiny_llm import kernels
-from tiny_llm.kv_cache.int8_rows import quantize_rows
+from tiny_llm.kv_storage.int8_rows import quantize_rows
 
 from .attention import attend
 from .paged import paged_attend, params_of

@@ -10,7 +10,7 @@ from tiny_llm import kernels
 from .matmuls import (
     TILES,
     VARIANTS,
-    assert_product,
+    assert_matmul_close,
     exact_quantized,
     multiply,
 )
@@ -53,7 +53,9 @@ def test_is_exact_up_to_rounding(variant, half, bits, group_size):
         arguments = problem(*shape, bits, group_size, half)
         launch = launch_of(*shape, bits, group_size, half, variant=variant)
         actual = product(arguments, launch, order=("random", 3))
-        assert_product(actual, *exact_quantized(*arguments, group_size, bits), shape[2], f"{shape}")
+        assert_matmul_close(
+            actual, *exact_quantized(*arguments, group_size, bits), shape[2], f"{shape}"
+        )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -79,7 +81,7 @@ def test_no_memory_fault_or_race(mode, variant, bits, group_size, half):
     arguments = problem(*shape, bits, group_size, half)
     launch = launch_of(*shape, bits, group_size, half, variant=variant)
     actual = product(arguments, launch, mode=mode)
-    assert_product(actual, *exact_quantized(*arguments, group_size, bits), shape[2], mode)
+    assert_matmul_close(actual, *exact_quantized(*arguments, group_size, bits), shape[2], mode)
 
 
 @pytest.mark.parametrize(("half", "scales_dtype"), [HALVES, HALVES[::-1]], ids=["bf16", "f16"])
@@ -91,7 +93,9 @@ def test_scales_of_a_different_dtype(half, scales_dtype, bits, group_size):
     launch = launch_of(*shape, bits, group_size, half, **how)
     assert launch.kernel.startswith("quantized_matmul_readable_")
     actual = product(arguments, launch)
-    assert_product(actual, *exact_quantized(*arguments, group_size, bits), shape[2], launch.kernel)
+    assert_matmul_close(
+        actual, *exact_quantized(*arguments, group_size, bits), shape[2], launch.kernel
+    )
     with pytest.raises(ValueError, match="expected scales in the dtype of a"):
         launch_of(*shape, bits, group_size, half, variant="matvec", **how)
 

@@ -1,13 +1,13 @@
 """Gated DeltaNets on the emulated GPU, compared with the CPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import mlx.core as mx
 import pytest
 
-from tests.metal.support import NO_CLANG, on_gpu
+from tests.metal.support import NO_CLANG, assert_equals_cpu, on_gpu
 from tests.ops.recurrent_problems import Batch, conv_problem, delta_problem, ragged_batch
-from tests.support import DTYPES, assert_close, assert_same_bits, random
+from tests.support import DTYPES, assert_same_bits, random
 from tiny_llm import kernels
 from tools.metal_emulator import Device, emulated_gpu, has_clang
 
@@ -15,7 +15,6 @@ pytestmark = pytest.mark.skipif(
     on_gpu() or not kernels.computes_on_cpu(), reason="needs a machine without a GPU"
 )
 
-Results = tuple[mx.array, ...]
 BATCH = ragged_batch([5, 1, 12])
 # Key heads, value heads, key head size, value head size.
 SHAPES = [(1, 1, 1, 1), (2, 4, 6, 10), (2, 2, 33, 70), (1, 1, 256, 9)]
@@ -26,16 +25,6 @@ def mode(request: pytest.FixtureRequest) -> Iterator[str]:
     if not has_clang():
         pytest.skip(NO_CLANG)
     return request.param
-
-
-def assert_equals_cpu(mode: str, run: Callable[..., Results], ulps: float) -> None:
-    expected = run(mx.cpu)
-    with emulated_gpu(kernels.extension(), mode=mode, order="random") as gpu:
-        actual = run(gpu.stream())
-        mx.eval(actual)
-        assert gpu.launches, "expected a Metal kernel to run"
-    for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
-        assert_close(one, other, f"output {i}", ulps)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -171,4 +171,4 @@ def transformers_logits(model: Any, ids: Sequence[int]) -> np.ndarray:
     import torch
 
     with torch.no_grad():
-        return model(torch.tensor([ids])).logits[0].numpy()
+        return model(torch.tensor([ids])).logits[0].float().numpy()

@@ -1,7 +1,6 @@
 """Sizes from config and file headers equal those of the loaded model."""
 
 import json
-import math
 import struct
 import subprocess
 import sys
@@ -10,17 +9,15 @@ from dataclasses import replace
 import pytest
 from mlx.utils import tree_flatten
 
-from benchmark.model_costs import matrix_bytes
 from tests.models.support import FAMILIES, HYBRID, HYBRID_MIXTURE, MIXTURE, write_family
 from tiny_llm import ModelError, load_weights
-from tiny_llm.kv_cache.int8_rows import KV_CACHE_DTYPES
+from tiny_llm.kv_storage.int8_rows import KV_CACHE_DTYPES
 from tiny_llm.models.checkpoint.dummy import random_tensors
 from tiny_llm.models.checkpoint.quantization import MODES
 from tiny_llm.models.checkpoint.sharding import RankShard
-from tiny_llm.models.dispatch import serving_model
-from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.model_size import model_size
+from tiny_llm.models.serving_model import serving_model
 
 QUANTIZATIONS = [
     None,
@@ -96,19 +93,6 @@ def test_ranks_are_counted_together(tmp_path, config):
     part = RankShard(read_config(config), 0, 2).config
     assert size.kv_bytes_per_token == 2 * 2 * part.num_kv_layers * part.num_key_value_heads * 64
     assert size.state_bytes == model_size(folder).state_bytes
-
-
-def test_bytes_per_step(tmp_path):
-    """A step reads all weights but an untied embedding and unselected experts."""
-    untied = write(tmp_path / "untied", UNTIED)
-    size = model_size(untied)
-    assert size.weight_bytes - size.step_bytes == 211 * 128 * 2
-    tied = model_size(write(tmp_path / "tied", FAMILIES["qwen3"]))
-    assert tied.step_bytes == tied.weight_bytes
-    mixture = model_size(write(tmp_path / "mixture", MIXTURE))
-    experts = 2 * 3 * math.prod((6, 64, 128)) * 2
-    assert mixture.weight_bytes - mixture.step_bytes == experts * 4 // 6
-    assert size.step_bytes == pytest.approx(matrix_bytes(Decoder(load(untied), 16)), rel=0.01)
 
 
 def test_errors_equal_those_of_loading(tmp_path):

@@ -25,7 +25,8 @@ from tests.models.support import (
 )
 from tests.support import as_numpy, assert_same_bits
 from tiny_llm.models.checkpoint.weights import read_checkpoint
-from tiny_llm.models.dispatch import serving_model
+from tiny_llm.models.families import decoder
+from tiny_llm.models.serving_model import serving_model
 
 # torch and transformers are imported by the fixture, because importing takes seconds.
 torch: Any
@@ -208,6 +209,31 @@ def test_chunked_logits_match_transformers(model, ends):
     ids = random_ids(300)
     chunked = sequence_logits(our_model(folder), ids, ends)
     np.testing.assert_allclose(as_numpy(chunked), transformers_logits(theirs, ids), atol=1e-4)
+
+
+def test_bfloat16_norms_multiply_by_one_plus_weight_in_float32(tmp_path, monkeypatch):
+    """Rounding 1 + w to bfloat16, at load or in a kernel, would double the divergence."""
+    theirs, ids = random_model("wide-heads").bfloat16(), random_ids(200)
+    theirs.save_pretrained(tmp_path)
+    expected = log_softmax(transformers_logits(theirs, ids))
+
+    def divergence() -> float:
+        model = our_model(tmp_path)
+        assert model.dtype == mx.bfloat16
+        logits = sequence_logits(model, ids).astype(mx.float32)
+        ours = log_softmax(as_numpy(logits))
+        return (np.exp(expected) * (expected - ours)).sum(-1).mean()
+
+    actual = divergence()
+    monkeypatch.setattr(
+        decoder, "norm_weight", lambda config, layer, dtype: layer.weight.astype(dtype)
+    )
+    assert actual < 0.75 * divergence()
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
 def test_greedy_tokens(model):

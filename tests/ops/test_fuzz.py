@@ -84,7 +84,8 @@ def add_bias(arguments: Arguments) -> Case:
 
 def rms_norm(arguments: Arguments) -> Case:
     dtype, D = arguments.draw(st.sampled_from(FLOATS)), arguments.draw(POSITIVE)
-    x, weight = arguments.array((*arguments.shape(), D), dtype), arguments.array((D,), dtype)
+    x = arguments.array((*arguments.shape(), D), dtype)
+    weight = arguments.array((D,), arguments.draw(st.sampled_from([dtype, mx.float32])))
     return {"x": x, "weight": weight, "eps": EPS}, reference_rms_norm(as_numpy(x), as_numpy(weight))
 
 
@@ -99,8 +100,9 @@ def qk_norm_rope(arguments: Arguments) -> Case:
     draw = arguments.draw
     B, L, H, half = draw(SIZES), draw(SIZES), draw(SIZES), draw(st.sampled_from([1, 3, 8, 17]))
     dtype = draw(st.sampled_from(FLOATS))
-    x, weight = arguments.array((B, L, H, 2 * half), dtype), arguments.array((2 * half,), dtype)
-    weight = draw(st.sampled_from([weight, None]))
+    x = arguments.array((B, L, H, 2 * half), dtype)
+    weight_dtype = draw(st.sampled_from([dtype, mx.float32, None]))
+    weight = None if weight_dtype is None else arguments.array((2 * half,), weight_dtype)
     W = draw(st.integers(1, half))
     tables = (draw(st.sampled_from([B, 1])), L, W)
     cos, sin = arguments.array(tables, mx.float32), arguments.array(tables, mx.float32)

@@ -14,7 +14,7 @@ from tests.support import (
 )
 from tiny_llm import kernels, paged_attention, paged_attention_varlen
 from tiny_llm.attention.paged import paged_attention_reference, paged_attention_varlen_reference
-from tiny_llm.kv_cache.int8_rows import dequantize_rows, quantize_rows
+from tiny_llm.kv_storage.int8_rows import dequantize_rows, quantize_rows
 
 
 def assert_same_rows(actual: mx.array, expected: mx.array) -> None:

@@ -36,10 +36,12 @@ def problem(B, L, H, D, dtype):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_bitwise_equal_to_rms_norm_and_rope(instruction_set, dtype, shape):
-    x, weight, rope, offsets = problem(*shape, dtype)
+    x, own_weight, rope, offsets = problem(*shape, dtype)
     cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
-    expected = rope(kernels.rms_norm(x, weight, EPS), offsets).swapaxes(1, 2)
-    assert_close(qk_norm_rope(x, weight, cos, sin), expected, "rms_norm, then RoPE", ulps=0)
+    for weight in (own_weight, random(shape[-1])):
+        expected = rope(kernels.rms_norm(x, weight, EPS), offsets).swapaxes(1, 2)
+        actual = qk_norm_rope(x, weight, cos, sin)
+        assert_close(actual, expected, f"rms_norm, then RoPE; weight {weight.dtype}", ulps=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -85,6 +87,8 @@ def test_without_weight_bitwise_equal_to_rope(instruction_set, dtype, shape):
 def test_partial_rotation(instruction_set, dtype, W, D, normalizes):
     """The first 2·W dimensions equal a head of this size; others are unrotated."""
     x, weight, _, offsets = problem(2, 5, 3, D, dtype)
+    if D == 66:
+        weight = random(D)  # float32
     weight = weight if normalizes else None
     rope = RoPE(2 * W, 4096, base=1_000_000)
     cos, sin = rope.cos_sin(offsets, 2, 5)
@@ -167,7 +171,10 @@ def random_half(*shape: int) -> mx.array:
         ({"x": random_half(6, 4, 8)}, "expected x with 4 dimensions"),
         ({"x": random_half(2, 3, 4, 7)}, "expected an even head size"),
         ({"weight": random_half(4)}, r"expected weight of shape \(8\)"),
-        ({"weight": mx.zeros((8,))}, "expected weight in the dtype of x, bfloat16, got float32"),
+        (
+            {"weight": mx.zeros((8,), mx.float16)},
+            "expected weight in float32 or the dtype of x, bfloat16, got float16",
+        ),
         ({"cos": random_half(2, 3, 4)}, "expected cos and sin in float32"),
         ({"cos": mx.zeros((2, 1, 4))}, r"expected cos of shape \(2,3,W\) or \(1,3,W\)"),
         ({"cos": mx.zeros((2, 3, 5))}, r"W from 1 to 4, got \(2,3,5\)"),

@@ -56,6 +56,21 @@ def test_equals_readable_layer(instruction_set, dtype, shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_float32_weight_is_exact_up_to_one_rounding(instruction_set, dtype, shape):
+    x, y, weight = random(*shape, dtype=dtype), random(*shape, dtype=dtype), random(shape[-1])
+    total, normed = add_rms_norm(x, y, weight)
+    assert normed.dtype == dtype
+    x64, w64 = as_numpy(total).astype(np.float64), as_numpy(weight).astype(np.float64)
+    expected = x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + EPS) * w64
+    rounding = EPSILON[dtype] / 2 + (shape[-1] / 4 + 3) * EPSILON[mx.float32]
+    error = np.abs(as_numpy(normed) - expected)
+    assert (error <= 1.01 * np.abs(expected) * rounding + 2.0**-25).all()
+    in_float32 = rms_norm(total.astype(mx.float32), weight).astype(dtype)
+    assert_close(normed, in_float32, "the float32 norm, rounded", ulps=0)
+    assert_close(rms_norm(total, weight), normed, "without the addition", ulps=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_add_rms_norm_equals_sum_and_norm(instruction_set, dtype, shape):
     x, weight = problem(*shape, dtype=dtype)
     y = random(*shape, dtype=dtype)
@@ -159,7 +174,10 @@ def test_works_inside_mx_compile(instruction_set):
         ({"x": mx.array(1.0, mx.bfloat16)}, "at least one dimension"),
         ({"weight": mx.zeros((9,), mx.bfloat16)}, r"expected weight of shape \(8\)"),
         ({"weight": mx.zeros((1, 8), mx.bfloat16)}, r"expected weight of shape \(8\)"),
-        ({"weight": mx.zeros((8,))}, "expected weight in the dtype of x, bfloat16, got float32"),
+        (
+            {"weight": mx.zeros((8,), mx.float16)},
+            "expected weight in float32 or the dtype of x, bfloat16, got float16",
+        ),
         ({"y": mx.zeros((1, 8), mx.bfloat16)}, "expected y of the shape of x"),
         ({"y": mx.zeros((2, 8), mx.float16)}, "expected y in the dtype of x"),
     ],

@@ -18,7 +18,7 @@ from tests.support import (
 from tiny_llm import kernels, paged_attention, paged_attention_varlen
 from tiny_llm.attention import sliding_window_mask
 from tiny_llm.attention.paged import paged_attention_reference, paged_attention_varlen_reference
-from tiny_llm.kv_cache.int8_rows import dequantize_rows
+from tiny_llm.kv_storage.int8_rows import dequantize_rows
 
 QUERY_LENS, LENGTHS = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
 ENDS = np.cumsum([0, *QUERY_LENS]).tolist()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tiny_llm.models.parallel import mpi
-from tiny_llm.models.parallel.init import free_addresses
+from tiny_llm.models.parallel.launch import free_addresses
 
 EXIT_SECONDS = 10.0  # seconds within which a group must exit after losing a rank
 
@@ -76,7 +76,7 @@ def mlx_launch(*command: str) -> Iterator[subprocess.Popen[str]]:
             process.communicate()
 
 
-MPIRUN = mpi.find_in_wheel("mpirun")
+MPIRUN = shutil.which("mpirun", path=str(Path(sys.executable).parent))
 
 
 def mpirun(*command: str) -> subprocess.Popen[str]:
@@ -105,7 +105,10 @@ LOST_RANK_CASES = [
 
 
 def lose_rank(launcher: subprocess.Popen[str], rank: int, number: signal.Signals) -> None:
-    """Signals a rank of a two-rank `chat` after a reply; both ranks must exit."""
+    """Signals a rank of a two-rank `chat` after a reply; both ranks must exit.
+
+    A stopped rank, which no other machine can kill, exits once it continues.
+    """
     assert launcher.stdin is not None
     assert launcher.stdout is not None
     launcher.stdin.write("What is RoPE?\n")
@@ -115,6 +118,10 @@ def lose_rank(launcher: subprocess.Popen[str], rank: int, number: signal.Signals
     assert len(ranks) == 2
     os.kill(ranks[rank], number)
     killed_at = time.monotonic()
+    if number == signal.SIGSTOP:
+        assert wait_until_exited([ranks[1 - rank]], EXIT_SECONDS), (rank, number)
+        with contextlib.suppress(ProcessLookupError):  # `mpirun` has killed it
+            os.kill(ranks[rank], signal.SIGCONT)
     assert wait_until_exited(ranks, EXIT_SECONDS), (rank, number)
     print(f"rank {rank}, {number.name}: exited after {time.monotonic() - killed_at:.2f} s")
 
@@ -136,7 +143,7 @@ def children_of(parent: int) -> list[int]:
 def ranks_of(parent: int) -> list[int]:
     """Pids of a process's tensor-parallel workers."""
     commands = {child: _read(Path(f"/proc/{child}/cmdline")) for child in children_of(parent)}
-    return [child for child, command in commands.items() if b"tp_worker" in command]
+    return [child for child, command in commands.items() if b"run_spawned_worker" in command]
 
 
 def _read(path: Path) -> bytes:

@@ -1,10 +1,6 @@
 """Prefix cache on disk, LoRA adapters and MTP on two ranks."""
 
-import random
-import shutil
 import signal
-import socket
-import threading
 
 import mlx.core as mx
 import numpy as np
@@ -21,14 +17,13 @@ from tests.parallel.test_tensor_parallel import CONFIGS, FORMATS, folder, tokens
 from tests.support import as_numpy
 from tiny_llm import LLM, ModelError, SamplingParams, load_weights
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.engine import llm as llm_module
+from tiny_llm.engine.execution import tp_model
 from tiny_llm.engine.execution.paged_model import PagedModel
-from tiny_llm.kv_cache.disk.store import stored_bytes
+from tiny_llm.kv_storage.disk.store import stored_bytes
 from tiny_llm.models.checkpoint.layout import read_model_config
 from tiny_llm.models.checkpoint.sharding import RankShard
 from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.lora.adapter import read_adapter
-from tiny_llm.models.parallel.channel import Channel
 
 __all__ = ["folder"]  # a fixture, imported so that pytest finds it
 
@@ -100,34 +95,6 @@ def test_ctrl_c_while_pages_are_copied_keeps_the_ranks_in_sync(tmp_path, monkeyp
                 generate_one(llm, PROMPT if name == "write_rows" else f"Other. {PROMPT}")
             monkeypatch.undo()
             assert generate_one(llm).token_ids == expected.token_ids
-
-
-def test_payloads_follow_their_message():
-    ends = socket.socketpair()
-    with ends[0], ends[1]:
-        sender, receiver = map(Channel, ends)
-        for payload in (b"", random.Random(1).randbytes(50_000)):
-            sender.send({"op": "x"}, payload)
-            assert receiver.receive() == {"op": "x"}
-            assert receiver.receive_bytes() == payload
-        sender.connection.close()
-        assert receiver.receive_bytes() is None
-
-
-def test_messages_of_several_threads_do_not_interleave():
-    payload, ends = bytes(2**21), socket.socketpair()  # payload larger than the socket's buffer
-    with ends[0], ends[1]:
-        sender, receiver = map(Channel, ends)
-        threads = [
-            threading.Thread(target=sender.send, args=({"op": index}, payload))
-            for index in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        received = [(receiver.receive()["op"], receiver.receive_bytes()) for _ in threads]
-        for thread in threads:
-            thread.join()
-    assert sorted(received) == [(index, payload) for index in range(4)]
 
 
 # ---------------------------------------------------------------- LoRA adapters
@@ -207,18 +174,10 @@ def test_adapter_shards_concatenate_to_the_whole(tmp_path, config):
     assert num_split == len(full) - len(replicated)
 
 
-def test_adapter_missing_on_another_rank(tmp_path, monkeypatch):
-    modules = write_adapters(tmp_path, read_model_config(TARGET_PATH), ADAPTERS, 0.3)
-    attach = llm_module.attach_to_target
-
-    def attach_and_delete(*args):
-        attached = attach(*args)
-        shutil.rmtree(modules["b"])
-        return attached
-
-    monkeypatch.setattr(llm_module, "attach_to_target", attach_and_delete)
+def test_adapter_missing_on_another_rank(monkeypatch):
+    monkeypatch.setattr(tp_model, "attach_adapters", lambda *args: None)  # on rank 0 only
     with pytest.raises(ModelError, match="is not a folder"):
-        LLM("demo", lora_modules=modules, **TWO)
+        LLM("demo", lora_modules={"a": "/missing"}, **TWO)
     monkeypatch.undo()
     assert generate_one(LLM("demo", **TWO)).token_ids  # the rank group is still usable
 

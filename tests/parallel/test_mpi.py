@@ -16,16 +16,12 @@ pytestmark = pytest.mark.skipif(
 GENERATE = """
 import json
 from tiny_llm import LLM, SamplingParams
-from tiny_llm.engine.execution.tp_worker import serve_launched
 from tiny_llm.models.parallel import mpi
-from tiny_llm.models.parallel.default_group import get_default_group
-from tiny_llm.models.parallel.launcher import is_rank_0
-if not is_rank_0():
-    serve_launched()
+from tiny_llm.models.parallel.launch import current_group
 llm = LLM("demo", kv_cache_bytes=2**24, tensor_parallel_size=2)
 params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
 outputs = llm.generate([[17, 5, 99], list(range(40, 140))], params)
-uses_mpi_all_reduce = mpi.can_all_reduce(get_default_group(2, "").comm)
+uses_mpi_all_reduce = mpi.can_all_reduce(current_group().comm)
 print(json.dumps([uses_mpi_all_reduce, [[list(o.token_ids), repr(o.logprobs)] for o in outputs]]))
 """
 

@@ -163,7 +163,7 @@ def test_prompt_of_a_continued_message_ends_with_it(file):
         for ending in ("|", "<", "it is"):
             messages = conversation(words)
             messages[-1]["content"] += ending
-            prompt = prompts.render_chat(messages, tools, {}, continue_final_message=True)
+            prompt = prompts.encode_chat(messages, tools, {}, continue_final_message=True)
             assert prompts.decode(prompt.token_ids).endswith(messages[-1]["content"])
 
 

@@ -23,7 +23,7 @@ from tests.support import as_numpy
 from tiny_llm import LLM, SamplingParams, load_weights
 from tiny_llm.engine.execution.paged_model import Span, ragged_batch
 from tiny_llm.kernels.prepack import copy_tree, row_major_layer
-from tiny_llm.models.dispatch import serving_model
+from tiny_llm.models.serving_model import serving_model
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -189,9 +189,9 @@ def run(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def prompts(model) -> list[list[int]]:
-    """Conversations with a common system prompt; the last one is long."""
+    """Conversations with a common system prompt; the first one is long."""
     ids = [chat_ids(model[1], question) for question in QUESTIONS]
-    return [*ids, [*ids[0][:-3], *english_ids(model[1])[0][:400], *ids[0][-3:]]]
+    return [[*ids[0][:-3], *english_ids(model[1])[0][:400], *ids[0][-3:]], *ids]
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,11 @@ TOKEN_BYTES = 2 * 30 * 3 * 64 * 2  # KV of one token in float16
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunked": {"max_num_batched_tokens": 17, "max_num_seqs": 4, "enable_prefix_caching": False},
-    "preempted": {"kv_cache_bytes": 576 * TOKEN_BYTES, "enable_prefix_caching": False},
+    "preempted": {
+        "kv_cache_bytes": 576 * TOKEN_BYTES,
+        "block_size": 8,
+        "enable_prefix_caching": False,
+    },
     "drafts": {"speculative": "ngram"},
     "page-size": {"block_size": 16},
 }
@@ -231,7 +235,7 @@ def test_tokens_are_the_same_with_pages_from_disk(model, prompts, alone, tmp_pat
         outputs = generate(llm, prompts)
         assert [output.token_ids for output in outputs] == alone
         del llm
-    assert outputs[-1].num_cached_tokens > 300
+    assert outputs[0].num_cached_tokens > 300
 
 
 def test_three_ranks(file):

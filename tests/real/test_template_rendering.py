@@ -6,7 +6,7 @@ import pytest
 from jinja2 import TemplateError
 
 from tests.real.conftest import artifact_folder
-from tiny_llm.models.tokenizer.chat_template import render_chat
+from tiny_llm.models.tokenizer.chat_template import render_template
 from tools.real_artifacts import cached_folder
 
 CHAT = [
@@ -51,7 +51,9 @@ def test_plain_chat(name):
     template = Path(artifact_folder("chat-templates"), name).read_text(encoding="utf-8")
     for prompt in (True, False):
         arguments = {"template": template, "add_generation_prompt": prompt, "documents": None}
-        ours = rendered(lambda template, **given: render_chat(template, CHAT, **given), **arguments)
+        ours = rendered(
+            lambda template, **given: render_template(template, CHAT, **given), **arguments
+        )
         assert ours == rendered(render_with_transformers, **arguments)
         assert "Why? 🙂" in ours or name in REQUIRE_TOOLS
 
@@ -63,5 +65,5 @@ def test_generation_blocks():
         "{{- content }}", "{%- generation %}{{- content }}{%- endgeneration %}"
     )
     arguments = {"template": marked, "add_generation_prompt": True, "documents": None}
-    ours = rendered(lambda template, **given: render_chat(template, CHAT, **given), **arguments)
+    ours = rendered(lambda template, **given: render_template(template, CHAT, **given), **arguments)
     assert ours == rendered(render_with_transformers, **arguments)

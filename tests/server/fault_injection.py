@@ -5,16 +5,16 @@
 `slow_load` delays loading by `LOAD_SECONDS` and sends frequent keep-alive comments.
 """
 
-import functools
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tiny_llm.cli import serve
 from tiny_llm.engine.model_runner import ModelRunner
-from tiny_llm.server import settings
 from tiny_llm.server.http import uvicorn_protocol
+from tiny_llm.server.process import ServerProcess
 
 FAULTY_PROMPT = [7, 7, 7]
 LOAD_SECONDS = 0.5
@@ -56,18 +56,18 @@ def main() -> int:
         return run(self, step)
 
     ModelRunner.run = run_with_fault  # type: ignore[method-assign]
+    settings: dict[str, Any] = {}
     if sys.argv[1] == "slow_load":
         load = serve._load
         serve._load = lambda *args: (time.sleep(LOAD_SECONDS), load(*args))[1]  # type: ignore
-        settings.Settings = functools.partial(settings.Settings, keep_alive=0.1)  # type: ignore
+        settings = {"keep_alive": 0.1}
     if sys.argv[1] == "impatient":
-        short_timeouts = {
-            "max_queued_outputs": 8,
-            "keep_alive": 0.02,
-            "body_timeout": 0.5,
-        }
-        settings.Settings = functools.partial(settings.Settings, **short_timeouts)  # type: ignore
+        settings = {"max_queued_outputs": 8, "keep_alive": 0.02, "body_timeout": 0.5}
         uvicorn_protocol.SEND_TIMEOUT = 0.5
+    start = ServerProcess.__init__
+    ServerProcess.__init__ = (  # type: ignore[method-assign]
+        lambda self, given, *others: start(self, replace(given, **settings), *others)
+    )
     return serve.main(sys.argv[2:])
 
 

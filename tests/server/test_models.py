@@ -16,6 +16,7 @@ from tests.server.protocol.test_disconnect import connect
 from tests.server.running_server import RunningServer, eventually
 from tests.support import resident_bytes
 from tiny_llm.cli import serve
+from tiny_llm.cli.backends.served_models import ModelArgument, parse_model_argument
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.model_size import model_size
 
@@ -203,11 +204,30 @@ def test_least_recently_used_model_is_unloaded(server):
         (["--model", "demo=pin"], "two models have the API name 'demo'"),
         (["--model", "demo=embedd"], "invalid options 'embedd'; use at most one task"),
         (["--model", "demo=embed,score"], "use at most one task"),
+        (["--model", "demo=blok-size=1"], "unknown option 'blok_size'; did you mean block_size?"),
+        (["--model", "demo=block-size=0"], "block_size: must be at least 1, got 0."),
+        (["--model", "demo=lora-modules=a"], "use the flag --lora-modules instead"),
     ],
 )
 def test_rejected_flags(capsys, extra, message):
     assert serve.main(["--model", "demo", "--model", "demo-draft", *extra]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("demo", ModelArgument("demo")),
+        ("demo=pin", ModelArgument("demo", {}, True)),
+        (
+            "demo=embed,block-size=16,pin",
+            ModelArgument("demo", {"block_size": 16, "task": "embed"}, True),
+        ),
+        ("a=b/c=score", ModelArgument("a=b/c", {"task": "score"})),
+    ],
+)
+def test_options_of_one_model(text, expected):
+    assert parse_model_argument(text) == expected
 
 
 def test_pinned_models_must_fit_together(capsys):

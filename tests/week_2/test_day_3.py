@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from tests.metal.matmuls import assert_product, exact_quantized, reference_quantized
+from tests.metal.matmuls import assert_matmul_close, exact_quantized, reference_quantized
 from tests.ops.quantized_matmul_problems import (
     HALVES,
     problem,
@@ -35,7 +35,7 @@ def test_task_3_readable_metal_kernel(bits, group_size, half, shape):
     scales, biases = scales.astype(other), biases.astype(other)
     actual = reference_quantized(scales, biases, group_size, bits, a, b)
     expected = exact_quantized(scales, biases, a, b, group_size, bits)
-    assert_product(actual, *expected, shape[1], "quantized_matmul_readable")
+    assert_matmul_close(actual, *expected, shape[1], "quantized_matmul_readable")
 
 
 # ---------------------------------------------------------------- task 4: in the model

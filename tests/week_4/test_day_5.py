@@ -111,6 +111,13 @@ def test_task_2_norm_without_residual(vectors, dtype):
         "norm, compared with Week 1",
         ulps=2,
     )
+    in_float32 = random(130)
+    assert_close(
+        kernels.rms_norm(x, in_float32, EPS),
+        RMSNorm(130, in_float32, EPS)(x.astype(mx.float32)).astype(dtype),
+        "norm with a float32 weight, compared with Week 1's in float32",
+        ulps=2,
+    )
 
 
 def test_task_2_rows_are_batch_invariant(vectors):
@@ -122,10 +129,11 @@ def test_task_2_rows_are_batch_invariant(vectors):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("D", [2, 8, 34, 128])
-@pytest.mark.parametrize("norm", [True, False], ids=["with norm", "without"])
+@pytest.mark.parametrize("norm", [None, "own dtype", "float32"], ids=str)
 def test_task_3_equals_week_1_rope(vectors, dtype, D, norm):
     B, L, H = 2, 3, 4
-    x, weight = random(B, L, H, D, dtype=dtype), random(D, dtype=dtype)
+    x = random(B, L, H, D, dtype=dtype)
+    weight = random(D, dtype=mx.float32 if norm == "float32" else dtype)
     rope = RoPE(D, 64)
     positions = [slice(5, 5 + L), slice(40, 40 + L)]
     actual = kernels.qk_norm_rope(x, weight if norm else None, EPS, *rope.cos_sin(positions, B, L))

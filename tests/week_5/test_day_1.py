@@ -12,6 +12,7 @@ pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
 from tests.week_5.support import run
 from tiny_llm import demo
+from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.server.engine_client.messages import (
@@ -513,7 +514,7 @@ def test_task_4_closed_stream_closes_its_request():
 
 async def model_with_requests(num_prompts: int) -> tuple[ServedModel, Any]:
     """A model with a request, but without its engine thread, so commands stay queued."""
-    spec = ModelSpec(("demo",), demo.TARGET_PATH, lambda: None)  # type: ignore[arg-type,return-value]
+    spec = ModelSpec(("demo",), EngineArgs(str(demo.TARGET_PATH)), lambda: None)  # type: ignore[arg-type,return-value]
     model = ServedModel(spec, Settings(), Metrics(["demo"]), lambda: None)
     model.handle_message(EngineReady(100, 1000, 8, {}))
     model.transition(Phase.READY)

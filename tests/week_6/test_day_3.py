@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import as_numpy, assert_close, random
 from tiny_llm import LLM, SamplingParams, kernels
-from tiny_llm.kv_cache.int8_rows import (
+from tiny_llm.kv_storage.int8_rows import (
     dequantize_rows,
     quantize_rows,
     read_int8_pages,

@@ -10,9 +10,9 @@ import pytest
 
 from tests.engine.disk_cache.support import engine, generate_one
 from tiny_llm.engine.execution.disk_cache.keys import page_key, stored_keys
-from tiny_llm.kv_cache.disk import store as store_module
-from tiny_llm.kv_cache.disk.index import PageIndex
-from tiny_llm.kv_cache.disk.page_file import (
+from tiny_llm.kv_storage.disk import store as store_module
+from tiny_llm.kv_storage.disk.index import PageIndex
+from tiny_llm.kv_storage.disk.page_file import (
     HEADER_BYTES,
     KEY_BYTES,
     MAGIC,
@@ -21,7 +21,7 @@ from tiny_llm.kv_cache.disk.page_file import (
     read_page_file,
     write_page_file,
 )
-from tiny_llm.kv_cache.disk.store import PageStore, StoredPage
+from tiny_llm.kv_storage.disk.store import PageStore, StoredPage
 
 ROOT = bytes(KEY_BYTES)
 KEY = bytes(range(KEY_BYTES))

@@ -11,7 +11,7 @@ COLUMN = {
     component: column for components in LAYERS.values() for component, column in components.items()
 }
 # Column in which an arrow crosses the layers between its ends, chosen to avoid those layers' boxes.
-EDGE_COLUMN = {("models", "demo"): -0.2, ("generate", "sampler"): 9.9}
+EDGE_COLUMN = {("models", "demo"): 10.3, ("generate", "sampler"): 2.62}
 
 WIDTH = 960
 LEFT, COLUMN_WIDTH = 200, 71  # x of column 0, width of a column

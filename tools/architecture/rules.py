@@ -13,28 +13,55 @@ from .imports import Module
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "tiny_llm"
 
-# Layers from bottom to top, with all components and their columns in the diagram.
+# Layers from bottom to top, with all components and their columns in the diagram: the course's on
+# the left, the engine's on the right.
 LAYERS: dict[str, dict[str, float]] = {
-    "errors, bundled models": {"demo": 0.72, "errors": 8.2},
-    "arithmetic": {"basics": 5.4, "kernels": 8.2},
+    "errors, bundled models": {"errors": 4.6, "demo": 9.6},
+    "arithmetic": {"basics": 2.6, "kernels": 6.6},
     "layers": {
         "layer_norm": 0.72,
-        "positional_encoding": 2.68,
-        "embedding": 4.6,
-        "quantize": 6.05,
-        "attention": 8.2,
-        "sampler": 9.9,
+        "positional_encoding": 2.63,
+        "embedding": 4.49,
+        "quantize": 5.82,
+        "attention": 7.17,
+        "sampling_ops": 8.75,
     },
-    "KV cache": {"kv_cache": 8.2},
-    "models of Weeks 1 and 2": {"qwen3_week1": 2.4, "qwen3_week2": 5.2},
-    "Week 3": {"qwen3_week3": 5.2, "paged_kv_cache": 8.2},
-    "checkpoints": {"models": 4.0},
-    "one request": {"generate": 5.6},
-    "many requests": {"batch": 4.6, "engine": 6.6},
-    "HTTP clients": {"server": 6.6},
+    "Week 1 | KV storage": {"qwen3_week1": 1.0, "sampler": 2.62, "kv_storage": 7.6},
+    "KV caches | checkpoints": {"kv_cache": 3.5, "models": 8.4},
+    "Week 2 | engine": {"qwen3_week2": 1.7, "paged_kv_cache": 4.1, "engine": 8.4},
+    "Week 3 | HTTP clients": {"qwen3_week3": 1.7, "server": 8.4},
+    "one prompt": {"generate": 2.4},
+    "many prompts": {"batch": 2.4},
     "commands": {"cli": 5.6},
     "agents": {"agent": 6.6},
 }
+
+# Only the course's own modules and the commands may import the course.
+COURSE = {
+    "sampler",
+    "qwen3_week1",
+    "kv_cache",
+    "paged_kv_cache",
+    "qwen3_week2",
+    "qwen3_week3",
+    "generate",
+    "batch",
+}
+ENGINE = {"kernels", "kv_storage", "models", "engine", "server"}
+COMMANDS = {"cli", "agent"}
+
+
+def part_of(component: str) -> str:
+    """Heading in the tree: whether a component belongs to the course, the engine or both."""
+    if component in COURSE:
+        return "the course"
+    if component in ENGINE:
+        return "the engine, which imports nothing from the course"
+    if component in COMMANDS:
+        return "programs that run both"
+    return "shared by the course and the engine"
+
+
 LAYER = {
     component: number
     for number, components in enumerate(LAYERS.values())
@@ -53,6 +80,7 @@ MLX_ONLY = {
     "embedding",
     "quantize",
     "qwen3_week1",
+    "sampling_ops",
     "sampler",
 }
 MLX_ONLY_LIBRARY = {"math", "typing", "collections", "dataclasses", "functools", "types", "mlx"}
@@ -99,6 +127,8 @@ def _problems_of(module: Module) -> list[str]:
         target = other.partition(".")[0]
         if target != component and LAYER.get(target, -1) >= LAYER[component]:
             found.append(f"{name} imports {other}, which is not in a lower layer.")
+        if target in COURSE and component not in COURSE | COMMANDS:
+            found.append(f"{name} imports {other}, which belongs to the course.")
     if module.has_star_import:
         found.append(f"{name} has an `import *`; import names explicitly.")
     if module.has_getattr:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .rules import PACKAGE
+from .rules import PACKAGE, part_of
 
 ROOT = PACKAGE.parents[1]
 PAGE = ROOT / "ARCHITECTURE.md"
@@ -123,7 +123,12 @@ def tree() -> str:
     top = Entry(PACKAGE, 1, first_line(PACKAGE))
     entries = [top, *_package(PACKAGE, 2), *_outside()]
     width = 2 + max(2 * entry.depth + len(entry.path.name) for entry in entries)
-    return "\n".join(["tiny-llm/", *(_line(entry, width) for entry in entries)]) + "\n"
+    lines, heading = ["tiny-llm/"], ""
+    for entry in entries:
+        if entry.path.parent == PACKAGE and heading != (heading := part_of(entry.path.stem)):
+            lines.append(f"    # {heading}")
+        lines.append(_line(entry, width))
+    return "\n".join(lines) + "\n"
 
 
 def page(text: str) -> str:

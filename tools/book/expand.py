@@ -4,6 +4,7 @@
     {{ solution src/tiny_llm/basics.py function softmax }}   an excerpt, collapsed
     {{ figure attention_shapes: The shapes of attention. }}  a drawing from book/diagrams
     {{ awaited 2.3.3: The kernel is not there yet. }}        a note while a task is in tasks.PENDING
+    {{ flags EngineArgs serve main }}                        options of serve without those of main
 
 Below a task's heading, the task's files and functions are inserted, from the `[task …]` markers in
 the sources. A link to `src:PATH` points to a page with that file. `runnable`, `clang` and `output`
@@ -19,6 +20,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from tiny_llm.engine.engine_args import EngineArgs
+from tiny_llm.engine.inputs.options import options_of
+from tiny_llm.server.settings import Settings
 from tools.course.tasks import TASKS
 from tools.course.tasks import day_of as course_day
 
@@ -103,8 +107,10 @@ class Expander:
             text = self._code(rest, chapter, folded=name == "solution")
         elif name == "awaited":
             text = _pending_note(rest)
+        elif name == "flags":
+            text = _flag_table(*rest.split())
         else:
-            known = "include, solution, figure and awaited"
+            known = "include, solution, figure, awaited and flags"
             raise BookError(f"unknown directive '{name}'; use one of {known}")
         return "\n".join(indent + part if part else part for part in text.splitlines())
 
@@ -152,6 +158,23 @@ def _pending_note(rest: str) -> str:
     if task not in TASKS:
         raise BookError(f"unknown task {task}")
     return f'!!! note "Work in progress"\n\n    {note.strip()}' if task in PENDING else ""
+
+
+def _flag_table(owner: str, command: str, other: str = "") -> str:
+    """Table of the options of `EngineArgs` or `Settings` that one command has and another lacks."""
+    lines = ["| flag | meaning |", "|---|---|"]
+    for name, option in options_of({"EngineArgs": EngineArgs, "Settings": Settings}[owner]).items():
+        if command in option.commands and other not in option.commands:
+            value = "\\|".join(map(str, option.choices)) or option.metavar or ""
+            flags = [option.flag or f"--{name.replace('_', '-')}", *filter(None, [option.alias])]
+            if option.parse is bool and option.default:
+                flags.append(flags[0].replace("--", "--no-"))
+            shown = ", ".join(f"`{flag} {value}`".replace(" `", "`") for flag in flags)
+            shown = f"[{shown}]({option.page})" if option.page else shown
+            default = f" ({option.shown_default})" if option.shown_default else ""
+            text = re.sub(r"(--[a-z-]+|'\*')", r"`\1`", option.help + default)
+            lines.append(f"| {shown} | {text} |")
+    return "\n".join(lines)
 
 
 def _locations(line: str, day: tuple[int, int] | None) -> str:

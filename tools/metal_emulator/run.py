@@ -49,7 +49,7 @@ TYPES = {
     "ulong": np.uint64,
 }
 FILLS = ("random", "zeros", "ones", "arange")
-SHOWN = 8  # elements printed per array
+MAX_PRINTED = 8  # elements printed per array
 
 
 def main() -> int:
@@ -205,11 +205,11 @@ def find_kernel(name: str) -> Path:
 
 def summary(array: NDArray[np.generic]) -> str:
     """Type, shape, first elements and sum."""
-    values = array.reshape(-1)[:SHOWN].astype(
+    values = array.reshape(-1)[:MAX_PRINTED].astype(
         np.float64 if array.dtype.kind not in "iu" else array.dtype
     )
     head = " ".join(f"{value:.6g}" for value in values)
-    dots = " …" if array.size > SHOWN else ""
+    dots = " …" if array.size > MAX_PRINTED else ""
     total = array.astype(np.float64).sum()
     return f"{array.dtype.name} {'×'.join(map(str, array.shape))}, sum {total:.8g}: {head}{dots}"
 

@@ -91,7 +91,7 @@ class _Reader:
                     self.error(offset, f"parameter '{name}' has two binding attributes")
                 result = self.bind(offset, name, plain, attribute)
         if result is None:
-            result = self.next_free(offset, name, plain)
+            result = self.bind_lowest_free_buffer(offset, name, plain)
         return Parameter(name, *result, constant_space, optional)
 
     def bind(self, offset: int, name: str, plain: str, attribute: str) -> tuple[str, str]:
@@ -136,7 +136,7 @@ class _Reader:
         if not is_address:
             self.error(offset, f"'{name}' must be a pointer or a reference")
 
-    def next_free(self, offset: int, name: str, plain: str) -> tuple[str, str]:
+    def bind_lowest_free_buffer(self, offset: int, name: str, plain: str) -> tuple[str, str]:
         """Assigns the lowest free buffer index to a parameter without attribute, as Metal does."""
         if re.search(r"\b(?:device|constant)\b[^&*]*[&*]", plain):
             index = next(i for i in range(64) if f"buffer({i})" not in self.used)

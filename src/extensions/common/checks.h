@@ -44,6 +44,14 @@ inline void check_same_dtype(const char* operation, const char* name, const mlx:
           ", ", other.dtype(), ", got ", x.dtype());
 }
 
+/// Checks that a norm's weight is float32 or has the dtype of another argument.
+inline void check_weight_dtype(const char* operation, const mlx::core::array& weight,
+                               const char* other_name, const mlx::core::array& other) {
+    check(weight.dtype() == mlx::core::float32 || weight.dtype() == other.dtype(), operation,
+          "expected weight in float32 or the dtype of ", other_name, ", ", other.dtype(), ", got ",
+          weight.dtype());
+}
+
 /// Checks that an argument has at least one dimension.
 inline void check_not_scalar(const char* operation, const char* name, const mlx::core::array& x) {
     check(x.ndim() >= 1, operation, "expected ", name,

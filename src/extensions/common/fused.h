@@ -9,7 +9,8 @@
 
 namespace tiny_llm_ext {
 
-/// Selects an operation's kernel by the environment variable TINY_LLM_FUSED:
+/// Selects the kernel of a fused operation (one that replaces several of MLX's) by the environment
+/// variable TINY_LLM_FUSED:
 ///
 ///     vectors   the vector kernel; throws std::runtime_error if the learner has not written it
 ///     loops     the readable reference

@@ -1,8 +1,8 @@
 // Launch configuration of a Metal kernel, in plain C++ without Metal or MLX.
 //
-// Every operation has src/<op>/<op>_launch.h, which maps shapes to a MetalLaunch. The operation's
-// eval_gpu dispatches that launch (common/metal_device.h), and tests run the same launch in the
-// emulator (tiny_llm_ext.metal in Python): a grid too small for a shape is detected without a GPU.
+// An operation's eval_gpu maps shapes to a MetalLaunch and dispatches it (common/metal_device.h).
+// Larger operations do so in src/<op>/<op>_launch.h, and tests run the same launch in the emulator
+// (tiny_llm_ext.metal in Python): a grid too small for a shape is detected without a GPU.
 //
 // A kernel's scalar parameters are a struct in src/<op>/<op>_params.h, which host and kernel
 // include. int has 32 bits and long 64 on both sides, so the struct has the same layout. The order

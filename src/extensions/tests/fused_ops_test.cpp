@@ -3,16 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/row_job.h"
 #include "src/qk_norm_rope/qk_norm_rope_kernels.h"
-#include "src/rms_norm/rms_norm_kernels.h"
-#include "src/swiglu/swiglu_kernels.h"
 #include "tests/kernel_tests.h"
 
 namespace tiny_llm_ext {
 
-TINY_LLM_DECLARE_SIMD(void rms_norm(const RmsNormJob& job, int64_t first, int64_t last);)
-TINY_LLM_DECLARE_SIMD(void qk_norm_rope(const QkNormRopeJob& job, int64_t first, int64_t last);)
-TINY_LLM_DECLARE_SIMD(void swiglu(const SwigluJob& job, int64_t first, int64_t last);)
+TINY_LLM_DECLARE_ROW_KERNELS(rms_norm)
+TINY_LLM_DECLARE_ROW_KERNELS(swiglu)
 
 namespace tests {
 
@@ -30,6 +28,10 @@ std::vector<float> random_array(Random& random, int64_t count, Format format, fl
         store_element(memory.data(), i, format, scale * random.number());
     }
     return memory;
+}
+
+RowArray rows(std::vector<float>& memory, int64_t D, Format format) {
+    return {memory.data(), D, D, format};
 }
 
 // Whether a and b differ by at most a few ulps, a tolerance for the different summation orders of a
@@ -59,29 +61,30 @@ KERNEL_TEST(add_rms_norm_matches_reference) {
     const auto kernel = TINY_LLM_CHOOSE_SIMD(set, rms_norm, rms_norm_reference);
     Random random(1);
     for (const Format format : FORMATS) {
-        for (const int64_t D : SIZES) {
-            const auto x = random_array(random, ROWS * D, format),
-                       y = random_array(random, ROWS * D, format);
-            const auto weight = random_array(random, D, format);
-            std::vector<float> sums[2], outs[2];
-            for (int variant = 0; variant < 2; variant++) {
-                sums[variant].resize(ROWS * D);
-                outs[variant].resize(ROWS * D);
-                const RmsNormJob job = {ROWS,
-                                        D,
-                                        1e-6f,
-                                        format,
-                                        x.data(),
-                                        y.data(),
-                                        weight.data(),
-                                        sums[variant].data(),
-                                        outs[variant].data(),
-                                        D,
-                                        D};
-                (variant == 0 ? kernel : rms_norm_reference)(job, 0, ROWS);
+        for (const Format weight_format : {format, Format::float32}) {
+            for (const int64_t D : SIZES) {
+                auto x = random_array(random, ROWS * D, format),
+                     y = random_array(random, ROWS * D, format);
+                auto weight = random_array(random, D, weight_format);
+                std::vector<float> sums[2], outs[2];
+                for (int variant = 0; variant < 2; variant++) {
+                    sums[variant].resize(ROWS * D);
+                    outs[variant].resize(ROWS * D);
+                    const RowJob job = {
+                        .M = ROWS,
+                        .D = D,
+                        .cost = D,
+                        .format = format,
+                        .options = {.eps = 1e-6f},
+                        .inputs = {rows(x, D, format), rows(y, D, format),
+                                   rows(weight, D, weight_format)},
+                        .outputs = {rows(sums[variant], D, format), rows(outs[variant], D, format)},
+                    };
+                    (variant == 0 ? kernel : rms_norm_reference)(job, 0, ROWS);
+                }
+                expect_close(sums[0].data(), sums[1].data(), ROWS * D, format, "sum", D);
+                expect_close(outs[0].data(), outs[1].data(), ROWS * D, format, "norm", D);
             }
-            expect_close(sums[0].data(), sums[1].data(), ROWS * D, format, "sum", D);
-            expect_close(outs[0].data(), outs[1].data(), ROWS * D, format, "norm", D);
         }
     }
 }
@@ -89,32 +92,35 @@ KERNEL_TEST(add_rms_norm_matches_reference) {
 KERNEL_TEST(qk_norm_rope_matches_reference) {
     const auto kernel = TINY_LLM_CHOOSE_SIMD(set, qk_norm_rope, qk_norm_rope_reference);
     Random random(2);
-    constexpr int64_t L = 2, H = 3;
+    constexpr int L = 2, H = 3;
     for (const Format format : FORMATS) {
         for (const int64_t W : SIZES) {
-            const int64_t D = 2 * W + (W % 2 ? 0 : 6), count = L * H * D;
+            const int D = static_cast<int>(2 * W + (W % 2 ? 0 : 6)), count = L * H * D;
+            const Format weight_format = W % 3 ? format : Format::float32;
             const auto x = random_array(random, count, format),
-                       weight = random_array(random, D, format);
+                       weight = random_array(random, D, weight_format);
             const auto cos = random_array(random, L * W, Format::float32),
                        sin = random_array(random, L * W, Format::float32);
             std::vector<float> outs[2];
             for (int variant = 0; variant < 2; variant++) {
                 outs[variant].resize(count);
                 const QkNormRopeJob job = {
-                    .B = 1,
-                    .L = L,
-                    .H = H,
-                    .D = D,
-                    .W = W,
-                    .eps = 1e-6f,
+                    .sizes = {.B = 1,
+                              .L = L,
+                              .H = H,
+                              .D = D,
+                              .W = static_cast<int>(W),
+                              .eps = 1e-6f,
+                              .x_strides = {L * H * D, H * D, D},
+                              .angle_stride = 0,
+                              .normalizes = 1},
                     .format = format,
+                    .weight_format = weight_format,
                     .x = x.data(),
                     .weight = weight.data(),
                     .cos = cos.data(),
                     .sin = sin.data(),
                     .out = outs[variant].data(),
-                    .x_strides = {L * H * D, H * D, D},
-                    .angle_stride = 0,
                 };
                 (variant == 0 ? kernel : qk_norm_rope_reference)(job, 0, L);
             }
@@ -128,13 +134,20 @@ KERNEL_TEST(swiglu_matches_reference) {
     Random random(3);
     for (const Format format : FORMATS) {
         for (const int64_t I : SIZES) {
-            const auto gate = random_array(random, ROWS * I, format, 200),
-                       up = random_array(random, ROWS * I, format);
+            auto gate = random_array(random, ROWS * I, format, 200),
+                 up = random_array(random, ROWS * I, format);
             std::vector<float> outs[2];
             for (int variant = 0; variant < 2; variant++) {
                 outs[variant].resize(ROWS * I);
-                const SwigluJob job = {
-                    ROWS, I, format, gate.data(), up.data(), outs[variant].data(), I, I};
+                const RowJob job = {
+                    .M = ROWS,
+                    .D = I,
+                    .cost = I,
+                    .format = format,
+                    .options = {},
+                    .inputs = {rows(gate, I, format), rows(up, I, format)},
+                    .outputs = {rows(outs[variant], I, format)},
+                };
                 (variant == 0 ? kernel : swiglu_reference)(job, 0, ROWS);
             }
             expect_close(outs[0].data(), outs[1].data(), ROWS * I, format, "swiglu", I);

@@ -3,19 +3,18 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/row_job.h"
 #include "src/causal_conv1d/causal_conv1d_kernels.h"
 #include "src/gated_delta_rule/gated_delta_rule_kernels.h"
-#include "src/gated_rms_norm/gated_rms_norm_kernels.h"
-#include "src/sigmoid_gate/sigmoid_gate_kernels.h"
 #include "tests/kernel_tests.h"
 
 namespace tiny_llm_ext {
 
 TINY_LLM_DECLARE_SIMD(void causal_conv1d(const CausalConv1dJob& job, int64_t sequence,
                                          int64_t first, int64_t last);
-                      extern const GatedDeltaRuleKernel gated_delta_rule;
-                      void gated_rms_norm(const GatedRmsNormJob& job, int64_t first, int64_t last);
-                      void sigmoid_gate(const SigmoidGateJob& job, int64_t first, int64_t last);)
+                      extern const GatedDeltaRuleKernel gated_delta_rule;)
+TINY_LLM_DECLARE_ROW_KERNELS(gated_rms_norm)
+TINY_LLM_DECLARE_ROW_KERNELS(sigmoid_gate)
 
 namespace tests {
 
@@ -161,28 +160,29 @@ KERNEL_TEST(gated_rms_norm_and_sigmoid_gate_match_reference) {
     Random random(3);
     for (const Format format : STATE_FORMATS) {
         for (const int64_t D : WIDTHS) {
-            const auto o = random_array(random, 3 * D), weight = random_array(random, D, format),
-                       x = random_array(random, 3 * D, format),
-                       z = random_array(random, 3 * D, format);
+            auto o = random_array(random, 3 * D), weight = random_array(random, D, format),
+                 x = random_array(random, 3 * D, format), z = random_array(random, 3 * D, format);
+            const int64_t gate_width = D % 2 ? D : 1;
             std::vector<float> normed[2], gated[2];
             for (int variant = 0; variant < 2; variant++) {
                 normed[variant].resize(3 * D);
                 gated[variant].resize(3 * D);
-                const GatedRmsNormJob norm_job = {3,
-                                                  D,
-                                                  1e-6f,
-                                                  format,
-                                                  format,
-                                                  o.data(),
-                                                  z.data(),
-                                                  weight.data(),
-                                                  normed[variant].data(),
-                                                  D,
-                                                  D};
-                (variant == 0 ? norm : gated_rms_norm_reference)(norm_job, 0, 3);
-                const SigmoidGateJob gate_job = {
-                    3, D, format, x.data(), z.data(), gated[variant].data(), D, D, D % 2};
-                (variant == 0 ? gate : sigmoid_gate_reference)(gate_job, 0, 3);
+                RowJob job = {
+                    .M = 3,
+                    .D = D,
+                    .cost = D,
+                    .format = format,
+                    .options = {.eps = 1e-6f},
+                    .inputs = {{o.data(), D, D, Format::float32},
+                               {z.data(), D, D, format},
+                               {weight.data(), 0, D, format}},
+                    .outputs = {{normed[variant].data(), D, D, format}},
+                };
+                (variant == 0 ? norm : gated_rms_norm_reference)(job, 0, 3);
+                job.inputs[0] = {x.data(), D, D, format};
+                job.inputs[1].width = gate_width;
+                job.outputs[0].data = gated[variant].data();
+                (variant == 0 ? gate : sigmoid_gate_reference)(job, 0, 3);
             }
             const std::string what = " of " + std::to_string(D);
             expect_close(normed[0].data(), normed[1].data(), 3 * D, format, "norm" + what);

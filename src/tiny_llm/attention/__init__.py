@@ -1,6 +1,6 @@
 """Attention, from a single head to a paged KV cache.
 
-Pure functions of arrays; `kv_cache` manages the arrays that hold keys and values.
+Pure functions of arrays; `kv_cache` (course) and `kv_storage` (engine) store keys and values.
 
 Reading order: dense, paged, gated_delta.
 """

@@ -1,4 +1,4 @@
-"""Paged attention: keys and values are located through a block table.
+"""Paged attention over a block table, as Week 3 writes it; the engine compares with it.
 
 Key j of sequence b is row j % page_size of page block_table[b, j // page_size]. Attention has two
 implementations: a reference in plain MLX that gathers a sequence's pages into one array, and a
@@ -9,15 +9,39 @@ Shape letters are those of `dense`, plus P physical pages and T tokens across al
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import mlx.core as mx
 
 from .. import kernels
-from .dense import is_custom_mask, scaled_dot_product_attention_grouped
+from .dense import Mask, is_custom_mask, scaled_dot_product_attention_grouped
 
 Integers = Sequence[int] | mx.array
 BlockTable = Sequence[Sequence[int]] | mx.array
+
+
+@dataclass(frozen=True, eq=False)
+class PagedKvMetadata:
+    """Inputs of `paged_attention` for B sequences.
+
+    Release it before the next write to the pages; otherwise the write copies them.
+
+    Attributes:
+        key_pages, value_pages: P×H×page_size×D.
+        block_table: B×max_pages int32, each sequence's pages in order, padded with −1.
+        context_lens: B int32, cached tokens of each sequence; 0 for an idle row.
+        mask: None or "causal".
+        cu_seqlens_q: B+1 int32 for a ragged batch (`paged_attention_varlen`), else None.
+    """
+
+    key_pages: mx.array
+    value_pages: mx.array
+    block_table: mx.array
+    context_lens: mx.array
+    page_size: int
+    mask: Mask = None
+    cu_seqlens_q: mx.array | None = None
 
 
 def paged_attention(
@@ -331,3 +355,12 @@ def _check_pages(
 def _to_list(array: mx.array) -> Any:
     """Converts an array to a list of integers, or of rows of integers."""
     return array.tolist()
+
+
+def check_paged_mask(mask: Any) -> None:
+    """Rejects masks that paged attention does not support."""
+    if is_custom_mask(mask):
+        raise ValueError(
+            "paged KV cache: mask must be None or 'causal'; paged attention does not support array "
+            "masks."
+        )

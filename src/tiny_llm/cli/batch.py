@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 
 from ..demo.prompts import BATCH_PROMPTS
 from ..errors import UserError
+from ..generate import resolve_max_tokens
 from .backends.checkpoint import open_checkpoint
 from .batching.engine_run import EngineBatchRun
 from .batching.runs import BatchRun, open_batch_run, peak_memory
@@ -21,7 +23,6 @@ from .parsing.arguments import (
     add_flag,
     add_model_arguments,
     add_sampling_arguments,
-    byte_count,
     check_batch_arguments,
     sampler_from_args,
 )
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "batch") -> int:
 
 def make_parser(prog: str) -> CommandParser:
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.batch")
-    add_model_arguments(parser)
+    add_model_arguments(parser, "batch")
     add_sampling_arguments(parser)
     add_batch_arguments(parser)
     flag = partial(add_flag, parser)
@@ -48,12 +49,6 @@ def make_parser(prog: str) -> CommandParser:
         action="store_true",
     )
     flag("--record FILE", "record engine events as JSON (engine only)", Path)
-    flag(
-        "--kv-cache-bytes N",
-        "bytes of memory for the KV cache and recurrent states (engine only); by default, "
-        "enough for the batch",
-        byte_count,
-    )
     parser.set_defaults(max_tokens=DEFAULT_MAX_TOKENS)
     return parser
 
@@ -95,13 +90,9 @@ def _batch(args: argparse.Namespace) -> int:
         checkpoint.encode_chat([{"role": "user", "content": prompt}]) for prompt in BATCH_PROMPTS
     ]
     context = checkpoint.mlx_model.args.max_position_embeddings
-    longest = max(map(len, prompts))
-    if longest >= context:
-        raise UserError(
-            f"the longest prompt has {longest} tokens, but the context of '{checkpoint.name}' is "
-            f"{context} tokens, including output; use another model."
-        )
-    limits = [min(args.max_tokens, context - len(prompt)) for prompt in prompts]
+    limits: list[Any] = [
+        resolve_max_tokens(len(prompt), args.max_tokens, context) for prompt in prompts
+    ]
     run = open_batch_run(args, checkpoint, prompts, limits, sampler)
     questions = [prompt.splitlines()[-1] for prompt in BATCH_PROMPTS]
     screen = SafeConsole()

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "bench") -> int:
 
 def make_parser(prog: str) -> CommandParser:
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.bench")
-    add_model_arguments(parser)
+    add_model_arguments(parser, "bench")
     add_batch_arguments(parser)
     flag = partial(add_flag, parser)
     flag("--num-seqs N", "number of sequences", in_range(1), 16)
@@ -131,8 +131,8 @@ def measure_load(
         args,
         Checkpoint(checkpoint.name, checkpoint.mlx_model, TimestampTokenizer()),
         max_num_seqs=args.batch_size,
-        kv_tokens=max(len(prompt) + output_len for prompt, output_len in lengths),
         prefill_step=args.prefill_step,
+        max_model_len=max(len(prompt) + output_len for prompt, output_len in lengths),
     )
     llm.reserve()
     arrivals = poisson_arrivals(len(workload.prompts), rate, args.seed)

@@ -31,7 +31,7 @@ def make_parser(prog: str) -> CommandParser:
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.chat")
     add_flag(parser, "--system-prompt TEXT", "system message of the chat")
     add_remote_arguments(parser)
-    add_model_arguments(parser)
+    add_model_arguments(parser, "chat")
     add_sampling_arguments(parser)
     return parser
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -18,17 +17,23 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from .. import kernels
+from ..engine.engine_args import EngineArgs
 from ..engine.factory import resolve_task
-from ..engine.llm import DEFAULT_MAX_NUM_SEQS
 from ..errors import UserError
 from ..models import BUNDLED_MODELS, SHORT_NAMES, find_in_cache
 from ..models.checkpoint.safe_io import ModelError
 from ..models.gguf.model_files import check_model_files, weight_bytes
-from ..models.heads.pooling import TASKS
 from ..models.hub import find_config
 from .backends.checkpoint import set_device
-from .memory_table import estimate_memory, measure_bandwidth, print_memory_table
-from .parsing.arguments import add_flag, byte_count, flag_name, in_range, rank_count
+from .estimates.decode_speed import DecodeSpeed
+from .estimates.memory_table import estimate_memory, print_memory_table
+from .parsing.arguments import (
+    add_engine_arguments,
+    add_flag,
+    flag_name,
+    given_options,
+    is_set,
+)
 from .parsing.command import CommandParser, SafeConsole, console, run_command
 
 MARKS = {True: "[green]ok[/]", False: "[red]failed[/]", None: "[yellow]optional[/]"}
@@ -51,20 +56,13 @@ def main(argv: Sequence[str] | None = None, prog: str = "check-installation") ->
 
 def make_parser(prog: str) -> CommandParser:
     parser = CommandParser(prog, __doc__)
-    flag = partial(add_flag, parser)
-    flag(
+    add_flag(
+        parser,
         "--model NAME",
         "print this model's memory table: weights, KV cache, longest prompt and estimated "
         "speed; only its config is downloaded. The other flags are the same as for `serve`",
     )
-    flag("--draft-model NAME", "draft model")
-    flag("--kv-cache-bytes N", "bytes of memory for the KV cache", byte_count)
-    flag("--max-num-seqs N", "maximum number of running sequences (default: 32)", in_range(1))
-    flag("--max-model-len N", "maximum tokens per sequence", in_range(2))
-    flag("--block-size N", "tokens per page (default: 32)", in_range(1))
-    flag("--task", "the model's task (default: auto)", ["auto", *TASKS])
-    flag("--tensor-parallel-size --tp N", "number of ranks (default: 1)", rank_count)
-    flag("--device", "device to run on; by default, gpu if available", ["cpu", "gpu"])
+    add_engine_arguments(parser, "check")
     return parser
 
 
@@ -92,7 +90,7 @@ def run_checks() -> Iterator[CheckResult]:
 def _report(args: argparse.Namespace) -> int:
     if args.model is not None:
         return _report_model(args)
-    given = [flag_name(name) for name, value in vars(args).items() if value is not None]
+    given = [flag_name(name) for name in vars(args) if is_set(args, name)]
     if given:
         raise UserError(f"{given[0]} requires --model.")
     table = Table("component", "", "found", "fix", title=f"tiny-llm {version('tiny-llm')}")
@@ -106,15 +104,18 @@ def _report(args: argparse.Namespace) -> int:
 
 def _report_model(args: argparse.Namespace) -> int:
     set_device(args.device)
-    args.max_num_seqs = args.max_num_seqs or DEFAULT_MAX_NUM_SEQS
-    args.tensor_parallel_size = args.tensor_parallel_size or 1
-    folder = find_config(args.model, console)
-    draft = None if args.draft_model is None else find_config(args.draft_model, console)
-    task = resolve_task(args.task or "auto", str(folder))
-    estimates = estimate_memory(args, folder, draft)
-    bandwidth = measure_bandwidth(estimates["auto"].sizes[0].step_bytes)
-    print_memory_table(SafeConsole(), args.model, estimates, task, bandwidth)
-    return 0 if estimates["auto"].is_loadable else 1
+    models = {"model": find_config(args.model, console)}
+    if args.draft_model is not None:
+        models["draft_model"] = find_config(args.draft_model, console)
+    options = EngineArgs(**{**given_options(args, EngineArgs), **models})
+    estimates = estimate_memory(options)
+    can_measure = kernels.is_built() and kernels.runs_on_default_device()
+    speed = None
+    is_generating = resolve_task(options.task, options.model) == "generate"
+    if is_generating and can_measure and estimates["auto"].weights_fit:
+        speed = DecodeSpeed(models["model"])
+    print_memory_table(SafeConsole(), args.model, estimates, speed)
+    return 0 if estimates["auto"].weights_fit else 1
 
 
 def _python() -> CheckResult:

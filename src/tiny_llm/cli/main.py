@@ -22,7 +22,7 @@ def make_parser(prog: str) -> CommandParser:
     add_flag(
         parser, "--prompt TEXT", "prompt, or - to read it from stdin", default=INTRODUCTION_PROMPT
     )
-    add_model_arguments(parser)
+    add_model_arguments(parser, "main")
     add_sampling_arguments(parser)
     return parser
 

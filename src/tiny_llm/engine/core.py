@@ -21,8 +21,8 @@ from ..errors import (
 )
 from ..models import memory
 from ..models.tokenizer.detokenizer import detokenizer_with_leading_space
-from .exclusive_use import recovering
 from .execution.disk_cache import DiskCache
+from .execution.exclusive_use import recovering
 from .execution.sampler import TokenCounts, completion_seed
 from .inputs.sampling_params import SamplingParams
 from .model_runner import ModelRunner

@@ -8,6 +8,7 @@ An `LLM` may be used from any thread, one at a time; only `compile_grammar` may 
 `step`, `abort` and `close` are in `core.py`.
 """
 
+import inspect
 import logging
 import math
 import os
@@ -15,54 +16,56 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any, Literal
+from dataclasses import asdict, fields, replace
+from typing import Any, Concatenate, ParamSpec
 
-from ..errors import UserError, check_int, short_repr, validate_bool, validate_seed
-from ..kv_cache.int8_rows import KvCacheDtype
+from ..errors import UserError, short_repr
 from ..models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..models.hub import is_terminal
 from ..models.memory import available_memory
-from ..models.tokenizer.chat_template import set_chat_template
 from .core import EngineCore
-from .exclusive_use import exclusive
-from .execution.disk_cache import check_disk_cache_options, make_disk_cache
-from .execution.kv_memory import (
-    check_kv_cache_bytes,
-    choose_kv_cache_bytes,
-    choose_max_seq_len,
-    default_state_slots,
-    split_kv_memory,
-)
+from .engine_args import EngineArgs
+from .execution.disk_cache import make_disk_cache
+from .execution.exclusive_use import exclusive
+from .execution.kv_memory import default_state_slots, plan_kv_memory
 from .factory import (
-    Model,
-    adapter_folders,
     attach_to_target,
-    check_options,
     common_window,
     load_models,
     make_model_runner,
-    make_proposer,
     make_scheduler,
     resolve_task,
 )
+from .inputs.options import check_names
 from .inputs.prompts import ChatOptions, Prompt, Prompts, encode_prompt, is_chat, normalize_prompts
 from .inputs.sampling_params import SamplingParams
 from .scheduling.config import SchedulerConfig
-from .scheduling.events import Listener
 from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
-from .tool_calls.registry import AUTO
+from .spec_decode.ngram_proposer import NgramProposer
 
 # For all prompts, or a sequence with one item per prompt; None for the defaults.
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 log = logging.getLogger("tiny_llm.engine")
 
-DEFAULT_MAX_NUM_SEQS = 32
-DEFAULT_NUM_DRAFTS = 4  # draft tokens per step with a draft model
-DEFAULT_NUM_MTP_DRAFTS = 1  # draft tokens per step with speculative="mtp"
-
+P = ParamSpec("P")
 POOLING_PARAMS = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+
+
+def _takes(
+    arguments: Callable[P, EngineArgs],
+) -> Callable[[Callable[[Any, EngineArgs], None]], Callable[Concatenate[Any, P], None]]:
+    """Decorator: gives a method with an `EngineArgs` the signature of `EngineArgs`."""
+
+    def decorate(init: Callable[[Any, EngineArgs], None]) -> Callable[Concatenate[Any, P], None]:
+        def wrapper(self: Any, *args: P.args, **kwargs: P.kwargs) -> None:
+            check_names(kwargs, [each.name for each in fields(EngineArgs)])
+            init(self, arguments(*args, **kwargs))
+
+        wrapper.__signature__ = inspect.signature(EngineArgs.__init__)  # type: ignore[attr-defined]
+        return wrapper
+
+    return decorate
 
 
 class LLM(EngineCore):
@@ -71,164 +74,49 @@ class LLM(EngineCore):
     With a seed in its parameters, a request's output depends only on the model, its prompt and its
     parameters, not on other requests, batching, chunked prefill, cached prefixes, preemption or
     draft tokens. Outputs are bit-identical for a given version, instruction set (which selects the
-    kernels) and `tensor_parallel_size`. Arguments are as in vLLM where it has an equivalent.
-
-    Args:
-        model: short name, hub id, folder, GGUF file, ollama:NAME, lmstudio:NAME, or the result of
-            `load_weights` or `load`.
-        kv_cache_bytes: upper bound on KV memory, including recurrent states and the draft model's
-            KV memory. None uses three quarters of the memory left by the weights, but at most what
-            `max_num_seqs` requests of `max_model_len` tokens need. Used on demand and kept until
-            the system runs low on memory; `reserve` allocates all of it. Pages and recurrent states
-            share it by use: one state per running request, and checkpoints from which later
-            requests with a common prefix resume.
-        block_size: tokens per page. Only full pages are shared, so a smaller page size increases
-            sharing.
-        max_num_batched_tokens: upper bound on tokens per step, draft tokens included. Larger values
-            increase prefill throughput and inter-token latency.
-        max_num_seqs: upper bound on concurrently running requests.
-        max_model_len: maximum prompt plus output tokens; None for the model's context length.
-        enable_prefix_caching: whether to keep and share the pages of common prefixes.
-        prefix_cache_dir: directory that keeps prefix cache pages after eviction from memory and
-            for later runs; several processes may share it. Unreadable pages are recomputed.
-        prefix_cache_disk_bytes: upper bound on the total size of the directory's pages, over all
-            models; the least recently used pages are evicted. 1e10 by default.
-        draft_model: smaller model that drafts tokens, with the same vocabulary; see `model`.
-        num_drafts: upper bound on draft tokens per request and step; 4 by default with a draft
-            model, 7 with "ngram", 1 with "mtp".
-        speculative: "ngram" finds the last tokens earlier in the prompt or output and drafts the
-            tokens that followed. "mtp" drafts with the multi-token prediction layer in Qwen3.5 and
-            Qwen3-Next checkpoints. Incompatible with `draft_model`.
-        attention_backend: "paged" reads pages in place. For comparison, "flash" (the course's Week
-            2 kernel, bit-identical to "paged") and "reference" (plain MLX) gather them first.
-        kv_cache_dtype: "auto" stores keys and values in the activations' dtype. "int8" stores
-            8-bit integers with a scale per token and head: about twice as many tokens in the same
-            memory, with a small error. Does not affect recurrent states.
-        activation_bits: 8 quantizes the inputs of quantized layers to 8 bits, with a scale per
-            token and weight group: faster prefill on a CPU, with about the error of 8-bit weights.
-            16 does not quantize activations.
-        chat_template: Jinja source that replaces the model's chat template, or None.
-        load_format: "auto" loads the weights of a model given by name; "dummy" generates random
-            weights with the same shapes and formats, for benchmarks.
-        tensor_parallel_size: number of processes, each with a shard of the weights and KV cache;
-            started on this machine, unless a launcher has started them. If one dies, all exit.
-            `model` must be a name, id or folder. Affects rounding, and thus the output.
-        task: "generate", "embed" or "score", for the method of that name. "auto" is "embed" for
-            a checkpoint with a sentence-transformers pooling layer, otherwise "generate".
-        scheduling_policy: "fcfs" computes prompts in order of arrival. "fair", the default of
-            `tiny-llm serve`, lets short prompts overtake long ones: a request is overtaken by at
-            most about as many prompt tokens as its own prompt has.
-        step_time_target: with "fair", target duration in seconds of steps with decoding requests;
-            limits the prompt tokens in these steps. None for no limit. So that prompts progress, an
-            occasional step may take up to ten times as long.
-        adapter_path: folder of a LoRA adapter, as written by `mlx_lm.lora`, for all requests.
-        lora_modules: LoRA adapter folders by name; a request selects one with `lora`.
-        max_queue: maximum requests queued beyond `max_num_seqs`; more raise `QueueFullError`. None
-            for no limit.
-        tool_call_parser: tool-call format: "hermes", "qwen3_coder", "llama3_json" or "mistral";
-            "auto" detects it from the chat template.
-        seed: base seed for requests without a seed, combined with their arrival order; None for a
-            random one.
-        listener: callback for every event (`scheduling/events.py`), for example a `Recorder`.
+    kernels) and `tensor_parallel_size`. The arguments are the fields of `EngineArgs`.
 
     Raises:
-        UserError: the model cannot be loaded, the arguments conflict, or the KV memory is too small
+        UserError: the model cannot be loaded, an argument is invalid, or the KV memory is too small
             for one page, plus two state slots if the model has recurrent state.
     """
 
     @exclusive
-    def __init__(
-        self,
-        model: Model,
-        *,
-        kv_cache_bytes: float | None = None,
-        block_size: int = 32,
-        max_num_batched_tokens: int = 256,
-        max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
-        max_model_len: int | None = None,
-        enable_prefix_caching: bool = True,
-        prefix_cache_dir: str | os.PathLike[str] | None = None,
-        prefix_cache_disk_bytes: float | None = None,
-        draft_model: Model | None = None,
-        num_drafts: int | None = None,
-        speculative: Literal["ngram", "mtp"] | None = None,
-        attention_backend: str = "paged",
-        kv_cache_dtype: KvCacheDtype = "auto",
-        activation_bits: Literal[16, 8] = 16,
-        chat_template: str | None = None,
-        load_format: str = "auto",
-        tensor_parallel_size: int = 1,
-        task: Literal["auto", "generate", "embed", "score"] = "auto",
-        scheduling_policy: Literal["fcfs", "fair"] = "fcfs",
-        step_time_target: float | None = None,
-        adapter_path: str | os.PathLike[str] | None = None,
-        lora_modules: Mapping[str, str | os.PathLike[str]] | None = None,
-        max_queue: int | None = None,
-        tool_call_parser: str = AUTO,
-        seed: int | None = 0,
-        listener: Listener | None = None,
-    ):
-        check_int("block_size", block_size, 1)
-        validate_bool("enable_prefix_caching", enable_prefix_caching)
-        proposer = make_proposer(speculative, draft_model, num_drafts)
-        check_options(load_format, attention_backend, kv_cache_dtype, activation_bits, listener)
-        disk_options = prefix_cache_dir, prefix_cache_disk_bytes
-        check_disk_cache_options(*disk_options, enable_prefix_caching)
-        seed = int.from_bytes(os.urandom(8), "big") if seed is None else validate_seed(seed)
-        self.task = resolve_task(task, model)
-        folders = adapter_folders(adapter_path, lora_modules)
-        options = {
-            "page_size": block_size,
-            "attention_backend": attention_backend,
-            "kv_cache_dtype": kv_cache_dtype,
-            "activation_bits": activation_bits,
-        }
-        mtp = speculative == "mtp"
-        models = load_models(
-            model, draft_model, tensor_parallel_size, load_format, options, self.task, mtp
-        )
-        adapters = attach_to_target(models, folders)
-        max_seq_len = choose_max_seq_len(max_model_len, models.all)
-        if kv_cache_bytes is None:
-            kv_memory, reason = choose_kv_cache_bytes(
-                block_size, max_num_seqs, max_seq_len, models.all, available_memory()
-            )
-            log.info("KV memory: up to %.2f GB, %s", kv_memory / 1e9, reason)
-        else:
-            kv_memory = check_kv_cache_bytes(kv_cache_bytes)
-        num_pages, num_state_slots, slot_pages = split_kv_memory(
-            kv_memory, block_size, max_num_seqs, models.all
-        )
-        default_drafts = DEFAULT_NUM_MTP_DRAFTS if mtp else DEFAULT_NUM_DRAFTS
+    @_takes(EngineArgs)
+    def __init__(self, args: EngineArgs):
+        args = replace(args, task=resolve_task(args.task, args.model))
+        models = load_models(args)
+        adapters = attach_to_target(models, args.adapter_folders)
+        memory = plan_kv_memory(models.all, available_memory(), *args.memory_limits)
+        if memory.reason:
+            log.info("KV memory: up to %.2f GB, %s", memory.num_bytes / 1e9, memory.reason)
         config = SchedulerConfig(
-            num_pages=num_pages,
-            page_size=block_size,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            max_seq_len=max_seq_len,
-            num_drafts=0 if models.draft is None else num_drafts or default_drafts,
-            enable_prefix_caching=enable_prefix_caching,
-            max_queue=max_queue,
-            num_state_slots=num_state_slots,
-            state_slot_pages=slot_pages,
+            num_pages=memory.num_pages,
+            page_size=args.block_size,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_num_seqs=args.max_num_seqs,
+            max_seq_len=memory.max_seq_len,
+            num_drafts=0 if models.draft is None else args.max_drafts,
+            enable_prefix_caching=args.enable_prefix_caching,
+            max_queue=args.max_queue,
+            num_state_slots=memory.num_state_slots,
+            state_slot_pages=memory.state_slot_pages,
             window=common_window(models.all),
         )
-        if chat_template is not None:
-            set_chat_template(models.tokenizer, chat_template)
-        runner = make_model_runner(
-            models, list(folders.values()), num_pages, num_state_slots, self.task
-        )
-        scheduler = make_scheduler(config, listener, scheduling_policy, step_time_target)
+        runner = make_model_runner(args, models, memory.num_pages, memory.num_state_slots)
+        scheduler = make_scheduler(args, config)
+        cache = args.prefix_cache_dir, args.prefix_cache_disk_bytes
         super().__init__(
             models.tokenizer,
             scheduler,
             runner,
-            seed,
-            proposer,
-            tool_call_parser,
+            int.from_bytes(os.urandom(8), "big") if args.seed is None else int(args.seed),
+            NgramProposer(args.max_drafts) if args.speculative == "ngram" else None,
+            args.tool_call_parser,
             adapters,
-            make_disk_cache(*disk_options, scheduler, runner.models),
+            make_disk_cache(*cache, scheduler, runner.models),
         )
+        self.task = args.task
 
     # ---------------------------------------------------------------- batch interface
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from .. import kernels
-from ..generate import SpeculationStatistics
 from .execution.async_scheduling import AsyncScheduling
 from .execution.logprobs import ScoredPrompt, add_prompt_logprobs, prompt_logprob_rows
 from .execution.paged_model import PagedModel, Span
@@ -19,7 +18,7 @@ from .execution.sampler import SamplerOutput, SamplingRow
 from .scheduling.outputs import Chunk, ChunkOutput, SchedulerOutput
 from .spec_decode.draft_model import DraftModel
 from .spec_decode.mtp_drafter import MtpDrafter
-from .spec_decode.verification import accepted_tokens
+from .spec_decode.verification import SpeculationStatistics, accepted_tokens
 
 NAN_LOGITS = "the model produced NaN logits, so no token can be sampled."
 NAN_RESULT = "the model's output contains NaN or infinity."

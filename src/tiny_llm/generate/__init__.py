@@ -1,12 +1,12 @@
 """Generation for a single prompt: decoding loops and text streaming.
 
-Decoding loops depend on the model and the sampler, `stream` on the tokenizer. Weeks 2 and 3 add
-faster loops without changing `stream`.
+`week_models` selects the model. Decoding loops depend on the model and the sampler, `stream` on the
+tokenizer. Weeks 2 and 3 add faster loops without changing `stream`.
 
-Reading order: loops, speculative, draft_tokenizer, stream.
+Reading order: week_models, loops, speculative, stream.
 """
 
-from .draft_tokenizer import check_same_vocabulary
+from ..engine.spec_decode.verification import SpeculationStatistics
 from .loops import (
     decode_by_recomputing,
     decode_with_cache,
@@ -15,25 +15,26 @@ from .loops import (
     simple_generate_with_kv_cache,
     speculative_generate,
 )
-from .speculative import SpeculationStatistics, SpeculativeDecoding
+from .speculative import SpeculativeDecoding
 from .stream import (
     DecodingLoop,
     GenerationResponse,
-    encode_prompt,
     read_tokens,
     resolve_max_tokens,
     stream_generate,
+    tokenize_prompt,
 )
+from .week_models import WEEK_MODELS, dispatch_model
 
 __all__ = [
+    "WEEK_MODELS",
     "DecodingLoop",
     "GenerationResponse",
     "SpeculationStatistics",
     "SpeculativeDecoding",
-    "check_same_vocabulary",
     "decode_by_recomputing",
     "decode_with_cache",
-    "encode_prompt",
+    "dispatch_model",
     "next_token_logits",
     "read_tokens",
     "resolve_max_tokens",
@@ -41,4 +42,5 @@ __all__ = [
     "simple_generate_with_kv_cache",
     "speculative_generate",
     "stream_generate",
+    "tokenize_prompt",
 ]

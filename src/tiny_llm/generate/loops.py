@@ -9,8 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..models.tokenizer.draft_tokenizer import check_same_tokenizer
 from ..sampler import Sampler, sample
-from .draft_tokenizer import check_same_tokenizer
 from .speculative import SpeculativeDecoding
 from .stream import stream_generate
 

@@ -18,33 +18,14 @@ The draft model affects speed, not the output distribution. Sources: Leviathan e
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
+from ..engine.spec_decode.verification import SpeculationStatistics
 from ..errors import check_int
-from ..sampler import DistributionSampler, Sampler, greedy_sample, log_softmax, sample
-
-
-@dataclass
-class SpeculationStatistics:
-    """Acceptance statistics of one generation, or of an engine since its start."""
-
-    target_steps: int = 0  # target model calls, including prefill
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-
-    def __str__(self) -> str:
-        share = (
-            f" ({self.num_accepted_tokens / self.num_draft_tokens:.0%})"
-            if self.num_draft_tokens
-            else ""
-        )
-        return (
-            f"draft tokens: {self.num_accepted_tokens} of {self.num_draft_tokens} accepted{share}, "
-            f"{self.target_steps} target steps"
-        )
+from ..sampler import DistributionSampler, Sampler, sample
+from ..sampling_ops import greedy_sample, log_softmax
 
 
 class SpeculativeDecoding:

@@ -53,7 +53,7 @@ def stream_generate(
 ) -> Iterator[GenerationResponse]:
     """Streams a decoding loop's text; for arguments, see `simple_generate`."""
     tokenizer = with_detokenizer(tokenizer)
-    prompt_ids = encode_prompt(tokenizer, prompt, getattr(model, "vocab_size", None))
+    prompt_ids = tokenize_prompt(tokenizer, prompt, getattr(model, "vocab_size", None))
     budget = resolve_max_tokens(len(prompt_ids), max_tokens, getattr(model, "max_seq_len", None))
     tokens = decode(model, prompt_ids, sampler or make_sampler(temp=0))
     return stream_text(read_tokens(tokens, budget), tokenizer, len(prompt_ids), budget)
@@ -79,7 +79,7 @@ def read_tokens(tokens: Iterator[int | mx.array], budget: int | None = None) -> 
         yield int(pending)
 
 
-def encode_prompt(
+def tokenize_prompt(
     tokenizer: Any, prompt: str | Sequence[int], vocab_size: int | None = None
 ) -> list[int]:
     """Encodes a prompt and checks its token ids, if `vocab_size` is given.

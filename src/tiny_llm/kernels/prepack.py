@@ -89,10 +89,9 @@ def is_kernel_supported(mlx_layer: Any) -> bool:
 def prepack_model(mlx_model: Any) -> Any:
     """Copies a model into the weight layout that this machine's kernels read.
 
-    The given model stays usable and row-major, because its arrays are replaced, layer by layer,
-    with lazy arrays computed from the prepacked weights on first use. Weights are therefore in
-    memory once, or twice if both models are used. Returns `mlx_model` itself if no layer needs
-    prepacking.
+    Each of the given model's arrays becomes a lazy inverse of its prepacked copy, and its memory is
+    released. Evaluating the given model again recreates its row-major weights, in addition to the
+    prepacked ones. Returns `mlx_model` itself if no layer needs prepacking.
     """
     layers = prepackable_layers(mlx_model)
     if not layers:

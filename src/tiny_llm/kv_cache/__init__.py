@@ -1,27 +1,22 @@
-"""KV caches, dense and paged.
+"""KV caches of the course: one cache per request and layer, dense or paged.
 
-Caches manage arrays and token positions; they do not depend on models, prompts or text.
+Caches manage arrays and token positions; they do not depend on models, prompts or text. The engine
+does not use them: its pages and states are in `kv_storage`.
 
-Reading order: full, batching, page_pool, paged, state_storage, paged_storage, int8_rows, step_plan,
-planning, disk.
+Reading order: full, page_pool, paged, batching, planning.
 """
 
+from ..attention.paged import PagedKvMetadata
 from ..errors import OutOfPagesError
 from .batching import BatchingKvCache
 from .full import TinyKvCache, TinyKvFullCache
 from .page_pool import TinyKvPagedPool
-from .paged import PagedKvMetadata, TinyKvPagedCache
-from .paged_storage import PagedStorage, RaggedBatch
-from .state_storage import StateShape, StateStorage
+from .paged import TinyKvPagedCache
 
 __all__ = [
     "BatchingKvCache",
     "OutOfPagesError",
     "PagedKvMetadata",
-    "PagedStorage",
-    "RaggedBatch",
-    "StateShape",
-    "StateStorage",
     "TinyKvCache",
     "TinyKvFullCache",
     "TinyKvPagedCache",

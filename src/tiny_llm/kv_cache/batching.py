@@ -9,16 +9,10 @@ import mlx.core as mx
 
 from .. import kernels
 from ..attention import Mask, causal_mask, is_custom_mask
+from ..attention.paged import PagedKvMetadata, check_paged_mask
+from ..errors import OutOfPagesError
 from .full import TinyKvCache, TinyKvFullCache, grow_buffer
-from .paged import (
-    OutOfPagesError,
-    PagedKvMetadata,
-    TinyKvPagedCache,
-    check_paged_mask,
-    paged_metadata,
-)
-
-__all__ = ["BatchingKvCache", "TinyKvCache", "TinyKvFullCache"]
+from .paged import TinyKvPagedCache, paged_metadata
 
 
 @dataclass

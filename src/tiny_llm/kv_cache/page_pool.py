@@ -1,7 +1,8 @@
 """Page pool for paged KV caches: page memory and the free list.
 
 A page is owned by the cache that allocated it until that cache frees it. The pool does not track
-owners, but rejects a double free. It does not depend on requests, layers or positions.
+owners, but rejects a double free. It does not depend on requests, layers or positions. The engine's
+allocator, whose pages have several owners, is in `engine/scheduling/page_allocator.py`.
 """
 
 import mlx.core as mx

@@ -1,4 +1,4 @@
-"""Paged KV cache of one request, and paged attention metadata.
+"""Paged KV cache of one request, and its metadata for paged attention.
 
 A contiguous cache is one block of memory, which is copied when it grows. A paged cache takes
 fixed-size pages from a shared pool (`page_pool.py`), so a request wastes less than one page and a
@@ -9,40 +9,13 @@ freed page fits any other request. A request stores its page ids in token order.
     request b    page_ids [1]      2 tokens
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 import mlx.core as mx
 
-from ..attention import Mask, gather_pages, is_custom_mask
+from ..attention import Mask, gather_pages
+from ..attention.paged import PagedKvMetadata, check_paged_mask
 from ..errors import OutOfPagesError
 from .full import TinyKvCache
 from .page_pool import TinyKvPagedPool
-
-__all__ = ["OutOfPagesError", "PagedKvMetadata", "TinyKvPagedCache", "TinyKvPagedPool"]
-
-
-@dataclass(frozen=True, eq=False)
-class PagedKvMetadata:
-    """Inputs of `paged_attention` for B sequences.
-
-    Release it before the next write to the pages; otherwise the write copies them.
-
-    Attributes:
-        key_pages, value_pages: P×H×page_size×D.
-        block_table: B×max_pages int32, each sequence's pages in order, padded with −1.
-        context_lens: B int32, cached tokens of each sequence; 0 for an idle row.
-        mask: None or "causal".
-        cu_seqlens_q: B+1 int32 for a ragged batch (`paged_attention_varlen`), else None.
-    """
-
-    key_pages: mx.array
-    value_pages: mx.array
-    block_table: mx.array
-    context_lens: mx.array
-    page_size: int
-    mask: Mask = None
-    cu_seqlens_q: mx.array | None = None
 
 
 class TinyKvPagedCache(TinyKvCache):
@@ -195,12 +168,3 @@ def paged_metadata(
         mask,
     )
     # [/task 3.2.1 metadata]
-
-
-def check_paged_mask(mask: Any) -> None:
-    """Rejects masks that paged attention does not support."""
-    if is_custom_mask(mask):
-        raise ValueError(
-            "paged KV cache: mask must be None or 'causal'; paged attention does not support array "
-            "masks."
-        )

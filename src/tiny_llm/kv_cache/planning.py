@@ -11,11 +11,11 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import OutOfPagesError
+from ..kv_storage.step_plan import AttentionMetadata, StepPlan
 from .batching import BatchingKvCache
 from .full import TinyKvFullCache
 from .page_pool import TinyKvPagedPool
 from .paged import TinyKvPagedCache
-from .step_plan import AttentionMetadata, StepPlan
 
 LayerRequests = Sequence[TinyKvPagedCache | None]  # one layer's caches, one per row of the batch
 

@@ -1,20 +1,13 @@
-"""Model loading by name, and the models of the course's weeks and the engine.
+"""Model loading by name, and the engine's models: one decoder for all families.
 
-This package must not generate text: `generate`, `batch` and `engine` run the models built here.
+This package must not generate text: `engine` runs the models built here. The course's models are in
+`qwen3_week1` to `qwen3_week3`.
 
-Reading order: hub, loading, dispatch, heads, memory, model_size, checkpoint, gguf, tokenizer,
+Reading order: hub, loading, serving_model, heads, memory, model_size, checkpoint, gguf, tokenizer,
 families, lora, parallel.
 """
 
 from .checkpoint.safe_io import ModelError
-from .dispatch import (
-    WEEK_MODELS,
-    ServingModel,
-    check_has_mtp,
-    dispatch_model,
-    mtp_model,
-    serving_model,
-)
 from .families.attention_backends import ATTENTION_BACKENDS
 from .families.linear import ACTIVATION_BITS
 from .hub import (
@@ -26,6 +19,12 @@ from .hub import (
     shortcut_name_to_full_name,
 )
 from .loading import LOAD_FORMATS, load, load_weights
+from .serving_model import (
+    ServingModel,
+    check_has_mtp,
+    mtp_model,
+    serving_model,
+)
 
 __all__ = [
     "ACTIVATION_BITS",
@@ -33,12 +32,10 @@ __all__ = [
     "BUNDLED_MODELS",
     "LOAD_FORMATS",
     "SHORT_NAMES",
-    "WEEK_MODELS",
     "ModelError",
     "ServingModel",
     "check_has_mtp",
     "default_model",
-    "dispatch_model",
     "find_in_cache",
     "find_model",
     "load",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from .. import demo, kernels
 from ..errors import UserError
@@ -99,9 +100,7 @@ def load_weights(
             tokenizer = open_tokenizer(folder, config)
         model = read_weights(folder, config, shard, mtp)
         if rank == 0:
-            if kernels.computes_on_cpu() and folder.is_dir():
-                _report_float32(folder, console)
-            _report_ignored(folder, full, model.num_skipped, console)
+            _report(folder, full, model, console)
         return model, tokenizer
 
     find = find_config if load_format == "dummy" else find_model
@@ -133,29 +132,29 @@ def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
     return load_model(folder, lazy=True)[0], open_tokenizer(folder, config).mlx_lm
 
 
-def _report_ignored(
-    folder: Path, config: DecoderConfig, num_skipped: int, console: "Console | None"
+def _report(
+    folder: Path, config: DecoderConfig, model: CheckpointModel, console: "Console | None"
 ) -> None:
-    """Prints a line for each kind of content that loading ignores."""
+    """Prints a line for each kind of content that loading ignores, and for slow weights."""
     lines = []
+    arrays: Any = tree_flatten(model.parameters())
+    is_float32 = all(array.dtype == mx.float32 for _, array in arrays)
+    if is_float32 and kernels.computes_on_cpu() and folder.is_dir():
+        lines.append(
+            "on a CPU, float32 weights are more than ten times slower than bfloat16; convert them "
+            "with `mlx_lm.convert --dtype bfloat16`."
+        )
     if config.ignored_fields:
         lines.append(f"ignored unknown fields of config.json: {', '.join(config.ignored_fields)}.")
     if has_stale_index(folder):
         lines.append(f"read {COMPLETE_FILE} only; {INDEX_FILE} lists other files.")
-    if num_skipped:
+    if model.num_skipped:
         owners = "the vision tower" if config.has_mtp else "the vision tower or the MTP layer"
-        lines.append(f"skipped {num_skipped} tensors of {owners}; only text input is supported.")
+        lines.append(
+            f"skipped {model.num_skipped} tensors of {owners}; only text input is supported."
+        )
     for line in lines:
         (console or stderr_console()).print(f"{folder}: {line}", soft_wrap=True, markup=False)
-
-
-def _report_float32(folder: Path, console: "Console | None") -> None:
-    if {header.dtype for header in read_tensor_headers(folder).values()} == {"F32"}:
-        message = (
-            f"{folder}: on a CPU, float32 weights are more than ten times slower than bfloat16; "
-            "convert them with `mlx_lm.convert --dtype bfloat16`."
-        )
-        (console or stderr_console()).print(message, markup=False, soft_wrap=True)
 
 
 def _dummy_tokenizer(

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..kv_cache.int8_rows import KvCacheDtype, kv_row_width
+from ..kv_storage.int8_rows import KvCacheDtype, kv_row_width
 from .checkpoint.dummy import random_bytes, random_checkpoint
 from .checkpoint.safe_io import model_errors
 from .checkpoint.sharding import RankShard
@@ -25,7 +25,6 @@ from .gguf.model_files import has_weights, read_model_config, read_weights
 @dataclass(frozen=True)
 class ModelSize:
     weight_bytes: int
-    step_bytes: int  # weight bytes read to decode one token, with only the selected experts
     # Key and value vectors per token, over all attention layers and KV heads.
     kv_vectors_per_token: int
     head_dim: int  # elements per key or value vector
@@ -64,7 +63,7 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
             else partial(read_weights, folder, config)
         )
         sizes = [size_of_tree(read(rank_shard=shard)) for shard in shards]
-    summed = ("weight_bytes", "step_bytes", "kv_vectors_per_token", "state_bytes")
+    summed = ("weight_bytes", "kv_vectors_per_token", "state_bytes")
     totals: dict[str, Any] = {name: sum(getattr(each, name) for each in sizes) for name in summed}
     return replace(sizes[0], **totals)
 
@@ -77,23 +76,12 @@ def size_of_tree(model: Any) -> ModelSize:
     """
     config, parts = config_of(model.args), model.model
     arrays: Any = tree_flatten(getattr(model, "shard", model))
-    total = step = 0
-    for path, array in arrays:
-        if not isinstance(array, mx.array):
-            continue  # mlx_lm's modules also contain functions
-        total += array.nbytes
-        if path.startswith("model.embed_tokens.") and not config.tie_word_embeddings:
-            continue  # not in `step`, which reads only one row per token
-        selected = 1.0
-        if config.experts is not None and ".switch_mlp." in path:
-            selected = config.experts.top_k / config.experts.num_experts
-        step += int(array.nbytes * selected)
+    # mlx_lm's modules also contain functions.
+    total = sum(array.nbytes for _, array in arrays if isinstance(array, mx.array))
     dtype = activation_dtype(parts.embed_tokens, parts.norm)
     state_bytes = 0
     if config.delta_net is not None:
         state_bytes = len(config.delta_net.layers) * state_shape(config.delta_net, dtype).nbytes
     kv_vectors_per_token = 2 * config.num_kv_layers * config.num_key_value_heads
     context = config.max_position_embeddings
-    return ModelSize(
-        total, step, kv_vectors_per_token, config.head_dim, state_bytes, context, dtype
-    )
+    return ModelSize(total, kv_vectors_per_token, config.head_dim, state_bytes, context, dtype)

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import uvicorn
 
 from .. import kernels
-from ..models.parallel.default_group import shutdown_default_group
+from ..models.parallel.launch import end_group
 from .app import build_app
 from .engine_client import messages
 from .engine_client.metrics import Metrics
@@ -123,7 +123,7 @@ class ServerProcess:
         """
         gc.collect()  # runs the finalizers of temporary files
         if not self._status:
-            shutdown_default_group()
+            end_group()
         if kernels.report_emulator_faults():
             self._status = 1
         logging.shutdown()

@@ -217,14 +217,24 @@ WRONG = [
     ),
     Wrong(
         "4.5.2 add",
-        "the first row of y is added to all rows",
-        "load(y, y_start + i, F))",
+        "the first vector of y is added to all vectors",
         "load(y, i, F))",
+        "load(y, 0, F))",
     ),
     Wrong(
-        "4.5.3 pairs", "pairs are adjacent elements", "normalized(i + half)", "normalized(i + 1)"
+        "4.5.2 norm",
+        "a float32 weight is read in the format of x",
+        "load(weight, i, W))",
+        "load(weight, i, F))",
     ),
-    Wrong("4.5.3 head", "the remaining pairs are not rotated", "i < half)", "i > half)"),
+    Wrong(
+        "4.5.3 norm",
+        "a float32 weight is read in the format of x",
+        "load_up_to(weight, i, W, count)",
+        "load_up_to(weight, i, F, count)",
+    ),
+    Wrong("4.5.3 pairs", "pairs are adjacent elements", "factor, i + pairs", "factor, i + 1"),
+    Wrong("4.5.3 head", "the remaining pairs are not rotated", "i < pairs)", "i > pairs)"),
     Wrong(
         "4.5.4 silu",
         "exp(|x|) overflows",
@@ -240,8 +250,8 @@ WRONG = [
     Wrong(
         "4.5.4 row",
         "the row's partial vector is skipped",
-        "job.I - i); rest > 0)",
-        "job.I - i); rest > LANES)",
+        "I - i); rest > 0)",
+        "I - i); rest > LANES)",
     ),
     Wrong(
         "4.6.1 scores",

@@ -16,8 +16,8 @@ import pytest
 
 from tests.engine.disk_cache import crash_worker
 from tests.engine.disk_cache.support import page_files
-from tiny_llm.kv_cache.disk import store as store_module
-from tiny_llm.kv_cache.disk.store import PageStore, StoredPage, stored_bytes
+from tiny_llm.kv_storage.disk import store as store_module
+from tiny_llm.kv_storage.disk.store import PageStore, StoredPage, stored_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
 PAYLOAD_BYTES = 20_000

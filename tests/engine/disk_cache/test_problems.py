@@ -21,7 +21,7 @@ from tests.engine.disk_cache.support import (
     wait_until,
 )
 from tiny_llm import LLM, UserError
-from tiny_llm.kv_cache.disk import page_file, reader, store, writer
+from tiny_llm.kv_storage.disk import page_file, reader, store, writer
 
 LOGGER = "tiny_llm.engine"
 

@@ -2,9 +2,9 @@
 
 import threading
 
-from tiny_llm.kv_cache.disk.reader import PageReader
-from tiny_llm.kv_cache.disk.store import PageStore
-from tiny_llm.kv_cache.disk.writer import PageWriter
+from tiny_llm.kv_storage.disk.reader import PageReader
+from tiny_llm.kv_storage.disk.store import PageStore
+from tiny_llm.kv_storage.disk.writer import PageWriter
 
 
 def test_end_of_a_load_without_pages_ends_the_wait(tmp_path):

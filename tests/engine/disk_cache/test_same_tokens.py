@@ -18,7 +18,7 @@ from tests.engine.disk_cache.support import (
 from tests.engine.hybrid import build, conversation, run_transcript, write_hybrid
 from tests.engine.support import MORE_CASES, PARAGRAPH, chat, run_cases
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError, load
-from tiny_llm.kv_cache.disk.store import PageStore
+from tiny_llm.kv_storage.disk.store import PageStore
 from tiny_llm.models import load_weights
 
 CONFIGURATIONS = {

@@ -14,8 +14,8 @@ from tests.engine.hybrid import write_hybrid
 from tiny_llm import LLM
 from tiny_llm.engine.execution.disk_cache.fingerprint import fingerprint
 from tiny_llm.engine.execution.disk_cache.keys import page_key, state_key
-from tiny_llm.kv_cache.disk.page_file import read_page_file, write_page_file
-from tiny_llm.kv_cache.disk.store import ORPHAN_SECONDS, PageStore, StoredPage, stored_bytes
+from tiny_llm.kv_storage.disk.page_file import read_page_file, write_page_file
+from tiny_llm.kv_storage.disk.store import ORPHAN_SECONDS, PageStore, StoredPage, stored_bytes
 from tiny_llm.models import load_weights
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -18,7 +18,7 @@ from tiny_llm.engine.execution.sampler import (
     to_ints,
 )
 from tiny_llm.engine.scheduling.request import EngineRequest
-from tiny_llm.sampler import log_softmax
+from tiny_llm.sampling_ops import log_softmax
 
 V = 50
 PROMPT, OUTPUT = [3, 4, 4], [4, 7, 7, 7]

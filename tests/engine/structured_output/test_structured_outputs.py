@@ -30,7 +30,7 @@ from tiny_llm.engine.execution.sampler import SamplingRow
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.structured_output.bitmask import apply_grammar_bitmask
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
-from tiny_llm.models.dispatch import serving_model
+from tiny_llm.models.serving_model import serving_model
 from tiny_llm.models.tokenizer.loader import open_tokenizer
 from tiny_llm.models.tokenizer.tokenizer import Tokenizer
 

@@ -9,7 +9,7 @@ import tokenizers
 
 from tests.engine.tool_calls.templates import TEMPLATES
 from tiny_llm.engine.tool_calls.registry import AUTO, find_format
-from tiny_llm.models.tokenizer.chat_template import render_chat
+from tiny_llm.models.tokenizer.chat_template import render_template
 from tiny_llm.models.tokenizer.tokenizer import Tokenizer
 from tiny_llm.server.protocol.output_parser import OutputParser, TextDelta
 from tiny_llm.server.protocol.tool_calls import ToolCallOptions
@@ -95,7 +95,7 @@ def write_calls(family, calls, content=""):
 
 def render(family, messages, **variables):
     all_variables = {"bos_token": "<s>", "eos_token": END, "tools": None, **variables}
-    return render_chat(TEMPLATES[family], messages, **all_variables)
+    return render_template(TEMPLATES[family], messages, **all_variables)
 
 
 def parse(tool_call_format, text, tools, sizes=(10**9,), is_stream=False, **options):

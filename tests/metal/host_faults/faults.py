@@ -42,28 +42,26 @@ def shared_fault(
     return Fault(name, operation, "common/metal_device.cpp", right, wrong, message)
 
 
+def row_fault(name: str, operation: str, right: str, wrong: str, message: str = DIFFERS) -> Fault:
+    """Creates a fault in the encoder of row operations."""
+    return Fault(name, operation, "common/row_operation_metal.cpp", right, wrong, message)
+
+
+BIND = "rows.push_back(array);"
+BIND_REVERSED = "rows.insert(rows.begin(), array);"
+STRIDE = "static_cast<long>(stride)"
 PARTS = "src/matmul/matmul_encoder_metal.cpp"
 
 FAULTS = [
     # Faults: a wrong array is bound at a buffer index.
-    fault(
-        "gate and up are swapped",
-        "swiglu",
-        "metal::encode(stream(), launch, {gate, up}, {out});",
-        "metal::encode(stream(), launch, {up, gate}, {out});",
-    ),
+    row_fault("gate and up are swapped", "swiglu", BIND, BIND_REVERSED),
+    row_fault("input and gate are swapped", "sigmoid_gate", BIND, BIND_REVERSED),
+    row_fault("weight and x are swapped", "rms_norm", BIND, BIND_REVERSED, BEYOND),
     fault(
         "cos and sin are swapped",
         "qk_norm_rope",
         "metal::encode(stream(), launch, {x, weight, cos, sin}, {out});",
         "metal::encode(stream(), launch, {x, weight, sin, cos}, {out});",
-    ),
-    fault(
-        "weight and y are swapped",
-        "rms_norm",
-        "metal::encode(stream(), launch, {x_rows, y_rows, weight}, outputs);",
-        "metal::encode(stream(), launch, {x_rows, weight, y_rows}, outputs);",
-        BEYOND,
     ),
     fault(
         "keys and values are swapped",
@@ -145,49 +143,25 @@ FAULTS = [
         "static_cast<long>(out.shape(0)) * out.shape(2)",
         "static_cast<long>(out.shape(0)) * out.shape(2) / 2",
     ),
-    fault(
-        "all sequences share cos and sin",
-        "qk_norm_rope",
-        "cos.shape(0) == 1 ? 0 : static_cast<long>(L) * W",
-        "0L",
-    ),
     fault("rows are half as long", "quantized_embedding", "out.shape(-1)", "out.shape(-1) / 2"),
     # Faults: wrong strides and offsets.
-    fault(
-        "row strides are ignored",
-        "swiglu",
-        "swiglu_launch(M, I, gate_stride, up_stride, format_of(out.dtype()), max_threads)",
-        "swiglu_launch(M, I, I, I, format_of(out.dtype()), max_threads)",
+    row_fault("row strides are ignored", "swiglu", STRIDE, "params.D"),
+    row_fault("row strides of a slice are ignored", "add_bias", STRIDE, "params.D"),
+    row_fault(
+        "the gate uses the stride of the norm's input",
+        "gated_rms_norm",
+        STRIDE,
+        f"i == 0 ? {STRIDE} : params.strides[0]",
     ),
+    row_fault(
+        "a strided bias is read as contiguous", "add_bias", BIND, "rows.push_back(inputs[i]);"
+    ),
+    row_fault("each row has its own bias", "add_bias", "inputs[i].ndim() == 1", "false", BEYOND),
     fault(
         "values use the keys' strides",
         "flash_attention",
         "set_strides(params.value_strides, value, 3);",
         "set_strides(params.value_strides, key, 3);",
-    ),
-    fault(
-        "the batch uses the tokens' stride",
-        "qk_norm_rope",
-        "static_cast<long>(x.strides(0))",
-        "static_cast<long>(x.strides(1))",
-    ),
-    fault(
-        "heads without a norm are normalized",
-        "qk_norm_rope",
-        ".normalizes = normalizes_",
-        ".normalizes = 1",
-    ),
-    fault(
-        "a strided bias is read as contiguous",
-        "add_bias",
-        "metal::row_contiguous(inputs[1], stream())",
-        "inputs[1]",
-    ),
-    fault(
-        "row strides of a slice are ignored",
-        "add_bias",
-        "add_bias_launch(M, O, x_stride, format_of(out.dtype()), max_threads)",
-        "add_bias_launch(M, O, O, format_of(out.dtype()), max_threads)",
     ),
     fault(
         "strided heads are read as contiguous",
@@ -221,20 +195,18 @@ FAULTS = [
         "true",
     ),
     # Faults: wrong grid sizes.
+    row_fault(
+        "the last row has no threadgroup",
+        "rms_norm",
+        "Extent{.x = params.M}",
+        "Extent{.x = params.M - 1}",
+    ),
     shared_fault(
         "grid and threadgroup are swapped",
         "matmul",
         "encoder.dispatch_threadgroups(size_of(launch.groups), size_of(launch.threads));",
         "encoder.dispatch_threadgroups(size_of(launch.threads), size_of(launch.groups));",
         "",
-    ),
-    Fault(
-        "the last row has no threadgroup",
-        "rms_norm",
-        "src/rms_norm/rms_norm_launch.cpp",
-        ".x = M",
-        ".x = M - 1",
-        DIFFERS,
     ),
     Fault(
         "the last heads have no threadgroup",
@@ -322,23 +294,12 @@ FAULTS = [
     fault(
         "one channel too many", "causal_conv1d", ".C = x.shape(1)", ".C = x.shape(1) + 1", BEYOND
     ),
-    fault(
-        "the gate uses the stride of the norm's input",
-        "gated_rms_norm",
-        ".z_stride = static_cast<long>(z_stride)",
-        ".z_stride = static_cast<long>(o_stride)",
-    ),
-    fault(
-        "input and gate are swapped",
-        "sigmoid_gate",
-        "metal::encode(stream(), launch, {x, gate}, {out});",
-        "metal::encode(stream(), launch, {gate, x}, {out});",
-    ),
-    fault(
+    Fault(
         "the output reuses an input that is still needed",
         "swiglu",
-        "allocate_or_reuse(out, inputs[0]);",
-        "out.copy_shared_buffer(inputs[0]);",
+        "common/row_operation.cpp",
+        "allocate_or_reuse(outputs[i], inputs[operation_.reused + i]);",
+        "outputs[i].copy_shared_buffer(inputs[operation_.reused + i]);",
         "overwrites input 0",
     ),
 ]

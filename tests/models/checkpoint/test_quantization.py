@@ -17,8 +17,8 @@ from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.checkpoint.quantization import MODES, Quantization
 from tiny_llm.models.checkpoint.repack import pack_integers, repack, unpack_integers
 from tiny_llm.models.checkpoint.weights import read_checkpoint
-from tiny_llm.models.dispatch import serving_model
 from tiny_llm.models.families.linear import MlxQuantizedWeights, embedding_from, linear_from
+from tiny_llm.models.serving_model import serving_model
 from tiny_llm.quantize import dequantize_linear
 
 AFFINE = [(bits, group) for bits in MODES["affine"][0] for group in MODES["affine"][1]]

@@ -28,14 +28,15 @@ from tiny_llm import (
     kernels,
     load_weights,
 )
+from tiny_llm.generate import dispatch_model
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.checkpoint.weights import read_checkpoint
-from tiny_llm.models.dispatch import dispatch_model, serving_model
 from tiny_llm.models.families.config import MoEConfig, SlidingWindow
 from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.expert_matmul import GatheredExperts, GroupedExperts, SeparateExperts
 from tiny_llm.models.families.registry import LAYER_TYPES, read_config
 from tiny_llm.models.loading import load
+from tiny_llm.models.serving_model import serving_model
 
 QUANTIZED = {"bits": 4, "group_size": 64}
 LLAMA, QWEN2, MISTRAL = FAMILIES["llama"], FAMILIES["qwen2"], {**SIZES, "model_type": "mistral"}

@@ -13,12 +13,13 @@ from tests.support import as_numpy, assert_close, assert_same_bits
 from tiny_llm import ModelError, load_weights
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
+from tiny_llm.generate import dispatch_model
 from tiny_llm.models.checkpoint.dummy import random_checkpoint, random_tensors
 from tiny_llm.models.checkpoint.layout import read_model_config, read_tensor_headers
 from tiny_llm.models.checkpoint.sharding import RankShard
 from tiny_llm.models.checkpoint.weights import read_checkpoint
-from tiny_llm.models.dispatch import dispatch_model, serving_model
 from tiny_llm.models.families.registry import read_config
+from tiny_llm.models.serving_model import serving_model
 
 NESTED = {
     "model_type": "qwen3_5",

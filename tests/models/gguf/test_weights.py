@@ -18,8 +18,8 @@ from tests.support import as_numpy
 from tiny_llm import load_weights
 from tiny_llm.kernels.prepack import copy_tree, row_major_layer
 from tiny_llm.models import ModelError
-from tiny_llm.models.dispatch import serving_model
 from tiny_llm.models.model_size import model_size, size_of_tree
+from tiny_llm.models.serving_model import serving_model
 
 torch: Any
 transformers: Any

@@ -18,9 +18,9 @@ from tests.models.support import (
 from tests.support import assert_close, assert_same_bits
 from tiny_llm.models.checkpoint.dummy import random_tensors
 from tiny_llm.models.checkpoint.weights import build_model_tree, read_checkpoint
-from tiny_llm.models.dispatch import serving_model
 from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.lora import attach_adapters
+from tiny_llm.models.serving_model import serving_model
 
 CONFIGS = {**FAMILIES, "moe": MIXTURE, "hybrid": HYBRID, "hybrid_moe": HYBRID_MIXTURE}
 FLOAT32 = {"torch_dtype": "float32"}

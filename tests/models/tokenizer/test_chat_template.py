@@ -7,7 +7,7 @@ from tests.engine.support import chat
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.errors import UserError
 from tiny_llm.models import load_weights
-from tiny_llm.models.tokenizer.chat_template import _compile, read_template_file, render_chat
+from tiny_llm.models.tokenizer.chat_template import _compile, read_template_file, render_template
 
 MESSAGES = [{"role": "user", "content": "Why? é\n😀"}, {"role": "assistant", "content": None}]
 
@@ -25,9 +25,9 @@ REJECTED = {
 @pytest.mark.parametrize("template", REJECTED)
 def test_template_cannot_leave_the_sandbox(template):
     with pytest.raises((TemplateError, OverflowError, TypeError, ValueError)) as caught:
-        render_chat(template, MESSAGES)
+        render_template(template, MESSAGES)
     assert REJECTED[template] in str(caught.value).lower()
-    assert render_chat("{{ messages[0].role }}", MESSAGES) == "user"
+    assert render_template("{{ messages[0].role }}", MESSAGES) == "user"
 
 
 def test_values_are_plain_json():
@@ -37,9 +37,9 @@ def test_values_are_plain_json():
         def write(self):
             return "ran"
 
-    assert render_chat("{{ messages[0].content.write }}", [{"content": Text("a")}]) == ""
+    assert render_template("{{ messages[0].content.write }}", [{"content": Text("a")}]) == ""
     with pytest.raises(TypeError, match="not JSON serializable"):
-        render_chat("a", [], file=object())
+        render_template("a", [], file=object())
 
 
 def test_generation_block_renders_its_body():
@@ -50,18 +50,18 @@ def test_generation_block_renders_its_body():
     {%- else %}{{ message.content }}: {% endif %}
 {%- endfor %}"""
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    assert render_chat(template, messages, suffix="!") == "q: a!"
+    assert render_template(template, messages, suffix="!") == "q: a!"
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
 def test_reasoning_is_found_under_every_name(name):
     template = "{{ messages[0].reasoning_content }} {{ messages[0].thinking }}"
-    assert render_chat(template, [{"role": "assistant", name: "Hm."}]) == "Hm. Hm."
+    assert render_template(template, [{"role": "assistant", name: "Hm."}]) == "Hm. Hm."
 
 
 def test_templates_are_compiled_once():
     for _ in range(2):
-        render_chat("{{ messages | length }} of a kind", MESSAGES)
+        render_template("{{ messages | length }} of a kind", MESSAGES)
     assert _compile("{{ messages | length }} of a kind") is _compile(
         "{{ messages | length }} of a kind"
     )
@@ -88,5 +88,5 @@ def test_rejected_chat_is_an_error_of_the_output(monkeypatch):
     assert output.error == "the chat template failed: roles must alternate."
     [output] = llm.generate(chat("Why?"), ask)
     variables = {"add_generation_prompt": True, "enable_thinking": False}
-    expected = render_chat(tokenizer.chat_template, chat("Why?"), **variables)
+    expected = render_template(tokenizer.chat_template, chat("Why?"), **variables)
     assert tokenizer.decode(output.prompt_token_ids) == expected

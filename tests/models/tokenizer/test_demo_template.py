@@ -1,7 +1,7 @@
 """The demo's chat template renders tools in Qwen3's format."""
 
 from tiny_llm.demo import DRAFT_PATH, HYBRID_PATH, TARGET_PATH
-from tiny_llm.models.tokenizer.chat_template import render_chat
+from tiny_llm.models.tokenizer.chat_template import render_template
 
 TEMPLATE = (TARGET_PATH / "chat_template.jinja").read_text()
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -39,10 +39,10 @@ def turn(role, content):
 
 def test_tools_are_listed_in_the_system_message():
     user = {"role": "user", "content": "Hello"}
-    alone = render_chat(TEMPLATE, [user], tools=[TOOL])
+    alone = render_template(TEMPLATE, [user], tools=[TOOL])
     assert alone == f"<|im_start|>system\n{LISTED}" + turn("user", "Hello")
     system = {"role": "system", "content": "Be brief."}
-    after = render_chat(TEMPLATE, [system, user], tools=[TOOL])
+    after = render_template(TEMPLATE, [system, user], tools=[TOOL])
     assert after == f"<|im_start|>system\nBe brief.\n\n{LISTED}" + turn("user", "Hello")
 
 
@@ -55,7 +55,7 @@ def test_calls_and_results():
         {"role": "assistant", "content": "I call again.", "tool_calls": CALLS},
         {"role": "tool", "content": "cold"},
     ]
-    assert render_chat(TEMPLATE, messages) == (
+    assert render_template(TEMPLATE, messages) == (
         turn("user", "Hello")
         + f"<|im_start|>assistant\n{CALLED}"
         + turn(
@@ -74,10 +74,10 @@ def test_chat_without_tools():
         {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nSo."},
     ]
     text = turn("system", "Be brief.") + turn("user", "Why?") + turn("assistant", "So.")
-    assert render_chat(TEMPLATE, messages, tools=None) == text
+    assert render_template(TEMPLATE, messages, tools=None) == text
     opened = f"{text}<|im_start|>assistant\n"
-    assert render_chat(TEMPLATE, messages, add_generation_prompt=True) == opened
-    closed = render_chat(TEMPLATE, messages, add_generation_prompt=True, enable_thinking=False)
+    assert render_template(TEMPLATE, messages, add_generation_prompt=True) == opened
+    closed = render_template(TEMPLATE, messages, add_generation_prompt=True, enable_thinking=False)
     assert closed == f"{opened}<think>\n\n</think>\n\n"
 
 

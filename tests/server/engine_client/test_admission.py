@@ -8,6 +8,7 @@ import pytest
 
 from tests.server import conftest  # noqa: F401  (skips where the libraries are missing)
 from tiny_llm import demo
+from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from tiny_llm.errors import UserError
@@ -54,7 +55,7 @@ def test_compilation_does_not_delay_other_requests():
     allowed = threading.Event()
 
     async def main():
-        spec = ModelSpec(("demo",), demo.TARGET_PATH, lambda: None)
+        spec = ModelSpec(("demo",), EngineArgs(str(demo.TARGET_PATH)), lambda: None)
         model = ServedModel(spec, Settings(), Metrics(["demo"]), lambda: None)
         model.handle_message(engine(lambda *args, **options: allowed.wait(60)))
         model.transition(Phase.READY)

@@ -347,7 +347,7 @@ def test_continued_message_ends_the_prompt(text, trim):
     prompts = PromptRenderer(tokenizer)
     prompts.max_tokens = 1000
     messages = [*FRANCE, {"role": "assistant", "content": "x" + text}]
-    prompt = prompts.render_chat(messages, None, {}, continue_final_message=True)
+    prompt = prompts.encode_chat(messages, None, {}, continue_final_message=True)
     question = FRANCE[0]["content"]
     final = ("x" + text).rstrip() if trim else "x" + text
     assert prompts.decode(prompt.token_ids) == (
@@ -360,7 +360,7 @@ def test_message_that_the_template_drops_cannot_be_continued():
     tokenizer.chat_template = "{{ messages[0].content }}"
     messages = [*FRANCE, {"role": "assistant", "content": "The"}]
     with pytest.raises(ApiError, match="can be continued only if"):
-        PromptRenderer(tokenizer).render_chat(messages, None, {}, continue_final_message=True)
+        PromptRenderer(tokenizer).encode_chat(messages, None, {}, continue_final_message=True)
 
 
 def test_optional_tool_calls_are_constrained():

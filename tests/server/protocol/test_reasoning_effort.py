@@ -112,7 +112,7 @@ def test_thinking_option_without_a_thinking_mode_is_named_as_ignored(caplog, ena
     renderer = PromptRenderer(tokenizer)
     renderer.max_tokens = 2048
     warn_once.cache_clear()
-    renderer.render_chat(MESSAGES, None, {"enable_thinking": enable_thinking})
+    renderer.encode_chat(MESSAGES, None, {"enable_thinking": enable_thinking})
     messages = [record.message for record in caplog.records]
     ignored = "the model has no thinking mode: options that enable thinking are ignored"
     assert messages == ([ignored] if enable_thinking else [])

@@ -1,29 +1,13 @@
 // add_bias on the GPU: four adjacent elements per thread. Contract: add_bias.h.
-#include <metal_stdlib>
+#include "common/metal_map_rows.h"
 
-#include "src/add_bias/add_bias_params.h"
-
-using namespace metal;
-using namespace tiny_llm_ext;
-
-template <typename T>
-[[kernel]] void add_bias_elements(device const T* x [[buffer(0)]],
-                                  device const T* bias [[buffer(1)]], device T* out [[buffer(2)]],
-                                  constant const AddBiasParams& params [[buffer(3)]],
-                                  uint2 position [[thread_position_in_grid]]) {
-    const long m = position.y;
-    const int first = int(position.x) * ADD_BIAS_READS;
-    device const T* x_row = x + m * params.x_stride;
-    device T* out_row = out + m * params.O;
-    for (int i = first; i < min(first + ADD_BIAS_READS, params.O); i++) {
-        out_row[i] = T(float(x_row[i]) + float(bias[i]));
+struct AddBias {
+    template <typename T>
+    static float apply(float x, float bias) {
+        return x + bias;
     }
-}
+};
 
-#define INSTANTIATE(name, T)                                                                 \
-    template [[host_name("add_bias_elements_" #name)]] [[kernel]] void add_bias_elements<T>( \
-        device const T*, device const T*, device T*, constant const AddBiasParams&, uint2);
-
-INSTANTIATE(float32, float)
-INSTANTIATE(float16, half)
-INSTANTIATE(bfloat16, bfloat)
+INSTANTIATE_MAP_ROWS(float32, float, add_bias, AddBias)
+INSTANTIATE_MAP_ROWS(float16, half, add_bias, AddBias)
+INSTANTIATE_MAP_ROWS(bfloat16, bfloat, add_bias, AddBias)

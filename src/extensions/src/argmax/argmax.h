@@ -7,10 +7,7 @@
 // is never the largest element; a row that contains only NaN and −∞ has the result 0.
 #pragma once
 
-#include <vector>
-
 #include "mlx/mlx.h"
-#include "mlx/primitives.h"
 
 namespace tiny_llm_ext {
 
@@ -23,18 +20,5 @@ namespace mx = mlx::core;
 /// Returns N.. in uint32. Throws std::invalid_argument for any other arguments. Falls back to
 /// mx.argmax on a GPU.
 mx::array argmax(const mx::array& x, mx::StreamOrDevice s = {});
-
-/// Graph node of argmax on the CPU. Input: x.
-class Argmax : public mx::UnaryPrimitive {
-   public:
-    explicit Argmax(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
-
-    void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
-    void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
-
-    const char* name() const override { return "TinyLlmArgmax"; }
-    bool is_equivalent(const mx::Primitive& other) const override { return true; }
-    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-};
 
 }  // namespace tiny_llm_ext

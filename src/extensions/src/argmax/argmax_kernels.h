@@ -1,33 +1,25 @@
-// CPU kernels of argmax on raw pointers.
+// The result of argmax's CPU kernels.
 #pragma once
 
-#include <stdint.h>
-
-#include "common/half.h"
+#include "common/row_job.h"
 
 namespace tiny_llm_ext {
 
-struct ArgmaxJob {
-    int64_t M, V;  // number of rows; elements per row
-    Format format;
-    const void* x;  // M × V, rows `stride` elements apart
-    int64_t stride;
-    uint32_t* out;  // M
-};
-
-/// Largest element of a range of a row, and the lowest index at which it occurs.
+/// Largest element of a part of a row, and the lowest index at which it occurs: {−∞, first} if all
+/// are −∞ or NaN. A kernel computes one part, elements first … last − 1 counted over all rows, and
+/// writes its result to outputs[0].
 struct ArgmaxResult {
     float value;
     int32_t index;
-
-    /// Whether this result has the larger value or, if the values are equal, the lower index.
-    bool beats(ArgmaxResult other) const {
-        return value > other.value || (value == other.value && index < other.index);
-    }
 };
 
-/// Reference kernel: largest of elements first … last − 1 of a row; {−∞, first} if all are −∞ or
-/// NaN. argmax in fast/argmax_simd.cpp has the same interface.
-ArgmaxResult argmax_reference(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last);
+namespace {  // internal linkage: the linker must not merge copies from different files
+
+/// Whether `a` has the larger value or, if the values are equal, the lower index.
+[[maybe_unused]] inline bool beats(ArgmaxResult a, ArgmaxResult b) {
+    return a.value > b.value || (a.value == b.value && a.index < b.index);
+}
+
+}  // namespace
 
 }  // namespace tiny_llm_ext

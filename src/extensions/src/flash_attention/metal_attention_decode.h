@@ -30,8 +30,8 @@ struct Split {
     }
 };
 
-/// Number of rows that are merged at a time. Half of the simdgroups store their results of these
-/// rows in threadgroup memory, in at most 16 KiB.
+/// Rows per merge. Half of the simdgroups write their partial results of these rows to threadgroup
+/// memory, at most 16 KiB.
 template <int ROWS, int DIM>
 constexpr int rows_merged() {
     return ROWS * DIM <= 1024 ? ROWS : 1024 / DIM;

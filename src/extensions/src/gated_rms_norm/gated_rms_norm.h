@@ -5,11 +5,7 @@
 // Computed in float32 and rounded once.
 #pragma once
 
-#include <vector>
-
-#include "common/capturable.h"
 #include "mlx/mlx.h"
-#include "mlx/primitives.h"
 
 namespace tiny_llm_ext {
 
@@ -23,25 +19,5 @@ namespace mx = mlx::core;
 /// Returns N..×D_v in the dtype of z. Throws std::invalid_argument for any other arguments.
 mx::array gated_rms_norm(const mx::array& o, const mx::array& z, const mx::array& weight, float eps,
                          mx::StreamOrDevice s = {});
-
-/// Graph node of gated_rms_norm. Inputs: o, z, weight.
-class GatedRmsNorm : public mx::UnaryPrimitive, public Capturable {
-   public:
-    GatedRmsNorm(mx::Stream stream, float eps) : mx::UnaryPrimitive(stream), eps_(eps) {}
-
-    void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
-    void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
-
-    const char* name() const override { return "TinyLlmGatedRmsNorm"; }
-    bool is_equivalent(const mx::Primitive& other) const override {
-        return eps_ == static_cast<const GatedRmsNorm&>(other).eps_;
-    }
-    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
-        return {inputs[1].shape()};
-    }
-
-   private:
-    float eps_;
-};
 
 }  // namespace tiny_llm_ext

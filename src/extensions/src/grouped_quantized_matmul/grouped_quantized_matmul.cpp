@@ -37,9 +37,9 @@ mx::Shape output_shape(const mx::array& experts, const mx::array& first_matrix) 
 // Multiplies with mx.gather_qmm, which takes rows as 1×I matrices and does not check indices.
 // mx::remainder maps every index to an existing expert; rows with an invalid index are set to NaN
 // afterwards.
-mx::array gathered(const mx::array& scales, const mx::array& biases, int group_size, int bits,
-                   const mx::array& a, const mx::array& b, const mx::array& experts,
-                   mx::Stream stream) {
+mx::array multiply_with_gather_qmm(const mx::array& scales, const mx::array& biases, int group_size,
+                                   int bits, const mx::array& a, const mx::array& b,
+                                   const mx::array& experts, mx::Stream stream) {
     const mx::array num_experts(b.shape(0), experts.dtype());
     const mx::array existing = mx::remainder(experts, num_experts, stream);
     mx::array is_known = mx::less(experts, num_experts, stream);
@@ -93,7 +93,8 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
         const mx::Shape shape = output_shape(experts, matrix);
         const bool is_empty = a.size() == 0 || b.size() == 0 || experts.size() == 0;
         return is_empty ? mx::zeros(shape, a.dtype(), stream)  // gather_qmm would divide by zero
-                        : gathered(scales, *biases, group_size, bits, a, b, experts, stream);
+                        : multiply_with_gather_qmm(scales, *biases, group_size, bits, a, b, experts,
+                                                   stream);
     }
     return mx::array(output_shape(experts, matrix), a.dtype(),
                      std::make_shared<GroupedQuantizedMatmul>(stream, group_size, bits,

@@ -1,4 +1,4 @@
-// stores float32 outputs, which partial sums are
+// Launches of matmul's Metal kernels.
 #pragma once
 
 #include "src/matmul/matmul_variants.h"

@@ -12,8 +12,9 @@ namespace {
 
 // Keys or values `from` … S − 1 of head h of a sequence, as float32: (S − from)×D. Rows before
 // `begin` are zero; their pages are not read.
-std::vector<float> gathered(const void* pages, const PagedAttentionJob& job,
-                            const PagedSequence& sequence, int64_t h, int64_t from, int64_t begin) {
+std::vector<float> gather_rows(const void* pages, const PagedAttentionJob& job,
+                               const PagedSequence& sequence, int64_t h, int64_t from,
+                               int64_t begin) {
     std::vector<float> rows((begin - from) * job.D);
     for (int64_t j = begin; j < sequence.S; j++) {
         const int64_t index = key_offset(job, sequence, h, j) / job.D;
@@ -32,8 +33,8 @@ void attend_gathered(const PagedAttentionJob& job, const PagedSequence& sequence
     const int64_t group = job.H_q / job.H;
     const int64_t begin = hidden_keys(job, sequence, first_row / group);
     const int64_t from = begin / ATTENTION_TILE * ATTENTION_TILE;
-    const std::vector<float> keys = gathered(job.key_pages, job, sequence, h, from, begin);
-    const std::vector<float> values = gathered(job.value_pages, job, sequence, h, from, begin);
+    const std::vector<float> keys = gather_rows(job.key_pages, job, sequence, h, from, begin);
+    const std::vector<float> values = gather_rows(job.value_pages, job, sequence, h, from, begin);
     const auto offset = [&](int64_t j) { return j * job.D; };
     for (int64_t row = first_row; row < first_row + rows; row++) {
         const int64_t head = h * group + row % group, l = row / group;

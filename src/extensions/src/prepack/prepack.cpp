@@ -1,16 +1,11 @@
 #include "src/prepack/prepack.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <cstring>
-#include <stdexcept>
 #include <vector>
 
 #include "common/checks.h"
+#include "common/file.h"
 #include "common/prepacked.h"
 #include "common/rows.h"
 
@@ -27,9 +22,6 @@ constexpr int64_t LINE = 64;
 
 // Minimum bytes for a copy by all threads. Smaller copies take less time than waking the threads.
 constexpr int64_t SHARED_BYTES = int64_t{1} << 18;
-
-// Bytes read from a file at a time: few enough to be prepacked while still in the core's cache.
-constexpr int64_t READ_BYTES = int64_t{1} << 18;
 
 // Creates an array that is marked as evaluated but has no memory yet.
 mx::array evaluated_array(mx::Shape shape, mx::Dtype dtype) {
@@ -85,63 +77,12 @@ void prepack_blocks(const T* matrix, T* out, int64_t O, int64_t W, int64_t rows)
     });
 }
 
-// RAII wrapper of an open file.
-class File {
-   public:
-    explicit File(const std::string& path)
-        : path_(path), descriptor_(open(path.c_str(), O_RDONLY)) {
-        if (descriptor_ < 0) {
-            fail(errno);
-        }
-    }
-    ~File() { close(descriptor_); }
-    File(const File&) = delete;
-    File& operator=(const File&) = delete;
-
-    // Starts readahead of this range, and disables automatic readahead for the file. Linux limits
-    // the size of a request, so there is one for every READ_BYTES bytes.
-    void request_readahead([[maybe_unused]] int64_t begin, [[maybe_unused]] int64_t bytes) const {
-#if defined(__linux__)
-        posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM);
-        for (int64_t done = 0; done < bytes; done += READ_BYTES) {
-            const int64_t size = std::min(READ_BYTES, bytes - done);
-            posix_fadvise(descriptor_, begin + done, size, POSIX_FADV_WILLNEED);
-        }
-#endif
-    }
-
-    // Reads bytes at an offset into memory. Returns 0, an errno value, or −1 at end of file.
-    int read(void* memory, int64_t bytes, int64_t offset) const {
-        auto* to = static_cast<char*>(memory);
-        while (bytes > 0) {
-            const ssize_t bytes_read = pread(descriptor_, to, bytes, offset);
-            if (bytes_read <= 0) {
-                if (bytes_read < 0 && errno == EINTR) {
-                    continue;
-                }
-                return bytes_read == 0 ? -1 : errno;
-            }
-            to += bytes_read, offset += bytes_read, bytes -= bytes_read;
-        }
-        return 0;
-    }
-
-    [[noreturn]] void fail(int error) const {
-        throw std::runtime_error(
-            "prepack_weight_from_file: " + path_ +
-            (error < 0 ? " is truncated" : std::string(" cannot be read: ") + strerror(error)));
-    }
-
-   private:
-    std::string path_;
-    int descriptor_;
-};
-
 template <typename T>
 void prepack_blocks(const File& file, int64_t begin, T* out, int64_t O, int64_t W, int64_t rows) {
     const int64_t block_bytes = rows * W * static_cast<int64_t>(sizeof(T));
     const int64_t blocks = O / rows;
-    const int64_t batch = std::max<int64_t>(1, READ_BYTES / std::max<int64_t>(1, block_bytes));
+    const int64_t batch =
+        std::max<int64_t>(1, File::READ_BYTES / std::max<int64_t>(1, block_bytes));
     std::atomic<int> error = 0;
     for_blocks((blocks + batch - 1) / batch, blocks * block_bytes, [&](int64_t chunk) {
         const int64_t first = chunk * batch, last = std::min(blocks, first + batch);
@@ -225,7 +166,7 @@ mx::array prepack_weight_from_file(const mx::array& matrix, const std::string& p
     check_arguments(matrix, rows, memory, offset);
     check(begin >= 0, "prepack_weight_from_file", "expected begin to be at least 0, got ", begin);
     const int O = matrix.shape(0), W = matrix.shape(1);
-    const File file(path);
+    const File file("prepack_weight_from_file", path);
     if (limit_readahead) {
         file.request_readahead(begin, static_cast<int64_t>(matrix.nbytes()));
     }

@@ -1,12 +1,22 @@
-// qk_norm_rope: argument checks and construction of the graph node.
+// qk_norm_rope: argument checks, construction of the graph node, and CPU evaluation.
 #include "src/qk_norm_rope/qk_norm_rope.h"
 
 #include <algorithm>
 
 #include "common/checks.h"
+#include "common/fused.h"
 #include "common/gpu.h"
+#include "common/rows.h"
+#include "common/tasks.h"
+#include "src/qk_norm_rope/qk_norm_rope_kernels.h"
 
 namespace tiny_llm_ext {
+
+static QkNormRopeKernel qk_norm_rope_simd_kernel([[maybe_unused]] InstructionSet set) {
+    // [task 4.5.3 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, qk_norm_rope, qk_norm_rope_reference);
+    // [/task 4.5.3 choose]
+}
 
 mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weight, float eps,
                        const mx::array& cos, const mx::array& sin, mx::StreamOrDevice s) {
@@ -18,8 +28,7 @@ mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weigh
     if (weight) {
         check(weight->shape() == mx::Shape{D}, NAME, "expected weight of shape (", D,
               "), the last dimension of x, got ", weight->shape());
-        check(weight->dtype() == x.dtype(), NAME, "expected weight in the dtype of x, ", x.dtype(),
-              ", got ", weight->dtype());
+        check_weight_dtype(NAME, *weight, "x", x);
     }
     check(cos.dtype() == mx::float32 && sin.dtype() == mx::float32, NAME,
           "expected cos and sin in float32, got ", cos.dtype(), " and ", sin.dtype());
@@ -44,6 +53,49 @@ bool QkNormRope::is_equivalent(const mx::Primitive& other) const {
 std::vector<mx::Shape> QkNormRope::output_shapes(const std::vector<mx::array>& inputs) {
     const auto& x = inputs[0];
     return {{x.shape(0), x.shape(2), x.shape(1), x.shape(3)}};
+}
+
+QkNormRopeParams QkNormRope::params_of(const mx::array& x, const mx::array& cos) const {
+    const int L = x.shape(1), W = cos.shape(2);
+    const auto stride = [&](int dim) { return static_cast<long>(x.strides(dim)); };
+    return {
+        .B = x.shape(0),
+        .L = L,
+        .H = x.shape(2),
+        .D = x.shape(3),
+        .W = W,
+        .eps = eps_,
+        .x_strides = {stride(0), stride(1), stride(2)},
+        .angle_stride = cos.shape(0) == 1 ? 0 : static_cast<long>(L) * W,
+        .normalizes = normalizes_,
+    };
+}
+
+void QkNormRope::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
+    void* const memory = allocate(out);
+    if (out.size() == 0) {
+        return;
+    }
+    const bool heads_are_rows = inputs[0].strides(3) == 1;
+    const mx::array x = heads_are_rows ? inputs[0] : row_contiguous(inputs[0], stream());
+    const mx::array cos = row_contiguous(inputs[2], stream());
+    const QkNormRopeJob job = {
+        .sizes = params_of(x, cos),
+        .format = format_of(x.dtype()),
+        .weight_format = format_of(inputs[1].dtype()),
+        .x = x.data<char>(),
+        .weight = normalizes_ ? row_contiguous(inputs[1], stream()).data<char>() : nullptr,
+        .cos = cos.data<float>(),
+        .sin = row_contiguous(inputs[3], stream()).data<float>(),
+        .out = memory,
+    };
+    const auto kernel =
+        fused_kernel<QkNormRopeKernel>(qk_norm_rope_simd_kernel, qk_norm_rope_reference);
+    add_task(stream(), [job, kernel] {
+        const QkNormRopeParams& sizes = job.sizes;
+        for_rows(static_cast<int64_t>(sizes.B) * sizes.L, static_cast<int64_t>(sizes.H) * sizes.D,
+                 [&](int64_t first, int64_t last) { kernel(job, first, last); });
+    });
 }
 
 }  // namespace tiny_llm_ext

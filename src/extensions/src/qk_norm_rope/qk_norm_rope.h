@@ -24,6 +24,7 @@
 #include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
+#include "src/qk_norm_rope/qk_norm_rope_params.h"
 
 namespace tiny_llm_ext {
 
@@ -32,7 +33,7 @@ namespace mx = mlx::core;
 /// rms_norm of each head, then RoPE, in the layout of attention.
 ///
 /// x: B×L×H×D, float32, float16 or bfloat16; D even. Views with contiguous heads are not copied.
-/// weight: D, dtype of x; None skips the norm. eps: as in rms_norm.
+/// weight: D, float32 or the dtype of x; None skips the norm. eps: as in rms_norm.
 /// cos, sin: B×L×W or 1×L×W, float32, W from 1 to D/2; pair i of a head is (x[i], x[i + W]).
 /// Returns B×H×L×D in the dtype of x. Throws std::invalid_argument for any other arguments.
 mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weight, float eps,
@@ -52,6 +53,8 @@ class QkNormRope : public mx::UnaryPrimitive, public Capturable {
     std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
 
    private:
+    QkNormRopeParams params_of(const mx::array& x, const mx::array& cos) const;
+
     float eps_;
     bool normalizes_;
 };

@@ -22,15 +22,15 @@ float2 read_pair(device const T* row, int2 at) {
 }
 
 // Normalizes pair i if there is a norm, rotates it by angle i if i < W, and stores it.
-template <typename T>
-void rotate_pair(float2 x, float factor, int i, device const T* weight, device const float* cosines,
+template <typename T, typename W>
+void rotate_pair(float2 x, float factor, int i, device const W* weight, device const float* cosines,
                  device const float* sines, device T* out,
                  constant const QkNormRopeParams& params) {
     const int2 at = elements_of(i, params);
     float2 n = x;
     if (params.normalizes) {
-        n.x = float(T(float(T(x.x * factor)) * float(weight[at.x])));
-        n.y = float(T(float(T(x.y * factor)) * float(weight[at.y])));
+        n.x = float(T(float(W(x.x * factor)) * float(weight[at.x])));
+        n.y = float(T(float(W(x.y * factor)) * float(weight[at.y])));
     }
     if (i < params.W) {
         const float c = cosines[i], s = sines[i];
@@ -40,9 +40,9 @@ void rotate_pair(float2 x, float factor, int i, device const T* weight, device c
     out[at.y] = T(n.y);
 }
 
-template <typename T>
+template <typename T, typename W>
 [[kernel]] void qk_norm_rope_head(
-    device const T* x [[buffer(0)]], device const T* weight [[buffer(1)]],
+    device const T* x [[buffer(0)]], device const W* weight [[buffer(1)]],
     device const float* cosines [[buffer(2)]], device const float* sines [[buffer(3)]],
     device T* out [[buffer(4)]], constant const QkNormRopeParams& params [[buffer(5)]],
     uint group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -76,21 +76,24 @@ template <typename T>
     for (int k = 0; k < REGISTER_PAIRS; k++) {
         const int i = int(lane) + k * 32;
         if (i < half_size) {
-            rotate_pair<T>(pairs[k], factor, i, weight, cosines + angles, sines + angles, out_row,
-                           params);
+            rotate_pair<T, W>(pairs[k], factor, i, weight, cosines + angles, sines + angles,
+                              out_row, params);
         }
     }
     for (int i = int(lane) + REGISTER_PAIRS * 32; i < half_size; i += 32) {
         const float2 pair = read_pair(row, elements_of(i, params));
-        rotate_pair<T>(pair, factor, i, weight, cosines + angles, sines + angles, out_row, params);
+        rotate_pair<T, W>(pair, factor, i, weight, cosines + angles, sines + angles, out_row,
+                          params);
     }
 }
 
-#define INSTANTIATE(name, T)                                                                   \
-    template [[host_name("qk_norm_rope_head_" #name)]] [[kernel]] void qk_norm_rope_head<T>(   \
-        device const T*, device const T*, device const float*, device const float*, device T*, \
+#define INSTANTIATE(name, T, W)                                                                 \
+    template [[host_name("qk_norm_rope_head_" #name)]] [[kernel]] void qk_norm_rope_head<T, W>( \
+        device const T*, device const W*, device const float*, device const float*, device T*,  \
         constant const QkNormRopeParams&, uint, uint, uint, uint);
 
-INSTANTIATE(float32, float)
-INSTANTIATE(float16, half)
-INSTANTIATE(bfloat16, bfloat)
+INSTANTIATE(float32, float, float)
+INSTANTIATE(float16, half, half)
+INSTANTIATE(bfloat16, bfloat, bfloat)
+INSTANTIATE(float16_weight_float32, half, float)
+INSTANTIATE(bfloat16_weight_float32, bfloat, float)

@@ -1,9 +1,10 @@
 // qk_norm_rope on the GPU: eval_gpu, which launches the Metal kernels.
+#include <string>
+
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"
 #include "src/qk_norm_rope/qk_norm_rope.h"
-#include "src/qk_norm_rope/qk_norm_rope_launch.h"
 
 namespace tiny_llm_ext {
 
@@ -17,21 +18,12 @@ void QkNormRope::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) 
     const auto weight = normalizes_ ? metal::row_contiguous(inputs[1], stream()) : x;
     const auto cos = metal::row_contiguous(inputs[2], stream());
     const auto sin = metal::row_contiguous(inputs[3], stream());
-    const int L = x.shape(1), W = cos.shape(2);
-    const QkNormRopeParams params = {
-        .B = x.shape(0),
-        .L = L,
-        .H = x.shape(2),
-        .D = x.shape(3),
-        .W = W,
-        .eps = eps_,
-        .x_strides = {static_cast<long>(x.strides(0)), static_cast<long>(x.strides(1)),
-                      static_cast<long>(x.strides(2))},
-        .angle_stride = cos.shape(0) == 1 ? 0 : static_cast<long>(L) * W,
-        .normalizes = normalizes_,
-    };
+    const QkNormRopeParams params = params_of(x, cos);
+    const std::string kernel =
+        kernel_name("qk_norm_rope_head", format_of(x.dtype()), format_of(weight.dtype()));
     const auto launch = [&](int max_threads) {
-        return qk_norm_rope_launch(params, format_of(x.dtype()), max_threads);
+        const int64_t heads = static_cast<int64_t>(params.B) * params.L * params.H;
+        return simdgroup_launch(kernel, heads, max_threads, params);
     };
     metal::encode(stream(), launch, {x, weight, cos, sin}, {out});
 }

@@ -1,4 +1,4 @@
-// Parameters of the kernels in qk_norm_rope.metal.
+// Parameters of the kernels in qk_norm_rope.metal, also part of the CPU kernels' job.
 #pragma once
 
 namespace tiny_llm_ext {

@@ -7,30 +7,30 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Computes one head, whose first element is element x of job.x and element `out` of job.out.
-void rotate_head(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
-                 int64_t out) {
+void rotate_head(const QkNormRopeJob& job, const QkNormRopeHead& head) {
     const Format format = job.format;
+    const int64_t D = job.sizes.D, W = job.sizes.W;
     float squares = 0;
-    for (int64_t i = 0; i < job.D; i++) {
-        const float value = load_element(job.x, x + i, format);
+    for (int64_t i = 0; i < D; i++) {
+        const float value = load_element(head.x, i, format);
         squares += value * value;
     }
-    const float factor = 1 / std::sqrt(squares / static_cast<float>(job.D) + job.eps);
+    const float factor = 1 / std::sqrt(squares / static_cast<float>(D) + job.sizes.eps);
     auto normalized = [&](int64_t i) {
+        const float x = load_element(head.x, i, format);
         if (job.weight == nullptr) {
-            return load_element(job.x, x + i, format);
+            return x;
         }
-        const float value = round_to(load_element(job.x, x + i, format) * factor, format);
-        return round_to(value * load_element(job.weight, i, format), format);
+        const float weight = load_element(job.weight, i, job.weight_format);
+        return round_to(round_to(x * factor, job.weight_format) * weight, format);
     };
-    for (int64_t i = 0; i < job.W; i++) {
-        const float n1 = normalized(i), n2 = normalized(i + job.W);
-        store_element(job.out, out + i, format, n1 * cos[i] - n2 * sin[i]);
-        store_element(job.out, out + i + job.W, format, n1 * sin[i] + n2 * cos[i]);
+    for (int64_t i = 0; i < W; i++) {
+        const float n1 = normalized(i), n2 = normalized(i + W);
+        store_element(head.out, i, format, n1 * head.cos[i] - n2 * head.sin[i]);
+        store_element(head.out, i + W, format, n1 * head.sin[i] + n2 * head.cos[i]);
     }
-    for (int64_t i = 2 * job.W; i < job.D; i++) {
-        store_element(job.out, out + i, format, normalized(i));
+    for (int64_t i = 2 * W; i < D; i++) {
+        store_element(head.out, i, format, normalized(i));
     }
 }
 
@@ -38,12 +38,8 @@ void rotate_head(const QkNormRopeJob& job, int64_t x, const float* cos, const fl
 
 void qk_norm_rope_reference(const QkNormRopeJob& job, int64_t first, int64_t last) {
     for (int64_t token = first; token < last; token++) {
-        const int64_t b = token / job.L, l = token % job.L;
-        const int64_t angles = b * job.angle_stride + l * job.W;
-        for (int64_t h = 0; h < job.H; h++) {
-            const int64_t x = b * job.x_strides[0] + l * job.x_strides[1] + h * job.x_strides[2];
-            rotate_head(job, x, job.cos + angles, job.sin + angles,
-                        ((b * job.H + h) * job.L + l) * job.D);
+        for (int64_t h = 0; h < job.sizes.H; h++) {
+            rotate_head(job, head_of(job, token, h));
         }
     }
 }

@@ -1,7 +1,7 @@
 // swiglu: scalar reference kernel.
 #include <cmath>
 
-#include "src/swiglu/swiglu_kernels.h"
+#include "common/row_job.h"
 
 namespace tiny_llm_ext {
 
@@ -17,14 +17,9 @@ float silu(float x, Format format) {
 
 }  // namespace
 
-void swiglu_reference(const SwigluJob& job, int64_t first, int64_t last) {
-    for (int64_t m = first; m < last; m++) {
-        for (int64_t i = 0; i < job.I; i++) {
-            const float gate = load_element(job.gate, m * job.gate_stride + i, job.format);
-            const float up = load_element(job.up, m * job.up_stride + i, job.format);
-            store_element(job.out, m * job.I + i, job.format, silu(gate, job.format) * up);
-        }
-    }
+void swiglu_reference(const RowJob& job, int64_t first, int64_t last) {
+    map_elements(job, first, last,
+                 [&](float gate, float up) { return silu(gate, job.format) * up; });
 }
 
 }  // namespace tiny_llm_ext

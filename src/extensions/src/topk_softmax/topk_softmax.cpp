@@ -1,10 +1,15 @@
-// topk_softmax: argument checks and construction of the graph node.
+// topk_softmax: the kernel, argument checks and the operation's constants. A token has at most a
+// few hundred router logits, too few to need a vector kernel.
 #include "src/topk_softmax/topk_softmax.h"
 
-#include <stdexcept>
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "common/checks.h"
 #include "common/gpu.h"
+#include "common/row_operation.h"
 
 namespace tiny_llm_ext {
 
@@ -47,11 +52,56 @@ std::pair<mx::array, mx::array> sorted(const mx::array& logits, int k, bool norm
     return {experts, weights};
 }
 
+// Ranks the experts of rows first … last − 1.
+void route(const RowJob& job, int64_t first, int64_t last) {
+    const int64_t X = job.D, K = job.options.k;
+    std::vector<float> logits(X);
+    std::vector<uint32_t> order(X);
+    for (int64_t n = first; n < last; n++) {
+        for (int64_t x = 0; x < X; x++) {
+            logits[x] = load_element(input_row(job, 0, n), x, job.inputs[0].format);
+        }
+        std::iota(order.begin(), order.end(), 0);
+        std::partial_sort(
+            order.begin(), order.begin() + K, order.end(), [&](uint32_t a, uint32_t b) {
+                if (std::isnan(logits[a]) != std::isnan(logits[b])) {
+                    return std::isnan(logits[a]);
+                }
+                return logits[a] != logits[b] && !std::isnan(logits[a]) ? logits[a] > logits[b]
+                                                                        : a < b;
+            });
+        std::copy_n(order.begin(), K, static_cast<uint32_t*>(job.outputs[0].data) + n * K);
+
+        // If the selected weights are normalized, the sum over all experts cancels, so only the
+        // selected ones are summed.
+        const bool normalize = job.options.normalize;
+        const float largest = logits[order[0]];
+        float sum = 0;
+        for (int64_t x = 0; x < (normalize ? K : X); x++) {
+            sum += std::exp(logits[normalize ? order[x] : x] - largest);
+        }
+        for (int64_t k = 0; k < K; k++) {
+            static_cast<float*>(job.outputs[1].data)[n * K + k] =
+                std::exp(logits[order[k]] - largest) / sum;
+        }
+    }
+}
+
 }  // namespace
 
 std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, bool normalize,
                                              mx::StreamOrDevice s) {
-    constexpr const char* NAME = "topk_softmax";
+    static constexpr RowOperation OPERATION = {
+        .name = "topk_softmax",
+        .node = "TinyLlmTopkSoftmax",
+        .kernel = []() -> RowKernel { return route; },
+        .outputs = 2,
+        .reused = -1,
+        .cost = 4,  // sorting a logit costs more than reading it
+        .shape = [](const auto& inputs,
+                    const RowOptions& options) { return chosen_shape(inputs[0], options.k); },
+    };
+    constexpr const char* NAME = OPERATION.name;
     check_float(NAME, "logits", logits);
     check(logits.ndim() >= 1, NAME, "expected logits N..×X, got a scalar");
     check(k >= 1 && k <= logits.shape(-1), NAME, "expected k from 1 to ", logits.shape(-1),
@@ -60,25 +110,9 @@ std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, boo
     if (is_gpu(stream)) {
         return sorted(logits, k, normalize, stream);
     }
-    const mx::Shape shape = chosen_shape(logits, k);
-    const auto outputs =
-        mx::array::make_arrays({shape, shape}, {mx::uint32, mx::float32},
-                               std::make_shared<TopkSoftmax>(stream, k, normalize), {logits});
+    const auto outputs = row_operation(OPERATION, {logits}, {mx::uint32, mx::float32}, stream,
+                                       {.k = k, .normalize = normalize});
     return {outputs[0], outputs[1]};
-}
-
-void TopkSoftmax::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-    throw std::logic_error("[topk_softmax] this node has no GPU kernel");
-}
-
-bool TopkSoftmax::is_equivalent(const mx::Primitive& other) const {
-    const auto& router = static_cast<const TopkSoftmax&>(other);
-    return k_ == router.k_ && normalize_ == router.normalize_;
-}
-
-std::vector<mx::Shape> TopkSoftmax::output_shapes(const std::vector<mx::array>& inputs) {
-    const mx::Shape shape = chosen_shape(inputs[0], k_);
-    return {shape, shape};
 }
 
 }  // namespace tiny_llm_ext

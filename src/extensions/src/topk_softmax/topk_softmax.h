@@ -7,11 +7,7 @@
 // Computed in float32 for any dtype of the logits, and not rounded to that dtype.
 #pragma once
 
-#include <vector>
-
-#include "common/capturable.h"
 #include "mlx/mlx.h"
-#include "mlx/primitives.h"
 
 namespace tiny_llm_ext {
 
@@ -25,23 +21,5 @@ namespace mx = mlx::core;
 /// any other arguments.
 std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, bool normalize,
                                              mx::StreamOrDevice s = {});
-
-/// Graph node of topk_softmax. Input: logits. Outputs: experts, weights.
-class TopkSoftmax : public mx::Primitive, public Capturable {
-   public:
-    TopkSoftmax(mx::Stream stream, int k, bool normalize)
-        : mx::Primitive(stream), k_(k), normalize_(normalize) {}
-
-    void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-    void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-
-    const char* name() const override { return "TinyLlmTopkSoftmax"; }
-    bool is_equivalent(const mx::Primitive& other) const override;
-    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-
-   private:
-    int k_;
-    bool normalize_;
-};
 
 }  // namespace tiny_llm_ext

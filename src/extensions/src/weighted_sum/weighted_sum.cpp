@@ -1,12 +1,13 @@
-// weighted_sum: argument checks and construction of the graph node.
+// weighted_sum: argument checks and the operation's constants.
 #include "src/weighted_sum/weighted_sum.h"
-
-#include <stdexcept>
 
 #include "common/checks.h"
 #include "common/gpu.h"
+#include "common/row_operation.h"
 
 namespace tiny_llm_ext {
+
+TINY_LLM_DECLARE_ROW_KERNELS(weighted_sum)
 
 namespace {
 
@@ -21,7 +22,14 @@ mx::Shape sum_shape(const mx::array& x) {
 
 mx::array weighted_sum(const mx::array& x, const mx::array& weights,
                        const std::optional<mx::array>& base, mx::StreamOrDevice s) {
-    constexpr const char* NAME = "weighted_sum";
+    static constexpr RowOperation OPERATION = {
+        .name = "weighted_sum",
+        .node = "TinyLlmWeightedSum",
+        .kernel = TINY_LLM_ROW_KERNEL(weighted_sum),
+        .reused = -1,
+        .shape = [](const auto& inputs, const RowOptions&) { return sum_shape(inputs[0]); },
+    };
+    constexpr const char* NAME = OPERATION.name;
     check_float(NAME, "x", x);
     check(x.ndim() >= 2, NAME, "expected x N..×K×E, got shape ", x.shape());
     check(weights.dtype() == mx::float32, NAME, "expected weights in float32, got ",
@@ -49,16 +57,7 @@ mx::array weighted_sum(const mx::array& x, const mx::array& weights,
     if (base) {
         inputs.push_back(*base);
     }
-    return mx::array(sum_shape(x), x.dtype(), std::make_shared<WeightedSum>(stream),
-                     std::move(inputs));
-}
-
-void WeightedSum::eval_gpu(const std::vector<mx::array>&, mx::array&) {
-    throw std::logic_error("[weighted_sum] this node has no GPU kernel");
-}
-
-std::vector<mx::Shape> WeightedSum::output_shapes(const std::vector<mx::array>& inputs) {
-    return {sum_shape(inputs[0])};
+    return row_operation(OPERATION, std::move(inputs), {x.dtype()}, s)[0];
 }
 
 }  // namespace tiny_llm_ext

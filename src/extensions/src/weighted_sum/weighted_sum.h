@@ -7,11 +7,8 @@
 #pragma once
 
 #include <optional>
-#include <vector>
 
-#include "common/capturable.h"
 #include "mlx/mlx.h"
-#include "mlx/primitives.h"
 
 namespace tiny_llm_ext {
 
@@ -25,18 +22,5 @@ namespace mx = mlx::core;
 mx::array weighted_sum(const mx::array& x, const mx::array& weights,
                        const std::optional<mx::array>& base = std::nullopt,
                        mx::StreamOrDevice s = {});
-
-/// Graph node of weighted_sum. Inputs: x, weights, and base if given.
-class WeightedSum : public mx::UnaryPrimitive, public Capturable {
-   public:
-    explicit WeightedSum(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
-
-    void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
-    void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
-
-    const char* name() const override { return "TinyLlmWeightedSum"; }
-    bool is_equivalent(const mx::Primitive&) const override { return true; }
-    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-};
 
 }  // namespace tiny_llm_ext

@@ -1,19 +1,20 @@
 // weighted_sum: scalar reference kernel.
-#include "src/weighted_sum/weighted_sum_kernels.h"
+#include "common/row_job.h"
 
 namespace tiny_llm_ext {
 
-void weighted_sum_reference(const WeightedSumJob& job, int64_t first, int64_t last) {
+void weighted_sum_reference(const RowJob& job, int64_t first, int64_t last) {
+    const int64_t K = job.inputs[1].width;
     for (int64_t n = first; n < last; n++) {
-        for (int64_t e = 0; e < job.E; e++) {
-            const int64_t offset = n * job.E + e;
-            float sum = job.base ? load_element(job.base, offset, job.format) : 0;
-            for (int64_t k = 0; k < job.K; k++) {
-                const float x = load_element(job.x, (n * job.K + k) * job.E + e, job.format);
-                const float product = job.weights[n * job.K + k] * x;
+        const auto* weights = static_cast<const float*>(input_row(job, 1, n));
+        for (int64_t e = 0; e < job.D; e++) {
+            float sum = job.inputs[2].data ? load_element(input_row(job, 2, n), e, job.format) : 0;
+            for (int64_t k = 0; k < K; k++) {
+                const float x = load_element(input_row(job, 0, n * K + k), e, job.format);
+                const float product = weights[k] * x;
                 sum += product;
             }
-            store_element(job.out, offset, job.format, sum);
+            store_element(output_row(job, 0, n), e, job.format, sum);
         }
     }
 }

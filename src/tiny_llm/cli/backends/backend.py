@@ -12,14 +12,14 @@ from ...generate import (
     GenerationResponse,
     SpeculationStatistics,
     SpeculativeDecoding,
-    check_same_vocabulary,
     decode_by_recomputing,
     decode_with_cache,
+    dispatch_model,
     resolve_max_tokens,
     stream_generate,
 )
 from ...generate.loops import PREFILL_STEP
-from ...models import dispatch_model
+from ...models.tokenizer.draft_tokenizer import check_same_vocabulary
 from ...sampler import Sampler
 from ..parsing.arguments import ENGINE, LOADERS, check_model_arguments, sampler_from_args
 from ..parsing.command import console
@@ -76,9 +76,7 @@ class EngineBackend:
     def __init__(self, args: argparse.Namespace, checkpoint: Checkpoint):
         self._args = args
         self._context: int = checkpoint.mlx_model.args.max_position_embeddings
-        # The KV cache has room for a full context; memory is allocated only for the pages in use.
-        limits = {"max_num_seqs": 1, "kv_tokens": self._context, "prefill_step": PREFILL_STEP}
-        self._llm = open_llm(args, checkpoint, **limits)
+        self._llm = open_llm(args, checkpoint, max_num_seqs=1, prefill_step=PREFILL_STEP)
 
     def stream(self, prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
         """Yields one response per token.

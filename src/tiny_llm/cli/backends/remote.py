@@ -4,19 +4,17 @@ import argparse
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from ...engine.engine_args import EngineArgs
+from ...engine.inputs.options import options_of
 from ...errors import UserError
-from ..parsing.arguments import API_KEY_VARIABLE, add_flag, api_key, flag_name
+from ..parsing.arguments import API_KEY_VARIABLE, add_flag, api_key, flag_name, is_set
 from ..parsing.command import console
 from .openai_client import OpenAIClient
 
 Messages = Sequence[dict[str, str]]
 
 # Flags that only affect inference in this process.
-LOCAL_FLAGS = (
-    *("draft_model", "speculative", "num_drafts", "loader", "device", "enable_flash_attn"),
-    *("attention_backend", "kv_cache_dtype", "activation_bits", "block_size"),
-    *("prefix_cache_dir", "prefix_cache_disk_bytes", "adapter_path", "sampler_top_k"),
-)
+LOCAL_FLAGS = (*options_of(EngineArgs), "loader", "device", "enable_flash_attn", "sampler_top_k")
 
 
 def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +38,7 @@ def check_remote_arguments(args: argparse.Namespace) -> None:
                 raise UserError(f"{flag_name(name)} requires --url.")
         return
     for name in LOCAL_FLAGS:
-        if getattr(args, name) is not None:
+        if is_set(args, name):
             raise UserError(f"{flag_name(name)} has no effect with --url; omit one of them.")
     if args.solution == "mlx":
         raise UserError("--solution mlx has no effect with --url; omit one of them.")

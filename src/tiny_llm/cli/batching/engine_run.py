@@ -39,8 +39,8 @@ class EngineBatchRun:
             args,
             checkpoint,
             max_num_seqs=args.batch_size,
-            kv_tokens=longest,
             prefill_step=args.prefill_step,
+            max_model_len=longest,
             listener=self._recorder if self._is_recorded else None,
         )
         if ignore_eos:

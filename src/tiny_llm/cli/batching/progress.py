@@ -8,8 +8,6 @@ from ...engine.scheduling.events import PageCounts
 
 @dataclass
 class RequestProgress:
-    """Progress of one prompt."""
-
     index: int
     prompt_tokens: int
     prefilled: int = 0  # number of prompt tokens computed so far

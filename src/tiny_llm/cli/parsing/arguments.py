@@ -4,22 +4,15 @@ import argparse
 import math
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from ... import kernels
+from ...engine.engine_args import EngineArgs
+from ...engine.inputs.options import Option, options_of
 from ...errors import UserError
-from ...kv_cache.int8_rows import KV_CACHE_DTYPES
-from ...models import (
-    ACTIVATION_BITS,
-    ATTENTION_BACKENDS,
-    BUNDLED_MODELS,
-    LOAD_FORMATS,
-    SHORT_NAMES,
-    WEEK_MODELS,
-)
-from ...models.parallel.default_group import num_launched_ranks
+from ...generate import WEEK_MODELS
+from ...models import BUNDLED_MODELS, SHORT_NAMES
 from ...sampler import Sampler, make_sampler
 from .input_text import validate_utf8
 
@@ -27,23 +20,12 @@ SOLUTIONS = ("tiny_llm", "ref", "tiny_llm_ref", "mine", "mlx")
 LOADERS = {f"week{week}": week for week in WEEK_MODELS}
 ENGINE = "engine"  # default loader: the serving engine, not a week's decoding loop
 
-# Flags that only the engine supports, by attribute name in the namespace.
-ENGINE_FLAGS = {
-    "speculative": "only the engine supports n-gram and MTP speculation",
-    "num_drafts": "only the engine has a configurable number of draft tokens",
-    "attention_backend": "only the engine has selectable attention backends",
-    "kv_cache_dtype": "only the engine has an 8-bit KV cache",
-    "activation_bits": "only the engine rounds activations to 8 bits",
-    "block_size": "only the engine has a configurable page size",
-    "tensor_parallel_size": "only the engine shards a model across processes",
-    "kv_cache_bytes": "only the engine has a memory budget for the KV cache",
-    "prefix_cache_dir": "only the engine has a prefix cache",
-    "prefix_cache_disk_bytes": "only the engine has a prefix cache",
-    "record": "only the engine records events",
-    "adapter_path": "only the engine supports LoRA adapters",
+# What only the engine supports: options, and `batch --record`.
+ENGINE_ONLY = {
+    **{name: each.engine_only for name, each in options_of(EngineArgs).items() if each.engine_only},
+    "record": "records events",
 }
-
-DEFAULT_BLOCK_SIZE = 32  # tokens per page; `LLM`'s default
+COURSE_COMMANDS = ("main", "chat", "batch", "bench")  # commands that also run the course's models
 API_KEY_VARIABLE = "TINY_LLM_API_KEY"
 
 
@@ -69,27 +51,6 @@ def in_range(
     return parse
 
 
-def byte_count(text: str) -> int:
-    """Argument type: an integer, optionally in scientific notation, e.g. 1e9."""
-    with suppress(ValueError):
-        return int(text)
-    with suppress(ValueError):
-        if (value := float(text)).is_integer():
-            return int(value)
-    raise argparse.ArgumentTypeError(f"must be a whole number such as 536870912 or 1e9, got {text}")
-
-
-def rank_count(text: str) -> int:
-    """Argument type: number of ranks; must match the launcher's, if any."""
-    size: int = in_range(1)(text)
-    launched = num_launched_ranks()
-    if launched not in (1, size):
-        raise argparse.ArgumentTypeError(
-            f"must be {launched}, the number of launched ranks, got {size}; omit it"
-        )
-    return size
-
-
 def add_flag(
     parser: Any, names: str, text: str, kind: Any = None, default: Any = None, **options: Any
 ) -> None:
@@ -99,19 +60,20 @@ def add_flag(
         names: flag, aliases and metavar, e.g. "--max-tokens N".
         kind: argument type, or the choices.
     """
-    if isinstance(kind, list | tuple | dict):
-        options |= {"choices": kind, "metavar": "{" + ",".join(kind) + "}"}
+    if isinstance(kind, list | tuple):
+        metavar = "{" + ",".join(map(str, kind)) + "}"
+        options |= {"choices": kind, "type": type(kind[0]), "metavar": metavar}
     elif kind is not None:
         options["type"] = kind
     flags = [name for name in names.split() if name.startswith("--")]
-    if metavar := names.split()[len(flags) :]:
-        options["metavar"] = metavar[0]
+    if rest := names.split()[len(flags) :]:
+        options["metavar"] = rest[0]
     if default is not None:
         options["default"] = default
     parser.add_argument(*flags, help=text, **options)
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+def add_model_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     flag = partial(add_flag, parser)
     flag(
         "--model NAME",
@@ -136,72 +98,55 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "where it is faster",
         action=argparse.BooleanOptionalAction,
     )
-    add_engine_arguments(parser)
+    add_engine_arguments(parser, command)
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    drafts = parser.add_mutually_exclusive_group()
-    add_flag(drafts, "--draft-model NAME", "draft model for speculative decoding")
-    add_flag(
-        drafts,
-        "--speculative",
-        "speculative decoding without a draft model: n-gram lookup in the prompt and output, or "
-        "the multi-token prediction layer of Qwen3.5 and Qwen3-Next (mtp)",
-        ["ngram", "mtp"],
-    )
-    flag = partial(add_flag, parser)
-    flag(
-        "--num-drafts N",
-        "maximum draft tokens per request and step (engine only; default: 4 with "
-        "--draft-model, 7 with ngram, 1 with mtp)",
-        in_range(1),
-    )
-    flag("--block-size N", "tokens per KV cache page (engine only; default: 32)", in_range(1))
-    flag(
-        "--attention-backend",
-        "the engine's attention backend: paged (default) reads pages in place; flash and reference "
-        "gather them first and are slower, for comparison",
-        ATTENTION_BACKENDS,
-    )
-    flag(
-        "--kv-cache-dtype",
-        "dtype of the engine's KV cache: auto (default) matches the activations; int8 halves the "
-        "memory",
-        KV_CACHE_DTYPES,
-    )
-    flag(
-        "--activation-bits",
-        "8 rounds the inputs of quantized layers to 8-bit integers, for faster prompts on a CPU at "
-        "a small error (engine only; default: 16, exact)",
-        int,
-        choices=ACTIVATION_BITS,
-    )
-    flag("--adapter-path DIR", "LoRA adapter: a folder written by mlx_lm.lora (engine only)")
-    flag(
-        "--prefix-cache-dir DIR",
-        "persist prefix cache pages in a directory, for later runs and other processes "
-        "(engine only)",
-    )
-    flag(
-        "--prefix-cache-disk-bytes N",
-        "maximum bytes in --prefix-cache-dir; the least recently used pages are evicted "
-        "(engine only; default: 1e10)",
-        byte_count,
-    )
-    flag(
-        "--tensor-parallel-size --tp N",
-        "shard the model across N processes on this machine, or across the N ranks started "
-        "by mlx.launch or mpirun (engine only)",
-        rank_count,
-        num_launched_ranks(),
-    )
-    flag(
-        "--load-format",
-        "auto reads the weights; dummy generates random weights in the shapes given by config.json",
-        LOAD_FORMATS,
-        "auto",
-    )
-    flag("--device", "device to run on; by default, gpu if available", ["cpu", "gpu"])
+def add_engine_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    add_options(parser, EngineArgs, command)
+    add_flag(parser, "--device", "device to run on; by default, gpu if available", ["cpu", "gpu"])
+
+
+def add_options(parser: argparse.ArgumentParser, owner: Any, command: str) -> None:
+    """Adds a command's flags for the options of a dataclass; a flag that is not given is None."""
+    drafts: Any = None  # a group of mutually exclusive flags
+    for name, option in options_of(owner).items():
+        if command not in option.commands:
+            continue
+        others: dict[str, Any] = {"dest": name, **option.repeat}
+        kind: Any = option.choices or _argument_type(option)
+        notes = [option.shown_default] if option.shown_default else []
+        if option.engine_only and command in COURSE_COMMANDS:
+            notes.insert(0, "engine only")
+        if option.parse is bool:
+            kind = None
+            others["action"] = argparse.BooleanOptionalAction if option.default else "store_true"
+        if name in ("draft_model", "speculative"):
+            drafts = drafts or parser.add_mutually_exclusive_group()
+        add_flag(
+            drafts if name in ("draft_model", "speculative") else parser,
+            f"{option.flag or flag_name(name)} {option.alias} {option.metavar or ''}",
+            option.help + (f" ({'; '.join(notes)})" if notes else ""),
+            kind,
+            option.flag_default(),
+            **others,
+        )
+
+
+def _argument_type(option: Option) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return option.from_text(text)
+        except UserError as error:
+            raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
+
+    parse.__name__ = option.parse.__name__  # argparse prints this name in "invalid int value"
+    return parse
+
+
+def given_options(args: argparse.Namespace, owner: Any) -> dict[str, Any]:
+    """Values of the given flags of a dataclass's options."""
+    names = [name for name, option in options_of(owner).items() if option.commands]
+    return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -254,13 +199,14 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     prefers_engine = args.solution == "ref" and (beyond_week1 or kernels.is_built())
     if args.loader == ENGINE or (is_unspecified and prefers_engine):
         kernels.extension()  # raises before the model is loaded if the extension is not built
+        EngineArgs("", **given_options(args, EngineArgs))  # checks the combination
         args.loader, args.enable_flash_attn = ENGINE, False
         return
-    for name, reason in ENGINE_FLAGS.items():
-        if _is_set(args, name):
+    for name, reason in ENGINE_ONLY.items():
+        if is_set(args, name):
             raise UserError(
-                f"{flag_name(name)}: {reason}; omit it, or omit --loader, --solution and "
-                "--enable-flash-attn."
+                f"{flag_name(name)}: only the engine {reason}; omit it, or omit --loader, "
+                "--solution and --enable-flash-attn."
             )
     if args.loader is None:
         wants_week2 = beyond_week1 or args.enable_flash_attn or kernels.is_built()
@@ -296,12 +242,12 @@ def _check_mlx_arguments(args: argparse.Namespace) -> None:
         raise UserError(
             "--load-format dummy is not supported with --solution mlx; omit one of them."
         )
-    for name in ("loader", "enable_flash_attn", *ENGINE_FLAGS):
-        if _is_set(args, name):
+    for name in ("loader", "enable_flash_attn", *ENGINE_ONLY):
+        if is_set(args, name):
             raise UserError(f"{flag_name(name)} has no effect with --solution mlx; omit it.")
 
 
-def _is_set(args: argparse.Namespace, name: str) -> bool:
+def is_set(args: argparse.Namespace, name: str) -> bool:
     """Whether a flag is set; `tensor_parallel_size` is unset at its default, 1."""
     value = getattr(args, name, None)
     return value is not None and not (name == "tensor_parallel_size" and value == 1)

@@ -60,7 +60,8 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Adds the default value to a flag's help text."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        has_default = action.default not in (None, False, [])
+        is_named = "default: " in (action.help or "")
+        has_default = action.default not in (None, False, []) and not is_named
         return super()._get_help_string(action) if has_default else action.help
 
 
@@ -150,19 +151,6 @@ def has_rank_environment() -> bool:
     return "MLX_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
 
 
-def _join_ranks() -> None:
-    """Connects the launched ranks. Returns only on rank 0 or in a single process."""
-    # Imported here to keep single-process startup fast.
-    from ...engine.execution.tp_worker import serve_launched
-    from ...models.parallel.default_group import init_default_group
-    from ...models.parallel.launcher import is_launched, is_rank_0
-
-    if is_launched():
-        if not is_rank_0():
-            serve_launched()
-        init_default_group()
-
-
 def _open_closed_streams() -> None:
     """Opens /dev/null for closed standard streams.
 
@@ -178,7 +166,7 @@ def _open_closed_streams() -> None:
 def run_command(prog: str, command: Callable[[], int]) -> int:
     """Runs a command's body and maps its exceptions to an exit status.
 
-    Under a launcher, rank 0 runs the body and the other ranks run the worker loop.
+    Under a launcher, rank 0 runs the body, and the other ranks execute its calls.
 
     Returns:
         The body's status; 2 after a `UserError`, a full disk or an unimplemented task of the
@@ -190,7 +178,10 @@ def run_command(prog: str, command: Callable[[], int]) -> int:
         logging.lastResort.setFormatter(SafeFormatter())
     try:
         if has_rank_environment():
-            _join_ranks()
+            # Imported here to keep single-process startup fast.
+            from ...models.parallel.launch import join_launched_ranks
+
+            join_launched_ranks()
         try:
             return command()
         finally:

@@ -2,6 +2,6 @@
 
 This package must not depend on request queues or text.
 
-Reading order: kv_memory, paged_model, tp_model, tp_worker, logprobs, sampler,
+Reading order: exclusive_use, kv_memory, paged_model, tp_model, logprobs, sampler,
 async_scheduling, disk_cache.
 """

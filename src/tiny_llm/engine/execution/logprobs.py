@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...sampler import log_softmax
+from ...sampling_ops import log_softmax
 from ..scheduling.outputs import Chunk, ChunkOutput, Logprobs
 from ..scheduling.request import EngineRequest
 

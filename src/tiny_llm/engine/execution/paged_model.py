@@ -13,7 +13,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from ...kv_cache.paged_storage import RaggedBatch
+from ...kv_storage.paged_storage import RaggedBatch
 from ...models import ServingModel
 from ...models.families.decoder import Decoder
 from ...models.heads.mtp import MtpDecoder

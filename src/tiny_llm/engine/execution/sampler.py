@@ -1,5 +1,7 @@
 """Sampler: logits to tokens, with per-row sampling parameters.
 
+Written twice on purpose: the course's samplers, one distribution per batch, are in `sampler.py`.
+
 Batch invariance: a row's token depends only on its own logits, parameters and noise, and the noise
 only on the seed, the completion index and the position in the output. Preemption, batch composition
 and prefix cache hits therefore do not change the output.
@@ -20,7 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...sampler import apply_min_p, apply_top_k, apply_top_p, greedy_sample
+from ...sampling_ops import apply_min_p, apply_top_k, apply_top_p, greedy_sample
 from ..inputs.sampling_params import SamplingParams
 from ..scheduling.outputs import Logprobs
 from ..scheduling.request import EngineRequest

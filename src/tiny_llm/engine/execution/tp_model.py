@@ -1,14 +1,10 @@
-"""TensorParallelModel: rank 0 of a sharded model, which broadcasts each step.
+"""TensorParallelModel: a sharded model, whose calls run on all ranks.
 
-Rank 0 holds the requests, the scheduler and the sampler. The other ranks receive the arguments of
-`PagedModel.logits` and write the same slots of their own pages and states.
+Rank 0 has the requests, the scheduler and the sampler. It shares each call with the other ranks,
+which write the same slots of their own pages and states.
 """
 
-import os
-import signal
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,35 +12,31 @@ import mlx.core as mx
 
 from ... import kernels
 from ...errors import UserError, check_int
-from ...models import ModelError, load_weights, memory
+from ...models import load_weights, memory
 from ...models.checkpoint.safe_io import model_errors
 from ...models.checkpoint.sharding import RankShard
 from ...models.families.config import DecoderConfig
 from ...models.families.registry import read_config
 from ...models.gguf.model_files import read_model_config
-from ...models.heads.mtp import MtpDecoder
 from ...models.hub import find_config
-from ...models.parallel.channel import Buffer
-from ...models.parallel.decoder import TensorParallelDecoder
-from ...models.parallel.default_group import get_default_group
-from ...models.parallel.group import RankGroup
+from ...models.lora import attach_adapters
+from ...models.parallel.decoder import TensorParallelDecoder, TensorParallelMtpDecoder
+from ...models.parallel.group import Replica, gather_bytes
+from ...models.parallel.launch import current_group, get_group
 from .paged_model import PagedModel, RowKind, Span
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-WORKER = "tiny_llm.engine.execution.tp_worker"
 
-
-@dataclass(frozen=True, eq=False)
-class ShardedCheckpoint:
-    """A checkpoint sharded across all ranks; stands in for a loaded model."""
+@dataclass(eq=False)
+class ShardedCheckpoint(Replica):
+    """A rank's shard of a checkpoint; stands in for a loaded model."""
 
     args: DecoderConfig  # of the full model
     shard: Any
     rank_shard: RankShard
-    group: RankGroup
-    key: int  # the checkpoint's id in messages to the other ranks
+    tokenizer: Any  # None on workers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.shard, name)
@@ -71,172 +63,119 @@ def load_sharded(
     with model_errors(f"the model in {folder} cannot be loaded"):
         config = read_config(read_model_config(folder), mtp)
     try:
-        rank_shard = RankShard(config, 0, size)
+        RankShard(config, 0, size)
     except ValueError as error:
         raise UserError(
             f"'{name}' cannot be sharded across {size} ranks: {error}; use a different "
             "tensor_parallel_size."
         ) from error
-    group = get_default_group(size, WORKER)
-    key = group.new_id()
-    device = "cpu" if kernels.computes_on_cpu() else "gpu"
-    options = {"name": name, "load_format": load_format, "mtp": mtp}
-    group.broadcast({"op": "load", "key": key, "device": device, **options})
-    try:
-        shard, tokenizer = load_weights(name, console, load_format, 0, size, mtp=mtp)
-    finally:
-        replies = group.gather_replies()
-    _check_replies(replies)
-    return ShardedCheckpoint(rank_shard.full_config, shard, rank_shard, group, key), tokenizer
+    args = name, load_format, mtp, kernels.computes_on_cpu()
+    checkpoint: ShardedCheckpoint = get_group(size).run(_load_shard, *args, console=console)
+    return checkpoint, checkpoint.tokenizer
 
 
-def _check_replies(replies: Sequence[Any]) -> None:
-    for reply in replies:
-        if reply is None or reply["error"] is not None:
-            raise ModelError(reply["error"] if reply else "a rank exited while loading its shard.")
+def _load_shard(
+    name: str, load_format: str, mtp: bool, on_cpu: bool, console: "Console | None" = None
+) -> ShardedCheckpoint:
+    group = current_group()
+    rank, size = group.rank, group.size
+    if on_cpu:
+        kernels.use_cpu()
+    if rank > 0:
+        from rich.console import Console
+
+        console = Console(stderr=True, quiet=True)
+    with group.agreement():
+        config = read_config(read_model_config(find_config(name, console)), mtp)
+        shard, tokenizer = load_weights(name, console, load_format, rank, size, rank == 0, mtp)
+    rank_shard = RankShard(config, rank, size)
+    return ShardedCheckpoint(rank_shard.full_config, shard, rank_shard, tokenizer)
 
 
-class TensorParallelModel(PagedModel):
-    """Rank 0's shard of a model; broadcasts each call to the other ranks.
+def make_decoder(
+    checkpoint: ShardedCheckpoint, options: Mapping[str, Any], mtp: bool = False
+) -> TensorParallelDecoder:
+    """Builds this rank's decoder, or MTP layer; `options`: see `Decoder`."""
+    decoder = TensorParallelMtpDecoder if mtp else TensorParallelDecoder
+    return decoder(checkpoint.shard, checkpoint.rank_shard, current_group().comm, **options)
 
-    Args:
-        num_pages, num_state_slots: per rank.
-        adapters: folders of the LoRA adapters, already attached to `model`.
 
-    Raises:
-        ModelError: another rank cannot load an adapter.
+def attach_sharded(
+    checkpoint: ShardedCheckpoint, decoder: TensorParallelDecoder, folders: Sequence[str]
+) -> None:
+    """Attaches this rank's shard of LoRA adapters; see `attach_adapters`, also for errors."""
+    with current_group().agreement():
+        attach_adapters(decoder, folders, checkpoint.rank_shard)
+
+
+class TensorParallelModel(PagedModel, Replica):
+    """A rank's shard of a model; rank 0's calls run on all ranks.
+
+    Only rank 0 calls its methods; see `RankGroup.run`.
     """
 
-    def __init__(
-        self,
-        checkpoint: ShardedCheckpoint,
-        model: TensorParallelDecoder,
-        num_pages: int,
-        num_state_slots: int = 0,
-        adapters: Sequence[str | os.PathLike[str]] = (),
-    ):
-        super().__init__(model, num_pages, num_state_slots)
-        self.group, self._key = checkpoint.group, checkpoint.group.new_id()
-        self.group.broadcast(
-            {
-                "op": "build",
-                "key": self._key,
-                "checkpoint": checkpoint.key,
-                "num_pages": num_pages,
-                "num_state_slots": num_state_slots,
-                "options": model.options,
-                "mtp": isinstance(model, MtpDecoder),
-                "adapters": [os.path.abspath(os.path.expanduser(path)) for path in adapters],
-            }
-        )
-        if adapters:
-            _check_replies(self.group.gather_replies())
-
-    def __del__(self) -> None:
-        with suppress(UserError, AttributeError):  # the group was not created, or has ended
-            self.group.broadcast({"op": "unload", "key": self._key})
-
-    def populate(self, num_pages: int, num_slots: int) -> None:
-        sizes = {"num_pages": num_pages, "num_slots": num_slots}
-        self.group.broadcast({"op": "populate", "key": self._key, **sizes})
-        super().populate(num_pages, num_slots)
-
-    def release(self, pages: Collection[int], slots: Collection[int]) -> None:
-        message = {"op": "release", "key": self._key, "pages": list(pages), "slots": list(slots)}
-        self.group.broadcast(message)
-        super().release(pages, slots)
-
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
-        self.group.on_worker_lost.append(callback)
+        current_group().on_worker_lost.append(callback)
 
     def release_scratch(self) -> None:
         """Frees scratch memory on all ranks; the next step reallocates it."""
-        self.group.broadcast({"op": "release_scratch"})
-        memory.release_free_memory()
+        current_group().run(memory.release_free_memory)
+
+    def populate(self, num_pages: int, num_slots: int) -> None:
+        self._run("populate", num_pages, num_slots)
+
+    def release(self, pages: Collection[int], slots: Collection[int]) -> None:
+        self._run("release", list(pages), list(slots))
 
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """Like `PagedModel.logits`, but on all ranks; a failure ends the group.
-
-        Raises:
-            UserError: the group has ended.
-            KeyboardInterrupt: on Ctrl-C, deferred to the end of the step; the group stays usable.
-        """
-        with self._on_all_ranks("step", **_batch_message(spans, rows)):
-            return super().logits(spans, rows)
+        return self._run("logits", spans, rows)
 
     def features(
         self, spans: Sequence[Span], rows: Sequence[int], hidden: mx.array | None = None
     ) -> mx.array:
-        with self._on_all_ranks("features", self._payloads(hidden), **_batch_message(spans, rows)):
-            return super().features(spans, rows, hidden)
+        return self._run("features", spans, rows, hidden)
 
     def lm_head(self, features: mx.array) -> mx.array:
-        with self._on_all_ranks("lm_head", self._payloads(features)):
-            return super().lm_head(features)
+        return self._run("lm_head", features)
 
-    def _payloads(self, hidden: mx.array | None) -> list[Buffer]:
-        """Returns each worker's payload: N×E hidden states, or no bytes for None."""
-        data: Buffer = b""
-        if hidden is not None and hidden.size:
-            values = mx.view(mx.contiguous(hidden), mx.uint8)
-            data = memoryview(values).cast("B")  # type: ignore[arg-type]
-        return [data] * (self.group.size - 1)
+    def _run(self, name: str, *args: Any) -> Any:
+        return current_group().run(_call, self, name, *args)
 
     def row_bytes(self, kind: RowKind) -> int:
-        return super().row_bytes(kind) * self.group.size
+        return super().row_bytes(kind) * current_group().size
 
     def read_row(self, kind: RowKind, index: int) -> bytes:
-        """Concatenates all ranks' `PagedModel.read_row`; for errors, see `logits`."""
-        with self._on_all_ranks("read_row", kind=kind, index=index):
-            own = super().read_row(kind, index)
-            return b"".join([own, *self.group.gather_payloads()])
+        """Concatenates all ranks' `PagedModel.read_row`."""
+        rows: list[bytes] = current_group().run(_gather_row, self, kind, index)
+        return b"".join(rows)
 
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
-        """Sends each rank its shard of the rows to write; for errors, see `logits`."""
-        size = super().row_bytes(kind)
-        own, *others = (
-            [row[rank * size : (rank + 1) * size] for row in rows]
-            for rank in range(self.group.size)
-        )
-        payloads = [b"".join(shards) for shards in others]
-        with self._on_all_ranks("write_rows", payloads, kind=kind, indices=list(indices)):
-            super().write_rows(kind, indices, own)
+        """Writes to each rank its shard of the rows."""
+        current_group().run(_write_shards, self, kind, list(indices), list(map(bytes, rows)))
 
     def worker_fingerprints(self) -> list[bytes]:
-        with self._on_all_ranks("fingerprint"):
-            return self.group.gather_payloads()
-
-    @contextmanager
-    def _on_all_ranks(
-        self, op: str, payloads: Sequence[Buffer] = (), **arguments: Any
-    ) -> Iterator[None]:
-        """Broadcasts a command, which the `with` block executes on rank 0."""
-        with _defer_interrupt():
-            self.group.broadcast({"op": op, "key": self._key, **arguments}, payloads)
-            try:
-                yield
-            except BaseException:
-                self.group.abort("a step failed on rank 0")
-                raise
+        fingerprints: list[bytes] = current_group().run(_gather_fingerprint, self)
+        return fingerprints[1:]
 
 
-def _batch_message(spans: Sequence[Span], rows: Sequence[int]) -> dict[str, Any]:
-    return {"spans": [list(vars(span).values()) for span in spans], "rows": list(rows)}
+def _call(model: TensorParallelModel, name: str, *args: Any) -> Any:
+    return getattr(super(TensorParallelModel, model), name)(*args)
 
 
-@contextmanager
-def _defer_interrupt() -> Iterator[None]:
-    """Defers Ctrl-C to the end of the block, so that all ranks finish the step."""
-    handler = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or handler is not signal.default_int_handler:
-        yield  # KeyboardInterrupt cannot occur here
-        return
-    pressed: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if pressed:
-        raise KeyboardInterrupt
+def _gather_row(model: TensorParallelModel, kind: RowKind, index: int) -> list[bytes]:
+    return gather_bytes(PagedModel.read_row(model, kind, index), current_group().comm)
+
+
+def _write_shards(
+    model: TensorParallelModel, kind: RowKind, indices: Sequence[int], rows: Sequence[bytes]
+) -> None:
+    size = PagedModel.row_bytes(model, kind)
+    start = current_group().rank * size
+    shards = [memoryview(row)[start : start + size] for row in rows]
+    PagedModel.write_rows(model, kind, indices, shards)
+
+
+def _gather_fingerprint(model: TensorParallelModel) -> list[bytes]:
+    from .disk_cache.fingerprint import fingerprint  # lazily: saves memory without a disk cache
+
+    return gather_bytes(fingerprint([model.model]), current_group().comm)

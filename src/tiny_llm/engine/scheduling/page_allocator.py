@@ -1,4 +1,6 @@
-"""PageAllocator: free list and reference counts of KV cache pages.
+"""PageAllocator: free list and reference counts of KV cache page ids.
+
+Written twice on purpose: `kv_cache/page_pool.py`, Week 3's first pool, has one owner per page.
 
 A page is just a number here, counted from 0. The model owns its contents: the keys and values of
 `page_size` tokens in every layer.

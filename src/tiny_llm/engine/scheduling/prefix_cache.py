@@ -140,7 +140,7 @@ class PrefixCache:
             # [/task 3.4.2 release]
 
     def evict(self, count: int) -> int:
-        """Evicts up to `count` unreferenced pages in LRU order; returns how many."""
+        """Evicts up to `count` unreferenced pages in LRU order; returns their number."""
         count = max(0, min(count, len(self._unused)))
         for _ in range(count):
             self.on_evict(next(iter(self._unused)))

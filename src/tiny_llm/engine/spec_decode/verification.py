@@ -1,6 +1,7 @@
-"""Draft token verification."""
+"""Draft token verification, and acceptance statistics."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 def accepted_tokens(draft_tokens: Sequence[int], sampled: Sequence[int]) -> Sequence[int]:
@@ -21,3 +22,23 @@ def accepted_tokens(draft_tokens: Sequence[int], sampled: Sequence[int]) -> Sequ
         num_accepted += 1
     return sampled[: num_accepted + 1]
     # [/task 5.6.1 verify]
+
+
+@dataclass
+class SpeculationStatistics:
+    """Acceptance statistics of one generation, or of an engine since its start."""
+
+    target_steps: int = 0  # target model calls, including prefill
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def __str__(self) -> str:
+        share = (
+            f" ({self.num_accepted_tokens / self.num_draft_tokens:.0%})"
+            if self.num_draft_tokens
+            else ""
+        )
+        return (
+            f"draft tokens: {self.num_accepted_tokens} of {self.num_draft_tokens} accepted{share}, "
+            f"{self.target_steps} target steps"
+        )

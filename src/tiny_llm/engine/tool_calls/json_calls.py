@@ -54,7 +54,7 @@ def parse_json_call(
     scanner.feed(source.take(match.end()))
     yield from _argument_deltas(source, scanner)
     yield CallEnd()
-    yield from _skip_rest(source, scanner)
+    yield from _discard_remaining(source, scanner)
 
 
 def _check_other_object(text: str, names: Collection[str]) -> None:
@@ -129,7 +129,8 @@ def parse_arguments(source: TextSource) -> Events:
     yield CallEnd()
 
 
-def _skip_rest(source: TextSource, scanner: JsonScanner) -> Events:
+def _discard_remaining(source: TextSource, scanner: JsonScanner) -> Events:
+    """Consumes the text after the arguments, up to the end of the call's JSON object."""
     while True:
         number, is_complete = scanner.feed(source.buffer)
         is_valid = is_complete or number == len(source.buffer)

@@ -4,17 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import short_repr
-from ..families.config_fields import MAX_INT32
+from ..families.config_fields import MAX_INT32, invalid_field
 from .safe_io import ModelError
 
 # Names a Python file that replaces the model. `auto_map` also names code, but for `transformers`,
 # where it is optional for the families that tiny-llm supports.
 CODE_FIELD = "model_file"
-
-
-def invalid_field(where: str, name: str, value: Any, expected: str) -> ModelError:
-    """Error for an invalid value of a field in the file `where`."""
-    return ModelError(f"{where} has {name} {short_repr(value)}, expected {expected}.")
 
 
 def reject_code(fields: Mapping[str, Any], where: str) -> None:
@@ -31,4 +26,6 @@ def check_token_id_field(fields: Mapping[str, Any], name: str, where: str) -> No
     value = fields.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < MAX_INT32 for i in ids):
-        raise invalid_field(where, name, value, "a token id or a list of token ids")
+        raise ModelError(
+            f"{invalid_field(name, value, 'a token id or a list of token ids', where)}."
+        )

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..families.config_fields import text_fields
-from .config_checks import check_token_id_field, invalid_field
-from .safe_io import read_optional_json
+from ..families.config_fields import invalid_field, text_fields
+from .config_checks import check_token_id_field
+from .safe_io import ModelError, read_optional_json
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -30,10 +30,10 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
         settings["added_tokens_decoder"] = {str(i): {"content": text} for text, i in added.items()}
     for name in SPECIAL_TOKEN_FIELDS:
         if settings.get(name) is not None and not _is_token(settings[name]):
-            raise invalid_field(where, name, settings[name], "a string")
+            raise ModelError(f"{invalid_field(name, settings[name], 'a string', where)}.")
     for name in SPECIAL_TOKEN_LIST_FIELDS:
         if not all(map(_is_token, _listed(settings.get(name)))):
-            raise invalid_field(where, name, settings[name], "a list of strings")
+            raise ModelError(f"{invalid_field(name, settings[name], 'a list of strings', where)}.")
     return settings
 
 

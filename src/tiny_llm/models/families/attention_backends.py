@@ -21,15 +21,18 @@ from ...attention import (
     paged_attention_varlen_reference,
     sliding_window_mask,
 )
-from ...kv_cache import PagedKvMetadata
-from ...kv_cache.int8_rows import read_int8_pages, write_int8_rows
-from ...kv_cache.step_plan import LayerCacheView
+from ...attention.paged import PagedKvMetadata
+from ...kv_storage.int8_rows import read_int8_pages, write_int8_rows
+from ...kv_storage.step_plan import LayerCacheView
 
 
 def attend_flash(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
 ) -> mx.array:
-    """Writes KV to pages, then calls `flash_attention` once per sequence."""
+    """Writes KV to pages, then calls `flash_attention` once per sequence.
+
+    The course's, over contiguous caches, is in `qwen3_week2.py`.
+    """
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     lengths: list[int] = metadata.context_lens.tolist()
     queries = mx.split(query, metadata.cu_seqlens_q.tolist()[1:-1], axis=2)  # 1×H_q×L×D each

@@ -95,6 +95,7 @@ class DecoderConfig:
     o_proj_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # whether query and key heads are normalized before RoPE
+    zero_centered_norms: bool = False  # whether Hugging Face's norms multiply by 1 + weight
     attn_output_gate: bool = False  # whether q_proj also computes a gate for each head's output
     experts: MoEConfig | None = None
     delta_net: DeltaNetConfig | None = None

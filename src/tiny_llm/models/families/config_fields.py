@@ -7,6 +7,7 @@ unknown fields are ignored, and reported when the model is loaded.
 
 from collections.abc import Mapping
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 from ...errors import short_repr
@@ -183,8 +184,10 @@ def text_fields(config: Fields) -> Fields:
     return {**outer, **inner, "model_type": family}
 
 
-def invalid_field(name: str, value: Any, expected: object) -> ValueError:
-    return ValueError(f"config.json has {name} {short_repr(value)}, expected {expected}")
+def invalid_field(
+    name: str, value: Any, expected: object, where: str | Path = "config.json"
+) -> ValueError:
+    return ValueError(f"{where} has {name} {short_repr(value)}, expected {expected}")
 
 
 def required_field(fields: Fields, name: str) -> Any:

@@ -1,5 +1,7 @@
 """Decoder for all model families, assembled from a config.
 
+Written twice on purpose: the course's layers, for Qwen3 only, are in `qwen3_week2.py`.
+
 The families differ only in QK norms, biases, RoPE scaling, output gates, sliding windows, Gated
 DeltaNet instead of attention, and experts instead of the MLP.
 """
@@ -12,9 +14,9 @@ import mlx.core as mx
 
 from ... import kernels
 from ...kernels.prepack import prepack_model
-from ...kv_cache import PagedStorage, RaggedBatch, StateStorage
-from ...kv_cache.int8_rows import KvCacheDtype, kv_row_width
-from ...kv_cache.step_plan import CosSin, PlannedLayers
+from ...kv_storage import PagedStorage, RaggedBatch, StateStorage
+from ...kv_storage.int8_rows import KvCacheDtype, kv_row_width
+from ...kv_storage.step_plan import CosSin, PlannedLayers
 from ...positional_encoding import RoPE
 from .attention_backends import COMPARISON_BACKENDS
 from .config import DecoderConfig
@@ -36,6 +38,7 @@ from .rope import ScaledRoPE
 def attend_paged(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
 ) -> mx.array:
+    """Default attention backend; the course's, for Qwen3, is in `qwen3_week3.py`."""
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     attended = kernels.paged_attention_varlen(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
@@ -48,6 +51,16 @@ def attend_paged(
         window,
     )
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
+
+
+def norm_weight(config: DecoderConfig, layer: Any, dtype: mx.Dtype) -> mx.array:
+    """Weight of an RMSNorm: float32 if stored so for a zero-centered norm, otherwise `dtype`.
+
+    transformers computes x · (1 + w) in float32; in 16 bits, 1 + w would lose bits of w.
+    """
+    weight: mx.array = layer.weight
+    keeps_float32 = config.zero_centered_norms and weight.dtype == mx.float32
+    return weight if keeps_float32 else weight.astype(dtype)
 
 
 class Attention:
@@ -66,8 +79,8 @@ class Attention:
         self.k_proj = linear_from(layer.k_proj, dtype)
         self.v_proj = linear_from(layer.v_proj, dtype)
         self.o_proj = linear_from(layer.o_proj, dtype)
-        self.q_norm = layer.q_norm.weight.astype(dtype) if config.qk_norm else None
-        self.k_norm = layer.k_norm.weight.astype(dtype) if config.qk_norm else None
+        self.q_norm = norm_weight(config, layer.q_norm, dtype) if config.qk_norm else None
+        self.k_norm = norm_weight(config, layer.k_norm, dtype) if config.qk_norm else None
         self.eps = config.rms_norm_eps
         self.has_gate = config.attn_output_gate
         self.window = window
@@ -116,8 +129,8 @@ class DecoderBlock:
             self.mlp = SparseMoE(config.experts, layer.mlp, dtype)
         else:
             self.mlp = Mlp(layer.mlp, dtype)
-        self.input_layernorm = layer.input_layernorm.weight.astype(dtype)
-        self.post_attention_layernorm = layer.post_attention_layernorm.weight.astype(dtype)
+        self.input_layernorm = norm_weight(config, layer.input_layernorm, dtype)
+        self.post_attention_layernorm = norm_weight(config, layer.post_attention_layernorm, dtype)
         self.eps = config.rms_norm_eps
 
     def __call__(
@@ -198,7 +211,7 @@ class Decoder:
             DecoderBlock(config, index, layer, self.dtype, attention_backend)
             for index, layer in enumerate(parts.layers)
         ]
-        self.norm = parts.norm.weight.astype(self.dtype)
+        self.norm = norm_weight(config, parts.norm, self.dtype)
         self.eps = config.rms_norm_eps
         rope = config.rotary_dim or config.head_dim, self.max_seq_len, config.rope_theta
         scaling = config.rope_scaling

@@ -20,8 +20,8 @@ from ...attention import (
     gated_delta_rule_reference,
     gated_rms_norm_reference,
 )
-from ...kv_cache import StateShape
-from ...kv_cache.step_plan import LayerCacheView
+from ...kv_storage import StateShape
+from ...kv_storage.step_plan import LayerCacheView
 from .config import DecoderConfig, DeltaNetConfig
 from .linear import linear_each, linear_from
 

@@ -156,6 +156,7 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         o_proj_bias=attention_bias,
         mlp_bias=mlp_bias,
         qk_norm=family.qk_norm,
+        zero_centered_norms=family.is_hybrid,
         attn_output_gate=boolean(fields, "attn_output_gate", family.is_hybrid),
         experts=experts,
         delta_net=DeltaNetConfig.from_fields(fields) if family.is_hybrid else None,

@@ -15,7 +15,7 @@ Hybrid families:
 
     in_proj_qkvz, in_proj_ba                   split: in_proj_qkv, in_proj_z; in_proj_b, in_proj_a
     conv1d C×1×K (Hugging Face)                C×K×1 (MLX), for C channels and kernel size K
-    norm w, applied as 1 + w (Hugging Face)    1 + w (MLX)
+    norm w, applied as 1 + w (Hugging Face)    1 + w (MLX), in float32
 
 The last two rows apply if the convolution has Hugging Face's shape.
 """
@@ -183,4 +183,4 @@ def _convert_hugging_face(weights: dict[str, mx.array], config: DeltaNetConfig) 
         return
     for name, weight in weights.items():
         if name.removesuffix(".weight").endswith(ZERO_CENTERED_NORMS):
-            weights[name] = weight + 1
+            weights[name] = weight.astype(mx.float32) + 1  # 16 bits would round the sum

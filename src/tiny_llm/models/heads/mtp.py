@@ -21,9 +21,9 @@ from typing import Any
 import mlx.core as mx
 
 from ... import kernels
-from ...kv_cache import PagedStorage, RaggedBatch
+from ...kv_storage import PagedStorage, RaggedBatch
 from ..checkpoint.weights import CheckpointModel, TreeNode
-from ..families.decoder import Decoder
+from ..families.decoder import Decoder, norm_weight
 from ..families.linear import linear_from
 
 
@@ -34,8 +34,8 @@ class MtpDecoder(Decoder):
         super().__init__(mtp_checkpoint(mlx_model), *args, **options)
         mtp = mlx_model.mtp
         self.fc = linear_from(mtp.fc, self.dtype)
-        self.embedding_norm = mtp.pre_fc_norm_embedding.weight.astype(self.dtype)
-        self.hidden_norm = mtp.pre_fc_norm_hidden.weight.astype(self.dtype)
+        self.embedding_norm = norm_weight(self.config, mtp.pre_fc_norm_embedding, self.dtype)
+        self.hidden_norm = norm_weight(self.config, mtp.pre_fc_norm_hidden, self.dtype)
 
     def mtp_features(
         self,

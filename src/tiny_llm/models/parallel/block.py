@@ -12,11 +12,11 @@ from typing import Any
 import mlx.core as mx
 
 from ...kernels.graph_capture import CapturedFunction
-from ...kv_cache.step_plan import AttentionMetadata, CosSin, LayerCacheView
+from ...kv_storage.step_plan import AttentionMetadata, CosSin, LayerCacheView
 from ..families.decoder import DecoderBlock
 from ..families.linear import AdapterBatch
-from .init import Group
 from .layers import all_reduce
+from .mpi import Group
 
 HalfBlock = Callable[..., Any]
 

@@ -15,17 +15,17 @@ from ..checkpoint.sharding import RankShard
 from ..families.decoder import Decoder, DecoderBlock, EagerLayers
 from ..heads.mtp import MtpDecoder
 from .block import TensorParallelBlock
+from .group import Replica
 from .layers import ParallelLMHead, VocabParallelEmbedding
 
 
-class TensorParallelDecoder(Decoder):
+class TensorParallelDecoder(Decoder, Replica):
     """This rank's shard of a decoder; all ranks call it with the same arguments."""
 
     def __init__(
         self, mlx_model: Any, rank_shard: RankShard, group: mx.distributed.Group, **options: Any
     ):
         super().__init__(mlx_model, **options)
-        self.options = options  # to build the same model on other ranks
         self.vocab_size = rank_shard.full_config.vocab_size
         self._num_ranks = rank_shard.size
         self.embedding = VocabParallelEmbedding(self.embedding, rank_shard.vocab_range, group)
@@ -54,10 +54,3 @@ class TensorParallelDecoder(Decoder):
 
 class TensorParallelMtpDecoder(MtpDecoder, TensorParallelDecoder):
     """This rank's shard of an MTP layer; see `TensorParallelDecoder`."""
-
-
-def make_decoder(
-    shard: Any, rank_shard: RankShard, group: mx.distributed.Group, mtp: bool, **options: Any
-) -> TensorParallelDecoder:
-    decoder = TensorParallelMtpDecoder if mtp else TensorParallelDecoder
-    return decoder(shard, rank_shard=rank_shard, group=group, **options)

@@ -1,145 +1,266 @@
-"""Rank group: broadcasts from rank 0, and coordinated exit of all ranks.
+"""Rank group: one program on all ranks; a lost rank ends the group.
 
-`spawn.py` spawns a group from rank 0; `launcher.py` joins a group started by a launcher.
+All ranks run the same functions in the same order. Rank 0 shares each call: the function and its
+arguments, pickled. A `Replica` exists on every rank and is pickled as its key.
+
+Calls travel over a socket to each worker, because a rank that waits in a collective of MLX's ring
+or MPI keeps a core busy. A heartbeat per second travels in both directions: a rank in a collective
+cannot detect that another one is lost, so a thread exits the process.
 """
 
 import atexit
 import os
+import pickle
+import queue
+import select
+import signal
 import socket
+import struct
+import subprocess
+import sys
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+import mlx.core as mx
+
 from ...errors import UserError
+from ..checkpoint.safe_io import ModelError
 from . import mpi
-from .channel import Buffer, Channel
-from .heartbeat import Heartbeat
-from .init import STDERR_FILENO, Group
+from .layers import all_gather
 
-NUM_THREADS_ENV = "TINY_LLM_NUM_THREADS"
-LOSS_DETECTION_SECONDS = 1.0
+EXIT_SECONDS = 2.0  # time limit for workers' exits at the group's end
+TIMEOUT_SECONDS = 7  # a rank that is silent for longer is lost
+LENGTH = struct.Struct("<Q")
+END = b"end"  # shared instead of a call
+MAX_TEXT_BYTES = 1024
 
-
-def divide_threads(num_ranks: int) -> str:
-    """Sets `NUM_THREADS_ENV`, if unset, to cores / `num_ranks`; returns it."""
-    return os.environ.setdefault(NUM_THREADS_ENV, str(max(1, (os.cpu_count() or 1) // num_ranks)))
+_replicas: dict[int, "Replica"] = {}  # by key, on workers
 
 
-class RankGroup(ABC):
-    """Rank 0 and its connections to the workers, by rank."""
+class Replica:
+    """Base of objects that every rank has: results of `RankGroup.run`."""
 
-    comm: Group  # set once the ranks are connected
+    __slots__ = ("key",)  # not in `vars`, which the disk cache's fingerprint covers
+    key: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _find_replica, (self.key,)
+
+
+def _find_replica(key: int) -> Replica:
+    return _replicas[key]
+
+
+class RankGroup:
+    """This process's rank.
+
+    Args:
+        connections: to all workers, in rank order, or to rank 0.
+        processes: the workers that this process has spawned, in rank order.
+
+    Attributes:
+        on_worker_lost: callbacks, called with the error message before this process exits.
+    """
 
     def __init__(
-        self, size: int, channels: Mapping[int, Channel], heartbeats: Mapping[int, socket.socket]
+        self,
+        comm: mpi.Group,
+        connections: Sequence[socket.socket],
+        processes: Sequence["subprocess.Popen[bytes]"] = (),
     ):
-        self.size = size
-        # Called with the error message before this process exits.
+        self.comm, self.rank, self.size = comm, comm.rank(), comm.size()
         self.on_worker_lost: list[Callable[[str], None]] = []
-        self._channels = dict(channels)
+        self._connections, self._processes = connections, processes
         self._end_reason: str | None = None
-        self._num_ids = 0
-        self._loss_lock = threading.Lock()
-        self._heartbeat = Heartbeat(heartbeats, self._on_worker_lost)
-        atexit.register(self.shutdown)
+        self._num_replicas = 0
+        self._deleted: list[int] = []  # keys, shared with the next call
+        self._calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # from rank 0
+        self._call_lock, self._send_lock, self._loss_lock = (threading.Lock() for _ in range(3))
+        if self.rank == 0:
+            atexit.register(self.end)
+        others = range(1, self.size) if self.rank == 0 else [0]
+        for other in zip(others, connections, strict=True):
+            threading.Thread(target=self._watch, args=other, daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
-    def new_id(self) -> int:
-        """Allocates a key, unique within the group, for a checkpoint or a model."""
-        self._num_ids += 1
-        return self._num_ids
+    # ---------------------------------------------------------------- calls
 
-    def check(self) -> None:
-        if self._end_reason is not None:
-            raise UserError(f"the rank group has shut down: {self._end_reason}.")
+    def run(self, function: Callable[..., Any], *args: Any, **own: Any) -> Any:
+        """Calls a function on all ranks; returns rank 0's result.
 
-    def broadcast(self, message: Mapping[str, Any], payloads: Sequence[Buffer] = ()) -> None:
-        self.check()
-        for index, (rank, channel) in enumerate(self._channels.items()):
-            try:
-                channel.send(message, *payloads[index : index + 1])
-            except OSError:
-                self._on_worker_lost(rank, "")
+        Ctrl-C is deferred to the end of the call. An exception on one rank ends the group.
 
-    def gather_replies(self) -> Sequence[Any]:
-        """Receives one reply per worker, in rank order; None for a lost worker."""
-        return [channel.receive() for channel in self._channels.values()]
+        Args:
+            own: keyword arguments of rank 0 only.
 
-    def gather_payloads(self) -> list[bytes]:
-        payloads = []
-        for rank, channel in self._channels.items():
-            payload = channel.receive_bytes()
-            if payload is None:
-                self._on_worker_lost(rank, "")
-            payloads.append(payload or b"")
-        return payloads
-
-    def abort(self, reason: str) -> None:
-        """Shuts down after a failed step on this rank.
-
-        Sleeps first, so that if a lost rank caused the failure, the heartbeat thread reports that
-        rank and exits this process.
+        Raises:
+            UserError: the function raised it on all ranks, or the group has ended.
         """
-        time.sleep(LOSS_DETECTION_SECONDS)
-        self.shutdown(reason)
+        with self._call_lock, _defer_interrupt():
+            if self._end_reason is not None:
+                raise UserError(f"the rank group has shut down: {self._end_reason}.")
+            deleted = self._deleted[:]
+            del self._deleted[: len(deleted)]
+            with suppress(OSError):  # `_watch` reports the lost rank
+                self._send(pickle.dumps((deleted, function, args)))
+            try:
+                result = self._call(function, *args, **own)
+            except UserError:
+                raise
+            except BaseException:
+                self._end_reason = "a call failed on rank 0"
+                for process in self._processes:
+                    process.kill()
+                raise
+            if isinstance(result, Replica):
+                weakref.finalize(result, self._deleted.append, result.key)
+            return result
 
-    def shutdown(self, reason: str = "the process is exiting") -> None:
-        if self._end_reason is not None:
-            return
-        self._end_reason, self._heartbeat.stopped = reason, True
-        for channel in self._channels.values():
-            with suppress(OSError):  # the worker has exited
-                channel.send({"op": "shutdown"})
-            channel.connection.close()
-        self._wait_for_exit()
-
-    @abstractmethod
-    def _wait_for_exit(self) -> None:
-        """Waits for the workers to exit."""
-
-    @abstractmethod
-    def _kill_child_processes(self) -> None:
-        """Kills the processes that this rank has started."""
-
-    def _exit_status(self, rank: int) -> str:
-        del rank
-        return "connection closed"
-
-    def _on_worker_lost(self, rank: int, reason: str) -> None:
-        with self._loss_lock:  # never released, so that only the first loss is reported
-            reason = reason or self._exit_status(rank)
-            self._kill_child_processes()
-            message = f"rank {rank} of {self.size} is lost: {reason}."
-            for callback in self.on_worker_lost:
-                callback(message)
-            stderr = os.dup(STDERR_FILENO)
-            with open(os.devnull, "wb") as devnull:
-                os.dup2(devnull.fileno(), STDERR_FILENO)  # silences the ring threads' socket errors
-            # The leading newline ends a partial line that the ring may have written.
-            os.write(stderr, f"\ntiny-llm: {message}\n".encode())
+    def serve(self) -> NoReturn:
+        """Runs a worker: executes rank 0's calls until the group ends, then exits."""
+        try:
+            while (data := self._calls.get()) != END:
+                self._execute(data)
+        except BaseException as error:
+            print(f"tiny-llm: rank {self.rank}: {type(error).__name__}: {error}", file=sys.stderr)
             os._exit(1)
-
-
-def monitor_rank_0(connection: socket.socket) -> Heartbeat:
-    """Starts a heartbeat that terminates this process when rank 0 dies or hangs."""
-    return Heartbeat({0: connection}, lambda *_: os._exit(1))
-
-
-class Worker:
-    """Worker side of a rank group; `channel` receives rank 0's commands."""
-
-    def __init__(self, comm: Group, channel: Channel, heartbeat: Heartbeat):
-        self.rank, self.size = comm.rank(), comm.size()
-        self.comm, self.channel = comm, channel
-        self._heartbeat = heartbeat
-
-    def shutdown(self) -> NoReturn:
-        self._heartbeat.stopped = True
         mpi.finalize()
         os._exit(0)
 
-    def fail(self, reason: str) -> NoReturn:
-        self._heartbeat.report_failure(reason)
+    def _execute(self, data: bytes) -> None:
+        deleted, function, args = pickle.loads(data)
+        for key in deleted:
+            del _replicas[key]
+        with suppress(UserError):  # raised on rank 0, too
+            result = self._call(function, *args)
+            if isinstance(result, Replica):
+                _replicas[result.key] = result
+
+    def _call(self, function: Callable[..., Any], *args: Any, **own: Any) -> Any:
+        result = function(*args, **own)
+        if isinstance(result, Replica):
+            self._num_replicas += 1  # the same on all ranks
+            result.key = self._num_replicas
+        return result
+
+    def _send(self, message: bytes) -> None:
+        with self._send_lock:
+            for connection in self._connections:
+                connection.sendall(LENGTH.pack(len(message)) + message)
+
+    @contextmanager
+    def agreement(self) -> Iterator[None]:
+        """Turns a `ValueError` in the block on any rank into a `ModelError` on all ranks."""
+        error = ""
+        try:
+            yield
+        except ValueError as failure:
+            error = str(failure)
+        if errors := [text for text in gather_text(error, self.comm) if text]:
+            raise ModelError(error or errors[0])
+
+    def end(self) -> None:
+        """Ends the workers; later calls raise a `UserError`."""
+        if self._end_reason is not None:
+            return
+        self._end_reason = "the process is exiting"
+        with suppress(OSError):  # a worker has exited
+            self._send(END)
+        for process in self._processes:
+            try:
+                process.wait(EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        mpi.finalize()
+
+    def _exit_status(self, rank: int) -> str:
+        with suppress(IndexError, subprocess.TimeoutExpired):  # IndexError for launched ranks
+            status = self._processes[rank - 1].wait(1)
+            return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+        return "connection closed"
+
+    def _send_heartbeats(self) -> None:
+        with suppress(OSError):  # `_watch` exits
+            while self._end_reason is None:
+                self._send(b"")
+                time.sleep(1)
+
+    def _watch(self, rank: int, connection: socket.socket) -> None:
+        """Receives calls and heartbeats; exits this process if the rank is silent or gone."""
+        message = b""
+        try:
+            while message != END:
+                message = _receive(connection, *LENGTH.unpack(_receive(connection, LENGTH.size)))
+                if message:
+                    self._calls.put(message)
+            return
+        except TimeoutError as error:
+            reason = str(error)
+        except OSError:
+            reason = self._exit_status(rank)
+        if self._end_reason is not None:
+            return
+        if self.rank > 0:
+            os._exit(1)  # rank 0 reports the lost rank, unless that is rank 0
+        self._loss_lock.acquire()  # never released, so that only the first loss is reported
+        for each in self._processes:
+            each.kill()
+        text = f"rank {rank} of {self.size} is lost: {reason}."
+        for callback in self.on_worker_lost:
+            callback(text)
+        # Silences the ring's socket errors. The leading newline ends a line that it has begun.
+        stderr = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os.write(stderr, f"\ntiny-llm: {text}\n".encode())
         os._exit(1)
+
+
+def gather_bytes(data: bytes, comm: mpi.Group) -> list[bytes]:
+    """Returns all ranks' bytes, of equal length, in rank order."""
+    parts = all_gather(mx.array(memoryview(data)), comm)  # type: ignore[arg-type]
+    return [bytes(memoryview(part)) for part in parts]  # type: ignore[arg-type]
+
+
+def gather_text(text: str, comm: mpi.Group) -> list[str]:
+    data = text.encode()[:MAX_TEXT_BYTES].ljust(MAX_TEXT_BYTES)
+    return [part.decode(errors="ignore").strip() for part in gather_bytes(data, comm)]
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Receives `size` bytes; OSError if the other rank is silent or gone."""
+    data, silent = bytearray(), 0
+    while len(data) < size:
+        # Counts seconds of this process: while it is suspended, the other rank is not silent.
+        if not select.select([connection], [], [], 1)[0]:
+            silent += 1
+            if silent == TIMEOUT_SECONDS:
+                raise TimeoutError(f"no heartbeat for {TIMEOUT_SECONDS} seconds")
+            continue
+        chunk = connection.recv(min(size - len(data), 2**20))
+        if not chunk:
+            raise ConnectionError
+        data += chunk
+        silent = 0
+    return bytes(data)
+
+
+@contextmanager
+def _defer_interrupt() -> Iterator[None]:
+    """Defers Ctrl-C to the end of the block."""
+    handler = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or handler is not signal.default_int_handler:
+        yield  # KeyboardInterrupt cannot occur here
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if pressed:
+        raise KeyboardInterrupt

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import mpi
-from .init import Group
+from .mpi import Group
 
 MAX_MESSAGE_BYTES = 2**17  # maximum bytes that each rank sends per chunk
 

@@ -12,8 +12,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...errors import UserError, short_repr, summarize
+from ...errors import UserError, summarize
 from ..checkpoint.safe_io import ModelError, read_text
+from ..families.config_fields import invalid_field
 
 # One template, or name -> template, with names like "default" and "tool_use".
 Templates = str | dict[str, str]
@@ -37,7 +38,7 @@ def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Tem
     if isinstance(listed, list):
         return dict(_parse_entry(entry, folder) for entry in listed)
     if not isinstance(listed, str | None):
-        raise _invalid_field(folder, listed)
+        raise _invalid_entry(folder, listed)
     return listed
 
 
@@ -80,7 +81,7 @@ def choose_template(templates: Templates, has_tools: bool) -> str:
     return templates["default"]
 
 
-def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+def render_template(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
     """Renders a conversation into a prompt.
 
     Args:
@@ -179,11 +180,10 @@ def _parse_entry(entry: Any, folder: Path) -> tuple[str, str]:
         name, template = entry.get("name"), entry.get("template")
         if isinstance(name, str) and isinstance(template, str):
             return name, template
-    raise _invalid_field(folder, entry)
+    raise _invalid_entry(folder, entry)
 
 
-def _invalid_field(folder: Path, found: Any) -> ModelError:
-    return ModelError(
-        f"{folder / 'tokenizer_config.json'} has chat_template {short_repr(found)}, expected a "
-        'string or a list of {"name": …, "template": …}.'
-    )
+def _invalid_entry(folder: Path, found: Any) -> ModelError:
+    expected = 'a string or a list of {"name": …, "template": …}'
+    error = invalid_field("chat_template", found, expected, folder / "tokenizer_config.json")
+    return ModelError(f"{error}.")

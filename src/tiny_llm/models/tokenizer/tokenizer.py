@@ -14,7 +14,7 @@ import tokenizers
 
 from ...errors import UserError
 from ..checkpoint.tokenizer_config import SPECIAL_TOKEN_FIELDS, token_text
-from .chat_template import choose_template, find_chat_template, render_chat
+from .chat_template import choose_template, find_chat_template, render_template
 from .detokenizer import StreamingDetokenizer, TokenDecoder
 
 # Disables the library's threads, which do not speed up batches of one and cause warnings in forks.
@@ -133,7 +133,7 @@ class Tokenizer:
             Token ids, or the text if `tokenize` is False.
 
         Raises:
-            ValueError: there is no chat template or no message; see also `render_chat`.
+            ValueError: there is no chat template or no message; see also `render_template`.
         """
         variables["tools"] = tools
         if not self._can_render(conversation, variables):
@@ -147,7 +147,7 @@ class Tokenizer:
             **variables,
         }
         template = choose_template(self.chat_template, has_tools=tools is not None)
-        text = render_chat(template, conversation, **variables)
+        text = render_template(template, conversation, **variables)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def __len__(self) -> int:

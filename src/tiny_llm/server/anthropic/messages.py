@@ -57,7 +57,7 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, 
 
 
 def _render_prompt(prompts: PromptRenderer, body: CountTokensRequest) -> ChatPrompt:
-    return prompts.render_chat(
+    return prompts.encode_chat(
         body.to_template_messages(),
         body.prompt_tools,
         body.template_variables(),

@@ -236,6 +236,7 @@ def _engine_ready(llm: LLM) -> messages.EngineReady:
         config.max_num_seqs,
         llm.describe(),
         llm.runner.target.model.hidden_size,
+        llm.tokenizer,
         llm.compile_grammar,
     )
 

@@ -88,6 +88,7 @@ class EngineReady(EngineMessage):
     max_num_seqs: int
     config: Mapping[str, Any]  # for display
     hidden_size: int = 0  # size of embeddings
+    tokenizer: Any = None  # shared with the engine; thread-safe
     # `LLM.compile_grammar`, for worker threads; keeps the model in memory.
     compile_grammar: Callable[..., Any] | None = None
 

@@ -15,9 +15,6 @@ from typing import Any
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 from ...engine.structured_output.grammar import GRAMMAR_FAILED
-from ...errors import UserError
-from ...models.gguf.model_files import open_tokenizer, read_model_config
-from ...models.tokenizer.chat_template import set_chat_template
 from ..engine_client import messages
 from ..engine_client.admission import check_request, compile_grammar
 from ..engine_client.engine_thread import CommandQueue, EngineThread
@@ -150,26 +147,17 @@ class ServedModel:
         return self.engine_info.max_seq_len
 
     async def load(self) -> str | None:
-        """Loads the engine and the prompt renderer; returns the reason on failure."""
+        """Loads the engine; returns the reason on failure."""
         self._load_error = None
         self.transition(Phase.LOADING)
-        opened = asyncio.get_running_loop().run_in_executor(None, self._open_renderer)
-        loaded = self._change(messages.LoadModel())
-        renderer, _ = await asyncio.gather(opened, loaded, return_exceptions=True)
-        if self._load_error is not None:
-            return self._load_error
-        if isinstance(renderer, BaseException):
-            if not isinstance(renderer, UserError):
-                log.error("the tokenizer cannot be opened", exc_info=renderer)
-            if self.is_loaded:
-                await self.unload()
-            return f"the tokenizer cannot be opened: {renderer}"
-        if self.is_loaded:
-            renderer.max_tokens = self.max_seq_len
-            self._renderer = renderer
+        await self._change(messages.LoadModel())
+        if self._load_error is None and self.engine_info is not None:
+            tokenizer = self.engine_info.tokenizer
+            self._renderer = PromptRenderer(tokenizer, self.spec.args.tool_call_parser)
+            self._renderer.max_tokens = self.max_seq_len
             self.transition(Phase.READY)
             self.report_phase()
-        return None
+        return self._load_error
 
     async def unload(self) -> None:
         """Releases the model's memory. There must be no requests in flight."""
@@ -180,13 +168,6 @@ class ServedModel:
         self._load_changed.clear()
         self.command_queue.put(command)
         await self._load_changed.wait()
-
-    def _open_renderer(self) -> PromptRenderer:
-        folder = self.spec.folder
-        tokenizer = open_tokenizer(folder, read_model_config(folder))
-        if self.settings.chat_template is not None:
-            set_chat_template(tokenizer, self.settings.chat_template)
-        return PromptRenderer(tokenizer, self.settings.tool_call_parser)
 
     # ---------------------------------------------------------------- requests
 

@@ -39,7 +39,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
 
 def _render_prompt(prompts: PromptRenderer, body: ChatCompletionRequest) -> ChatPrompt:
     messages = [message.to_template(number) for number, message in enumerate(body.messages)]
-    return prompts.render_chat(
+    return prompts.encode_chat(
         messages,
         body.usable_tools,
         body.template_variables(),

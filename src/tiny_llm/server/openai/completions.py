@@ -18,7 +18,7 @@ from ..protocol.base_schema import PromptIds, as_prompt_list
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
 from ..protocol.output_parser import OutputParser
 from ..protocol.parsed_output import ParsedOutput
-from ..protocol.prompts import PromptRenderer, check_token_ids
+from ..protocol.prompts import PromptRenderer, reject_unknown_token_ids
 from ..protocol.request_fields import INT64_MAX, SamplingFields
 from ..protocol.streaming import respond
 from .choices import ChoicesSerializer
@@ -86,7 +86,7 @@ def _encode(model: ServedModel, body: CompletionRequest) -> list[tuple[list[int]
             encoded.append((token_ids, prompt))
         else:
             if body.echo:
-                check_token_ids(engine.vocab_size, prompt)
+                reject_unknown_token_ids(engine.vocab_size, prompt)
             encoded.append((prompt, prompts.decode(prompt) if body.echo else ""))
     return encoded
 

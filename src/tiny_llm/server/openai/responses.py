@@ -63,7 +63,7 @@ async def _render_prompt(
     def render() -> ChatPrompt:
         items, num_stored = conversation.items(), len(conversation.stored)
         messages = to_chat_messages(items, body.instructions, num_stored)
-        return prompts.render_chat(messages, body.usable_tools, body.template_variables())
+        return prompts.encode_chat(messages, body.usable_tools, body.template_variables())
 
     return await prompts.run(render), conversation
 

@@ -11,7 +11,7 @@ from ..http.openapi import ERROR_RESPONSES
 from ..models.loading import use_model
 from ..openai.chat_schema import ChatMessage, Tool, check_continuation
 from ..protocol.base_schema import BoundedList, JsonObject, RequestBody, ShortList, TokenIds
-from ..protocol.prompts import PromptRenderer, check_token_ids
+from ..protocol.prompts import PromptRenderer, reject_unknown_token_ids
 
 router = APIRouter()
 
@@ -36,7 +36,7 @@ class TokenizeRequest(RequestBody):
         check_continuation(self.continue_final_message, self.add_generation_prompt)
         messages = [message.to_template(index) for index, message in enumerate(self.messages or ())]
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
-        chat = prompts.render_chat(
+        chat = prompts.encode_chat(
             messages,
             tools,
             self.chat_template_kwargs or {},
@@ -71,5 +71,5 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Converts token ids to text."""
     model = await use_model(request, body)
     assert model.engine_info is not None
-    check_token_ids(model.engine_info.vocab_size, body.tokens)
+    reject_unknown_token_ids(model.engine_info.vocab_size, body.tokens)
     return JsonResponse({"prompt": await model.prompts.run(model.prompts.decode, body.tokens)})

@@ -11,7 +11,7 @@ from ...engine.inputs.chat_template import render_chat
 from ...engine.inputs.limits import PromptTooLongError, encode_text
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.tool_calls.registry import AUTO, find_format
-from ...errors import short_repr
+from ...errors import check_token_ids, short_repr
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
 from ..http.errors import ApiError, bad_request, context_length_error, user_errors_as_400
 from ..http.ignored_fields import MAX_NAME_CHARS, ignore_fields
@@ -99,7 +99,7 @@ class PromptRenderer:
         ignore_fields(f"chat_template_kwargs.{name[:MAX_NAME_CHARS]}" for name in unused)
         return {name: value for name, value in given.items() if name in self._template_names}
 
-    def render_chat(
+    def encode_chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
@@ -192,7 +192,6 @@ def _not_continuable() -> ApiError:
     )
 
 
-def check_token_ids(vocab_size: int, tokens: list[int]) -> None:
-    for token in tokens:
-        if token >= vocab_size:
-            raise bad_request(f"token ids must be between 0 and {vocab_size - 1}, got {token}.")
+def reject_unknown_token_ids(vocab_size: int, tokens: list[int]) -> None:
+    with user_errors_as_400():
+        check_token_ids("the prompt", tokens, vocab_size)

@@ -226,7 +226,7 @@ class EventSourceResponse(Response):
         return self._serializer.error_events(error)
 
     def _make_start_events(self) -> None:
-        """Creates start events as late as possible: they may report cache hits."""
+        """Creates the start events, once: after admission, because they may report cache hits."""
         if self._start_data is None:
             self._start_data = self._serializer.start_events()
 

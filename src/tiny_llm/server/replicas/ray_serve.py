@@ -8,9 +8,11 @@ start before old ones stop, and old ones finish their requests first.
 
 import os
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -18,6 +20,9 @@ from ray.serve.handle import DeploymentHandle
 from rich.console import Console
 from starlette.types import ASGIApp, Message
 
+from ...engine.engine_args import EngineArgs
+from ...engine.inputs.options import parse_options
+from ...errors import UserError
 from ...models.hub import find_config, find_model
 from ..http.middleware import BodyMiddleware
 from ..settings import MIN_BODY_BYTES, Settings
@@ -35,6 +40,9 @@ ROUTER = (
 class RayServeArgs(BaseModel):
     """Arguments of `serve run` (name=value), and `args` in a configuration file.
 
+    Options of `EngineArgs` and `Settings` are arguments, too, e.g. `max_num_seqs=8`; the default
+    `kv_cache_bytes` is 512 MiB.
+
     Attributes:
         model: name, Hub id or folder, as for `tiny-llm serve`; must be available on every machine.
         replicas: number of replicas; with max_replicas, the minimum.
@@ -44,12 +52,9 @@ class RayServeArgs(BaseModel):
         imbalanced_threshold: queue length difference beyond which load outweighs prefix affinity.
         cpus: CPUs that Ray reserves per replica.
         threads: compute threads per replica.
-        kv_cache_bytes, max_num_seqs, max_num_batched_tokens, load_format: as for `tiny-llm serve`.
-        api_key: API key that requests must send; by default, the variable TINY_LLM_API_KEY.
-        drain_timeout: maximum seconds to wait for running requests when a replica is replaced.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     model: str = "demo"
     served_model_name: str | None = None
@@ -60,36 +65,41 @@ class RayServeArgs(BaseModel):
     imbalanced_threshold: int = Field(8, ge=0)
     cpus: float = Field(1, ge=0)
     threads: int = Field(1, ge=1)
-    kv_cache_bytes: int = 2**29
-    max_num_seqs: int = 32
-    max_num_batched_tokens: int = 256
-    load_format: str = "auto"
-    api_key: str | None = None
-    max_body_bytes: int = MIN_BODY_BYTES
-    drain_timeout: float = 30.0
 
-    def engine(self) -> dict[str, object]:
-        """Arguments for `LLM`."""
-        names = {"kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens", "load_format"}
-        return self.model_dump(include=names)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.engine_args().tensor_parallel_size > 1:
+            raise UserError("tensor_parallel_size must be 1 with replicas; omit it.")
+        self.settings()
+        return self
+
+    def _options(self) -> list[dict[str, Any]]:
+        return parse_options(self.model_extra or {}, EngineArgs, Settings)
+
+    def engine_args(self) -> EngineArgs:
+        return EngineArgs(
+            self.model, **{"kv_cache_bytes": 2**29, "seed": None, **self._options()[0]}
+        )
 
     def settings(self) -> Settings:
         """Settings of a replica, which allows any Host: only Ray's proxy is exposed."""
-        return Settings(
-            model_names=(self.served_model_name or Path(self.model).name or self.model,),
-            api_key=self.api_key or os.environ.get("TINY_LLM_API_KEY") or None,
-            allowed_hosts=("*",),
-            max_body_bytes=self.max_body_bytes,
-            drain_timeout=self.drain_timeout,
-        )
+        engine, server = self._options()
+        defaults = {
+            "model_names": (self.served_model_name or Path(self.model).name or self.model,),
+            "adapter_names": tuple(engine.get("lora_modules", ())),
+            "api_key": os.environ.get("TINY_LLM_API_KEY") or None,
+            "allowed_hosts": ("*",),
+            "max_body_bytes": MIN_BODY_BYTES,
+        }
+        return Settings(**{**defaults, **server})
 
 
 class RayReplica:
     async def __init__(self, arguments: RayServeArgs):  # type: ignore[misc]  # Ray awaits it
-        find = find_config if arguments.load_format == "dummy" else find_model
-        self._replica = Replica(
-            find(arguments.model, Console()), arguments.settings(), arguments.engine()
-        )
+        args = arguments.engine_args()
+        find = find_config if args.load_format == "dummy" else find_model
+        folder = str(find(arguments.model, Console()))
+        self._replica = Replica(replace(args, model=folder), arguments.settings())
         await self._replica.start()
 
     def check_health(self) -> None:
@@ -142,6 +152,7 @@ class RayGateway:
 
 def build(arguments: RayServeArgs) -> serve.Application:
     """Builds the application for `serve run` and `serve deploy`."""
+    settings = arguments.settings()
     scaling = None
     if arguments.max_replicas is not None:
         scaling = AutoscalingConfig(
@@ -156,7 +167,7 @@ def build(arguments: RayServeArgs) -> serve.Application:
         max_ongoing_requests=arguments.max_ongoing_requests,
         health_check_period_s=2,
         health_check_timeout_s=30,
-        graceful_shutdown_timeout_s=arguments.drain_timeout,
+        graceful_shutdown_timeout_s=settings.drain_timeout,
         request_router_config=RequestRouterConfig(
             request_router_class=ROUTER,
             request_router_kwargs={
@@ -172,4 +183,4 @@ def build(arguments: RayServeArgs) -> serve.Application:
     gateway = serve.deployment(
         name="gateway", max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0}
     )(serve.ingress()(RayGateway))
-    return gateway.bind(replicas, arguments.max_body_bytes)
+    return gateway.bind(replicas, settings.max_body_bytes)

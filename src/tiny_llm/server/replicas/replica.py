@@ -2,15 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 from starlette.types import Message
 
-from ... import demo
+from ...engine.engine_args import EngineArgs
 from ...engine.factory import resolve_task
 from ...engine.llm import LLM
-from ...models.checkpoint.layout import has_tokenizer
 from ..app import build_app
 from ..http.errors import ApiError
 from ..models.served_model import Phase
@@ -20,16 +19,11 @@ from .gateway import ReplicaRequest
 
 
 class Replica:
-    """Handles a gateway's requests; `engine` contains the arguments of `LLM`."""
+    """Handles a gateway's requests; `args.model` is a path."""
 
-    def __init__(self, folder: Path, settings: Settings, engine: dict[str, Any]):
-        tokenizer_folder = folder if has_tokenizer(folder) else demo.TARGET_PATH
-        task = resolve_task("auto", str(folder))
-
-        def load() -> LLM:
-            return LLM(str(folder), seed=None, task=task, **engine)
-
-        spec = ModelSpec(settings.model_names, tokenizer_folder, load, task)
+    def __init__(self, args: EngineArgs, settings: Settings):
+        args = replace(args, task=resolve_task(args.task, args.model))
+        spec = ModelSpec(settings.model_names, args, partial(LLM, **vars(args)))
         self._process = ServerProcess(settings, [spec], None)
         self._app = build_app(self._process.registry)
 

@@ -1,6 +1,6 @@
-// quantized_matmul with integer products, for AVX2, NEON and AVX-512 without BF16; on AVX-512 with
-// BF16, for 8-bit weights, 8-bit activations and float16. Activations are converted to fixed point,
-// and every sum over a group is exact.
+// quantized_matmul on AVX2, NEON and AVX-512 without BF16; on AVX-512 with BF16, for 8-bit weights,
+// 8-bit activations and float16. Multiplies integers: activations are converted to fixed point, and
+// every sum over a group is exact.
 //
 // 1. prepare: a group of activations a[i] becomes step · A[i] with integers |A[i]| < 2¹⁵ − 128. The
 //    step is a power of two, so only A is rounded (fixed_point_rounding.h).

@@ -1,6 +1,5 @@
 // Vectorized swiglu: the reference, LANES elements at a time.
-#include "common/simd.h"
-#include "src/swiglu/swiglu_kernels.h"
+#include "common/row_simd.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
@@ -28,40 +27,28 @@ inline Floats silu(Floats x) {
     // [/task 4.5.4 silu]
 }
 
-// Computes a row of I elements. gate, up, out: indices of its first element in each array.
+// Computes a row of I elements.
 template <Format F>
-void swiglu_row(const SwigluJob& job, int64_t gate, int64_t up, int64_t out) {
+void swiglu_row(const void* gate, const void* up, void* out, int64_t I) {
     // [task 4.5.4 row]
     int64_t i = 0;
-    for (; i + LANES <= job.I; i += LANES) {
-        const Floats activated = silu<F>(load(job.gate, gate + i, F));
-        store(job.out, out + i, F, activated * load(job.up, up + i, F));
+    for (; i + LANES <= I; i += LANES) {
+        store(out, i, F, silu<F>(load(gate, i, F)) * load(up, i, F));
     }
-    if (const int rest = static_cast<int>(job.I - i); rest > 0) {
-        const Floats activated = silu<F>(load(job.gate, gate + i, F, rest));
-        store(job.out, out + i, F, activated * load(job.up, up + i, F, rest), rest);
+    if (const int rest = static_cast<int>(I - i); rest > 0) {
+        store(out, i, F, silu<F>(load(gate, i, F, rest)) * load(up, i, F, rest), rest);
     }
     // [/task 4.5.4 row]
 }
 
-template <Format F>
-void swiglu_rows(const SwigluJob& job, int64_t first, int64_t last) {
-    for (int64_t m = first; m < last; m++) {
-        swiglu_row<F>(job, m * job.gate_stride, m * job.up_stride, m * job.I);
-    }
-}
-
 }  // namespace
 
-void swiglu(const SwigluJob& job, int64_t first, int64_t last) {
-    switch (job.format) {
-        case Format::float32:
-            return swiglu_rows<Format::float32>(job, first, last);
-        case Format::float16:
-            return swiglu_rows<Format::float16>(job, first, last);
-        default:
-            return swiglu_rows<Format::bfloat16>(job, first, last);
-    }
+void swiglu(const RowJob& job, int64_t first, int64_t last) {
+    with_format(job.format, [&]<Format F>() {
+        for (int64_t m = first; m < last; m++) {
+            swiglu_row<F>(input_row(job, 0, m), input_row(job, 1, m), output_row(job, 0, m), job.D);
+        }
+    });
 }
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA

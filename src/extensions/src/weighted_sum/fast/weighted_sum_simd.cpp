@@ -1,37 +1,23 @@
-// Vectorized weighted_sum: the reference, LANES elements at a time.
-#include "common/simd.h"
-#include "src/weighted_sum/weighted_sum_kernels.h"
+// Vectorized weighted_sum: the reference, LANES elements at a time, with the same bits.
+#include "common/row_simd.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
-namespace {
-
-// Computes `count` ≤ LANES elements of row n, starting at element e.
-inline Floats sum_of(const WeightedSumJob& job, int64_t n, int64_t e, int count) {
-    Floats sum = {};
-    if (job.base != nullptr) {
-        sum = load_up_to(job.base, n * job.E + e, job.format, count);
-    }
-    for (int64_t k = 0; k < job.K; k++) {
-        const int64_t offset = (n * job.K + k) * job.E + e;
-        const Floats x = count == LANES ? load(job.x, offset, job.format)
-                                        : load(job.x, offset, job.format, count);
-        sum = sum + job.weights[n * job.K + k] * x;
-    }
-    return sum;
-}
-
-}  // namespace
-
-void weighted_sum(const WeightedSumJob& job, int64_t first, int64_t last) {
+void weighted_sum(const RowJob& job, int64_t first, int64_t last) {
+    const int64_t K = job.inputs[1].width, stride = job.inputs[0].stride;
     for (int64_t n = first; n < last; n++) {
-        int64_t e = 0;
-        for (; e + LANES <= job.E; e += LANES) {
-            store(job.out, n * job.E + e, job.format, sum_of(job, n, e, LANES));
-        }
-        if (const int rest = static_cast<int>(job.E - e); rest > 0) {
-            store(job.out, n * job.E + e, job.format, sum_of(job, n, e, rest), rest);
-        }
+        const auto* weights = static_cast<const float*>(input_row(job, 1, n));
+        const void* x = input_row(job, 0, n * K);
+        for_vectors(job.D, [&](int64_t e, int count) {
+            Floats sum = {};
+            if (job.inputs[2].data != nullptr) {
+                sum = load_up_to(input_row(job, 2, n), e, job.format, count);
+            }
+            for (int64_t k = 0; k < K; k++) {
+                sum = sum + weights[k] * load_up_to(x, k * stride + e, job.format, count);
+            }
+            store(output_row(job, 0, n), e, job.format, sum, count);
+        });
     }
 }
 

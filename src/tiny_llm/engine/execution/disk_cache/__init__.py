@@ -1,11 +1,11 @@
 """Disk tier of the prefix cache, attached to the scheduler and models.
 
-File I/O is in `kv_cache/disk`. This package must not depend on text or sampling.
+File I/O is in `kv_storage/disk`. This package must not depend on text or sampling.
 
 Reading order: cache, keys, fingerprint, factory.
 """
 
 from .cache import DiskCache
-from .factory import check_disk_cache_options, make_disk_cache
+from .factory import make_disk_cache
 
-__all__ = ["DiskCache", "check_disk_cache_options", "make_disk_cache"]
+__all__ = ["DiskCache", "make_disk_cache"]

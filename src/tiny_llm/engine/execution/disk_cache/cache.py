@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ....errors import UserError
-from ....kv_cache.disk.reader import PageLoad, PageReader
-from ....kv_cache.disk.store import PageStore, StoredPage
-from ....kv_cache.disk.writer import PageWriter
+from ....kv_storage.disk.reader import PageLoad, PageReader
+from ....kv_storage.disk.store import PageStore, StoredPage
+from ....kv_storage.disk.writer import PageWriter
 from ...scheduling.prefix_cache import PrefixNode
 from ...scheduling.request import EngineRequest
 from ...scheduling.scheduler import Scheduler

@@ -6,10 +6,9 @@ import time
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from ....errors import UserError, check_int, short_repr
-from ....kv_cache.disk.store import STORE_ERRORS, PageStore, stored_bytes
+from ....errors import UserError
+from ....kv_storage.disk.store import STORE_ERRORS, PageStore, stored_bytes
 from ...scheduling.config import SchedulerConfig
 from ...scheduling.scheduler import Scheduler
 from ..paged_model import ROW_KINDS, PagedModel, Span
@@ -19,29 +18,6 @@ from .fingerprint import fingerprint
 log = logging.getLogger("tiny_llm.engine")
 
 DEFAULT_MAX_BYTES = 10**10
-
-
-def check_disk_cache_options(directory: Any, max_bytes: Any, enable_prefix_caching: bool) -> None:
-    if directory is None:
-        if max_bytes is not None:
-            raise UserError(
-                f"prefix_cache_disk_bytes={short_repr(max_bytes)} requires prefix_cache_dir; set "
-                "both or neither."
-            )
-        return
-    if not isinstance(directory, str | os.PathLike):
-        raise UserError(f"prefix_cache_dir must be a path, got {short_repr(directory)}.")
-    if Path(directory).exists() and not Path(directory).is_dir():
-        raise UserError(f"prefix_cache_dir must be a directory; {directory} is a file.")
-    if not enable_prefix_caching:
-        raise UserError(
-            "prefix_cache_dir requires enable_prefix_caching=True; set both, or omit "
-            "prefix_cache_dir."
-        )
-    if max_bytes is not None:
-        if isinstance(max_bytes, float) and max_bytes.is_integer():
-            max_bytes = int(max_bytes)
-        check_int("prefix_cache_disk_bytes", max_bytes, 1)
 
 
 def make_disk_cache(

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from .... import kernels
-from ....kv_cache.disk.page_file import KEY_BYTES
+from ....kv_storage.disk.page_file import KEY_BYTES
 from ....models import ServingModel
 
 VERSION = 1  # increment when the on-disk layout of pages or states changes

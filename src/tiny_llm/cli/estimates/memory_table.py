@@ -1,0 +1,167 @@
+"""Memory table: a model's weights, KV memory and speed on this machine.
+
+Memory is computed from `config.json` and the headers of the weight files, without reading weights;
+speed is measured with a few layers. If the model has not been downloaded, the config is enough.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ...engine.engine_args import EngineArgs
+from ...engine.execution.kv_memory import KvMemory, plan_kv_memory
+from ...engine.scheduling.config import MIN_STATE_SLOTS
+from ...kv_storage.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
+from ...models.memory import available_memory, total_memory
+from ...models.model_size import ModelSize, model_size
+from .decode_speed import DecodeSpeed
+
+SHORT_CONTEXT = 1024  # context length of the first tokens/s row
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Memory requirement and token capacity for one KV cache dtype."""
+
+    sizes: Sequence[ModelSize]  # size of the target model, then of the draft model, if any
+    memory: KvMemory
+    num_tokens: int  # KV cache capacity in tokens
+
+    @classmethod
+    def compute(
+        cls, args: EngineArgs, sizes: Sequence[ModelSize], available: int
+    ) -> "MemoryEstimate":
+        """Plans the KV memory as `LLM` does, with `available` bytes before the weights are loaded.
+
+        Raises:
+            UserError: see `plan_kv_memory`.
+        """
+        left = max(0, available - sum(size.weight_bytes for size in sizes))
+        memory = plan_kv_memory(sizes, left, *args.memory_limits)
+        num_pages = memory.num_pages - math.ceil(MIN_STATE_SLOTS * memory.state_slot_pages)
+        return cls(sizes, memory, num_pages * args.block_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(size.weight_bytes for size in self.sizes)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return sum(size.kv_bytes_per_token for size in self.sizes)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a recurrent-state slot; 0 for models without recurrent state."""
+        return sum(size.state_bytes for size in self.sizes)
+
+    @property
+    def weights_fit(self) -> bool:
+        return self.weight_bytes <= total_memory()
+
+    @property
+    def longest_prompt(self) -> int:
+        """Maximum prompt tokens with one output token, which needs no KV memory."""
+        return min(self.memory.max_seq_len - 1, self.num_tokens)
+
+
+def estimate_memory(args: EngineArgs) -> dict[KvCacheDtype, MemoryEstimate]:
+    """Memory estimates by KV cache dtype; `args` has the models' paths.
+
+    Raises:
+        UserError: a path contains no model, or an option is incompatible with the model.
+    """
+    sizes = [
+        model_size(Path(cast("str", path)), num_ranks, args.load_format)
+        for path, num_ranks in ((args.model, args.tensor_parallel_size), (args.draft_model, 1))
+        if path is not None
+    ]
+    available = available_memory()
+    return {
+        dtype: MemoryEstimate.compute(
+            args, [replace(size, kv_cache_dtype=dtype) for size in sizes], available
+        )
+        for dtype in KV_CACHE_DTYPES
+    }
+
+
+def print_memory_table(
+    console: Console,
+    name: str,
+    estimates: Mapping[KvCacheDtype, MemoryEstimate],
+    speed: DecodeSpeed | None = None,
+) -> None:
+    """Prints the table, then notes on the machine's memory and on the figures."""
+    console.print(memory_table(name, estimates, speed))
+    for line in _notes(estimates, speed is not None):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def memory_table(
+    name: str, estimates: Mapping[KvCacheDtype, MemoryEstimate], speed: DecodeSpeed | None = None
+) -> Table:
+    first = next(iter(estimates.values()))
+    table = Table(title=escape(name), title_justify="left")
+    table.add_column("--kv-cache-dtype")
+    for dtype in estimates:
+        activations = str(first.sizes[0].dtype).removeprefix("mlx.core.")
+        table.add_column(f"auto ({activations})" if dtype == "auto" else dtype, justify="right")
+
+    def add(label: str, text: Callable[[MemoryEstimate], str]) -> None:
+        table.add_row(label, *map(text, estimates.values()))
+
+    with_draft = " with the draft model" if len(first.sizes) > 1 else ""
+    add(f"weights{with_draft}", lambda estimate: format_bytes(estimate.weight_bytes))
+    add("KV cache per token", lambda estimate: format_bytes(estimate.kv_bytes_per_token))
+    if first.state_bytes:
+        add("state per request", lambda estimate: format_bytes(estimate.state_bytes))
+    add("context in tokens", lambda estimate: f"{estimate.memory.max_seq_len:,}")
+    if not first.weights_fit:
+        return table
+    add("KV memory", lambda estimate: format_bytes(estimate.memory.num_bytes))
+    if first.state_bytes:
+        add("states in KV memory", lambda estimate: f"{estimate.memory.num_state_slots:,}")
+    add("tokens in KV memory", lambda estimate: f"{estimate.num_tokens:,}")
+    add("longest prompt in tokens", lambda estimate: f"{estimate.longest_prompt:,}")
+    if speed is not None:
+        longest = min(estimate.longest_prompt for estimate in estimates.values())
+        for context in sorted({min(SHORT_CONTEXT, longest), longest}):
+            speeds = [_format(speed.tokens_per_second(context, dtype)) for dtype in estimates]
+            table.add_row(f"tokens/s after {context:,} tokens", *speeds)
+    return table
+
+
+def _notes(estimates: Mapping[KvCacheDtype, MemoryEstimate], has_speed: bool) -> Iterator[str]:
+    first = next(iter(estimates.values()))
+    total, available = total_memory(), available_memory()
+    yield f"memory: {format_bytes(total)} total, {format_bytes(available)} available"
+    if not first.weights_fit:
+        yield "the weights do not fit in memory; use a smaller model or lower-bit quantization"
+        return
+    if first.memory.reason:
+        yield f"KV memory: {first.memory.reason}; set --kv-cache-bytes to change it"
+    if first.state_bytes:
+        yield "states and tokens share the KV memory; the table shows the maximum of each"
+    if has_speed:
+        yield "tokens/s: one request without draft tokens, predicted from measured layers"
+    needed = first.weight_bytes + first.memory.num_bytes
+    if needed > available:
+        missing = format_bytes(needed - available)
+        yield f"weights and KV memory exceed the available memory by {missing}"
+
+
+def format_bytes(number: float) -> str:
+    """Formats bytes in decimal units: 2.26 GB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.2f} {unit}" if unit == "GB" else f"{number / size:.1f} {unit}"
+    return f"{number:.0f} B"
+
+
+def _format(tokens_per_second: float) -> str:
+    return f"{tokens_per_second:,.1f}" if tokens_per_second < 100 else f"{tokens_per_second:,.0f}"

@@ -1,0 +1,12 @@
+"""KV storage: the engine's pages and recurrent states, in memory and on disk.
+
+Holds the memory; `engine/scheduling` decides which request owns a page, and when pages are evicted.
+This package must not depend on models, requests or text. The course's caches are in `kv_cache`.
+
+Reading order: state_storage, step_plan, paged_storage, int8_rows, disk.
+"""
+
+from .paged_storage import PagedStorage, RaggedBatch
+from .state_storage import StateShape, StateStorage
+
+__all__ = ["PagedStorage", "RaggedBatch", "StateShape", "StateStorage"]
