@@ -14,7 +14,7 @@ def server_threads() -> str:
     own, engine = left + 12, right + 10
     for y, kind, label in (
         (40, "a", "parse, validate, render"),
-        (88, "a", "EngineClient.submit"),
+        (88, "a", "ServedModel.submit"),
         (136, "c", "send events"),
         (184, "c", "one queue per request"),
         (240, "e", "sockets"),

@@ -109,7 +109,7 @@ def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatc
     mine = written.replace('b"data: " + to_json(data)', 'b"data: mine "')
     assert mine != written
     write_tree_of(tree, server / "protocol/streaming.py", mine)
-    path = server / "engine_client/output_queue.py"
+    path = server / "engine_client/request_stream.py"
     for name, text in import_files(tree, [path]).items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text(text, encoding="utf-8")
@@ -123,7 +123,7 @@ def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatc
     assert running.stop() == 0
     assert "data: mine " in answer
     assert any(
-        "unwritten tasks: server/engine_client/output_queue.py" in one for one in running.lines
+        "unwritten tasks: server/engine_client/request_stream.py" in one for one in running.lines
     )
 
 

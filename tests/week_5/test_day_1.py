@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import queue
 import re
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
@@ -12,10 +11,10 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
 from tests.week_5.support import run
+from tiny_llm import demo
+from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.outputs import StreamOutput
-from tiny_llm.server.engine_client.client import EngineClient
-from tiny_llm.server.engine_client.lifecycle import Lifecycle, Phase
 from tiny_llm.server.engine_client.messages import (
     AbortRequest,
     EngineReady,
@@ -24,6 +23,7 @@ from tiny_llm.server.engine_client.messages import (
 )
 from tiny_llm.server.engine_client.metrics import Metrics
 from tiny_llm.server.http.errors import INTERNAL_ERROR, ApiError
+from tiny_llm.server.models.served_model import Phase, ServedModel
 from tiny_llm.server.protocol import streaming
 from tiny_llm.server.protocol.streaming import (
     TEXT_PLACEHOLDER,
@@ -33,7 +33,7 @@ from tiny_llm.server.protocol.streaming import (
     sse_event,
     wait_for_disconnect,
 )
-from tiny_llm.server.settings import Settings
+from tiny_llm.server.settings import ModelSpec, Settings
 
 LONG = 1000.0  # seconds; longer than any test
 TEXTS = ["Paris", "", 'She said "no" \\o/', "two\nlines", "\r\n\r\n", "\n\ndata: forged", "né 🦆 "]
@@ -57,20 +57,20 @@ def parse_events(stream: bytes) -> list[tuple[str, str]]:
     return events
 
 
-class ScriptedHandle:
-    """Request handle with scripted outputs: batches of texts, or an error."""
+class ScriptedStream:
+    """Request stream with scripted outputs: batches of texts, or an error."""
 
     def __init__(self, *script: list[str] | BaseException, waits: bool = False):
         self.num_requested = self.num_closed = 0
         self._script, self._waits = script, waits
 
-    async def stream_outputs(self) -> AsyncIterator[list[StreamOutput]]:
+    async def batches(self) -> AsyncIterator[list[StreamOutput]]:
         """Yields the batches, then waits forever if `waits` is set."""
         for item in self._script:
             self.num_requested += 1
             if isinstance(item, BaseException):
                 raise item
-            yield [StreamOutput("0", 0, text, (7,), None, None) for text in item]  # type: ignore[arg-type]
+            yield [StreamOutput("0", 0, text, (7,), None) for text in item]
         if self._waits:
             await asyncio.Event().wait()
 
@@ -115,9 +115,9 @@ class SendRecorder:
         return sum(one["type"] == "http.response.start" for one in self.messages)
 
 
-def response_of(handle: ScriptedHandle) -> EventSourceResponse:
+def response_of(stream: ScriptedStream) -> EventSourceResponse:
     """A response that sends no keep-alive comments."""
-    return EventSourceResponse(PlainSerializer(), handle, keep_alive=LONG)  # type: ignore[arg-type]
+    return EventSourceResponse(PlainSerializer(), stream, keep_alive=LONG)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -167,8 +167,8 @@ def test_task_1_template_equals_the_event(text):
 
 def test_task_2_each_batch_is_one_write():
     async def main() -> None:
-        handle, recorder = ScriptedHandle(["Par", "is"], ["", ""], ["."]), SendRecorder()
-        end = await response_of(handle)._send_outputs(recorder)
+        stream, recorder = ScriptedStream(["Par", "is"], ["", ""], ["."]), SendRecorder()
+        end = await response_of(stream)._send_outputs(recorder)
         assert recorder.bodies == [b"<Paris", b"."], (
             f"expected the start events with the first batch and no write for a batch without "
             f"events, got {recorder.bodies}"
@@ -183,7 +183,7 @@ def test_task_2_each_batch_is_one_write():
 def test_task_2_headers_come_first_and_once():
     async def main() -> None:
         recorder = SendRecorder()
-        await response_of(ScriptedHandle(["a"], ["b"], ["c"]))._send_outputs(recorder)
+        await response_of(ScriptedStream(["a"], ["b"], ["c"]))._send_outputs(recorder)
         kinds = [one["type"].rpartition(".")[2] for one in recorder.messages]
         assert kinds == ["start", "body", "body", "body"], (
             f"expected one start message, then bodies, got {kinds}"
@@ -203,7 +203,7 @@ def test_task_2_headers_are_sent_once_despite_keep_alive():
 
     async def main() -> None:
         open_socket = asyncio.Event()
-        response, recorder = response_of(ScriptedHandle()), SendRecorder(open_socket)
+        response, recorder = response_of(ScriptedStream()), SendRecorder(open_socket)
         both = asyncio.gather(
             response._send(recorder, b"token"), response._send(recorder, b": ping")
         )
@@ -221,14 +221,14 @@ def test_task_2_start_events_wait_for_the_first_output():
     """Start events may contain a cached token count, unknown until then."""
 
     async def main() -> None:
-        handle, made_at = ScriptedHandle(["a"], ["b"]), []
+        stream, made_at = ScriptedStream(["a"], ["b"]), []
 
         class Serializer(PlainSerializer):
             def start_events(self) -> bytes:
-                made_at.append(handle.num_requested)
+                made_at.append(stream.num_requested)
                 return b"<"
 
-        response = EventSourceResponse(Serializer(), handle, LONG)  # type: ignore[arg-type]
+        response = EventSourceResponse(Serializer(), stream, LONG)  # type: ignore[arg-type]
         await response._send_outputs(SendRecorder())
         assert made_at == [1], (
             f"expected start events once, after batch 1, got them after {made_at}"
@@ -241,14 +241,14 @@ def test_task_2_next_batch_waits_for_the_client():
     """Backpressure: outputs that cannot be sent are not requested."""
 
     async def main() -> None:
-        open_socket, handle = asyncio.Event(), ScriptedHandle(["a"], ["b"], ["c"])
-        task = asyncio.create_task(response_of(handle)._send_outputs(SendRecorder(open_socket)))
+        open_socket, stream = asyncio.Event(), ScriptedStream(["a"], ["b"], ["c"])
+        task = asyncio.create_task(response_of(stream)._send_outputs(SendRecorder(open_socket)))
         for _ in range(20):
             await asyncio.sleep(0)
         if task.done():
             task.result()
-        assert handle.num_requested == 1, (
-            f"expected to request batch 2 after the first write, got {handle.num_requested} batches"
+        assert stream.num_requested == 1, (
+            f"expected to request batch 2 after the first write, got {stream.num_requested} batches"
         )
         open_socket.set()
         await task
@@ -259,7 +259,7 @@ def test_task_2_next_batch_waits_for_the_client():
 def test_task_2_last_chunk_ends_the_body():
     async def main() -> None:
         recorder = SendRecorder()
-        response = response_of(ScriptedHandle())
+        response = response_of(ScriptedStream())
         await response._send(recorder, b"a")
         await response._send(recorder, b"b", is_last=True)
         more = [one["more_body"] for one in recorder.messages[1:]]
@@ -273,7 +273,7 @@ def test_task_2_last_chunk_ends_the_body():
 
 def send_all(*script: Any) -> tuple[SendRecorder, list[bytes]]:
     recorder = SendRecorder()
-    run(response_of(ScriptedHandle(*script))._send_all(recorder))
+    run(response_of(ScriptedStream(*script))._send_all(recorder))
     return recorder, recorder.bodies
 
 
@@ -309,7 +309,7 @@ def test_task_3_cancellation_sends_nothing():
     async def main() -> None:
         recorder = SendRecorder()
         task = asyncio.create_task(
-            response_of(ScriptedHandle(["a"], waits=True))._send_all(recorder)
+            response_of(ScriptedStream(["a"], waits=True))._send_all(recorder)
         )
         while not recorder.bodies:
             if task.done():
@@ -327,16 +327,16 @@ def test_task_3_cancellation_sends_nothing():
 
 def test_task_3_no_keep_alive_follows_the_end():
     async def main() -> None:
-        response, was_cancelled = response_of(ScriptedHandle(["a"])), []
+        response, was_cancelled = response_of(ScriptedStream(["a"])), []
 
         async def send(message: Any) -> None:
             if message.get("more_body") is False:
-                assert response._timer is not None
-                was_cancelled.append(response._timer.cancelled())
+                assert response._keep_alive_task is not None
+                was_cancelled.append(response._keep_alive_task.cancelling() > 0)
 
         await response._send_all(send)
         assert was_cancelled == [True], (
-            f"expected the timer to be cancelled before the last write, got {was_cancelled}"
+            f"expected the keep-alives to be cancelled before the last write, got {was_cancelled}"
         )
 
     run(main())
@@ -358,9 +358,9 @@ class Connection:
         return self._messages.get()
 
 
-def watch(connection: Connection, handle: Any) -> CancelOnDisconnect:
+def watch(connection: Connection, stream: Any) -> CancelOnDisconnect:
     """The context manager that `EventSourceResponse` uses to detect disconnects."""
-    return CancelOnDisconnect(connection, handle)
+    return CancelOnDisconnect(connection, stream)
 
 
 async def run_ready_tasks() -> None:
@@ -390,13 +390,13 @@ def test_task_4_only_disconnect_ends_the_wait():
 
 def test_task_4_disconnect_cancels_the_block_and_closes_the_request():
     async def main() -> None:
-        connection, handle, reached = Connection(), ScriptedHandle(), []
-        with watch(connection, handle):
+        connection, stream, reached = Connection(), ScriptedStream(), []
+        with watch(connection, stream):
             connection.put("http.disconnect")
             await asyncio.sleep(LONG)
             reached.append("the end of the block")
         assert reached == [], f"expected the block to be cancelled, got {reached}"
-        assert handle.num_closed == 1, f"expected one call of close, got {handle.num_closed}"
+        assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
         task = asyncio.current_task()
         assert task is not None
         assert task.cancelling() == 0, "expected no pending cancellation, got one"
@@ -406,11 +406,11 @@ def test_task_4_disconnect_cancels_the_block_and_closes_the_request():
 
 def test_task_4_normal_exit_closes_the_request_and_stops_watching():
     async def main() -> None:
-        connection, handle = Connection(), ScriptedHandle()
-        with watch(connection, handle) as cancel_scope:
+        connection, stream = Connection(), ScriptedStream()
+        with watch(connection, stream) as cancel_scope:
             pass
         await run_ready_tasks()
-        assert handle.num_closed == 1, f"expected one call of close, got {handle.num_closed}"
+        assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
         assert cancel_scope._disconnect_task.done(), (
             "expected the disconnect task to be cancelled, got a pending task"
         )
@@ -422,8 +422,8 @@ def test_task_4_late_disconnect_cancels_nothing():
     """A disconnect after the block has ended must not cancel the task."""
 
     async def main() -> None:
-        connection, handle = Connection(), ScriptedHandle()
-        with watch(connection, handle) as cancel_scope:
+        connection, stream = Connection(), ScriptedStream()
+        with watch(connection, stream) as cancel_scope:
             pass
         cancel_scope._cancel_task()
         await run_ready_tasks()
@@ -433,10 +433,10 @@ def test_task_4_late_disconnect_cancels_nothing():
 
 def test_task_4_exceptions_propagate():
     async def main() -> None:
-        handle = ScriptedHandle()
-        with pytest.raises(KeyError, match="internal error"), watch(Connection(), handle):
+        stream = ScriptedStream()
+        with pytest.raises(KeyError, match="internal error"), watch(Connection(), stream):
             raise KeyError("internal error")
-        assert handle.num_closed == 1, f"expected one call of close, got {handle.num_closed}"
+        assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
 
     run(main())
 
@@ -445,9 +445,9 @@ def test_task_4_exceptions_propagate_after_a_disconnect():
     """Only the cancellation is suppressed, not an error in the block's cleanup."""
 
     async def main() -> None:
-        connection, handle, raised = Connection(), ScriptedHandle(), []
+        connection, stream, raised = Connection(), ScriptedStream(), []
         try:
-            with watch(connection, handle):
+            with watch(connection, stream):
                 connection.put("http.disconnect")
                 try:
                     await asyncio.sleep(LONG)
@@ -459,7 +459,7 @@ def test_task_4_exceptions_propagate_after_a_disconnect():
             "expected the block's ValueError to propagate after a disconnect, but `__exit__` "
             "suppressed it"
         )
-        assert handle.num_closed == 1, f"expected one call of close, got {handle.num_closed}"
+        assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
 
     run(main())
 
@@ -469,10 +469,10 @@ def test_task_4_external_cancellation_propagates(client_leaves):
     """A task cancelled by a shutdown must not continue after the block."""
 
     async def main() -> None:
-        connection, handle, reached = Connection(), ScriptedHandle(), []
+        connection, stream, reached = Connection(), ScriptedStream(), []
 
         async def respond() -> None:
-            with watch(connection, handle) as cancel_scope:
+            with watch(connection, stream) as cancel_scope:
                 if client_leaves:
                     cancel_scope._cancel_task()
                 await asyncio.sleep(LONG)
@@ -485,7 +485,7 @@ def test_task_4_external_cancellation_propagates(client_leaves):
         if not task.cancelled() and task.exception() is not None:
             task.result()
         assert reached == [], f"expected the task to be cancelled, but it reached {reached[0]}"
-        assert handle.num_closed == 1, f"expected one call of close, got {handle.num_closed}"
+        assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
 
     run(main())
 
@@ -494,12 +494,12 @@ def test_task_4_closed_stream_closes_its_request():
     """The client disconnects after the first event of an endless stream."""
 
     async def main() -> None:
-        connection, handle, recorder = (
+        connection, stream, recorder = (
             Connection(),
-            ScriptedHandle(["a"], waits=True),
+            ScriptedStream(["a"], waits=True),
             SendRecorder(),
         )
-        task = asyncio.create_task(response_of(handle)({}, connection, recorder))
+        task = asyncio.create_task(response_of(stream)({}, connection, recorder))
         while not recorder.bodies and not task.done():
             await asyncio.sleep(0)
         connection.put("http.disconnect")
@@ -507,44 +507,40 @@ def test_task_4_closed_stream_closes_its_request():
         assert recorder.bodies == [b"<a"], (
             f"expected nothing after the disconnect, got {recorder.bodies}"
         )
-        assert handle.num_closed == 1, f"expected one call of close, got {handle.num_closed}"
+        assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
 
     run(main())
 
 
-def client_with_requests(num_prompts: int) -> tuple[EngineClient, Any]:
-    """A client with a request, but no engine thread, so commands stay queued."""
-    client = EngineClient(
-        Settings(),
-        queue.SimpleQueue(),
-        Lifecycle(Phase.READY),
-        Metrics(["demo"]),
-        lambda: None,
-    )
-    client.handle_message(EngineReady(100, 1000, 8, {}))
-    handle = client.submit([[1, 2, 3]] * num_prompts, SamplingParams(max_tokens=9), False)
-    commands(client)
-    return client, handle
+async def model_with_requests(num_prompts: int) -> tuple[ServedModel, Any]:
+    """A model with a request, but without its engine thread, so commands stay queued."""
+    spec = ModelSpec(("demo",), EngineArgs(str(demo.TARGET_PATH)), lambda: None)  # type: ignore[arg-type,return-value]
+    model = ServedModel(spec, Settings(), Metrics(["demo"]), lambda: None)
+    model.handle_message(EngineReady(100, 1000, 8, {}))
+    model.transition(Phase.READY)
+    stream = await model.submit([[1, 2, 3]] * num_prompts, SamplingParams(max_tokens=9))
+    commands(model)
+    return model, stream
 
 
-def commands(client: EngineClient) -> list[Any]:
+def commands(model: ServedModel) -> list[Any]:
     queued = []
-    while not client.command_queue.empty():
-        queued.append(client.command_queue.get())
+    while not model.command_queue.empty():
+        queued.append(model.command_queue.get())
     return queued
 
 
 def test_task_4_every_unfinished_prompt_is_aborted():
     async def main() -> None:
-        client, handle = client_with_requests(3)
-        first, second, third = handle.request_ids
+        model, stream = await model_with_requests(3)
+        first, second, third = stream.request_ids
         # As if the engine had finished the request.
-        del client._handles[second], client._unfinished[second]
-        handle.close()
+        del model._streams[second], model._unfinished[second]
+        stream.close()
         expected = [AbortRequest(first), AbortRequest(third)]
-        actual = commands(client)
+        actual = commands(model)
         assert actual == expected, f"expected {expected}, got {actual}"
-        assert client.in_flight == set(), "expected no request in flight, got the closed one"
+        assert model.in_flight == set(), "expected no request in flight, got the closed one"
 
     run(main())
 
@@ -553,27 +549,27 @@ def test_task_4_aborted_request_counts_until_the_engine_finishes_it():
     """Until it is finished, the request holds pages and counts toward the limit."""
 
     async def main() -> None:
-        client, handle = client_with_requests(1)
-        [request_id] = handle.request_ids
-        handle.close()
-        assert client.num_unfinished == 1, f"expected 1 unfinished, got {client.num_unfinished}"
-        aborted = StreamOutput(request_id, 0, "", (), "abort", None)  # type: ignore[arg-type]
-        client.handle_message(StepReport((aborted,), EngineStats()))
-        assert client.num_unfinished == 0, (
-            f"expected 0 unfinished after the engine's last output, got {client.num_unfinished}"
+        model, stream = await model_with_requests(1)
+        [request_id] = stream.request_ids
+        stream.close()
+        assert model.num_unfinished == 1, f"expected 1 unfinished, got {model.num_unfinished}"
+        aborted = StreamOutput(request_id, 0, "", (), "abort")
+        model.handle_message(StepReport((aborted,), EngineStats()))
+        assert model.num_unfinished == 0, (
+            f"expected 0 unfinished after the engine's last output, got {model.num_unfinished}"
         )
-        await client.wait_until_idle(LONG)
+        await model.wait_until_idle(LONG)
 
     run(main())
 
 
-def test_task_4_client_is_idle_after_the_last_close():
+def test_task_4_model_is_idle_after_the_last_close():
     async def main() -> None:
-        client, handle = client_with_requests(1)
-        [request_id] = handle.request_ids
-        del client._handles[request_id], client._unfinished[request_id]
-        handle.close()
-        assert commands(client) == [], "expected no abort, got a command"
-        assert client._idle.is_set(), "expected the client to be idle, got requests in flight"
+        model, stream = await model_with_requests(1)
+        [request_id] = stream.request_ids
+        del model._streams[request_id], model._unfinished[request_id]
+        stream.close()
+        assert commands(model) == [], "expected no abort, got a command"
+        assert model._idle.is_set(), "expected the model to be idle, got requests in flight"
 
     run(main())

@@ -14,6 +14,7 @@ pytest.importorskip("fastapi", reason="needs the server's dependencies")
 from tests.week_5.support import run
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.outputs import StreamOutput
+from tiny_llm.errors import UserError
 from tiny_llm.server.engine_client import engine_thread
 from tiny_llm.server.engine_client.engine_thread import EngineThread
 from tiny_llm.server.engine_client.messages import (
@@ -21,12 +22,11 @@ from tiny_llm.server.engine_client.messages import (
     AddRequest,
     EngineStats,
     Precompute,
-    RequestAccepted,
     Shutdown,
     StepReport,
     UnloadModel,
 )
-from tiny_llm.server.engine_client.output_queue import Coalescer, OutputQueue, merge_outputs
+from tiny_llm.server.engine_client.request_stream import Coalescer, RequestStream, merge_outputs
 from tiny_llm.server.http.errors import ApiError
 
 PARAMS = SamplingParams(max_tokens=9)
@@ -34,14 +34,14 @@ PARAMS = SamplingParams(max_tokens=9)
 
 def output(text: str, index: int = 0, request_id: str = "0", **fields: Any) -> StreamOutput:
     tokens = tuple(map(ord, text))
-    return StreamOutput(request_id, index, text, tokens, None, None, **fields)  # type: ignore[arg-type]
+    return StreamOutput(request_id, index, text, tokens, None, **fields)
 
 
-def output_queue(limit: int = 4) -> OutputQueue:
-    return OutputQueue(limit, lambda wake: wake())
+def request_stream(limit: int = 4) -> RequestStream:
+    return RequestStream(["0"], 1, limit, lambda wake: wake())
 
 
-def queued(outputs: OutputQueue) -> list[Any]:
+def queued(outputs: RequestStream) -> list[Any]:
     return list(outputs._items)
 
 
@@ -49,7 +49,7 @@ def queued(outputs: OutputQueue) -> list[Any]:
 
 
 def test_task_1_outputs_below_the_limit_stay_separate():
-    outputs = output_queue(limit=3)
+    outputs = request_stream(limit=3)
     for text in "abc":
         outputs.put(output(text))
     texts = [item.text for item in queued(outputs)]
@@ -58,7 +58,7 @@ def test_task_1_outputs_below_the_limit_stay_separate():
 
 @pytest.mark.parametrize("num_completions", [1, 3])
 def test_task_1_length_is_bounded_and_nothing_is_lost(num_completions):
-    outputs, limit = output_queue(limit=8), 8
+    outputs, limit = request_stream(limit=8), 8
     for step in range(1000):
         for index in range(num_completions):
             outputs.put(output(chr(ord("a") + (step + index) % 26), index))
@@ -78,7 +78,7 @@ def test_task_1_length_is_bounded_and_nothing_is_lost(num_completions):
 
 def test_task_1_completions_are_not_mixed():
     """Completions that share a queue differ in request id or index."""
-    outputs = output_queue(limit=3)
+    outputs = request_stream(limit=3)
     for request_id, index in (("0", 0), ("0", 1), ("1", 0)):
         outputs.put(output("x", index, request_id))
     for text, index, request_id in (("a", 0, "0"), ("b", 0, "1"), ("c", 1, "0")):
@@ -90,7 +90,7 @@ def test_task_1_completions_are_not_mixed():
 
 def test_task_1_completion_without_queued_output_is_added():
     """The queue may exceed its limit by one output per completion."""
-    outputs = output_queue(limit=1)
+    outputs = request_stream(limit=1)
     outputs.put(output("a", 0))
     outputs.put(output("b", 1))
     outputs.put(output("c", 1))
@@ -99,7 +99,7 @@ def test_task_1_completion_without_queued_output_is_added():
 
 
 def test_task_1_errors_are_never_merged():
-    outputs, error = output_queue(limit=1), ApiError(504, "Too slow.")
+    outputs, error = request_stream(limit=1), ApiError(504, "Too slow.")
     outputs.put(output("a"))
     outputs.put(error)
     outputs.put(output("b"))
@@ -109,15 +109,15 @@ def test_task_1_errors_are_never_merged():
 
 
 def test_task_1_merged_fields():
-    old = output("ab", is_first=True, logprobs=[{1: -0.1}, {2: -0.2}], prompt_logprobs=[None])
-    new = output("c", logprobs=[{3: -0.3}], num_cached_tokens=5)
-    new.finish_reason, new.stop_reason = "stop", "c"
+    old = output("ab", is_first=True, logprobs=({1: -0.1}, {2: -0.2}), prompt_logprobs=(None,))
+    new = output("c", logprobs=({3: -0.3},), num_cached_tokens=5)
+    new = new._replace(finish_reason="stop", stop_reason="c")
     merged = merge_outputs(old, new)
     expected = {
         "text": "abc",
         "token_ids": (97, 98, 99),
-        "logprobs": [{1: -0.1}, {2: -0.2}, {3: -0.3}],
-        "prompt_logprobs": [None],
+        "logprobs": ({1: -0.1}, {2: -0.2}, {3: -0.3}),
+        "prompt_logprobs": (None,),
         "is_first": True,
         "finish_reason": "stop",
         "stop_reason": "c",
@@ -139,7 +139,7 @@ def test_task_1_merged_without_logprobs():
 
 def test_task_2_get_returns_all_items_in_order():
     async def main() -> None:
-        outputs = output_queue()
+        outputs = request_stream()
         for text in "ab":
             outputs.put(output(text))
         texts = [item.text for item in await outputs.get()]  # type: ignore[union-attr]
@@ -151,7 +151,7 @@ def test_task_2_get_returns_all_items_in_order():
 
 def test_task_2_get_waits_for_an_output():
     async def main() -> None:
-        outputs, received = output_queue(), []
+        outputs, received = request_stream(), []
 
         async def read() -> None:
             for _ in range(2):
@@ -174,7 +174,7 @@ def test_task_2_get_waits_for_an_output():
 
 def test_task_2_slow_reader_does_not_delay_others():
     async def main() -> None:
-        slow, quick = output_queue(limit=4), output_queue(limit=4)
+        slow, quick = request_stream(limit=4), request_stream(limit=4)
         texts: list[str] = []
         for _ in range(100):
             slow.put(output("s"))
@@ -238,6 +238,8 @@ class Engine:
     def add_tokenized_request(
         self, token_ids: Sequence[int], params: Any, request_id: str, **_: Any
     ) -> None:
+        if not token_ids:
+            raise UserError("the prompt is empty.")
         self.history.append(f"add {request_id}")
         self.running[request_id] = len(token_ids)
 
@@ -289,10 +291,10 @@ class LoopHarness:
         return self.thread._run_loop(self.engine)  # type: ignore[arg-type]
 
     @property
-    def updates(self) -> list[list[str]]:
-        """Updates in each report after the initial `EngineReady`."""
+    def outputs(self) -> list[list[str]]:
+        """Outputs in each report after the initial one: their texts or errors, and requests."""
         return [
-            [f"{type(one).__name__} {one.request_id}" for one in report.updates]
+            [f"{one.error or one.text} {one.request_id}" for one in report.outputs]
             for report in self.reports[1:]
         ]
 
@@ -416,13 +418,15 @@ def test_task_3_prefixes_are_precomputed_while_idle():
 
 
 def test_task_3_every_step_is_reported_in_order():
-    harness = LoopHarness(add("a", 2), arrivals={1: [add("b")], 2: [Shutdown()]})
+    harness = LoopHarness(
+        add("bad", 0), add("a", 2), arrivals={1: [add("worse", 0), add("b")], 2: [Shutdown()]}
+    )
     harness.run()
     expected = [
-        ["RequestAccepted a", "StreamOutput a"],
-        ["RequestAccepted b", "StreamOutput a", "StreamOutput b"],
+        ["the prompt is empty. bad", "x a"],
+        ["the prompt is empty. worse", "x a", "x b"],
     ]
-    assert harness.updates == expected, f"expected the updates {expected}, got {harness.updates}"
+    assert harness.outputs == expected, f"expected the outputs {expected}, got {harness.outputs}"
 
 
 @pytest.mark.parametrize(("command", "expected"), [(UnloadModel(), True), (Shutdown(), False)])
@@ -465,8 +469,8 @@ def coalescer(loop: Loop, next_flush: float = 0.0) -> tuple[Coalescer, list[Any]
     return made, delivered
 
 
-def report(*updates: Any) -> StepReport:
-    return StepReport(updates, EngineStats())
+def report(*outputs: Any) -> StepReport:
+    return StepReport(outputs, EngineStats())
 
 
 def test_task_4_message_after_a_pause_wakes_the_loop():
@@ -492,7 +496,7 @@ def test_task_4_tokens_wait_for_the_next_flush():
         made.post(report(output(text)))
     assert loop.calls == [], f"expected no call before the flush is due, got {len(loop.calls)}"
     made._flush()
-    texts = [message.updates[0].text for message in delivered]
+    texts = [message.outputs[0].text for message in delivered]
     assert texts == ["a", "b", "c"], (
         f"expected the flush to deliver all messages in order, got {texts}"
     )
@@ -502,10 +506,10 @@ def test_task_4_tokens_wait_for_the_next_flush():
     "urgent",
     [
         report(output("a", is_first=True)),
-        report(RequestAccepted("0")),
+        report(output("")._replace(finish_reason="stop")),
         report(output("a"), output("b", is_first=True)),
     ],
-    ids=["first token", "accepted", "first token among others"],
+    ids=["first token", "end", "first token among others"],
 )
 def test_task_4_urgent_messages_do_not_wait(urgent):
     loop = Loop()
@@ -540,7 +544,7 @@ def test_task_4_thread_and_event_loop():
 
         def handle(message: Any) -> None:
             threads.add(threading.get_ident())
-            arrived.append(message.updates[0].text)
+            arrived.append(message.outputs[0].text)
             if len(arrived) == 500:
                 done.set()
 

@@ -44,8 +44,8 @@ def main() -> int:
     try:
         while llm.has_unfinished_requests:
             for output in llm.step():
-                if output.request_output.error is not None:
-                    print(output.request_output.error, file=sys.stderr)
+                if output.error is not None:
+                    print(output.error, file=sys.stderr)
                     return 1
                 num_tokens += len(output.token_ids)
                 deltas = output_parser.feed(output.text)

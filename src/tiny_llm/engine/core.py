@@ -362,9 +362,9 @@ class EngineCore:
             self.disk_cache.wait()
             return
         for chunk in step.chunks:
-            metrics = self._processors[chunk.request.request_id].request_output.metrics
-            if metrics.first_scheduled_time is None:
-                metrics.first_scheduled_time = started
+            output = self._processors[chunk.request.request_id].request_output
+            if output.metrics.first_scheduled_time is None:
+                output.metrics = replace(output.metrics, first_scheduled_time=started)
         try:
             self._step_in_model = step
             results = self.runner.run(step)

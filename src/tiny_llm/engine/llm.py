@@ -162,7 +162,7 @@ class LLM(EngineCore):
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
         with _progress_bar(len(prompts_and_params), use_tqdm) as advance:
             for output in self._run(prompts_and_params, chat, outputs):
-                advance(output.request_output.finished)
+                advance(output.metrics is not None)
         return outputs
 
     def chat(
@@ -217,7 +217,8 @@ class LLM(EngineCore):
             request_output = RequestOutput(
                 request_id, None, [], [output], metrics, error=str(error)
             )
-            sink.append(StreamOutput(request_id, 0, "", (), "error", request_output))
+            rejected = StreamOutput(request_id, 0, "", (), "error", request_output)
+            sink.append(rejected._replace(metrics=metrics, error=str(error)))
             return request_output
 
     def _run(

@@ -7,7 +7,7 @@ Emitted text is therefore final. This module must not import MLX.
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .scheduling.outputs import ChunkOutput, CompletionOutput, Logprobs, RequestOutput, StreamOutput
@@ -153,7 +153,7 @@ class OutputProcessor:
         )
         self._end_token_ids = () if params.ignore_eos else eos_token_ids
         self.sink = sink
-        self._step_logprobs: list[Logprobs] | None = None  # from the last call of `process`
+        self._step_logprobs: tuple[Logprobs, ...] | None = None  # from the last call of `process`
 
     def process(self, result: ChunkOutput) -> tuple[list[int], FinishReason | None]:
         """Appends a step's results to the output, up to the token that ends it."""
@@ -175,7 +175,7 @@ class OutputProcessor:
         if result.pooled is not None:
             self.output.pooled = list(result.pooled)
         if result.logprobs is not None:
-            self._step_logprobs = list(result.logprobs[: len(token_ids)])
+            self._step_logprobs = tuple(result.logprobs[: len(token_ids)])
             self.output.logprobs = self.output.logprobs or []
             self.output.logprobs += self._step_logprobs
         return token_ids, reason
@@ -189,18 +189,23 @@ class OutputProcessor:
         return "stop" if self._text.add_token(token) else None
 
     def emit(self, token_ids: Sequence[int], reason: FinishReason | None) -> None:
-        metrics, now = self.request_output.metrics, time.perf_counter()
+        request_output, output, now = self.request_output, self.output, time.perf_counter()
+        metrics = request_output.metrics
         if token_ids and metrics.first_token_time is None:
-            metrics.first_token_time = now
+            request_output.metrics = metrics = replace(metrics, first_token_time=now)
         if reason is not None:
             self._text.finish()
-            self.output.finish_reason = reason
-            metrics.num_preemptions += self.request.num_preemptions
-            if self.request_output.finished:
-                metrics.finished_time = now
-                metrics.num_generation_tokens = len(self.output.token_ids)
-        is_first = 0 < len(token_ids) == len(self.output.token_ids)
-        request_output, output = self.request_output, self.output
+            output.finish_reason = reason
+            num_preemptions = metrics.num_preemptions + self.request.num_preemptions
+            metrics = replace(metrics, num_preemptions=num_preemptions)
+            if request_output.finished:
+                num_tokens = len(output.token_ids)
+                metrics = replace(metrics, finished_time=now, num_generation_tokens=num_tokens)
+            request_output.metrics = metrics
+        is_first = 0 < len(token_ids) == len(output.token_ids)
+        prompt_logprobs = None
+        if is_first and output.index == 0 and request_output.prompt_logprobs is not None:
+            prompt_logprobs = tuple(request_output.prompt_logprobs)
         self.sink.append(
             StreamOutput(
                 request_output.request_id,
@@ -212,9 +217,10 @@ class OutputProcessor:
                 request_output.num_cached_tokens,
                 output.stop_reason,
                 self._step_logprobs if token_ids else None,
-                request_output.prompt_logprobs if is_first and output.index == 0 else None,
+                prompt_logprobs,
                 is_first,
                 metrics if request_output.finished else None,
-                output.pooled,
+                None if output.pooled is None else tuple(output.pooled),
+                request_output.error if reason == "error" else None,
             )
         )

@@ -3,6 +3,6 @@
 One process: the event loop in the main thread, each model's engine in a separate thread. This
 package drives engines through `LLM` and must not know how they compute tokens.
 
-Reading order: process, app, context, loading, settings, http, openai, anthropic, protocol,
-engine_client, ops, replicas.
+Reading order: process, app, settings, http, openai, anthropic, protocol, models, engine_client,
+ops, replicas.
 """

@@ -1,7 +1,6 @@
 """ASGI application: middleware, routers, error handlers."""
 
 import logging
-from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -14,11 +13,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from .anthropic import messages
-from .context import AppState, max_body_bytes
 from .http.errors import INTERNAL_ERROR, ApiError
-from .http.middleware import AccessLogMiddleware, ApiKeyMiddleware, BodyMiddleware, HostMiddleware
+from .http.middleware import AccessLogMiddleware, AccessMiddleware, BodyMiddleware
 from .http.validation import validation_error
-from .loading import LeaseMiddleware
+from .models.loading import LeaseMiddleware, max_body_bytes
+from .models.model_registry import ModelRegistry
 from .openai import chat, completions, embeddings, responses
 from .openai.response_store import ResponseStore
 from .ops import engine_view, health, tokenize, web_ui
@@ -26,30 +25,23 @@ from .ops import engine_view, health, tokenize, web_ui
 log = logging.getLogger("tiny_llm.server")
 
 
-def build_app(models: Sequence[AppState]) -> ASGIApp:
-    settings = models[0].settings
+def build_app(registry: ModelRegistry) -> ASGIApp:
+    settings = registry.settings
     app: ASGIApp
-    app = fastapi = _build_fastapi(models)
-    if models[0].registry.is_on_demand:
-        app = LeaseMiddleware(app)
-    app = BodyMiddleware(app, partial(max_body_bytes, models), settings.body_timeout)
-    if settings.api_key is not None:
-        app = ApiKeyMiddleware(app, settings.api_key)
-    else:
-        app = HostMiddleware(app, settings.allowed_hosts)
+    app = fastapi = _build_fastapi(registry)
+    if registry.is_on_demand:
+        app = LeaseMiddleware(app, registry)
+    app = BodyMiddleware(app, partial(max_body_bytes, registry.models), settings.body_timeout)
+    app = AccessMiddleware(app, settings.api_key, settings.allowed_hosts)
     if settings.cors_origins:
         app = CORSMiddleware(
             app, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
-    return AccessLogMiddleware(
-        app,
-        models[0].engine_client.metrics.count_http_request,
-        fastapi.openapi()["paths"],
-        settings,
-    )
+    count = registry.models[0].metrics.count_http_request
+    return AccessLogMiddleware(app, count, fastapi.openapi()["paths"], settings)
 
 
-def _build_fastapi(models: Sequence[AppState]) -> FastAPI:
+def _build_fastapi(registry: ModelRegistry) -> FastAPI:
     app = FastAPI(
         title="tiny-llm",
         version=version("tiny-llm"),
@@ -58,8 +50,8 @@ def _build_fastapi(models: Sequence[AppState]) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.state.models = models
-    app.state.response_store = ResponseStore(models[0].settings.response_store)
+    app.state.registry = registry
+    app.state.response_store = ResponseStore(registry.settings.response_store)
     openai = (chat, completions, responses, embeddings)
     for module in (health, tokenize, *openai, messages, engine_view, web_ui):
         app.include_router(module.router)
@@ -68,7 +60,7 @@ def _build_fastapi(models: Sequence[AppState]) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
     app.add_exception_handler(HTTPException, _handle_http_error)
     app.add_exception_handler(Exception, _handle_unexpected_error)
-    _correct_openapi(app.openapi(), models[0].settings.strict_fields)
+    _correct_openapi(app.openapi(), registry.settings.strict_fields)
     return app
 
 

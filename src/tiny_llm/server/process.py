@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import uvicorn
@@ -24,16 +23,13 @@ import uvicorn
 from .. import kernels
 from ..models.parallel.launch import end_group
 from .app import build_app
-from .context import AppState
 from .engine_client import messages
-from .engine_client.lifecycle import PHASE_MESSAGES, Phase
 from .engine_client.metrics import Metrics
-from .engine_client.models import ModelEngine, ModelRegistry
 from .http.errors import ApiError
 from .http.uvicorn_protocol import HttpProtocol, on_loop_error
+from .models.model_registry import ModelRegistry
+from .models.served_model import PHASE_MESSAGES, Phase, ServedModel
 from .ops.event_log import EventLogWriter
-from .protocol.prompts import PromptRenderer
-from .protocol.request_fields import default_sampling_params
 from .settings import ModelSpec, Settings
 
 log = logging.getLogger("tiny_llm.server")
@@ -50,55 +46,39 @@ class ServerProcess:
     def __init__(self, settings: Settings, specs: Sequence[ModelSpec], sock: socket.socket | None):
         self._settings = settings
         self._socket = sock
-        self._metrics = Metrics(spec.names[0] for spec in specs)
-        self._engines = [self._make_engine(spec) for spec in specs]
-        self._registry = ModelRegistry(
-            self._engines, settings.max_memory, settings.idle_unload, self._on_load_failed
-        )
+        metrics = Metrics(spec.names[0] for spec in specs)
+        self._models = [ServedModel(spec, settings, metrics, self._on_dead) for spec in specs]
+        self.registry = ModelRegistry(self._models, settings, self._on_load_failed)
         self._uvicorn: uvicorn.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_signals = 0
         self._resumed_at = 0.0  # `time.monotonic()` at the last SIGCONT
         self._status = 0
         self._event_log = None if settings.record is None else EventLogWriter(settings.record)
-        self.models = [
-            AppState(
-                engine.client.settings,
-                engine,
-                self._registry,
-                default_sampling_params(engine.spec.folder, settings.generation_config),
-            )
-            for engine in self._engines
-        ]
-
-    def _make_engine(self, spec: ModelSpec) -> ModelEngine:
-        settings = replace(self._settings, model_names=spec.names)
-        return ModelEngine(spec, settings, self._metrics, PromptRenderer, self._on_dead)
 
     def run(self) -> NoReturn:
         asyncio.run(self._run())
         raise AssertionError("the process has not exited")
 
     def start(self) -> None:
-        for engine in self._engines:
-            engine.start()
+        for model in self._models:
+            model.start()
         if self._event_log is not None:
             self._spawn(self._record(self._event_log))
-        self._spawn(self._registry.run())
+        self._spawn(self.registry.run())
         self._spawn(self._run_watchdog())
 
     async def ready(self) -> None:
         """Waits until the first model is ready; raises an `ApiError` (503) if it fails."""
-        engine = self._engines[0]
-        acquired = engine.acquire(self._registry.request_load)
+        acquired = self.registry.acquire(self._models[0])
         await acquired
-        engine.release(acquired)
+        self.registry.release(self._models[0], acquired)
 
     async def _run(self) -> None:
         assert self._socket is not None
         loop = asyncio.get_running_loop()
         config = uvicorn.Config(
-            build_app(self.models),
+            build_app(self.registry),
             http=HttpProtocol,
             proxy_headers=False,  # client addresses are not used
             ws="none",
@@ -124,16 +104,16 @@ class ServerProcess:
         faulthandler.cancel_dump_traceback_later()
         if self._event_log is not None:
             self._event_log.close()
-        for engine in self._engines:
-            engine.client.command_queue.put(messages.Shutdown())
+        for model in self._models:
+            model.command_queue.put(messages.Shutdown())
         # After a failure, an engine thread may hang, so the threads are not joined.
         if not self._status:
             await asyncio.to_thread(self._join_threads, time.monotonic() + 10)
         self._exit()
 
     def _join_threads(self, deadline: float) -> None:
-        for engine in self._engines:
-            engine.thread.join(max(0, deadline - time.monotonic()))
+        for model in self._models:
+            model.thread.join(max(0, deadline - time.monotonic()))
 
     def _exit(self) -> NoReturn:
         """Exits without finalizing the interpreter.
@@ -154,13 +134,13 @@ class ServerProcess:
     async def _record(self, event_log: EventLogWriter) -> None:
         with contextlib.suppress(ApiError):  # raised by `ready` if the engine has failed
             await self.ready()
-            client = self._engines[0].client
-            assert client.engine_info is not None
-            event_log.begin(client.engine_info.config)
-            client.subscribe(event_log.record)
+            model = self._models[0]
+            assert model.engine_info is not None
+            event_log.begin(model.engine_info.config)
+            model.subscribe(event_log.record)
 
-    def _on_load_failed(self, engine: ModelEngine, reason: str) -> None:
-        engine.client.on_engine_dead(reason)
+    def _on_load_failed(self, model: ServedModel, reason: str) -> None:
+        model.on_engine_dead(reason)
         self._spawn(self._fail_process(is_user_error=True))
 
     def _on_dead(self) -> None:
@@ -175,13 +155,11 @@ class ServerProcess:
             if time.monotonic() >= armed + 1:
                 armed = time.monotonic()
                 faulthandler.dump_traceback_later(limit + 30, exit=True)
-            for engine in self._engines:
-                started = engine.thread.step_started_at
+            for model in self._models:
+                started = model.thread.step_started_at
                 if started is None or time.monotonic() - max(started, self._resumed_at) <= limit:
                     continue
-                engine.client.on_engine_dead(
-                    f"The engine did not finish a step within {limit:g} s."
-                )
+                model.on_engine_dead(f"The engine did not finish a step within {limit:g} s.")
                 await self._fail_process()
                 return
             await asyncio.sleep(interval)
@@ -191,11 +169,10 @@ class ServerProcess:
 
         Prints all threads' stacks, or after a user's mistake only the reason, and exits with 2.
         """
-        lifecycles = [engine.client.lifecycle for engine in self._engines]
-        reason = next(each.reason for each in lifecycles if each.phase is Phase.FAILED)
-        for engine in self._engines:
-            engine.client.on_engine_dead(reason)
-            engine.wake_waiters(ApiError(503, reason))
+        reason = next(model.reason for model in self._models if model.phase is Phase.FAILED)
+        for model in self._models:
+            model.on_engine_dead(reason)
+        self.registry.fail_waiting(ApiError(503, reason))
         log.error("exiting after a failure: %s", reason)
         if not is_user_error:
             faulthandler.dump_traceback(all_threads=True)
@@ -214,27 +191,28 @@ class ServerProcess:
         if self._num_signals > 1:
             log.warning("received a second signal: exiting immediately")
             os._exit(130)
-        num_running = sum(len(engine.client.in_flight) for engine in self._engines)
+        num_running = sum(len(model.in_flight) for model in self._models)
         log.info("draining: %d requests in flight", num_running)
-        for engine in self._engines:
-            engine.client.lifecycle.transition(Phase.DRAINING)
-            engine.wake_waiters(ApiError(503, PHASE_MESSAGES[Phase.DRAINING]))
+        for model in self._models:
+            model.transition(Phase.DRAINING)
+        self.registry.fail_waiting(ApiError(503, PHASE_MESSAGES[Phase.DRAINING]))
         self._spawn(self._drain())
 
     async def _drain(self) -> None:
         await self._wait_until_idle(self._settings.drain_timeout)
         message = "The server is shutting down; the drain timeout has expired."
-        for engine in self._engines:
-            engine.client.fail_all(ApiError(503, message))
+        for model in self._models:
+            model.fail_all(ApiError(503, message))
         await self._wait_until_idle(messages.SHUTDOWN_GRACE_SECONDS)
         self._request_exit()
 
     async def _wait_until_idle(self, seconds: float) -> None:
-        await asyncio.gather(*(engine.client.wait_until_idle(seconds) for engine in self._engines))
+        await asyncio.gather(*(model.wait_until_idle(seconds) for model in self._models))
 
     def _request_exit(self) -> None:
-        for engine in self._engines:
-            engine.client.shut_down()
+        for model in self._models:
+            model.is_shutting_down = True
+            model.report_phase()
         if self._uvicorn is None:  # a replica, whose supervisor detects the exit
             os._exit(self._status)
         self._uvicorn.should_exit = True

@@ -106,24 +106,24 @@ WRONG = [
         "self._was_cancelled and kind is asyncio.CancelledError",
         "self._was_cancelled",
     ),
-    Wrong("5.1.4 leave", "the request is not aborted", "self._handle.close()", "pass"),
+    Wrong("5.1.4 leave", "the request is not aborted", "self._stream.close()", "pass"),
     Wrong("5.1.4 leave", "the watcher task leaks", "self._disconnect_task.cancel()", "pass"),
     Wrong(
         "5.1.4 abort",
         "the request is forgotten before it has ended",
-        "self._handles[request_id] = None",
-        "del self._handles[request_id]",
+        "self._streams[request_id] = None",
+        "del self._streams[request_id]",
     ),
     Wrong(
         "5.1.4 abort",
         "finished prompts are aborted, too",
-        "if request_id in self._handles:",
+        "if request_id in self._streams:",
         "if True:",
     ),
     Wrong(
         "5.1.4 abort",
         "aborted requests still count as in flight",
-        "self.in_flight.discard(handle)",
+        "self.in_flight.discard(stream)",
         "pass",
     ),
     Wrong(
@@ -155,10 +155,8 @@ WRONG = [
     Wrong(
         "5.2.1 outputs",
         "merging loses the finish reason",
-        """dataclasses.replace(
-        new,""",
-        """dataclasses.replace(
-        old,""",
+        "return new._replace(",
+        "return old._replace(",
     ),
     Wrong(
         "5.2.1 outputs",
@@ -166,7 +164,7 @@ WRONG = [
         "is_first=old.is_first",
         "is_first=new.is_first",
     ),
-    Wrong("5.2.1 outputs", "missing logprobs become an empty list", "or []) or None", "or [])"),
+    Wrong("5.2.1 outputs", "missing logprobs become an empty tuple", "or ()) or None", "or ())"),
     Wrong(
         "5.2.2 get",
         "outputs are delivered one at a time",
@@ -185,8 +183,8 @@ WRONG = [
     Wrong(
         "5.2.3 round",
         "one command is handled per step",
-        "updates += self._handle_command(llm, command)",
-        """updates += self._handle_command(llm, command)
+        "outputs += self._handle_command(llm, command)",
+        """outputs += self._handle_command(llm, command)
                 break""",
     ),
     Wrong(
@@ -205,9 +203,9 @@ WRONG = [
     ),
     Wrong(
         "5.2.3 round",
-        "the commands' updates are lost",
-        "updates += self._step(llm)",
-        "updates = list(self._step(llm))",
+        "the commands' outputs are lost",
+        "outputs += self._step(llm)",
+        "outputs = list(self._step(llm))",
     ),
     Wrong(
         "5.2.3 drain",

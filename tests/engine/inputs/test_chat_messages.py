@@ -3,7 +3,11 @@
 import pytest
 
 from tiny_llm import UserError
-from tiny_llm.engine.inputs.chat_template import normalize_messages, normalize_tools
+from tiny_llm.engine.inputs.chat_template import check_messages, normalize_messages, normalize_tools
+
+
+def normalize(messages):
+    return normalize_messages(check_messages(messages))
 
 
 def call(arguments):
@@ -15,21 +19,21 @@ def call(arguments):
 
 def test_text_parts_are_joined():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert normalize_messages([{"role": "user", "content": parts}])[0]["content"] == "a\nb"
+    assert normalize([{"role": "user", "content": parts}])[0]["content"] == "a\nb"
 
 
 def test_tool_call_arguments_are_decoded():
     for arguments in ('{"a": 1}', {"a": 1}):
-        [message] = normalize_messages([call(arguments)])
+        [message] = normalize([call(arguments)])
         assert message["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     for arguments in ("", " ", None):
-        [message] = normalize_messages([call(arguments)])
+        [message] = normalize([call(arguments)])
         assert message["tool_calls"][0]["function"]["arguments"] == {}
 
 
 @pytest.mark.parametrize("arguments", ["{", '{"a": 1', '{"value": ', "[" * 90])
 def test_malformed_arguments_become_an_object(arguments):
-    [message] = normalize_messages([call(arguments)])
+    [message] = normalize([call(arguments)])
     assert message["tool_calls"][0]["function"]["arguments"] == {"arguments": arguments}
 
 
@@ -37,30 +41,30 @@ def test_malformed_arguments_become_an_object(arguments):
     ("arguments", "expected"), [("null", {}), ("[1]", {"arguments": [1]}), (5, {"arguments": 5})]
 )
 def test_arguments_other_than_objects_become_an_object(arguments, expected):
-    [message] = normalize_messages([call(arguments)])
+    [message] = normalize([call(arguments)])
     assert message["tool_calls"][0]["function"]["arguments"] == expected
 
 
 def test_developer_messages_are_system_messages():
-    [message] = normalize_messages([{"role": "developer", "content": "Be brief."}])
+    [message] = normalize([{"role": "developer", "content": "Be brief."}])
     assert message == {"role": "system", "content": "Be brief."}
 
 
 @pytest.mark.parametrize("calls", [None, [], ()])
 def test_empty_tool_calls_are_removed(calls):
-    [message] = normalize_messages([{"role": "assistant", "content": "a", "tool_calls": calls}])
+    [message] = normalize([{"role": "assistant", "content": "a", "tool_calls": calls}])
     assert message == {"role": "assistant", "content": "a"}
 
 
 @pytest.mark.parametrize("arguments", ["[" * 1000 + "]" * 1000, "[" + "0," * 200_000 + "0]"])
 def test_large_arguments_are_rejected(arguments):
     with pytest.raises(UserError, match="^the JSON of the tool calls' arguments "):
-        normalize_messages([call(arguments)])
+        normalize([call(arguments)])
 
 
 def test_input_is_not_modified():
     message = call('{"a": 1}')
-    normalize_messages([message])
+    normalize([message])
     assert message == call('{"a": 1}')
 
 
@@ -85,7 +89,7 @@ def test_input_is_not_modified():
 )
 def test_invalid_message_is_rejected(message, error):
     with pytest.raises(UserError) as raised:
-        normalize_messages([message])
+        normalize([message])
     assert error in str(raised.value)
 
 

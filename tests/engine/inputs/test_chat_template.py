@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tiny_llm import UserError
-from tiny_llm.engine.inputs.chat_template import render_chat
+from tiny_llm.engine.inputs.chat_template import check_messages, render_chat
 from tiny_llm.models import load_weights
 
 USER = {"role": "user", "content": "Why?"}
@@ -25,7 +25,7 @@ PLAIN_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endf
 def render(messages, tools=None, template=TEMPLATE, **variables):
     _, tokenizer = load_weights("demo")
     tokenizer.chat_template = template
-    return render_chat(tokenizer, messages, tools, variables)
+    return render_chat(tokenizer, check_messages(messages), tools, variables)
 
 
 def test_template_receives_tools_reasoning_and_variables():

@@ -10,6 +10,8 @@ import pytest
 
 from tiny_llm.server.anthropic.messages import MessageSerializer
 from tiny_llm.server.anthropic.messages_schema import CountTokensRequest, MessagesRequest
+from tiny_llm.server.models.generation import Generation
+from tiny_llm.server.protocol.parsed_output import ParsedOutput
 from tiny_llm.server.protocol.prompts import ChatPrompt, PromptRenderer
 
 BODY = {
@@ -363,15 +365,13 @@ def test_tool_input_is_always_an_object(arguments, expected):
 def serializer(is_stream):
     body = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "stream": is_stream}
     body["tools"] = [{"name": "f", "input_schema": {"type": "object"}}]
-    server = SimpleNamespace(
-        prompts=PromptRenderer(SimpleNamespace(chat_template="<tool_call>")),
-        on_finished=lambda *_: None,
-        settings=SimpleNamespace(model_name="demo"),
-    )
-    handle = SimpleNamespace(prompt_tokens=1, cached_tokens=0, model_name="demo", lora=None)
-    params = SimpleNamespace(structured_outputs=None)
+    body = MessagesRequest.model_validate(body)
+    prompts = PromptRenderer(SimpleNamespace(chat_template="<tool_call>"))
     prompt = ChatPrompt([1], False, False)
-    return MessageSerializer(server, MessagesRequest.model_validate(body), handle, prompt, params)
+    parser = prompts.output_parser(prompt, body.usable_tools, None, is_stream)
+    stream = SimpleNamespace(prompt_tokens=1, cached_tokens=0, model_name="demo")
+    generation = Generation(None, prompt, None, stream, [ParsedOutput(parser)])
+    return MessageSerializer(body, generation)
 
 
 def output(text, finish_reason=None):

@@ -1,1 +1,1 @@
-"""Tests of the engine thread, the output queue and output coalescing."""
+"""Tests of the engine thread, admission, request streams and output coalescing."""

@@ -2,41 +2,40 @@
 
 import asyncio
 import threading
-from dataclasses import replace
 
 import pytest
 
-from tests.server.engine_client.test_output_queue import output
-from tiny_llm.server.engine_client.messages import EngineStats, RequestAccepted, StepReport
-from tiny_llm.server.engine_client.output_queue import Coalescer, OutputQueue, coalescing_delay
+from tests.server.engine_client.test_request_stream import output
+from tiny_llm.server.engine_client.messages import EngineStats, StepReport
+from tiny_llm.server.engine_client.request_stream import Coalescer, RequestStream, coalescing_delay
 from tiny_llm.server.http.errors import ApiError
 
 LONG = 1000.0  # seconds; longer than any test waits
 
 
 class Harness:
-    """Coalescer with two output queues, and the batches read from each."""
+    """Coalescer with two request streams, and the batches read from each."""
 
     def __init__(self, delay):
         self.coalescer = Coalescer(self._distribute, lambda: delay)
         self.coalescer.start()
-        self.queues = [OutputQueue(10, self.coalescer.schedule_wake) for _ in range(2)]
+        wake = self.coalescer.schedule_wake
+        self.streams = [RequestStream([name], 1, 10, wake) for name in "01"]
         self.seen = [[], []]
         self.tasks = [asyncio.ensure_future(self._read(number)) for number in range(2)]
 
     async def _read(self, number):
         while True:
-            items = await self.queues[number].get()
+            items = await self.streams[number].get()
             self.seen[number].append([getattr(item, "text", "error") for item in items])
 
     def _distribute(self, report):
-        for item in report.updates:
-            if not isinstance(item, RequestAccepted):
-                self.queues[int(item.request_id)].put(item)
+        for item in report.outputs:
+            self.streams[int(item.request_id)].put(item)
 
-    async def post(self, *updates):
-        """Posts a step report from another thread, then lets the queue readers run."""
-        report = StepReport(updates, EngineStats())
+    async def post(self, *outputs):
+        """Posts a step report from another thread, then lets the readers run."""
+        report = StepReport(outputs, EngineStats())
         thread = threading.Thread(target=self.coalescer.post, args=(report,))
         thread.start()
         thread.join()
@@ -52,7 +51,7 @@ class Harness:
 
 
 def update(request_id, text, **fields):
-    return replace(output(text), request_id=request_id, **fields)
+    return output(text)._replace(request_id=request_id, **fields)
 
 
 def first_update(request_id):
@@ -94,7 +93,7 @@ def test_final_output_flushes_pending_outputs_in_order():
 def test_error_is_delivered_immediately():
     async def body(harness):
         await harness.deliver_first_outputs()
-        harness.queues[0].put(ApiError(500, "It failed."))
+        harness.streams[0].put(ApiError(500, "It failed."))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert harness.seen[0] == [["first"], ["error"]]
@@ -140,7 +139,7 @@ def test_no_output_is_lost_between_threads(delay):
             for text in texts:
                 harness.coalescer.post(StepReport((update("0", text),), EngineStats()))
 
-        harness.queues[0]._limit = len(texts)
+        harness.streams[0]._limit = len(texts)
         await asyncio.to_thread(engine)
         while sum(map(len, harness.seen[0])) < len(texts):
             await asyncio.sleep(0.001)

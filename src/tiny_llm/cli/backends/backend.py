@@ -90,7 +90,7 @@ class EngineBackend:
             list(prompt_ids), sampling_params_from_args(self._args, budget)
         ):
             if output.finish_reason == "error":
-                raise UserError(f"{output.request_output.error}")
+                raise UserError(f"{output.error}")
             now = time.perf_counter()
             if count == 0:
                 first_token_at = now

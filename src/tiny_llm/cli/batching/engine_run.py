@@ -72,7 +72,7 @@ class EngineBatchRun:
             progress.new_tokens += len(output.token_ids)
             progress.prefilled = progress.prompt_tokens
             if output.finish_reason == "error":
-                raise UserError(f"prompt {progress.index}: {output.request_output.error}")
+                raise UserError(f"prompt {progress.index}: {output.error}")
             if output.finish_reason is not None:
                 self.outputs[progress.index] = progress.text
         self._place_running()

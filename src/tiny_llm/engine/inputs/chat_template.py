@@ -43,8 +43,13 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
-def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Normalizes messages for chat templates, without modifying the originals."""
+def check_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Checks a Python caller's messages; joins text parts. A server's schemas check requests."""
+    return [_check_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Normalizes checked messages for chat templates, without modifying the originals."""
     limits = JsonLimits("the JSON of the tool calls' arguments")
     return [
         _normalize_message(f"messages[{index}]", message, limits)
@@ -75,38 +80,44 @@ def normalize_tools(tools: Any) -> list[dict[str, Any]] | None:
     return [dict(tool) for tool in tools]
 
 
-def _normalize_message(path: str, message: Any, limits: JsonLimits) -> dict[str, Any]:
+def _check_message(path: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise UserError(
             f'{path} must be {{"role": …, "content": …}} with a string role, got '
             f"{short_repr(message)}."
         )
-    message = dict(message)
-    if message["role"] == "developer":  # OpenAI's newer name
-        message["role"] = "system"
-    content = message.get("content")
+    content, reasoning = message.get("content"), message.get("reasoning_content")
     if isinstance(content, list | tuple):
-        message["content"] = content = _join_text_parts(f"{path}.content", content)
+        content = _join_text_parts(f"{path}.content", content)
     if not isinstance(content, str) and not (content is None and message["role"] == "assistant"):
         raise UserError(
             f"{path}.content must be a string or a list of text parts, got {short_repr(content)}; "
             "only an assistant message may omit it."
         )
-    message["content"] = content or ""
-    reasoning = message.get("reasoning_content")
     if reasoning is not None and not isinstance(reasoning, str):
         raise UserError(f"{path}.reasoning_content must be a string, got {short_repr(reasoning)}.")
-    for text in (content, reasoning):
-        check_unicode(path, text or "")
-    calls = message.pop("tool_calls", None)
+    calls = message.get("tool_calls")
     if calls is not None and not isinstance(calls, list | tuple):
         raise UserError(f"{path}.tool_calls must be a list, got {short_repr(calls)}.")
+    for index, call in enumerate(calls or ()):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise UserError(
+                f'{path}.tool_calls[{index}] must be {{"function": {{"name": …, "arguments": …}}}},'
+                f" got {short_repr(call)}."
+            )
+    return {**message, "content": content}
+
+
+def _normalize_message(path: str, message: Mapping[str, Any], limits: JsonLimits) -> dict[str, Any]:
+    for text in (message.get("content"), message.get("reasoning_content")):
+        check_unicode(path, text or "")
+    role = "system" if message["role"] == "developer" else message["role"]  # OpenAI's newer name
+    normalized = {**message, "role": role, "content": message.get("content") or ""}
+    calls = normalized.pop("tool_calls", None)
     if calls:  # some templates count the calls wherever there is a list
-        message["tool_calls"] = [
-            _normalize_tool_call(f"{path}.tool_calls[{index}]", call, limits)
-            for index, call in enumerate(calls)
-        ]
-    return message
+        normalized["tool_calls"] = [_decode_call(call, limits) for call in calls]
+    return normalized
 
 
 def _join_text_parts(path: str, parts: Sequence[Any]) -> str:
@@ -127,12 +138,8 @@ def _join_text_parts(path: str, parts: Sequence[Any]) -> str:
     return "\n".join(texts)
 
 
-def _normalize_tool_call(path: str, call: Any, limits: JsonLimits) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise UserError(
-            f'{path} must be {{"function": {{"name": …, "arguments": …}}}}, got {short_repr(call)}.'
-        )
+def _decode_call(call: Mapping[str, Any], limits: JsonLimits) -> dict[str, Any]:
+    function = call["function"]
     arguments = _decode_arguments(function.get("arguments"), limits)
     return {**call, "function": {**function, "arguments": arguments}}
 
@@ -154,7 +161,7 @@ def _decode_arguments(arguments: Any, limits: JsonLimits) -> Any:
 
 def render_chat(
     tokenizer: Any,
-    messages: Sequence[Any],
+    messages: Sequence[Mapping[str, Any]],
     tools: Any = None,
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
@@ -164,11 +171,12 @@ def render_chat(
     For templates without tool support, tools and tool calls become message text in Qwen3's format.
 
     Args:
+        messages: checked by `check_messages` or a request's schema.
         variables: other template variables, such as `enable_thinking`.
         add_generation_prompt: whether to end with the header of an assistant message.
 
     Raises:
-        UserError: invalid messages, tools or variables; no chat template; the template failed.
+        UserError: invalid text, tools or variables; no chat template; the template failed.
     """
     if not getattr(tokenizer, "has_chat_template", False):
         raise UserError("the model has no chat template; use a text or token-id prompt instead.")

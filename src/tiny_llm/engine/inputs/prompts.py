@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any
 
 from ...errors import UserError, array_to_list, short_repr
-from .chat_template import render_chat
+from .chat_template import check_messages, render_chat
 from .limits import encode_text
 
 Message = Mapping[str, Any]
@@ -75,7 +75,7 @@ def encode_prompt(tokenizer: Any, prompt: Any, chat: ChatOptions, max_tokens: in
     if isinstance(prompt, str):
         return encode_text(tokenizer, "the prompt", prompt, max_tokens)
     if is_chat(prompt):
-        text = render_chat(tokenizer, prompt, chat.tools, chat.variables)
+        text = render_chat(tokenizer, check_messages(prompt), chat.tools, chat.variables)
         return encode_text(tokenizer, "the chat", text, max_tokens, add_special_tokens=False)
     for index, token in enumerate(prompt):
         if not isinstance(token, Integral) or isinstance(token, bool):

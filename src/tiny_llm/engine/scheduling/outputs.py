@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .request import EngineRequest, FinishReason
 
@@ -71,7 +71,7 @@ class ChunkOutput:
     error: str | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class RequestMetrics:
     """A request's timestamps, in seconds of `time.perf_counter`, and counts."""
 
@@ -165,36 +165,37 @@ class RequestOutput:
         return self.outputs[0].logprobs
 
 
-@dataclass(slots=True)  # created per token; if frozen, construction would take 5 times as long
-class StreamOutput:
-    """One step's additions to one completion; treat as immutable.
+class StreamOutput(NamedTuple):  # a frozen dataclass takes 5 times as long to construct
+    """One step's additions to one completion.
 
     Attributes:
         index, finish_reason, stop_reason, pooled: see `CompletionOutput`.
         text: new text; concatenating it over all outputs yields the completion's text.
         token_ids: new tokens: one, or several after accepted draft tokens; none on an abort,
             timeout or error.
-        request_output: the request with all its completions; all its stream outputs have the same
-            object, which the engine thread updates.
+        request_output: the request with all its completions, updated by later steps; all its
+            stream outputs have the same object. None in a server's reports, which are immutable.
         logprobs: one entry per new token, if requested.
         prompt_logprobs: if requested, with completion 0's first tokens; see `RequestOutput`.
         is_first: whether `token_ids` includes the completion's first token.
         metrics: the request's metrics, set when its last completion ends.
+        error: why a completion with finish_reason "error" failed.
     """
 
     request_id: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides `tuple.index`
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
-    request_output: RequestOutput
+    request_output: RequestOutput = None  # type: ignore[assignment]  # see the docstring
     num_cached_tokens: int = 0
     stop_reason: int | str | None = None
-    logprobs: list[Logprobs] | None = None
-    prompt_logprobs: list[Logprobs | None] | None = None
+    logprobs: tuple[Logprobs, ...] | None = None
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     is_first: bool = False
     metrics: RequestMetrics | None = None
-    pooled: list[float] | None = None
+    pooled: tuple[float, ...] | None = None
+    error: str | None = None
 
     @property
     def is_urgent(self) -> bool:

@@ -3,22 +3,22 @@
 import json
 import re
 import uuid
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
-from ..context import AppState, get_app_state
-from ..engine_client.request_handle import RequestHandle
 from ..http.errors import ApiError
 from ..http.openapi import ANTHROPIC_ERROR_RESPONSES, streaming_route
+from ..models.generation import Generation, generate
+from ..models.loading import use_model
 from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
-from ..protocol.parsed_output import ParsedOutput, encode_reasoning
-from ..protocol.prompts import ChatPrompt
+from ..protocol.parsed_output import encode_reasoning
+from ..protocol.prompts import ChatPrompt, PromptRenderer
 from ..protocol.request_fields import make_sampling_params
-from ..protocol.streaming import EventSourceResponse, error_event, full_response, sse_event
+from ..protocol.streaming import error_event, sse_event
 from ..protocol.tool_calls import ToolCallDelta
 from .messages_schema import CountTokensRequest, MessagesRequest
 
@@ -33,12 +33,9 @@ router = APIRouter()
 @streaming_route(router, PATH, "Anthropic", ANTHROPIC_ERROR_RESPONSES)
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Creates a message. With `stream`, sends server-sent events."""
-    server = get_app_state(request, body.model, "generate")
-    lora = server.adapter_of(body.model)
-    body.check_fields()
-    await server.wait_until_loaded(request, bool(body.stream))
+    model = await use_model(request, body, "generate", bool(body.stream))
     params = make_sampling_params(
-        server.defaults,
+        model.defaults,
         max_tokens=body.max_tokens or 1,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -47,26 +44,20 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
         thinking_token_budget=body.thinking_budget,
         structured_outputs=body.constraint(),
     )
-    prompt = await server.prompts.run(_render_prompt, server, body)
-    handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled, lora)
-    serializer = MessageSerializer(server, body, handle, prompt, params)
-    if not body.stream:
-        return await full_response(request.receive, handle, serializer)
-    return EventSourceResponse(serializer, handle, server.settings.keep_alive, lambda: PING)
+    prompt = await model.prompts.run(_render_prompt, model.prompts, body)
+    return await generate(request, model, body, prompt, params, partial(MessageSerializer, body))
 
 
 @router.post(f"{PATH}/count_tokens", tags=["Anthropic"], responses=ANTHROPIC_ERROR_RESPONSES)
 async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, int]:
     """Counts the input tokens of a message without creating it."""
-    server = get_app_state(request, body.model, "generate")
-    body.check_fields()
-    await server.wait_until_loaded(request)
-    prompt = await server.prompts.run(_render_prompt, server, body)
+    model = await use_model(request, body, "generate")
+    prompt = await model.prompts.run(_render_prompt, model.prompts, body)
     return {"input_tokens": len(prompt.token_ids)}
 
 
-def _render_prompt(server: AppState, body: CountTokensRequest) -> ChatPrompt:
-    return server.prompts.encode_chat(
+def _render_prompt(prompts: PromptRenderer, body: CountTokensRequest) -> ChatPrompt:
+    return prompts.encode_chat(
         body.to_template_messages(),
         body.prompt_tools,
         body.template_variables(),
@@ -75,23 +66,9 @@ def _render_prompt(server: AppState, body: CountTokensRequest) -> ChatPrompt:
 
 
 class MessageSerializer:
-    def __init__(
-        self,
-        server: AppState,
-        body: MessagesRequest,
-        handle: RequestHandle,
-        prompt: ChatPrompt,
-        params: SamplingParams,
-    ):
-        self._handle = handle
-        self._server = server
-        self._prompt = prompt
-        choice = body.tool_choice
-        first_tool_call_only = choice is not None and bool(choice.disable_parallel_tool_use)
-        parser = server.prompts.output_parser(
-            prompt, body.usable_tools, params.structured_outputs, bool(body.stream)
-        )
-        self._output = ParsedOutput(parser, first_tool_call_only)
+    def __init__(self, body: MessagesRequest, generation: Generation):
+        self._stream = generation.stream
+        [self._output] = generation.outputs
         self._only_prefill = body.max_tokens == 0
         if self._only_prefill:
             self._output.finish_reason = "length"
@@ -99,7 +76,7 @@ class MessageSerializer:
             "id": f"msg_{uuid.uuid4().hex[:24]}",
             "type": "message",
             "role": "assistant",
-            "model": handle.model_name,
+            "model": self._stream.model_name,
         }
         # The reason for a cache miss is unknown, because earlier prompts are not stored.
         if body.diagnostics is not None and body.diagnostics.previous_message_id is not None:
@@ -151,13 +128,15 @@ class MessageSerializer:
     def error_events(self, error: ApiError) -> bytes:
         return error_event(PATH, error.body(PATH))
 
+    def keep_alive_event(self) -> bytes:
+        return PING
+
     def _finish(self) -> bytes:
         """Ends the output; if there is no block, adds one and returns its events.
 
         Many clients read the first block without checking whether it exists. After `max_tokens: 0`,
         which only fills the prefix cache, there is none.
         """
-        self._server.on_finished(self._handle, self._prompt, [self._output])
         for block in self._blocks:
             if block["type"] == "thinking":
                 block["signature"] = self._signature
@@ -237,9 +216,9 @@ class MessageSerializer:
         return {"stop_reason": reason, "stop_sequence": None}
 
     def _usage(self) -> dict[str, Any]:
-        cached = self._handle.cached_tokens
+        cached = self._stream.cached_tokens
         return {
-            "input_tokens": self._handle.prompt_tokens - cached,
+            "input_tokens": self._stream.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": self._output.tokens,

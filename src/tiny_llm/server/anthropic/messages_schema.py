@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
-from ...engine.inputs.structured_outputs import StructuredOutputs
 from ..http.errors import bad_request
 from ..http.unsupported import replace_media
 from ..protocol.base_schema import (
@@ -23,11 +22,10 @@ from ..protocol.parsed_output import decode_reasoning
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     INT64_MAX,
+    CommonToolChoice,
     OutputConstraint,
     ReasoningEffort,
-    auto_tool_calls,
     make_constraint,
-    required_tool_calls,
     thinking_budget,
 )
 from .tools_schema import MessagesTool, ToolChoice
@@ -38,15 +36,11 @@ BILLING_HEADER = "x-anthropic-billing-header"
 
 
 class TextBlock(RequestModel):
-    """Text content."""
-
     type: Literal["text"]
     text: str
 
 
 class ThinkingBlock(RequestModel):
-    """Reasoning from an earlier turn."""
-
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None  # not verified
@@ -60,8 +54,6 @@ class RedactedThinkingBlock(RequestModel):
 
 
 class PlainTextSource(RequestModel):
-    """A document's inline text."""
-
     type: Literal["text"]
     media_type: Literal["text/plain"]
     data: str
@@ -106,8 +98,6 @@ ResultPart = Annotated[
 
 
 class ToolUseBlock(RequestModel):
-    """A tool call by the model."""
-
     type: Literal["tool_use"]
     id: str
     name: str
@@ -159,23 +149,17 @@ class MessageParam(RequestModel):
 
 
 class ThinkingConfig(RequestModel):
-    """Extended thinking options."""
-
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
     display: str | None = None  # "omitted" omits the reasoning's text
 
 
 class OutputFormat(RequestModel):
-    """JSON schema that the output must match."""
-
     type: Literal["json_schema"]
     schema_: Annotated[JsonObject, Field(alias="schema")]
 
 
 class OutputConfig(RequestModel):
-    """Output options: effort and format."""
-
     effort: ReasoningEffort | None = None
     format: OutputFormat | None = None
 
@@ -187,8 +171,6 @@ class Diagnostics(RequestModel):
 
 
 class CountTokensRequest(RequestBody):
-    """Body of a token count request."""
-
     messages: Annotated[BoundedList[MessageParam], Field(min_length=1)]
     system: str | BoundedList[TextBlock] | None = None
     tools: ShortList[MessagesTool] | None = None
@@ -218,16 +200,18 @@ class CountTokensRequest(RequestBody):
         response_constraint = None
         if output_format is not None:
             schema = output_format.schema_
-            response_constraint = make_constraint(
-                StructuredOutputs, "output_config.format", json=schema, strict=False
-            )
-        parallel = choice is None or not choice.disable_parallel_tool_use
-        if choice is None or choice.type not in ("any", "tool"):
-            return auto_tool_calls(self.usable_tools, parallel, response_constraint)
-        if choice.type == "tool" and choice.name is None:
+            response_constraint = make_constraint("output_config.format", json=schema, strict=False)
+        if choice is not None and choice.type == "tool" and choice.name is None:
             raise bad_request("tool_choice.name is required for type 'tool'.")
-        name = choice.name if choice.type == "tool" else None
-        return required_tool_calls(self.usable_tools, name, parallel)
+        parallel = choice is None or not choice.disable_parallel_tool_use
+        return self._choice.constraint(self.usable_tools, parallel, response_constraint)
+
+    @property
+    def _choice(self) -> CommonToolChoice:
+        given = self.tool_choice
+        if given is None or given.type in ("auto", "none"):
+            return CommonToolChoice("auto" if given is None else given.type)
+        return CommonToolChoice("required", given.name if given.type == "tool" else None)
 
     @property
     def output_config_format(self) -> OutputFormat | None:
@@ -235,10 +219,7 @@ class CountTokensRequest(RequestBody):
 
     @cached_property
     def usable_tools(self) -> list[dict[str, Any]]:
-        """Tools the model may call, in the format of chat completions."""
-        if self.tool_choice is not None and self.tool_choice.type == "none":
-            return []
-        return [tool.openai_tool() for tool in self.tools or ()]
+        return self._choice.usable([tool.openai_tool() for tool in self.tools or ()])
 
     @property
     def prompt_tools(self) -> list[dict[str, Any]]:
@@ -281,8 +262,6 @@ class CountTokensRequest(RequestBody):
 
 
 class MessagesRequest(CountTokensRequest):
-    """Body of a message request."""
-
     max_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)]
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -290,6 +269,10 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
     stop_sequences: ShortList[Annotated[str, Field(min_length=1)]] | None = None
     diagnostics: Diagnostics | None = None
+
+    @property
+    def first_call_only(self) -> bool:
+        return self.tool_choice is not None and bool(self.tool_choice.disable_parallel_tool_use)
 
     @property
     def thinking_budget(self) -> int | None:

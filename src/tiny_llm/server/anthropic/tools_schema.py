@@ -34,8 +34,6 @@ class MessagesTool(RequestModel):
 
 
 class ToolChoice(RequestModel):
-    """Whether the model must call a tool, and which one."""
-
     type: Literal["auto", "none", "any", "tool"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None

@@ -1,7 +1,6 @@
-"""Engine thread, and its client on the event loop.
+"""Engine thread, and the event loop's side of its requests.
 
 This package must not depend on ASGI or the API protocols.
 
-Reading order: messages, engine_thread, client, request_handle, output_queue, lifecycle, metrics,
-models.
+Reading order: messages, admission, engine_thread, request_stream, metrics.
 """

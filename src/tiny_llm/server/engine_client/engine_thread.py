@@ -1,8 +1,7 @@
 """Engine thread: loads and unloads a model, runs steps, reports outputs.
 
 All MLX work runs in this thread, because MLX streams are thread-bound. Commands are processed
-between steps, so an aborted request is removed before the next step is scheduled. Grammars are
-compiled in worker threads, so that slow compilation does not delay steps.
+between steps, so an aborted request is removed before the next step is scheduled.
 
 While idle, the thread precomputes prefixes of likely next turns, one page per step, and polls for
 commands after each page. Before blocking, it releases memory that finished requests no longer use.
@@ -15,12 +14,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import Any
 
 from ...engine.core import MEMORY_CHECK_INTERVAL
-from ...engine.inputs.structured_outputs import ToolCalls
 from ...engine.llm import LLM
 from ...engine.scheduling.events import Event
 from ...engine.scheduling.outputs import StreamOutput
@@ -33,16 +30,7 @@ log = logging.getLogger("tiny_llm.server")
 
 MAX_WARMUP_PREFIXES = 4  # maximum number of pending `Precompute` commands
 
-
-@dataclass(frozen=True)
-class GrammarReady:
-    """Sent by a worker when a request's grammar has been compiled or rejected."""
-
-    request: messages.AddRequest
-    reject_reason: str | None  # error message for the client; None if not rejected
-
-
-CommandQueue = queue.SimpleQueue[messages.EngineCommand | GrammarReady]
+CommandQueue = queue.SimpleQueue[messages.EngineCommand]
 
 
 class EngineThread(threading.Thread):
@@ -67,8 +55,6 @@ class EngineThread(threading.Thread):
         self._load = load
         self._command_queue = command_queue
         self._report = report
-        self._workers = _grammar_workers()
-        self._compiling: set[str] = set()  # ids of requests whose grammar is being compiled
         self._events: list[dict[str, Any]] = []
         self._snapshot_requested = False
         self._next_snapshot = 0.0  # time at which the next snapshot for subscribers is due
@@ -109,9 +95,6 @@ class EngineThread(threading.Thread):
 
     def _release_memory(self) -> None:
         """Releases an unloaded model's memory; no references to the model may remain."""
-        # Waits, because the compilation of an aborted request may still use the model.
-        self._workers.shutdown()
-        self._workers = _grammar_workers()
         self._events.clear()
         self._warmup_prefixes.clear()
         gc.unfreeze()  # undoes the `gc.freeze` after loading, so that the model is collected
@@ -137,18 +120,16 @@ class EngineThread(threading.Thread):
             has_work = llm.has_unfinished_requests or bool(self._warmup_prefixes)
             if not has_work:
                 self._trim_memory(llm)
-            updates: list[messages.RequestUpdate] = []
+            outputs: list[StreamOutput] = []
             for command in self._drain_commands(llm, wait=not has_work):
                 if isinstance(command, messages.UnloadModel | messages.Shutdown):
                     return isinstance(command, messages.UnloadModel)
-                updates += self._handle_command(llm, command)
-            updates += self._step(llm)
-            self._report_step(llm, updates)
+                outputs += self._handle_command(llm, command)
+            outputs += self._step(llm)
+            self._report_step(llm, outputs)
             # [/task 5.2.3 round]
 
-    def _drain_commands(
-        self, llm: LLM, wait: bool
-    ) -> Iterator[messages.EngineCommand | GrammarReady]:
+    def _drain_commands(self, llm: LLM, wait: bool) -> Iterator[messages.EngineCommand]:
         """Yields all queued commands.
 
         With `wait`, blocks until a command arrives or `LLM.check_memory` has changed the memory
@@ -168,21 +149,11 @@ class EngineThread(threading.Thread):
                 return
         # [/task 5.2.3 drain]
 
-    def _handle_command(
-        self, llm: LLM, command: messages.EngineCommand | GrammarReady
-    ) -> Sequence[messages.RequestUpdate]:
+    def _handle_command(self, llm: LLM, command: messages.EngineCommand) -> Sequence[StreamOutput]:
         match command:
-            case messages.AddRequest(request_id):
+            case messages.AddRequest():
                 self._num_submitted += 1
-                if command.params.structured_outputs is None:
-                    return [_add_request(llm, command)]
-                self._compiling.add(request_id)
-                self._workers.submit(self._compile_grammar, llm, command)
-            case GrammarReady(request, reject_reason):
-                return self._on_grammar_ready(llm, request, reject_reason)
-            case messages.AbortRequest(request_id) if request_id in self._compiling:
-                self._compiling.remove(request_id)
-                return [messages.RequestRejected(request_id, "The request was aborted.")]
+                return _add_request(llm, command)
             case messages.AbortRequest(request_id):
                 llm.abort(request_id)
             case messages.Precompute():
@@ -192,16 +163,13 @@ class EngineThread(threading.Thread):
                 self._next_snapshot = 0.0
             case messages.SnapshotRequest():
                 self._snapshot_requested = True
-        return []
+        return ()
 
     def _step(self, llm: LLM) -> Sequence[StreamOutput]:
         outputs: Sequence[StreamOutput] = ()
         self.step_started_at = time.monotonic()
         if llm.has_unfinished_requests:
             outputs = llm.step()
-            for output in outputs:
-                if output.finish_reason == "error":
-                    log.error("request %s: %s", output.request_id, output.request_output.error)
         elif self._warmup_prefixes:
             prefix = self._warmup_prefixes[-1]
             if not llm.precompute(prefix.token_ids, prefix.lora):
@@ -209,10 +177,15 @@ class EngineThread(threading.Thread):
         self.step_started_at = None
         return outputs
 
-    def _report_step(self, llm: LLM, updates: Sequence[messages.RequestUpdate]) -> None:
+    def _report_step(self, llm: LLM, outputs: Sequence[StreamOutput]) -> None:
+        for output in outputs:
+            if output.finish_reason == "error":
+                log.error("request %s: %s", output.request_id, output.error)
+        # Later steps update a `request_output`, so it must not leave this thread.
+        immutable = tuple(output._replace(request_output=None) for output in outputs)  # type: ignore[arg-type]
         events, self._events = tuple(self._events), []
         stats, snapshot_taken = _engine_stats(llm), self._snapshot(llm)
-        self._report(messages.StepReport(tuple(updates), stats, events, snapshot_taken))
+        self._report(messages.StepReport(immutable, stats, events, snapshot_taken))
 
     def _snapshot(self, llm: LLM) -> dict[str, Any] | None:
         now = time.monotonic()
@@ -222,44 +195,6 @@ class EngineThread(threading.Thread):
         self._snapshot_requested = False
         self._next_snapshot = now + SNAPSHOT_INTERVAL
         return {**snapshot(llm.scheduler), "time": time.time()}
-
-    def _compile_grammar(self, llm: LLM, request: messages.AddRequest) -> None:
-        """Compiles a request's grammar, in a worker thread.
-
-        With `tool_choice` "auto" and no response constraint, a grammar that cannot be compiled is
-        dropped, which leaves tool calls unconstrained.
-        """
-        ids, thinking_enabled = request.token_ids, request.thinking_enabled
-        constraint = request.params.structured_outputs
-        reject_reason = None
-        try:
-            llm.compile_grammar(ids, request.params, enable_thinking=thinking_enabled)
-        except UserError as error:
-            is_optional = (
-                isinstance(constraint, ToolCalls)
-                and constraint.choice == "auto"
-                and constraint.response_constraint is None
-            )
-            if is_optional:
-                log.warning("tool calls are not constrained to their schemas: %s", error)
-                params = replace(request.params, structured_outputs=None)
-                request = replace(request, params=params)
-            else:
-                reject_reason = str(error)
-        except Exception:
-            log.exception("grammar compilation failed")
-            reject_reason = "The output constraint could not be compiled; see the server's log."
-        self._command_queue.put(GrammarReady(request, reject_reason))
-
-    def _on_grammar_ready(
-        self, llm: LLM, request: messages.AddRequest, reject_reason: str | None
-    ) -> list[messages.RequestAccepted | messages.RequestRejected]:
-        if request.request_id not in self._compiling:  # aborted
-            return []
-        self._compiling.remove(request.request_id)
-        if reject_reason is not None:
-            return [messages.RequestRejected(request.request_id, reject_reason)]
-        return [_add_request(llm, request)]
 
     def _trim_memory(self, llm: LLM) -> None:
         if self._num_submitted >= memory.TRIM_INTERVAL and self._command_queue.empty():
@@ -271,28 +206,24 @@ class EngineThread(threading.Thread):
         self._events.append({**event, "time": time.time()})
 
 
-def _grammar_workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(2, thread_name_prefix="grammars")
-
-
-def _add_request(
-    llm: LLM, message: messages.AddRequest
-) -> messages.RequestAccepted | messages.RequestRejected:
+def _add_request(llm: LLM, command: messages.AddRequest) -> Sequence[StreamOutput]:
+    """Queues a request; returns its completions' errors if the engine rejects it."""
     timeout = None
-    if message.deadline is not None:  # the deadline may have passed during grammar compilation
-        timeout = max(message.deadline - time.monotonic(), 1e-6)
+    if command.deadline is not None:  # the deadline may have passed in the queue
+        timeout = max(command.deadline - time.monotonic(), 1e-6)
     try:
         llm.add_tokenized_request(
-            message.token_ids,
-            message.params,
-            request_id=message.request_id,
-            enable_thinking=message.thinking_enabled,
+            command.token_ids,
+            command.params,
+            request_id=command.request_id,
+            enable_thinking=command.thinking_enabled,
             timeout=timeout,
-            lora=message.lora,
+            lora=command.lora,
         )
-    except UserError as error:
-        return messages.RequestRejected(message.request_id, str(error))
-    return messages.RequestAccepted(message.request_id)
+    except UserError as error:  # the event loop's checks differ from the engine's
+        failed = StreamOutput(command.request_id, 0, "", (), "error", error=str(error))
+        return [failed._replace(index=index) for index in range(command.params.n)]
+    return ()
 
 
 def _engine_ready(llm: LLM) -> messages.EngineReady:
@@ -306,6 +237,7 @@ def _engine_ready(llm: LLM) -> messages.EngineReady:
         llm.describe(),
         llm.runner.target.model.hidden_size,
         llm.tokenizer,
+        llm.compile_grammar,
     )
 
 

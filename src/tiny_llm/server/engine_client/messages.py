@@ -1,13 +1,11 @@
 """Messages between the event loop and the engine thread.
 
-Plain data, treated as immutable. The event loop sends `EngineCommand`s. The engine thread sends
-`EngineReady` or `LoadFailed` after `LoadModel`, a `StepReport` after each step, `ModelUnloaded`
-after `UnloadModel`, and `EngineDead` on failure. Outputs are the engine's `StreamOutput` objects.
-The engine thread updates their `request_output`; the event loop must not read it, except its
-`error` once the request has failed.
+Immutable. The event loop sends `EngineCommand`s. The engine thread sends `EngineReady` or
+`LoadFailed` after `LoadModel`, a `StepReport` after each step, `ModelUnloaded` after `UnloadModel`,
+and `EngineDead` on failure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +16,12 @@ from ...engine.scheduling.outputs import StreamOutput
 SHUTDOWN_GRACE_SECONDS = 1.0
 
 
+class EngineCommand:
+    """Base class of the event loop's commands."""
+
+
 @dataclass(frozen=True)
-class LoadModel:
+class LoadModel(EngineCommand):
     """Loads the model.
 
     While no model is loaded, commands other than this one and `Shutdown` are dropped.
@@ -27,12 +29,14 @@ class LoadModel:
 
 
 @dataclass(frozen=True)
-class UnloadModel:
+class UnloadModel(EngineCommand):
     """Releases the model's memory. There must be no unfinished requests."""
 
 
 @dataclass(frozen=True)
-class AddRequest:
+class AddRequest(EngineCommand):
+    """Queues a prompt that passes the engine's checks."""
+
     request_id: str  # unique within the process
     token_ids: Sequence[int]
     params: SamplingParams
@@ -42,14 +46,14 @@ class AddRequest:
 
 
 @dataclass(frozen=True)
-class AbortRequest:
+class AbortRequest(EngineCommand):
     """Aborts a request and releases its pages; a no-op if it has finished."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
-class Precompute:
+class Precompute(EngineCommand):
     """Precomputes a likely prompt prefix while the engine is idle."""
 
     token_ids: Sequence[int]
@@ -57,68 +61,46 @@ class Precompute:
 
 
 @dataclass(frozen=True)
-class EnableEvents:
+class EnableEvents(EngineCommand):
     """Turns scheduler events and periodic snapshots in step reports on or off."""
 
     enabled: bool
 
 
 @dataclass(frozen=True)
-class SnapshotRequest:
+class SnapshotRequest(EngineCommand):
     """Requests a snapshot (`engine/scheduling/snapshot.py`) in the next report."""
 
 
 @dataclass(frozen=True)
-class Shutdown:
+class Shutdown(EngineCommand):
     """Stops the engine thread."""
 
 
-EngineCommand = (
-    LoadModel
-    | UnloadModel
-    | AddRequest
-    | AbortRequest
-    | Precompute
-    | EnableEvents
-    | SnapshotRequest
-    | Shutdown
-)
+class EngineMessage:
+    """Base class of the engine thread's messages."""
 
 
 @dataclass(frozen=True)
-class EngineReady:
+class EngineReady(EngineMessage):
     vocab_size: int
     max_seq_len: int  # tokens of prompt plus completion: min(context length, KV cache tokens + 1)
     max_num_seqs: int
     config: Mapping[str, Any]  # for display
     hidden_size: int = 0  # size of embeddings
     tokenizer: Any = None  # shared with the engine; thread-safe
+    # `LLM.compile_grammar`, for worker threads; keeps the model in memory.
+    compile_grammar: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
-class LoadFailed:
+class LoadFailed(EngineMessage):
     reason: str
 
 
 @dataclass(frozen=True)
-class ModelUnloaded:
+class ModelUnloaded(EngineMessage):
     """The model's memory has been released."""
-
-
-@dataclass(frozen=True)
-class RequestRejected:
-    """The engine rejected a prompt; `reason` is the error message for the client."""
-
-    request_id: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class RequestAccepted:
-    request_id: str
-
-
-RequestUpdate = RequestAccepted | RequestRejected | StreamOutput
 
 
 @dataclass(frozen=True)
@@ -143,18 +125,15 @@ class EngineStats:
 
 
 @dataclass(frozen=True)
-class StepReport:
-    updates: tuple[RequestUpdate, ...]
+class StepReport(EngineMessage):
+    outputs: tuple[StreamOutput, ...]
     stats: EngineStats
     events: tuple[Mapping[str, Any], ...] = ()  # JSON objects; empty without subscribers
     snapshot: Mapping[str, Any] | None = None  # if requested, or due for subscribers
 
 
 @dataclass(frozen=True)
-class EngineDead:
+class EngineDead(EngineMessage):
     """The engine thread has failed; `reason` is logged, and returned by `/ready`."""
 
     reason: str
-
-
-EngineMessage = EngineReady | LoadFailed | StepReport | ModelUnloaded | EngineDead

@@ -11,7 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from ...engine.scheduling.outputs import StreamOutput
 from .messages import EngineStats
 
-LATENCY_BUCKETS = (
+# Seconds.
+BUCKETS = (
     0.001,
     0.005,
     0.01,
@@ -28,17 +29,7 @@ LATENCY_BUCKETS = (
     20,
     40,
     80,
-)
-# `EngineStats` fields that restart at 0 with each load.
-TOTALS = (
-    "prompt_tokens",
-    "cached_tokens",
-    "preemptions",
-    "memory_evictions",
-    "steps",
-    "draft_tokens",
-    "accepted_draft_tokens",
-)
+)  # s
 # Metrics that are fields of `EngineStats`: name, description, field.
 GAUGES = (
     ("num_requests_running", "Requests running.", "running"),
@@ -172,7 +163,7 @@ class Metrics:
             text,
             ["model_name"],
             registry=self._registry,
-            buckets=LATENCY_BUCKETS,
+            buckets=BUCKETS,
         )
         for model in self._models:
             histogram.labels(model)  # creates the series, so that it is reported from startup
@@ -180,5 +171,7 @@ class Metrics:
 
 
 def add_totals(stats: EngineStats, earlier: EngineStats) -> EngineStats:
-    totals = {name: getattr(stats, name) + getattr(earlier, name) for name in TOTALS}
+    """Adds the counters, which restart at 0 with each load of the model."""
+    fields = {field for _, _, field in COUNTERS}
+    totals = {name: getattr(stats, name) + getattr(earlier, name) for name in fields}
     return replace(stats, **totals)

@@ -6,14 +6,15 @@ Client errors get a one-sentence explanation; details of internal errors are onl
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.responses import Response
 
-from ...errors import escape_control_characters
+from ...errors import UserError, escape_control_characters
 
 # Value of an error's `type` field in OpenAI's and in Anthropic's protocol, by HTTP status.
 ERROR_TYPES = {
@@ -136,6 +137,18 @@ class ApiError(Exception):
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(400, message, param, code)
+
+
+@contextmanager
+def user_errors_as_400(param: str | None = None) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise bad_request(str(error), param) from error
+
+
+def timeout_error(seconds: float | None) -> ApiError:
+    return ApiError(504, f"The request did not finish within {seconds:g} s.", code="timeout")
 
 
 def context_length_error(num_tokens: int, max_seq_len: int, note: str = "") -> ApiError:

@@ -123,39 +123,61 @@ def _text(content: bytearray) -> str:
     return f"{text}… (truncated)" if len(content) > MAX_LOGGED_BYTES else text
 
 
-class HostMiddleware:
-    """Rejects foreign Host headers (403), to prevent DNS rebinding.
+class AccessMiddleware:
+    """Rejects requests without the API key (401) or, if `key` is None, with a foreign Host (403).
 
-    Without an API key, a malicious web page could use a server on its visitor's machine: once the
-    page's domain resolves to that machine, its requests are same-origin. Their Host header still
-    names the domain. IP addresses, `names`, and names that public DNS does not resolve
-    (without a dot, or ending in .localhost) are allowed; "*" allows any name.
+    Public paths need no key. Without a key, a malicious web page could use a server on its
+    visitor's machine by DNS rebinding: once the page's domain resolves to that machine, its
+    requests are same-origin. Their Host header still names the domain. IP addresses, `hosts`, and
+    names that public DNS does not resolve (without a dot, or ending in .localhost) are allowed; "*"
+    allows any name.
     """
 
-    def __init__(self, app: ASGIApp, names: Collection[str]):
+    def __init__(self, app: ASGIApp, key: str | None, hosts: Collection[str] = ()):
         self._app = app
-        self._names = {name.lower() for name in names}
+        self._key = None if key is None else key.encode()
+        self._hosts = {name.lower() for name in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = _host_name(Headers(scope=scope).get("host", ""))
-        if scope["type"] == "http" and not self._is_allowed(name):
-            error = ApiError(
+        check = self._check_host if self._key is None else self._check_key
+        error = check(scope, Headers(scope=scope)) if scope["type"] == "http" else None
+        app = self._app if error is None else error.response(scope["path"])
+        await app(scope, receive, send)
+
+    def _check_host(self, scope: Scope, headers: Headers) -> ApiError | None:
+        host = _host_name(headers.get("host", ""))
+        if "." not in host or host.endswith(".localhost") or self._hosts & {host, "*"}:
+            return None
+        try:
+            ip_address(host)
+        except ValueError:
+            return ApiError(
                 403,
-                f"The Host '{name[:100]}' is not allowed; start the server with "
+                f"The Host '{host[:100]}' is not allowed; start the server with "
                 "--allowed-host NAME, or with an API key.",
             )
-            await error.response(scope["path"])(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        return None
 
-    def _is_allowed(self, name: str) -> bool:
-        if "." not in name or name.endswith(".localhost") or self._names & {name, "*"}:
-            return True
-        try:
-            ip_address(name)
-        except ValueError:
-            return False
-        return True
+    def _check_key(self, scope: Scope, headers: Headers) -> ApiError | None:
+        assert self._key is not None
+        path = scope["path"]
+        if path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX) or scope["method"] == "OPTIONS":
+            return None
+        authorization = headers.get("authorization", "")
+        if authorization[:7].lower() == "bearer ":
+            authorization = authorization[7:].strip()
+        # Either header may hold the key, because some clients send a placeholder in the other.
+        given = (headers.get("x-api-key", ""), authorization)
+        # Constant-time comparison prevents timing attacks. Starlette decodes headers as Latin-1.
+        if any(hmac.compare_digest(key.encode("latin-1"), self._key) for key in given):
+            return None
+        return ApiError(
+            401,
+            "The API key is missing or invalid; send `Authorization: Bearer KEY` or "
+            "`x-api-key: KEY`.",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
 
 
 def _host_name(header: str) -> str:
@@ -163,40 +185,6 @@ def _host_name(header: str) -> str:
         return (urlsplit(f"//{header}").hostname or "").rstrip(".")
     except ValueError:  # invalid brackets
         return header
-
-
-class ApiKeyMiddleware:
-    """Rejects requests without the API key (401), except to public paths."""
-
-    def __init__(self, app: ASGIApp, key: str):
-        self._app = app
-        self._key = key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_authorized(scope):
-            error = ApiError(
-                401,
-                "The API key is missing or invalid; send `Authorization: Bearer KEY` or "
-                "`x-api-key: KEY`.",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-            await error.response(scope["path"])(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _is_authorized(self, scope: Scope) -> bool:
-        path = scope["path"]
-        if path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX) or scope["method"] == "OPTIONS":
-            return True
-        headers = Headers(scope=scope)
-        authorization = headers.get("authorization", "")
-        if authorization[:7].lower() == "bearer ":
-            authorization = authorization[7:].strip()
-        # Either header may hold the key, because some clients send a placeholder in the other.
-        given = (headers.get("x-api-key", ""), authorization)
-        # Constant-time comparison prevents timing attacks. Starlette decodes headers as Latin-1.
-        return any(hmac.compare_digest(key.encode("latin-1"), self._key) for key in given)
 
 
 class BodyMiddleware:

@@ -6,34 +6,17 @@ from fastapi import APIRouter
 
 from .errors import JsonResponse
 
-_OPENAI_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-_ANTHROPIC_ERROR = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-    },
-}
+_STRING, _OPTIONAL = {"type": "string"}, {"type": ["string", "null"]}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_OPENAI_ERROR = _object(
+    error=_object(message=_STRING, type=_STRING, param=_OPTIONAL, code=_OPTIONAL)
+)
+_ANTHROPIC_ERROR = _object(type={"const": "error"}, error=_object(type=_STRING, message=_STRING))
 _DESCRIPTIONS = {
     400: "The request is invalid.",
     401: "The API key is missing or invalid.",

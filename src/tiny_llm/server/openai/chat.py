@@ -1,20 +1,18 @@
 """`POST /v1/chat/completions`: handler and response serialization."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
-from ..context import AppState, get_app_state
-from ..engine_client.request_handle import RequestHandle
 from ..http.openapi import ERROR_RESPONSES, streaming_route
+from ..models.generation import Generation, generate
+from ..models.loading import use_model
 from ..protocol.logprobs import ContentLogprobs, prompt_logprobs_field
 from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
-from ..protocol.parsed_output import ParsedOutput
-from ..protocol.prompts import ChatPrompt
-from ..protocol.streaming import EventSourceResponse, full_response
+from ..protocol.prompts import ChatPrompt, PromptRenderer
 from ..protocol.tool_calls import ToolCallDelta
 from .chat_schema import ChatCompletionRequest
 from .choices import ChoicesSerializer
@@ -27,28 +25,21 @@ router = APIRouter()
 @streaming_route(router, PATH, "OpenAI", ERROR_RESPONSES)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
     """Creates a chat completion. With `stream`, sends server-sent events."""
-    server = get_app_state(request, body.model, "generate")
-    lora = server.adapter_of(body.model)
-    body.check_fields()
-    await server.wait_until_loaded(request, bool(body.stream))
-    prompts = server.prompts
+    model = await use_model(request, body, "generate", bool(body.stream))
+    prompts = model.prompts
     body.chat_template_kwargs = prompts.used_template_kwargs(body.chat_template_kwargs)
-    prompt = await prompts.run(_render_prompt, server, body)
+    prompt = await prompts.run(_render_prompt, prompts, body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens or body.max_tokens
     params = body.sampling_params(
-        server.defaults, limit, logprobs, body.constraint(), body.prompt_logprobs
+        model.defaults, limit, logprobs, body.constraint(), body.prompt_logprobs
     )
-    handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled, lora)
-    serializer = ChatSerializer(server, body, handle, prompt, params)
-    if not body.stream:
-        return await full_response(request.receive, handle, serializer)
-    return EventSourceResponse(serializer, handle, server.settings.keep_alive)
+    return await generate(request, model, body, prompt, params, partial(ChatSerializer, body))
 
 
-def _render_prompt(server: AppState, body: ChatCompletionRequest) -> ChatPrompt:
+def _render_prompt(prompts: PromptRenderer, body: ChatCompletionRequest) -> ChatPrompt:
     messages = [message.to_template(number) for number, message in enumerate(body.messages)]
-    return server.prompts.encode_chat(
+    return prompts.encode_chat(
         messages,
         body.usable_tools,
         body.template_variables(),
@@ -59,31 +50,18 @@ def _render_prompt(server: AppState, body: ChatCompletionRequest) -> ChatPrompt:
 
 
 class ChatSerializer(ChoicesSerializer):
-    def __init__(
-        self,
-        server: AppState,
-        body: ChatCompletionRequest,
-        handle: RequestHandle,
-        prompt: ChatPrompt,
-        params: SamplingParams,
-    ):
-        prompts, n, is_stream = server.prompts, params.n, bool(body.stream)
-        outputs = [
-            ParsedOutput(
-                prompts.output_parser(
-                    prompt, body.usable_tools, params.structured_outputs, is_stream
-                ),
-                first_tool_call_only=body.parallel_tool_calls is False,
-                include_reasoning=body.include_reasoning is not False,
-            )
-            for _ in range(n)
-        ]
-        object_type = "chat.completion.chunk" if is_stream else "chat.completion"
-        super().__init__(PATH, "chatcmpl", object_type, body, handle, outputs, bool(body.logprobs))
+    def __init__(self, body: ChatCompletionRequest, generation: Generation):
+        outputs = generation.outputs
+        for output in outputs:
+            output.include_reasoning = body.include_reasoning is not False
+        object_type = "chat.completion.chunk" if body.stream else "chat.completion"
+        has_logprobs = bool(body.logprobs)
+        super().__init__(
+            PATH, "chatcmpl", object_type, body, generation.stream, outputs, has_logprobs
+        )
         self._body = body
-        self._server = server
-        self._prompts = prompts
-        self._prompt = prompt
+        self._prompts = prompts = generation.model.prompts
+        self._prompt = generation.prompt
         as_token_ids, top = bool(body.return_tokens_as_token_ids), body.top_logprobs or 0
         # One per choice; none if logprobs are not requested.
         self._content_logprobs = [
@@ -92,7 +70,7 @@ class ChatSerializer(ChoicesSerializer):
             if body.logprobs
         ]
         # Logprobs by choice, collected only for full responses.
-        self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
+        self._logprobs: list[list[dict[str, Any]]] = [[] for _ in outputs]
         self._prompt_logprobs: list[Any] | None = None
 
     def add(self, output: StreamOutput) -> None:
@@ -107,7 +85,6 @@ class ChatSerializer(ChoicesSerializer):
         )
 
     def full_response(self) -> dict[str, Any]:
-        self._server.on_finished(self._handle, self._prompt, self._outputs)
         return {
             **self._envelope,
             "choices": [self._choice(index) for index in range(len(self._outputs))],
@@ -174,10 +151,6 @@ class ChatSerializer(ChoicesSerializer):
             choices[-1]["finish_reason"] = parsed.finish_reason
             choices[-1]["stop_reason"] = parsed.stop_reason
         return b"".join(self._chunk([choice]) for choice in choices)
-
-    def end_events(self) -> bytes:
-        self._server.on_finished(self._handle, self._prompt, self._outputs)
-        return super().end_events()
 
     def _text_delta_event(self, index: int, part: TextDelta | ReasoningDelta) -> bytes:
         kind = type(part)

@@ -13,18 +13,15 @@ from ..protocol.base_schema import BoundedList, JsonObject, RequestModel, ShortL
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     CommonFields,
+    CommonToolChoice,
     OutputConstraint,
     PositiveInt,
     ReasoningEffort,
     SamplingFields,
-    auto_tool_calls,
-    required_tool_calls,
 )
 
 
 class TextPart(RequestModel):
-    """A text content part. Images and audio are not supported."""
-
     type: Literal["text"]
     text: str
 
@@ -36,8 +33,6 @@ class InputTextPart(TextPart):
 
 
 class RefusalPart(RequestModel):
-    """An assistant's refusal, as a content part."""
-
     type: Literal["refusal"]
     refusal: str
 
@@ -50,8 +45,6 @@ ContentPart = Annotated[TextPart | InputTextPart | RefusalPart, Field(discrimina
 
 
 class FunctionDefinition(RequestModel):
-    """A function the model may call."""
-
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: JsonObject | None = None
@@ -59,22 +52,16 @@ class FunctionDefinition(RequestModel):
 
 
 class Tool(RequestModel):
-    """A tool; only functions are supported."""
-
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class FunctionCall(RequestModel):
-    """A function call by the assistant; `arguments` is a JSON string."""
-
     name: str
     arguments: str
 
 
 class MessageToolCall(RequestModel):
-    """A tool call by the assistant."""
-
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -131,28 +118,20 @@ class ChatMessage(RequestModel):
 
 
 class NamedFunction(RequestModel):
-    """A function name."""
-
     name: str
 
 
 class NamedToolChoice(RequestModel):
-    """Forces a call to one function."""
-
     type: Literal["function"]
     function: NamedFunction
 
 
 class AllowedTools(RequestModel):
-    """A subset of the tools, with mode `auto` or `required`."""
-
     mode: Literal["auto", "required"]
     tools: Annotated[ShortList[NamedToolChoice], Field(min_length=1)]
 
 
 class AllowedToolsChoice(RequestModel):
-    """Restricts calls to a subset of the tools."""
-
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
@@ -166,15 +145,15 @@ def check_continuation(continue_final: bool | None, add_generation: bool | None)
 
 
 class ConversationFields(CommonFields):
-    """Fields shared by chat completions and responses."""
-
     parallel_tool_calls: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
+    @property
+    def first_call_only(self) -> bool:
+        return self.parallel_tool_calls is False
+
 
 class ChatCompletionRequest(ConversationFields, SamplingFields):
-    """Body of a chat completion request."""
-
     messages: Annotated[BoundedList[ChatMessage], Field(min_length=1)]
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
@@ -208,43 +187,34 @@ class ChatCompletionRequest(ConversationFields, SamplingFields):
             )
         check_continuation(self.continue_final_message, self.add_generation_prompt)
         known = {tool.function.name for tool in self.tools or ()}
-        for name in self._allowed_names or ():
+        for name in self._choice.allowed or ():
             if name not in known:
                 raise bad_request(
                     f"tool_choice allows '{name[:60]}', which is not in tools.", "tool_choice"
                 )
 
-    def constraint(self) -> OutputConstraint | None:
-        response_constraint = self.response_constraint()
-        choice, parallel = self.tool_choice, self.parallel_tool_calls
-        if isinstance(choice, AllowedToolsChoice):
-            choice = choice.allowed_tools.mode
-        if isinstance(choice, NamedToolChoice):
-            return required_tool_calls(self.usable_tools, choice.function.name, parallel)
-        if choice == "required":
-            return required_tool_calls(self.usable_tools, None, parallel)
-        # Tool calls are not constrained if another field constrains the output or its length.
-        if self.structured_outputs or self.ignore_eos or self.min_tokens:
-            return response_constraint
-        return auto_tool_calls(self.usable_tools, parallel, response_constraint)
-
     @property
-    def _allowed_names(self) -> set[str] | None:
-        """Names of the tools that tool_choice allows; None for all."""
-        if not isinstance(self.tool_choice, AllowedToolsChoice):
-            return None
-        return {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
+    def _choice(self) -> CommonToolChoice:
+        match self.tool_choice:
+            case AllowedToolsChoice(allowed_tools=allowed):
+                names = {tool.function.name for tool in allowed.tools}
+                return CommonToolChoice(allowed.mode, allowed=names)
+            case NamedToolChoice(function=function):
+                return CommonToolChoice("required", function.name)
+        return CommonToolChoice(self.tool_choice or "auto")
+
+    def constraint(self) -> OutputConstraint | None:
+        response_constraint, choice = self.response_constraint(), self._choice
+        # Tool calls are not constrained if another field constrains the output or its length.
+        is_constrained = bool(self.structured_outputs or self.ignore_eos or self.min_tokens)
+        if is_constrained and choice.mode != "required":
+            return response_constraint
+        return choice.constraint(self.usable_tools, self.parallel_tool_calls, response_constraint)
 
     @cached_property
     def usable_tools(self) -> list[dict[str, Any]]:
-        if self.tool_choice == "none":
-            return []
-        names = self._allowed_names
-        return [
-            tool.model_dump(exclude_none=True)
-            for tool in self.tools or ()
-            if names is None or tool.function.name in names
-        ]
+        tools = self.tools or ()
+        return self._choice.usable([tool.model_dump(exclude_none=True) for tool in tools])
 
     def template_variables(self) -> dict[str, Any]:
         """Chat template variables; `chat_template_kwargs` take precedence."""

@@ -6,11 +6,17 @@ from collections.abc import Callable, Hashable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from ..engine_client.request_handle import RequestHandle
+from ..engine_client.request_stream import RequestStream
 from ..http.errors import ApiError
 from ..protocol.parsed_output import ParsedOutput
 from ..protocol.request_fields import SamplingFields, StreamOptions
-from ..protocol.streaming import TEXT_PLACEHOLDER, EventTemplate, error_event, sse_event
+from ..protocol.streaming import (
+    KEEP_ALIVE_COMMENT,
+    TEXT_PLACEHOLDER,
+    EventTemplate,
+    error_event,
+    sse_event,
+)
 
 SYSTEM_FINGERPRINT = f"tiny-llm-{version('tiny-llm')}"
 DONE = b"data: [DONE]\n\n"
@@ -23,12 +29,12 @@ class ChoicesSerializer:
         id_prefix: str,
         object_type: str,
         body: SamplingFields,
-        handle: RequestHandle,
+        stream: RequestStream,
         outputs: Sequence[ParsedOutput],
         has_logprobs: bool,
     ):
         self._path = path
-        self._handle = handle
+        self._stream = stream
         self._outputs = outputs
         # Output token ids by choice, collected only for full responses.
         self._token_ids: list[list[int]] = [[] for _ in outputs]
@@ -37,7 +43,7 @@ class ChoicesSerializer:
             "id": f"{id_prefix}-{uuid.uuid4().hex}",
             "object": object_type,
             "created": int(time.time()),
-            "model": handle.model_name,
+            "model": stream.model_name,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
         options = body.stream_options or StreamOptions()
@@ -53,6 +59,9 @@ class ChoicesSerializer:
     def error_events(self, error: ApiError) -> bytes:
         return error_event(self._path, error.body(self._path))
 
+    def keep_alive_event(self) -> bytes:
+        return KEEP_ALIVE_COMMENT
+
     def _chunk(self, choices: list[Any], with_usage: bool = False, **fields: Any) -> bytes:
         if with_usage or self._continuous_usage:
             fields["usage"] = self._usage()
@@ -67,13 +76,13 @@ class ChoicesSerializer:
         return template(text)
 
     def _usage(self) -> dict[str, Any]:
-        prompt_tokens = self._handle.prompt_tokens
+        prompt_tokens = self._stream.prompt_tokens
         tokens = sum(output.tokens for output in self._outputs)
         reasoning_tokens = sum(output.reasoning_tokens for output in self._outputs)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": tokens,
             "total_tokens": prompt_tokens + tokens,
-            "prompt_tokens_details": {"cached_tokens": self._handle.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": self._stream.cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
         }

@@ -1,6 +1,5 @@
 """`POST /v1/completions`: request schema, handler and serialization."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -9,17 +8,19 @@ from pydantic import Field
 from starlette.responses import Response
 
 from ...engine.scheduling.outputs import StreamOutput
-from ..context import AppState, get_app_state
-from ..engine_client.request_handle import RequestHandle
+from ..engine_client.admission import check_prompt
+from ..engine_client.request_stream import RequestStream
 from ..http.errors import bad_request
 from ..http.openapi import ERROR_RESPONSES, streaming_route
+from ..models.loading import use_model
+from ..models.served_model import ServedModel
 from ..protocol.base_schema import PromptIds, as_prompt_list
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
 from ..protocol.output_parser import OutputParser
 from ..protocol.parsed_output import ParsedOutput
-from ..protocol.prompts import reject_unknown_token_ids
+from ..protocol.prompts import PromptRenderer, reject_unknown_token_ids
 from ..protocol.request_fields import INT64_MAX, SamplingFields
-from ..protocol.streaming import EventSourceResponse, full_response
+from ..protocol.streaming import respond
 from .choices import ChoicesSerializer
 
 PATH = "/v1/completions"
@@ -29,8 +30,6 @@ router = APIRouter()
 
 
 class CompletionRequest(SamplingFields):
-    """Body of a completion request."""
-
     prompt: (
         str
         | PromptIds
@@ -59,37 +58,35 @@ class CompletionRequest(SamplingFields):
 @streaming_route(router, PATH, "OpenAI", ERROR_RESPONSES)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Creates completions. With `stream`, sends server-sent events."""
-    server = get_app_state(request, body.model, "generate")
-    lora = server.adapter_of(body.model)
-    body.check_fields()
-    await server.wait_until_loaded(request, bool(body.stream))
+    model = await use_model(request, body, "generate", bool(body.stream))
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     params = body.sampling_params(
-        server.defaults, limit, body.logprobs, body.response_constraint(), body.num_prompt_logprobs
+        model.defaults, limit, body.logprobs, body.response_constraint(), body.num_prompt_logprobs
     )
     if body.echo or any(isinstance(prompt, str) for prompt in as_prompt_list(body.prompt)):
-        encoded = await server.prompts.run(_encode, server, body)
+        encoded = await model.prompts.run(_encode, model, body)
     else:
-        encoded = _encode(server, body)
-    handle = await server.submit([ids for ids, _ in encoded], params, lora=lora)
-    serializer = CompletionSerializer(server, body, handle, encoded, params.n)
-    if not body.stream:
-        return await full_response(request.receive, handle, serializer)
-    return EventSourceResponse(serializer, handle, server.settings.keep_alive)
+        encoded = _encode(model, body)
+    stream = await model.submit([ids for ids, _ in encoded], params, name=body.model)
+    serializer = CompletionSerializer(model.prompts, body, stream, encoded, params.n)
+    return await respond(request, stream, serializer, bool(body.stream), model.settings.keep_alive)
 
 
-def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], str]]:
-    """Returns each prompt's token ids and text; decodes ids only for `echo`."""
-    prompts, encoded = server.prompts, []
+def _encode(model: ServedModel, body: CompletionRequest) -> list[tuple[list[int], str]]:
+    """Returns each prompt's token ids and text; decodes ids only for `echo`.
+
+    Rejects a long text before encoding the next.
+    """
+    prompts, engine, encoded = model.prompts, model.engine_info, []
+    assert engine is not None
     for prompt in as_prompt_list(body.prompt):
         if isinstance(prompt, str):
             token_ids = prompts.encode(prompt, body.add_special_tokens is not False)
-            # Rejects a long prompt before encoding the next.
-            server.engine_client.check_prompt_length(len(token_ids))
+            check_prompt(engine, token_ids)
             encoded.append((token_ids, prompt))
         else:
-            if body.echo:  # without `echo`, the engine validates the ids
-                reject_unknown_token_ids(server.engine_client.engine_info, prompt)
+            if body.echo:
+                reject_unknown_token_ids(engine.vocab_size, prompt)
             encoded.append((prompt, prompts.decode(prompt) if body.echo else ""))
     return encoded
 
@@ -102,9 +99,9 @@ class CompletionSerializer(ChoicesSerializer):
 
     def __init__(
         self,
-        server: AppState,
+        prompts: PromptRenderer,
         body: CompletionRequest,
-        handle: RequestHandle,
+        stream: RequestStream,
         encoded: list[tuple[list[int], str]],
         n: int,
     ):
@@ -114,9 +111,9 @@ class CompletionSerializer(ChoicesSerializer):
             for _ in self._echoed
         ]
         has_logprobs = body.logprobs is not None
-        super().__init__(PATH, "cmpl", "text_completion", body, handle, outputs, has_logprobs)
+        super().__init__(PATH, "cmpl", "text_completion", body, stream, outputs, has_logprobs)
         self._body = body
-        self._prompts = server.prompts
+        self._prompts = prompts
         self._n = n
         self._prompt_ids = [ids for ids, _ in encoded]
         self._wants_prompt_logprobs = body.num_prompt_logprobs is not None
@@ -126,8 +123,7 @@ class CompletionSerializer(ChoicesSerializer):
         self._pending: dict[int, list[StreamOutput]] = {}
         as_token_ids = bool(body.return_tokens_as_token_ids)
         self._logprobs = [
-            CompletionLogprobs(server.prompts, body.logprobs or 0, as_token_ids)
-            for _ in self._echoed
+            CompletionLogprobs(prompts, body.logprobs or 0, as_token_ids) for _ in self._echoed
         ]
         # Whether each output is sent as received, without buffering or filtering.
         self._is_passthrough = (
@@ -165,7 +161,7 @@ class CompletionSerializer(ChoicesSerializer):
     def delta_events(self, output: StreamOutput) -> bytes:
         # Fast path: a chunk that contains only text.
         if self._is_passthrough and output.finish_reason is None:
-            number = self._handle.prompt_index[output.request_id]
+            number = self._stream.prompt_index[output.request_id]
             index = number * self._n + output.index
             self._outputs[index].add(output)
             return self._text_chunk(index, output.text)
@@ -208,8 +204,8 @@ class CompletionSerializer(ChoicesSerializer):
         # The engine generates at least one token, which is dropped if none was requested.
         if self._body.max_tokens == 0:
             reason = output.finish_reason and "length"
-            output = replace(output, text="", token_ids=(), logprobs=None, finish_reason=reason)
-        number = self._handle.prompt_index[output.request_id]
+            output = output._replace(text="", token_ids=(), logprobs=None, finish_reason=reason)
+        number = self._stream.prompt_index[output.request_id]
         first = number * self._n
         if self._wants_prompt_logprobs and number not in self._prompt_logprobs:
             self._pending.setdefault(number, []).append(output)

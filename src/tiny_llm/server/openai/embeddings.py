@@ -3,7 +3,7 @@
 import base64
 import struct
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import islice
 from typing import Annotated, Literal
 
@@ -13,9 +13,11 @@ from starlette.responses import Response, StreamingResponse
 
 from ...engine.llm import POOLING_PARAMS
 from ...models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
-from ..context import AppState, get_app_state
+from ..engine_client.admission import check_prompt
 from ..http.errors import ApiError, JsonResponse, bad_request, request_id_headers, to_json
 from ..http.openapi import ERROR_RESPONSES
+from ..models.loading import use_model
+from ..models.served_model import ServedModel
 from ..protocol.base_schema import PromptIds, RequestBody, RequestModel, as_prompt_list
 from ..protocol.request_fields import PositiveInt
 from ..protocol.streaming import CancelOnDisconnect
@@ -27,8 +29,6 @@ router = APIRouter()
 
 
 class EmbeddingRequest(RequestBody):
-    """Body of an embedding request."""
-
     input: (
         str
         | PromptIds
@@ -40,8 +40,6 @@ class EmbeddingRequest(RequestBody):
 
 
 class RerankDocument(RequestModel):
-    """A document, given as an object."""
-
     text: str
 
 
@@ -60,22 +58,20 @@ class RerankRequest(RequestBody):
 @router.post("/v1/embeddings", tags=["OpenAI"], responses=ERROR_RESPONSES)
 async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """Computes a unit-length embedding for each input."""
-    server = get_app_state(request, body.model, "embed")
-    lora = server.adapter_of(body.model)
-    await server.wait_until_loaded(request)
-    info = server.engine_client.engine_info
+    model = await use_model(request, body, "embed")
+    info = model.engine_info
     if body.dimensions is not None and info is not None and body.dimensions > info.hidden_size:
         raise bad_request(
             f"dimensions must be at most {info.hidden_size}, got {body.dimensions}.", "dimensions"
         )
     parts, num_tokens = [b'{"object":"list","data":['], 0
-    async for vectors, num_group_tokens in _pool(server, request, as_prompt_list(body.input), lora):
+    async for vectors, num_group_tokens in _pool(model, request, as_prompt_list(body.input), body):
         # In a worker, because a large vector takes milliseconds.
         first = GROUP_SIZE * (len(parts) - 1)
-        parts.append(await server.prompts.run(_to_json_items, vectors, first, body))
+        parts.append(await model.prompts.run(_to_json_items, vectors, first, body))
         num_tokens += num_group_tokens
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    parts.append(b"]," + to_json({"model": lora or server.settings.model_name, "usage": usage})[1:])
+    parts.append(b"]," + to_json({"model": model.name_of(body.model), "usage": usage})[1:])
     headers = {**request_id_headers(), "content-length": str(sum(map(len, parts)))}
     return StreamingResponse(_each(parts), headers=headers, media_type="application/json")
 
@@ -83,9 +79,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
 @router.post("/v1/rerank", tags=["OpenAI"], responses=ERROR_RESPONSES)
 async def rerank(body: RerankRequest, request: Request) -> Response:
     """Scores documents by their relevance to a query, most relevant first."""
-    server = get_app_state(request, body.model, "score")
-    lora = server.adapter_of(body.model)
-    await server.wait_until_loaded(request)
+    model = await use_model(request, body, "score")
     texts = [given if isinstance(given, str) else given.text for given in body.documents]
     instruction = body.instruction or SCORE_INSTRUCTION
     prompts = (
@@ -93,7 +87,7 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
         for text in texts
     )
     scores, num_tokens = [], 0
-    async for vectors, num_group_tokens in _pool(server, request, prompts, lora):
+    async for vectors, num_group_tokens in _pool(model, request, prompts, body):
         scores += [score for [score] in vectors]
         num_tokens += num_group_tokens
     order = sorted(range(len(texts)), key=lambda index: -scores[index])
@@ -108,7 +102,7 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
     return JsonResponse(
         {
             "id": f"rerank-{uuid.uuid4().hex}",
-            "model": lora or server.settings.model_name,
+            "model": model.name_of(body.model),
             "results": results,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
@@ -116,32 +110,33 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
 
 
 async def _pool(
-    server: AppState, request: Request, prompts: Iterable[str | list[int]], lora: str | None
-) -> AsyncIterator[tuple[list[list[float]], int]]:
+    model: ServedModel, request: Request, prompts: Iterable[str | list[int]], body: RequestBody
+) -> AsyncIterator[tuple[list[Sequence[float]], int]]:
     """Yields each group's embeddings or scores, and its number of prompt tokens.
 
     Prompts are built and encoded in a worker, one group at a time, so that a request's memory does
     not grow with the product of its query and its documents.
     """
     rest = iter(prompts)
-    while group_ids := await server.prompts.run(_encode, server, islice(rest, GROUP_SIZE)):
-        handle = await server.submit(group_ids, POOLING_PARAMS, lora=lora)
-        group: dict[int, list[float]] = {}
-        with CancelOnDisconnect(request.receive, handle):
-            async for outputs in handle.stream_outputs():
+    while group_ids := await model.prompts.run(_encode, model, islice(rest, GROUP_SIZE)):
+        stream = await model.submit(group_ids, POOLING_PARAMS, name=body.model)
+        group: dict[int, Sequence[float]] = {}
+        with CancelOnDisconnect(request.receive, stream):
+            async for outputs in stream.batches():
                 for output in outputs:
-                    group[handle.prompt_index[output.request_id]] = output.pooled or []
-        if len(group) < len(handle.request_ids):
+                    group[stream.prompt_index[output.request_id]] = output.pooled or ()
+        if len(group) < len(stream.request_ids):
             raise ApiError(499, "The client has disconnected.")
         yield [group[index] for index in range(len(group))], sum(map(len, group_ids))
 
 
-def _encode(server: AppState, prompts: Iterable[str | list[int]]) -> list[list[int]]:
+def _encode(model: ServedModel, prompts: Iterable[str | list[int]]) -> list[list[int]]:
     """Encodes prompts; rejects one that is too long before it encodes the next."""
     encoded = []
+    assert model.engine_info is not None
     for prompt in prompts:
-        ids = server.prompts.encode(prompt, True) if isinstance(prompt, str) else prompt
-        server.engine_client.check_prompt_length(len(ids))
+        ids = model.prompts.encode(prompt, True) if isinstance(prompt, str) else prompt
+        check_prompt(model.engine_info, ids)
         encoded.append(ids)
     return encoded
 
@@ -152,7 +147,7 @@ async def _each(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield part
 
 
-def _to_json_items(vectors: list[list[float]], first: int, body: EmbeddingRequest) -> bytes:
+def _to_json_items(vectors: list[Sequence[float]], first: int, body: EmbeddingRequest) -> bytes:
     """Encodes embeddings as items of a JSON list; `first` is the first one's index."""
     items = []
     for index, vector in enumerate(vectors, first):
@@ -160,7 +155,7 @@ def _to_json_items(vectors: list[list[float]], first: int, body: EmbeddingReques
             head = vector[: body.dimensions]
             norm = sum(x * x for x in head) ** 0.5 or 1.0
             vector = [x / norm for x in head]
-        embedding: list[float] | str = vector
+        embedding: Sequence[float] | str = vector
         if body.encoding_format == "base64":
             embedding = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
         items.append(to_json({"object": "embedding", "index": index, "embedding": embedding}))

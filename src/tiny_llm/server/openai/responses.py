@@ -2,24 +2,24 @@
 
 import time
 import uuid
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
-from ..context import AppState, get_app_state, get_app_states, max_body_bytes
-from ..engine_client.request_handle import RequestHandle
 from ..http.errors import ApiError
 from ..http.openapi import ERROR_RESPONSES, streaming_route
+from ..models.generation import Generation, generate
+from ..models.loading import get_models, max_body_bytes, use_model
+from ..models.served_model import ServedModel
 from ..protocol.logprobs import ContentLogprobs
 from ..protocol.output_parser import ReasoningDelta
-from ..protocol.parsed_output import ParsedOutput
 from ..protocol.prompts import ChatPrompt
 from ..protocol.request_fields import make_sampling_params
 from ..protocol.streaming import RESPONSES_PATH as PATH
-from ..protocol.streaming import EventSourceResponse, full_response, sse_event
+from ..protocol.streaming import sse_event
 from .response_store import Conversation, ResponseStore
 from .responses_input import to_chat_messages
 from .responses_items import Event, OutputItems
@@ -31,76 +31,64 @@ router = APIRouter()
 @streaming_route(router, PATH, "OpenAI", ERROR_RESPONSES)
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Creates a response. With `stream`, sends server-sent events."""
-    server = get_app_state(request, body.model, "generate")
-    lora = server.adapter_of(body.model)
-    body.check_fields()
-    await server.wait_until_loaded(request, bool(body.stream))
+    model = await use_model(request, body, "generate", bool(body.stream))
     params = make_sampling_params(
-        server.defaults,
+        model.defaults,
         **body.shared_params(body.max_output_tokens),
         logprobs=body.logprobs,
         structured_outputs=body.constraint(),
     )
+    prompt, conversation = await _render_prompt(request, model, body)
     store: ResponseStore = request.app.state.response_store
-    max_bytes = max_body_bytes(get_app_states(request))
-    conversation = store.resolve(body.input, body.previous_response_id, max_bytes)
-    prompt = await server.prompts.run(_render_prompt, server, body, conversation)
-    handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled, lora)
-    serializer = ResponseSerializer(server, body, handle, prompt, params, store, conversation)
-    if not body.stream:
-        return await full_response(request.receive, handle, serializer)
-    keep_alive = server.settings.keep_alive
-    return EventSourceResponse(serializer, handle, keep_alive, serializer.in_progress_event)
+    make_serializer = partial(ResponseSerializer, body, store, conversation)
+    return await generate(request, model, body, prompt, params, make_serializer)
 
 
 @router.post(f"{PATH}/input_tokens", tags=["OpenAI"], responses=ERROR_RESPONSES)
 async def count_input_tokens(body: ResponsesRequest, request: Request) -> dict[str, Any]:
     """Counts the input tokens of a response without creating it."""
-    server = get_app_state(request, body.model, "generate")
-    body.check_fields()
-    await server.wait_until_loaded(request)
-    store: ResponseStore = request.app.state.response_store
-    max_bytes = max_body_bytes(get_app_states(request))
-    conversation = store.resolve(body.input, body.previous_response_id, max_bytes)
-    prompt = await server.prompts.run(_render_prompt, server, body, conversation)
+    model = await use_model(request, body, "generate")
+    prompt, _ = await _render_prompt(request, model, body)
     return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
 
 
-def _render_prompt(
-    server: AppState, body: ResponsesRequest, conversation: Conversation
-) -> ChatPrompt:
-    messages = to_chat_messages(conversation.items(), body.instructions, len(conversation.stored))
-    return server.prompts.encode_chat(messages, body.usable_tools, body.template_variables())
+async def _render_prompt(
+    request: Request, model: ServedModel, body: ResponsesRequest
+) -> tuple[ChatPrompt, Conversation]:
+    store: ResponseStore = request.app.state.response_store
+    max_bytes = max_body_bytes(get_models(request))
+    conversation = store.resolve(body.input, body.previous_response_id, max_bytes)
+    prompts = model.prompts
+
+    def render() -> ChatPrompt:
+        items, num_stored = conversation.items(), len(conversation.stored)
+        messages = to_chat_messages(items, body.instructions, num_stored)
+        return prompts.encode_chat(messages, body.usable_tools, body.template_variables())
+
+    return await prompts.run(render), conversation
 
 
 class ResponseSerializer:
     def __init__(
         self,
-        server: AppState,
         body: ResponsesRequest,
-        handle: RequestHandle,
-        prompt: ChatPrompt,
-        params: SamplingParams,
         store: ResponseStore,
         conversation: Conversation,
+        generation: Generation,
     ):
         self._body = body
         self._store = store
         self._is_stored = store.is_enabled and body.store is not False
         self._conversation = conversation
-        self._handle = handle
-        self._server = server
-        self._prompt = prompt
+        self._stream = generation.stream
+        model, [self._output] = generation.model, generation.outputs
         given = {"temperature": body.temperature, "top_p": body.top_p}
         self._params = {
-            name: server.defaults.get(name, 1.0) if value is None else value
+            name: model.defaults.get(name, 1.0) if value is None else value
             for name, value in given.items()
         }
-        parser = server.prompts.output_parser(
-            prompt, body.usable_tools, params.structured_outputs, bool(body.stream)
-        )
-        self._output = ParsedOutput(parser, body.parallel_tool_calls is False)
-        self._content_logprobs = ContentLogprobs(server.prompts, parser, body.logprobs or 0)
+        parser = self._output.parser
+        self._content_logprobs = ContentLogprobs(model.prompts, parser, body.logprobs or 0)
         self._logprobs: list[dict[str, Any]] = []  # entries for tokens whose text is unsent
         self._items = OutputItems(ENCRYPTED_REASONING in (body.include or ()))
         self._id = f"resp_{uuid.uuid4().hex}"
@@ -109,9 +97,9 @@ class ResponseSerializer:
 
     def start_events(self) -> bytes:
         created = self._lifecycle_event("response.created", "in_progress")
-        return created + self.in_progress_event()
+        return created + self.keep_alive_event()
 
-    def in_progress_event(self) -> bytes:
+    def keep_alive_event(self) -> bytes:
         """`response.in_progress`, repeated while the response waits."""
         return self._lifecycle_event("response.in_progress", "in_progress")
 
@@ -139,7 +127,6 @@ class ResponseSerializer:
         return events
 
     def _finish(self) -> list[Event]:
-        self._server.on_finished(self._handle, self._prompt, [self._output])
         is_cut_call = self._output.parser.has_incomplete_call and self._items.ends_with_call
         events = self._items.finish(self._is_incomplete or is_cut_call)
         if self._is_stored:
@@ -179,7 +166,7 @@ class ResponseSerializer:
             "incomplete_details": {"reason": "max_output_tokens"} if self._is_incomplete else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "model": self._handle.model_name,
+            "model": self._stream.model_name,
             "output": self._items.items if is_done else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
@@ -218,10 +205,10 @@ class ResponseSerializer:
         return {"format": fields, "verbosity": given.verbosity or "medium"}
 
     def _usage(self) -> dict[str, Any]:
-        prompt_tokens, output = self._handle.prompt_tokens, self._output
+        prompt_tokens, output = self._stream.prompt_tokens, self._output
         return {
             "input_tokens": prompt_tokens,
-            "input_tokens_details": {"cached_tokens": self._handle.cached_tokens},
+            "input_tokens_details": {"cached_tokens": self._stream.cached_tokens},
             "output_tokens": output.tokens,
             "output_tokens_details": {"reasoning_tokens": output.reasoning_tokens},
             "total_tokens": prompt_tokens + output.tokens,

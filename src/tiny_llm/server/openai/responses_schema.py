@@ -20,12 +20,11 @@ from ..protocol.base_schema import (
 )
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
+    CommonToolChoice,
     OutputConstraint,
     PositiveInt,
     ReasoningEffort,
-    auto_tool_calls,
     make_constraint,
-    required_tool_calls,
 )
 from .chat_schema import ConversationFields, FunctionDefinition
 from .responses_input import ignored_item_fields
@@ -36,14 +35,10 @@ TOOL_FIELDS = {"type", *FunctionDefinition.model_fields}
 
 
 class Reasoning(RequestModel):
-    """Reasoning options."""
-
     effort: ReasoningEffort | None = None
 
 
 class TextFormat(RequestModel):
-    """Output format: text, any JSON object, or JSON that matches `schema`."""
-
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
@@ -52,8 +47,6 @@ class TextFormat(RequestModel):
 
 
 class TextOptions(RequestModel):
-    """Options for text output: its format and verbosity."""
-
     format: TextFormat | None = None
     verbosity: Literal["low", "medium"] | None = None
 
@@ -107,7 +100,7 @@ class ResponsesRequest(ConversationFields):
         if choice in (None, "auto", "none", "required"):
             return
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-            names, mode = self._allowed_names or set(), choice.get("mode")
+            names, mode = self._choice.allowed or set(), choice.get("mode")
             known = {tool["function"]["name"] for tool in self.function_tools}
             if names and known.issuperset(names) and mode in ("auto", "required"):
                 return
@@ -122,35 +115,26 @@ class ResponsesRequest(ConversationFields):
             )
 
     @property
-    def _allowed_names(self) -> set[str] | None:
-        """Names of the tools that tool_choice allows; None for all."""
-        choice = self.tool_choice
-        if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
-            return None
-        listed = choice.get("tools")
+    def _choice(self) -> CommonToolChoice:
+        given = self.tool_choice
+        if not isinstance(given, dict):
+            return CommonToolChoice(given or "auto")
+        if given.get("type") != "allowed_tools":
+            return CommonToolChoice("required", given.get("name"))
+        listed = given.get("tools")
         tools = listed if isinstance(listed, list) else []
-        return {str(tool.get("name")) for tool in tools if isinstance(tool, dict)}
+        names = {str(tool.get("name")) for tool in tools if isinstance(tool, dict)}
+        return CommonToolChoice(str(given.get("mode")), allowed=names)
 
     @cached_property
     def usable_tools(self) -> list[dict[str, Any]]:
-        """Tools the model may call, in the format of chat completions."""
-        if self.tool_choice == "none":
-            return []
-        names = self._allowed_names
-        tools = self.function_tools
-        return [tool for tool in tools if names is None or tool["function"]["name"] in names]
+        return self._choice.usable(self.function_tools)
 
     def constraint(self) -> OutputConstraint | None:
-        text_format = self.text.format if self.text is not None else None
-        choice = self.tool_choice
-        is_subset = self._allowed_names is not None
-        mode = choice["mode"] if isinstance(choice, dict) and is_subset else choice
+        text_format, choice = (self.text or TextOptions()).format, self._choice
         response_constraint = None if text_format is None else _text_constraint(text_format)
-        if mode in (None, "auto", "none"):
-            tools = [] if self.ignore_eos else self.usable_tools
-            return auto_tool_calls(tools, self.parallel_tool_calls, response_constraint)
-        name = choice["name"] if isinstance(choice, dict) and not is_subset else None
-        return required_tool_calls(self.usable_tools, name, self.parallel_tool_calls)
+        tools = [] if self.ignore_eos and choice.mode != "required" else self.usable_tools
+        return choice.constraint(tools, self.parallel_tool_calls, response_constraint)
 
     @property
     def logprobs(self) -> int | None:
@@ -185,9 +169,8 @@ def _text_constraint(text_format: TextFormat) -> StructuredOutputs | None:
     if text_format.type == "text":
         return None
     if text_format.type == "json_object":
-        return make_constraint(StructuredOutputs, "text.format", json_object=True)
+        return make_constraint("text.format", json_object=True)
     if text_format.schema_ is None:
         raise bad_request("text.format.schema is required.", "text.format")
-    return make_constraint(
-        StructuredOutputs, "text.format", json=text_format.schema_, strict=bool(text_format.strict)
-    )
+    is_strict = bool(text_format.strict)
+    return make_constraint("text.format", json=text_format.schema_, strict=is_strict)

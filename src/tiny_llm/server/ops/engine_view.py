@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
-from ..context import get_app_state
-from ..engine_client.client import EngineClient
 from ..engine_client.messages import StepReport
 from ..http.openapi import ERROR_RESPONSES
+from ..models.loading import get_model
+from ..models.served_model import ServedModel
 from ..protocol.streaming import KEEP_ALIVE_COMMENT, sse_event, stream_headers
 
 MAX_QUEUED_REPORTS = 1000  # per subscriber; further reports are dropped
@@ -23,29 +23,24 @@ router = APIRouter()
 @router.get("/engine/state", tags=["engine"], responses={404: ERROR_RESPONSES[404]})
 async def state(request: Request, model: str | None = None) -> dict[str, Any]:
     """Returns engine statistics, requests and KV pages as of the last step."""
-    engine_client = get_app_state(request, model).engine_client
-    await engine_client.refresh_snapshot(SNAPSHOT_TIMEOUT)
-    return {**engine_state(engine_client), "snapshot": engine_client.snapshot}
+    served = get_model(request, model)
+    await served.refresh_snapshot(SNAPSHOT_TIMEOUT)
+    return {**engine_state(served), "snapshot": served.snapshot}
 
 
 @router.get("/engine/events", tags=["engine"], include_in_schema=False)
 async def events(request: Request, model: str | None = None) -> Response:
     """Streams the engine's state and each step's events; never loads a model."""
-    server = get_app_state(request, model)
-    stream = _stream_events(server.engine_client, server.settings.keep_alive)
-    return StreamingResponse(stream, headers=stream_headers())
+    return StreamingResponse(_stream_events(get_model(request, model)), headers=stream_headers())
 
 
-def engine_state(engine_client: EngineClient) -> dict[str, Any]:
-    stats = engine_client.stats
+def engine_state(model: ServedModel) -> dict[str, Any]:
     return {
-        "phase": engine_client.lifecycle.phase.value,
-        "config": None
-        if engine_client.engine_info is None
-        else dict(engine_client.engine_info.config),
-        "unfinished": engine_client.num_unfinished,
-        "clients": len(engine_client.in_flight),
-        **{name: getattr(stats, name) for name in stats.__dataclass_fields__},
+        "phase": model.phase.value,
+        "config": None if model.engine_info is None else dict(model.engine_info.config),
+        "unfinished": model.num_unfinished,
+        "clients": len(model.in_flight),
+        **vars(model.stats),
     }
 
 
@@ -55,23 +50,23 @@ def report_events(report: StepReport) -> Iterator[Mapping[str, Any]]:
         yield report.snapshot
 
 
-async def _stream_events(engine_client: EngineClient, keep_alive: float) -> AsyncIterator[bytes]:
+async def _stream_events(model: ServedModel) -> AsyncIterator[bytes]:
     reports: asyncio.Queue[StepReport] = asyncio.Queue(MAX_QUEUED_REPORTS)
 
     def on_report(report: StepReport) -> None:
         with contextlib.suppress(asyncio.QueueFull):
             reports.put_nowait(report)
 
-    engine_client.subscribe(on_report)
+    model.subscribe(on_report)
     try:
-        yield sse_event(engine_state(engine_client), "state")
-        while not engine_client.is_shutting_down:
+        yield sse_event(engine_state(model), "state")
+        while not model.is_shutting_down:
             try:
-                report = await asyncio.wait_for(reports.get(), keep_alive)
+                report = await asyncio.wait_for(reports.get(), model.settings.keep_alive)
             except TimeoutError:
                 yield KEEP_ALIVE_COMMENT
                 continue
             events = b"".join(map(sse_event, report_events(report)))
-            yield events + sse_event(engine_state(engine_client), "state")
+            yield events + sse_event(engine_state(model), "state")
     finally:
-        engine_client.unsubscribe(on_report)
+        model.unsubscribe(on_report)

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from ..context import AppState, get_app_state, get_app_states
-from ..engine_client.lifecycle import Phase
 from ..http.openapi import ERROR_RESPONSES
+from ..models.loading import get_model, get_models
+from ..models.served_model import Phase, ServedModel
 
 UNKNOWN_MODEL: dict[int | str, dict[str, Any]] = {404: ERROR_RESPONSES[404]}
 router = APIRouter()
@@ -20,7 +20,7 @@ router = APIRouter()
 @router.get("/health", tags=["service"], responses=UNKNOWN_MODEL)
 async def health(request: Request, model: str | None = None) -> dict[str, str]:
     """Liveness probe: 200 for any served model, regardless of its engine's state."""
-    get_app_state(request, model)
+    get_model(request, model)
     return {"status": "ok"}
 
 
@@ -34,8 +34,8 @@ async def ping(request: Request) -> dict[str, str]:
 @router.get("/load", tags=["service"], responses=UNKNOWN_MODEL)
 async def load(request: Request, model: str | None = None) -> dict[str, int]:
     """Returns the number of requests in flight, for one model or in total."""
-    states = get_app_states(request) if model is None else [get_app_state(request, model)]
-    return {"server_load": sum(len(state.engine_client.in_flight) for state in states)}
+    models = get_models(request) if model is None else [get_model(request, model)]
+    return {"server_load": sum(len(each.in_flight) for each in models)}
 
 
 @router.head("/ready", include_in_schema=False)
@@ -45,11 +45,11 @@ async def ready(request: Request, model: str | None = None) -> dict[str, str]:
 
     With `model`, that model must be loaded; without it, all models that are loaded at startup.
     """
-    states = get_app_states(request) if model is None else [get_app_state(request, model)]
-    for state in states:
-        is_ending = state.engine_client.lifecycle.phase in (Phase.DRAINING, Phase.FAILED)
-        if model is not None or state.engine.spec.is_pinned or is_ending:
-            state.engine_client.check_ready()
+    models = get_models(request) if model is None else [get_model(request, model)]
+    for each in models:
+        is_ending = each.phase in (Phase.DRAINING, Phase.FAILED)
+        if model is not None or each.spec.is_pinned or is_ending:
+            each.check_ready()
     return {"status": "ready"}
 
 
@@ -64,14 +64,10 @@ async def get_version() -> dict[str, str]:
 @router.get("/metrics", tags=["service"], response_class=Response)
 async def metrics(request: Request) -> Response:
     """Returns metrics in the Prometheus text format."""
-    clients = [state.engine_client for state in get_app_states(request)]
-    stats = {client.settings.model_name: client.stats for client in clients}
-    memory = {
-        state.settings.model_name: state.engine.memory_bytes
-        for state in get_app_states(request)
-        if state.engine.is_loaded
-    }
-    return Response(clients[0].metrics.render(stats, memory), media_type=CONTENT_TYPE_LATEST)
+    models = get_models(request)
+    stats = {model.name: model.stats for model in models}
+    memory = {model.name: model.memory_bytes for model in models if model.is_loaded}
+    return Response(models[0].metrics.render(stats, memory), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.head("/", include_in_schema=False)
@@ -85,34 +81,34 @@ async def head() -> Response:
 @router.get("/v1/models", tags=["OpenAI"])
 async def models(request: Request) -> dict[str, Any]:
     """Lists models and adapters, in OpenAI's and in Codex's format (`models`)."""
-    listed = [_describe(name, state) for state in get_app_states(request) for name in state.names]
+    listed = [_describe(name, served) for served in get_models(request) for name in served.names]
     page = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"], "has_more": False}
     codex_models = [{**model, "slug": model["id"]} for model in listed]
     return {"object": "list", "data": listed, "models": codex_models, **page}
 
 
-def _describe(name: str, server: AppState) -> dict[str, Any]:
-    is_adapter = name in server.settings.adapter_names
-    model: dict[str, Any] = {
+def _describe(name: str, served: ServedModel) -> dict[str, Any]:
+    is_adapter = served.adapter_of(name) is not None
+    described: dict[str, Any] = {
         "id": name,
         "object": "model",
-        "created": server.created,
+        "created": served.created,
         "owned_by": "tiny-llm",
-        "root": name if is_adapter else server.settings.model_name,
-        "parent": server.settings.model_name if is_adapter else None,
+        "root": name if is_adapter else served.name,
+        "parent": served.name if is_adapter else None,
         "permission": [],
         "type": "model",
         "display_name": name,
-        "loaded": server.engine_client.lifecycle.phase is Phase.READY,
-        "task": server.engine.spec.task,
-        "created_at": datetime.fromtimestamp(server.created, UTC).isoformat(),
+        "loaded": served.phase is Phase.READY,
+        "task": served.spec.task,
+        "created_at": datetime.fromtimestamp(served.created, UTC).isoformat(),
     }
-    if server.engine_client.engine_info is not None:
-        model["max_model_len"] = server.engine_client.max_seq_len
-    return model
+    if served.is_loaded:
+        described["max_model_len"] = served.max_seq_len
+    return described
 
 
 @router.get("/v1/models/{name:path}", tags=["OpenAI"], responses=UNKNOWN_MODEL)
 async def model(name: str, request: Request) -> dict[str, Any]:
     """Returns a served model in OpenAI's format."""
-    return _describe(name, get_app_state(request, name))
+    return _describe(name, get_model(request, name))

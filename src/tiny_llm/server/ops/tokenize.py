@@ -6,9 +6,9 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from ..context import get_app_state
 from ..http.errors import JsonResponse, bad_request
 from ..http.openapi import ERROR_RESPONSES
+from ..models.loading import use_model
 from ..openai.chat_schema import ChatMessage, Tool, check_continuation
 from ..protocol.base_schema import BoundedList, JsonObject, RequestBody, ShortList, TokenIds
 from ..protocol.prompts import PromptRenderer, reject_unknown_token_ids
@@ -48,32 +48,28 @@ class TokenizeRequest(RequestBody):
 
 
 class DetokenizeRequest(RequestBody):
-    """Body of a detokenization request."""
-
     tokens: TokenIds
 
 
 @router.post("/tokenize", tags=["service"], responses=ERROR_RESPONSES)
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """Tokenizes text, or a conversation rendered with the chat template."""
-    server = get_app_state(request, body.model)
-    await server.wait_until_loaded(request)
-    prompts = server.prompts
+    model = await use_model(request, body)
+    prompts = model.prompts
     body.chat_template_kwargs = prompts.used_template_kwargs(body.chat_template_kwargs)
     ids = await prompts.run(body.encode, prompts)
     return {
         "tokens": ids,
         "token_strs": prompts.token_strings(ids) if body.return_token_strs else None,
         "count": len(ids),
-        "max_model_len": server.engine_client.max_seq_len,
+        "max_model_len": model.max_seq_len,
     }
 
 
 @router.post("/detokenize", tags=["service"], responses=ERROR_RESPONSES)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Converts token ids to text."""
-    server = get_app_state(request, body.model)
-    await server.wait_until_loaded(request)
-    prompts = server.prompts
-    reject_unknown_token_ids(server.engine_client.engine_info, body.tokens)
-    return JsonResponse({"prompt": await prompts.run(prompts.decode, body.tokens)})
+    model = await use_model(request, body)
+    assert model.engine_info is not None
+    reject_unknown_token_ids(model.engine_info.vocab_size, body.tokens)
+    return JsonResponse({"prompt": await model.prompts.run(model.prompts.decode, body.tokens)})

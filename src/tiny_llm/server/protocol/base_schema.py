@@ -6,9 +6,8 @@ GIL, to a few milliseconds. The total number of values in a body is also bounded
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache
 from itertools import chain, islice
-from typing import Annotated, Any, Self, TypeVar, get_args
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticKnownError
@@ -64,6 +63,9 @@ class RequestBody(RequestModel):
         ignore_fields(chain(paths, self.ignored_values()))
         return self
 
+    def check_fields(self) -> None:
+        """Checks combinations of fields; raises an `ApiError` (400)."""
+
     def ignored_values(self) -> Iterable[str]:
         """Ignored values, and unknown fields of objects without a schema; see `ignore_fields`."""
         return ()
@@ -97,25 +99,11 @@ def _remove_unknown_fields(model: RequestModel, prefix: str, paths: dict[str, No
         if len(paths) < MAX_FIELDS:
             paths.update(dict.fromkeys(islice(unknown_fields(unknown, prefix), MAX_FIELDS)))
         unknown.clear()
-    for name in _nested_fields(type(model)):
+    for name in type(model).model_fields:
         value = model.__dict__[name]
-        if isinstance(value, list):
-            path = f"{prefix}{name}[]."
-            for item in value:
-                if not isinstance(item, str):
-                    _remove_unknown_fields(item, path, paths)
-        elif value is not None and not isinstance(value, str):
+        if isinstance(value, RequestModel):
             _remove_unknown_fields(value, f"{prefix}{name}.", paths)
-
-
-@cache
-def _nested_fields(schema: type[RequestModel]) -> tuple[str, ...]:
-    """Names of the fields that contain models: their values are strings, models, lists or None."""
-    fields = schema.model_fields.items()
-    return tuple(name for name, field in fields if _contains_model(field.annotation))
-
-
-def _contains_model(annotation: Any) -> bool:
-    if isinstance(annotation, type) and issubclass(annotation, RequestModel):
-        return True
-    return any(map(_contains_model, get_args(annotation)))
+        elif isinstance(value, list) and not isinstance(next(iter(value), 0), int):
+            for item in value:
+                if isinstance(item, RequestModel):
+                    _remove_unknown_fields(item, f"{prefix}{name}[].", paths)

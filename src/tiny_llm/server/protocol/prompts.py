@@ -11,9 +11,9 @@ from ...engine.inputs.chat_template import render_chat
 from ...engine.inputs.limits import PromptTooLongError, encode_text
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.tool_calls.registry import AUTO, find_format
-from ...errors import UserError, check_token_ids, short_repr
+from ...errors import check_token_ids, short_repr
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
-from ..http.errors import ApiError, bad_request, context_length_error
+from ..http.errors import ApiError, bad_request, context_length_error, user_errors_as_400
 from ..http.ignored_fields import MAX_NAME_CHARS, ignore_fields
 from ..http.unsupported import warn_once
 from .output_parser import THINK_TAG, OutputParser
@@ -62,14 +62,13 @@ class PromptRenderer:
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *args)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        try:
-            return encode_text(
-                self.tokenizer, "the prompt", text, self.max_tokens, add_special_tokens
-            )
-        except PromptTooLongError as error:
-            raise context_length_error(error.num_tokens, self.max_tokens, " (estimated)") from error
-        except UserError as error:
-            raise bad_request(str(error)) from error
+        arguments = self.tokenizer, "the prompt", text, self.max_tokens, add_special_tokens
+        with user_errors_as_400():
+            try:
+                return encode_text(*arguments)
+            except PromptTooLongError as error:
+                note, num_tokens = " (estimated)", error.num_tokens
+                raise context_length_error(num_tokens, self.max_tokens, note) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(token_ids)))
@@ -161,12 +160,10 @@ class PromptRenderer:
         return self.encode(prefix, False)[:-1] if placeholder else []
 
     def _render(self, given: ChatTemplateInput, add_generation_prompt: bool) -> str:
-        try:
+        with user_errors_as_400():
             return render_chat(
                 self.tokenizer, given.messages, given.tools, given.variables, add_generation_prompt
             )
-        except UserError as error:
-            raise bad_request(str(error)) from error
 
 
 def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,8 +192,6 @@ def _not_continuable() -> ApiError:
     )
 
 
-def reject_unknown_token_ids(engine_info: Any, tokens: list[int]) -> None:
-    try:
-        check_token_ids("the prompt", tokens, engine_info.vocab_size)
-    except UserError as error:
-        raise bad_request(str(error)) from error
+def reject_unknown_token_ids(vocab_size: int, tokens: list[int]) -> None:
+    with user_errors_as_400():
+        check_token_ids("the prompt", tokens, vocab_size)

@@ -1,8 +1,9 @@
 """Fields shared by request schemas: sampling parameters, constraints, defaults."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -12,10 +13,8 @@ from ...engine.structured_output.compiler import MAX_GRAMMAR_CHARS
 from ...errors import UserError
 from ...models.checkpoint.safe_io import ModelError, read_optional_json
 from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG
-from ..http.errors import bad_request
+from ..http.errors import bad_request, user_errors_as_400
 from .base_schema import BoundedDict, BoundedList, JsonObject, RequestBody, RequestModel, ShortList
-
-T = TypeVar("T")
 
 GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -69,12 +68,10 @@ class StructuredOutputsFields(RequestModel):
 
     def constraint(self) -> StructuredOutputs:
         fields = self.model_dump(by_alias=True, exclude_none=True)
-        return make_constraint(StructuredOutputs, "structured_outputs", **fields)
+        return make_constraint("structured_outputs", **fields)
 
 
 class JsonSchemaFormat(RequestModel):
-    """A named JSON schema."""
-
     name: str | None = None
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
     strict: bool | None = None
@@ -99,13 +96,11 @@ class ResponseFormat(RequestModel):
                     "response_format.json_schema.schema is required.", "response_format"
                 )
         if schema is None:
-            return make_constraint(StructuredOutputs, "response_format", json_object=True)
-        return make_constraint(StructuredOutputs, "response_format", json=schema, strict=is_strict)
+            return make_constraint("response_format", json_object=True)
+        return make_constraint("response_format", json=schema, strict=is_strict)
 
 
 class CommonFields(RequestBody):
-    """Fields shared by chat completions, completions and responses."""
-
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=INT64_MAX)] | None = None
@@ -121,7 +116,6 @@ class CommonFields(RequestBody):
 
     @property
     def effort(self) -> ReasoningEffort | None:
-        """Requested reasoning effort; None if not given."""
         return None
 
     def shared_params(self, max_tokens: int | None) -> dict[str, Any]:
@@ -135,15 +129,11 @@ class CommonFields(RequestBody):
 
 
 class StreamOptions(RequestModel):
-    """Stream options."""
-
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # requires `include_usage`, as in vLLM
 
 
 class SamplingFields(CommonFields):
-    """Fields shared by chat completions and completions."""
-
     stop_token_ids: BoundedList[Annotated[int, Field(ge=0, le=INT64_MAX)]] | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     logit_bias: BoundedDict[Annotated[float, Field(ge=-100, le=100)]] | None = None
@@ -198,6 +188,47 @@ class SamplingFields(CommonFields):
             )
 
 
+@dataclass(frozen=True)
+class CommonToolChoice:
+    """A request's tool choice, in the terms of all protocols."""
+
+    mode: str = "auto"  # "auto", "none" or "required"
+    name: str | None = None  # with "required": the only function to call; None for any
+    allowed: Set[str] | None = None  # names of the functions the model may call; None for all
+
+    def usable(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the tools the model may call, in the format of chat completions."""
+        if self.mode == "none":
+            return []
+        return [
+            tool
+            for tool in tools
+            if self.allowed is None or tool["function"]["name"] in self.allowed
+        ]
+
+    def constraint(
+        self,
+        tools: list[dict[str, Any]],
+        parallel: bool | None,
+        response_constraint: StructuredOutputs | None,
+    ) -> OutputConstraint | None:
+        """Constraint for calls of `tools`; `response_constraint` applies to output without calls.
+
+        With "auto", calls are optional but match their schemas.
+        """
+        if self.mode == "required":
+            parallel = self.name is None and parallel is not False
+            with user_errors_as_400("tool_choice"):
+                return ToolCalls(tools, choice="required", name=self.name, parallel=parallel)
+        if not tools:
+            return response_constraint
+        parallel = parallel is not False
+        with user_errors_as_400("tools"):
+            return ToolCalls(
+                tools, choice="auto", parallel=parallel, response_constraint=response_constraint
+            )
+
+
 def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
     """Creates sampling parameters; the request's fields override the defaults."""
     given = {name: value for name, value in fields.items() if value is not None}
@@ -209,48 +240,14 @@ def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> Sampling
     if chosen.get("n", 1) > 1 and "temperature" not in given:
         # With the default temperature of 0, the `n` completions would be identical.
         chosen["temperature"] = chosen.get("temperature") or 1.0
-    try:
+    with user_errors_as_400():
         return SamplingParams(**chosen)
-    except UserError as error:
-        raise bad_request(str(error)) from error
 
 
-def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: Any) -> T:
-    """Calls `kind`; converts a `UserError` to an `ApiError` for `param`."""
-    try:
-        return kind(*args, **fields)
-    except UserError as error:
-        raise bad_request(str(error), param) from error
-
-
-def required_tool_calls(
-    tools: list[dict[str, Any]], name: str | None, parallel: bool | None
-) -> OutputConstraint:
-    """Constraint that requires calls of the tool `name`, or of any tool if None."""
-    allows_several = name is None and parallel is not False
-    fields: dict[str, Any] = {"choice": "required", "name": name, "parallel": allows_several}
-    return make_constraint(ToolCalls, "tool_choice", tools, **fields)
-
-
-def auto_tool_calls(
-    tools: list[dict[str, Any]],
-    parallel: bool | None,
-    response_constraint: StructuredOutputs | None = None,
-) -> OutputConstraint | None:
-    """Constraint for `tool_choice` "auto": calls are optional but match schemas.
-
-    `response_constraint` applies to output without calls.
-    """
-    if not tools:
-        return response_constraint
-    return make_constraint(
-        ToolCalls,
-        "tools",
-        tools,
-        choice="auto",
-        parallel=parallel is not False,
-        response_constraint=response_constraint,
-    )
+def make_constraint(param: str, **fields: Any) -> StructuredOutputs:
+    """Creates a constraint; raises an `ApiError` (400) for `param` if it is not valid."""
+    with user_errors_as_400(param):
+        return StructuredOutputs(**fields)
 
 
 def default_sampling_params(folder: Path, source: str) -> dict[str, Any]:

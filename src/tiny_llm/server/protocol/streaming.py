@@ -7,15 +7,15 @@ the end, the request is always closed, which releases its engine resources.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...engine.scheduling.outputs import StreamOutput
-from ..engine_client.request_handle import RequestHandle
+from ..engine_client.request_stream import RequestStream
 from ..http.errors import (
     ANTHROPIC_PATHS,
     INTERNAL_ERROR,
@@ -37,12 +37,12 @@ TEXT_PLACEHOLDER = "\0"  # placeholder text in an `EventTemplate`
 class CancelOnDisconnect:
     """Context manager that cancels its block when the client disconnects.
 
-    The cancellation does not propagate out of the block. On exit, `handle` is closed.
+    The cancellation does not propagate out of the block. On exit, `stream` is closed.
     """
 
-    def __init__(self, receive: Receive, handle: RequestHandle):
+    def __init__(self, receive: Receive, stream: RequestStream):
         self._receive = receive
-        self._handle = handle
+        self._stream = stream
         self._is_done = False  # whether the block has exited or been cancelled
         self._was_cancelled = False
 
@@ -61,7 +61,7 @@ class CancelOnDisconnect:
         # [task 5.1.4 leave]
         self._is_done = True
         self._disconnect_task.cancel()
-        self._handle.close()
+        self._stream.close()
         # A concurrent cancellation by another task must still propagate.
         is_ours = self._was_cancelled and kind is asyncio.CancelledError
         return is_ours and self._task.uncancel() == 0
@@ -104,6 +104,9 @@ class OutputSerializer(Protocol):
 
     def error_events(self, error: ApiError) -> bytes:
         """Events that end a failed stream."""
+
+    def keep_alive_event(self) -> bytes:
+        """Event without effect, which resets timeouts; SSE parsers hide a comment."""
 
 
 def sse_event(data: Any, name: str | None = None) -> bytes:
@@ -170,40 +173,30 @@ class EventSourceResponse(Response):
     Headers and start events are sent with the first token if it is ready within `HEADER_DELAY`.
 
     Args:
-        keep_alive: seconds of silence before a keep-alive is sent.
-        keep_alive_event: returns a keep-alive. SSE parsers hide comments, so a protocol that has an
-            event without effect uses that, which resets client timeouts.
+        keep_alive: seconds of silence before a keep-alive event is sent.
     """
 
-    def __init__(
-        self,
-        serializer: OutputSerializer,
-        handle: RequestHandle,
-        keep_alive: float,
-        keep_alive_event: Callable[[], bytes] = lambda: KEEP_ALIVE_COMMENT,
-    ):
+    def __init__(self, serializer: OutputSerializer, stream: RequestStream, keep_alive: float):
         super().__init__(headers=stream_headers())
         del self.headers["content-length"]
         self._serializer = serializer
-        self._handle = handle
+        self._stream = stream
         self._keep_alive = keep_alive
-        self._keep_alive_event = keep_alive_event
         self._start_data: bytes | None = None  # start events; None until created
         self._headers_sent = False  # whether headers and start events have been sent
         self._last_sent = 0.0
-        self._timer: asyncio.TimerHandle | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with CancelOnDisconnect(receive, self._handle):
+            with CancelOnDisconnect(receive, self._stream):
                 await self._send_all(send)
         finally:
             self._cancel_keep_alive()
 
     async def _send_all(self, send: Send) -> None:
         """Sends the whole stream; a failure ends it with error events."""
-        self._schedule_keep_alive(HEADER_DELAY, send)
+        self._keep_alive_task = asyncio.ensure_future(self._send_keep_alives(send))
         # [task 5.1.3 errors]
         try:
             last = await self._send_outputs(send)
@@ -219,7 +212,7 @@ class EventSourceResponse(Response):
     async def _send_outputs(self, send: Send) -> bytes:
         """Sends each batch's events in one write; returns the end events."""
         # [task 5.1.2 outputs]
-        async for outputs in self._handle.stream_outputs():
+        async for outputs in self._stream.batches():
             self._make_start_events()
             data = b"".join(map(self._serializer.delta_events, outputs))
             if data:
@@ -249,42 +242,36 @@ class EventSourceResponse(Response):
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
         # [/task 5.1.2 send]
 
-    def _schedule_keep_alive(self, seconds: float, send: Send) -> None:
-        self._timer = asyncio.get_running_loop().call_later(
-            seconds, self._on_keep_alive_timer, send
-        )
-
-    def _on_keep_alive_timer(self, send: Send) -> None:
-        silent = time.monotonic() - self._last_sent
+    async def _send_keep_alives(self, send: Send) -> None:
+        """Sends the headers after `HEADER_DELAY`, then an event after each silence."""
+        await asyncio.sleep(HEADER_DELAY)
         if not self._headers_sent:
             self._make_start_events()
-            self._start_keep_alive(send, lambda: b"")
-        elif silent >= self._keep_alive:
-            self._start_keep_alive(send, self._keep_alive_event)
-        else:
-            self._schedule_keep_alive(self._keep_alive - silent, send)
-            return
-        self._schedule_keep_alive(self._keep_alive, send)
-
-    def _start_keep_alive(self, send: Send, event: Callable[[], bytes]) -> None:
-        if self._keep_alive_task is None or self._keep_alive_task.done():
-            self._keep_alive_task = asyncio.ensure_future(self._send_keep_alive(send, event))
-
-    async def _send_keep_alive(self, send: Send, event: Callable[[], bytes]) -> None:
-        await self._send(send, event())  # created now, because events are numbered
+            await self._send(send, b"")
+        while True:
+            silent = time.monotonic() - self._last_sent
+            if silent >= self._keep_alive:
+                await self._send(send, self._serializer.keep_alive_event())
+                silent = 0.0
+            await asyncio.sleep(self._keep_alive - silent)
 
     def _cancel_keep_alive(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         if self._keep_alive_task is not None:
             self._keep_alive_task.cancel()
 
 
-async def full_response(
-    receive: Receive, handle: RequestHandle, serializer: OutputSerializer
+async def respond(
+    request: Request,
+    stream: RequestStream,
+    serializer: OutputSerializer,
+    is_stream: bool,
+    keep_alive: float,
 ) -> Response:
-    with CancelOnDisconnect(receive, handle):
-        async for outputs in handle.stream_outputs():
+    """Response with a request's outputs: an event stream, or JSON once they are complete."""
+    if is_stream:
+        return EventSourceResponse(serializer, stream, keep_alive)
+    with CancelOnDisconnect(request.receive, stream):
+        async for outputs in stream.batches():
             for output in outputs:
                 serializer.add(output)
         return JsonResponse(serializer.full_response())

@@ -11,8 +11,8 @@ from ...engine.engine_args import EngineArgs
 from ...engine.factory import resolve_task
 from ...engine.llm import LLM
 from ..app import build_app
-from ..engine_client.lifecycle import Phase
 from ..http.errors import ApiError
+from ..models.served_model import Phase
 from ..process import ServerProcess
 from ..settings import ModelSpec, Settings
 from .gateway import ReplicaRequest
@@ -25,7 +25,7 @@ class Replica:
         args = replace(args, task=resolve_task(args.task, args.model))
         spec = ModelSpec(settings.model_names, args, partial(LLM, **vars(args)))
         self._process = ServerProcess(settings, [spec], None)
-        self._app = build_app(self._process.models)
+        self._app = build_app(self._process.registry)
 
     async def start(self) -> None:
         self._process.start()
@@ -33,9 +33,9 @@ class Replica:
 
     def check_alive(self) -> None:
         """Health check; raises an `ApiError` (503) if the engine has failed."""
-        lifecycle = self._process.models[0].engine_client.lifecycle
-        if lifecycle.phase == Phase.FAILED:
-            raise ApiError(503, lifecycle.reason)
+        model = self._process.registry.models[0]
+        if model.phase is Phase.FAILED:
+            raise ApiError(503, model.reason)
 
     async def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
         """Yields the response's ASGI messages, in batches of all available ones.

@@ -1,4 +1,4 @@
-"""Output delivery: coalesced wake-ups, and a bounded queue per client.
+"""Delivery of outputs: coalesced wake-ups, and a bounded stream per request.
 
 Waking the event loop and writing to a socket for every token is expensive: a small model's step
 takes a few milliseconds, while a display refreshes every 16 ms. Therefore only urgent messages wake
@@ -7,16 +7,15 @@ All others are delivered together at the next flush. The delay is 2 ms per strea
 `MIN_DELAY`..`MAX_DELAY`: up to 15 streams together make at most 500 writes per second, and with
 more, text still appears smoothly.
 
-The engine never blocks on a reader. When a queue is full, new output is merged into the last
-queued output of the same completion: nothing is lost and the length stays bounded.
+The engine never blocks on a reader. When a stream's queue is full, new output is merged into the
+last queued output of the same completion: nothing is lost and the length stays bounded.
 """
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from ...engine.scheduling.outputs import StreamOutput
 from ..http.errors import ApiError
@@ -26,8 +25,6 @@ WakeCallback = Callable[[], None]
 
 MIN_DELAY, MAX_DELAY = 0.01, 0.03  # seconds between flushes
 DELAY_PER_STREAM = 0.002  # seconds of delay per open stream
-
-QueueItem = StreamOutput | ApiError
 
 
 def coalescing_delay(num_streams: int) -> float:
@@ -39,7 +36,7 @@ def is_urgent(report: StepReport) -> bool:
     """Whether a report contains anything besides mid-stream tokens."""
     if report.events or report.snapshot is not None:
         return True
-    return any(not isinstance(item, StreamOutput) or item.is_urgent for item in report.updates)
+    return any(output.is_urgent for output in report.outputs)
 
 
 class Coalescer:
@@ -94,26 +91,63 @@ class Coalescer:
         self._loop.call_later(seconds + 1e-6, self._flush)
 
 
-class OutputQueue:
-    """Bounded queue of one client's outputs; event loop only, single reader.
+class RequestStream:
+    """Outputs of a request: one or more prompts with `n` completions each.
+
+    `close` must always be called, even after a failure. There is one reader.
 
     Args:
-        limit: maximum number of queued outputs; beyond it, outputs are merged.
+        request_ids: ids of the engine requests, one per prompt.
+        model_name: name of the model or adapter in responses.
+        prompt_tokens: number of tokens in all prompts.
+        limit: maximum number of queued outputs per completion; beyond it, outputs are merged.
         schedule_wake: `Coalescer.schedule_wake`, for outputs that are not urgent.
+        abort: aborts unfinished completions.
+
+    Attributes:
+        prompt_index: index of the prompt, by engine request id.
+        first_output_at: `time.monotonic()` at the first output; None until then.
+        on_finished: called once when the reader has received all outputs without an error.
     """
 
-    def __init__(self, limit: int, schedule_wake: Callable[[WakeCallback], None]) -> None:
-        self._limit = limit
+    def __init__(
+        self,
+        request_ids: Sequence[str],
+        n: int,
+        limit: int,
+        schedule_wake: Callable[[WakeCallback], None],
+        abort: Callable[["RequestStream"], None] = lambda stream: None,
+        model_name: str = "",
+        prompt_tokens: int = 0,
+    ):
+        self.request_ids = list(request_ids)
+        self.prompt_index = {request_id: index for index, request_id in enumerate(request_ids)}
+        self.model_name = model_name
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = 0
+        self.first_output_at: float | None = None
+        self.on_finished: Callable[[], None] = lambda: None
+        self._num_unfinished = len(self.request_ids) * n
+        self._cached = dict.fromkeys(self.request_ids, 0)
+        self._limit = limit * self._num_unfinished
+        self._items: deque[StreamOutput | ApiError] = deque()
         self._wake_later = schedule_wake
-        self._items: deque[QueueItem] = deque()
-        self._waiter: asyncio.Future[None] | None = None  # not None while the reader waits
         self._wake_scheduled = False  # whether a delayed wake is pending
+        self._waiter: asyncio.Future[None] | None = None  # not None while the reader waits
+        self._abort = abort
 
-    def put(self, item: QueueItem) -> None:
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self._cached.values())
+
+    def put(self, item: StreamOutput | ApiError) -> None:
         """Adds an output, or the error that ends the request. Never blocks.
 
         If the queue is full, the output is merged into its completion's last queued output, if any.
         """
+        if isinstance(item, StreamOutput):
+            self.output_tokens += len(item.token_ids)
+            self.first_output_at = self.first_output_at or time.monotonic()
         # [task 5.2.1 put]
         if isinstance(item, StreamOutput) and len(self._items) >= self._limit and self._merge(item):
             return
@@ -133,7 +167,7 @@ class OutputQueue:
         return False
         # [/task 5.2.1 merge]
 
-    async def get(self) -> list[QueueItem]:
+    async def get(self) -> list[StreamOutput | ApiError]:
         """Waits for at least one item, then removes and returns all items."""
         # [task 5.2.2 get]
         if not self._items:
@@ -145,8 +179,33 @@ class OutputQueue:
         return items
         # [/task 5.2.2 get]
 
-    def _wake_for(self, item: QueueItem) -> None:
-        if not isinstance(item, StreamOutput) or item.is_urgent:
+    async def batches(self) -> AsyncIterator[list[StreamOutput]]:
+        """Yields outputs in batches, until every completion has ended.
+
+        Raises:
+            ApiError: the request failed or timed out; earlier outputs have been yielded.
+        """
+        while self._num_unfinished:
+            outputs: list[StreamOutput] = []
+            error = None
+            for item in await self.get():
+                if isinstance(item, ApiError):
+                    error = item
+                    break
+                self._cached[item.request_id] = item.num_cached_tokens
+                self._num_unfinished -= item.finish_reason is not None
+                outputs.append(item)
+            if outputs:
+                yield outputs
+            if error is not None:
+                raise error
+        self.on_finished()
+
+    def close(self) -> None:
+        self._abort(self)
+
+    def _wake_for(self, item: StreamOutput | ApiError) -> None:
+        if isinstance(item, ApiError) or item.is_urgent:
             self._wake()
         elif not self._wake_scheduled:
             self._wake_scheduled = True
@@ -161,11 +220,10 @@ class OutputQueue:
 def merge_outputs(old: StreamOutput, new: StreamOutput) -> StreamOutput:
     """Merges `new` into `old`, an earlier output of the same completion."""
     # [task 5.2.1 outputs]
-    return dataclasses.replace(
-        new,
+    return new._replace(
         text=old.text + new.text,
         token_ids=old.token_ids + new.token_ids,
-        logprobs=(old.logprobs or []) + (new.logprobs or []) or None,
+        logprobs=(old.logprobs or ()) + (new.logprobs or ()) or None,
         prompt_logprobs=old.prompt_logprobs or new.prompt_logprobs,
         is_first=old.is_first,
     )

@@ -1,4 +1,4 @@
-"""Output queue: merged outputs, keep-alives, disconnection of idle readers."""
+"""Request streams: merged outputs, keep-alives, disconnection of idle readers."""
 
 import contextlib
 import json
@@ -10,20 +10,20 @@ import pytest
 
 from tests.server.running_server import RunningServer, eventually
 from tiny_llm.engine.scheduling.outputs import StreamOutput
-from tiny_llm.server.engine_client.output_queue import OutputQueue
+from tiny_llm.server.engine_client.request_stream import RequestStream
 
 
 def output(text, index=0):
-    return StreamOutput("1", index, text, (len(text),), None, None)
+    return StreamOutput("1", index, text, (len(text),), None)
 
 
-def test_full_queue_merges_outputs_without_loss():
-    queue = OutputQueue(limit=2, schedule_wake=lambda wake: None)
+def test_full_stream_merges_outputs_without_loss():
+    stream = RequestStream(["1"], 1, limit=2, schedule_wake=lambda wake: None)
     for number in range(6):
-        queue.put(output(str(number), index=number % 2))
+        stream.put(output(str(number), index=number % 2))
     items = []
-    while queue._items:
-        items.append(queue._items.popleft())
+    while stream._items:
+        items.append(stream._items.popleft())
     assert [(item.index, item.text, len(item.token_ids)) for item in items] == [
         (0, "024", 3),
         (1, "135", 3),

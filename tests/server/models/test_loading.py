@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tiny_llm.server.http.errors import ApiError
-from tiny_llm.server.loading import ModelLease
+from tiny_llm.server.models.loading import ModelLease
 
 ERROR = ApiError(400, "The prompt is too long.", "prompt", "too_long", details={"limit": 5})
 
@@ -29,7 +29,7 @@ def test_error_after_a_comment_keeps_its_fields(path, expected):
         sent.append(message)
 
     async def respond():
-        lease = ModelLease(path, send)
+        lease = ModelLease(None, path, send)
         await lease._send_comment()
         await lease.send({"type": "http.response.start", "status": 400, "headers": []})
         body = json.dumps(ERROR.body(path)).encode()

@@ -1,0 +1,6 @@
+"""Served models: selection, loading on demand, requests, chat generation.
+
+This package must not depend on any single protocol's schema.
+
+Reading order: loading, generation, model_registry, served_model.
+"""

@@ -1,0 +1,360 @@
+"""ServedModel: a model's engine thread, phase and requests in flight."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+from ...engine.inputs.sampling_params import SamplingParams
+from ...engine.scheduling.outputs import StreamOutput
+from ...engine.structured_output.grammar import GRAMMAR_FAILED
+from ..engine_client import messages
+from ..engine_client.admission import check_request, compile_grammar
+from ..engine_client.engine_thread import CommandQueue, EngineThread
+from ..engine_client.messages import AbortRequest, AddRequest, EngineReady, EngineStats, StepReport
+from ..engine_client.metrics import Metrics, add_totals
+from ..engine_client.request_stream import Coalescer, RequestStream, coalescing_delay
+from ..http.errors import ApiError, bad_request, current_record, timeout_error
+from ..protocol.prompts import PromptRenderer
+from ..protocol.request_fields import default_sampling_params
+from ..settings import ModelSpec, Settings
+
+log = logging.getLogger("tiny_llm.server")
+
+ENGINE_FAILED = "The engine failed during generation; see the server's log."
+
+
+class Phase(StrEnum):
+    """Phase of a model.
+
+    Transitions: loading → ready or unloaded, ready → unloaded, unloaded → loading, any → draining,
+    and any → failed, which is final.
+    """
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+PHASE_MESSAGES = {
+    Phase.UNLOADED: "The model is not loaded; the first request loads it.",
+    Phase.LOADING: "The model is loading; retry in a moment.",
+    Phase.READY: "The server is ready.",
+    Phase.DRAINING: "The server is shutting down and accepts no new requests.",
+}
+
+
+class ServedModel:
+    """A served model; all methods run on the event loop.
+
+    Args:
+        settings: the server's; the model's own differ in `model_names`.
+        on_dead: called if the engine thread fails.
+
+    Attributes:
+        defaults: default sampling parameters.
+        memory_bytes: memory requirement as of the last load.
+        reason: sentence about the phase, for `/ready`.
+        engine_info: the engine's limits and configuration; None while the model is not loaded.
+        snapshot: latest scheduler state (`engine/scheduling/snapshot.py`); None until it arrives.
+        in_flight: requests with output still to be computed or delivered.
+        is_shutting_down: whether the `/engine/events` streams must end.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, settings: Settings, metrics: Metrics, on_dead: Callable[[], None]
+    ):
+        self.spec = spec
+        self.settings = replace(settings, model_names=spec.names)
+        self.name = spec.names[0]
+        self.metrics = metrics
+        self.created = int(time.time())
+        self.defaults = default_sampling_params(spec.folder, settings.generation_config)
+        self.memory_bytes = 0
+        self.phase = Phase.LOADING if spec.is_pinned else Phase.UNLOADED
+        self.reason = PHASE_MESSAGES[self.phase]
+        self.engine_info: EngineReady | None = None
+        self.snapshot: Mapping[str, Any] | None = None
+        self.in_flight: set[RequestStream] = set()
+        self.is_shutting_down = False
+        self.command_queue: CommandQueue = queue.SimpleQueue()
+        self._coalescer = Coalescer(
+            self.handle_message, lambda: coalescing_delay(len(self.in_flight))
+        )
+        self.thread = EngineThread(spec.load, self.command_queue, self._coalescer.post)
+        self._on_dead = on_dead
+        self._renderer: PromptRenderer | None = None  # while the model is loaded
+        self._grammar_workers = ThreadPoolExecutor(2, thread_name_prefix="grammars")
+        self._stats = EngineStats()  # as of the last step; totals of the current load
+        self._earlier = EngineStats()  # totals from earlier loads of the model
+        self._load_error: str | None = None
+        self._load_changed = asyncio.Event()  # set on load, unload or failure
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._streams: dict[str, RequestStream | None] = {}  # by request id; None once closed
+        self._unfinished: dict[str, int] = {}  # number of unfinished completions, by request id
+        self._request_counter = itertools.count()
+        self._subscribers: list[Callable[[StepReport], None]] = []
+        self._snapshot_arrived = asyncio.Event()
+
+    # ---------------------------------------------------------------- phase
+
+    def start(self) -> None:
+        self._coalescer.start()
+        self.thread.start()
+
+    def transition(self, phase: Phase, reason: str | None = None) -> None:
+        """Changes the phase; FAILED is final, DRAINING can change only to FAILED."""
+        is_final = self.phase is Phase.DRAINING and phase is not Phase.FAILED
+        if self.phase is Phase.FAILED or is_final:
+            return
+        self.phase = phase
+        self.reason = reason or PHASE_MESSAGES[phase]
+
+    def check_ready(self) -> None:
+        """Raises an `ApiError` (503) with the reason unless the model is ready."""
+        if self.phase is not Phase.READY:
+            raise ApiError(503, self.reason, headers={"Retry-After": "1"})
+
+    @property
+    def prompts(self) -> PromptRenderer:
+        """The prompt renderer; raises an `ApiError` (503) unless the model is ready."""
+        self.check_ready()
+        assert self._renderer is not None
+        return self._renderer
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.engine_info is not None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.phase is Phase.READY and self.is_loaded and not self._unfinished
+
+    @property
+    def max_seq_len(self) -> int:
+        """Maximum number of tokens in a prompt plus its completion."""
+        assert self.engine_info is not None
+        return self.engine_info.max_seq_len
+
+    async def load(self) -> str | None:
+        """Loads the engine; returns the reason on failure."""
+        self._load_error = None
+        self.transition(Phase.LOADING)
+        await self._change(messages.LoadModel())
+        if self._load_error is None and self.engine_info is not None:
+            tokenizer = self.engine_info.tokenizer
+            self._renderer = PromptRenderer(tokenizer, self.spec.args.tool_call_parser)
+            self._renderer.max_tokens = self.max_seq_len
+            self.transition(Phase.READY)
+            self.report_phase()
+        return self._load_error
+
+    async def unload(self) -> None:
+        """Releases the model's memory. There must be no requests in flight."""
+        self._renderer = self.engine_info = None  # `compile_grammar` refers to the model
+        await self._change(messages.UnloadModel())
+
+    async def _change(self, command: messages.LoadModel | messages.UnloadModel) -> None:
+        self._load_changed.clear()
+        self.command_queue.put(command)
+        await self._load_changed.wait()
+
+    # ---------------------------------------------------------------- requests
+
+    async def submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        thinking_enabled: bool = False,
+        name: str | None = None,
+    ) -> RequestStream:
+        """Queues prompts in the engine.
+
+        Args:
+            name: the model or adapter that the request names; None for the model.
+
+        Raises:
+            ApiError: 503 if the model is not ready; see also `check_request`, `compile_grammar`.
+        """
+        self._check(prompts, params)
+        if params.structured_outputs is not None:
+            assert self.engine_info is not None
+            loop, arguments = asyncio.get_running_loop(), (prompts, params, thinking_enabled)
+            params = await loop.run_in_executor(
+                self._grammar_workers, compile_grammar, self.engine_info, *arguments
+            )
+            self._check(prompts, params)  # phase and queue may have changed
+        timeout, record = self.settings.request_timeout, current_record()
+        deadline = None if timeout is None else record.started_at + timeout
+        lora = self.adapter_of(name)
+        ids = [f"{next(self._request_counter)}" for _ in prompts]
+        record.tokens = stream = RequestStream(
+            ids,
+            params.n,
+            self.settings.max_queued_outputs,
+            self._coalescer.schedule_wake,
+            self.abort,
+            lora or self.name,
+            sum(map(len, prompts)),
+        )
+        self.in_flight.add(stream)
+        self._idle.clear()
+        for request_id, prompt in zip(ids, prompts, strict=True):
+            self._streams[request_id] = stream
+            self._unfinished[request_id] = params.n
+            request = AddRequest(request_id, prompt, params, thinking_enabled, deadline, lora)
+            self.command_queue.put(request)
+        return stream
+
+    def _check(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
+        self.check_ready()
+        assert self.engine_info is not None
+        max_queue = self.settings.max_queue
+        check_request(self.engine_info, prompts, params, self.num_unfinished, max_queue)
+
+    def abort(self, stream: RequestStream) -> None:
+        """Aborts a request's unfinished completions.
+
+        Their ids stay in `_streams` and `_unfinished` until the engine has ended them, because they
+        count against the queue's capacity until then.
+        """
+        # [task 5.1.4 abort]
+        self.in_flight.discard(stream)
+        for request_id in stream.request_ids:
+            if request_id in self._streams:
+                self._streams[request_id] = None
+                self.command_queue.put(AbortRequest(request_id))
+        self._update_idle()
+        # [/task 5.1.4 abort]
+
+    def fail_all(self, error: ApiError) -> None:
+        """Fails all in-flight requests; their handlers then close them."""
+        for stream in list(self.in_flight):
+            stream.put(error)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of completions that the engine has not finished."""
+        return sum(self._unfinished.values())
+
+    async def wait_until_idle(self, seconds: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
+
+    def _update_idle(self) -> None:
+        if not self.in_flight and not self._unfinished:
+            self._idle.set()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.settings.model_names, *self.settings.adapter_names)
+
+    def adapter_of(self, name: str | None) -> str | None:
+        return name if name in self.settings.adapter_names else None
+
+    def name_of(self, name: str | None) -> str:
+        """The name in responses to a request for `name`."""
+        return self.adapter_of(name) or self.name
+
+    # ---------------------------------------------------------------- the engine's messages
+
+    def handle_message(self, message: messages.EngineMessage) -> None:
+        match message:
+            case EngineReady():
+                self.engine_info = message
+                if self._subscribers:
+                    self.command_queue.put(messages.EnableEvents(True))
+                self._load_changed.set()
+            case messages.LoadFailed(reason):
+                self._load_error = reason
+            case messages.ModelUnloaded():
+                self.engine_info = self.snapshot = None
+                self._earlier, self._stats = self.stats, EngineStats()
+                self.transition(Phase.UNLOADED)
+                self.report_phase()
+                self._load_changed.set()
+            case StepReport():
+                self._stats = message.stats
+                for output in message.outputs:
+                    self._dispatch(output)
+                if message.snapshot is not None:
+                    self.snapshot = message.snapshot
+                    self._snapshot_arrived.set()
+                for callback in list(self._subscribers):
+                    callback(message)
+            case messages.EngineDead(reason):
+                self.on_engine_dead(reason)
+                self._on_dead()
+
+    def on_engine_dead(self, reason: str) -> None:
+        self.transition(Phase.FAILED, reason)
+        self._load_changed.set()
+        self._streams.clear()
+        self._unfinished.clear()
+        self.fail_all(ApiError(500, ENGINE_FAILED))
+        self._update_idle()
+
+    def _dispatch(self, output: StreamOutput) -> None:
+        request_id = output.request_id
+        if request_id not in self._streams:  # `on_engine_dead` has removed the request
+            return
+        stream = self._streams[request_id]
+        self.metrics.observe_output(self.name, output)
+        if output.finish_reason is not None:
+            self._unfinished[request_id] -= 1
+            if not self._unfinished[request_id]:
+                del self._streams[request_id], self._unfinished[request_id]
+                self._update_idle()
+        if stream is not None:
+            stream.put(self._failure(output) or output)
+
+    def _failure(self, output: StreamOutput) -> ApiError | None:
+        match output.finish_reason:
+            case "error":
+                reason = output.error or ""
+                if reason.startswith(GRAMMAR_FAILED):  # caused by the request's grammar
+                    return bad_request(reason[0].upper() + reason[1:])
+                return ApiError(500, ENGINE_FAILED)
+            case "timeout":
+                return timeout_error(self.settings.request_timeout)
+        return None
+
+    # ---------------------------------------------------------------- observation
+
+    @property
+    def stats(self) -> EngineStats:
+        """Engine gauges as of the last step; totals across all loads of the model."""
+        return add_totals(self._stats, self._earlier)
+
+    def subscribe(self, callback: Callable[[StepReport], None]) -> None:
+        """Calls `callback` with each step report; enables events in the reports."""
+        self._subscribers.append(callback)
+        self.command_queue.put(messages.EnableEvents(True))
+
+    def unsubscribe(self, callback: Callable[[StepReport], None]) -> None:
+        self._subscribers.remove(callback)
+        if not self._subscribers:
+            self.command_queue.put(messages.EnableEvents(False))
+
+    def report_phase(self) -> None:
+        """Sends subscribers a report without outputs, after a phase change."""
+        for callback in list(self._subscribers):
+            callback(StepReport((), self.stats))
+
+    async def refresh_snapshot(self, seconds: float) -> None:
+        if not self.is_loaded or self.phase is Phase.FAILED:
+            return
+        self._snapshot_arrived.clear()
+        self.command_queue.put(messages.SnapshotRequest())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._snapshot_arrived.wait(), seconds)
