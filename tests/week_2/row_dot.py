@@ -40,10 +40,10 @@ def build() -> Any:
     """The compiled module, or the exception that says why there is none."""
     source = learner_file(EXAMPLE / "CMakeLists.txt").parent
     folder = source.parents[2] / "build" / "example"
-    if not (shutil.which("cmake") and shutil.which("c++")):
-        pytest.skip("row_dot needs CMake and a C++ compiler")
+    if not all(map(shutil.which, ("cmake", "ninja", "c++"))):
+        pytest.skip("row_dot needs CMake, Ninja and a C++ compiler")
     folder.mkdir(parents=True, exist_ok=True)
-    configure = ["cmake", "-S", str(source), "-B", str(folder)]
+    configure = ["cmake", "-S", str(source), "-B", str(folder), "-G", "Ninja"]
     configure += [f"-DPython_EXECUTABLE={sys.executable}"]
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # workers of one test run share the folder
