@@ -48,6 +48,7 @@ def test_output_and_statistics(capsys, loader):
         ("ref", "week2", ("load_weights", {"mtp": False})),
         ("ref", "week3", ("load_weights", {"mtp": False})),
         ("mine", "week2", ("load", {})),
+        ("mine", "engine", ("load_weights", {"mtp": False})),
         ("mlx", "week1", ("load", {})),
     ],
 )

@@ -28,7 +28,7 @@ def test_optional_tasks_are_counted_separately():
         f"2 of {optional} optional tasks done",
     ]
     assert counts([day_of(2, 2)], {"2.2.1"}, {"2.2.2"}) == [
-        "1 of 2 tasks done, 1 more with untested Metal kernels"
+        "1 of 3 tasks done, 1 more with untested Metal kernels"
     ]
     assert counts([day_of(1, 1)], set()) == ["0 of 2 tasks done"]
     assert counts([day_of(6, 1)], {"6.1.2"}) == ["1 of 4 optional tasks done"]

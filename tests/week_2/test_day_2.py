@@ -17,6 +17,7 @@ from tests.support import (
     assert_same_bits,
     random,
 )
+from tests.week_2.row_dot import row_dot
 from tiny_llm import (
     QuantizedEmbedding,
     QuantizedWeights,
@@ -33,6 +34,41 @@ SHAPES = [  # rows M, inputs I, outputs O
     (67, 256, 128),
     (300, 128, 64),
 ]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 4), (2, 3, 5), (7,), (0, 3), (3, 0)], ids=str)
+def test_task_0_scalar_product_of_each_row(shape):
+    x, y = random(*shape), random(*shape)
+    z = row_dot(x, y)
+    assert (z.shape, z.dtype) == (shape[:-1], mx.float32)
+    assert_close(z, (x * y).sum(axis=-1), "row_dot")
+
+
+def test_task_0_transposed_and_strided_inputs():
+    x, y = random(6, 4).T, random(8, 12)[::2, ::2]
+    assert_close(row_dot(x, y), (x * y).sum(axis=-1), "row_dot of strided arrays")
+
+
+def test_task_0_inputs_that_are_not_computed_yet():
+    with mx.stream(mx.cpu):
+        x = random(300, 300) @ random(300, 300)
+        z = row_dot(x, x + 1)
+    assert_close(z, (x * (x + 1)).sum(axis=-1), "row_dot in a graph", ulps=64)
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (mx.ones((2, 3)), mx.ones((3, 2))),
+        (mx.ones((2, 3)), mx.ones(3)),
+        (mx.array(1.0), mx.array(1.0)),
+        (mx.ones(3), mx.ones(3, dtype=mx.float16)),
+    ],
+    ids=["shapes", "broadcast", "scalars", "dtypes"],
+)
+def test_task_0_errors_are_raised_by_the_call(x, y):
+    with pytest.raises(ValueError, match="expected"):
+        row_dot(x, y)  # not evaluated
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -9,7 +9,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-from .tree import EXTENSION, ROOT
+from .tree import EXAMPLE, EXTENSION, ROOT
 
 STALE = "your extension's sources were changed after it was built: `pdm run build-ext`"
 # Suffixes of build inputs; .metal only on a Mac, because elsewhere the tests compile the kernels.
@@ -53,7 +53,8 @@ def is_stale(tree: Path) -> bool:
         return False
     built = _stamp(tree).stat().st_mtime
     files = (file for file in (tree / EXTENSION).rglob("*") if file.suffix in COMPILED)
-    return any(file.stat().st_mtime > built for file in files)
+    built_here = (file for file in files if not file.is_relative_to(tree / EXAMPLE))
+    return any(file.stat().st_mtime > built for file in built_here)
 
 
 def _stamp(tree: Path) -> Path:

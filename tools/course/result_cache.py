@@ -21,7 +21,7 @@ from .build import built_module, solution_module
 from .markers import MarkerError, find_blocks, marked_files
 from .runner import Outcome
 from .tasks import DAYS, Day, with_needs
-from .tree import EXTENSION, PACKAGE, ROOT
+from .tree import EXAMPLE, EXTENSION, PACKAGE, ROOT
 
 # Inputs of every day's tests: folders, and libraries (hashed by version).
 SHARED = ("src/tiny_llm", "src/extensions", "tests", "tools")
@@ -73,7 +73,7 @@ def hash_inputs(tree: Path | None, day: Day) -> str:
     so_far = (task.id for one in DAYS[: DAYS.index(day) + 1] for task in one.tasks)
     tasks = with_needs(so_far)
     metal = [path for path in marked_files(tree / EXTENSION) if path.suffix in EMULATED]
-    for path in [*marked_files(tree / PACKAGE), *metal]:
+    for path in [*marked_files(tree / PACKAGE), *metal, *marked_files(tree / EXAMPLE)]:
         digest.update(f"\0{path.relative_to(tree)}\0{without_later_tasks(path, tasks)}".encode())
     return digest.hexdigest()
 

@@ -23,10 +23,10 @@ from .starter import has_code
 from .tasks import TASKS, Day, day_of, day_of_task
 from .tree import ROOT, display_path
 
-# The starter's placeholder, in Python and in C++.
+# The starter's placeholder, in Python, C++ and CMake.
 STARTER = re.compile(
-    r"(?:raise TaskNotImplemented|throw std::runtime_error)"
-    r'\(\s*"week \d[^"]*"(?:\s*"[^"]*")*\s*\);?'
+    r"(?:raise TaskNotImplemented\(|throw std::runtime_error\(|message\(FATAL_ERROR)"
+    r'\s*"week \d[^"]*"(?:\s*"[^"]*")*\s*\);?|#error week \d.*'
 )
 
 

@@ -49,6 +49,12 @@ def placeholder(text: str, block: Block, path: Path) -> list[str]:
             *_quoted(message, indent + "    "),
             f"{indent})",
         ]
+    if path.suffix in (".cmake", ".txt"):
+        quoted = _quoted(unwritten_message(block.task, path.name), "    ")
+        return ["message(FATAL_ERROR", *quoted[:-1], f"{quoted[-1]})"]
+    declared = re.match(r"(?:class|struct) (\w+)", lines[block.start])
+    if declared:
+        return [f"#error {unwritten_message(block.task, declared[1])}"]
     message = unwritten_message(block.task, _c_function(lines, block))
     if path.suffix == ".metal":  # a comment, because a kernel cannot raise
         return [f"{indent}// {line}" for line in _wrapped(message, WIDTH - len(indent) - 3)]
@@ -127,7 +133,7 @@ def _c_function(lines: list[str], block: Block) -> str:
     """Name of the last function that starts in column 1 above a block, or "this"."""
     for line in reversed(lines[: block.start]):
         line = re.sub(r"^\[\[.*?\]\]\s*", "", line)
-        match = re.match(r"(?!template|namespace|//)\w.*?([\w:]+)\(", line)
+        match = re.match(r"(?!template|namespace|//)(?=\w).*?([\w:]+)\(", line)
         if match:
             return match[1]
     return "this"

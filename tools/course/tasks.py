@@ -150,6 +150,7 @@ REQUIRED_DAYS = (
         2,
         "quantized matmul on the CPU",
         (
+            Task("2.2.0", "a primitive by hand"),
             Task("2.2.1", "QuantizedWeights and quantized_linear", needs=("2.2.2",)),
             Task("2.2.2", "quantized_matmul on the CPU", needs=("2.2.1",)),
         ),

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 PACKAGE = Path("src/tiny_llm")
 EXTENSION = Path("src/extensions")
+EXAMPLE = EXTENSION / "example"  # built by the tests of day 2.2, not by build-ext
 
 # Environment variable: path of the learner's source tree; default: `mine` in the repository.
 VARIABLE = "TINY_LLM_MINE"

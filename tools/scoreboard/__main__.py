@@ -2,16 +2,17 @@
 
 Tests which of the learner's models and kernels work, then runs the model of the last working week:
 a prompt of 128 tokens, decoding after 128, and four sequences at once. Tests of other days are not
-run; their results are those of the last `pdm run progress`. Compares the model with the learner's
-earlier weeks (from the history), the solution's engine, llama.cpp if installed, and the limits of
-this machine's memory and arithmetic. After day 5.3 it also measures goodput. Takes about a minute,
-longer if tests must run. Writes the history to history.jsonl in the learner's source tree, and the
-report to scoreboard.html.
+run; their results are those of the last `pdm run progress`. Compares the model with the
+learner's earlier weeks (from the history), the solution's engine (in Weeks 2 and 3 also with plain
+loops for kernels), llama.cpp if installed, and the limits of this machine's memory and arithmetic.
+After day 5.3 it also measures goodput. Takes about a minute, longer if tests must run. Writes the
+history to history.jsonl in the learner's source tree, and the report to scoreboard.html.
 """
 
 import argparse
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from benchmark.model_costs import ModelCosts
 from benchmark.peers import Checkpoints
 from benchmark.roofline import ProbeError, cpu_name, measure_best, usable_threads
 from benchmark.systems.client import exit_on_sigterm
+from tiny_llm import kernels
 from tiny_llm.errors import UserError
 from tiny_llm.models import find_model
 from tools.course import history
@@ -51,6 +53,7 @@ from .table import print_score
 
 KIND = "scoreboard"
 ROOFLINE_ROUNDS = 2  # number of measurements of the machine's limits
+PLAIN_WEEKS = {2, 3}  # weeks in which a learner's kernels are plain loops
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -113,6 +116,9 @@ def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
         engines.append(course_engine(f"yours, week {week}", folder, week, tree, *chosen))
     ours = dict.fromkeys((min(week or 1, LAST_MODEL), LAST_MODEL))
     engines += [course_engine(f"ours, week {number}", folder, number, None) for number in ours]
+    if tree is not None and week in PLAIN_WEEKS and kernels.computes_on_cpu():
+        plain = course_engine(f"ours, week {week}, plain loops", folder, week, None)
+        engines.append(replace(plain, plain=True))
     try:
         python = find_llama(args.llama_python)
         if python is None:

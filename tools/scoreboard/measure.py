@@ -146,6 +146,7 @@ class Engine:
         python: path of the Python interpreter.
         tree: learner's source tree with its `tiny_llm`; None for the solution's.
         matmul, attention: values of TINY_LLM_MATMUL and TINY_LLM_ATTENTION; None for the default.
+        plain: run the readable loops, as a learner's kernels before Week 4.
     """
 
     name: str
@@ -155,12 +156,15 @@ class Engine:
     tree: Path | None = None
     matmul: str | None = None
     attention: str | None = None
+    plain: bool = False
 
     @property
     def environment(self) -> dict[str, str]:
         """Environment of the worker."""
         chosen = {"TINY_LLM_MATMUL": self.matmul, "TINY_LLM_ATTENTION": self.attention}
         named = {variable: kernel for variable, kernel in chosen.items() if kernel is not None}
+        if self.plain:
+            named |= {"TINY_LLM_CPU_ISA": "portable", "TINY_LLM_FUSED": "loops"}
         return {**environment(self.tree), **named}
 
 

@@ -122,7 +122,9 @@ def _load(
 
 def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
     if folder.is_file():
-        raise ValueError("mlx_lm does not read GGUF files; use `load_weights`, or omit --solution")
+        raise ValueError(
+            "mlx_lm does not read GGUF files; use `load_weights`, --loader engine or --solution ref"
+        )
     config = read_model_config(folder)  # rejects an invalid config before the slow import
     # Imported here because it takes seconds, and an invalid name should fail immediately.
     from mlx_lm.utils import load_model

@@ -128,6 +128,43 @@ WRONG = [
         "offset += new_ids.shape[1] + 1",
     ),
     Wrong(
+        "2.2.0 cmake",
+        "the module has its own registry of types, without MLX's",
+        " NB_DOMAIN mlx",
+        "",
+    ),
+    Wrong(
+        "2.2.0 primitive",
+        "eval_cpu does not override MLX's",
+        "eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override",
+        "eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) const",
+    ),
+    Wrong(
+        "2.2.0 function",
+        "the result has the inputs' shape",
+        "    shape.pop_back();\n",
+        "",
+    ),
+    Wrong(
+        "2.2.0 function",
+        "strided inputs are read as if they were contiguous",
+        "mx::contiguous(x, false, s), mx::contiguous(y, false, s)",
+        "x, y",
+    ),
+    Wrong(
+        "2.2.0 function",
+        "shapes are not compared",
+        "x.ndim() == 0 || x.shape() != y.shape()",
+        "x.ndim() == 0",
+    ),
+    Wrong(
+        "2.2.0 eval",
+        "the sum is not reset for each row",
+        "            for (size_t row = 0; row < rows; row++) {\n                float sum = 0;\n",
+        "            float sum = 0;\n            for (size_t row = 0; row < rows; row++) {\n",
+    ),
+    Wrong("2.2.0 binding", "the stream has no default", '"stream"_a = nb::none()', '"stream"_a'),
+    Wrong(
         "2.2.1 weights",
         "scales and biases are swapped",
         "scales=mlx_layer.scales,\n            biases=mlx_layer.biases",

@@ -65,11 +65,11 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
 def load_for_solution(args: argparse.Namespace, name: str, mtp: bool = False) -> tuple[Any, Any]:
     """Loads weights and tokenizer for `args.solution`; `mtp`: see `load_weights`.
 
-    The solution `ref` needs only the weights; the others may call mlx_lm's model, too.
+    The solution `ref` and the engine need only the weights; a learner's model may call mlx_lm's.
     """
     if args.load_format == "dummy":
         return load_weights(name, console, "dummy", mtp=mtp)
-    if args.solution != "ref":
+    if args.solution != "ref" and args.loader != "engine":
         return load(name, console)
     return load_weights(name, console, mtp=mtp)
 
