@@ -415,6 +415,7 @@ NO_OPERATIONS = {
     "instruction_sets",
     "prepack_weight",  # not lazy; tested in tests/ops/test_prepack.py
     "prepack_weight_from_file",
+    "read_gguf_blocks",
     "prepack_rows",
     "populate_rows",
     "release_rows",
