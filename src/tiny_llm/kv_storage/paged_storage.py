@@ -1,4 +1,4 @@
-"""Page storage: memory of all layers' KV pages, with one block table; ragged batches.
+"""Page storage: KV pages of all layers, with one block table; ragged batches.
 
 Unlike in a `TinyKvPagedPool`, a page id refers to the same page in every layer's arrays, so one
 block table serves all layers. The engine allocates page ids; this module holds the memory and

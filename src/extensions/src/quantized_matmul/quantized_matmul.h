@@ -1,4 +1,4 @@
-// quantized_matmul: Product a · wᵀ with w of 4 or 8 bits (AVX2, AVX-512, AMX, NEON)
+// quantized_matmul: a · wᵀ with w of 4 or 8 bits, on AVX2, AVX-512, AMX, NEON
 //
 //     w[o, i] = q[o, i] · scale[o, g] + bias[o, g],   g = i / group_size
 //
