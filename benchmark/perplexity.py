@@ -1,8 +1,8 @@
-"""Perplexity of a GGUF file in each of the engine's modes, compared with llama.cpp.
+"""Perplexity of a GGUF model with each of the engine's 8-bit options, and in llama.cpp.
 
     python -m benchmark.perplexity --gguf FILE [--llama-python PYTHON] [--text FILE …]
 
-Without --text, the text is the documentation that Python contains (`pydoc_data.topics`).
+The default text is Python's bundled documentation (`pydoc_data.topics`).
 """
 
 import argparse
@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tiny_llm import LLM, SamplingParams, load_weights
+from tiny_llm import LLM, SamplingParams, UserError, load_weights
 
 from .command import benchmark_parser, print_json, run_command
 from .roofline import usable_threads
@@ -33,23 +33,27 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--text", nargs="+", type=Path, default=[], help="UTF-8 files to predict")
-    parser.add_argument("--windows", type=int, default=20, help=f"of {WINDOW} tokens each")
+    parser.add_argument(
+        "--windows", type=int, default=20, help=f"maximum number of windows of {WINDOW} tokens"
+    )
     parser.add_argument("--llama-python", help="Python interpreter with llama-cpp-python")
     return run_command("perplexity", parser.parse_args(), run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints a table; the last line of output is JSON."""
+    """Prints a table of perplexities, then a line of JSON."""
+    if args.windows < 1:
+        raise UserError(f"--windows must be at least 1, got {args.windows}.")
     weights, tokenizer = load_weights(str(args.gguf))
     ids = tokenizer.encode(text(args.text))
+    if len(ids) < 2:
+        raise UserError(f"--text must have at least 2 tokens, got {len(ids)}.")
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)][: args.windows]
     result = {}
     for name, options in MODES.items():
         llm = LLM((weights, tokenizer), max_num_seqs=1, **options)
         result[name] = perplexity([loss(llm, window) for window in windows], windows)
-        print(
-            f"tiny-llm, {name:22} {result[name]:.4f}  {result[name] / result['default'] - 1:+.3%}"
-        )
+        show(f"tiny-llm, {name}", result[name], result["default"])
         del llm
     if args.llama_python is not None:
         arguments = [str(args.gguf), "--threads", str(usable_threads())]

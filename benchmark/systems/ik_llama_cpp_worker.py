@@ -1,8 +1,8 @@
 """ik_llama.cpp as a worker: `python -m benchmark.systems.ik_llama_cpp_worker FILE.gguf`.
 
-Runs its `llama-bench`, which loads the file for each measurement and reports the time without
-loading. It decodes one sequence only. The first measurement of a metric tries weights as stored and
-repacked at run time (`-rtr`), later ones use the faster setting.
+Runs `llama-bench`, which loads the file for each measurement, excludes loading from the reported
+time, and decodes only one sequence. The first measurement of a metric is made without and with
+run-time repacking of the weights (`-rtr`), later ones with the faster setting.
 """
 
 import argparse
@@ -65,7 +65,8 @@ class IkLlamaCpp:
     def _run(self, *flags: str) -> dict[str, Any]:
         done = subprocess.run([*self._command, *flags], capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(done.stderr.strip().splitlines()[-1])
+            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise RuntimeError(f"llama-bench: {lines[-1]}")
         rows: list[dict[str, Any]] = json.loads(done.stdout)
         return rows[-1]
 

@@ -1,4 +1,4 @@
-"""Sampling operations of both samplers: log-softmax, greedy choice, top-k, top-p, min-p.
+"""Sampling operations: log-softmax, greedy sampling, top-k, top-p, min-p.
 
 Shared by the samplers of the course and the engine. Each filter sets the log-probabilities of
 dropped tokens to −inf, row by row.
@@ -31,14 +31,14 @@ def log_softmax(logits: mx.array) -> mx.array:
 
 
 def greedy_sample(logits: mx.array) -> mx.array:
-    """Returns the most likely id, the lowest one in a tie: N..×V -> N.."""
+    """Returns the id of the largest logit, the lowest id in a tie: N..×V -> N.."""
     if kernels.computes_on_cpu() and kernels.is_built():
         return kernels.argmax(logits)
     return mx.argmax(logits, axis=-1)
 
 
 def apply_top_k(logprobs: mx.array, top_k: int) -> mx.array:
-    """Drops all but the `top_k` most likely tokens of each row: B×V -> B×V."""
+    """Drops all but the `top_k` ≥ 1 most likely tokens of each row: B×V -> B×V."""
     # [task 1.7.1 top-k]
     if top_k >= logprobs.shape[-1]:
         return logprobs
@@ -49,7 +49,7 @@ def apply_top_k(logprobs: mx.array, top_k: int) -> mx.array:
 
 
 def apply_top_p(logprobs: mx.array, top_p: float) -> mx.array:
-    """Keeps the smallest set of top tokens with mass ≥ `top_p`: B×V -> B×V.
+    """Keeps the smallest set of most likely tokens with total mass ≥ `top_p` > 0: B×V -> B×V.
 
     A token is kept if the more likely tokens' total mass is below `top_p`; the most likely token is
     therefore always kept. A token's mass is its softmax over the row: tokens dropped by an earlier

@@ -17,7 +17,8 @@ from tiny_llm import generate, kernels, models
 from tiny_llm.cli import chat, main
 from tiny_llm.cli.backends import backend, checkpoint
 from tiny_llm.cli.backends import engine as engine_backend
-from tiny_llm.errors import TaskNotImplemented
+from tiny_llm.cli.parsing.arguments import api_key
+from tiny_llm.errors import TaskNotImplemented, UserError
 from tiny_llm.generate.loops import PREFILL_STEP
 
 STATISTICS = re.compile(
@@ -113,6 +114,23 @@ def test_missing_extension_falls_back_to_week_1_with_a_notice(capsys, monkeypatc
     assert err.startswith("loader: week1 (the C++ extension is not built; `pdm run build-ext`")
     _, _, explicit_err = run(capsys, main, *FRANCE, "--loader", "week1", "--max-tokens", "1")
     assert explicit_err == "model: demo\n"
+
+
+def test_engine_option_without_the_extension_names_the_build_command(capsys, monkeypatch):
+    def extension():
+        raise UserError("run `pdm run build-ext`.")
+
+    monkeypatch.setattr(kernels, "is_built", lambda: False)
+    monkeypatch.setattr(kernels, "extension", extension)
+    result = run(capsys, main, *FRANCE, "--block-size", "16")
+    assert_rejected(result, "main", "pdm run build-ext")
+
+
+def test_empty_api_key_is_rejected(monkeypatch):
+    monkeypatch.setenv("TINY_LLM_API_KEY", "secret")
+    assert api_key(None) == "secret"
+    with pytest.raises(UserError, match="--api-key must not be empty"):
+        api_key("")
 
 
 def test_thinking(capsys):

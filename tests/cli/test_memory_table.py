@@ -197,6 +197,15 @@ def test_decoding_speed_is_extrapolated_over_layers(name, samples, monkeypatch):
     assert measured == samples
 
 
+def test_noise_does_not_make_the_predicted_time_negative(monkeypatch):
+    monkeypatch.setattr(decode_speed, "SAMPLE_BYTES", 1)
+    monkeypatch.setattr(decode_speed, "_engine_seconds", lambda is_hybrid: 0.25)
+    monkeypatch.setattr(
+        decode_speed, "_step_seconds", lambda decoder, _: 0.75 / len(decoder.layers)
+    )
+    assert DecodeSpeed(BUNDLED_MODELS["demo"]).tokens_per_second(300, "auto") == 1
+
+
 def test_layers_of_a_sample(tmp_path):
     hybrid, _ = load_weights("demo-hybrid")
     assert layer_period(hybrid.args) == 4

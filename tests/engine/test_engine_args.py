@@ -25,13 +25,33 @@ def test_llm_has_the_fields_as_keywords():
     [
         ("kv_cache_dtpye", "unknown option 'kv_cache_dtpye'; did you mean kv_cache_dtype?"),
         ("max_seqs", "unknown option 'max_seqs'; did you mean max_num_seqs?"),
-        ("gpu_memory_utilization", "unknown option 'gpu_memory_utilization'."),
+        ("gpu_memory_utilization", "unknown option 'gpu_memory_utilization'; see `tiny-"),
     ],
 )
 def test_unknown_keyword_names_the_closest_option(name, message):
     with pytest.raises(UserError) as error:
         LLM("demo", **{name: 1})
-    assert str(error.value) == message
+    assert str(error.value).startswith(message)
+
+
+def test_keywords_have_the_bounds_of_flags():
+    with pytest.raises(UserError, match=r"step_time_target must be .* at least 0\.001, got 1e-06"):
+        EngineArgs("demo", scheduling_policy="fair", step_time_target=1e-6)
+    assert EngineArgs("demo", scheduling_policy="fair", step_time_target=1e-3)
+
+
+def test_chat_template_must_be_a_string():
+    with pytest.raises(UserError, match="chat_template must be a string or None, got 5"):
+        EngineArgs("demo", chat_template=5)
+
+
+def test_prefix_cache_directory_may_be_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="prefix_cache_dir must be a directory; ~/file is a file"):
+        EngineArgs("demo", prefix_cache_dir="~/file")
+    LLM("demo", kv_cache_bytes=2**24, prefix_cache_dir="~/pages").close()
+    assert (tmp_path / "pages").is_dir()
 
 
 @pytest.mark.parametrize("owner", [EngineArgs, Settings])
@@ -55,7 +75,8 @@ def test_flags_convert_to_keywords():
     assert "max_num_seqs" not in engine
     server = given_options(args, Settings)
     assert (server["allowed_hosts"], server["prefix_warmup"]) == (["h"], False)
-    assert "max_queue" not in server
+    assert not {"max_queue", "log_requests"} & server.keys()
+    assert given_options(parser.parse_args(["--log-requests"]), Settings)["log_requests"] is True
 
 
 def test_texts_convert_to_keywords():

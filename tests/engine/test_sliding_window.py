@@ -77,7 +77,7 @@ def reference(model):
     """Reference: each request alone, prefilled in one chunk, with all pages kept."""
 
     def make_llm(case: int) -> LLM:
-        with mock.patch("tiny_llm.engine.llm.common_window", return_value=0):
+        with mock.patch("tiny_llm.engine.llm.max_sliding_window", return_value=0):
             return build(model, max_num_seqs=1, enable_prefix_caching=False)
 
     return run_alone(make_llm, WINDOW_CASES)

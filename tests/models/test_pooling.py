@@ -170,6 +170,8 @@ def test_unsupported_pooling_layers_are_rejected(tmp_path, mode):
             "text generation requires task='generate'; this model was loaded with task='embed'.",
         ),
         (lambda llm: next(llm.stream("a")), "text generation requires task='generate'"),
+        (lambda llm: llm.add_request("a"), "text generation requires task='generate'"),
+        (lambda llm: llm.score("a", "b"), "documents must be a list of strings, got 'b'"),
         (lambda llm: llm.score("a", ["b"]), "score requires task='score'; this model was loaded"),
         (lambda llm: llm.embed(["a", ""]), "prompt 1: the prompt is empty"),
         (lambda llm: llm.embed([["a"]]), "a prompt must be text"),

@@ -170,7 +170,7 @@ def _flag_table(owner: str, command: str, other: str = "") -> str:
             if option.parse is bool and option.default:
                 flags.append(flags[0].replace("--", "--no-"))
             shown = ", ".join(f"`{flag} {value}`".replace(" `", "`") for flag in flags)
-            shown = f"[{shown}]({option.page})" if option.page else shown
+            shown = f"[{shown}]({option.doc_link})" if option.doc_link else shown
             default = f" ({option.shown_default})" if option.shown_default else ""
             text = re.sub(r"(--[a-z-]+|'\*')", r"`\1`", option.help + default)
             lines.append(f"| {shown} | {text} |")

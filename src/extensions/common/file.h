@@ -1,4 +1,4 @@
-// Files that operations read directly, without a mapping.
+// Reads of byte ranges of a file into memory, without mmap.
 #pragma once
 
 #include <fcntl.h>
@@ -16,13 +16,15 @@ namespace tiny_llm_ext {
 /// RAII wrapper of an open file.
 class File {
    public:
-    /// Bytes to read at a time: few enough to be converted while still in the core's cache.
+    /// Bytes per read, small enough that they are converted while still in the core's cache.
     static constexpr int64_t READ_BYTES = int64_t{1} << 18;
 
     /// Throws std::runtime_error, whose message begins with `operation`, if the file cannot be
     /// opened.
     File(const char* operation, const std::string& path)
-        : operation_(operation), path_(path), descriptor_(open(path.c_str(), O_RDONLY)) {
+        : operation_(operation),
+          path_(path),
+          descriptor_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
         if (descriptor_ < 0) {
             fail(errno);
         }
@@ -31,8 +33,8 @@ class File {
     File(const File&) = delete;
     File& operator=(const File&) = delete;
 
-    /// Starts readahead of this range, and disables automatic readahead for the file. Linux limits
-    /// the size of a request, so there is one for every READ_BYTES bytes.
+    /// Starts readahead of a range and disables automatic readahead of the file; a no-op except on
+    /// Linux. Linux limits the size of a request, so each requests READ_BYTES bytes.
     void request_readahead([[maybe_unused]] int64_t begin, [[maybe_unused]] int64_t bytes) const {
 #if defined(__linux__)
         posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM);

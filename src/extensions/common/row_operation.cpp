@@ -45,10 +45,10 @@ std::vector<mx::Shape> RowNode::output_shapes(const std::vector<mx::array>& inpu
 void RowNode::allocate_outputs(const std::vector<mx::array>& inputs,
                                std::vector<mx::array>& outputs) const {
     for (int i = 0; i < operation_.outputs; i++) {
-        if (operation_.reused < 0) {
+        if (operation_.first_donated < 0) {
             allocate(outputs[i]);
         } else {
-            allocate_or_reuse(outputs[i], inputs[operation_.reused + i]);
+            allocate_or_reuse(outputs[i], inputs[operation_.first_donated + i]);
         }
     }
 }
@@ -64,7 +64,7 @@ void RowNode::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
     if (outputs[0].size() == 0) {
         return;
     }
-    const int64_t width = operation_.reduces ? 1 : outputs[0].shape(-1);
+    const int64_t width = operation_.has_scalar_rows ? 1 : outputs[0].shape(-1);
     for (int i = 0; i < operation_.outputs; i++) {
         job.outputs[i] = {outputs[i].data<char>(), width, width, format_of(outputs[i].dtype())};
     }

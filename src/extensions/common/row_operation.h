@@ -1,10 +1,9 @@
-// Frame of operations that compute each row of their outputs from a row of their inputs: norms,
-// gates, biases, sums, the router.
+// Shared implementation of row-wise operations: norms, gates, biases, sums, the router.
 //
-// Such an operation is its contract (<op>.h), argument checks and a RowOperation (<op>.cpp), a
-// reference and a vector kernel (common/row_job.h) and perhaps a Metal kernel with RowParams
-// (common/metal_row_params.h). The frame builds the graph node, views the inputs as rows, allocates
-// the outputs, and divides the rows among threads or launches the Metal kernel.
+// An operation consists of its contract (<op>.h), argument checks and a RowOperation (<op>.cpp), a
+// reference and a vector kernel (common/row_job.h), and optionally a Metal kernel with RowParams
+// (common/metal_row_params.h). The shared part builds the graph node, views the inputs as rows,
+// allocates the outputs, and divides the rows among threads or launches the Metal kernel.
 #pragma once
 
 #include <vector>
@@ -19,7 +18,7 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// Threads of a Metal kernel.
+/// Assignment of elements to the threads of a Metal kernel.
 enum class RowGrid {
     elements,             // a thread per ROW_READS adjacent elements, rows along y
     threadgroup_per_row,  // ROW_READS adjacent elements per thread and pass
@@ -32,15 +31,15 @@ void run_rows(const RowJob& job, RowKernel kernel);
 /// Shape of the first input.
 mx::Shape first_shape(const std::vector<mx::array>& inputs, const RowOptions& options);
 
-/// Constants of an operation.
+/// Static description of an operation.
 struct RowOperation {
     const char* name;       // the operation's folder in src/
     const char* node;       // name of the graph node
     RowKernel (*kernel)();  // selects the CPU kernel, when the node is evaluated
     int outputs = 1;
-    int reused = 0;        // output i may take the memory of input reused + i; −1: none does
-    bool reduces = false;  // whether a row's output is one element
-    int cost = 1;          // of an element of the first input, relative to a load
+    int first_donated = 0;  // output i may reuse the buffer of input first_donated + i; −1: none
+    bool has_scalar_rows = false;  // whether an output row is one element, without a dimension
+    int cost = 1;                  // per element of the first input; 1: that of a load
     const char* metal_kernel = nullptr;  // name without dtypes; null if the GPU has none
     RowGrid grid = RowGrid::elements;
     mx::Shape (*shape)(const std::vector<mx::array>&, const RowOptions&) = first_shape;
@@ -53,7 +52,8 @@ struct RowOperation {
 
 /// Builds the node of an operation with checked arguments, and returns its outputs.
 ///
-/// operation: static storage duration. inputs: at most three, with at least one dimension each.
+/// operation: referenced by the node, so it must have static storage duration.
+/// inputs: one to three, with at least one dimension each.
 /// dtypes: of the outputs.
 std::vector<mx::array> row_operation(const RowOperation& operation, std::vector<mx::array> inputs,
                                      std::vector<mx::Dtype> dtypes, mx::StreamOrDevice s,

@@ -1,4 +1,4 @@
-"""EngineArgs: the options of an engine, each defined once.
+"""Engine options: the single definition behind keywords, flags and documentation.
 
 `LLM` takes them as keywords; commands, `serve --model NAME=…` and Ray Serve as flags or text.
 """
@@ -15,21 +15,21 @@ from ..models.parallel.launch import num_launched_ranks
 from .inputs.options import byte_count, check_options, option
 from .scheduling.events import Listener
 from .spec_decode.ngram_proposer import MAX_NGRAM_DRAFT_TOKENS
-from .tool_calls.registry import AUTO, NAMES, find_format
+from .tool_calls.registry import AUTO, NAMES
 
 StrPath = str | os.PathLike[str]
 Model = StrPath | tuple[Any, Any]
 
 DEFAULT_DRAFTS = 4  # draft tokens per step with a draft model
 DEFAULT_MTP_DRAFTS = 1
-# Commands that have an option's flag; by default, only `serve`.
-ENGINE = ("main", "chat", "batch", "bench", "serve")
-MODEL = (*ENGINE, "check")
-MEMORY = ("serve", "check")
+# Commands that accept an option as a flag; the default is only `serve`.
+ENGINE_COMMANDS = ("main", "chat", "batch", "bench", "serve")
+MODEL_COMMANDS = (*ENGINE_COMMANDS, "check")
+MEMORY_COMMANDS = ("serve", "check")
 
 
 def rank_count(text: str) -> int:
-    """Parses a number of ranks, which must match the launcher's, if any."""
+    """Parses the number of ranks; if a launcher started several, it must be their number."""
     size, launched = int(text), num_launched_ranks()
     if launched not in (1, size):
         raise UserError(f"must be {launched}, the number of launched ranks, got {size}; omit it")
@@ -84,18 +84,18 @@ class EngineArgs:
             length.
         task: embed for embeddings, score for reranking; auto is embed for a checkpoint with a
             sentence-transformers pooling layer, otherwise generate.
-        scheduling_policy: fair lets short prompts overtake long ones, each of which is delayed by
-            at most about as many tokens as it has itself; fcfs computes prompts in order of
-            arrival.
+        scheduling_policy: fair schedules short prompts ahead of long ones, delaying a long prompt
+            by at most about its own length in tokens; fcfs computes prompts in order of arrival.
         step_time_target: target seconds per step while requests are decoding; limits the prompt
-            tokens in the same step; so that prompts progress, an occasional step may take up to ten
-            times as long (fair only; `serve` has 0.1 by default).
+            tokens in the same step, except in an occasional step of up to ten times this duration,
+            which keeps prompts progressing (fair only; 0.1 by default in `serve`).
         chat_template: Jinja chat template (a file in flags, otherwise its source); by default, the
             model's.
         tool_call_parser: tool-call format; auto detects it in the model's chat template.
-        max_queue: maximum requests queued beyond `max_num_seqs`; more raise `QueueFullError`.
-        seed: base seed for requests without a seed, combined with their arrival order; None for a
-            random one.
+        max_queue: maximum requests queued beyond `max_num_seqs`; further requests raise
+            `QueueFullError`.
+        seed: base seed for requests without a seed, combined with their arrival order; None draws
+            a random base seed.
         listener: callback for every event (`scheduling/events.py`), for example a `Recorder`.
 
     Raises:
@@ -103,78 +103,87 @@ class EngineArgs:
     """
 
     model: Model = field(kw_only=False, repr=False)
-    draft_model: Model | None = option(None, "NAME", commands=MODEL, engine_only=None)
+    draft_model: Model | None = option(None, "NAME", commands=MODEL_COMMANDS, engine_only=None)
     speculative: Literal["ngram", "mtp"] | None = option(
-        None, commands=ENGINE, engine_only="supports n-gram and MTP speculation"
+        None, commands=ENGINE_COMMANDS, engine_only="supports n-gram and MTP speculation"
     )
-    num_drafts: int | None = option(None, "N", 1, commands=ENGINE)
-    block_size: int = option(32, "N", 1, commands=MODEL, engine_only="has a configurable page size")
+    num_drafts: int | None = option(None, "N", 1, commands=ENGINE_COMMANDS)
+    block_size: int = option(
+        32, "N", 1, commands=MODEL_COMMANDS, engine_only="has a configurable page size"
+    )
     attention_backend: Literal["paged", "flash", "reference"] = option(
-        "paged", commands=ENGINE, engine_only="has selectable attention backends"
+        "paged", commands=ENGINE_COMMANDS, engine_only="has selectable attention backends"
     )
     kv_cache_dtype: KvCacheDtype = option(
-        "auto", commands=ENGINE, engine_only="has an 8-bit KV cache"
+        "auto", commands=ENGINE_COMMANDS, engine_only="has an 8-bit KV cache"
     )
     activation_bits: Literal[16, 8] = option(
         16,
-        commands=ENGINE,
+        commands=ENGINE_COMMANDS,
         engine_only="rounds activations to 8 bits",
-        page="speed.md#8-bit-activations",
+        doc_link="speed.md#8-bit-activations",
     )
     adapter_path: StrPath | None = option(
-        None, "DIR", parse=Path, commands=ENGINE, page="families.md#lora-adapters"
+        None, "DIR", parse=Path, commands=ENGINE_COMMANDS, doc_link="families.md#lora-adapters"
     )
     lora_modules: Mapping[str, StrPath] | None = option(
         None,
         "NAME=DIR",
         parse=lora_module,
         repeat={"action": "extend", "nargs": "+"},
-        page="server.md#lora-adapters",
+        doc_link="server.md#lora-adapters",
     )
     enable_prefix_caching: bool = option(True, commands=())
     prefix_cache_dir: StrPath | None = option(
-        None, "DIR", parse=Path, commands=ENGINE, page="server.md#prefix-cache-on-disk"
+        None, "DIR", parse=Path, commands=ENGINE_COMMANDS, doc_link="server.md#prefix-cache-on-disk"
     )
-    prefix_cache_disk_bytes: float | None = option(None, "N", 1, parse=byte_count, commands=ENGINE)
+    prefix_cache_disk_bytes: float | None = option(
+        None, "N", 1, parse=byte_count, commands=ENGINE_COMMANDS
+    )
     tensor_parallel_size: int = option(
         *(1, "N", 1),
         parse=rank_count,
-        commands=MODEL,
+        commands=MODEL_COMMANDS,
         alias="--tp",
         flag_default=num_launched_ranks,
         engine_only="shards a model across processes",
-        page="parallel.md#tensor-parallelism-on-one-machine",
+        doc_link="parallel.md#tensor-parallelism-on-one-machine",
     )
-    load_format: Literal["auto", "dummy"] = option("auto", commands=ENGINE, engine_only=None)
+    load_format: Literal["auto", "dummy"] = option(
+        "auto", commands=ENGINE_COMMANDS, engine_only=None
+    )
     kv_cache_bytes: float | None = option(
         *(None, "N", 1),
         parse=byte_count,
-        commands=("batch", *MEMORY),
+        commands=("batch", *MEMORY_COMMANDS),
         engine_only="has a memory budget for the KV cache",
     )
-    max_num_seqs: int = option(32, "N", 1, commands=MEMORY)
+    max_num_seqs: int = option(32, "N", 1, commands=MEMORY_COMMANDS)
     max_num_batched_tokens: int = option(256, "N", 1)
-    max_model_len: int | None = option(None, "N", 2, commands=MEMORY)
+    max_model_len: int | None = option(None, "N", 2, commands=MEMORY_COMMANDS)
     task: Literal["auto", "generate", "embed", "score"] = option(
-        "auto", commands=MEMORY, page="server.md#embeddings-and-reranking"
+        "auto", commands=MEMORY_COMMANDS, doc_link="server.md#embeddings-and-reranking"
     )
     scheduling_policy: Literal["fair", "fcfs"] = option("fcfs", flag_default=lambda: "fair")
     step_time_target: float | None = option(None, "S", 1e-3)
     chat_template: str | None = option(None, "FILE")
-    tool_call_parser: str = option(AUTO, choices=(AUTO, *NAMES), page="clients.md#tool-calls")
+    tool_call_parser: str = option(AUTO, choices=(AUTO, *NAMES), doc_link="clients.md#tool-calls")
     max_queue: int | None = option(None, commands=())
     seed: int | None = 0
     listener: Listener | None = None
 
     def __post_init__(self) -> None:
-        find_format(self.tool_call_parser, None)
         check_options(self)
         if self.seed is not None:
             validate_seed(self.seed)
         if not (self.listener is None or callable(self.listener)):
             raise UserError(
-                "listener must be a function of one event, or None, got "
+                "listener must be a callable that takes one event, or None, got "
                 f"{short_repr(self.listener)}."
+            )
+        if not isinstance(self.chat_template, str | None):
+            raise UserError(
+                f"chat_template must be a string or None, got {short_repr(self.chat_template)}."
             )
         self._check_combinations()
         self._check_prefix_cache()
@@ -221,7 +230,8 @@ class EngineArgs:
                 f"prefix_cache_disk_bytes={short_repr(max_bytes)} requires prefix_cache_dir; set "
                 "both or neither."
             )
-        if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
+        path = None if folder is None else Path(os.path.expanduser(folder))
+        if path is not None and path.exists() and not path.is_dir():
             raise UserError(f"prefix_cache_dir must be a directory; {folder} is a file.")
         if folder is not None and not self.enable_prefix_caching:
             raise UserError(
@@ -255,7 +265,7 @@ class EngineArgs:
 
     @property
     def memory_limits(self) -> tuple[int, int, int | None, float | None]:
-        """The last arguments of `plan_kv_memory`."""
+        """Last arguments of `plan_kv_memory`: page size, limits and memory budget."""
         return self.block_size, self.max_num_seqs, self.max_model_len, self.kv_cache_bytes
 
     @property

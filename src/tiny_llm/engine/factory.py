@@ -51,7 +51,7 @@ class LoadedModels:
 
 
 def load_models(args: EngineArgs) -> LoadedModels:
-    """Loads the target and draft models; `args.task` is resolved."""
+    """Loads the target and draft models; `args.task` must not be "auto"."""
     model, mtp = args.model, args.speculative == "mtp"
     if args.tensor_parallel_size > 1:
         name = os.fspath(cast("StrPath", model))
@@ -68,10 +68,10 @@ def load_models(args: EngineArgs) -> LoadedModels:
     return LoadedModels(target, draft, tokenizer, tp_checkpoint)
 
 
-def attach_to_target(
+def attach_lora_adapters(
     models: LoadedModels, folders: Mapping[str | None, Any]
 ) -> dict[str | None, int]:
-    """Attaches adapters to the target model.
+    """Attaches LoRA adapters to the target model.
 
     Returns:
         Adapter indices by name; the key None is for requests without `lora`. −1 means no adapter.
@@ -100,13 +100,13 @@ def resolve_task(task: Task | Literal["auto"], model: Model) -> Task:
 def make_model_runner(
     args: EngineArgs, models: LoadedModels, num_pages: int, num_state_slots: int
 ) -> ModelRunner:
-    """Builds the model runner; each model has `num_pages` pages."""
+    """Builds the model runner, with `num_pages` KV pages per model."""
     memory, task = (num_pages, num_state_slots), args.task
     target = _paged_model(models.target, *memory)
     if isinstance(models.draft, MtpDecoder):
         drafter = MtpDrafter(_paged_model(models.draft, num_pages))
         mtp_runner = MtpRunner(target, drafter)
-        # A discarded step's updates of recurrent states cannot be undone.
+        # Async scheduling may discard a step, whose updates of recurrent states cannot be undone.
         mtp_runner.async_scheduling.enabled = False
         return mtp_runner
     draft = None
@@ -123,7 +123,8 @@ def make_model_runner(
                 raise UserError(f"the model cannot score documents: {error}.") from error
             pool = partial(pool_scores, no_token=no_token, yes_token=yes_token)
         runner = PoolingRunner(target, pool=pool)
-    # Pooling has no next step; workers need evaluated token ids; for state slots, see above.
+    # Pooling has no next step, tensor-parallel workers need evaluated token ids, and updates of
+    # recurrent states cannot be undone.
     if task != "generate" or models.tp_checkpoint is not None or num_state_slots:
         runner.async_scheduling.enabled = False
     return runner
@@ -135,7 +136,7 @@ def make_scheduler(args: EngineArgs, config: SchedulerConfig) -> Scheduler:
     return Scheduler(config, args.listener)
 
 
-def common_window(models: Sequence[ServingModel]) -> int:
+def max_sliding_window(models: Sequence[ServingModel]) -> int:
     """Returns the largest sliding window; 0 if any layer has full attention."""
     windows = [model.max_window for model in models]
     return max(windows) if all(windows) else 0

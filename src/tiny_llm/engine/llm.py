@@ -29,11 +29,11 @@ from .execution.disk_cache import make_disk_cache
 from .execution.exclusive_use import exclusive
 from .execution.kv_memory import default_state_slots, plan_kv_memory
 from .factory import (
-    attach_to_target,
-    common_window,
+    attach_lora_adapters,
     load_models,
     make_model_runner,
     make_scheduler,
+    max_sliding_window,
     resolve_task,
 )
 from .inputs.options import check_names
@@ -43,7 +43,7 @@ from .scheduling.config import SchedulerConfig
 from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .spec_decode.ngram_proposer import NgramProposer
 
-# For all prompts, or a sequence with one item per prompt; None for the defaults.
+# Parameters of all prompts, or one per prompt; None for the defaults.
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 log = logging.getLogger("tiny_llm.engine")
@@ -52,10 +52,10 @@ P = ParamSpec("P")
 POOLING_PARAMS = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
-def _takes(
+def _with_signature_of(
     arguments: Callable[P, EngineArgs],
 ) -> Callable[[Callable[[Any, EngineArgs], None]], Callable[Concatenate[Any, P], None]]:
-    """Decorator: gives a method with an `EngineArgs` the signature of `EngineArgs`."""
+    """Decorator: the method takes the arguments of `EngineArgs` instead of an instance."""
 
     def decorate(init: Callable[[Any, EngineArgs], None]) -> Callable[Concatenate[Any, P], None]:
         def wrapper(self: Any, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -77,16 +77,16 @@ class LLM(EngineCore):
     kernels) and `tensor_parallel_size`. The arguments are the fields of `EngineArgs`.
 
     Raises:
-        UserError: the model cannot be loaded, an argument is invalid, or the KV memory is too small
-            for one page, plus two state slots if the model has recurrent state.
+        UserError: the model cannot be loaded, an argument is invalid, or the KV memory cannot hold
+            one page, and two state slots if the model has recurrent state.
     """
 
     @exclusive
-    @_takes(EngineArgs)
+    @_with_signature_of(EngineArgs)
     def __init__(self, args: EngineArgs):
         args = replace(args, task=resolve_task(args.task, args.model))
         models = load_models(args)
-        adapters = attach_to_target(models, args.adapter_folders)
+        adapters = attach_lora_adapters(models, args.adapter_folders)
         memory = plan_kv_memory(models.all, available_memory(), *args.memory_limits)
         if memory.reason:
             log.info("KV memory: up to %.2f GB, %s", memory.num_bytes / 1e9, memory.reason)
@@ -101,7 +101,7 @@ class LLM(EngineCore):
             max_queue=args.max_queue,
             num_state_slots=memory.num_state_slots,
             state_slot_pages=memory.state_slot_pages,
-            window=common_window(models.all),
+            window=max_sliding_window(models.all),
         )
         runner = make_model_runner(args, models, memory.num_pages, memory.num_state_slots)
         scheduler = make_scheduler(args, config)
@@ -172,7 +172,7 @@ class LLM(EngineCore):
         use_tqdm: bool = True,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Like `generate`, for chat messages only: one list of them, or several."""
+        """Like `generate`, for one conversation or several, each a list of chat messages."""
         if not all(map(is_chat, normalize_prompts(messages))):
             raise UserError(f"messages must be chat messages, got {short_repr(messages)}.")
         return self.generate(messages, sampling_params, use_tqdm=use_tqdm, **options)
@@ -227,7 +227,7 @@ class LLM(EngineCore):
         chat: ChatOptions,
         outputs: list[RequestOutput],
     ) -> Iterator[StreamOutput]:
-        """Serves requests and fills `outputs`; if it ends early, aborts the others."""
+        """Queues and serves requests, adding their outputs to `outputs`; closing it aborts them."""
         sink: deque[StreamOutput] = deque()
         try:
             for prompt, params, lora in prompts_and_params:
@@ -263,6 +263,8 @@ class LLM(EngineCore):
         self, query: str, documents: Sequence[str], instruction: str = SCORE_INSTRUCTION
     ) -> list[float]:
         """Scores documents' relevance to a query, 0 to 1, with a reranking model."""
+        if isinstance(documents, str):
+            raise UserError(f"documents must be a list of strings, got {short_repr(documents)}.")
         prompts = [
             SCORE_TEMPLATE.format(instruction=instruction, query=query, document=document)
             for document in documents
@@ -308,6 +310,7 @@ class LLM(EngineCore):
                 model's context or the KV memory, or a duplicate id.
             QueueFullError: the queue is full.
         """
+        self._check_task("text generation", "generate")
         params = _check_params(sampling_params or SamplingParams())
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
         request_output = self._encode_and_add(
@@ -328,7 +331,7 @@ class LLM(EngineCore):
 
     @exclusive
     def reserve(self) -> None:
-        """Allocates all of `kv_cache_bytes` now, so that no later step has to."""
+        """Allocates the whole KV cache now instead of on demand."""
         config = self.scheduler.config
         num_slots = min(config.num_state_slots // 2, default_state_slots(config.max_num_seqs))
         num_pages = config.num_pages - math.ceil(num_slots * config.state_slot_pages)

@@ -60,8 +60,8 @@ class ServingModel(Protocol):
     ) -> mx.array:
         """Computes the logits of one step, len(rows)×vocab_size.
 
-        On a CPU, a token's logits are bit-identical in any batch. Precondition: all positions are
-        within the context length.
+        On a CPU, a token's logits are bit-identical whatever the rest of the batch. Precondition:
+        all positions are within the context length.
 
         Args:
             ids: T token ids in the order of `batch`.
@@ -79,9 +79,10 @@ class ServingModel(Protocol):
 def serving_model(
     name: str, mlx_model: Any, *args: Any, task: Task = "generate", **options: Any
 ) -> ServingModel:
-    """Builds the engine's model; `args` and `options` are those of `Decoder`.
+    """Builds the engine's model.
 
     Args:
+        args, options: further arguments of `Decoder`.
         task: "embed" builds an `EmbeddingDecoder`, any other task a `Decoder`.
 
     Raises:
@@ -92,8 +93,8 @@ def serving_model(
     is_nested = config.delta_net is not None or not hasattr(mlx_model, "model")  # also Qwen3-VL
     if is_nested and not isinstance(mlx_model, CheckpointModel):
         raise ModelError(
-            f"'{name}' is a {config.model_type} model, whose layout differs in mlx_lm; load it "
-            "with `load_weights`."
+            f"'{name}' is a {config.model_type} model, which mlx_lm loads with another layout; "
+            "load it with `load_weights`."
         )
     decoder = EmbeddingDecoder if task == "embed" else Decoder
     mlx_model = repacked(prepack_model(mlx_model))
@@ -102,7 +103,11 @@ def serving_model(
 
 
 def mtp_model(name: str, mlx_model: Any, **options: Any) -> MtpDecoder:
-    """Builds the multi-token prediction (MTP) layer; ModelError if it was not loaded."""
+    """Builds the multi-token prediction (MTP) layer.
+
+    Raises:
+        ModelError: the model was loaded without this layer, or a config field is invalid.
+    """
     check_has_mtp(name, mlx_model)
     layer: MtpDecoder = _build(name, MtpDecoder, mlx_model, **options)
     return layer

@@ -94,7 +94,7 @@ class Settings:
     )
     generation_config: Literal["auto", "vllm"] = option("auto")
     response_store: int = option(0, "N")
-    strict_fields: bool = option(False, page="server.md#rejected-and-ignored-fields")
+    strict_fields: bool = option(False, doc_link="server.md#rejected-and-ignored-fields")
     log_requests: bool = option(False)
     log_contents: bool = option(False)
     record: Path | None = option(None, "FILE")

@@ -298,8 +298,8 @@ FAULTS = [
         "the output reuses an input that is still needed",
         "swiglu",
         "common/row_operation.cpp",
-        "allocate_or_reuse(outputs[i], inputs[operation_.reused + i]);",
-        "outputs[i].copy_shared_buffer(inputs[operation_.reused + i]);",
+        "allocate_or_reuse(outputs[i], inputs[operation_.first_donated + i]);",
+        "outputs[i].copy_shared_buffer(inputs[operation_.first_donated + i]);",
         "overwrites input 0",
     ),
 ]

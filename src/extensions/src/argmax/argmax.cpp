@@ -42,8 +42,8 @@ mx::array argmax(const mx::array& x, mx::StreamOrDevice s) {
         .name = "argmax",
         .node = "TinyLlmArgmax",
         .kernel = TINY_LLM_ROW_KERNEL(argmax),
-        .reused = -1,
-        .reduces = true,
+        .first_donated = -1,
+        .has_scalar_rows = true,
         .shape =
             [](const auto& inputs, const RowOptions&) {
                 const auto& shape = inputs[0].shape();

@@ -14,7 +14,7 @@ mx::array gated_rms_norm(const mx::array& o, const mx::array& z, const mx::array
         .name = "gated_rms_norm",
         .node = "TinyLlmGatedRmsNorm",
         .kernel = TINY_LLM_ROW_KERNEL(gated_rms_norm),
-        .reused = 1,
+        .first_donated = 1,
         .metal_kernel = "gated_rms_norm_row",
         .grid = RowGrid::simdgroup_per_row,
     };

@@ -36,7 +36,8 @@ uint16_t load_16(const uint8_t* bytes) {
 
 float half_at(const uint8_t* bytes) { return float16_to_float(load_16(bytes)); }
 
-// Packs runs of 2n nibbles, whose low nibbles precede the high ones, as n pairs in order.
+// Converts 2n 4-bit integers to MLX's order. In n bytes of a block, the low nibbles hold the first
+// n integers and the high nibbles the last n.
 void pack_nibbles(const uint8_t* from, int n, uint8_t* to) {
     for (int i = 0; i < n / 2; i++) {
         const unsigned pair = load_16(from + 2 * i);
@@ -45,7 +46,7 @@ void pack_nibbles(const uint8_t* from, int n, uint8_t* to) {
     }
 }
 
-// Spreads the same runs to a byte per weight.
+// Unpacks the same layout to a byte per integer.
 void spread_nibbles(const uint8_t* from, int n, uint8_t* to) {
     for (int i = 0; i < n; i++) {
         to[i] = from[i] & 0x0f;
@@ -53,7 +54,7 @@ void spread_nibbles(const uint8_t* from, int n, uint8_t* to) {
     }
 }
 
-// Scale of a type with signed integers, whose bias is `zero` scales.
+// Scale, and bias = zero · scale, of a type with signed integers.
 void signed_scale(const uint8_t* block, float zero, uint16_t* scale, uint16_t* bias) {
     *scale = load_16(block);
     *bias = float_to_float16(zero * half_at(block));
@@ -69,8 +70,8 @@ void q4_1(const uint8_t* block, uint8_t* codes, uint16_t* scales, uint16_t* bias
     pack_nibbles(block + 4, 16, codes);
 }
 
-// Five-bit integers: the fifth bits of a block, then its nibbles.
-void five_bits(const uint8_t* bytes, uint8_t* codes) {
+// Unpacks 5-bit integers to a byte each, from the fifth bits of all, then the nibbles.
+void unpack_5_bits(const uint8_t* bytes, uint8_t* codes) {
     uint32_t high;
     memcpy(&high, bytes, sizeof high);
     spread_nibbles(bytes + 4, 16, codes);
@@ -83,12 +84,12 @@ void five_bits(const uint8_t* bytes, uint8_t* codes) {
 
 void q5_0(const uint8_t* block, uint8_t* codes, uint16_t* scales, uint16_t* biases) {
     signed_scale(block, -16, scales, biases);
-    five_bits(block + 2, codes);
+    unpack_5_bits(block + 2, codes);
 }
 
 void q5_1(const uint8_t* block, uint8_t* codes, uint16_t* scales, uint16_t* biases) {
     *scales = load_16(block), *biases = load_16(block + 2);
-    five_bits(block + 4, codes);
+    unpack_5_bits(block + 4, codes);
 }
 
 void q8_0(const uint8_t* block, uint8_t* codes, uint16_t* scales, uint16_t* biases) {
@@ -155,8 +156,8 @@ void q6_k(const uint8_t* block, uint8_t* codes, uint16_t* steps, uint16_t* biase
             uint8_t* part_codes = codes + GROUP * group + 16 * part;
             for (int i = 0; i < 16; i++) {
                 const float q = static_cast<float>(part_codes[i] - 32) * ratio + 128.5f;
-                const int truncated = static_cast<int>(q);
-                part_codes[i] = static_cast<uint8_t>(std::min(std::max(truncated, 0), 255));
+                // Clamped as a float, in this order, because a corrupt scale may yield NaN.
+                part_codes[i] = static_cast<uint8_t>(std::min(std::max(0.0f, q), 255.0f));
             }
         }
     }
@@ -200,7 +201,8 @@ std::vector<mx::array> read_gguf_blocks(const std::string& path, int64_t begin,
                                         const std::string& name, int rows, int columns, int bits) {
     const BlockType* type = std::find_if(std::begin(TYPES), std::end(TYPES),
                                          [&](const BlockType& each) { return name == each.name; });
-    check(type != std::end(TYPES), READ_GGUF, "expected a quantized type, got ", name);
+    check(type != std::end(TYPES), READ_GGUF,
+          "expected type Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K or MXFP4, got ", name);
     const bool is_5_bits = bits == 5 && name[1] == '5';
     check(is_5_bits || bits == type->bits, READ_GGUF, "expected ", type->bits, " bits for ", name,
           ", got ", bits);
@@ -238,6 +240,8 @@ std::vector<mx::array> read_gguf_blocks(const std::string& path, int64_t begin,
             uint8_t* to = integers + block * code_bytes;
             if (is_mxfp4) {
                 exponents[block] = from[0];
+                type->convert(from, to, nullptr, nullptr);
+                continue;
             }
             uint8_t codes[MAX_BLOCK];
             type->convert(from, is_5_bits ? codes : to, scales + block * block_groups,

@@ -14,12 +14,13 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// Reads a matrix of GGUF blocks as arrays of MLX's formats with groups of 32. Eager.
+/// Reads a matrix of GGUF blocks and converts it to MLX's formats with groups of 32. Eager.
 ///
-/// Integers stay as they are, and scales of Q4_K and Q5_K, products of a float16 and a 6-bit
-/// integer, are rounded to float16. Q6_K has groups of 16: a quarter of the larger scale of two is
-/// the step of both, so the group with the larger scale stays exact, except for rounding to
-/// float16, and the error of the other is at most an eighth of that scale.
+/// Integers are unchanged. Scales and biases of Q4_K and Q5_K, products of a float16 and a 6-bit
+/// integer, are rounded to float16. Q6_K has groups of 16, of which each two share a scale in the
+/// result: a quarter of the larger one. The group with the larger scale stays exact, except for
+/// rounding to float16, and the error of the other is at most an eighth of the larger scale. If two
+/// scales differ only in sign, the error of both is at most about an eighth of them.
 ///
 /// file, begin: path, and byte offset of the first block.
 /// type: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K or MXFP4.

@@ -96,7 +96,7 @@ std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, boo
         .node = "TinyLlmTopkSoftmax",
         .kernel = []() -> RowKernel { return route; },
         .outputs = 2,
-        .reused = -1,
+        .first_donated = -1,
         .cost = 4,  // sorting a logit costs more than reading it
         .shape = [](const auto& inputs,
                     const RowOptions& options) { return chosen_shape(inputs[0], options.k); },

@@ -26,7 +26,7 @@ mx::array weighted_sum(const mx::array& x, const mx::array& weights,
         .name = "weighted_sum",
         .node = "TinyLlmWeightedSum",
         .kernel = TINY_LLM_ROW_KERNEL(weighted_sum),
-        .reused = -1,
+        .first_donated = -1,
         .shape = [](const auto& inputs, const RowOptions&) { return sum_shape(inputs[0]); },
     };
     constexpr const char* NAME = OPERATION.name;

@@ -24,16 +24,16 @@ from ...models.gguf.model_files import has_weights, read_model_config, read_weig
 from ...models.loading import evaluate
 
 SAMPLE_BYTES = 2**28  # minimum weights of the sample, beyond most processor caches
-STEPS, SECONDS = 5, 0.3  # minimum duration of a measurement
+MIN_STEPS, MIN_SECONDS = 5, 0.3  # of a measurement
 ENGINE_STEPS = 200
 PAGE_SIZE = 128
 
 
 class DecodeSpeed:
-    """Predicts a request's speed from decoding steps of the first n and 2n layers.
+    """Predicts a request's speed from the step times of the first n and the first 2n layers.
 
-    Their difference is the time of n layers; the engine's own time per step is measured with a
-    bundled model. Without weight files, the weights are random.
+    The difference of these times is the time of n layers; the engine's overhead per step is
+    measured with a bundled model. Without weight files, the weights are random.
     """
 
     def __init__(self, folder: Path, load_format: str = "auto"):
@@ -52,19 +52,19 @@ class DecodeSpeed:
         self._engine_seconds = _engine_seconds(model.args.delta_net is not None)
 
     def tokens_per_second(self, context: int, kv_cache_dtype: KvCacheDtype) -> float:
-        """Speed after `context` tokens."""
+        """Predicted decoding speed of one request at a context of `context` tokens."""
         seconds = []
         for count in self._counts:
             model = first_layers(self._model, count)
             decoder = Decoder(model, PAGE_SIZE, kv_cache_dtype=kv_cache_dtype)
             seconds.append(_step_seconds(decoder, context))
-        per_layer = (seconds[-1] - seconds[0]) / self._counts[0]
+        per_layer = max(0.0, seconds[-1] - seconds[0]) / self._counts[0]  # noise may be negative
         missing = self._num_layers - self._counts[0]
         return 1 / (self._engine_seconds + seconds[0] + per_layer * missing)
 
 
 def layer_period(config: DecoderConfig) -> int:
-    """Number of layers after which the kinds of layers repeat; all layers if they do not."""
+    """Period of the sequence of layer types; the number of layers if it has none."""
     kinds = [
         (config.has_delta_net(i), config.has_experts(i), config.window_of(i))
         for i in range(config.num_hidden_layers)
@@ -87,7 +87,7 @@ def first_layers(model: CheckpointModel, count: int) -> CheckpointModel:
 
 
 def _engine_seconds(is_hybrid: bool) -> float:
-    """Seconds of a decoding step spent outside the model and the sampler."""
+    """Engine overhead in seconds per decoding step, excluding the model and the sampler."""
     llm = LLM("demo-hybrid" if is_hybrid else "demo", max_num_seqs=1)
     params = SamplingParams(temperature=0, max_tokens=ENGINE_STEPS, ignore_eos=True)
     llm.generate("1", params)
@@ -95,14 +95,14 @@ def _engine_seconds(is_hybrid: bool) -> float:
 
 
 def _step_seconds(decoder: Decoder, context: int) -> float:
-    """Median seconds of a decoding step, with the selection of the token."""
+    """Median seconds per decoding step, including greedy sampling."""
     num_pages = context // PAGE_SIZE + 1
     model = PagedModel(decoder, num_pages, 2)
     model.populate(num_pages, 2)
     pages = array("i", range(num_pages))
     seconds: list[float] = []
     slot, token = 0, 1
-    while len(seconds) <= STEPS or sum(seconds) < SECONDS:
+    while len(seconds) <= MIN_STEPS or sum(seconds) < MIN_SECONDS:
         started = time.perf_counter()
         span = Span([token], context, pages, slot, [(0, 1 - slot)])
         token = mx.argmax(model.logits([span], [0])).item()  # type: ignore[assignment]
@@ -113,4 +113,4 @@ def _step_seconds(decoder: Decoder, context: int) -> float:
 
 def _nbytes(layers: Sequence[Any]) -> int:
     arrays: Any = tree_flatten(layers)
-    return sum(array.nbytes for _, array in arrays if isinstance(array, mx.array))
+    return sum(each.nbytes for _, each in arrays if isinstance(each, mx.array))

@@ -20,7 +20,7 @@ SOLUTIONS = ("tiny_llm", "ref", "tiny_llm_ref", "mine", "mlx")
 LOADERS = {f"week{week}": week for week in WEEK_MODELS}
 ENGINE = "engine"  # default loader: the serving engine, not a week's decoding loop
 
-# What only the engine supports: options, and `batch --record`.
+# Engine-only options and `batch --record`, with the rest of the error "only the engine …".
 ENGINE_ONLY = {
     **{name: each.engine_only for name, each in options_of(EngineArgs).items() if each.engine_only},
     "record": "records events",
@@ -31,6 +31,8 @@ API_KEY_VARIABLE = "TINY_LLM_API_KEY"
 
 def api_key(argument: str | None) -> str | None:
     """API key from `--api-key` or `API_KEY_VARIABLE`; None if neither is set."""
+    if argument == "":  # for example from an unset shell variable; must not disable authentication
+        raise UserError("--api-key must not be empty; omit it, or pass a key.")
     key = argument or os.environ.get(API_KEY_VARIABLE)
     return validate_utf8("the API key", key) if key else None
 
@@ -88,8 +90,9 @@ def add_model_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     )
     flag(
         "--loader",
-        "a week's model and decoding loop, which apply top-p and top-k before the temperature; or "
-        "the engine, which applies them after it (default, except with --solution mine)",
+        "week1 to week3: that week's model and decoding loop, which applies top-p and top-k before "
+        "the temperature; engine (default, except with --solution mine): the serving engine, which "
+        "applies them after it",
         [*LOADERS, ENGINE],
     )
     flag(
@@ -106,10 +109,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add_flag(parser, "--device", "device to run on; by default, gpu if available", ["cpu", "gpu"])
 
 
-def add_options(parser: argparse.ArgumentParser, owner: Any, command: str) -> None:
-    """Adds a command's flags for the options of a dataclass; a flag that is not given is None."""
+def add_options(parser: argparse.ArgumentParser, cls: Any, command: str) -> None:
+    """Adds a command's flags for a dataclass's options.
+
+    The value of an omitted flag is `flag_default()`, which is None for most options.
+    """
     drafts: Any = None  # a group of mutually exclusive flags
-    for name, option in options_of(owner).items():
+    for name, option in options_of(cls).items():
         if command not in option.commands:
             continue
         others: dict[str, Any] = {"dest": name, **option.repeat}
@@ -119,7 +125,10 @@ def add_options(parser: argparse.ArgumentParser, owner: Any, command: str) -> No
             notes.insert(0, "engine only")
         if option.parse is bool:
             kind = None
-            others["action"] = argparse.BooleanOptionalAction if option.default else "store_true"
+            if option.default:
+                others["action"] = argparse.BooleanOptionalAction
+            else:  # unlike store_true, None if omitted
+                others |= {"action": "store_const", "const": True}
         if name in ("draft_model", "speculative"):
             drafts = drafts or parser.add_mutually_exclusive_group()
         add_flag(
@@ -143,9 +152,9 @@ def _argument_type(option: Option) -> Callable[[str], Any]:
     return parse
 
 
-def given_options(args: argparse.Namespace, owner: Any) -> dict[str, Any]:
-    """Values of the given flags of a dataclass's options."""
-    names = [name for name, option in options_of(owner).items() if option.commands]
+def given_options(args: argparse.Namespace, cls: Any) -> dict[str, Any]:
+    """Keyword arguments of a dataclass from its flags, without those that are None."""
+    names = [name for name, option in options_of(cls).items() if option.commands]
     return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
 
 
@@ -180,8 +189,9 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
 def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -> None:
     """Rejects unsupported combinations of flags and resolves defaults.
 
-    Resolves the default of `args.loader`: a week's model for
-    --solution mine, for --enable-flash-attn, or if the extension is not built; else the engine.
+    The default of `args.loader` is the engine, or a week's model for --solution mine, with
+    --enable-flash-attn or --no-enable-flash-attn, or if the extension is not built and Week 1
+    supports the given flags.
 
     Args:
         needs_cache: whether the command needs a KV cache, which Week 1 lacks.
@@ -196,7 +206,8 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
             "omit it, or use --loader week2."
         )
     is_unspecified = args.loader is None and args.enable_flash_attn is None
-    prefers_engine = args.solution == "ref" and (beyond_week1 or kernels.is_built())
+    needs_engine = beyond_week1 or any(is_set(args, name) for name in ENGINE_ONLY)
+    prefers_engine = args.solution == "ref" and (needs_engine or kernels.is_built())
     if args.loader == ENGINE or (is_unspecified and prefers_engine):
         kernels.extension()  # raises before the model is loaded if the extension is not built
         EngineArgs("", **given_options(args, EngineArgs))  # checks the combination

@@ -1,10 +1,10 @@
-"""Options: dataclass fields that are keywords, flags and rows of a table.
+"""Option metadata of dataclass fields, shared by keywords, flags and documentation.
 
     class EngineArgs:
         '''…
             block_size: tokens per KV cache page.
         '''
-        block_size: int = option(32, "N", 1, commands=MODEL)
+        block_size: int = option(32, "N", 1, commands=MODEL_COMMANDS)
 
 This is the keyword `block_size` of `LLM` and the flag `--block-size N`. The annotation determines
 the flag's type; the choices are those of a `Literal`.
@@ -30,19 +30,20 @@ ATTRIBUTE = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Option:
-    """An option: its field and the field's metadata.
+    """Option of `EngineArgs` or `Settings`: its field and the field's metadata.
 
     Attributes:
         help: text of the dataclass's docstring.
         parse: function of the flag's text; by default, the annotation's type.
-        commands: commands with the flag; `serve` also reads it from text.
+        commands: commands that accept the flag; `serve` also accepts the option in `--model
+            NAME=…`.
         flag: the flag, by default the field's name.
         alias: a second flag.
-        flag_default: function of the value without the flag, if not the field's default.
+        flag_default: returns the flag's default, or None for the field's default.
         repeat: argparse's arguments for a flag with several values.
-        engine_only: completes "only the engine …", for an option that the course's models lack;
-            None if they have it.
-        page: section of the book about the option.
+        engine_only: completes the error "only the engine …"; None for an option that the course's
+            models support, too.
+        doc_link: section of the book about the option.
     """
 
     name: str
@@ -58,17 +59,21 @@ class Option:
     flag_default: Callable[[], Any] = lambda: None
     repeat: Mapping[str, Any] = field(default_factory=dict)
     engine_only: str | None = "has this option"
-    page: str = ""
+    doc_link: str = ""
 
     @property
     def shown_default(self) -> str:
-        """The flag's default for texts; empty if the help text explains it."""
+        """Default for help texts, e.g. "default: 32"; empty for None, () and booleans."""
         default = self.flag_default()
         shown = self.default if default is None else default
         return "" if shown in (None, ()) or isinstance(shown, bool) else f"default: {shown}"
 
     def from_text(self, text: str) -> Any:
-        """Converts a flag's text; ValueError if it is malformed, UserError with the reason."""
+        """Parses a flag's text.
+
+        Raises:
+            ValueError: the text is malformed; `UserError` if the value is not allowed.
+        """
         if self.parse is bool:
             check_choice("value", text, ("true", "false"))
             return text == "true"
@@ -88,9 +93,9 @@ class Option:
             check_choice(self.name, value, [*self.choices, *nullable])
         elif self.parse is bool:
             validate_bool(self.name, value)
-        elif self.parse is float:
-            allowed = f"a number of seconds {'>' if self.minimum else '≥'} 0"
-            validate_number(self.name, value, 0, math.inf, allowed, above=self.minimum > 0)
+        elif self.parse is float:  # a duration
+            allowed = f"a number of seconds of at least {self.minimum:g}"
+            validate_number(self.name, value, self.minimum, math.inf, allowed)
         elif self.parse is Path and not isinstance(value, str | os.PathLike):
             raise UserError(f"{self.name} must be a path, got {short_repr(value)}.")
         elif isinstance(self.default, int) or self.parse in (int, byte_count):
@@ -101,17 +106,17 @@ class Option:
 
 
 def option(default: Any, metavar: str | None = None, minimum: float = 0, **others: Any) -> Any:
-    """Field with an `Option`."""
+    """Declares a dataclass field with the attributes of its `Option`."""
     metadata = {"metavar": metavar, "minimum": minimum, **others}
     return field(default=default, metadata=metadata)
 
 
 @functools.cache
-def options_of(owner: Any) -> dict[str, Option]:
+def options_of(cls: Any) -> dict[str, Option]:
     """Options of a dataclass, by field name."""
-    texts = {name: " ".join(text.split()) for name, text in ATTRIBUTE.findall(owner.__doc__ or "")}
+    texts = {name: " ".join(text.split()) for name, text in ATTRIBUTE.findall(cls.__doc__ or "")}
     found = {}
-    for each in fields(owner):
+    for each in fields(cls):
         if each.metadata:
             kind: Any = each.type
             if get_origin(kind) in (Union, UnionType):
@@ -125,12 +130,12 @@ def options_of(owner: Any) -> dict[str, Option]:
 
 def check_options(instance: Any) -> None:
     """Checks and converts the options of a dataclass instance."""
-    owner: Any = type(instance)
-    for name, each in options_of(owner).items():
+    cls: Any = type(instance)
+    for name, each in options_of(cls).items():
         object.__setattr__(instance, name, each.check(getattr(instance, name)))
 
 
-def parse_options(values: Mapping[str, Any], *owners: type) -> list[dict[str, Any]]:
+def parse_options(values: Mapping[str, Any], *classes: type) -> list[dict[str, Any]]:
     """Converts options given as text, as in `serve --model NAME=block-size=16`.
 
     Returns:
@@ -140,8 +145,8 @@ def parse_options(values: Mapping[str, Any], *owners: type) -> list[dict[str, An
         UserError: an unknown name or an invalid value.
     """
     options = [
-        {name: each for name, each in options_of(owner).items() if "serve" in each.commands}
-        for owner in owners
+        {name: each for name, each in options_of(cls).items() if "serve" in each.commands}
+        for cls in classes
     ]
     check_names(values, [name for each in options for name in each])
     return [
@@ -162,12 +167,12 @@ def _parse(option: Option, value: Any) -> Any:
 
 
 def check_names(names: Iterable[str], known: Sequence[str]) -> None:
-    """Rejects unknown names; the error suggests the closest known one."""
+    """Rejects unknown names; the error suggests the closest known one, or the list."""
     for name in names:
         if name not in known:
             closest = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {closest[0]}?" if closest else "."
-            raise UserError(f"unknown option {short_repr(name)}{hint}")
+            hint = f"did you mean {closest[0]}?" if closest else "see `tiny-llm serve --help`."
+            raise UserError(f"unknown option {short_repr(name)}; {hint}")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:

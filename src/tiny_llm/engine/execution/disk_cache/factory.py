@@ -46,7 +46,7 @@ def make_disk_cache(
     workers = [other for model in models for other in model.worker_fingerprints()]
     root = fingerprint((model.model for model in models), workers)
     try:
-        store = PageStore(Path(directory), int(max_bytes))
+        store = PageStore(Path(os.path.expanduser(directory)), int(max_bytes))
         read_seconds = store.read_seconds(row_bytes["page"])
     except OSError as error:
         reason = f"cannot use {directory} ({error})"
