@@ -23,7 +23,12 @@ import numpy as np
 
 from tiny_llm import UserError
 from tiny_llm.models.parallel import mpi
-from tiny_llm.models.parallel.launch import connect, free_addresses, join_ring, launcher_backend
+from tiny_llm.models.parallel.launch import (
+    free_addresses,
+    init_distributed,
+    join_ring,
+    launcher_backend,
+)
 from tiny_llm.models.parallel.layers import all_reduce
 
 from .command import benchmark_parser, print_json, run_command
@@ -111,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ranks < 2:
         raise UserError(f"--ranks must be at least 2, got {args.ranks}.")
     if (backend := launcher_backend()) is not None:
-        group = connect(backend)
+        group = init_distributed(backend)
         args.ranks = group.size()
         seconds = run_rank(group, args.hidden, args.rounds)
         mpi.finalize()

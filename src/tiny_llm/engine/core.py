@@ -314,8 +314,10 @@ class EngineCore:
         is_short = memory.is_memory_short()
         if is_short:
             self.release_cached_memory()
-        has_written = self.disk_cache is not None and self.disk_cache.store_new_pages()
-        return is_short or has_written
+        if self.disk_cache is None:
+            return is_short
+        self.disk_cache.store_new()
+        return self.disk_cache.poll_stats() or is_short
 
     @recovering
     def release_cached_memory(self) -> None:

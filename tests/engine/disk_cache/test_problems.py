@@ -284,9 +284,13 @@ def test_unresponsive_disk(tmp_path, demo):
         release.set()
 
 
-def test_pages_wait_in_memory_for_a_slow_writer(tmp_path, demo):
-    """Pages stay in memory until the write queue has capacity."""
-    with mock.patch.object(io_thread, "MAX_QUEUED_BYTES", 300_000), engine(tmp_path, demo) as llm:
+@pytest.mark.parametrize("max_queued_bytes", [300_000, 1])
+def test_pages_wait_in_memory_for_a_slow_writer(tmp_path, demo, max_queued_bytes):
+    """Pages stay in memory until the write queue has capacity, or is empty for a larger page."""
+    with (
+        mock.patch.object(io_thread, "MAX_QUEUED_BYTES", max_queued_bytes),
+        engine(tmp_path, demo) as llm,
+    ):
         generate_one(llm)
     with engine(tmp_path, demo) as llm:
         assert generate_one(llm).num_cached_tokens > 300_000 // 8192

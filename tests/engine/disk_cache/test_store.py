@@ -92,6 +92,49 @@ def test_size_limit_holds_after_every_write(tmp_path):
     assert store.write(key_of(200), bytes(6 * SIZE), 0) == 0
 
 
+def test_page_that_cannot_fit_evicts_no_other(tmp_path):
+    store = open_store(tmp_path, 3)
+    write(store, 1, 2, 3)
+    assert store.write(key_of(4), bytes(4 * SIZE), 0) == 0
+    assert page_numbers_on_disk(tmp_path) == {1, 2, 3}
+
+
+def test_page_that_cannot_be_deleted_still_counts(tmp_path, monkeypatch):
+    def fail(path, missing_ok=False):
+        raise PermissionError(f"cannot delete {path}")
+
+    store = open_store(tmp_path, 2)
+    write(store, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        with pytest.raises(PermissionError):
+            write(store, 3)
+    assert key_of(1) in store
+    assert store.num_bytes == 2 * FILE_SIZE
+    write(store, 3, 4)
+    assert len(page_files(tmp_path)) == 2
+
+
+def test_folder_is_rescanned_after_an_error(tmp_path, monkeypatch):
+    first, second = open_store(tmp_path), open_store(tmp_path)
+    write(first, 1)
+    folder = first.path(key_of(1)).parent
+    os.utime(folder, (1, 1))  # settled
+    scan = os.scandir
+
+    def fail(path):
+        if os.fspath(path) == str(folder):
+            raise OSError("cannot list the folder")
+        return scan(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", fail)
+        with pytest.raises(OSError, match="cannot list"):
+            second.refresh()
+    second.refresh()
+    assert key_of(1) in second
+
+
 def test_smaller_limit_applies_to_existing_pages(tmp_path):
     write(open_store(tmp_path, 10), *range(10))
     store = open_store(tmp_path, 4)

@@ -1,7 +1,7 @@
 """TensorParallelModel: a sharded model, whose calls run on all ranks.
 
-Rank 0 has the requests, the scheduler and the sampler. It shares each call with the other ranks,
-which write the same slots of their own pages and states.
+Rank 0 owns the requests, the scheduler and the sampler, and broadcasts each call. Page and slot
+indices are identical on all ranks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class ShardedCheckpoint(Replica):
-    """A rank's shard of a checkpoint; stands in for a loaded model."""
+    """A rank's shard of a checkpoint, with the attributes of a loaded model."""
 
     args: DecoderConfig  # of the full model
     shard: Any
@@ -109,9 +109,9 @@ def attach_sharded(
 
 
 class TensorParallelModel(PagedModel, Replica):
-    """A rank's shard of a model; rank 0's calls run on all ranks.
+    """A rank's shard of a model. Rank 0 calls its methods, which run on all ranks.
 
-    Only rank 0 calls its methods; see `RankGroup.run`.
+    See `RankGroup.run`.
     """
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
@@ -145,12 +145,12 @@ class TensorParallelModel(PagedModel, Replica):
         return super().row_bytes(kind) * current_group().size
 
     def read_row(self, kind: RowKind, index: int) -> bytes:
-        """Concatenates all ranks' `PagedModel.read_row`."""
+        """Returns the concatenation of all ranks' shards of a page or state."""
         rows: list[bytes] = current_group().run(_gather_row, self, kind, index)
         return b"".join(rows)
 
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
-        """Writes to each rank its shard of the rows."""
+        """Splits the rows into shards; each rank writes its own."""
         current_group().run(_write_shards, self, kind, list(indices), list(map(bytes, rows)))
 
     def worker_fingerprints(self) -> list[bytes]:

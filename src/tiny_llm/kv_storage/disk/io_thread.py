@@ -1,8 +1,8 @@
 """IOThread: a thread that reads and writes pages.
 
 Engine steps never wait for the disk: they queue pages to write, and collect pages that the thread
-has read and verified. Reads come first, because requests wait for them. The pages in memory are
-bounded in bytes. All changes to the files are made on this thread.
+has read and verified. Reads take priority, because requests wait for them. Queued and uncollected
+pages are bounded in bytes. Only this thread modifies files.
 """
 
 import errno
@@ -11,31 +11,33 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from .page_file import Buffer
 from .store import PageStore
 
 log = logging.getLogger("tiny_llm.engine")
 
-MAX_QUEUED_BYTES = 2**26  # of pages to write
-MAX_READ_BYTES = 2**25  # of pages read but not yet collected, over all loads
+MAX_QUEUED_BYTES = 2**26  # bound on the write queue; a larger page is queued alone
+MAX_READ_BYTES = 2**25  # bound on uncollected pages of all loads; a larger page is read alone
 REFRESH_SECONDS = 1.0  # interval between checks for pages added by other processes
 RETRY_SECONDS = 60.0  # pause in writing after an error, e.g. a full disk
 STALL_SECONDS = 10.0  # longer reads and writes end all loads, e.g. if a network disk hangs
-# After these errors, the file may be intact, so its page is not deleted.
-TRANSIENT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+# Errors after which the file may be intact, so it is not deleted.
+TRANSIENT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
 
 
 class PageLoad:
-    """Pages to read, in order: (key, number of bytes) pairs."""
+    """Pages to read, in order, at least one: (key, number of bytes) pairs."""
 
     def __init__(self, pages: Sequence[tuple[bytes, int]]):
+        assert pages
         self.unread = deque(pages)
         self.payloads: list[bytes] = []  # read but not collected
 
 
 class IOThread(threading.Thread):
-    """Thread that reads the pages of loads, then writes queued pages, both in FIFO order."""
+    """Thread that serves loads, then queued writes, each in FIFO order."""
 
     def __init__(self, store: PageStore):
         super().__init__(name="page I/O", daemon=True)
@@ -57,10 +59,15 @@ class IOThread(threading.Thread):
         started = self._call_started
         return started is not None and time.monotonic() - started > STALL_SECONDS
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether writes are paused after an error."""
+        return time.monotonic() < self._paused_until
+
     def can_queue(self, num_bytes: int) -> bool:
-        """Whether `put` may queue `num_bytes`; False while paused by an error."""
-        is_paused = time.monotonic() < self._paused_until
-        return not is_paused and self._queued_bytes + num_bytes <= MAX_QUEUED_BYTES
+        """Whether `put` may queue `num_bytes`; False while writes are paused."""
+        max_bytes = max(MAX_QUEUED_BYTES, num_bytes)
+        return not self.is_paused and self._queued_bytes + num_bytes <= max_bytes
 
     def put(self, key: bytes, payload: Buffer, depth: int) -> None:
         """Queues a page to be written; see `PageStore.write`."""
@@ -86,7 +93,6 @@ class IOThread(threading.Thread):
 
         A load ends early at an unreadable page, or if the disk stalls.
         """
-        self._progress.clear()
         with self._changed:
             payloads, load.payloads = load.payloads, []
             self._uncollected_bytes -= sum(map(len, payloads))
@@ -100,8 +106,12 @@ class IOThread(threading.Thread):
         self.collect(load)
 
     def wait(self, timeout: float) -> None:
-        """Waits up to `timeout` seconds until a page or end of a load can be collected."""
+        """Waits up to `timeout` seconds until a page or end of a load can be collected.
+
+        May return early if it has been collected since the last wait.
+        """
         self._progress.wait(timeout)
+        self._progress.clear()
 
     def flush(self, timeout: float) -> bool:
         """Waits up to `timeout` seconds; returns whether all queued pages are written."""
@@ -144,9 +154,10 @@ class IOThread(threading.Thread):
         return self._uncollected_bytes + num_bytes <= max(MAX_READ_BYTES, num_bytes)
 
     def _read(self, load: PageLoad) -> None:
-        """Reads a load's next page. If it is unusable, deletes it and those after it.
+        """Reads a load's next page; on an error, ends the load.
 
-        Later pages are useless without it. A transient error deletes nothing.
+        Unless the error is transient, deletes the page and those after it, which are useless
+        without it.
         """
         payload = None
         try:
@@ -156,7 +167,8 @@ class IOThread(threading.Thread):
             if not isinstance(error, FileNotFoundError):  # evicted by another process
                 self._warn(f"cannot read a page ({error}); recomputing it")
             if getattr(error, "errno", errno.ENOMEM) not in TRANSIENT_ERRORS:
-                self._store.delete(key for key, _ in load.unread)
+                with suppress(OSError):
+                    self._store.delete(key for key, _ in load.unread)
         with self._changed:
             if load in self._loads:  # otherwise it was cancelled
                 load.unread.popleft()
@@ -170,7 +182,7 @@ class IOThread(threading.Thread):
     def _write(self, key: bytes, payload: Buffer, depth: int) -> None:
         try:
             self.written_bytes += self._store.write(key, payload, depth)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._paused_until = time.monotonic() + RETRY_SECONDS
             self._warn(f"cannot write pages ({error})")
         with self._changed:
@@ -184,7 +196,7 @@ class IOThread(threading.Thread):
         try:
             self._store.touch(used)
             self._store.refresh()
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._next_update += RETRY_SECONDS
             self._warn(f"cannot update the directory ({error})")
 

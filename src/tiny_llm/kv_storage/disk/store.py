@@ -36,8 +36,8 @@ MIN_FREE = 0.05  # fraction of the disk that pages leave free
 ORPHAN_SECONDS = 600.0  # partially written files older than this are deleted
 SETTLED_NS = 2 * 10**9  # a folder changed within this time may change again in the same clock tick
 NUM_PROBE_FILES = 4  # page files that `read_seconds` reads
-# A page is useless without its predecessors, so it is evicted first: with each of them, its time of
-# last use is this much earlier.
+# Offset of the time of last use per preceding page: a page is useless without its predecessors, so
+# it is evicted before them.
 DEPTH_NS = 10**8
 
 
@@ -56,7 +56,7 @@ class PageStore:
         max_bytes: upper bound on the total size; the least recently used pages are evicted.
 
     Attributes:
-        num_bytes: total size of all processes' pages, as of the last refresh.
+        num_bytes: total size of the indexed pages; `refresh` adds those of other processes.
 
     Raises:
         OSError: the directory is unusable.
@@ -103,9 +103,10 @@ class PageStore:
         Args:
             depth: number of preceding pages in the prefix.
         """
-        if key in self:
+        size = HEADER_BYTES + len(payload)
+        if key in self or size > self._max_bytes:
             return 0
-        disk, size = shutil.disk_usage(self._pages), HEADER_BYTES + len(payload)
+        disk = shutil.disk_usage(self._pages)
         allowed = self.num_bytes + disk.free - int(MIN_FREE * disk.total)
         max_bytes = min(self._max_bytes, allowed) - size
         self._evict(max(0, max_bytes))
@@ -144,10 +145,10 @@ class PageStore:
                 os.utime(self.path(key), ns=(time_ns, time_ns))
 
     def delete(self, keys: Iterable[bytes]) -> None:
+        """Deletes pages; after an OSError, the remaining ones are still stored."""
         for key in keys:
+            self.path(key).unlink(missing_ok=True)
             self.num_bytes -= self._sizes.pop(key, 0)
-            with suppress(OSError):
-                self.path(key).unlink(missing_ok=True)
 
     def refresh(self) -> None:
         """Adds pages that other processes have written; evicts to stay within `max_bytes`."""
@@ -160,14 +161,15 @@ class PageStore:
         changed_ns = folder.stat().st_mtime_ns
         if self._scanned.get(folder.name) == changed_ns:
             return
-        if time.time_ns() - changed_ns > SETTLED_NS:
-            self._scanned[folder.name] = changed_ns
+        is_settled = time.time_ns() - changed_ns > SETTLED_NS
         for file in os.scandir(folder):
             if PAGE_NAME.fullmatch(file.name) and file.is_file(follow_symlinks=False):
                 key = bytes.fromhex(file.name)
                 if key not in self._sizes:
                     with suppress(FileNotFoundError):  # another process has evicted it
                         self._add(key, file.stat().st_size)
+        if is_settled:
+            self._scanned[folder.name] = changed_ns
 
     def _add(self, key: bytes, size: int) -> None:
         self._sizes[key] = size
@@ -194,9 +196,9 @@ class PageStore:
             return GONE
 
     def read_seconds(self, num_bytes: int) -> float:
-        """Measures the least seconds to read a page that the OS has not cached.
+        """Measures the minimum time to read a page that is not in the OS's page cache.
 
-        0 on a full disk: its pages are read nevertheless.
+        Returns 0 on a full disk, from which pages can still be read.
         """
         key, payload, seconds = bytes(KEY_BYTES), os.urandom(num_bytes), []
         path = self._temporary_path(key)
@@ -220,5 +222,5 @@ def _check_private(folder: Path) -> None:
     status = folder.stat()
     if os.name != "nt" and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
         raise PermissionError(
-            f"other users own or may write {folder}; choose a new directory, or delete it"
+            f"other users own or may write {folder}; choose another directory, or delete this one"
         )

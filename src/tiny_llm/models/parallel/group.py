@@ -1,11 +1,11 @@
-"""Rank group: one program on all ranks; a lost rank ends the group.
+"""Rank group: SPMD execution of rank 0's calls; terminates when a rank dies or hangs.
 
-All ranks run the same functions in the same order. Rank 0 shares each call: the function and its
-arguments, pickled. A `Replica` exists on every rank and is pickled as its key.
+All ranks run the same functions in the same order. Rank 0 broadcasts each call: the function and
+its arguments, pickled. A `Replica` exists on every rank and is pickled as its key.
 
-Calls travel over a socket to each worker, because a rank that waits in a collective of MLX's ring
-or MPI keeps a core busy. A heartbeat per second travels in both directions: a rank in a collective
-cannot detect that another one is lost, so a thread exits the process.
+Calls use a socket per worker, because MLX's ring and MPI collectives busy-wait. Both sides send a
+heartbeat every second; a watchdog thread exits the process when a peer is lost, which a rank
+blocked in a collective cannot detect.
 """
 
 import atexit
@@ -32,10 +32,10 @@ from ..checkpoint.safe_io import ModelError
 from . import mpi
 from .layers import all_gather
 
-EXIT_SECONDS = 2.0  # time limit for workers' exits at the group's end
+EXIT_SECONDS = 2.0  # grace period for workers to exit at shutdown
 TIMEOUT_SECONDS = 7  # a rank that is silent for longer is lost
 LENGTH = struct.Struct("<Q")
-END = b"end"  # shared instead of a call
+END = b"end"  # broadcast instead of a call
 MAX_TEXT_BYTES = 1024
 
 _replicas: dict[int, "Replica"] = {}  # by key, on workers
@@ -77,7 +77,7 @@ class RankGroup:
         self._connections, self._processes = connections, processes
         self._end_reason: str | None = None
         self._num_replicas = 0
-        self._deleted: list[int] = []  # keys, shared with the next call
+        self._deleted: list[int] = []  # keys, broadcast with the next call
         self._calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # from rank 0
         self._call_lock, self._send_lock, self._loss_lock = (threading.Lock() for _ in range(3))
         if self.rank == 0:
@@ -159,7 +159,7 @@ class RankGroup:
         try:
             yield
         except ValueError as failure:
-            error = str(failure)
+            error = str(failure).strip() or type(failure).__name__
         if errors := [text for text in gather_text(error, self.comm) if text]:
             raise ModelError(error or errors[0])
 
@@ -190,11 +190,11 @@ class RankGroup:
                 time.sleep(1)
 
     def _watch(self, rank: int, connection: socket.socket) -> None:
-        """Receives calls and heartbeats; exits this process if the rank is silent or gone."""
+        """Receives calls and heartbeats; exits the process if the rank times out or disconnects."""
         message = b""
         try:
             while message != END:
-                message = _receive(connection, *LENGTH.unpack(_receive(connection, LENGTH.size)))
+                message = receive(connection, *LENGTH.unpack(receive(connection, LENGTH.size)))
                 if message:
                     self._calls.put(message)
             return
@@ -210,13 +210,16 @@ class RankGroup:
         for each in self._processes:
             each.kill()
         text = f"rank {rank} of {self.size} is lost: {reason}."
-        for callback in self.on_worker_lost:
-            callback(text)
-        # Silences the ring's socket errors. The leading newline ends a line that it has begun.
-        stderr = os.dup(2)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        os.write(stderr, f"\ntiny-llm: {text}\n".encode())
-        os._exit(1)
+        try:
+            for callback in self.on_worker_lost:
+                with suppress(Exception):
+                    callback(text)
+            # Silences the ring's socket errors. The leading newline ends a line that it has begun.
+            stderr = os.dup(2)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.write(stderr, f"\ntiny-llm: {text}\n".encode())
+        finally:
+            os._exit(1)
 
 
 def gather_bytes(data: bytes, comm: mpi.Group) -> list[bytes]:
@@ -230,15 +233,17 @@ def gather_text(text: str, comm: mpi.Group) -> list[str]:
     return [part.decode(errors="ignore").strip() for part in gather_bytes(data, comm)]
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
-    """Receives `size` bytes; OSError if the other rank is silent or gone."""
+def receive(connection: socket.socket, size: int, timeout: int = TIMEOUT_SECONDS) -> bytes:
+    """Receives `size` bytes; OSError if the peer times out or disconnects."""
     data, silent = bytearray(), 0
+    poll = select.poll()  # unlike `select`, without a limit on file descriptors
+    poll.register(connection, select.POLLIN)
     while len(data) < size:
-        # Counts seconds of this process: while it is suspended, the other rank is not silent.
-        if not select.select([connection], [], [], 1)[0]:
+        # Counts seconds of this process, which exclude the time for which it is suspended.
+        if not poll.poll(1000):
             silent += 1
-            if silent == TIMEOUT_SECONDS:
-                raise TimeoutError(f"no heartbeat for {TIMEOUT_SECONDS} seconds")
+            if silent == timeout:
+                raise TimeoutError(f"no heartbeat for {timeout} seconds")
             continue
         chunk = connection.recv(min(size - len(data), 2**20))
         if not chunk:
@@ -262,5 +267,5 @@ def _defer_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-    if pressed:
-        raise KeyboardInterrupt
+        if pressed:  # also if the block raised an exception
+            raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""Start of the ranks: by this process, which is then rank 0, or by `mlx.launch` or `mpirun`.
+"""Starts the ranks: spawns workers, or joins ranks launched by `mlx.launch` or `mpirun`.
 
-Launched ranks all run the same command line. Nothing is encrypted, so the network between the
-machines must be private.
+Launched ranks all run the same command line. Traffic is unencrypted and trusted: use a private
+network.
 """
 
 import faulthandler
@@ -22,12 +22,12 @@ import mlx.core as mx
 
 from ...errors import UserError
 from . import mpi
-from .group import RankGroup, gather_text
+from .group import RankGroup, gather_text, receive
 
 INIT_TIMEOUT_SECONDS = 8.0
-HELLO_TIMEOUT_SECONDS = 2.0
-# Program of a spawned worker, whose standard input is its connection to rank 0.
-WORKER = "from tiny_llm.models.parallel import launch; launch.run_spawned_worker()"
+HANDSHAKE_TIMEOUT_SECONDS = 2
+# Program of a spawned worker; its standard input is the socket to rank 0.
+WORKER_PROGRAM = "from tiny_llm.models.parallel import launch; launch.run_spawned_worker()"
 
 _group: RankGroup | None = None
 _lock = threading.Lock()
@@ -58,7 +58,7 @@ def current_group() -> RankGroup:
 
 
 def end_group() -> None:
-    """Ends the workers; needed before an exit that skips exit handlers."""
+    """Shuts down the workers; required before `os._exit`, which skips exit handlers."""
     if _group is not None:
         _group.end()
 
@@ -88,37 +88,35 @@ def launcher_backend() -> str | None:
 
 
 def join_launched_ranks() -> None:
-    """Connects the ranks if a launcher has started this process; does not return on workers."""
+    """Joins the group if a launcher started this process; never returns on workers.
+
+    Raises:
+        UserError: the ranks cannot be connected, or their versions differ.
+    """
     backend = launcher_backend()
     if backend is None:
         return
     try:
-        comm = connect(backend)
+        comm = init_distributed(backend)
     except RuntimeError as error:
         hint = "; set MLX_MPI_LIBNAME to the path of mpirun's library" if backend == "mpi" else ""
         raise UserError(f"the ranks cannot be connected: {error}{hint}.") from error
     from importlib.metadata import version  # imported only with a launcher, to save a megabyte
 
-    own_versions = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
-    own_host = _rank_0_host(backend) if comm.rank() == 0 else "127.0.0.1"
-    with socket.create_server((own_host, 0), backlog=comm.size()) as server:
-        token, port = os.urandom(16).hex(), server.getsockname()[1]
-        own = f"{own_host}\n{port}\n{token}\n{socket.gethostname()}\n{own_versions}"
-        texts = (text.split("\n") for text in gather_text(own, comm))
-        hosts, ports, tokens, machines, versions = zip(*texts, strict=True)
-        if comm.rank() == 0:
-            connections = _accept_workers(server, token, comm.size())
-        else:
-            connections = [socket.create_connection((hosts[0], int(ports[0])))]
-            connections[0].sendall(f"{tokens[0]}{comm.rank():4}".encode())
-    for connection in connections:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    local_versions = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
+    local_info = f"{socket.gethostname()}\n{local_versions}"
+    texts = (text.split("\n") for text in gather_text(local_info, comm))
+    machines, versions = zip(*texts, strict=True)
     for rank, other_versions in enumerate(versions):
         if other_versions != versions[0]:
             raise UserError(
                 f"rank {rank} has {other_versions}, but rank 0 has {versions[0]}; install the same "
                 "versions on all ranks."
             )
+    try:
+        connections = _connect_sockets(comm, backend)
+    except OSError as error:
+        raise UserError(f"the ranks cannot be connected: {error}.") from error
     _divide_threads(machines.count(machines[comm.rank()]))
     global _group
     _group = RankGroup(comm, connections)
@@ -128,37 +126,55 @@ def join_launched_ranks() -> None:
         _group.serve()
 
 
+def _connect_sockets(comm: mpi.Group, backend: str) -> list[socket.socket]:
+    """Returns rank 0's connections to the workers, in rank order, or a worker's to rank 0."""
+    if comm.rank() == 0:
+        host, token = _rank_0_host(backend), os.urandom(16).hex()
+        # On Debian, the host name resolves to 127.0.1.1, which other machines cannot reach.
+        interface = "" if host == socket.gethostname() else host
+        with socket.create_server((interface, 0), backlog=comm.size()) as server:
+            gather_text(f"{host}\n{server.getsockname()[1]}\n{token}", comm)
+            connections = _accept_workers(server, token, comm.size())
+    else:
+        host, port, token = gather_text("", comm)[0].split("\n")
+        connections = [socket.create_connection((host, int(port)), INIT_TIMEOUT_SECONDS)]
+        connections[0].settimeout(None)
+        connections[0].sendall(f"{token}{comm.rank():4}".encode())
+    for connection in connections:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connections
+
+
 def _rank_0_host(backend: str) -> str:
+    env = os.environ
     if backend == "mpi":
-        return socket.gethostname()
-    address = os.environ.get("MLX_JACCL_COORDINATOR", "")
+        is_local = env["OMPI_COMM_WORLD_LOCAL_SIZE"] == env["OMPI_COMM_WORLD_SIZE"]
+        return "127.0.0.1" if is_local else socket.gethostname()
+    address = env.get("MLX_JACCL_COORDINATOR", "")
     if backend == "ring":
-        address = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text())[0][0]
+        address = json.loads(Path(env["MLX_HOSTFILE"]).read_text())[0][0]
     return address.rpartition(":")[0]
 
 
 def _accept_workers(server: socket.socket, token: str, size: int) -> list[socket.socket]:
-    """Accepts one connection per worker, which begins with the token and the rank."""
+    """Accepts a connection from each worker, authenticated by the token."""
     server.settimeout(INIT_TIMEOUT_SECONDS)
     accepted: dict[int, socket.socket] = {}
     while len(accepted) < size - 1:
         connection, _ = server.accept()
-        connection.settimeout(HELLO_TIMEOUT_SECONDS)
-        hello = b""
-        with suppress(OSError):
-            hello = connection.recv(len(token) + 4, socket.MSG_WAITALL)
-        connection.settimeout(None)
-        if hello.startswith(token.encode()):  # otherwise not a rank
-            accepted[int(hello[len(token) :])] = connection
+        with suppress(OSError):  # not a rank
+            hello = receive(connection, len(token) + 4, HANDSHAKE_TIMEOUT_SECONDS)
+            if hello.startswith(token.encode()):
+                accepted[int(hello[len(token) :])] = connection
     return [accepted[rank] for rank in range(1, size)]
 
 
-def connect(backend: str) -> mpi.Group:
-    """Joins the ranks, which must call this at about the same time.
+def init_distributed(backend: str) -> mpi.Group:
+    """Initializes `mx.distributed` on all ranks within `INIT_TIMEOUT_SECONDS`.
 
-    Exits with status 1 and a traceback if other ranks are missing. MLX waits for them indefinitely
-    and holds the GIL, so no Python thread can enforce the timeout. faulthandler's timer is a C
-    thread; it replaces the timer of the server's watchdog.
+    On a timeout, the process exits with status 1 and a traceback. MLX blocks until all ranks have
+    joined and holds the GIL, so only a C thread, faulthandler's timer, can enforce the timeout.
+    This replaces the timer of the server's watchdog, which rearms it every second.
 
     Raises:
         RuntimeError: an address cannot be used, or MPI cannot be loaded.
@@ -179,7 +195,7 @@ def connect(backend: str) -> mpi.Group:
 
 
 def _spawn_group(size: int) -> RankGroup:
-    """Spawns workers, which MLX's ring connects on the loopback interface."""
+    """Spawns workers and joins them in an MLX ring on the loopback interface."""
     _divide_threads(size)
     processes: list[subprocess.Popen[bytes]] = []
     connections: list[socket.socket] = []
@@ -187,17 +203,28 @@ def _spawn_group(size: int) -> RankGroup:
         connection, other_end = socket.socketpair()
         connections.append(connection)
         with other_end:
-            command = [sys.executable, "-P", "-c", WORKER]
+            command = [sys.executable, "-P", "-c", WORKER_PROGRAM]
             processes.append(subprocess.Popen(command, stdin=other_end.fileno()))
+    try:
+        comm = _join_workers(connections)
+    except BaseException as error:
+        for process in processes:
+            process.kill()
+        if isinstance(error, (OSError, RuntimeError)):
+            raise UserError(f"the ranks cannot be connected: {error}.") from error
+        raise
+    return RankGroup(comm, connections, processes)
+
+
+def _join_workers(connections: Sequence[socket.socket]) -> mpi.Group:
+    size = 1 + len(connections)
     for rank, connection in enumerate(connections, start=1):
         if not connection.recv(1):
-            for process in processes:
-                process.kill()
-            raise UserError(f"rank {rank} of {size} is lost: it failed to start.")
+            raise UserError(f"rank {rank} of {size} failed to start; see its error above.")
     addresses = free_addresses(size)
     for rank, connection in enumerate(connections, start=1):
         connection.sendall(" ".join([str(rank), *addresses]).encode())
-    return RankGroup(join_ring(0, addresses), connections, processes)
+    return join_ring(0, addresses)
 
 
 def run_spawned_worker() -> NoReturn:
@@ -214,13 +241,13 @@ def run_spawned_worker() -> NoReturn:
 
 
 def join_ring(rank: int, addresses: Sequence[str]) -> mpi.Group:
-    """Joins MLX's ring, with the `host:port` of each rank; see `connect`."""
+    """Joins MLX's ring, with the `host:port` of each rank; see `init_distributed`."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
         json.dump([[address] for address in addresses], hosts)
         hosts.flush()
         os.environ.update(MLX_RANK=str(rank), MLX_HOSTFILE=hosts.name)
         try:
-            return connect("ring")
+            return init_distributed("ring")
         finally:
             del os.environ["MLX_RANK"], os.environ["MLX_HOSTFILE"]
 
@@ -234,6 +261,6 @@ def free_addresses(count: int) -> list[str]:
 
 
 def _divide_threads(num_ranks: int) -> None:
-    """Sets the threads per rank, if unset, to this machine's cores / `num_ranks`."""
+    """Sets `TINY_LLM_NUM_THREADS`, if unset, to this machine's cores divided by `num_ranks`."""
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
     os.environ.setdefault("TINY_LLM_NUM_THREADS", str(threads))

@@ -57,7 +57,7 @@ class DiskCache:
     Args:
         scheduler: the engine's scheduler; this object sets its callbacks.
         models: target and draft model, whose pages are stored together.
-        root: fingerprint of the models, used as the key of the empty prefix.
+        root: key of the empty prefix: a fingerprint of the models.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class DiskCache:
         self._finalizer = weakref.finalize(self, self._io.close, CLOSE_SECONDS)
 
     def attach(self) -> None:
-        """Sets the callbacks of the scheduler's pages, which are empty."""
+        """Installs callbacks in the scheduler's new, empty page manager; cancels all loads."""
         pages = self._scheduler.pages
-        # Key and depth (number of preceding pages) of each page in the prefix cache.
+        # Key and depth (number of preceding pages) of each cached page.
         self._keys: dict[PrefixNode, tuple[bytes, int]] = {}
         self._new: dict[tuple[PrefixNode, RowKind], None] = {}  # pages and states to write
         for request_id in list(self._loads):
@@ -103,8 +103,7 @@ class DiskCache:
     def close(self) -> None:
         """Writes new pages for at most `CLOSE_SECONDS`, then stops the thread."""
         deadline = time.monotonic() + CLOSE_SECONDS
-        # `can_queue(0)` is False while writes are paused after an error.
-        while self._new and self._io.can_queue(0) and time.monotonic() < deadline:
+        while self._new and not self._io.is_paused and time.monotonic() < deadline:
             self.store_new()
             self._io.flush(deadline - time.monotonic())
         pages = self._scheduler.pages
@@ -116,7 +115,8 @@ class DiskCache:
         for request_id, item in list(self._loads.items()):
             self._cancel(request_id)
             self._scheduler.finish_load(item.request, 0)
-        self._finalizer()
+        self._finalizer.detach()
+        self._io.close(max(0.0, deadline - time.monotonic()))
 
     def _key(self, node: PrefixNode) -> tuple[bytes, int]:
         if node.parent is None and node not in self._keys:
@@ -152,14 +152,13 @@ class DiskCache:
         if node is not None and node in by_node:
             self._on_checkpoint(node)
 
-    def store_new_pages(self) -> bool:
-        """Calls `store_new`; returns whether `stats` has changed since the last call."""
-        self.store_new()
+    def poll_stats(self) -> bool:
+        """Returns whether `stats` has changed since the last call."""
         before, self._reported = self._reported, self.stats
         return before != self._reported
 
     def store_new(self) -> None:
-        """Copies new pages and states into the write queue, as many as fit.
+        """Copies new pages and states to the write queue while it has capacity.
 
         Called between steps, when cached pages and checkpoints do not change.
         """
