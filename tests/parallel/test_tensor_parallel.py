@@ -289,8 +289,9 @@ def test_rank_holds_its_share_of_weights_and_pages():
     assert two.runner.target.nbytes * 2 == one.runner.target.nbytes
 
 
-# Prints each rank's proportional set size (Pss) in bytes when idle.
-PRINT_PSS = """
+# Prints each rank's anonymous memory in bytes when idle. (Shares of mapped libraries depend on how
+# many other processes use them.)
+PRINT_MEMORY = """
 import json
 import os
 from pathlib import Path
@@ -301,7 +302,7 @@ llm.reserve()
 llm.generate([list(range(40, 140))], SamplingParams(max_tokens=8))
 pids = [os.getpid(), *ranks_of(os.getpid())]
 rolls = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
-print(json.dumps([1024 * int(roll.partition("\\nPss:")[2].split()[0]) for roll in rolls]))
+print(json.dumps([1024 * int(roll.partition("\\nAnonymous:")[2].split()[0]) for roll in rolls]))
 """
 
 
@@ -309,7 +310,7 @@ print(json.dumps([1024 * int(roll.partition("\\nPss:")[2].split()[0]) for roll i
 def test_rank_memory_is_about_half_of_the_total():
     """Margins cover the ring (25 MB), not NumPy (20 MB) or a vocabulary (30 MB)."""
     done = subprocess.run(
-        [sys.executable, "-c", PRINT_PSS],
+        [sys.executable, "-c", PRINT_MEMORY],
         # without the emulator, which imports NumPy
         env={**os.environ, "TINY_LLM_EMULATED_METAL": "0"},
         capture_output=True,
