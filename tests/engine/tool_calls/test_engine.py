@@ -40,7 +40,7 @@ def test_tool_call_parser_option(demo, parser, expected):
 
 
 def test_unknown_parser(demo):
-    with pytest.raises(UserError, match="tool_call_parser must be one of auto, .* got 'xml'"):
+    with pytest.raises(UserError, match="tool_call_parser must be 'auto', .* got 'xml'"):
         LLM(demo, kv_cache_bytes=2**23, tool_call_parser="xml")
 
 

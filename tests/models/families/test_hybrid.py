@@ -328,7 +328,7 @@ def test_mlx_lm_and_course_models_are_rejected():
     config = {**HYBRID, "model_type": "qwen3_5"}
     theirs = qwen3_5.Model(qwen3_5.ModelArgs.from_dict(config))
     with pytest.raises(
-        ModelError, match="is a qwen3_5 model, whose .* load it with `load_weights`"
+        ModelError, match="is a qwen3_5 model, which .* load it with `load_weights`"
     ):
         serving_model("it", theirs, 16)
     with pytest.raises(ModelError, match="is a model of type 'qwen3_5', which the course's layers"):
