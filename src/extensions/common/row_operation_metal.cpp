@@ -37,7 +37,9 @@ void RowNode::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
     if (outputs[0].size() == 0) {
         return;
     }
-    RowParams params = {.D = outputs[0].shape(-1), .eps = options_.eps};
+    RowParams params{};
+    params.D = outputs[0].shape(-1);
+    params.eps = options_.eps;
     params.M = static_cast<long>(outputs[0].size()) / params.D;
     std::vector<mx::array> rows;
     for (size_t i = 0; i < inputs.size(); i++) {
