@@ -38,6 +38,7 @@ HYBRID_SHAPES = {
     "qwen3.5-4b": (2560, 32, 9216, 16, 4, 32),
 }
 VOCAB_SIZE = 151_936
+GROUP_SIZES = (32, 64, 128)
 SHARD_BYTES = 2_000_000_000
 TOKENIZER_FILES = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
@@ -230,7 +231,7 @@ def main() -> int:
     parser.add_argument(
         "--bits", type=int, choices=(4, 8), help="bits per weight (default: bfloat16)"
     )
-    parser.add_argument("--group-size", type=int, choices=(32, 64, 128), default=128)
+    parser.add_argument("--group-size", type=int, choices=GROUP_SIZES, default=128)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="default: checkpoints/<shape>-<format>")
     args = parser.parse_args()

@@ -22,7 +22,7 @@ from tiny_llm.models.families.linear import ACTIVATION_BITS
 
 from .command import benchmark_parser, print_json, run_command
 from .gguf_file import write_gguf
-from .make_checkpoint import HYBRID_SHAPES, SHAPES, shape_config, write_checkpoint
+from .make_checkpoint import GROUP_SIZES, HYBRID_SHAPES, SHAPES, shape_config, write_checkpoint
 from .metrics import METRICS, Metric, names
 from .peers_plot import write_plot
 from .peers_results import Results
@@ -53,7 +53,6 @@ WORKERS = {
     "mlx-lm": "mlx_lm_worker",
 }
 BITS = 4
-GROUP_SIZES = (32, 64, 128)
 FIRST_ROUND_ONLY = {"mlx-lm"}  # takes seconds per token
 GGUF_SYSTEMS = {"llama.cpp", "ik_llama.cpp"}
 EXPORTING_SYSTEMS = {"openvino", "onnxruntime"}  # quantize an unquantized checkpoint themselves
@@ -107,13 +106,13 @@ class Checkpoints:
         return file
 
     def exported(self, system: str, python: str, exact: bool) -> Path:
-        """Folder exported by a system: 4-bit weights in groups of `group_size`.
+        """Folder exported by a system: 4-bit weights in groups of 128.
 
         Args:
             python: an interpreter with the exporter.
             exact: whether activations stay float32.
         """
-        name = f"{self._shape}-{system}-int4-g{self._group_size}"
+        name = f"{self._shape}-{system}-int4-g128"
         folder = self._work / (f"{name}-exact" if exact else name)
         export_once(python, WORKERS[system], self.bfloat16(), folder, exact)
         return folder
@@ -275,12 +274,13 @@ def run(args: argparse.Namespace) -> int:
     """Measures all systems; writes table, data and figure."""
     if args.activation_bits == 8 and args.flash is not None:
         raise UserError("--flash and --no-flash require --activation-bits 16, got 8.")
+    gguf_readers = {"tiny-llm", *GGUF_SYSTEMS}
     if args.systems is None:
-        known = ("tiny-llm", *GGUF_SYSTEMS) if args.gguf else WORKERS
+        known = gguf_readers if args.gguf else WORKERS
         args.systems = [name for name in WORKERS if name in known]
         if args.ik_llama_bench is None:
             args.systems.remove("ik_llama.cpp")
-    if args.gguf is not None and (others := set(args.systems) - {"tiny-llm", *GGUF_SYSTEMS}):
+    if args.gguf is not None and (others := set(args.systems) - gguf_readers):
         raise UserError(f"--gguf: {min(others)} does not read GGUF files; omit it in --systems.")
     if "ik_llama.cpp" in args.systems and args.ik_llama_bench is None:
         raise UserError("ik_llama.cpp requires --ik-llama-bench, the path of its llama-bench.")

@@ -75,6 +75,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--binary", required=True)
-    parser.add_argument("--weight-bits", type=float, default=4.5)
+    parser.add_argument("--weight-bits", type=float, required=True)
     arguments = parser.parse_args()
     serve(lambda: IkLlamaCpp(arguments.file, arguments.binary, arguments.weight_bits))

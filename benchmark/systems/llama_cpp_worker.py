@@ -113,10 +113,10 @@ class Context:
         self.truncate(0)
         for start in range(0, len(ids), UBATCH):
             chunk = ids[start : start + UBATCH]
-            self._run([(token, start + i, 0) for i, token in enumerate(chunk)], range(len(chunk)))
-            for i, token in enumerate(ids[start + 1 : start + len(chunk) + 1]):
-                row = self._api.llama_get_logits_ith(self._context, i)
-                logits = np.ctypeslib.as_array(row, (self._vocab_size,)).astype(np.float64)
+            entries = [(token, start + i, 0) for i, token in enumerate(chunk)]
+            targets = ids[start + 1 : start + len(chunk) + 1]  # none after the last token
+            for row, token in zip(self._logits(entries, range(len(chunk))), targets, strict=False):
+                logits = row.astype(np.float64)
                 top = logits.max()
                 total += top + np.log(np.exp(logits - top).sum()) - logits[token]
         return float(total)
@@ -143,12 +143,15 @@ class Context:
 
     def decode(self, entries: list[tuple[int, int, int]], outputs: Sequence[int]) -> list[int]:
         """Runs (token, position, sequence) entries; returns each output's most likely token."""
+        return [int(row.argmax()) for row in self._logits(entries, outputs)]
+
+    def _logits(self, entries: list[tuple[int, int, int]], outputs: Sequence[int]) -> list[Any]:
         import numpy as np
 
         self._run(entries, outputs)
         shape = (self._vocab_size,)
         rows = [self._api.llama_get_logits_ith(self._context, i) for i in outputs]
-        return [int(np.ctypeslib.as_array(row, shape).argmax()) for row in rows]
+        return [np.ctypeslib.as_array(row, shape) for row in rows]
 
     def _run(self, entries: list[tuple[int, int, int]], outputs: Sequence[int]) -> None:
         batch = self._batch

@@ -119,8 +119,8 @@ def load(
     folder: Path, flash: bool | None, activation_bits: Literal[16, 8]
 ) -> TinyLlm | TinyLlmEngine:
     """Loads a checkpoint into Week 2's model, or into the engine if Week 2 cannot run it."""
-    is_qwen3 = ModelCosts.from_folder(folder).args.model_type == "qwen3"
-    if folder.is_file() or not is_qwen3 or activation_bits == 8:
+    is_gguf = folder.is_file()
+    if is_gguf or activation_bits == 8 or ModelCosts.from_folder(folder).args.model_type != "qwen3":
         return TinyLlmEngine(folder, activation_bits=activation_bits)
     return TinyLlm(folder, flash)
 

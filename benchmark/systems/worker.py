@@ -60,7 +60,7 @@ def serve(load: Callable[[], System]) -> None:
                 reply(system.prefill(request["tokens"]))
             elif kind == "decode":
                 reply(system.decode(request["batch"], request["tokens"]))
-            else:  # an optional method of the system: embed, generate, predict or serve
+            else:  # an optional method of the system: embed, generate, loss, predict or serve
                 reply(getattr(system, kind)(**request))
         except UnsupportedError as error:
             reply({"unsupported": str(error)})

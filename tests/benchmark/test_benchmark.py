@@ -363,13 +363,18 @@ def peers_arguments(monkeypatch, work: Path, *flags: str) -> None:
     monkeypatch.setattr(sys, "argv", ["peers", "--work", str(work), *systems, *flags])
 
 
-@pytest.mark.skipif(kernels.prepack_rows() == 0, reason="needs kernels that round activations")
-def test_peers_runs_the_engine_with_8_bit_activations(monkeypatch, capsys, tmp_path):
+@pytest.fixture
+def _no_probe(monkeypatch):
     def build_probe(folder, isa):
         raise ProbeError("no probe")
 
     monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
     monkeypatch.setattr(peers, "build_probe", build_probe)
+
+
+@pytest.mark.skipif(kernels.prepack_rows() == 0, reason="needs kernels that round activations")
+@pytest.mark.usefixtures("_no_probe")
+def test_peers_runs_the_engine_with_8_bit_activations(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(peers.Checkpoints, "mlx", lambda self: TARGET_PATH)
     peers_arguments(monkeypatch, tmp_path, "--activation-bits", "8")
     assert peers.main() == 0
@@ -381,16 +386,12 @@ def test_peers_runs_the_engine_with_8_bit_activations(monkeypatch, capsys, tmp_p
     assert summary["tokens_per_s"]["tiny-llm"]["decode-128"] > 0
 
 
+@pytest.mark.usefixtures("_no_probe")
 def test_peers_on_a_gguf_file(monkeypatch, capsys, tmp_path):
-    def build_probe(folder, isa):
-        raise ProbeError("no probe")
-
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     config = transformers.LlamaConfig(vocab_size=211, num_hidden_layers=2, **sizes)
     file = write_model(tmp_path / "tiny.gguf", transformers.LlamaForCausalLM(config))
-    monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
-    monkeypatch.setattr(peers, "build_probe", build_probe)
     peers_arguments(monkeypatch, tmp_path, "--gguf", str(file))
     assert peers.main() == 0
     output = capsys.readouterr().out.splitlines()

@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from tiny_llm.cli.parsing.arguments import flag_name
 from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.engine.inputs.options import options_of
 from tiny_llm.server.settings import Settings
@@ -166,7 +167,7 @@ def _flag_table(owner: str, command: str, other: str = "") -> str:
     for name, option in options_of({"EngineArgs": EngineArgs, "Settings": Settings}[owner]).items():
         if command in option.commands and other not in option.commands:
             value = "\\|".join(map(str, option.choices)) or option.metavar or ""
-            flags = [option.flag or f"--{name.replace('_', '-')}", *filter(None, [option.alias])]
+            flags = [option.flag or flag_name(name), *filter(None, [option.alias])]
             if option.parse is bool and option.default:
                 flags.append(flags[0].replace("--", "--no-"))
             shown = ", ".join(f"`{flag} {value}`".replace(" `", "`") for flag in flags)

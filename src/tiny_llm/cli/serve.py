@@ -16,7 +16,7 @@ from ..engine.factory import resolve_task
 from ..engine.llm import LLM
 from ..errors import UserError
 from ..models import default_model
-from ..models.hub import find_config, find_model
+from ..models.hub import find_files
 from ..models.tokenizer.chat_template import read_template_file
 from ..server.settings import ModelSpec, Settings
 from .backends.checkpoint import set_device
@@ -115,7 +115,6 @@ def _serve(args: argparse.Namespace) -> int:
     settings = Settings(
         **{
             **given_options(args, Settings),
-            "model_names": specs[0].names,
             "adapter_names": tuple(_adapter_names(args, specs[0].names)),
             "max_memory": memory_budget(args.max_memory, specs),
             "api_key": api_key(args.api_key),
@@ -144,10 +143,9 @@ def _engine_args(args: argparse.Namespace, model: ModelArgument) -> EngineArgs:
         options["chat_template"] = read_template_file(Path(options["chat_template"]))
     if options["scheduling_policy"] == "fair":
         options.setdefault("step_time_target", DEFAULT_STEP_TIME_TARGET)
-    find = find_config if options.get("load_format") == "dummy" else find_model
     for name, value in (("model", model.name), ("draft_model", options.get("draft_model"))):
         if value is not None:
-            options[name] = str(find(value, console))
+            options[name] = str(find_files(value, console, options.get("load_format")))
     options["task"] = resolve_task(options.get("task", "auto"), options["model"])
     return EngineArgs(**options)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ..errors import UserError, short_repr, validate_seed
 from ..kv_storage.int8_rows import KvCacheDtype
+from ..models.heads.pooling import Task
 from ..models.parallel.launch import num_launched_ranks
 from .inputs.options import byte_count, check_options, option
 from .scheduling.events import Listener
@@ -161,7 +162,7 @@ class EngineArgs:
     max_num_seqs: int = option(32, "N", 1, commands=MEMORY_COMMANDS)
     max_num_batched_tokens: int = option(256, "N", 1)
     max_model_len: int | None = option(None, "N", 2, commands=MEMORY_COMMANDS)
-    task: Literal["auto", "generate", "embed", "score"] = option(
+    task: Literal["auto", Task] = option(
         "auto", commands=MEMORY_COMMANDS, doc_link="server.md#embeddings-and-reranking"
     )
     scheduling_policy: Literal["fair", "fcfs"] = option("fcfs", flag_default=lambda: "fair")

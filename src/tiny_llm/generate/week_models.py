@@ -33,12 +33,11 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
         raise ModelError(f"week {week} has no model; choose one of {weeks}.")
     with model_errors(f"'{name}' cannot be built"):
         unsupported = _unsupported(config_of(mlx_model.args))
-    if unsupported is not None:
-        raise ModelError(
-            f"'{name}' {unsupported}, which the course's layers do not implement; use LLM, or "
-            "the commands with --loader engine."
-        )
-    with model_errors(f"'{name}' cannot be built"):
+        if unsupported is not None:
+            raise ModelError(
+                f"'{name}' {unsupported}, which the course's layers do not implement; use LLM, or "
+                "the commands with --loader engine."
+            )
         return WEEK_MODELS[week](mlx_model, **options)
 
 

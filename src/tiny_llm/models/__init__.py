@@ -9,7 +9,6 @@ families, lora, parallel.
 
 from .checkpoint.safe_io import ModelError
 from .families.attention_backends import ATTENTION_BACKENDS
-from .families.linear import ACTIVATION_BITS
 from .hub import (
     BUNDLED_MODELS,
     SHORT_NAMES,
@@ -18,7 +17,7 @@ from .hub import (
     find_model,
     shortcut_name_to_full_name,
 )
-from .loading import LOAD_FORMATS, load, load_weights
+from .loading import load, load_weights
 from .serving_model import (
     ServingModel,
     check_has_mtp,
@@ -27,10 +26,8 @@ from .serving_model import (
 )
 
 __all__ = [
-    "ACTIVATION_BITS",
     "ATTENTION_BACKENDS",
     "BUNDLED_MODELS",
-    "LOAD_FORMATS",
     "SHORT_NAMES",
     "ModelError",
     "ServingModel",

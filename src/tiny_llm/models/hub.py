@@ -92,6 +92,12 @@ def find_config(name: str, console: "Console | None") -> Path:
     return folder or download(full_name, console, CONFIG_PATTERNS)
 
 
+def find_files(name: str, console: "Console | None", load_format: str | None) -> Path:
+    """The files that a load format needs: for "dummy", only `find_config`'s."""
+    find = find_config if load_format == "dummy" else find_model
+    return find(name, console)
+
+
 def _local_path(name: str) -> Path | None:
     """Folder or GGUF file for a model name; None for a hub id."""
     full_name = shortcut_name_to_full_name(name)

@@ -27,7 +27,7 @@ from .gguf.model_files import (
     read_weights,
     weight_bytes,
 )
-from .hub import find_config, find_model, is_terminal, stderr_console
+from .hub import find_files, find_model, is_terminal, stderr_console
 from .memory import total_memory, trim_heap
 
 if TYPE_CHECKING:
@@ -103,8 +103,7 @@ def load_weights(
             _report(folder, full, model, console)
         return model, tokenizer
 
-    find = find_config if load_format == "dummy" else find_model
-    return _load(find(name, console), console, read)
+    return _load(find_files(name, console, load_format), console, read)
 
 
 def _load(

@@ -69,13 +69,9 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
 
 
 def size_of_tree(model: Any) -> ModelSize:
-    """Computes memory sizes from a loaded model's arrays, which may be lazy.
-
-    For a checkpoint loaded on several ranks, weight sizes are rank 0's, but KV cache and state
-    sizes cover all ranks.
-    """
+    """Computes memory sizes from a loaded model's arrays, which may be lazy."""
     config, parts = config_of(model.args), model.model
-    arrays: Any = tree_flatten(getattr(model, "shard", model))
+    arrays: Any = tree_flatten(model)
     # mlx_lm's modules also contain functions.
     total = sum(array.nbytes for _, array in arrays if isinstance(array, mx.array))
     dtype = activation_dtype(parts.embed_tokens, parts.norm)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -40,10 +39,10 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of the server; those of engines are in `EngineArgs`. Each model has a copy.
+    """Options of the server; those of engines are in `EngineArgs`.
 
     Attributes:
-        model_names: the model's names in the API; responses use the first.
+        model_names: a replica's model's names in the API; responses use the first.
         adapter_names: LoRA adapters, selected by a request's `model`.
         body_timeout: seconds without data after which an incomplete body is rejected.
         keep_alive: seconds of silence after which a stream sends a keep-alive.
@@ -107,7 +106,3 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_options(self)
-
-    @cached_property
-    def model_name(self) -> str:
-        return self.model_names[0]

@@ -12,6 +12,7 @@ from ...engine.inputs.limits import encode_text
 from ...engine.inputs.prompts import ChatOptions, encode_prompt
 from ...errors import UserError
 from ...models import default_model, load, load_weights
+from ..parsing.arguments import ENGINE
 from ..parsing.command import console
 
 
@@ -69,7 +70,7 @@ def load_for_solution(args: argparse.Namespace, name: str, mtp: bool = False) ->
     """
     if args.load_format == "dummy":
         return load_weights(name, console, "dummy", mtp=mtp)
-    if args.solution != "ref" and args.loader != "engine":
+    if args.solution != "ref" and args.loader != ENGINE:
         return load(name, console)
     return load_weights(name, console, mtp=mtp)
 

@@ -36,9 +36,9 @@ class DecodeSpeed:
     measured with a bundled model. Without weight files, the weights are random.
     """
 
-    def __init__(self, folder: Path, load_format: str = "auto"):
+    def __init__(self, folder: Path):
         config = read_model_config(folder)
-        if load_format == "dummy" or not has_weights(folder):
+        if not has_weights(folder):
             model = random_checkpoint(config)
         else:
             model = read_weights(folder, config)

@@ -31,15 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class ShardedCheckpoint(Replica):
-    """A rank's shard of a checkpoint, with the attributes of a loaded model."""
+    """A rank's shard of a checkpoint."""
 
     args: DecoderConfig  # of the full model
     shard: Any
     rank_shard: RankShard
     tokenizer: Any  # None on workers
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.shard, name)
 
 
 def load_sharded(

@@ -203,8 +203,13 @@ class CountTokensRequest(RequestBody):
             response_constraint = make_constraint("output_config.format", json=schema, strict=False)
         if choice is not None and choice.type == "tool" and choice.name is None:
             raise bad_request("tool_choice.name is required for type 'tool'.")
-        parallel = choice is None or not choice.disable_parallel_tool_use
-        return self._choice.constraint(self.usable_tools, parallel, response_constraint)
+        return self._choice.constraint(
+            self.usable_tools, not self.first_call_only, response_constraint
+        )
+
+    @property
+    def first_call_only(self) -> bool:
+        return self.tool_choice is not None and bool(self.tool_choice.disable_parallel_tool_use)
 
     @property
     def _choice(self) -> CommonToolChoice:
@@ -269,10 +274,6 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
     stop_sequences: ShortList[Annotated[str, Field(min_length=1)]] | None = None
     diagnostics: Diagnostics | None = None
-
-    @property
-    def first_call_only(self) -> bool:
-        return self.tool_choice is not None and bool(self.tool_choice.disable_parallel_tool_use)
 
     @property
     def thinking_budget(self) -> int | None:

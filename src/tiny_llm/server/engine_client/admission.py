@@ -36,19 +36,8 @@ def check_request(
     engine: EngineReady,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
-    num_unfinished: int,
-    max_queue: int,
 ) -> None:
-    """Checks prompts, sampling parameters and the queue's capacity.
-
-    Args:
-        num_unfinished: number of completions in the engine.
-        max_queue: number of completions that may wait.
-
-    Raises:
-        ApiError: 429 if the queue is full, 400 if a prompt is not valid, or if the request alone
-            exceeds the queue's capacity or `MAX_PROMPT_LOGPROBS`.
-    """
+    """Raises an `ApiError` (400) if prompts, `logit_bias` or `prompt_logprobs` are not valid."""
     for prompt in prompts:
         check_prompt(engine, prompt)
     with user_errors_as_400():
@@ -62,7 +51,18 @@ def check_request(
                 "fewer prompts, or request fewer alternatives.",
                 "prompt_logprobs",
             )
-    num_completions, capacity = len(prompts) * params.n, engine.max_num_seqs + max_queue
+
+
+def check_capacity(num_completions: int, num_unfinished: int, capacity: int) -> None:
+    """Checks a request's completions against the engine's slots and queue.
+
+    Args:
+        num_unfinished: number of completions in the engine.
+        capacity: number of completions that may run or wait.
+
+    Raises:
+        ApiError: 400 if the request alone exceeds the capacity, 429 if the queue is full.
+    """
     if num_completions > capacity:
         raise bad_request(
             f"The request needs {num_completions} completions; this server accepts at most "

@@ -105,6 +105,9 @@ class ModelLease:
         """Waits for the load; raises an `ApiError` on failure, timeout or disconnect."""
         acquired = self._registry.acquire(model)
         self._held = model, acquired
+        if acquired.done():
+            acquired.result()
+            return
         timeout = model.settings.request_timeout
         disconnected = asyncio.ensure_future(wait_for_disconnect(receive))
         try:

@@ -8,7 +8,6 @@ import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -16,7 +15,7 @@ from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 from ...engine.structured_output.grammar import GRAMMAR_FAILED
 from ..engine_client import messages
-from ..engine_client.admission import check_request, compile_grammar
+from ..engine_client.admission import RETRY_AFTER, check_capacity, check_request, compile_grammar
 from ..engine_client.engine_thread import CommandQueue, EngineThread
 from ..engine_client.messages import AbortRequest, AddRequest, EngineReady, EngineStats, StepReport
 from ..engine_client.metrics import Metrics, add_totals
@@ -57,7 +56,6 @@ class ServedModel:
     """A served model; all methods run on the event loop.
 
     Args:
-        settings: the server's; the model's own differ in `model_names`.
         on_dead: called if the engine thread fails.
 
     Attributes:
@@ -74,7 +72,7 @@ class ServedModel:
         self, spec: ModelSpec, settings: Settings, metrics: Metrics, on_dead: Callable[[], None]
     ):
         self.spec = spec
-        self.settings = replace(settings, model_names=spec.names)
+        self.settings = settings
         self.name = spec.names[0]
         self.metrics = metrics
         self.created = int(time.time())
@@ -123,7 +121,7 @@ class ServedModel:
     def check_ready(self) -> None:
         """Raises an `ApiError` (503) with the reason unless the model is ready."""
         if self.phase is not Phase.READY:
-            raise ApiError(503, self.reason, headers={"Retry-After": "1"})
+            raise ApiError(503, self.reason, headers=RETRY_AFTER)
 
     @property
     def prompts(self) -> PromptRenderer:
@@ -186,14 +184,17 @@ class ServedModel:
         Raises:
             ApiError: 503 if the model is not ready; see also `check_request`, `compile_grammar`.
         """
-        self._check(prompts, params)
+        self.check_ready()
+        assert self.engine_info is not None
+        check_request(self.engine_info, prompts, params)
+        self._check_capacity(len(prompts) * params.n)
         if params.structured_outputs is not None:
-            assert self.engine_info is not None
             loop, arguments = asyncio.get_running_loop(), (prompts, params, thinking_enabled)
             params = await loop.run_in_executor(
                 self._grammar_workers, compile_grammar, self.engine_info, *arguments
             )
-            self._check(prompts, params)  # phase and queue may have changed
+            self.check_ready()  # phase and queue may have changed
+            self._check_capacity(len(prompts) * params.n)
         timeout, record = self.settings.request_timeout, current_record()
         deadline = None if timeout is None else record.started_at + timeout
         lora = self.adapter_of(name)
@@ -204,7 +205,7 @@ class ServedModel:
             self.settings.max_queued_outputs,
             self._coalescer.schedule_wake,
             self.abort,
-            lora or self.name,
+            self.name_of(name),
             sum(map(len, prompts)),
         )
         self.in_flight.add(stream)
@@ -216,11 +217,10 @@ class ServedModel:
             self.command_queue.put(request)
         return stream
 
-    def _check(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
-        self.check_ready()
+    def _check_capacity(self, num_completions: int) -> None:
         assert self.engine_info is not None
-        max_queue = self.settings.max_queue
-        check_request(self.engine_info, prompts, params, self.num_unfinished, max_queue)
+        capacity = self.engine_info.max_num_seqs + self.settings.max_queue
+        check_capacity(num_completions, self.num_unfinished, capacity)
 
     def abort(self, stream: RequestStream) -> None:
         """Aborts a request's unfinished completions.
@@ -257,7 +257,7 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*self.settings.model_names, *self.settings.adapter_names)
+        return (*self.spec.names, *self.settings.adapter_names)
 
     def adapter_of(self, name: str | None) -> str | None:
         return name if name in self.settings.adapter_names else None
@@ -290,8 +290,7 @@ class ServedModel:
                 if message.snapshot is not None:
                     self.snapshot = message.snapshot
                     self._snapshot_arrived.set()
-                for callback in list(self._subscribers):
-                    callback(message)
+                self._publish(message)
             case messages.EngineDead(reason):
                 self.on_engine_dead(reason)
                 self._on_dead()
@@ -348,8 +347,11 @@ class ServedModel:
 
     def report_phase(self) -> None:
         """Sends subscribers a report without outputs, after a phase change."""
+        self._publish(StepReport((), self._stats))
+
+    def _publish(self, report: StepReport) -> None:
         for callback in list(self._subscribers):
-            callback(StepReport((), self.stats))
+            callback(report)
 
     async def refresh_snapshot(self, seconds: float) -> None:
         if not self.is_loaded or self.phase is Phase.FAILED:

@@ -127,7 +127,7 @@ async def _pool(
                     group[stream.prompt_index[output.request_id]] = output.pooled or ()
         if len(group) < len(stream.request_ids):
             raise ApiError(499, "The client has disconnected.")
-        yield [group[index] for index in range(len(group))], sum(map(len, group_ids))
+        yield [group[index] for index in range(len(group))], stream.prompt_tokens
 
 
 def _encode(model: ServedModel, prompts: Iterable[str | list[int]]) -> list[list[int]]:

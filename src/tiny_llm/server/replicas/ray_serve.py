@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message
 from ...engine.engine_args import EngineArgs
 from ...engine.inputs.options import parse_options
 from ...errors import UserError
-from ...models.hub import find_config, find_model
+from ...models.hub import find_files
 from ..http.middleware import BodyMiddleware
 from ..settings import MIN_BODY_BYTES, Settings
 from .gateway import Gateway, ReplicaLostError, ReplicaRequest
@@ -97,8 +97,7 @@ class RayServeArgs(BaseModel):
 class RayReplica:
     async def __init__(self, arguments: RayServeArgs):  # type: ignore[misc]  # Ray awaits it
         args = arguments.engine_args()
-        find = find_config if args.load_format == "dummy" else find_model
-        folder = str(find(arguments.model, Console()))
+        folder = str(find_files(arguments.model, Console(), args.load_format))
         self._replica = Replica(replace(args, model=folder), arguments.settings())
         await self._replica.start()
 

@@ -13,7 +13,7 @@ the concatenation of all ranks' shards.
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -57,6 +57,7 @@ class DiskCache:
     Args:
         scheduler: the engine's scheduler; this object sets its callbacks.
         models: target and draft model, whose pages are stored together.
+        row_bytes: bytes of a page, and of a state, of all models.
         root: key of the empty prefix: a fingerprint of the models.
     """
 
@@ -65,11 +66,12 @@ class DiskCache:
         store: PageStore,
         scheduler: Scheduler,
         models: Sequence[PagedModel],
+        row_bytes: Mapping[RowKind, int],
         root: bytes,
     ):
         self.hit_tokens = 0
         self._store, self._scheduler, self._models = store, scheduler, models
-        self._row_bytes = {kind: sum(m.row_bytes(kind) for m in models) for kind in ROW_KINDS}
+        self._row_bytes = row_bytes
         self._root = root
         self._loads: dict[str, RequestLoad] = {}
         self._reported = DiskCacheStats()

@@ -53,7 +53,7 @@ def make_disk_cache(
     else:
         page_seconds = _page_seconds(models, scheduler.config)
         if read_seconds < page_seconds:
-            return DiskCache(store, scheduler, models, root)
+            return DiskCache(store, scheduler, models, row_bytes, root)
         reason = (
             f"reading a page from {directory} takes {read_seconds:.2g} s, computing it "
             f"{page_seconds:.2g} s"
