@@ -11,18 +11,18 @@ namespace tiny_llm_ext {
 
 namespace {
 
-MetalLaunch row_launch(const std::string& kernel, RowGrid grid, const RowParams& params,
-                       int max_threads) {
+MetalLaunch launch_of(const std::string& kernel, RowGrid grid, const RowParams& params,
+                      int max_threads) {
     if (grid == RowGrid::simdgroup_per_row) {
         return simdgroup_launch(kernel, params.M, max_threads, params);
     }
     const int64_t loads = ceil_div(params.D, ROW_READS);
-    const bool one_row = grid == RowGrid::threadgroup_per_row;
-    const int threads = threads_for(loads, one_row ? MAX_THREADS : 256, max_threads);
-    const Extent elements = {.x = ceil_div(loads, threads), .y = params.M};
+    if (grid == RowGrid::elements) {
+        return row_launch(kernel, params.M, loads, 256, max_threads, params);
+    }
     return {.kernel = kernel,
-            .groups = one_row ? Extent{.x = params.M} : elements,
-            .threads = {.x = threads},
+            .groups = Extent{.x = params.M},
+            .threads = {.x = threads_for(loads, MAX_THREADS, max_threads)},
             .params = bytes_of(params)};
 }
 
@@ -51,7 +51,7 @@ void RowNode::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
     const std::string kernel = kernel_name(operation_.metal_kernel, format_of(outputs[0].dtype()),
                                            format_of(inputs.back().dtype()));
     const auto launch = [&](int max_threads) {
-        return row_launch(kernel, operation_.grid, params, max_threads);
+        return launch_of(kernel, operation_.grid, params, max_threads);
     };
     metal::encode(stream(), launch, rows, outputs);
 }

@@ -163,8 +163,6 @@ void q6_k(const uint8_t* block, uint8_t* codes, uint16_t* steps, uint16_t* biase
     }
 }
 
-constexpr int MXFP4_BYTES = 17;
-
 void mxfp4(const uint8_t* block, uint8_t* codes, uint16_t*, uint16_t*) {
     pack_nibbles(block + 1, 16, codes);
 }
@@ -172,7 +170,7 @@ void mxfp4(const uint8_t* block, uint8_t* codes, uint16_t*, uint16_t*) {
 constexpr BlockType TYPES[] = {
     {"Q4_0", 32, 18, 4, q4_0},   {"Q4_1", 32, 20, 4, q4_1},   {"Q5_0", 32, 22, 8, q5_0},
     {"Q5_1", 32, 24, 8, q5_1},   {"Q8_0", 32, 34, 8, q8_0},   {"Q4_K", 256, 144, 4, q4_k},
-    {"Q5_K", 256, 176, 8, q5_k}, {"Q6_K", 256, 210, 8, q6_k}, {"MXFP4", 32, MXFP4_BYTES, 4, mxfp4},
+    {"Q5_K", 256, 176, 8, q5_k}, {"Q6_K", 256, 210, 8, q6_k}, {"MXFP4", 32, 17, 4, mxfp4},
 };
 
 // Packs eight 5-bit integers into five bytes, lowest bits first.
