@@ -206,7 +206,7 @@ def test_slow_but_steady_reader_is_not_disconnected():
                     num_read += len(await reader.read(2**10))
                 protocol._on_send_timeout(num_unsent)
                 num_timeouts += 1
-            assert num_timeouts > 10
+            assert num_timeouts > 1
             while num_read < UNREAD_BYTES:
                 data = await reader.read(2**16)
                 assert data
