@@ -63,6 +63,15 @@ def test_add_bias(mode, dtype, M, O):
     assert_equals_cpu(mode, lambda s: (kernels.add_bias(both[:, O:], bias, stream=s),), ulps=0)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
+@pytest.mark.parametrize(("M", "D"), [(1, 1), (3, 7), (2, 1030)])
+def test_scaled_sum(mode, dtype, M, D):
+    both = random(M, 2 * D, dtype=dtype)
+    x, y = both[:, :D], both[:, D:]
+    assert_equals_cpu(mode, lambda s: (kernels.scaled_sum(x, y, 0.3, stream=s),), ulps=0)
+
+
 def test_swiglu_of_extreme_values():
     gate = mx.array([[-1e4, 1e4, -88.0, 88.0, 0.0, mx.nan, mx.inf, -mx.inf]])
     for dtype in DTYPE_NAMES:

@@ -82,6 +82,12 @@ def add_bias(arguments: Arguments) -> Case:
     return {"x": x, "bias": bias}, as_numpy(x) + as_numpy(bias)
 
 
+def scaled_sum(arguments: Arguments) -> Case:
+    dtype, shape = arguments.draw(st.sampled_from(FLOATS)), arguments.shape(least=1)
+    x, y = arguments.array(shape, dtype), arguments.array(shape, dtype)
+    return {"x": x, "y": y, "scale": 0.5}, as_numpy(x + y) * 0.5
+
+
 def rms_norm(arguments: Arguments) -> Case:
     dtype, D = arguments.draw(st.sampled_from(FLOATS)), arguments.draw(POSITIVE)
     x = arguments.array((*arguments.shape(), D), dtype)
@@ -406,7 +412,7 @@ CASES = [axpby, swiglu, add_bias, rms_norm, add_rms_norm, qk_norm_rope, flash_at
 CASES += [quantized_matmul, multi_quantized_matmul, argmax, quantized_embedding, cache_write]
 CASES += [grouped_quantized_matmul, topk_softmax, weighted_sum, add_lora]
 CASES += [paged_attention, paged_attention_varlen, paged_cache_write]
-CASES += [causal_conv1d, gated_delta_rule, gated_rms_norm, sigmoid_gate]
+CASES += [causal_conv1d, gated_delta_rule, gated_rms_norm, sigmoid_gate, scaled_sum]
 CASE_OF = {case.__name__: case for case in CASES}
 NO_OPERATIONS = {
     "GraphCache",

@@ -24,6 +24,7 @@ struct RowOptions {
     float eps = 0;
     int k = 0;
     bool normalize = false;
+    float scale = 1;
 
     bool operator==(const RowOptions&) const = default;
 };

@@ -6,6 +6,7 @@
 | `qwen3_coder` | `<function=` and `<parameter=` | Qwen3-Coder, Qwen3.5 |
 | `llama3_json` | `<|python_tag|>`, or Llama's header and `"parameters":` | Llama 3.1, 3.2, 3.3 |
 | `mistral` | `[TOOL_CALLS]`, with `[ARGS]` or a list | Mistral, Ministral, Devstral |
+| `gemma4` | `<|tool_call>` | Gemma 4 |
 """
 
 import re
@@ -13,13 +14,14 @@ from typing import Any
 
 from ...errors import UserError
 from .format import ToolCallFormat
-from .hermes import HermesFormat
-from .llama3_json import PYTHON_TAG, Llama3JsonFormat
-from .mistral import ARGUMENTS, ID, START, MistralFormat
-from .qwen3_coder import Qwen3CoderFormat
+from .formats import gemma4
+from .formats.hermes import HermesFormat
+from .formats.llama3_json import PYTHON_TAG, Llama3JsonFormat
+from .formats.mistral import ARGUMENTS, ID, START, MistralFormat
+from .formats.qwen3_coder import Qwen3CoderFormat
 
 AUTO = "auto"
-NAMES = ("hermes", "qwen3_coder", "llama3_json", "mistral")
+NAMES = ("hermes", "qwen3_coder", "llama3_json", "mistral", "gemma4")
 LLAMA_ARGUMENTS = re.compile(r'"parameters\\?"\s*:')
 
 
@@ -35,12 +37,16 @@ def find_format(name: str, chat_template: Any) -> ToolCallFormat:
             return Qwen3CoderFormat()
         case "hermes":
             return HermesFormat()
+        case "gemma4":
+            return gemma4.Gemma4Format()
     raise UserError(f"tool_call_parser must be one of {AUTO}, {', '.join(NAMES)}, got '{name}'.")
 
 
 def detect(template: str) -> str:
     if START in template:
         return "mistral"
+    if gemma4.START in template:
+        return "gemma4"
     if "<function=" in template and "<parameter=" in template:
         return "qwen3_coder"
     if "<tool_call>" in template:

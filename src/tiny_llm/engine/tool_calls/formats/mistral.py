@@ -11,10 +11,10 @@ import secrets
 import string
 from dataclasses import replace
 
-from .format import CallGrammar, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
-from .json_calls import argument_schemas, json_call_rule, parse_arguments, parse_json_call
-from .lark import literal, tag
-from .text_source import CallStart, Events, MalformedCallError, TextSource
+from ..format import CallGrammar, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
+from ..json_calls import argument_schemas, json_call_rule, parse_arguments, parse_json_call
+from ..lark import literal, tag
+from ..text_source import CallStart, Events, MalformedCallError, TextSource
 
 START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID_LENGTH = 9

@@ -7,10 +7,10 @@
 The end tag may be missing, as in vLLM.
 """
 
-from .format import CallGrammar, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
-from .json_calls import argument_schemas, json_call_rule, parse_json_call
-from .lark import tag
-from .text_source import Events, MalformedCallError, TextSource
+from ..format import CallGrammar, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
+from ..json_calls import argument_schemas, json_call_rule, parse_json_call
+from ..lark import tag
+from ..text_source import Events, MalformedCallError, TextSource
 
 START, END = "<tool_call>", "</tool_call>"
 
