@@ -119,12 +119,17 @@ class LayerCacheView:
         return buffers[keys], buffers[values], self.attention_metadata.context_lens
 
     def update_and_fetch_paged(
-        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
+        self,
+        key: mx.array | None,
+        value: mx.array | None,
+        mask_length: int | None = None,
+        mask: Mask = None,
     ) -> PagedKvMetadata:
         """See `TinyKvPagedCache`: writes to pages P×H×page_size×D.
 
         Args:
-            key, value: B×H×L×D; 1×H×T×D for a ragged batch.
+            key, value: B×H×L×D; 1×H×T×D for a ragged batch. None if another layer of the step has
+                written them.
             mask_length: see `TinyKvPagedCache`.
             mask: None or "causal", returned in the metadata; "causal" for a ragged batch.
 
@@ -139,11 +144,15 @@ class LayerCacheView:
                     "paged KV cache: mask must be 'causal' for a ragged batch, got None."
                 )
         assert metadata.block_table is not None
-        # [task 3.3.1 ragged]
         buffers, keys, values = self._buffers, self._keys, self._values
-        slots = metadata.slot_mapping
-        buffers[keys] = kernels.paged_cache_write(buffers[keys], key, slots, overwrite=True)
-        buffers[values] = kernels.paged_cache_write(buffers[values], value, slots, overwrite=True)
+        if key is not None:
+            # [task 3.3.1 ragged]
+            slots = metadata.slot_mapping
+            buffers[keys] = kernels.paged_cache_write(buffers[keys], key, slots, overwrite=True)
+            buffers[values] = kernels.paged_cache_write(
+                buffers[values], value, slots, overwrite=True
+            )
+            # [/task 3.3.1 ragged]
         return PagedKvMetadata(
             buffers[keys],
             buffers[values],
@@ -153,15 +162,18 @@ class LayerCacheView:
             mask,
             metadata.cu_seqlens_q,
         )
-        # [/task 3.3.1 ragged]
 
 
 class PlannedLayers:
-    """Runs a model's layers, given as a function, with a step plan."""
+    """Runs a model's layers, given as a function, with a step plan.
 
-    def __init__(self, layers: Layers, num_layers: int):
+    Args:
+        num_caches: number of layers whose caches the plan updates.
+    """
+
+    def __init__(self, layers: Layers, num_caches: int):
         self._layers = layers
-        self._num_layers = num_layers
+        self._num_caches = num_caches
         # Keyed by the names of the metadata arrays.
         self._functions: dict[tuple[str, ...], Callable[..., Any]] = {}
 
@@ -195,7 +207,7 @@ class PlannedLayers:
         cos_sin, rest = arrays[:num_angles], arrays[num_angles:]
         attention_metadata = AttentionMetadata(**dict(zip(names, rest, strict=False)))
         buffers = list(rest[len(names) :])
-        views = layer_cache_views(attention_metadata, buffers, self._num_layers)
+        views = layer_cache_views(attention_metadata, buffers, self._num_caches)
         return *self._layers(x, cos_sin, views), *buffers
 
 

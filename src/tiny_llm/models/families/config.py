@@ -114,6 +114,11 @@ class DecoderConfig:
     experts: MoEConfig | None = None
     delta_net: DeltaNetConfig | None = None
     sliding_window: SlidingWindow | None = None
+    # (H, D) of each layer; empty if all have `num_key_value_heads` and `head_dim`.
+    kv_shapes: tuple[tuple[int, int], ...] = ()
+    # Layer whose keys and values each layer reads: itself, or an earlier layer with the same shape
+    # and window; a layer that reads another's has only queries. Empty if all read their own.
+    kv_sources: tuple[int, ...] = ()
     has_mtp: bool = False
     ignored_fields: tuple[str, ...] = field(default=(), compare=False)  # to report when loading
 
@@ -125,11 +130,27 @@ class DecoderConfig:
 
     @property
     def num_kv_layers(self) -> int:
-        return self.num_hidden_layers - len(self.delta_net.layers if self.delta_net else ())
+        return len(self.kv_layers)
 
     @property
-    def query_dim(self) -> int:
-        return self.num_attention_heads * self.head_dim * (2 if self.attn_output_gate else 1)
+    def kv_layers(self) -> list[int]:
+        """Indices of the layers that own keys and values, ascending."""
+        layers = range(self.num_hidden_layers)
+        return [i for i in layers if not self.has_delta_net(i) and self.kv_source(i) == i]
+
+    def kv_shape_of(self, layer: int) -> tuple[int, int]:
+        """A layer's number of key/value heads H, and its head size D."""
+        uniform = self.num_key_value_heads, self.head_dim
+        return self.kv_shapes[layer] if self.kv_shapes else uniform
+
+    def kv_source(self, layer: int) -> int:
+        """Layer whose keys and values a layer attends to: itself, unless it reuses another's."""
+        return self.kv_sources[layer] if self.kv_sources else layer
+
+    def query_dim_of(self, layer: int) -> int:
+        """Number of outputs of a layer's q_proj."""
+        _, D = self.kv_shape_of(layer)
+        return self.num_attention_heads * D * (2 if self.attn_output_gate else 1)
 
     def window_of(self, layer: int) -> int:
         """Number of most recent keys a layer's queries attend to; 0 for all."""
