@@ -15,6 +15,7 @@ import mlx.core as mx
 from ... import kernels
 from ...kernels.prepack import QUANTIZED_ARRAYS, row_major_layer
 from ...quantize import QuantizedWeights
+from .config import Activation
 from .linear import Mlp, weight_from
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -71,13 +72,14 @@ class GroupedExperts:
     gate: QuantizedWeights  # X×I×E, for X experts of MLP size I
     up: QuantizedWeights  # X×I×E
     down: QuantizedWeights  # X×E×I
+    activation: Activation = "silu"
     needs_host_sync: ClassVar[bool] = False
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
         gate = _grouped(x, self.gate, experts)  # N..×K×I
         up = _grouped(x, self.up, experts)
-        return _grouped(kernels.swiglu(gate, up), self.down, experts)
+        return _grouped(kernels.swiglu(gate, up, self.activation), self.down, experts)
 
 
 class SeparateExperts:
@@ -91,9 +93,9 @@ class SeparateExperts:
 
     needs_host_sync = True
 
-    def __init__(self, stacked: Any, dtype: mx.Dtype):
-        num_experts = stacked.gate_proj.weight.shape[0]
-        self.experts = [Mlp(_expert(stacked, index), dtype) for index in range(num_experts)]
+    def __init__(self, stacked: Any, dtype: mx.Dtype, activation: Activation = "silu"):
+        experts = (_expert(stacked, i) for i in range(stacked.gate_proj.weight.shape[0]))
+        self.experts = [Mlp(expert, dtype, activation) for expert in experts]
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
@@ -117,7 +119,8 @@ class GatheredExperts:
 
     needs_host_sync = False
 
-    def __init__(self, stacked: Any):
+    def __init__(self, stacked: Any, activation: Activation = "silu"):
+        self.activation = activation
         self.layers = [row_major_layer(stacked[name]) for name in PROJECTIONS]
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
@@ -130,24 +133,25 @@ class GatheredExperts:
         rows = x.reshape(-1, E)[order // K][:, None]  # T·K×1×E
         chosen = pairs[order]
         gate, up = (_gathered(rows, layer, chosen, is_sorted) for layer in self.layers[:2])
-        out = _gathered(kernels.swiglu(gate, up), self.layers[2], chosen, is_sorted)
+        activated = kernels.swiglu(gate, up, self.activation)
+        out = _gathered(activated, self.layers[2], chosen, is_sorted)
         return out[inverse, 0].reshape(*experts.shape, E)
 
 
 Experts = GroupedExperts | SeparateExperts | GatheredExperts
 
 
-def make_experts(stacked: Any, dtype: mx.Dtype) -> Experts:
+def make_experts(stacked: Any, dtype: mx.Dtype, activation: Activation = "silu") -> Experts:
     """Selects this machine's fastest implementation for stacked `PROJECTIONS`."""
     if not kernels.computes_on_cpu():
-        return GatheredExperts(stacked)
+        return GatheredExperts(stacked, activation)
     # [solution only]
     weights = [weight_from(stacked[name], dtype) for name in PROJECTIONS]
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeights)]
     if len(quantized) == len(weights):
-        return GroupedExperts(*quantized)
+        return GroupedExperts(*quantized, activation)
     # [/solution only]
-    return SeparateExperts(stacked, dtype)
+    return SeparateExperts(stacked, dtype, activation)
 
 
 def _grouped(x: mx.array, w: QuantizedWeights, experts: mx.array) -> mx.array:
