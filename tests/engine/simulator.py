@@ -131,9 +131,7 @@ def random_groups(rng: random.Random) -> tuple[KvGroup, ...]:
     return tuple(KvGroup(window, rng.randint(1, 3)) for window in windows)
 
 
-def with_groups(
-    rng: random.Random, workload: Workload, groups: tuple[KvGroup, ...]
-) -> Workload:
+def with_groups(rng: random.Random, workload: Workload, groups: tuple[KvGroup, ...]) -> Workload:
     """Adds KV cache groups, often with less memory than a request needs."""
     config = replace(workload.config, kv_groups=groups)
     config = replace(config, max_num_batched_tokens=config.max_num_seqs * (1 + config.num_drafts))

@@ -99,9 +99,7 @@ def resolve_task(task: Task | Literal["auto"], model: Model) -> Task:
         return detect_task(find_config(os.fspath(model), None))
 
 
-def make_model_runner(
-    args: EngineArgs, models: LoadedModels, memory: KvMemory
-) -> ModelRunner:
+def make_model_runner(args: EngineArgs, models: LoadedModels, memory: KvMemory) -> ModelRunner:
     """Builds the model runner, with the same number of KV pages for each model."""
     num_pages, num_slots, task = memory.num_pages, memory.num_state_slots, args.task
     target = _paged_model(models.target, num_pages, num_slots, memory.layouts[0])

@@ -209,12 +209,12 @@ class PagedStorage:
 
     def populate(self, num_pages: int, num_slots: int) -> None:
         """Allocates physical memory for the first pages and state slots."""
-        for array in self.page_arrays:
-            kernels.extension().populate_rows(array, num_pages)
+        for pages in self.page_arrays:
+            kernels.extension().populate_rows(pages, num_pages)
         self.resident.update(range(num_pages))
         if self.states is not None:
-            for array in self.states.arrays:
-                kernels.extension().populate_rows(array, num_slots)
+            for states in self.states.arrays:
+                kernels.extension().populate_rows(states, num_slots)
             self.states.resident.update(range(num_slots))
 
     def release(self, pages: Collection[int], slots: Collection[int]) -> None:

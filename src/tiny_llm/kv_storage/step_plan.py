@@ -198,9 +198,7 @@ class PlannedLayers:
         step_plan.commit(buffers)
         return x, update
 
-    def _function_for(
-        self, names: tuple[str, ...], tables: tuple[int, ...]
-    ) -> Callable[..., Any]:
+    def _function_for(self, names: tuple[str, ...], tables: tuple[int, ...]) -> Callable[..., Any]:
         key = names, tables
         if key not in self._functions:
             # A ragged batch may be a single short prompt, so it is captured on the second call.

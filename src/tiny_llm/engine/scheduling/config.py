@@ -7,6 +7,7 @@ from functools import cached_property
 
 from ...errors import UserError, check_int
 
+
 @dataclass(frozen=True)
 class KvGroup:
     """Layers whose pages are allocated and freed together.
@@ -90,7 +91,9 @@ class SchedulerConfig:
         if self.has_windows and self.pages_for(self.max_seq_len) <= num_pages:
             return self.max_seq_len
         too_many = bisect_right(
-            range(num_pages + 1), num_pages, key=lambda blocks: self.pages_for(blocks * self.page_size)
+            range(num_pages + 1),
+            num_pages,
+            key=lambda blocks: self.pages_for(blocks * self.page_size),
         )
         return (too_many - 1) * self.page_size
 

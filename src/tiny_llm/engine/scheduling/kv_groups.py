@@ -137,7 +137,7 @@ class GroupPrefixCache(PrefixCache):
         return node
 
     def evict(self, count: int) -> int:
-        """Evicts at least `count` unreferenced pages, if there are as many; returns their number."""
+        """Evicts at least `count` unreferenced pages, if possible; returns their number."""
         before = self._num_pages
         while before - self._num_pages < count and self._unused_pages:
             (node, group), _ = self._unused_pages.popitem(last=False)
@@ -313,13 +313,14 @@ class GroupPageManager(PageManager):
                 end = min(end, request.num_shared - 1)
             if not window or end <= first:
                 continue
-            node = request.last_node
-            for index in range(request.num_shared - 1, first - 1, -1):
-                if index < end and self._sharing:
-                    self.cache.release_group(node, group)
+            nodes, node = [], request.last_node
+            for _ in range(first, request.num_shared):
+                nodes.append(node)
                 node = node.parent
             for index in range(first, end):
-                if not self._sharing:
+                if self._sharing:
+                    self.cache.release_group(nodes[first - index - 1], group)
+                else:
                     start = index * self._block_pages
                     for page in request.page_ids[start + columns.start : start + columns.stop]:
                         self.allocator.free(page)

@@ -29,8 +29,9 @@ def snapshot(scheduler: Scheduler) -> dict[str, Any]:
         "requests": the running requests, oldest first, then the queue. "pages" are in block table
         order, without those before a sliding window; the first "shared_pages" of them are in the
         prefix cache.
-        "tree": the prefix cache. "pages" lists all pages, parents first. "parents" lists the first
-        page of each page's preceding block; −1 if there is none or it is evicted. "labels" maps each page that
+        "tree": the prefix cache. "pages" lists all pages, parents first. "parents" lists each
+        page's preceding page; −1 if there is none or it is evicted; −2 for all but the first page
+        of a block. "labels" maps each page that
         starts a branch to at most `LABEL_TOKENS` of its tokens, from the first that differs between
         the branches.
         "states", only for models with recurrent state: the fields of `StateSlotCounts`, and
@@ -75,7 +76,7 @@ def _tree(cache: PrefixCache) -> dict[str, Any]:
         assert node.parent is not None
         block = node.pages if isinstance(node, BlockNode) else (node.page,)
         pages.extend(page for page in block if page >= 0)
-        parents.extend([node.parent.page] * (len(pages) - len(parents)))
+        parents.extend([node.parent.page, *[-2] * len(block)][: len(pages) - len(parents)])
         if len(node.children) > 1:
             labels.update(_labels(node))
     for root in cache.roots:

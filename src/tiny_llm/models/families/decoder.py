@@ -166,9 +166,7 @@ class DecoderBlock:
 class EagerLayers(PlannedLayers):
     """Runs layers without graph capture: they sync with the host or use MLX ops."""
 
-    def _function_for(
-        self, names: tuple[str, ...], tables: tuple[int, ...]
-    ) -> Callable[..., Any]:
+    def _function_for(self, names: tuple[str, ...], tables: tuple[int, ...]) -> Callable[..., Any]:
         return partial(self._run, names, tables)
 
 
