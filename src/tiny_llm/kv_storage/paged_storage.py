@@ -8,6 +8,7 @@ builds a step's metadata.
 import math
 from array import array
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Any
 
 import mlx.core as mx
@@ -60,8 +61,8 @@ class RaggedBatch:
         has_tables = bool(slots) and not isinstance(slots[0], int)
         self.slots: Sequence[Sequence[int]] = slots if has_tables else [slots]  # by table
         if not isinstance(block_table, mx.array):
-            rows: Any = block_table
-            block_table = _padded(rows) if has_tables else _padded([rows])[0]
+            rows: Any = chain(*block_table) if has_tables else block_table
+            block_table = _padded(list(rows), *([len(slots)] if has_tables else []))
         self.written_states = {slot for slot in state_write_slots or () if slot >= 0}
         self.positions = kernels.as_int32(positions)
         optional = (state_read_slots, state_write_slots, adapter_ids)
@@ -99,16 +100,17 @@ class RaggedBatch:
         return self.attention_metadata.context_lens.size
 
 
-def _padded(tables: Sequence[Sequence[Sequence[int]]]) -> mx.array:
-    """Concatenates G tables of B rows, padded with −1: G×B×max_pages int32."""
-    width = max([1, *(len(row) for table in tables for row in table)])
+def _padded(rows: Sequence[Sequence[int]], *num_tables: int) -> mx.array:
+    """Rows padded with −1, as int32: B×max_pages, or G×B×max_pages for G tables."""
+    width = max([1, *map(len, rows)])
     padded = array("i")
-    for table in tables:
-        for row in table:
-            padded.extend(row)
-            padded.extend([-1] * (width - len(row)))
-    flat = mx.array(memoryview(padded)) if padded else mx.zeros((0,), mx.int32)  # type: ignore
-    return flat.reshape(len(tables), -1, width)
+    for row in rows:
+        padded.extend(row)
+        padded.extend([-1] * (width - len(row)))
+    shape = *num_tables, len(rows) // math.prod(num_tables), width
+    if not rows:
+        return mx.zeros(shape, mx.int32)
+    return mx.array(memoryview(padded).cast("B").cast("i", shape))  # type: ignore[arg-type]
 
 
 def _with_pages(pages: mx.array, page_ids: Sequence[int], rows: mx.array) -> mx.array:

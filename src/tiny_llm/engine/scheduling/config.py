@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,6 +37,18 @@ class KvGroup:
         block is needed if these tokens begin inside a block.
         """
         return -(-(self.window + step_tokens + page_size) // page_size) + 1
+
+
+def tokens_in_pages(
+    groups: Sequence[KvGroup], num_pages: int, page_size: int, step_tokens: int
+) -> int:
+    """Returns the length of the longest request that fits, of at most `num_pages` blocks."""
+
+    def pages_for(num_blocks: int) -> int:
+        sizes = num_blocks * page_size, page_size, step_tokens
+        return sum(group.max_pages(*sizes) for group in groups)
+
+    return (bisect_right(range(num_pages + 1), num_pages, key=pages_for) - 1) * page_size
 
 
 MIN_STATE_SLOTS = 2  # after a prefix cache hit, a request reads one slot and writes another
@@ -81,21 +94,17 @@ class SchedulerConfig:
 
     def pages_for(self, num_tokens: int) -> int:
         """Upper bound on the pages that a request of `num_tokens` tokens has at once."""
-        sizes = num_tokens, self.page_size, self.max_num_batched_tokens
-        return sum(group.max_pages(*sizes) for group in self.kv_groups)
+        sizes = self.page_size, self.max_num_batched_tokens
+        return sum(group.max_pages(num_tokens, *sizes) for group in self.kv_groups)
 
     @cached_property
     def max_tokens_in_pages(self) -> int:
         """Upper bound on a request's tokens in the KV cache, freed pages included."""
-        num_pages = self.num_pages - math.ceil(MIN_STATE_SLOTS * self.state_slot_pages)
-        if self.has_windows and self.pages_for(self.max_seq_len) <= num_pages:
+        if self.has_windows and self.pages_for(self.max_seq_len) <= self.num_pages:
             return self.max_seq_len
-        too_many = bisect_right(
-            range(num_pages + 1),
-            num_pages,
-            key=lambda blocks: self.pages_for(blocks * self.page_size),
-        )
-        return (too_many - 1) * self.page_size
+        num_pages = self.num_pages - math.ceil(MIN_STATE_SLOTS * self.state_slot_pages)
+        sizes = self.page_size, self.max_num_batched_tokens
+        return tokens_in_pages(self.kv_groups, num_pages, *sizes)
 
     def __post_init__(self) -> None:
         for name in (
