@@ -4,6 +4,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...errors import short_repr
+from ...kv_storage.int8_rows import KvCacheDtype, kv_row_width
+from ...kv_storage.kv_layout import LayerKv
 from .config_fields import Fields, invalid_field, positive_int
 from .rope import RopeScaling
 
@@ -184,16 +186,19 @@ class DecoderConfig:
         layers = (i for i in range(self.num_hidden_layers) if self.rope_of(i) == rope)
         return next((self.kv_shape_of(i)[1] for i in layers), self.head_dim)
 
-    @property
-    def max_window(self) -> int:
-        """Sliding-window size if all layers have a window, else 0."""
-        return min(map(self.window_of, range(self.num_hidden_layers)))
-
     def has_delta_net(self, layer: int) -> bool:
         return self.delta_net is not None and layer in self.delta_net.layers
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer in self.experts.layers
+
+
+def layers_kv(config: DecoderConfig, kv_cache_dtype: KvCacheDtype) -> list[LayerKv]:
+    """Window and row size of each layer that owns keys and values."""
+    rows = [(layer, *config.kv_shape_of(layer)) for layer in config.kv_layers]
+    return [
+        LayerKv(config.window_of(layer), H, kv_row_width(D, kv_cache_dtype)) for layer, H, D in rows
+    ]
 
 
 def check_mtp_fields(fields: Fields, is_hybrid: bool) -> None:
