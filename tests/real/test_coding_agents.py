@@ -59,6 +59,7 @@ TEMPLATES = {
     "meta-llama-Llama-3.1-8B-Instruct": "",
     "Mistral-Small-3.2-24B-Instruct-2506": "",
     "unsloth-mistral-Devstral-Small-2507": "",
+    "google-gemma-4-31B-it": "<|channel>thought\nI plan.\n<channel|>",
 }
 # Templates that place the tools before the last user message, where no prefix can be cached.
 TOOLS_BEFORE_LAST_USER = ("Mistral-Small-3.2-24B-Instruct-2506",)
@@ -82,6 +83,10 @@ def call_text(format_name: str, name: str, arguments: dict[str, Any]) -> str:
             return json.dumps({"name": name, "parameters": arguments})
         case "mistral":
             return f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}"
+        case "gemma4":
+            values = {k: f'<|"|>{v}<|"|>' if isinstance(v, str) else v for k, v in arguments.items()}
+            text = ",".join(f"{key}:{values[key]}" for key in sorted(values))
+            return f"<|tool_call>call:{name}{{{text}}}<tool_call|>"
     return tool_call(name, **arguments)
 
 

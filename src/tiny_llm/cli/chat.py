@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import UserError
+from ..models.tokenizer.think_tags import DEFAULT_TAGS, GEMMA4_TAGS
 from .backends.backend import Backend, open_backend
 from .backends.remote import RemoteBackend, add_remote_arguments, check_remote_arguments
 from .parsing.arguments import add_flag, add_model_arguments, add_sampling_arguments
@@ -20,7 +21,6 @@ with contextlib.suppress(ImportError):
     import readline  # noqa: F401  (enables history and line editing in input())
 
 HELP = "/reset clears the history, /exit or Ctrl-D quits, Ctrl-C stops generation"
-THINK_END = "</think>"
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "chat") -> int:
@@ -70,8 +70,9 @@ class ChatSession:
             raise
         print()
         # Drop the reasoning, as chat templates do in earlier turns.
-        content = reply.rpartition(THINK_END)[2].strip()
-        self.messages.append({"role": "assistant", "content": content})
+        for tags in (DEFAULT_TAGS, GEMMA4_TAGS):
+            reply = reply.rpartition(tags.end)[2]
+        self.messages.append({"role": "assistant", "content": reply.strip()})
 
 
 def _converse(args: argparse.Namespace) -> int:

@@ -116,7 +116,7 @@ WRONG = [
     Wrong(
         "5.5.2 start",
         "does not wait for the rest of the tag",
-        "elif text and not THINK_TAG.startswith(text):",
+        "elif text and not self.think_tag.startswith(text):",
         "elif text:",
     ),
     Wrong(
@@ -134,7 +134,7 @@ WRONG = [
     Wrong(
         "5.5.2 reasoning",
         "reasoning is held back until it ends",
-        "self._emit(deltas, ReasoningDelta, (THINK_END_TAG,))",
+        "self._emit(deltas, ReasoningDelta, (self.think_end_tag,))",
         "pass",
     ),
     Wrong(

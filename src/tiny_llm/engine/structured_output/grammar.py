@@ -10,6 +10,7 @@ import json
 from enum import StrEnum
 from typing import Any
 
+from ...models.tokenizer.think_tags import ThinkTags
 from ..inputs.structured_outputs import StructuredOutputs, ToolCalls, schema_to_json
 from ..tool_calls.format import ToolCallFormat, ToolCallRules
 from ..tool_calls.lark import SpecialTokens, literal, tag, text_until
@@ -25,8 +26,8 @@ GRAMMAR_FAILED = "the grammar failed: "  # prefix of error messages during gener
 
 class ThinkingState(StrEnum):
     NONE = "none"  # the output starts with the body, without reasoning
-    POSSIBLE = "possible"  # the output starts with <think> or the body
-    OPEN = "open"  # the prompt ends with <think>, so the output starts with reasoning
+    POSSIBLE = "possible"  # the output starts with the opening tag or the body
+    OPEN = "open"  # the prompt ends with the opening tag, so the output starts with reasoning
 
 
 def build_grammar(
@@ -34,6 +35,7 @@ def build_grammar(
     thinking: ThinkingState,
     special_tokens: SpecialTokens,
     tool_call_format: ToolCallFormat,
+    think_tags: ThinkTags,
 ) -> str:
     """Builds an output's grammar, as JSON for llguidance."""
     if isinstance(constraint, ToolCalls):
@@ -43,16 +45,17 @@ def build_grammar(
     if thinking is ThinkingState.NONE:
         return json.dumps({"grammars": [body, *parts]})
     content, reasoning = "@body", f"reasoning {AFTER_THINKING} @body"
-    lark = text_until("reasoning", "</think>", special_tokens)
+    lark = text_until("reasoning", think_tags.end, special_tokens)
     parts.insert(0, {**body, "name": "body"})
     if isinstance(constraint, ToolCalls) and tool_call_format.reasoning_tags is not None:
-        end = (
-            f"thought {special_tokens['</think>']}" if "</think>" in special_tokens else "reasoning"
-        )
+        end_token = special_tokens.get(think_tags.end)
+        end = "reasoning" if end_token is None else f"thought {end_token}"
         content, reasoning = "body", f"({end} {AFTER_THINKING} body | thought_call)"
         lark += parts.pop(0)["lark_grammar"].replace("start:", "body:", 1)
     if thinking is ThinkingState.POSSIBLE:
-        reasoning = f"{tag('<think>', special_tokens)} {reasoning} | {content}"
+        label = literal(think_tags.label) if think_tags.label else ""
+        opening = f"{tag(think_tags.token, special_tokens)} {label}"
+        reasoning = f"{opening} {reasoning} | {content}"
     return json.dumps({"grammars": [{"lark_grammar": f"start: {reasoning}\n{lark}"}, *parts]})
 
 
@@ -114,13 +117,15 @@ def _regex(regex: str) -> str:
     return f"/(?:{''.join(escaped)})/"
 
 
-def initial_thinking_state(tail: str, enable_thinking: bool) -> ThinkingState:
+def initial_thinking_state(
+    tail: str, enable_thinking: bool, think_tags: ThinkTags
+) -> ThinkingState:
     """Determines the reasoning state after a prompt that ends with `tail`.
 
     `enable_thinking` means that the chat template enables reasoning and the model supports it.
     """
     tail = tail.rstrip()
-    if tail.endswith("<think>"):
+    if tail.endswith(think_tags.start):
         return ThinkingState.OPEN
-    is_possible = enable_thinking and not tail.endswith("</think>")
+    is_possible = enable_thinking and not tail.endswith(think_tags.end)
     return ThinkingState.POSSIBLE if is_possible else ThinkingState.NONE

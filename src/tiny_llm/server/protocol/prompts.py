@@ -12,11 +12,12 @@ from ...engine.inputs.limits import PromptTooLongError, encode_text
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import check_token_ids, short_repr
+from ...models.tokenizer.think_tags import think_tags
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
 from ..http.errors import ApiError, bad_request, context_length_error, user_errors_as_400
 from ..http.ignored_fields import MAX_NAME_CHARS, ignore_fields
 from ..http.unsupported import warn_once
-from .output_parser import THINK_TAG, OutputParser
+from .output_parser import OutputParser
 from .tool_calls import ToolCallOptions
 
 T = TypeVar("T")
@@ -125,7 +126,7 @@ class PromptRenderer:
             text = _truncate_at_marker(text)
             return ChatPrompt(self.encode(text, add_special_tokens), False, False)
         token_ids = self.encode(text, add_special_tokens)
-        reasoning_open = text.rstrip().endswith(THINK_TAG)
+        reasoning_open = text.rstrip().endswith(think_tags(self.tokenizer).start)
         has_thinking = bool(getattr(self.tokenizer, "has_thinking", False))
         if given.get(THINKING_VARIABLE) and not has_thinking:
             warn_once("the model has no thinking mode: options that enable thinking are ignored")
@@ -143,7 +144,10 @@ class PromptRenderer:
         )
         options = ToolCallOptions(self._tool_call_format, tools, is_stream, has_structured_content)
         return OutputParser(
-            prompt.thinking_enabled, prompt.reasoning_open, options if tools else None
+            prompt.thinking_enabled,
+            prompt.reasoning_open,
+            options if tools else None,
+            think_tags(self.tokenizer),
         )
 
     def next_turn_prefix(self, before: ChatTemplateInput, completion: str) -> list[int]:
