@@ -12,6 +12,9 @@ from .quantization import Shape
 # Name suffixes of tensors that are never quantized; a matrix is named by its layer's path alone.
 VECTORS = (".weight", ".bias", ".A_log", ".dt_bias", ".scale", ".per_expert_scale", ".layer_scalar")
 
+# Matrices that are only looked up in; see `kernels.prepack.is_lookup_table`.
+LOOKUP_TABLES = ("model.embed_tokens_per_layer",)
+
 
 def matrix_shapes(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
     """Yields (layer path, shape) of each matrix: O×I, or X×O×I for X experts."""

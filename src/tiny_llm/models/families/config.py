@@ -12,6 +12,8 @@ from .rope import RopeScaling
 DELTA_NET_LAYER, ATTENTION_LAYER = "linear_attention", "full_attention"  # values of `layer_types`
 MIN_CONV_KERNEL, MAX_CONV_KERNEL = 2, 8
 MAX_STATE_HEAD_DIM = 256
+MAX_EXPERTS = 4096
+MAX_HEAD_DIM = 512  # the attention kernels require an even head size of at most this
 
 Activation = Literal["silu", "gelu_tanh"]  # of a gated MLP; see `kernels.swiglu`
 

@@ -16,7 +16,13 @@ from typing import Any
 import mlx.core as mx
 
 from ... import kernels
-from .config import DecoderConfig, MoEConfig, PerLayerInputConfig
+from .config import (
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
+    DecoderConfig,
+    MoEConfig,
+    PerLayerInputConfig,
+)
 from .config_fields import (
     Fields,
     boolean,
@@ -27,7 +33,6 @@ from .config_fields import (
 )
 from .linear import embedding_from, linear_from
 
-MAX_EXPERTS = 4096
 ROPE_PARAMETERS = {
     "full_attention": {
         "rope_type": "proportional",
@@ -54,6 +59,9 @@ def with_gemma4_fields(fields: Fields, config: DecoderConfig) -> DecoderConfig:
     per_layer_inputs = None
     if size:
         vocab_size = positive_int(fields, "vocab_size_per_layer_input", config.vocab_size)
+        if vocab_size < config.vocab_size:
+            expected = f"at least vocab_size, {config.vocab_size}"
+            raise invalid_field("vocab_size_per_layer_input", vocab_size, expected)
         per_layer_inputs = PerLayerInputConfig(vocab_size, size)
     has_softcap = fields.get("final_logit_softcapping") is not None
     return replace(
@@ -94,6 +102,9 @@ def _kv_shapes(
         if config.num_attention_heads % shape[0] != 0:
             expected = f"a multiple of num_global_key_value_heads, {shape[0]}"
             raise invalid_field("num_attention_heads", config.num_attention_heads, expected)
+        if shape[1] % 2 != 0 or shape[1] > MAX_HEAD_DIM:
+            expected = f"an even number of at most {MAX_HEAD_DIM}"
+            raise invalid_field("global_head_dim", shape[1], expected)
         shapes.append(shape)
     return tuple(shapes)
 

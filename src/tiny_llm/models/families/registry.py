@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .config import (
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
     Activation,
     DecoderConfig,
     DeltaNetConfig,
@@ -150,10 +152,7 @@ DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
 DEFAULT_WINDOW_PATTERN = 6
 
-# Upper bounds on config values. The kernels require an even head size of at most 512.
 MAX_LAYERS = 1000
-MAX_EXPERTS = 4096
-MAX_HEAD_DIM = 512
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 # Names in configs of each activation function.
