@@ -139,7 +139,9 @@ def test_int8_pages(on_cpu, config, run):
         run(serving_model("it", checkpoint, 16, backend, "int8"))
         for backend in ("paged", "reference")
     )
-    np.testing.assert_allclose(as_numpy(paged), as_numpy(reference), atol=1e-3)
+    # Different roundings in float32 may round a key or value to another 8-bit integer.
+    error = as_numpy(paged) - as_numpy(reference)
+    assert np.sqrt(np.mean(error**2)) < 2**-6 * np.sqrt(np.mean(as_numpy(reference) ** 2))
 
 
 def test_last_layer_attends_to_all_keys():
