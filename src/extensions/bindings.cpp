@@ -83,7 +83,8 @@ NB_MODULE(_ext, m) {
           docs::add_lora);
 
     m.def("topk_softmax", &tiny_llm_ext::topk_softmax, "logits"_a, "k"_a, "normalize"_a,
-          "expert_scales"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(), docs::topk_softmax);
+          "expert_scales"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
+          docs::topk_softmax);
 
     m.def("weighted_sum", &tiny_llm_ext::weighted_sum, "x"_a, "weights"_a, "base"_a = nb::none(),
           nb::kw_only(), "stream"_a = nb::none(), docs::weighted_sum);
@@ -221,7 +222,8 @@ Returns:
                                           begin);
         },
         "shape"_a, "dtype"_a, "file"_a, "begin"_a,
-        "Creates an array whose memory is a file's bytes from offset `begin` on, read when they are "
+        "Creates an array whose memory is a file's bytes from offset `begin` on, read when they "
+        "are "
         "first accessed; None where that is not supported.");
     m.def("release_rows", &tiny_llm_ext::release_rows, "x"_a, "first"_a, "last"_a,
           "Returns the physical memory of rows [first, last) of an array from reserve_zeros, whose "

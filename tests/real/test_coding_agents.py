@@ -84,7 +84,9 @@ def call_text(format_name: str, name: str, arguments: dict[str, Any]) -> str:
         case "mistral":
             return f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}"
         case "gemma4":
-            values = {k: f'<|"|>{v}<|"|>' if isinstance(v, str) else v for k, v in arguments.items()}
+            values = {
+                k: f'<|"|>{v}<|"|>' if isinstance(v, str) else v for k, v in arguments.items()
+            }
             text = ",".join(f"{key}:{values[key]}" for key in sorted(values))
             return f"<|tool_call>call:{name}{{{text}}}<tool_call|>"
     return tool_call(name, **arguments)

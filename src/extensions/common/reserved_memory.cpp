@@ -85,8 +85,8 @@ std::optional<mx::array> map_file([[maybe_unused]] const mx::Shape& shape,
                                   [[maybe_unused]] int64_t begin) {
 #if defined(__linux__)
     if (mx::is_available(mx::Device::gpu)) return std::nullopt;
-    check(begin >= 0 && begin % dtype.size() == 0, "map_file", "expected begin to be a multiple of ",
-          dtype.size(), ", got ", begin);
+    check(begin >= 0 && begin % dtype.size() == 0, "map_file",
+          "expected begin to be a multiple of ", dtype.size(), ", got ", begin);
     const int64_t in_page = begin % static_cast<int64_t>(PageRange::page_bytes());
     const mx::array out = allocate_at_page(shape, dtype, in_page);
     const int descriptor = open(file.c_str(), O_RDONLY | O_CLOEXEC);

@@ -127,7 +127,9 @@ def test_refused_configs(fields, message):
 
 
 def test_ranks_are_refused_with_experts():
-    with pytest.raises(ValueError, match="its experts and MLP are normalized before they are added"):
+    with pytest.raises(
+        ValueError, match="its experts and MLP are normalized before they are added"
+    ):
         RankShard(read_config(GEMMA4_MIXTURE), 0, 2)
 
 

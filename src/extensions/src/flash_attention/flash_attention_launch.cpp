@@ -45,8 +45,9 @@ MetalLaunch flash_attention_tile_launch(const FlashAttentionParams& params, Form
 MetalLaunch flash_attention_decode_launch(const FlashAttentionParams& params, Format format) {
     const int64_t rows = rows_of_group(params);
     const int rows_per_threadgroup = attention_decode_rows(rows, params.D);
-    const std::string variant =
-        "flash_attention_decode_rows" + std::to_string(rows_per_threadgroup) + attention_head_size(params.D);
+    const std::string variant = "flash_attention_decode_rows" +
+                                std::to_string(rows_per_threadgroup) +
+                                attention_head_size(params.D);
     return {.kernel = kernel_name(variant, format),
             .groups = {.x = params.splits,
                        .y = ceil_div(rows, rows_per_threadgroup),
@@ -62,9 +63,7 @@ MetalLaunch flash_attention_merge_launch(const FlashAttentionParams& params, For
             .params = bytes_of(params)};
 }
 
-std::string attention_head_size(int D) {
-    return D <= 128 ? "_d128" : D <= 256 ? "_d256" : "_d512";
-}
+std::string attention_head_size(int D) { return D <= 128 ? "_d128" : D <= 256 ? "_d256" : "_d512"; }
 
 int attention_decode_rows(int64_t rows, int D) {
     return rows <= 2 ? 2 : rows <= 4 || D > 256 ? 4 : 8;

@@ -1,8 +1,8 @@
 // Launches of flash_attention*.metal.
 //
-//   readable  for learners, D ≤ 256: one simdgroup per query row, 32 rows per threadgroup, tiles of 32 keys
-//   tile      simdgroup matrices, 8 rows per simdgroup; for prompts
-//   decode    few rows: keys are split over threadgroups, so that one sequence occupies the GPU;
+//   readable  for learners, D ≤ 256: one simdgroup per query row, 32 rows per threadgroup, tiles of
+//   32 keys tile      simdgroup matrices, 8 rows per simdgroup; for prompts decode    few rows:
+//   keys are split over threadgroups, so that one sequence occupies the GPU;
 //             flash_attention_merge reduces the splits
 //
 // Buffers: query, key, value, mask, context_lens, out. The params have the strides of the inputs;

@@ -3,7 +3,8 @@
 //
 // A simdgroup has 8 query rows; up to 8 simdgroups form a threadgroup and share its tiles of keys
 // and values. All heads of a group are rows of one threadgroup, because they read the same keys.
-// Queries (up to D = 256), weights, outputs and the online softmax stay in registers, as 8×8 matrices:
+// Queries (up to D = 256), weights, outputs and the online softmax stay in registers, as 8×8
+// matrices:
 //
 //     scores (8×TILE) = q (8×D) · keysᵀ (D×TILE)          D/8 · TILE/8 products of 8×8 matrices
 //     out (8×D) = out · factor + weights (8×TILE) · values (TILE×D)
@@ -43,8 +44,8 @@ struct TileSizes {
         STRIDE = DIM + 16 / sizeof(T),  // row stride; the padding puts rows in different banks
         FOURS = KEYS * STRIDE / 4,      // memory in units of four elements
         VALUE_FOURS = LARGE ? 1 : FOURS,
-        COLUMNS = KEYS / 8,             // matrices along the keys
-        SLICES = DIM / 8,               // matrices along the head
+        COLUMNS = KEYS / 8,  // matrices along the keys
+        SLICES = DIM / 8,    // matrices along the head
     };
 };
 
@@ -236,9 +237,9 @@ struct EightRows {
 };
 
 /// Attention of a threadgroup's rows, starting at `block`, over all visible keys. Call from all
-/// threads; keys: memory for TileSizes<T, DIM>::FOURS · 4 elements; values: VALUE_FOURS · 4; scales:
-/// for 2 · KEYS, if the source is SCALED. Rows past the group's last row are copies of it and are
-/// not stored.
+/// threads; keys: memory for TileSizes<T, DIM>::FOURS · 4 elements; values: VALUE_FOURS · 4;
+/// scales: for 2 · KEYS, if the source is SCALED. Rows past the group's last row are copies of it
+/// and are not stored.
 template <typename T, int DIM, typename Source>
 void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, int block,
                      threadgroup T* keys, threadgroup T* values, threadgroup float* scales,

@@ -43,8 +43,9 @@ MetalLaunch paged_attention_decode_launch(const PagedAttentionParams& params, Fo
     const int64_t rows = group_of(params) * max_queries(params);
     const int64_t sequences =
         params.B + (is_ragged(params) ? 1 : 0);  // one for tokens in no sequence
-    const std::string variant =
-        "paged_attention_decode_rows" + std::to_string(rows_per_threadgroup) + attention_head_size(params.D);
+    const std::string variant = "paged_attention_decode_rows" +
+                                std::to_string(rows_per_threadgroup) +
+                                attention_head_size(params.D);
     return {.kernel = fast_kernel(variant, params, format),
             .groups = {.x = params.splits,
                        .y = ceil_div(rows, rows_per_threadgroup),
@@ -67,7 +68,8 @@ MetalLaunch paged_attention_tile_launch(const PagedAttentionParams& params, Form
         std::min<int64_t>(ceil_div(rows, ATTENTION_MATRIX_ROWS), ATTENTION_MATRIX_SIMDGROUPS);
     const int64_t block = simdgroups * ATTENTION_MATRIX_ROWS;
     const int64_t blocks = is_ragged(params) ? rows / block + params.B : ceil_div(rows, block);
-    return {.kernel = fast_kernel("paged_attention_tile" + attention_head_size(params.D), params, format),
+    return {.kernel =
+                fast_kernel("paged_attention_tile" + attention_head_size(params.D), params, format),
             .groups = {.x = blocks, .y = params.H, .z = is_ragged(params) ? 1 : params.B},
             .threads = {.x = simdgroups * SIMD_WIDTH},
             .params = bytes_of(params)};

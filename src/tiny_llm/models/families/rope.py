@@ -2,11 +2,11 @@
 
 All scaling types change the rotation frequencies:
 
-    linear   divides all frequencies by one factor
-    llama3   divides low frequencies and keeps high ones, with a linear ramp in between
-    yarn     like llama3, but the ramp is linear in the pair's index instead of its frequency; also
-             scales queries and keys slightly
-    proportional  divides all frequencies by one factor, and rotates only the first part of the pairs
+    linear         divides all frequencies by one factor
+    llama3         divides low frequencies and keeps high ones, with a linear ramp in between
+    yarn           like llama3, but the ramp is linear in the pair's index instead of its frequency;
+                   also scales queries and keys slightly
+    proportional   like linear, but rotates only a first part of the pairs
 
 Sources: Chen et al., "Positional Interpolation" (2023), arXiv 2306.15595, for linear; Meta's
 Llama 3.1 for llama3; Peng et al., "YaRN" (2023), arXiv 2309.00071, for yarn.

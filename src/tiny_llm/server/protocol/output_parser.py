@@ -1,8 +1,8 @@
 """Streaming output parser: splits text into reasoning, content, tool calls.
 
 A thinking model writes `<think>…</think>`, or other tags, before the content; the chat template may
-have opened or closed the tag already. The format of tool calls depends on the model (`engine/tool_calls`); in some
-formats, a call also ends the reasoning.
+have opened or closed the tag already. The format of tool calls depends on the model
+(`engine/tool_calls`); in some formats, a call also ends the reasoning.
 
 Text that may be the start of a tag is held back until the ambiguity is resolved.
 
