@@ -2,18 +2,18 @@
 
 Pure functions of arrays; `kv_cache` (course) and `kv_storage` (engine) store keys and values.
 
-Reading order: dense, paged, gated_delta.
+Reading order: dense, flash, paged, gated_delta.
 """
 
 from .dense import (
     Mask,
     SimpleMultiHeadAttention,
     causal_mask,
-    flash_attention,
     is_custom_mask,
     scaled_dot_product_attention_grouped,
     scaled_dot_product_attention_simple,
 )
+from .flash import flash_attention
 from .gated_delta import (
     causal_conv1d_reference,
     gated_delta_rule_reference,

@@ -301,15 +301,15 @@ WRONG = [
     Wrong(
         "2.6.2 append",
         "idle slots grow too",
-        "None if length is None else _DenseSlot(length + L) for",
-        "_DenseSlot((length or 0) + L) for",
+        "None if length is None else DenseSlot(length + L) for",
+        "DenseSlot((length or 0) + L) for",
     ),
     Wrong("2.6.2 add", "requests always go to slot 0", "offsets[slot] = 0", "offsets[0] = 0"),
     Wrong(
         "2.6.2 add",
         "the slot starts with length 0",
-        "_DenseSlot(cache.offset)",
-        "_DenseSlot(0)",
+        "DenseSlot(cache.offset)",
+        "DenseSlot(0)",
     ),
     Wrong(
         "2.7.3 positions",

@@ -229,8 +229,8 @@ WRONG = [
         "the slot gets a copy that shares the cache's pages",
         "self._slots[slot] = cache",
         "self._slots[slot] = TinyKvPagedCache(cache.pool)\n"
-        "            self._slots[slot].page_ids = list(cache.page_ids)\n"
-        "            self._slots[slot].offset = cache.offset + 1",
+        "        self._slots[slot].page_ids = list(cache.page_ids)\n"
+        "        self._slots[slot].offset = cache.offset + 1",
     ),
     Wrong(
         "3.2.4 add",
