@@ -2,7 +2,7 @@
 
 Pure functions of arrays; `kv_cache` (course) and `kv_storage` (engine) store keys and values.
 
-Reading order: dense, flash, paged, gated_delta.
+Reading order: dense, flash, gathered, paged, gated_delta.
 """
 
 from .dense import (
@@ -19,8 +19,8 @@ from .gated_delta import (
     gated_delta_rule_reference,
     gated_rms_norm_reference,
 )
+from .gathered import gather_pages
 from .paged import (
-    gather_pages,
     paged_attention,
     paged_attention_reference,
     paged_attention_varlen,

@@ -6,7 +6,7 @@ All requests of a batch are either dense (`full.py`) or paged (`paged.py`).
 import mlx.core as mx
 
 from ..attention import Mask, causal_mask, is_custom_mask
-from .full import TinyKvCache, TinyKvFullCache
+from .full import TinyKvCache
 from .paged import TinyKvPagedCache
 from .paged_slots import PagedSlots
 from .slots import DenseSlot, right_align
@@ -43,20 +43,7 @@ class BatchingKvCache(PagedSlots):
                 several sequences, already has a slot, or differs from the batch in kind (dense or
                 paged), heads or pool.
         """
-        self._check_slot(slot)
-        if self._slots[slot] is not None:
-            raise ValueError(f"BatchingKvCache: slot {slot} already has a request.")
-        if not isinstance(cache, TinyKvFullCache | TinyKvPagedCache):
-            raise ValueError(
-                "BatchingKvCache: the cache must be a TinyKvFullCache or a TinyKvPagedCache, got "
-                f"{type(cache).__name__}."
-            )
-        if cache.offset > self.max_seq_len:
-            raise ValueError(
-                f"BatchingKvCache: a request must have at most {self.max_seq_len} tokens, got "
-                f"{cache.offset}."
-            )
-        self._check_kind(cache)
+        cache = self._check_request(cache, slot)
         if isinstance(cache, TinyKvPagedCache):
             self._add_paged(cache, slot)
             return
@@ -66,20 +53,6 @@ class BatchingKvCache(PagedSlots):
         self._copy_request(cache, offsets)
         self._slots[slot] = DenseSlot(cache.offset)
         # [/task 2.6.2 add]
-
-    def remove_request(self, slot: int) -> None:
-        """Frees a slot: dense memory is reused later, pages return to the pool.
-
-        Raises:
-            ValueError: the slot does not exist or is idle.
-        """
-        self._check_slot(slot)
-        request = self._slots[slot]
-        if request is None:
-            raise ValueError(f"BatchingKvCache: slot {slot} has no request.")
-        if isinstance(request, TinyKvPagedCache):
-            self._remove_paged(request)
-        self._slots[slot] = None
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
         """See `TinyKvCache`: appends L tokens to every active slot.

@@ -10,7 +10,7 @@ from .slots import DenseSlot, RequestSlots
 
 
 class PagedSlots(RequestSlots):
-    """`BatchingKvCache` for paged requests, which are not copied.
+    """Base of `BatchingKvCache`: paged requests, which are not copied.
 
     A slot takes ownership of a request's cache, and `update_and_fetch_paged` passes all slots'
     block tables to paged attention.
@@ -22,11 +22,21 @@ class PagedSlots(RequestSlots):
         self._slots[slot] = cache
         # [/task 3.2.4 add]
 
-    def _remove_paged(self, request: TinyKvPagedCache) -> None:
-        """Frees the pages of a request that leaves its slot."""
-        # [task 3.2.4 remove]
-        request.release()
-        # [/task 3.2.4 remove]
+    def remove_request(self, slot: int) -> None:
+        """Frees a slot: dense memory is reused later, pages return to the pool.
+
+        Raises:
+            ValueError: the slot does not exist or is idle.
+        """
+        self._check_slot(slot)
+        request = self._slots[slot]
+        if request is None:
+            raise ValueError(f"BatchingKvCache: slot {slot} has no request.")
+        if isinstance(request, TinyKvPagedCache):
+            # [task 3.2.4 remove]
+            request.release()
+            # [/task 3.2.4 remove]
+        self._slots[slot] = None
 
     def update_and_fetch_paged(
         self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None

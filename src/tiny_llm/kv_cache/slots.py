@@ -21,7 +21,7 @@ class DenseSlot:
 
 
 class RequestSlots(TinyKvCache):
-    """Base of `BatchingKvCache`: what needs no course task.
+    """Base of `BatchingKvCache`: its slots, checks and buffer.
 
     Args:
         max_active_requests: number of slots B.
@@ -136,8 +136,21 @@ class RequestSlots(TinyKvCache):
                 f"{slot}."
             )
 
-    def _check_kind(self, cache: TinyKvFullCache | TinyKvPagedCache) -> None:
-        """Rejects a cache of another kind or pool, or one that already has a slot."""
+    def _check_request(self, cache: TinyKvCache, slot: int) -> TinyKvFullCache | TinyKvPagedCache:
+        """Returns `cache`; rejects one that cannot take the slot, see `add_request`."""
+        self._check_slot(slot)
+        if self._slots[slot] is not None:
+            raise ValueError(f"BatchingKvCache: slot {slot} already has a request.")
+        if not isinstance(cache, TinyKvFullCache | TinyKvPagedCache):
+            raise ValueError(
+                "BatchingKvCache: the cache must be a TinyKvFullCache or a TinyKvPagedCache, got "
+                f"{type(cache).__name__}."
+            )
+        if cache.offset > self.max_seq_len:
+            raise ValueError(
+                f"BatchingKvCache: a request must have at most {self.max_seq_len} tokens, got "
+                f"{cache.offset}."
+            )
         pool = getattr(cache, "pool", None)
         for other in self._slots:
             if other is not None and getattr(other, "pool", None) is not pool:
@@ -147,6 +160,7 @@ class RequestSlots(TinyKvCache):
                 )
             if other is cache:
                 raise ValueError("BatchingKvCache: the cache already has a slot.")
+        return cache
 
     def _check_new(self, key: mx.array, value: mx.array) -> None:
         """Rejects new tokens with a wrong shape or beyond `max_seq_len`."""

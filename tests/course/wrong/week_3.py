@@ -77,18 +77,6 @@ WRONG = [
         "self.pages_for(request.num_tokens - 1)",
     ),
     Wrong(
-        "3.3.3 fits",
-        "reserves a slot for the last output token",
-        "config.max_tokens_in_pages + 1 - prompt",
-        "config.max_tokens_in_pages - prompt",
-    ),
-    Wrong(
-        "3.3.3 fits",
-        "the prompt does not count toward the context length",
-        "config.max_seq_len - prompt",
-        "config.max_seq_len",
-    ),
-    Wrong(
         "3.3.3 schedule",
         "decode tokens do not count toward the token budget",
         "budget -= sum(chunk.num_tokens for chunk in chunks)",
