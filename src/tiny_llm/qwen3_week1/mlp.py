@@ -1,4 +1,4 @@
-"""Qwen3's MLP: a linear layer whose output a second one gates, and a third."""
+"""Qwen3's MLP: SwiGLU, a gated feed-forward layer."""
 
 import mlx.core as mx
 
