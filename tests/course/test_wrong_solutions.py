@@ -16,12 +16,7 @@ from tests.metal.support import NO_CLANG
 from tools.course.runner import Runner
 from tools.course.tasks import day_of_task
 from tools.course.tree import ROOT
-from tools.course.wrong_solutions import (
-    INTERPRETED,
-    apply_mistake,
-    run_interpreted,
-    suffix_of,
-)
+from tools.course.wrong_solutions import INTERPRETED, apply_mistake, run_interpreted, suffix_of
 from tools.metal_emulator import has_clang
 
 IN_PYTHON = [wrong for wrong in WRONG if suffix_of(wrong) in INTERPRETED]

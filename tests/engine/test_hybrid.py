@@ -79,12 +79,7 @@ def test_same_tokens_in_every_configuration(
 ):
     hits = preemptions = accepted = 0
     for number, (chunk, tokens, page, (direction, gap)) in enumerate(
-        (
-            (3, 96, 4, (1, 0)),
-            (200, 96, 4, (-1, 2)),
-            (3, 2048, 32, (-1, 2)),
-            (200, 2048, 4, (1, 1)),
-        )
+        ((3, 96, 4, (1, 0)), (200, 96, 4, (-1, 2)), (3, 2048, 32, (-1, 2)), (200, 2048, 4, (1, 1)))
     ):
         options = {"speculative": speculation} if speculation in ("ngram", "mtp") else {}
         if speculation in drafts:

@@ -440,10 +440,7 @@ def serve_and_measure(demo, num_requests: int) -> None:
             {"max_num_batched_tokens": 3, "max_num_seqs": 4},
             "max_num_batched_tokens must be at least 4 for max_num_seqs=4 .*, got 3",
         ),
-        (
-            {"draft_model": "demo-draft", "num_drafts": 0},
-            "num_drafts must be at least 1, got 0.",
-        ),
+        ({"draft_model": "demo-draft", "num_drafts": 0}, "num_drafts must be at least 1, got 0."),
         ({"draft_model": 5}, "5 is not a model; pass a name, a folder, or the pair"),
         ({"seed": "a"}, "seed must be an integer of at least 0, got 'a'."),
         ({"kv_cache_bytes": 2e18}, r"must be at most \d+ \(this machine's memory\), got 2000"),

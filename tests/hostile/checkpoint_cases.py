@@ -62,9 +62,7 @@ UP_WEIGHT, UP_SCALES, UP_BIASES = (f"{UP}.{part}" for part in ("weight", "scales
 NOT_SAFETENSORS = "is not a valid safetensors file"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n"
 
-CODE_ROWS = [
-    case("model_file", combine(CODE, config(model_file="evil.py")), "model_file", "code"),
-]
+CODE_ROWS = [case("model_file", combine(CODE, config(model_file="evil.py")), "model_file", "code")]
 
 PATH_ROWS = [
     *(
@@ -86,17 +84,10 @@ MISSING_ROWS = [
     case("no weights", without(WEIGHTS, INDEX), "has no model*.safetensors"),
     case("no tokenizer", without(TOKENIZER), "has no tokenizer.json"),
     case("empty folder", without(CONFIG, WEIGHTS, TOKENIZER), "has no config.json"),
-    case(
-        "missing shard",
-        renamed("model-2.safetensors"),
-        "lacks model-2.safetensors",
-    ),
+    case("missing shard", renamed("model-2.safetensors"), "lacks model-2.safetensors"),
     case(
         "many missing shards",
-        combine(
-            index({f"t{n}": f"model-{n}.safetensors" for n in range(50)}),
-            without(WEIGHTS),
-        ),
+        combine(index({f"t{n}": f"model-{n}.safetensors" for n in range(50)}), without(WEIGHTS)),
         "lacks",
         "46 more",
     ),

@@ -156,10 +156,7 @@ OPERATIONS = [
             ({"z": zeros(2, 8, dtype=mx.int32)}, f"expected z in {FLOATS}"),
             ({"z": zeros(1, 8)}, "expected z of the shape of o"),
             ({"weight": mx.zeros((7,))}, r"expected weight of shape \(8\)"),
-            (
-                {"weight": zeros(8, dtype=mx.bfloat16)},
-                "float32 or the dtype of z, float16, got",
-            ),
+            ({"weight": zeros(8, dtype=mx.bfloat16)}, "float32 or the dtype of z, float16, got"),
         ],
         gpu_ulps=16,
     ),
@@ -320,10 +317,7 @@ OPERATIONS = [
         rows=("a",),
         invalid=[
             ({"scales": [], "biases": [], "b": []}, "expected at least one matrix, got none"),
-            (
-                {"scales": [zeros(203, 2)]},
-                "as many scales and biases as matrices, 2, got 1 and 2",
-            ),
+            ({"scales": [zeros(203, 2)]}, "as many scales and biases as matrices, 2, got 1 and 2"),
             ({"scales": [zeros(33, 2), zeros(203, 2)]}, "expected scales of shape"),
         ],
         columns=(256, 128),
@@ -369,10 +363,7 @@ OPERATIONS = [
             ({"ids": mx.zeros((2,))}, "expected ids in int32 or uint32, got float32"),
             ({"weight": zeros(203, 16, dtype=mx.int32)}, "expected weight in uint32, got int32"),
             ({"weight": zeros(16, dtype=mx.uint32)}, "expected weight with 2 dimensions"),
-            (
-                {"weight": zeros(203, 0, dtype=mx.uint32)},
-                "positive multiple of group_size, 64",
-            ),
+            ({"weight": zeros(203, 0, dtype=mx.uint32)}, "positive multiple of group_size, 64"),
             ({"weight": zeros(203, 4, dtype=mx.uint32)}, "positive multiple of group_size, 64"),
             ({"weight": zeros(71, 16, dtype=mx.uint32)}, "expected scales of shape"),
             ({"scales": zeros(203, 2, dtype=mx.int32)}, f"expected scales in {FLOATS}"),

@@ -3,11 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from tests.support import (
-    assert_close,
-    assert_same_bits,
-    random,
-)
+from tests.support import assert_close, assert_same_bits, random
 from tiny_llm import kernels
 from tiny_llm.kernels.prepack import prepack_weight
 

@@ -4,12 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import (
-    EPSILON,
-    as_numpy,
-    assert_close,
-    random,
-)
+from tests.support import EPSILON, as_numpy, assert_close, random
 from tiny_llm import kernels
 from tiny_llm.basics import linear
 from tiny_llm.quantize import project

@@ -10,9 +10,7 @@ from tests.ops.quantized_matmul_problems import (
     evaluated,
     problem,
 )
-from tests.support import (
-    assert_same_bits,
-)
+from tests.support import assert_same_bits
 from tiny_llm import quantized_matmul
 
 

@@ -422,10 +422,7 @@ def test_task_3_every_step_is_reported_in_order():
         add("bad", 0), add("a", 2), arrivals={1: [add("worse", 0), add("b")], 2: [Shutdown()]}
     )
     harness.run()
-    expected = [
-        ["the prompt is empty. bad", "x a"],
-        ["the prompt is empty. worse", "x a", "x b"],
-    ]
+    expected = [["the prompt is empty. bad", "x a"], ["the prompt is empty. worse", "x a", "x b"]]
     assert harness.outputs == expected, f"expected the outputs {expected}, got {harness.outputs}"
 
 

@@ -30,10 +30,7 @@ def tool(name: str, schema: dict, **fields: object) -> dict:
 
 # The JSON schema that pydantic 2.11 generates for `Decimal`.
 DECIMAL = {
-    "anyOf": [
-        {"type": "number"},
-        {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
-    ]
+    "anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]
 }
 ANY_OF_TYPES = [{"type": "number"}, {"type": "integer"}]
 # Schema, JSON pointers of the removed keywords, a value that the relaxed schema still rejects.
