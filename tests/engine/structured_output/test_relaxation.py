@@ -7,15 +7,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.engine.support import chat
-from tiny_llm import LLM, SamplingParams, StructuredOutputs, ToolCalls, UserError
+from tiny_llm import SamplingParams, StructuredOutputs, ToolCalls, UserError
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 
 pytest.importorskip("llguidance")
-
-
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM("demo", kv_cache_bytes=2e7)
 
 
 @pytest.fixture(scope="module")
