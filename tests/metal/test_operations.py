@@ -9,7 +9,7 @@ from tiny_llm import kernels
 
 from .support import DTYPE_NAMES, ORDERS, assert_equals_cpu, gpu_results
 
-ON_GPU = {op.name: op for op in OPERATIONS if op.gpu_ulps is not None}
+ON_GPU = {op.label: op for op in OPERATIONS if op.gpu_ulps is not None}
 MODES = ["plain", "asan", "race"]
 # Rows and their length; more than a threadgroup's 1,024 threads in the last two.
 SHAPES = [(1, 2), (3, 34), (2, 270), (2, 1030), (3, 9002)]

@@ -1,7 +1,7 @@
 """Contract table of the row operations: arguments, rows, invalid calls."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -29,6 +29,7 @@ class Operation:
             place, "any" or "all"; "" if inputs are not numbers or NaN is ordered.
         any_shape: whether rows may have any number of leading dimensions.
         gpu_ulps: largest difference of the Metal kernel from the CPU's; None without a kernel.
+        options: further arguments of every call.
     """
 
     name: str
@@ -40,10 +41,15 @@ class Operation:
     any_shape: bool = True
     dtypes: Sequence[mx.Dtype] = tuple(DTYPES)
     gpu_ulps: float | None = None
+    options: Arguments = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return "-".join([self.name, *map(str, self.options.values())])
 
     def __call__(self, stream: Any = None, **arguments: Any) -> tuple[mx.array, ...]:
         """Evaluated results."""
-        results = getattr(kernels, self.name)(**arguments, stream=stream)
+        results = getattr(kernels, self.name)(**self.options | arguments, stream=stream)
         mx.eval(results)
         return tuple(results) if isinstance(results, tuple | list) else (results,)
 
@@ -96,21 +102,29 @@ INVALID_MATRIX = [
 ]
 
 OPERATIONS = [
-    Operation(
-        "swiglu",
-        lambda dtype, M, I: {
-            "gate": random(M, I, dtype=dtype, scale=4),
-            "up": random(M, I, dtype=dtype),
-        },
-        rows=("gate", "up"),
-        invalid=[
-            ({"gate": zeros(2, 8, dtype=mx.int32)}, f"expected gate in {FLOATS}"),
-            ({"gate": zeros()}, "at least one dimension"),
-            ({"up": mx.zeros((2, 8))}, "expected up in the dtype of gate, float16, got float32"),
-            ({"up": zeros(1, 8)}, "expected up of the shape of gate"),
-        ],
-        non_finite="element",
-        gpu_ulps=2,
+    *(
+        Operation(
+            "swiglu",
+            lambda dtype, M, I: {
+                "gate": random(M, I, dtype=dtype, scale=4),
+                "up": random(M, I, dtype=dtype),
+            },
+            rows=("gate", "up"),
+            invalid=[
+                ({"gate": zeros(2, 8, dtype=mx.int32)}, f"expected gate in {FLOATS}"),
+                ({"gate": zeros()}, "at least one dimension"),
+                (
+                    {"up": mx.zeros((2, 8))},
+                    "expected up in the dtype of gate, float16, got float32",
+                ),
+                ({"up": zeros(1, 8)}, "expected up of the shape of gate"),
+                ({"activation": "relu"}, 'expected activation "silu" or "gelu_tanh", got "relu"'),
+            ],
+            non_finite="element",
+            gpu_ulps=2,
+            options=options,
+        )
+        for options in ({}, {"activation": "gelu_tanh"})
     ),
     Operation(
         "add_bias",

@@ -19,7 +19,7 @@ NUMBERS = [op for op in OPERATIONS if op.non_finite]
 
 def of_each_dtype(operations: list[Operation]) -> pytest.MarkDecorator:
     cases = [(op, dtype) for op in operations for dtype in op.dtypes]
-    ids = [f"{op.name}-{dtype}".replace("mlx.core.", "") for op, dtype in cases]
+    ids = [f"{op.label}-{dtype}".replace("mlx.core.", "") for op, dtype in cases]
     return pytest.mark.parametrize(("op", "dtype"), cases, ids=ids)
 
 

@@ -12,8 +12,8 @@ from tiny_llm.basics import silu
 SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 3072), (300, 130)]
 
 
-def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    result = kernels.swiglu(gate, up)
+def swiglu(gate: mx.array, up: mx.array, activation: str = "silu") -> mx.array:
+    result = kernels.swiglu(gate, up, activation)
     mx.eval(result)
     return result
 
@@ -62,3 +62,11 @@ def test_is_exact_up_to_rounding(instruction_set, dtype):
     bound = 4 * EPSILON[dtype] * np.abs(expected) + 2.0**-24 * (1 + np.abs(g64 * u64))
     error = np.abs(as_numpy(swiglu(gate, up)) - expected)
     assert (error <= bound).all(), f"the largest error is {(error / bound).max():.2f} × its bound"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gelu_equals_mlx(instruction_set, dtype, shape):
+    gate, up = problem(*shape, dtype=dtype)
+    # Like PyTorch's, computed in float32 and rounded once.
+    expected = nn.gelu_approx(gate.astype(mx.float32)).astype(dtype) * up
+    assert_close(swiglu(gate, up, "gelu_tanh"), expected, "GeGLU", ulps=3)
