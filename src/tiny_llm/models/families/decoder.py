@@ -1,6 +1,6 @@
 """Decoder for all model families, assembled from a config.
 
-Written twice on purpose: the course's layers, for Qwen3 only, are in `qwen3_week2.py`.
+Written twice on purpose: the course's layers, for Qwen3 only, are in `qwen3_week2/`.
 
 The families differ only in norms, biases, RoPE and its scaling, activation functions, output gates,
 sliding windows, Gated DeltaNet instead of attention, and experts instead of the MLP.
