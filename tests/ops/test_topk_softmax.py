@@ -30,7 +30,7 @@ def test_expert_scales(either_device, dtype):
     logits, scales = random(9, 16, dtype=dtype), random(16)
     experts, plain = kernels.topk_softmax(logits, 4, True)
     scaled_experts, weights = kernels.topk_softmax(logits, 4, True, scales)
-    assert_same_bits(scaled_experts, experts, "experts")
+    assert scaled_experts.tolist() == experts.tolist()
     assert_close(weights, plain * scales[experts], "weights", ulps=0)
     with pytest.raises(ValueError, match=r"expected expert_scales in float32, of shape \(16\)"):
         kernels.topk_softmax(logits, 4, True, scales[:8])

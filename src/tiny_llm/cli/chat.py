@@ -70,8 +70,8 @@ class ChatSession:
             raise
         print()
         # Drop the reasoning, as chat templates do in earlier turns.
-        for tags in (DEFAULT_TAGS, GEMMA4_TAGS):
-            reply = reply.rpartition(tags.end)[2]
+        for _, end in (DEFAULT_TAGS, GEMMA4_TAGS):
+            reply = reply.rpartition(end)[2]
         self.messages.append({"role": "assistant", "content": reply.strip()})
 
 

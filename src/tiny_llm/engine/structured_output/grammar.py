@@ -10,7 +10,6 @@ import json
 from enum import StrEnum
 from typing import Any
 
-from ...models.tokenizer.think_tags import ThinkTags
 from ..inputs.structured_outputs import StructuredOutputs, ToolCalls, schema_to_json
 from ..tool_calls.format import ToolCallFormat, ToolCallRules
 from ..tool_calls.lark import SpecialTokens, literal, tag, text_until
@@ -35,9 +34,10 @@ def build_grammar(
     thinking: ThinkingState,
     special_tokens: SpecialTokens,
     tool_call_format: ToolCallFormat,
-    think_tags: ThinkTags,
+    think_tags: tuple[str, str],
 ) -> str:
     """Builds an output's grammar, as JSON for llguidance."""
+    start, end = think_tags
     if isinstance(constraint, ToolCalls):
         body, *parts = _tool_call_grammars(constraint, special_tokens, tool_call_format)
     else:
@@ -45,16 +45,15 @@ def build_grammar(
     if thinking is ThinkingState.NONE:
         return json.dumps({"grammars": [body, *parts]})
     content, reasoning = "@body", f"reasoning {AFTER_THINKING} @body"
-    lark = text_until("reasoning", think_tags.end, special_tokens)
+    lark = text_until("reasoning", end, special_tokens)
     parts.insert(0, {**body, "name": "body"})
     if isinstance(constraint, ToolCalls) and tool_call_format.reasoning_tags is not None:
-        end_token = special_tokens.get(think_tags.end)
-        end = "reasoning" if end_token is None else f"thought {end_token}"
-        content, reasoning = "body", f"({end} {AFTER_THINKING} body | thought_call)"
+        closing = f"thought {special_tokens[end]}" if end in special_tokens else "reasoning"
+        content, reasoning = "body", f"({closing} {AFTER_THINKING} body | thought_call)"
         lark += parts.pop(0)["lark_grammar"].replace("start:", "body:", 1)
     if thinking is ThinkingState.POSSIBLE:
-        label = literal(think_tags.label) if think_tags.label else ""
-        opening = f"{tag(think_tags.token, special_tokens)} {label}"
+        name, bracket, label = start.partition(">")  # a special token and a label
+        opening = f"{tag(name + bracket, special_tokens)} {literal(label) if label else ''}"
         reasoning = f"{opening} {reasoning} | {content}"
     return json.dumps({"grammars": [{"lark_grammar": f"start: {reasoning}\n{lark}"}, *parts]})
 
@@ -118,14 +117,15 @@ def _regex(regex: str) -> str:
 
 
 def initial_thinking_state(
-    tail: str, enable_thinking: bool, think_tags: ThinkTags
+    tail: str, enable_thinking: bool, think_tags: tuple[str, str]
 ) -> ThinkingState:
     """Determines the reasoning state after a prompt that ends with `tail`.
 
     `enable_thinking` means that the chat template enables reasoning and the model supports it.
     """
+    start, end = think_tags
     tail = tail.rstrip()
-    if tail.endswith(think_tags.start):
+    if tail.endswith(start):
         return ThinkingState.OPEN
-    is_possible = enable_thinking and not tail.endswith(think_tags.end)
+    is_possible = enable_thinking and not tail.endswith(end)
     return ThinkingState.POSSIBLE if is_possible else ThinkingState.NONE

@@ -70,8 +70,8 @@ def thinking_tokens(tokenizer: Any) -> tuple[int, int] | None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     # `get_vocab` is only a fallback, because it builds a 20 MB dictionary.
     id_of = tokenizer.get_vocab().get if backend is None else backend.token_to_id
-    tags = think_tags(tokenizer)
-    start, end = id_of(tags.token), id_of(tags.end)
+    start_tag, end_tag = think_tags(tokenizer)
+    start, end = id_of(start_tag[: start_tag.index(">") + 1]), id_of(end_tag)
     return None if start is None or end is None else (start, end)
 
 

@@ -149,7 +149,8 @@ def make_experts(stacked: Any, dtype: mx.Dtype, activation: Activation = "silu")
     weights = [weight_from(stacked[name], dtype) for name in PROJECTIONS]
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeights)]
     if len(quantized) == len(weights):
-        return GroupedExperts(*quantized, activation)
+        gate, up, down = quantized
+        return GroupedExperts(gate, up, down, activation)
     # [/solution only]
     return SeparateExperts(stacked, dtype, activation)
 

@@ -1,25 +1,13 @@
 """Tags around a model's reasoning."""
 
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class ThinkTags:
-    token: str  # special token before the reasoning
-    end: str  # special token after the reasoning
-    label: str = ""  # text after `token` that is not reasoning
-
-    @property
-    def start(self) -> str:
-        return self.token + self.label
+# (start, end). A start is a special token, and in Gemma 4 a label after it.
+DEFAULT_TAGS = ("<think>", "</think>")
+GEMMA4_TAGS = ("<|channel>thought", "<channel|>")
 
 
-DEFAULT_TAGS = ThinkTags("<think>", "</think>")
-GEMMA4_TAGS = ThinkTags("<|channel>", "<channel|>", "thought")
-
-
-def think_tags(tokenizer: Any) -> ThinkTags:
-    """Tags in the tokenizer's chat template."""
+def think_tags(tokenizer: Any) -> tuple[str, str]:
+    """Tags in the tokenizer's chat template, `<think>` and `</think>` by default."""
     template = str(getattr(tokenizer, "chat_template", None))
-    return GEMMA4_TAGS if GEMMA4_TAGS.start in template else DEFAULT_TAGS
+    return GEMMA4_TAGS if GEMMA4_TAGS[0] in template else DEFAULT_TAGS

@@ -64,8 +64,7 @@ class Tokenizer:
     @property
     def has_thinking(self) -> bool:
         """Whether the chat template has tags of its own, or the vocabulary the usual ones."""
-        tags = (DEFAULT_TAGS.token, DEFAULT_TAGS.end)
-        is_known = all(self._tokenizer.token_to_id(tag) is not None for tag in tags)
+        is_known = all(self._tokenizer.token_to_id(tag) is not None for tag in DEFAULT_TAGS)
         return is_known or think_tags(self) != DEFAULT_TAGS
 
     @property

@@ -19,7 +19,7 @@ from enum import StrEnum
 from functools import cache
 
 from ...engine.tool_calls.text_source import MalformedCallError
-from ...models.tokenizer.think_tags import DEFAULT_TAGS, ThinkTags
+from ...models.tokenizer.think_tags import DEFAULT_TAGS
 from .tool_calls import ToolCallDelta, ToolCallOptions, ToolCallReader
 
 
@@ -90,9 +90,9 @@ class OutputParser:
         thinking_enabled: bool,
         reasoning_open: bool,
         tool_calls: ToolCallOptions | None = None,
-        think_tags: ThinkTags = DEFAULT_TAGS,
+        think_tags: tuple[str, str] = DEFAULT_TAGS,
     ):
-        self.think_tag, self.think_end_tag = think_tags.start, think_tags.end
+        self.think_tag, self.think_end_tag = think_tags
         self.has_incomplete_call = False
         self.num_fed = 0
         self.content_start: int | None = None

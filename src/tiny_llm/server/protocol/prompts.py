@@ -126,7 +126,7 @@ class PromptRenderer:
             text = _truncate_at_marker(text)
             return ChatPrompt(self.encode(text, add_special_tokens), False, False)
         token_ids = self.encode(text, add_special_tokens)
-        reasoning_open = text.rstrip().endswith(think_tags(self.tokenizer).start)
+        reasoning_open = text.rstrip().endswith(think_tags(self.tokenizer)[0])
         has_thinking = bool(getattr(self.tokenizer, "has_thinking", False))
         if given.get(THINKING_VARIABLE) and not has_thinking:
             warn_once("the model has no thinking mode: options that enable thinking are ignored")

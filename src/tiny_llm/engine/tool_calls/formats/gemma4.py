@@ -226,7 +226,7 @@ class _ValueRules:
         """
         properties = schema.get("properties") or {}
         required = schema.get("required") or ()
-        unlisted = {key: {} for key in required if key not in properties}
+        unlisted: dict[str, Any] = {key: {} for key in required if key not in properties}
         members = sorted({**properties, **unlisted}.items(), key=lambda item: item[0].lower())
         for number, (key, value) in enumerate(members):
             member = f"{literal(f'{key}:')} {self._rule(value)} {name}_after{number + 1}"
