@@ -37,15 +37,15 @@ class TensorParallelDecoder(Decoder, Replica):
             self.w_lm_head, rank_shard.vocab_per_rank, self.vocab_size, group
         )
         # An all-reduce cannot be captured, so `TensorParallelBlock` captures the halves of a block.
-        self._run_planned = EagerLayers(self._run_layers, self.config.num_hidden_layers)
+        self._run_planned = EagerLayers(self._run_layers, max(self._cache_indices) + 1)
 
     @property
     def blocks(self) -> list[DecoderBlock]:
         return [layer.block for layer in self.layers]
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        return super().kv_bytes_per_token * self._num_ranks
+    def kv_element_bytes(self) -> int:
+        return super().kv_element_bytes * self._num_ranks
 
     @property
     def state_bytes(self) -> int:
