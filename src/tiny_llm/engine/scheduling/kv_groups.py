@@ -114,7 +114,7 @@ class GroupPrefixCache(PrefixCache):
         """Inserts a full block after `parent`; the caller holds references to both.
 
         Returns its node. Where the node already has a group's pages, those in `pages` are freed,
-        and the caller gets references to the node's.
+        and the caller gets references to the node's. `pages` may lack some groups.
         """
         assert len(tokens) == self.page_size, f"expected a full block, got {len(tokens)} tokens"
         node = parent.children.get(tokens)
@@ -124,6 +124,8 @@ class GroupPrefixCache(PrefixCache):
             )
         assert isinstance(node, BlockNode)
         for group, columns in enumerate(self.columns):
+            if pages[columns.start] < 0:
+                continue
             if node.pages[columns.start] >= 0:
                 self.acquire_group([node], group)
                 for page in pages[columns]:
@@ -295,7 +297,10 @@ class GroupPageManager(PageManager):
             block = slice(index * self._block_pages, (index + 1) * self._block_pages)
             tokens, pages = self.tokens_of_page(request, index), request.page_ids[block]
             node = self.cache.insert_block(request.last_node, tokens, pages)
-            request.last_node, request.page_ids[block] = node, node.pages
+            request.last_node = node
+            for column, page in enumerate(pages):
+                if page >= 0:
+                    request.page_ids[block.start + column] = node.pages[column]
             request.num_shared += 1
             if node.page == pages[0]:  # otherwise the cache already had pages for these tokens
                 self.on_share(node)
@@ -305,27 +310,61 @@ class GroupPageManager(PageManager):
 
         The request keeps the last shared block, whose node is the parent of the next block's node.
         """
-        for group, (window, columns) in enumerate(
-            zip(self.cache.windows, self.cache.columns, strict=True)
-        ):
-            first, end = request.num_freed[group], (num_written - window + 1) // self.page_size
+        for group, window in enumerate(self.cache.windows):
+            end = (num_written - window + 1) // self.page_size
             if self._sharing:
                 end = min(end, request.num_shared - 1)
-            if not window or end <= first:
-                continue
-            nodes, node = [], request.last_node
-            for _ in range(first, request.num_shared):
-                nodes.append(node)
-                node = node.parent
-            for index in range(first, end):
-                if self._sharing:
-                    self.cache.release_group(nodes[first - index - 1], group)
-                else:
-                    start = index * self._block_pages
-                    for page in request.page_ids[start + columns.start : start + columns.stop]:
-                        self.allocator.free(page)
-                self._clear(request, index, columns)
-            request.num_freed[group] = end
+            if window and end > request.num_freed[group]:
+                self._free_before(request, group, end)
+
+    def _free_before(self, request: EngineRequest, group: int, end: int) -> None:
+        """Releases a group's pages of the blocks before `end`."""
+        first, columns = request.num_freed[group], self.cache.columns[group]
+        nodes, node = [], request.last_node
+        for _ in range(first, request.num_shared):
+            nodes.append(node)
+            node = node.parent
+        for index in range(first, min(end, request.num_allocated[group])):
+            if index < request.num_shared:
+                self.cache.release_group(nodes[first - index - 1], group)
+            else:
+                for page in self.request_block(request, index, group):
+                    self.allocator.free(page)
+            self._clear(request, index, columns)
+        request.num_freed[group] = max(first, end)
+        request.num_allocated[group] = max(end, request.num_allocated[group])
+
+    def block(self, node: PrefixNode, group: int) -> Sequence[int]:
+        assert isinstance(node, BlockNode)
+        return node.pages[self.cache.columns[group]]
+
+    def request_block(self, request: EngineRequest, index: int, group: int) -> Sequence[int]:
+        start, columns = index * self._block_pages, self.cache.columns[group]
+        return request.page_ids[start + columns.start : start + columns.stop]
+
+    def num_before_window(self, num_blocks: int, group: int) -> int:
+        return self.cache.num_before_window(num_blocks, group)
+
+    def prepare_load(self, request: EngineRequest, num_blocks: int) -> bool:
+        befores = [self.cache.num_before_window(num_blocks, group) for group in self._groups]
+        needed = sum(
+            max(0, num_blocks - max(before, allocated)) * (columns.stop - columns.start)
+            for before, allocated, columns in zip(
+                befores, request.num_allocated, self.cache.columns, strict=True
+            )
+        )
+        if not self.cache.windows[0] and needed <= self.num_available:
+            for group, before in enumerate(befores):
+                self._free_before(request, group, before)
+            self.grow(request, num_blocks * self.page_size)
+            return True
+        return False
+
+    def has_windows(self, request: EngineRequest) -> bool:
+        return all(
+            first <= self.cache.num_before_window(request.num_shared, group)
+            for group, first in enumerate(request.num_freed)
+        )
 
     def _release_pages(self, request: EngineRequest) -> None:
         unshared = request.page_ids[request.num_shared * self._block_pages :]
@@ -349,9 +388,8 @@ class GroupPageManager(PageManager):
         super().check_integrity(running)
         for request in running:
             for index in range(len(request.page_ids) // self._block_pages):
-                for group, columns in enumerate(self.cache.columns):
-                    start = index * self._block_pages
-                    pages = request.page_ids[start + columns.start : start + columns.stop]
+                for group in self._groups:
+                    pages = self.request_block(request, index, group)
                     first, end = request.num_freed[group], request.num_allocated[group]
                     assert all((page >= 0) == (first <= index < end) for page in pages), (
                         f"{request} must have pages of group {group} for blocks {first} to {end}, "
