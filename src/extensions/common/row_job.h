@@ -19,11 +19,15 @@ struct RowArray {
     Format format;
 };
 
+/// Activation function of a gated MLP.
+enum class Activation { silu, gelu_tanh };
+
 /// Scalar arguments; an operation ignores those that it lacks.
 struct RowOptions {
     float eps = 0;
     int k = 0;
     bool normalize = false;
+    Activation activation = Activation::silu;
 
     bool operator==(const RowOptions&) const = default;
 };

@@ -23,9 +23,10 @@ from ..attention import Mask
 from ..attention.paged import PagedKvMetadata, check_paged_mask
 from ..kernels.graph_capture import CapturedFunction
 
-CosSin = tuple[mx.array, mx.array]  # cosines and sines at the new tokens' positions
+# Cosines and sines at the new tokens' positions; a pair for each of the model's RoPEs.
+CosSin = tuple[mx.array, ...]
 # (x B×L×E, cosines and sines, one cache or view per layer) -> (x, update), both B×L×E
-Layers = Callable[[mx.array, CosSin, Sequence[Any]], tuple[mx.array, mx.array]]
+Layers = Callable[..., tuple[mx.array, mx.array]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +191,7 @@ class PlannedLayers:
         """Runs the layers and commits the plan; rolls it back on an error."""
         metadata = step_plan.attention_metadata
         try:
-            function = self._function_for(metadata.names, step_plan.tables)
+            function = self._function_for(metadata.names, len(cos_sin), step_plan.tables)
             x, update, *buffers = function(x, *cos_sin, *metadata.arrays, *step_plan.buffers)
         except BaseException:
             step_plan.rollback()
@@ -198,30 +199,33 @@ class PlannedLayers:
         step_plan.commit(buffers)
         return x, update
 
-    def _function_for(self, names: tuple[str, ...], tables: tuple[int, ...]) -> Callable[..., Any]:
+    def _function_for(
+        self, names: tuple[str, ...], num_angles: int, tables: tuple[int, ...]
+    ) -> Callable[..., Any]:
         key = names, tables
         if key not in self._functions:
             # A ragged batch may be a single short prompt, so it is captured on the second call.
             # Decode steps are captured on the first: if layers share pages, an uncaptured layer
             # copies the pages that the previous layer's attention has yet to read.
             self._functions[key] = CapturedFunction(
-                partial(self._run, *key), on_first_call="cu_seqlens_q" not in names
+                partial(self._run, names, num_angles, tables),
+                on_first_call="cu_seqlens_q" not in names,
             )
         return self._functions[key]
 
     def _run(
         self,
         names: tuple[str, ...],
+        num_angles: int,
         tables: tuple[int, ...],
         x: mx.array,
-        cos: mx.array,
-        sin: mx.array,
-        *rest: mx.array,
+        *arrays: mx.array,
     ) -> tuple[mx.array, ...]:
+        cos_sin, rest = arrays[:num_angles], arrays[num_angles:]
         attention_metadata = AttentionMetadata(**dict(zip(names, rest, strict=False)))
         buffers = list(rest[len(names) :])
         views = layer_cache_views(attention_metadata, buffers, self._num_caches, tables)
-        return *self._layers(x, (cos, sin), views), *buffers
+        return *self._layers(x, cos_sin, views), *buffers
 
 
 def layer_cache_views(

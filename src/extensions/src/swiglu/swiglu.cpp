@@ -15,19 +15,29 @@ static RowKernel swiglu_simd_kernel([[maybe_unused]] InstructionSet set) {
     // [/task 4.5.4 choose]
 }
 
-mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice s) {
-    static constexpr RowOperation OPERATION = {
+static constexpr RowOperation swiglu_operation(const char* metal_kernel) {
+    return {
         .name = "swiglu",
         .node = "TinyLlmSwiglu",
         .kernel = [] { return fused_kernel<RowKernel>(swiglu_simd_kernel, swiglu_reference); },
-        .metal_kernel = "swiglu_elements",
+        .metal_kernel = metal_kernel,
     };
+}
+
+mx::array swiglu(const mx::array& gate, const mx::array& up, const std::string& activation,
+                 mx::StreamOrDevice s) {
+    static constexpr RowOperation OPERATION = swiglu_operation("swiglu_elements");
+    static constexpr RowOperation GELU = swiglu_operation("swiglu_gelu_elements");
     check_float(OPERATION.name, "gate", gate);
     check_same_dtype(OPERATION.name, "up", up, "gate", gate);
     check_not_scalar(OPERATION.name, "gate", gate);
     check(up.shape() == gate.shape(), OPERATION.name, "expected up of the shape of gate, ",
           gate.shape(), ", got ", up.shape());
-    return row_operation(OPERATION, {gate, up}, {gate.dtype()}, s)[0];
+    const bool is_gelu = activation == "gelu_tanh";
+    check(is_gelu || activation == "silu", OPERATION.name,
+          "expected activation \"silu\" or \"gelu_tanh\", got \"", activation, "\"");
+    const RowOptions options = {.activation = is_gelu ? Activation::gelu_tanh : Activation::silu};
+    return row_operation(is_gelu ? GELU : OPERATION, {gate, up}, {gate.dtype()}, s, options)[0];
 }
 
 }  // namespace tiny_llm_ext

@@ -1,5 +1,6 @@
 // swiglu on the GPU: four adjacent elements per thread. Contract: swiglu.h.
 #include "common/metal_map_rows.h"
+#include "common/metal_sigmoid.h"
 
 // x · sigmoid(x), rounded to T after each step. With z = e^−|x|, which never overflows, sigmoid(x)
 // is 1/(1 + z) for x ≥ 0 and z/(1 + z) for x < 0; 1 − 1/(1 + z) would lose precision.
@@ -17,6 +18,16 @@ struct Swiglu {
     }
 };
 
+struct Geglu {
+    template <typename T>
+    static float apply(float gate, float up) {
+        return float(T(tiny_llm_ext::gelu_tanh(gate))) * up;
+    }
+};
+
 INSTANTIATE_MAP_ROWS(float32, float, swiglu, Swiglu)
 INSTANTIATE_MAP_ROWS(float16, half, swiglu, Swiglu)
 INSTANTIATE_MAP_ROWS(bfloat16, bfloat, swiglu, Swiglu)
+INSTANTIATE_MAP_ROWS(float32, float, swiglu_gelu, Geglu)
+INSTANTIATE_MAP_ROWS(float16, half, swiglu_gelu, Geglu)
+INSTANTIATE_MAP_ROWS(bfloat16, bfloat, swiglu_gelu, Geglu)

@@ -2,14 +2,15 @@
 #include <cmath>
 
 #include "common/row_job.h"
+#include "common/sigmoid.h"
 
 namespace tiny_llm_ext {
 
 namespace {
 
-// x · sigmoid(x), rounded after each step. With z = e^−|x|, which never overflows, sigmoid(x) is
-// 1/(1 + z) for x ≥ 0 and z/(1 + z) for x < 0; 1 − 1/(1 + z) would lose precision.
-float silu(float x, Format format) {
+// x · sigmoid(x), rounded to the format after each step. With z = e^−|x|, which never overflows,
+// sigmoid(x) is 1/(1 + z) for x ≥ 0 and z/(1 + z) for x < 0; 1 − 1/(1 + z) would lose precision.
+float rounded_silu(float x, Format format) {
     const float z = round_to(std::exp(-std::abs(x)), format);
     const float sigmoid = round_to((x < 0 ? z : 1) / round_to(1 + z, format), format);
     return round_to(x * sigmoid, format);
@@ -18,8 +19,12 @@ float silu(float x, Format format) {
 }  // namespace
 
 void swiglu_reference(const RowJob& job, int64_t first, int64_t last) {
-    map_elements(job, first, last,
-                 [&](float gate, float up) { return silu(gate, job.format) * up; });
+    const bool is_gelu = job.options.activation == Activation::gelu_tanh;
+    map_elements(job, first, last, [&](float gate, float up) {
+        const float act =
+            is_gelu ? round_to(gelu_tanh(gate), job.format) : rounded_silu(gate, job.format);
+        return act * up;
+    });
 }
 
 }  // namespace tiny_llm_ext

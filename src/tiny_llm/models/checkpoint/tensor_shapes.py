@@ -61,6 +61,9 @@ def _layer(config: DecoderConfig, index: int, path: str) -> Iterator[tuple[str, 
         yield f"{mlp}.down_proj.bias", (E,)
     yield f"{path}.input_layernorm.weight", (E,)
     yield f"{path}.post_attention_layernorm.weight", (E,)
+    if config.post_norms:
+        yield f"{path}.pre_feedforward_layernorm.weight", (E,)
+        yield f"{path}.post_feedforward_layernorm.weight", (E,)
 
 
 def _attention(path: str, config: DecoderConfig, index: int) -> Iterator[tuple[str, Shape]]:

@@ -1,6 +1,7 @@
 """Decoder configuration, common to all model families."""
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ...errors import short_repr
 from ...kv_storage.int8_rows import KvCacheDtype, kv_row_width
@@ -11,6 +12,8 @@ from .rope import RopeScaling
 DELTA_NET_LAYER, ATTENTION_LAYER = "linear_attention", "full_attention"  # values of `layer_types`
 MIN_CONV_KERNEL, MAX_CONV_KERNEL = 2, 8
 MAX_STATE_HEAD_DIM = 256
+
+Activation = Literal["silu", "gelu_tanh"]  # of a gated MLP; see `kernels.swiglu`
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,12 @@ class SlidingWindow:
 
 
 @dataclass(frozen=True)
+class LocalRope:
+    theta: float  # RoPE's base; all features are rotated, without scaling
+    layers: frozenset[int]  # indices of the layers with this RoPE
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """Decoder configuration from `read_config`; sizes named as in `config.json`."""
 
@@ -92,6 +101,11 @@ class DecoderConfig:
     # Number of leading features per head that RoPE rotates; None for all.
     rotary_dim: int | None = None
     rope_scaling: RopeScaling | None = None
+    local_rope: LocalRope | None = None
+    embedding_scale: float = 1.0  # factor of embeddings, rounded to their dtype
+    attention_scale: float | None = None  # factor of attention scores; None for 1/√head_dim
+    activation: Activation = "silu"  # of the MLP's gate
+    post_norms: bool = False  # whether outputs of attention and MLP are normalized
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     o_proj_bias: bool = False
@@ -144,6 +158,10 @@ class DecoderConfig:
         """Number of most recent keys a layer's queries attend to; 0 for all."""
         window = self.sliding_window
         return window.size if window is not None and layer in window.layers else 0
+
+    def rope_of(self, layer: int) -> int:
+        """Index of a layer's RoPE: 0, or 1 for `local_rope`."""
+        return int(self.local_rope is not None and layer in self.local_rope.layers)
 
     def has_delta_net(self, layer: int) -> bool:
         return self.delta_net is not None and layer in self.delta_net.layers

@@ -2,8 +2,8 @@
 
 Written twice on purpose: the course's layers, for Qwen3 only, are in `qwen3_week2.py`.
 
-The families differ only in QK norms, biases, RoPE scaling, output gates, sliding windows, Gated
-DeltaNet instead of attention, and experts instead of the MLP.
+The families differ only in norms, biases, RoPE and its scaling, activation functions, output gates,
+sliding windows, Gated DeltaNet instead of attention, and experts instead of the MLP.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,7 +77,7 @@ class Attention:
     ):
         self.num_heads = config.num_attention_heads
         self.num_kv_heads, self.head_dim = config.kv_shape_of(index)
-        self.scale = self.head_dim**-0.5
+        self.scale = config.attention_scale or self.head_dim**-0.5
         self.has_kv = config.kv_source(index) == index  # otherwise it reads another layer's
         self.q_proj = linear_from(layer.q_proj, dtype)
         if self.has_kv:
@@ -121,7 +121,10 @@ class Attention:
 
 
 class DecoderBlock:
-    """Pre-norm block: attention or Gated DeltaNet, then the MLP or experts."""
+    """Pre-norm block: attention or Gated DeltaNet, then the MLP or experts.
+
+    With `post_norms`, the updates of both are normalized before they are added to x.
+    """
 
     def __init__(
         self, config: DecoderConfig, index: int, layer: Any, dtype: mx.Dtype, attention_backend: str
@@ -136,38 +139,64 @@ class DecoderBlock:
         if config.experts is not None and config.has_experts(index):
             self.mlp = SparseMoE(config.experts, layer.mlp, dtype)
         else:
-            self.mlp = Mlp(layer.mlp, dtype)
-        self.input_layernorm = norm_weight(config, layer.input_layernorm, dtype)
-        self.post_attention_layernorm = norm_weight(config, layer.post_attention_layernorm, dtype)
+            self.mlp = Mlp(layer.mlp, dtype, config.activation)
+
+        def norm(name: str) -> mx.array:
+            return norm_weight(config, layer[name], dtype)
+
+        self.input_norm = norm("input_layernorm")
+        self.post_attention_norm: mx.array | None = None
+        self.post_mlp_norm: mx.array | None = None
+        if config.post_norms:
+            self.post_attention_norm = norm("post_attention_layernorm")
+            self.mlp_norm = norm("pre_feedforward_layernorm")
+            self.post_mlp_norm = norm("post_feedforward_layernorm")
+        else:
+            self.mlp_norm = norm("post_attention_layernorm")
         self.eps = config.rms_norm_eps
+        self.rope = config.rope_of(index)
 
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """Computes (x, update) from the previous block's; the output is x + update."""
+        """Computes (x, update) from the previous block's.
+
+        The output is x + `normalize_update(update)`. The caller normalizes, because the ranks of
+        tensor parallelism add up their updates first.
+        """
         return self.feed_forward(*self.attend(x, update, cos_sin, cache))
 
     def attend(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
         if update is None:
-            normed = kernels.rms_norm(x, self.input_layernorm, self.eps)
+            normed = kernels.rms_norm(x, self.input_norm, self.eps)
         else:
-            x, normed = kernels.add_rms_norm(x, update, self.input_layernorm, self.eps)
+            x, normed = kernels.add_rms_norm(x, update, self.input_norm, self.eps)
         if isinstance(self.mixer, GatedDeltaNet):
             return x, self.mixer(normed, cache)
         return x, self.mixer(normed, cos_sin, cache)
 
     def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
-        x, normed = kernels.add_rms_norm(x, update, self.post_attention_layernorm, self.eps)
+        if self.post_attention_norm is not None:
+            update = kernels.rms_norm(update, self.post_attention_norm, self.eps)
+        x, normed = kernels.add_rms_norm(x, update, self.mlp_norm, self.eps)
         return x, self.mlp(normed)
+
+    def normalize_update(self, update: mx.array) -> mx.array:
+        """Applies the norm after the MLP, if the family has one."""
+        if self.post_mlp_norm is None:
+            return update
+        return kernels.rms_norm(update, self.post_mlp_norm, self.eps)
 
 
 class EagerLayers(PlannedLayers):
     """Runs layers without graph capture: they sync with the host or use MLX ops."""
 
-    def _function_for(self, names: tuple[str, ...], tables: tuple[int, ...]) -> Callable[..., Any]:
-        return partial(self._run, names, tables)
+    def _function_for(
+        self, names: tuple[str, ...], num_angles: int, tables: tuple[int, ...]
+    ) -> Callable[..., Any]:
+        return partial(self._run, names, num_angles, tables)
 
 
 class Decoder:
@@ -223,7 +252,9 @@ class Decoder:
         self.eps = config.rms_norm_eps
         rope = config.rotary_dim or config.head_dim, self.max_seq_len, config.rope_theta
         scaling = config.rope_scaling
-        self.rope = RoPE(*rope) if scaling is None else ScaledRoPE(*rope, scaling)
+        self.ropes = [RoPE(*rope) if scaling is None else ScaledRoPE(*rope, scaling)]
+        if config.local_rope is not None:
+            self.ropes.append(RoPE(config.head_dim, self.max_seq_len, config.local_rope.theta))
         head = parts.embed_tokens if config.tie_word_embeddings else mlx_model.lm_head
         self.w_lm_head = linear_from(head, self.dtype)
         self.page_size = page_size
@@ -296,14 +327,19 @@ class Decoder:
                 f"Decoder: expected {batch.num_tokens} ids, one per token of the batch, got shape "
                 f"{ids.shape}."
             )
-        return self._features(self.embedding(ids[None]), batch, rows, storage)
+        x = self.embedding(ids[None])
+        if self.config.embedding_scale != 1:
+            x = x * mx.array(self.config.embedding_scale, x.dtype)
+        return self._features(x, batch, rows, storage)
 
     def _features(
         self, x: mx.array, batch: RaggedBatch, rows: Sequence[int] | mx.array, storage: PagedStorage
     ) -> mx.array:
         """Runs the layers and the final norm on the first layer's inputs, 1×T×E."""
         rows = kernels.as_int32(rows)
-        cos_sin = self.rope.cos_sin_at(batch.positions[None])  # 1×T×(rotated D)/2
+        positions = batch.positions[None]  # 1×T
+        # Pairs of 1×T×(rotated D)/2 arrays.
+        cos_sin = tuple(each for rope in self.ropes for each in rope.cos_sin_at(positions))
         x, update = self._run_planned(x, cos_sin, storage.plan(batch))
         _, x = kernels.add_rms_norm(x[0, rows], update[0, rows], self.norm, self.eps)
         return x
@@ -313,8 +349,9 @@ class Decoder:
     ) -> tuple[mx.array, mx.array]:
         self.adapters.ids = caches[0].attention_metadata.adapter_ids
         update = None
-        for layer, index in zip(self.layers, self._cache_indices, strict=True):
-            x, update = layer(x, update, cos_sin, caches[index])
+        for layer, block, index in zip(self.layers, self.blocks, self._cache_indices, strict=True):
+            x, update = layer(x, update, cos_sin[2 * block.rope :][:2], caches[index])
+            update = block.normalize_update(update)
         assert update is not None  # there is at least one layer
         return x, update
 
