@@ -204,7 +204,7 @@ class PageManager:
         """
         return True
 
-    def has_windows(self, request: EngineRequest) -> bool:
+    def has_context(self, request: EngineRequest) -> bool:
         """Whether a request has all pages that its first uncomputed token needs."""
         return True
 

@@ -249,7 +249,7 @@ class Scheduler:
         """
         request.num_loading = 0
         if num_tokens == 0:
-            while request in self.running and not self.pages.has_windows(request):
+            while request in self.running and not self.pages.has_context(request):
                 self._preempt(self.running[-1])
             return
         start, end = request.num_computed, request.num_computed + num_tokens
