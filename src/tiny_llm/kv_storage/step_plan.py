@@ -191,7 +191,7 @@ class PlannedLayers:
         """Runs the layers and commits the plan; rolls it back on an error."""
         metadata = step_plan.attention_metadata
         try:
-            function = self._function_for(metadata.names, len(cos_sin), step_plan.tables)
+            function = self._function_for(metadata.names, step_plan.tables, len(cos_sin))
             x, update, *buffers = function(x, *cos_sin, *metadata.arrays, *step_plan.buffers)
         except BaseException:
             step_plan.rollback()
@@ -200,7 +200,7 @@ class PlannedLayers:
         return x, update
 
     def _function_for(
-        self, names: tuple[str, ...], num_angles: int, tables: tuple[int, ...]
+        self, names: tuple[str, ...], tables: tuple[int, ...], num_angles: int
     ) -> Callable[..., Any]:
         key = names, tables
         if key not in self._functions:
@@ -208,16 +208,15 @@ class PlannedLayers:
             # Decode steps are captured on the first: if layers share pages, an uncaptured layer
             # copies the pages that the previous layer's attention has yet to read.
             self._functions[key] = CapturedFunction(
-                partial(self._run, names, num_angles, tables),
-                on_first_call="cu_seqlens_q" not in names,
+                partial(self._run, *key, num_angles), on_first_call="cu_seqlens_q" not in names
             )
         return self._functions[key]
 
     def _run(
         self,
         names: tuple[str, ...],
-        num_angles: int,
         tables: tuple[int, ...],
+        num_angles: int,
         x: mx.array,
         *arrays: mx.array,
     ) -> tuple[mx.array, ...]:

@@ -1,6 +1,6 @@
 """Decoder for all model families, assembled from a config.
 
-Written twice on purpose: the course's layers, for Qwen3 only, are in `qwen3_week2.py`.
+Written twice on purpose: the course's layers, for Qwen3 only, are in `qwen3_week2/`.
 
 The families differ only in norms, biases, RoPE and its scaling, activation functions, output gates,
 sliding windows, Gated DeltaNet instead of attention, and experts instead of the MLP.
@@ -194,9 +194,9 @@ class EagerLayers(PlannedLayers):
     """Runs layers without graph capture: they sync with the host or use MLX ops."""
 
     def _function_for(
-        self, names: tuple[str, ...], num_angles: int, tables: tuple[int, ...]
+        self, names: tuple[str, ...], tables: tuple[int, ...], num_angles: int
     ) -> Callable[..., Any]:
-        return partial(self._run, names, num_angles, tables)
+        return partial(self._run, names, tables, num_angles)
 
 
 class Decoder:
