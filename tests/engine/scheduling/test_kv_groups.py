@@ -52,6 +52,7 @@ def test_layouts(layers, arrays, tables, block_pages):
     sizes = len(set(layout.array_of)), len(layout.tables), layout.block_pages
     assert sizes == (arrays, tables, block_pages)
     assert len(layout.array_elements) == arrays
+    assert layout.ignores_windows == (tables == 1 and len(set(layers)) > 1)
     # No two layers have the same page of the same array.
     assert len(set(zip(layout.table_of, layout.array_of, strict=True))) == len(layers)
     for index in range(len(layers)):
