@@ -175,9 +175,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
     if (has_mask_) {
         set_mask(job, inputs[3]);
     }
-    // [task 2.4.2 dispatch]
     add_task(stream(), [job, set = instruction_set()] { run(job, set); });
-    // [/task 2.4.2 dispatch]
 }
 
 }  // namespace tiny_llm_ext
