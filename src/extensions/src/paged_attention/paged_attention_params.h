@@ -14,6 +14,7 @@ struct PagedAttentionParams {
     int splits;             // splits of the keys in the decode kernel; 1: no merge
     int aligned;            // whether offsets and sizes of page rows are multiples of 4 elements
     int int8;               // whether pages have 8-bit rows (common/int8_rows.h)
+    int has_sinks;
     long query_strides[3];  // strides of sequence, head and token, in elements
 };
 

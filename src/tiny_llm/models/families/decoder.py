@@ -36,7 +36,13 @@ from .rope import ScaledRoPE
 
 
 def attend_paged(
-    query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
+    query: mx.array,
+    key: mx.array,
+    value: mx.array,
+    cache: Any,
+    scale: float,
+    window: int,
+    sinks: mx.array | None,
 ) -> mx.array:
     """Default attention backend; the course's, for Qwen3, is in `qwen3_week3.py`."""
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
@@ -49,6 +55,7 @@ def attend_paged(
         metadata.block_table,
         scale,
         window,
+        sinks,
     )
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
 
