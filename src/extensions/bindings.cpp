@@ -87,8 +87,8 @@ NB_MODULE(_ext, m) {
     m.def("weighted_sum", &tiny_llm_ext::weighted_sum, "x"_a, "weights"_a, "base"_a = nb::none(),
           nb::kw_only(), "stream"_a = nb::none(), docs::weighted_sum);
 
-    m.def("add_bias", &tiny_llm_ext::add_bias, "x"_a, "bias"_a, nb::kw_only(),
-          "stream"_a = nb::none(), docs::add_bias);
+    m.def("add_bias", &tiny_llm_ext::add_bias, "x"_a, "bias"_a, "experts"_a = nb::none(),
+          nb::kw_only(), "stream"_a = nb::none(), docs::add_bias);
 
     m.def("qk_norm_rope", &tiny_llm_ext::qk_norm_rope, "x"_a, "weight"_a.none(), "eps"_a, "cos"_a,
           "sin"_a, nb::kw_only(), "stream"_a = nb::none(), docs::qk_norm_rope);

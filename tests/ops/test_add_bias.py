@@ -42,6 +42,19 @@ def test_shared_input_is_not_overwritten(instruction_set):
     np.testing.assert_array_equal(as_numpy(result), as_numpy(2 * x + bias))
 
 
+def test_bias_of_each_rows_expert(instruction_set, dtype):
+    bias = random(5, 70, dtype=dtype)
+    for shape in ((7,), (3, 4), (2, 3, 4), (0, 4)):
+        x, experts = random(*shape, 70, dtype=dtype), mx.random.randint(0, 5, shape, mx.uint32)
+        actual = kernels.add_bias(x, bias, experts)
+        assert_close(actual, x + bias[experts], str(shape), ulps=0)
+    experts = mx.random.randint(0, 5, (3, 8), mx.uint32)[:, ::2]  # strided
+    x = random(3, 4, 70, dtype=dtype)
+    assert_close(kernels.add_bias(x, bias, experts), x + bias[experts], "strided", ulps=0)
+    last = kernels.add_bias(x, bias, mx.full((3, 4), 2**32 - 1, mx.uint32))
+    assert_close(last, x + bias[4], "beyond the last expert", ulps=0)
+
+
 def test_no_rows(instruction_set, dtype):
     assert add_bias(mx.zeros((0, 8), dtype), mx.zeros((8,), dtype)).shape == (0, 8)
 
@@ -54,6 +67,15 @@ def test_no_rows(instruction_set, dtype):
         ({"bias": mx.zeros((8,))}, "expected bias in the dtype of x, float16, got float32"),
         ({"bias": mx.zeros((7,), mx.float16)}, r"expected bias of shape \(8\)"),
         ({"bias": mx.zeros((1, 8), mx.float16)}, r"expected bias of shape \(8\)"),
+        ({"experts": mx.zeros((2,), mx.uint32)}, r"bias of shape \(X,8\) with experts, got \(8\)"),
+        (
+            {"bias": mx.zeros((3, 8), mx.float16), "experts": mx.zeros((2,), mx.int32)},
+            "experts in uint32, one for each row of x .*, got int32",
+        ),
+        (
+            {"bias": mx.zeros((3, 8), mx.float16), "experts": mx.zeros((3,), mx.uint32)},
+            r"got uint32 of shape \(3\)",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
