@@ -74,8 +74,8 @@ NB_MODULE(_ext, m) {
     m.def("add_rms_norm", &tiny_llm_ext::add_rms_norm, "x"_a, "y"_a, "weight"_a, "eps"_a,
           nb::kw_only(), "stream"_a = nb::none(), docs::add_rms_norm);
 
-    m.def("swiglu", &tiny_llm_ext::swiglu, "gate"_a, "up"_a, nb::kw_only(), "stream"_a = nb::none(),
-          docs::swiglu);
+    m.def("swiglu", &tiny_llm_ext::swiglu, "gate"_a, "up"_a, "activation"_a = "silu", nb::kw_only(),
+          "stream"_a = nb::none(), docs::swiglu);
 
     m.def("add_lora", &tiny_llm_ext::add_lora, "y"_a, "x"_a, "lora_a"_a, "lora_b"_a,
           "rank_offsets"_a, "adapter_ids"_a, nb::kw_only(), "stream"_a = nb::none(),

@@ -104,14 +104,8 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         The storage takes at most num_pages · page_size · `kv_bytes_per_token` bytes, allocated when
         pages are first written.
         """
-        return PagedStorage(
-            self.num_hidden_layers,
-            num_pages,
-            self.num_kv_heads,
-            self.page_size,
-            self.head_dim,
-            self.dtype,
-        )
+        shapes = [(self.num_kv_heads, self.head_dim)] * self.num_hidden_layers
+        return PagedStorage(shapes, num_pages, self.page_size, self.dtype)
 
     def ragged_logits(
         self,

@@ -48,11 +48,12 @@ def test_axpby_rejects_too_many_elements():
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swigluoai"])
 @pytest.mark.parametrize(("M", "I"), [(1, 1), (3, 7), (2, 1030)])
-def test_swiglu(mode, dtype, M, I):
+def test_swiglu(mode, dtype, M, I, activation):
     both = random(M, 2 * I, dtype=dtype, scale=5)
     gate, up = both[:, :I], both[:, I:]  # strided views, as split from a projection
-    assert_equals_cpu(mode, lambda s: (kernels.swiglu(gate, up, stream=s),), ulps=2)
+    assert_equals_cpu(mode, lambda s: (kernels.swiglu(gate, up, activation, stream=s),), ulps=2)
 
 
 @pytest.mark.parametrize("mode", MODES)

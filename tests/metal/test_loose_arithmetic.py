@@ -28,8 +28,9 @@ DENSE = [(2, 1, 3, 3, 7, 7), (1, 1, 2, 33, 67, 80), (1, 1, 2, 1, 600, 16)]
 CASES = {
     "axpby": lambda: test_elementwise.test_axpby("plain", mx.float32, 1000),
     "axpby, bfloat16": lambda: test_elementwise.test_axpby("plain", mx.bfloat16, 255),
-    "swiglu": lambda: test_elementwise.test_swiglu("plain", mx.float32, 2, 1030),
-    "swiglu, float16": lambda: test_elementwise.test_swiglu("plain", mx.float16, 3, 7),
+    "swiglu": lambda: test_elementwise.test_swiglu("plain", mx.float32, 2, 1030, "silu"),
+    "geglu": lambda: test_elementwise.test_swiglu("plain", mx.float32, 2, 1030, "gelu_tanh"),
+    "swiglu, float16": lambda: test_elementwise.test_swiglu("plain", mx.float16, 3, 7, "silu"),
     "swiglu, extreme values": test_elementwise.test_swiglu_of_extreme_values,
     "qk_norm_rope": lambda: test_elementwise.test_qk_norm_rope(
         "plain", mx.float32, 2, 3, 5, 80, 40, False, True

@@ -33,6 +33,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {**SIZES, "model_type": "qwen2"},
     "llama": {**SIZES, "model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "mistral": {**SIZES, "model_type": "mistral", "sliding_window": None},
+    "gemma3_text": {
+        **SIZES,
+        "model_type": "gemma3_text",
+        "head_dim": 32,
+        "sliding_window": 24,
+        "sliding_window_pattern": 2,
+    },
 }
 MIXTURE = {
     **FAMILIES["qwen3"],

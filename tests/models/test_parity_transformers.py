@@ -255,6 +255,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **heads(6, 2, 14),
+            "num_hidden_layers": 4,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 19,
+            "rope_parameters": {**YARN, **STRETCHED, "truncate": False},
+        },
+    ),
     "qwen3_moe-window": (
         "Qwen3Moe",
         {
@@ -266,6 +277,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 33,
         },
     ),
+    "gemma3": (
+        "Gemma3",
+        {
+            **heads(4, 2, 18),
+            "sliding_window": 13,
+            "query_pre_attn_scalar": 12,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    # one KV head, a window of most of the context, and a pattern that leaves all layers with it
+    "gemma3-linear": (
+        "Gemma3",
+        {
+            **heads(5, 1, 14),
+            "sliding_window": 70,
+            "sliding_window_pattern": 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+            },
+        },
+    ),
 }
 
 
@@ -274,8 +307,8 @@ def family(request, tmp_path_factory):
     """Random float32 model: (transformers model, our paged model, weights)."""
     name, fields = FAMILIES[request.param]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**SIZES, **fields)
-    theirs = random_model(getattr(transformers, f"{name}ForCausalLM")(config))
+    model = getattr(transformers, f"{name}ForCausalLM")
+    theirs = random_model(model(model.config_class(**{**SIZES, **fields})))
     folder = tmp_path_factory.mktemp(request.param)
     theirs.save_pretrained(folder)
     weights = read_checkpoint(folder, json.loads((folder / "config.json").read_text()))

@@ -72,8 +72,14 @@ def axpby(arguments: Arguments) -> Case:
 def swiglu(arguments: Arguments) -> Case:
     dtype, shape = arguments.draw(st.sampled_from(FLOATS)), arguments.shape(least=1)
     gate, up = arguments.array(shape, dtype), arguments.array(shape, dtype)
-    x = as_numpy(gate)
-    return {"gate": gate, "up": up}, x / (1 + np.exp(-x)) * as_numpy(up)
+    x, factor = as_numpy(gate), as_numpy(up)
+    activation = arguments.draw(st.sampled_from(["silu", "gelu_tanh", "swigluoai"]))
+    steep = x if activation == "silu" else np.sqrt(8 / np.pi) * (x + 0.044715 * x**3)
+    if activation == "swigluoai":
+        x, factor = np.minimum(x, 7), np.clip(factor, -7, 7) + 1
+        steep = 1.702 * x
+    expected = x / (1 + np.exp(-steep)) * factor
+    return {"gate": gate, "up": up, "activation": activation}, expected
 
 
 def add_bias(arguments: Arguments) -> Case:

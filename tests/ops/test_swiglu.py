@@ -12,8 +12,8 @@ from tiny_llm.basics import silu
 SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 3072), (300, 130)]
 
 
-def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    result = kernels.swiglu(gate, up)
+def swiglu(gate: mx.array, up: mx.array, activation: str = "silu") -> mx.array:
+    result = kernels.swiglu(gate, up, activation)
     mx.eval(result)
     return result
 
@@ -64,11 +64,31 @@ def test_is_exact_up_to_rounding(instruction_set, dtype):
     assert (error <= bound).all(), f"the largest error is {(error / bound).max():.2f} × its bound"
 
 
-def test_rows_are_batch_invariant(instruction_set, dtype):
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gelu_equals_mlx(instruction_set, dtype, shape):
+    gate, up = problem(*shape, dtype=dtype)
+    # Like PyTorch's, computed in float32 and rounded once.
+    expected = nn.gelu_approx(gate.astype(mx.float32)).astype(dtype) * up
+    assert_close(swiglu(gate, up, "gelu_tanh"), expected, "GeGLU", ulps=3)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_clamped_swiglu_equals_mlx_lm(instruction_set, dtype, shape):
+    activations = pytest.importorskip("mlx_lm.models.activations")
+    gate, up = problem(*shape, dtype=dtype)
+    gate, up = 3 * gate, 3 * up  # beyond the limit of 7
+    inputs = up.astype(mx.float32), gate.astype(mx.float32)
+    expected = activations.SwigluOAI()(*inputs).astype(dtype)
+    assert_close(swiglu(gate, up, "swigluoai"), expected, "gpt-oss", ulps=3)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swigluoai"])
+def test_rows_are_batch_invariant(instruction_set, dtype, activation):
     gate, up = problem(50, 1001, dtype=dtype)
-    together = as_numpy(swiglu(gate, up))
+    together = as_numpy(swiglu(gate, up, activation))
     for row in (0, 1, 17, 49):
-        np.testing.assert_array_equal(as_numpy(swiglu(gate[row], up[row])), together[row])
+        alone = as_numpy(swiglu(gate[row], up[row], activation))
+        np.testing.assert_array_equal(alone, together[row])
 
 
 def test_views(instruction_set, dtype):
@@ -117,6 +137,7 @@ def test_nan_and_infinity_stay_in_their_element(instruction_set, dtype, value):
         ({"gate": mx.array(1.0, mx.float16)}, "at least one dimension"),
         ({"up": mx.zeros((2, 8))}, "expected up in the dtype of gate, float16, got float32"),
         ({"up": mx.zeros((1, 8), mx.float16)}, "expected up of the shape of gate"),
+        ({"activation": "relu"}, 'expected activation "silu", "gelu_tanh" or "swigluoai", got "relu"'),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )

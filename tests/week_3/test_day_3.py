@@ -186,7 +186,7 @@ def test_task_1_misuse_is_rejected():
     with pytest.raises(ValueError, match="require 2 entries of cu_seqlens_q, got 3"):
         RaggedBatch([0, 1], [0, 1], [0, 1, 2], [2], [[0]])
     with pytest.raises(ValueError, match="must be at least 1, got 0 and 8"):
-        PagedStorage(1, 0, 2, 8, 16, mx.float32)
+        PagedStorage([(2, 16)], 0, 8, mx.float32)
     model = Qwen3ModelWeek3(tiny_quantized_model(), 8)
     storage = model.create_paged_storage(1)
     batch = RaggedBatch([0, 1], [0, 1], [0, 2], [2], [[0]])

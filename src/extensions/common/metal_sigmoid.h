@@ -14,4 +14,7 @@ inline float sigmoid(float x) {
 /// x · sigmoid(x).
 inline float silu(float x) { return x * sigmoid(x); }
 
+/// GELU with a tanh, as x · sigmoid(2u): ½·x·(1 + tanh u) for u = √(2/π)·(x + 0.044715·x³).
+inline float gelu_tanh(float x) { return x * sigmoid(1.5957691f * (x + 0.044715f * x * x * x)); }
+
 }  // namespace tiny_llm_ext

@@ -19,11 +19,18 @@ struct RowArray {
     Format format;
 };
 
+/// Activation function of a gated MLP. swigluoai: see swiglu.h.
+enum class Activation { silu, gelu_tanh, swigluoai };
+
+/// Limit and slope of swigluoai.
+constexpr float SWIGLU_LIMIT = 7, SWIGLU_ALPHA = 1.702f;
+
 /// Scalar arguments; an operation ignores those that it lacks.
 struct RowOptions {
     float eps = 0;
     int k = 0;
     bool normalize = false;
+    Activation activation = Activation::silu;
 
     bool operator==(const RowOptions&) const = default;
 };

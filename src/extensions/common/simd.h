@@ -376,6 +376,9 @@ inline Floats sigmoid(Floats x) {
 /// x · sigmoid(x).
 inline Floats silu(Floats x) { return x * sigmoid(x); }
 
+/// GELU with a tanh, as x · sigmoid(2u): ½·x·(1 + tanh u) for u = √(2/π)·(x + 0.044715·x³).
+inline Floats gelu_tanh(Floats x) { return x * sigmoid(1.5957691f * (x + 0.044715f * x * x * x)); }
+
 /// Sum of squares of n floats, in an order that depends only on n and LANES.
 ///
 /// Four accumulators hide the addition latency of four cycles.

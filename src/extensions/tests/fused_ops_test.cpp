@@ -132,25 +132,27 @@ KERNEL_TEST(qk_norm_rope_matches_reference) {
 KERNEL_TEST(swiglu_matches_reference) {
     const auto kernel = TINY_LLM_CHOOSE_SIMD(set, swiglu, swiglu_reference);
     Random random(3);
-    for (const Format format : FORMATS) {
-        for (const int64_t I : SIZES) {
-            auto gate = random_array(random, ROWS * I, format, 200),
-                 up = random_array(random, ROWS * I, format);
-            std::vector<float> outs[2];
-            for (int variant = 0; variant < 2; variant++) {
-                outs[variant].resize(ROWS * I);
-                const RowJob job = {
-                    .M = ROWS,
-                    .D = I,
-                    .cost = I,
-                    .format = format,
-                    .options = {},
-                    .inputs = {rows(gate, I, format), rows(up, I, format)},
-                    .outputs = {rows(outs[variant], I, format)},
-                };
-                (variant == 0 ? kernel : swiglu_reference)(job, 0, ROWS);
+    for (const auto activation : {Activation::silu, Activation::gelu_tanh, Activation::swigluoai}) {
+        for (const Format format : FORMATS) {
+            for (const int64_t I : SIZES) {
+                auto gate = random_array(random, ROWS * I, format, 200),
+                     up = random_array(random, ROWS * I, format);
+                std::vector<float> outs[2];
+                for (int variant = 0; variant < 2; variant++) {
+                    outs[variant].resize(ROWS * I);
+                    const RowJob job = {
+                        .M = ROWS,
+                        .D = I,
+                        .cost = I,
+                        .format = format,
+                        .options = {.activation = activation},
+                        .inputs = {rows(gate, I, format), rows(up, I, format)},
+                        .outputs = {rows(outs[variant], I, format)},
+                    };
+                    (variant == 0 ? kernel : swiglu_reference)(job, 0, ROWS);
+                }
+                expect_close(outs[0].data(), outs[1].data(), ROWS * I, format, "swiglu", I);
             }
-            expect_close(outs[0].data(), outs[1].data(), ROWS * I, format, "swiglu", I);
         }
     }
 }

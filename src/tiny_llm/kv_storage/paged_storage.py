@@ -100,8 +100,8 @@ class PagedStorage:
     so a page allocator should prefer pages in `resident`.
 
     Args:
-        num_layers: number of layers with pages.
-        head_dim: D; D + 4 for 8-bit rows, which end with a 4-byte scale.
+        shapes: for each layer with pages, its number of heads H and head size D; D + 4 for 8-bit
+            rows, which end with a 4-byte scale.
         states: state slots for linear-attention layers; None if all layers have pages.
 
     Attributes:
@@ -115,11 +115,9 @@ class PagedStorage:
 
     def __init__(
         self,
-        num_layers: int,
+        shapes: Sequence[tuple[int, int]],
         num_pages: int,
-        num_kv_heads: int,
         page_size: int,
-        head_dim: int,
         dtype: mx.Dtype,
         states: StateStorage | None = None,
     ):
@@ -130,9 +128,9 @@ class PagedStorage:
             )
         self.num_pages = num_pages
         self.page_size = page_size
-        shape = num_pages, num_kv_heads, page_size, head_dim
-        self.key_pages = [kernels.reserve_zeros(shape, dtype) for _ in range(num_layers)]
-        self.value_pages = [kernels.reserve_zeros(shape, dtype) for _ in range(num_layers)]
+        page_shapes = [(num_pages, H, page_size, D) for H, D in shapes]
+        self.key_pages = [kernels.reserve_zeros(shape, dtype) for shape in page_shapes]
+        self.value_pages = [kernels.reserve_zeros(shape, dtype) for shape in page_shapes]
         self.states = states
         self.resident: set[int] = set()
         self._page_bytes = sum(pages[0].nbytes for pages in self.page_arrays)

@@ -23,9 +23,10 @@ from ..attention import Mask
 from ..attention.paged import PagedKvMetadata, check_paged_mask
 from ..kernels.graph_capture import CapturedFunction
 
-CosSin = tuple[mx.array, mx.array]  # cosines and sines at the new tokens' positions
+# Cosines and sines at the new tokens' positions; a pair for each of the model's RoPEs.
+CosSin = tuple[mx.array, ...]
 # (x B×L×E, cosines and sines, one cache or view per layer) -> (x, update), both B×L×E
-Layers = Callable[[mx.array, CosSin, Sequence[Any]], tuple[mx.array, mx.array]]
+Layers = Callable[..., tuple[mx.array, mx.array]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +119,17 @@ class LayerCacheView:
         return buffers[keys], buffers[values], self.attention_metadata.context_lens
 
     def update_and_fetch_paged(
-        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
+        self,
+        key: mx.array | None,
+        value: mx.array | None,
+        mask_length: int | None = None,
+        mask: Mask = None,
     ) -> PagedKvMetadata:
         """See `TinyKvPagedCache`: writes to pages P×H×page_size×D.
 
         Args:
-            key, value: B×H×L×D; 1×H×T×D for a ragged batch.
+            key, value: B×H×L×D; 1×H×T×D for a ragged batch. None if another layer of the step has
+                written them.
             mask_length: see `TinyKvPagedCache`.
             mask: None or "causal", returned in the metadata; "causal" for a ragged batch.
 
@@ -138,11 +144,15 @@ class LayerCacheView:
                     "paged KV cache: mask must be 'causal' for a ragged batch, got None."
                 )
         assert metadata.block_table is not None
-        # [task 3.3.1 ragged]
         buffers, keys, values = self._buffers, self._keys, self._values
-        slots = metadata.slot_mapping
-        buffers[keys] = kernels.paged_cache_write(buffers[keys], key, slots, overwrite=True)
-        buffers[values] = kernels.paged_cache_write(buffers[values], value, slots, overwrite=True)
+        if key is not None:
+            # [task 3.3.1 ragged]
+            slots = metadata.slot_mapping
+            buffers[keys] = kernels.paged_cache_write(buffers[keys], key, slots, overwrite=True)
+            buffers[values] = kernels.paged_cache_write(
+                buffers[values], value, slots, overwrite=True
+            )
+            # [/task 3.3.1 ragged]
         return PagedKvMetadata(
             buffers[keys],
             buffers[values],
@@ -152,15 +162,18 @@ class LayerCacheView:
             mask,
             metadata.cu_seqlens_q,
         )
-        # [/task 3.3.1 ragged]
 
 
 class PlannedLayers:
-    """Runs a model's layers, given as a function, with a step plan."""
+    """Runs a model's layers, given as a function, with a step plan.
 
-    def __init__(self, layers: Layers, num_layers: int):
+    Args:
+        num_caches: number of layers whose caches the plan updates.
+    """
+
+    def __init__(self, layers: Layers, num_caches: int):
         self._layers = layers
-        self._num_layers = num_layers
+        self._num_caches = num_caches
         # Keyed by the names of the metadata arrays.
         self._functions: dict[tuple[str, ...], Callable[..., Any]] = {}
 
@@ -170,7 +183,7 @@ class PlannedLayers:
         """Runs the layers and commits the plan; rolls it back on an error."""
         metadata = step_plan.attention_metadata
         try:
-            function = self._function_for(metadata.names)
+            function = self._function_for(metadata.names, len(cos_sin))
             x, update, *buffers = function(x, *cos_sin, *metadata.arrays, *step_plan.buffers)
         except BaseException:
             step_plan.rollback()
@@ -178,23 +191,24 @@ class PlannedLayers:
         step_plan.commit(buffers)
         return x, update
 
-    def _function_for(self, names: tuple[str, ...]) -> Callable[..., Any]:
+    def _function_for(self, names: tuple[str, ...], num_angles: int) -> Callable[..., Any]:
         if names not in self._functions:
             # A ragged batch may be a single short prompt, so it is captured on the second call.
             # Decode steps are captured on the first: if layers share pages, an uncaptured layer
             # copies the pages that the previous layer's attention has yet to read.
             self._functions[names] = CapturedFunction(
-                partial(self._run, names), on_first_call="cu_seqlens_q" not in names
+                partial(self._run, names, num_angles), on_first_call="cu_seqlens_q" not in names
             )
         return self._functions[names]
 
     def _run(
-        self, names: tuple[str, ...], x: mx.array, cos: mx.array, sin: mx.array, *rest: mx.array
+        self, names: tuple[str, ...], num_angles: int, x: mx.array, *arrays: mx.array
     ) -> tuple[mx.array, ...]:
+        cos_sin, rest = arrays[:num_angles], arrays[num_angles:]
         attention_metadata = AttentionMetadata(**dict(zip(names, rest, strict=False)))
         buffers = list(rest[len(names) :])
-        views = layer_cache_views(attention_metadata, buffers, self._num_layers)
-        return *self._layers(x, (cos, sin), views), *buffers
+        views = layer_cache_views(attention_metadata, buffers, self._num_caches)
+        return *self._layers(x, cos_sin, views), *buffers
 
 
 def layer_cache_views(

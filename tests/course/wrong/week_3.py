@@ -18,8 +18,8 @@ WRONG = [
     Wrong(
         "3.3.1 ragged",
         "keys are stored as values",
-        "kernels.paged_cache_write(buffers[values], value, slots, overwrite=True)",
-        "kernels.paged_cache_write(buffers[values], key, slots, overwrite=True)",
+        "buffers[values], value, slots, overwrite=True",
+        "buffers[values], key, slots, overwrite=True",
     ),
     Wrong(
         "3.3.1 ragged",

@@ -29,7 +29,7 @@ def model():
 
 
 def test_memory_is_used_page_by_page():
-    storage = PagedStorage(2, 100, 2, PAGE, 16, mx.float32)
+    storage = PagedStorage([(2, 16)] * 2, 100, PAGE, mx.float32)
     assert storage.nbytes == 0
     # Keys and values of 2 layers with 2 heads, head_dim 16, in float32.
     page_bytes = 2 * 2 * 2 * PAGE * 16 * 4

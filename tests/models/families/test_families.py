@@ -31,7 +31,7 @@ from tiny_llm import (
 from tiny_llm.generate import dispatch_model
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.checkpoint.weights import read_checkpoint
-from tiny_llm.models.families.config import MoEConfig, SlidingWindow
+from tiny_llm.models.families.config import LocalRope, MoEConfig, SlidingWindow
 from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.expert_matmul import GatheredExperts, GroupedExperts, SeparateExperts
 from tiny_llm.models.families.registry import LAYER_TYPES, read_config
@@ -51,9 +51,40 @@ def name_of(config):
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
+# The published config omits the fields that equal transformers' defaults.
+GEMMA3_4B = {
+    "model_type": "gemma3",
+    "boi_token_index": 255999,
+    "mm_tokens_per_image": 256,
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+}
+GEMMA3_SLIDING = frozenset(i for i in range(34) if i % 6 != 5)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
+        (
+            GEMMA3_4B,
+            {
+                "max_position_embeddings": 131_072,
+                "rope_theta": 1e6,
+                "local_rope": LocalRope(1e4, GEMMA3_SLIDING),
+                "sliding_window": SlidingWindow(1024, GEMMA3_SLIDING),
+                "embedding_scale": 2560**0.5,
+                "attention_scale": 1 / 16,
+                "vocab_size": 262_208,
+                "tie_word_embeddings": True,
+                "ignored_fields": (),
+            },
+        ),
         (LLAMA, {"head_dim": 32, "qkv_bias": True, "o_proj_bias": True, "qk_norm": False}),
         ({**LLAMA, "attention_bias": None, "mlp_bias": False}, {"qkv_bias": False}),
         (QWEN2, {"qkv_bias": True, "o_proj_bias": False, "mlp_bias": False}),
@@ -141,7 +172,13 @@ def test_config_parsing(changes, expected):
             {"model_type": "gpt_oss"},
             "type 'gpt_oss' is not supported: its softmax has",
         ),
-        ({"model_type": "gemma3_text"}, "'gemma3_text' is not supported: its local"),
+        ({**GEMMA3_4B, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0, which caps"),
+        ({**GEMMA3_4B, "use_bidirectional_attention": True}, "lets tokens attend to later ones"),
+        ({**GEMMA3_4B, "hidden_activation": "silu"}, "'silu', expected 'gelu_pytorch_tanh'"),
+        (
+            {**GEMMA3_4B, "rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+            "rope_type 'linear', expected 'default' in layers with a window",
+        ),
         ({**LLAMA, "model_type": ["llama"]}, r"type '\['llama'\]'"),
         ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu', expected 'silu'"),
         (

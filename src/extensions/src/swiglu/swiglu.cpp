@@ -1,6 +1,9 @@
 // swiglu: argument checks and the operation's constants.
 #include "src/swiglu/swiglu.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "common/checks.h"
 #include "common/fused.h"
 #include "common/row_operation.h"
@@ -15,19 +18,41 @@ static RowKernel swiglu_simd_kernel([[maybe_unused]] InstructionSet set) {
     // [/task 4.5.4 choose]
 }
 
-mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice s) {
-    static constexpr RowOperation OPERATION = {
+static constexpr RowOperation swiglu_operation(const char* metal_kernel) {
+    return {
         .name = "swiglu",
         .node = "TinyLlmSwiglu",
         .kernel = [] { return fused_kernel<RowKernel>(swiglu_simd_kernel, swiglu_reference); },
-        .metal_kernel = "swiglu_elements",
+        .metal_kernel = metal_kernel,
     };
-    check_float(OPERATION.name, "gate", gate);
-    check_same_dtype(OPERATION.name, "up", up, "gate", gate);
-    check_not_scalar(OPERATION.name, "gate", gate);
-    check(up.shape() == gate.shape(), OPERATION.name, "expected up of the shape of gate, ",
+}
+
+struct Variant {
+    std::string_view name;
+    Activation activation;
+    RowOperation operation;
+};
+
+static constexpr Variant VARIANTS[] = {
+    {"silu", Activation::silu, swiglu_operation("swiglu_elements")},
+    {"gelu_tanh", Activation::gelu_tanh, swiglu_operation("swiglu_gelu_elements")},
+    {"swigluoai", Activation::swigluoai, swiglu_operation("swiglu_oai_elements")},
+};
+
+mx::array swiglu(const mx::array& gate, const mx::array& up, const std::string& activation,
+                 mx::StreamOrDevice s) {
+    constexpr const char* NAME = VARIANTS[0].operation.name;
+    check_float(NAME, "gate", gate);
+    check_same_dtype(NAME, "up", up, "gate", gate);
+    check_not_scalar(NAME, "gate", gate);
+    check(up.shape() == gate.shape(), NAME, "expected up of the shape of gate, ",
           gate.shape(), ", got ", up.shape());
-    return row_operation(OPERATION, {gate, up}, {gate.dtype()}, s)[0];
+    const auto* variant = std::find_if(std::begin(VARIANTS), std::end(VARIANTS),
+                                       [&](const Variant& v) { return v.name == activation; });
+    check(variant != std::end(VARIANTS), NAME,
+          "expected activation \"silu\", \"gelu_tanh\" or \"swigluoai\", got \"", activation, "\"");
+    const RowOptions options = {.activation = variant->activation};
+    return row_operation(variant->operation, {gate, up}, {gate.dtype()}, s, options)[0];
 }
 
 }  // namespace tiny_llm_ext

@@ -71,6 +71,8 @@ class RankShard:
             num_slices, _ = self._mlp_slices(width)
             if width % num_slices != 0:
                 self._reject(name, width)
+        if full.kv_shapes:
+            raise ValueError("its layers differ in key/value heads or head size")
         H = full.num_key_value_heads
         if H % size != 0 and size % H != 0:
             self._reject("num_key_value_heads", H)

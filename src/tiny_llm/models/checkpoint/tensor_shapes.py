@@ -44,7 +44,7 @@ def _layer(config: DecoderConfig, index: int, path: str) -> Iterator[tuple[str, 
     if config.delta_net is not None and config.has_delta_net(index):
         yield from _delta_net(f"{path}.linear_attn", config.delta_net, E)
     else:
-        yield from _attention(f"{path}.self_attn", config)
+        yield from _attention(f"{path}.self_attn", config, index)
     experts = config.experts
     if experts is not None and config.has_experts(index):
         X, shared = experts.num_experts, experts.shared_expert_intermediate_size
@@ -66,18 +66,24 @@ def _layer(config: DecoderConfig, index: int, path: str) -> Iterator[tuple[str, 
         yield f"{mlp}.down_proj.bias", (E,)
     yield f"{path}.input_layernorm.weight", (E,)
     yield f"{path}.post_attention_layernorm.weight", (E,)
+    if config.post_norms:
+        yield f"{path}.pre_feedforward_layernorm.weight", (E,)
+        yield f"{path}.post_feedforward_layernorm.weight", (E,)
 
 
-def _attention(path: str, config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
-    E, D = config.hidden_size, config.head_dim
-    H_q, H = config.num_attention_heads, config.num_key_value_heads
-    outputs = {"q_proj": config.query_dim, "k_proj": H * D, "v_proj": H * D}
+def _attention(path: str, config: DecoderConfig, index: int) -> Iterator[tuple[str, Shape]]:
+    E, H_q = config.hidden_size, config.num_attention_heads
+    H, D = config.kv_shape_of(index)
+    outputs = {"q_proj": config.query_dim_of(index)}
+    if config.kv_source(index) == index:
+        outputs |= {"k_proj": H * D, "v_proj": H * D}
     for name, size in outputs.items():
         yield f"{path}.{name}", (size, E)
     yield f"{path}.o_proj", (E, H_q * D)
     if config.qk_norm:
         yield f"{path}.q_norm.weight", (D,)
-        yield f"{path}.k_norm.weight", (D,)
+        if config.kv_source(index) == index:
+            yield f"{path}.k_norm.weight", (D,)
     if config.qkv_bias:
         for name, size in outputs.items():
             yield f"{path}.{name}.bias", (size,)

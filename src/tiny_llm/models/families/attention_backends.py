@@ -24,15 +24,17 @@ from ...attention.paged import PagedKvMetadata
 from ...kv_storage.int8_rows import read_int8_pages, write_int8_rows
 from ...kv_storage.step_plan import LayerCacheView
 
+OptionalArray = mx.array | None
+
 
 def attend_flash(
     query: mx.array,
-    key: mx.array,
-    value: mx.array,
+    key: OptionalArray,
+    value: OptionalArray,
     cache: Any,
     scale: float,
     window: int,
-    sinks: mx.array | None,
+    sinks: OptionalArray,
 ) -> mx.array:
     """Writes KV to pages, then calls `flash_attention` once per sequence.
 
@@ -50,12 +52,12 @@ def attend_flash(
 
 def attend_reference(
     query: mx.array,
-    key: mx.array,
-    value: mx.array,
+    key: OptionalArray,
+    value: OptionalArray,
     cache: Any,
     scale: float,
     window: int,
-    sinks: mx.array | None,
+    sinks: OptionalArray,
 ) -> mx.array:
     if cache.buffers[0].dtype == mx.int8:
         metadata = update_and_fetch_int8(key, value, cache)
@@ -77,14 +79,17 @@ def attend_reference(
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
 
 
-def update_and_fetch_int8(key: mx.array, value: mx.array, cache: LayerCacheView) -> PagedKvMetadata:
+def update_and_fetch_int8(
+    key: OptionalArray, value: OptionalArray, cache: LayerCacheView
+) -> PagedKvMetadata:
     """`update_and_fetch_paged` for int8 pages; returns dequantized pages."""
     step = cache.attention_metadata
     assert step.block_table is not None
     key_pages, value_pages = cache.buffers
-    key_pages = write_int8_rows(key_pages, key, step.slot_mapping)
-    value_pages = write_int8_rows(value_pages, value, step.slot_mapping)
-    cache.buffers = [key_pages, value_pages]
+    if key is not None and value is not None:
+        key_pages = write_int8_rows(key_pages, key, step.slot_mapping)
+        value_pages = write_int8_rows(value_pages, value, step.slot_mapping)
+        cache.buffers = [key_pages, value_pages]
     keys, table = read_int8_pages(key_pages, step.block_table)
     values, _ = read_int8_pages(value_pages, step.block_table)
     page_size = keys.shape[2]
@@ -108,7 +113,7 @@ def _attend_sequence(
     length: int,
     scale: float,
     window: int,
-    sinks: mx.array | None,
+    sinks: OptionalArray,
 ) -> mx.array:
     """Attends from one sequence's queries, 1×H_q×L×D, to its `length` keys."""
     page_ids = metadata.block_table[index]

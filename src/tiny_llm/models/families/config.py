@@ -1,6 +1,7 @@
 """Decoder configuration, common to all model families."""
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ...errors import short_repr
 from .config_fields import Fields, invalid_field, positive_int
@@ -9,6 +10,8 @@ from .rope import RopeScaling
 DELTA_NET_LAYER, ATTENTION_LAYER = "linear_attention", "full_attention"  # values of `layer_types`
 MIN_CONV_KERNEL, MAX_CONV_KERNEL = 2, 8
 MAX_STATE_HEAD_DIM = 256
+
+Activation = Literal["silu", "gelu_tanh", "swigluoai"]  # of a gated MLP; see `kernels.swiglu`
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,8 @@ class MoEConfig:
     layers: frozenset[int]  # indices of the layers with experts; other layers have an MLP
     # I of the gated shared expert, applied to every token; None without a shared expert.
     shared_expert_intermediate_size: int | None = None
+    activation: Activation = "silu"
+    bias: bool = False  # whether the router and the experts have biases
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,12 @@ class SlidingWindow:
 
 
 @dataclass(frozen=True)
+class LocalRope:
+    theta: float  # RoPE's base; all features are rotated, without scaling
+    layers: frozenset[int]  # indices of the layers with this RoPE
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """Decoder configuration from `read_config`; sizes named as in `config.json`."""
 
@@ -90,16 +101,27 @@ class DecoderConfig:
     # Number of leading features per head that RoPE rotates; None for all.
     rotary_dim: int | None = None
     rope_scaling: RopeScaling | None = None
+    local_rope: LocalRope | None = None
+    embedding_scale: float = 1.0  # factor of embeddings, rounded to their dtype
+    attention_scale: float | None = None  # factor of attention scores; None for 1/√head_dim
+    activation: Activation = "silu"  # of the MLP's gate
+    post_norms: bool = False  # whether outputs of attention and MLP are normalized
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     o_proj_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # whether query and key heads are normalized before RoPE
     zero_centered_norms: bool = False  # whether Hugging Face's norms multiply by 1 + weight
+    attention_sinks: bool = False  # whether each query head has a logit in the softmax's denominator
     attn_output_gate: bool = False  # whether q_proj also computes a gate for each head's output
     experts: MoEConfig | None = None
     delta_net: DeltaNetConfig | None = None
     sliding_window: SlidingWindow | None = None
+    # (H, D) of each layer; empty if all have `num_key_value_heads` and `head_dim`.
+    kv_shapes: tuple[tuple[int, int], ...] = ()
+    # Layer whose keys and values each layer reads: itself, or an earlier layer with the same shape
+    # and window; a layer that reads another's has only queries. Empty if all read their own.
+    kv_sources: tuple[int, ...] = ()
     has_mtp: bool = False
     ignored_fields: tuple[str, ...] = field(default=(), compare=False)  # to report when loading
 
@@ -111,16 +133,36 @@ class DecoderConfig:
 
     @property
     def num_kv_layers(self) -> int:
-        return self.num_hidden_layers - len(self.delta_net.layers if self.delta_net else ())
+        return len(self.kv_layers)
 
     @property
-    def query_dim(self) -> int:
-        return self.num_attention_heads * self.head_dim * (2 if self.attn_output_gate else 1)
+    def kv_layers(self) -> list[int]:
+        """Indices of the layers that own keys and values, ascending."""
+        layers = range(self.num_hidden_layers)
+        return [i for i in layers if not self.has_delta_net(i) and self.kv_source(i) == i]
+
+    def kv_shape_of(self, layer: int) -> tuple[int, int]:
+        """A layer's number of key/value heads H, and its head size D."""
+        uniform = self.num_key_value_heads, self.head_dim
+        return self.kv_shapes[layer] if self.kv_shapes else uniform
+
+    def kv_source(self, layer: int) -> int:
+        """Layer whose keys and values a layer attends to: itself, unless it reuses another's."""
+        return self.kv_sources[layer] if self.kv_sources else layer
+
+    def query_dim_of(self, layer: int) -> int:
+        """Number of outputs of a layer's q_proj."""
+        _, D = self.kv_shape_of(layer)
+        return self.num_attention_heads * D * (2 if self.attn_output_gate else 1)
 
     def window_of(self, layer: int) -> int:
         """Number of most recent keys a layer's queries attend to; 0 for all."""
         window = self.sliding_window
         return window.size if window is not None and layer in window.layers else 0
+
+    def rope_of(self, layer: int) -> int:
+        """Index of a layer's RoPE: 0, or 1 for `local_rope`."""
+        return int(self.local_rope is not None and layer in self.local_rope.layers)
 
     @property
     def max_window(self) -> int:

@@ -5,7 +5,7 @@ known to change the computation in a way that no family here implements (`UNSUPP
 unknown fields are ignored, and reported when the model is loaded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ MAX_INT32 = 2**31 - 1  # the kernels index arrays with int32
 MAX_NUMBER = 1e30  # leaves a margin below float32's maximum of 3e38
 
 # Families whose config nests the language model's fields in `text_config`, next to vision fields.
-NESTED_FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
+NESTED_FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3")
 
 # Fields that change the computation: (what they change, neutral values, names). Null is neutral.
 # Each element of a list must be neutral. Collected from the models of transformers and mlx_lm.
@@ -102,7 +102,7 @@ UNSUPPORTED: tuple[tuple[str, tuple[Any, ...], tuple[str, ...]], ...] = (
     (
         "replaces the activation function",
         ("silu", "swish"),
-        ("hidden_activation", "activation_function", "activation", "mlp_hidden_act"),
+        ("activation_function", "activation", "mlp_hidden_act"),
     ),
     ("changes the router", ("softmax",), ("scoring_func", "moe_router_activation_func")),
     ("changes the router", (0, 1), ("n_group", "topk_group")),
@@ -111,9 +111,10 @@ UNSUPPORTED: tuple[tuple[str, tuple[Any, ...], tuple[str, ...]], ...] = (
 
 # Ignored without a report: fields about training, generation, files and other models.
 METADATA = (
-    *("_*", "*_token_id", "*dtype", "*dropout", "*version", "*name*", "vision_*", "unsloth_*"),
-    *("mtp_*", "output_*", "quantization*", "architectures", "attn_implementation"),
-    *("initializer_range", "keys_to_ignore_at_inference", "pretraining_tp", "router_aux_loss_coef"),
+    *("_*", "*_token_id", "*_token_index", "*dtype", "*dropout", "*version", "*name*", "vision_*"),
+    *("unsloth_*", "mm_*", "mtp_*", "output_*", "quantization*", "architectures"),
+    *("attn_implementation", "cache_implementation"),
+    *("initializer_range", "experts_per_token", "initial_context_length", "keys_to_ignore_at_inference", "pretraining_tp", "router_aux_loss_coef"),
     *("tokenizer_class", "use_cache"),
 )
 EMPTY: tuple[Any, ...] = (None, False, 0, "", [], {})
@@ -143,11 +144,14 @@ class ReadFields(dict[str, Any]):
         ]
 
 
-def reject_unsupported(fields: Fields, **neutral: Any) -> None:
-    """Rejects the fields in `UNSUPPORTED` and `neutral` unless they have neutral values."""
+def reject_unsupported(fields: Fields, supported: Collection[str] = (), **neutral: Any) -> None:
+    """Rejects the fields in `UNSUPPORTED` and `neutral` unless they have neutral values.
+
+    `supported` names fields that the model's family implements.
+    """
     rows = (*UNSUPPORTED, *(("changes attention", (v,), (name,)) for name, v in neutral.items()))
     for change, allowed, names in rows:
-        for name in names:
+        for name in (each for each in names if each not in supported):
             value = fields.get(name)
             parts = value if isinstance(value, list) else [value]
             if not all(part is None or part in allowed for part in parts):

@@ -2,8 +2,8 @@
 
 Written twice on purpose: the course's layers, for Qwen3 only, are in `qwen3_week2.py`.
 
-The families differ only in QK norms, biases, RoPE scaling, output gates, sliding windows, Gated
-DeltaNet instead of attention, and experts instead of the MLP.
+The families differ only in norms, biases, RoPE and its scaling, activation functions, output gates,
+sliding windows, Gated DeltaNet instead of attention, and experts instead of the MLP.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from ...kv_storage import PagedStorage, RaggedBatch, StateStorage
 from ...kv_storage.int8_rows import KvCacheDtype, kv_row_width
 from ...kv_storage.step_plan import CosSin, PlannedLayers
 from ...positional_encoding import RoPE
-from .attention_backends import COMPARISON_BACKENDS
+from .attention_backends import COMPARISON_BACKENDS, OptionalArray
 from .config import DecoderConfig
 from .experts import SparseMoE
 from .gated_delta_net import GatedDeltaNet, state_shape
@@ -37,14 +37,17 @@ from .rope import ScaledRoPE
 
 def attend_paged(
     query: mx.array,
-    key: mx.array,
-    value: mx.array,
+    key: OptionalArray,
+    value: OptionalArray,
     cache: Any,
     scale: float,
     window: int,
-    sinks: mx.array | None,
+    sinks: OptionalArray,
 ) -> mx.array:
-    """Default attention backend; the course's, for Qwen3, is in `qwen3_week3.py`."""
+    """Default attention backend; the course's, for Qwen3, is in `qwen3_week3.py`.
+
+    `key` and `value` are None if another layer has written them to `cache`.
+    """
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     attended = kernels.paged_attention_varlen(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
@@ -71,40 +74,47 @@ def norm_weight(config: DecoderConfig, layer: Any, dtype: mx.Dtype) -> mx.array:
 
 
 class Attention:
-    """Grouped-query attention with optional QK norms, biases and output gate.
+    """Grouped-query attention with optional QK norms, biases, sinks and output gate.
 
     With a gate, q_proj outputs D query features, then D gate features, for each head.
     """
 
     def __init__(
-        self, config: DecoderConfig, layer: Any, dtype: mx.Dtype, window: int, backend: str
+        self, config: DecoderConfig, index: int, layer: Any, dtype: mx.Dtype, backend: str
     ):
-        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = config.head_dim
-        self.scale = config.head_dim**-0.5
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads, self.head_dim = config.kv_shape_of(index)
+        self.scale = config.attention_scale or self.head_dim**-0.5
+        self.has_kv = config.kv_source(index) == index  # otherwise it reads another layer's
         self.q_proj = linear_from(layer.q_proj, dtype)
-        self.k_proj = linear_from(layer.k_proj, dtype)
-        self.v_proj = linear_from(layer.v_proj, dtype)
+        if self.has_kv:
+            self.k_proj = linear_from(layer.k_proj, dtype)
+            self.v_proj = linear_from(layer.v_proj, dtype)
+            self.k_norm = norm_weight(config, layer.k_norm, dtype) if config.qk_norm else None
         self.o_proj = linear_from(layer.o_proj, dtype)
         self.q_norm = norm_weight(config, layer.q_norm, dtype) if config.qk_norm else None
-        self.k_norm = norm_weight(config, layer.k_norm, dtype) if config.qk_norm else None
         self.eps = config.rms_norm_eps
         self.has_gate = config.attn_output_gate
-        self.window = window
+        self.window = config.window_of(index)
+        self.sinks = layer.sinks.astype(mx.float32) if config.attention_sinks else None
         self._attend = COMPARISON_BACKENDS.get(backend, attend_paged)
 
     def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
         """Attends from L new tokens to the cache and themselves: 1×L×E -> 1×L×E."""
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
-        query, key, value = linear_each(x, (self.q_proj, self.k_proj, self.v_proj))
+        key = value = None
+        if self.has_kv:
+            query, key, value = linear_each(x, (self.q_proj, self.k_proj, self.v_proj))
+            value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
+            key = key.reshape(B, L, H, D)
+            key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *cos_sin)  # B×H×L×D
+        else:
+            query = self.q_proj(x)
         query, gate = self._split_gate(query)  # B×L×H_q×D
-        key = key.reshape(B, L, H, D)
-        value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
         query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *cos_sin)  # B×H_q×L×D
-        key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *cos_sin)  # B×H×L×D
-        attended = self._attend(query, key, value, cache, self.scale, self.window)  # B×H_q×L×D
-        attended = attended.swapaxes(1, 2)  # B×L×H_q×D
+        rest = cache, self.scale, self.window, self.sinks
+        attended = self._attend(query, key, value, *rest).swapaxes(1, 2)  # B×L×H_q×D
         if gate is not None:
             attended = kernels.sigmoid_gate(attended, gate)
         return self.o_proj(attended.reshape(B, L, H_q * D))
@@ -119,7 +129,10 @@ class Attention:
 
 
 class DecoderBlock:
-    """Pre-norm block: attention or Gated DeltaNet, then the MLP or experts."""
+    """Pre-norm block: attention or Gated DeltaNet, then the MLP or experts.
+
+    With `post_norms`, the updates of both are normalized before they are added to x.
+    """
 
     def __init__(
         self, config: DecoderConfig, index: int, layer: Any, dtype: mx.Dtype, attention_backend: str
@@ -129,44 +142,67 @@ class DecoderBlock:
             is_reference = attention_backend == "reference"
             self.mixer = GatedDeltaNet(config, layer.linear_attn, dtype, is_reference)
         else:
-            window = config.window_of(index)
-            self.mixer = Attention(config, layer.self_attn, dtype, window, attention_backend)
+            self.mixer = Attention(config, index, layer.self_attn, dtype, attention_backend)
         self.mlp: Mlp | SparseMoE
         if config.experts is not None and config.has_experts(index):
             self.mlp = SparseMoE(config.experts, layer.mlp, dtype)
         else:
-            self.mlp = Mlp(layer.mlp, dtype)
-        self.input_layernorm = norm_weight(config, layer.input_layernorm, dtype)
-        self.post_attention_layernorm = norm_weight(config, layer.post_attention_layernorm, dtype)
+            self.mlp = Mlp(layer.mlp, dtype, config.activation)
+
+        def norm(name: str) -> mx.array:
+            return norm_weight(config, layer[name], dtype)
+
+        self.input_norm = norm("input_layernorm")
+        self.post_attention_norm: mx.array | None = None
+        self.post_mlp_norm: mx.array | None = None
+        if config.post_norms:
+            self.post_attention_norm = norm("post_attention_layernorm")
+            self.mlp_norm = norm("pre_feedforward_layernorm")
+            self.post_mlp_norm = norm("post_feedforward_layernorm")
+        else:
+            self.mlp_norm = norm("post_attention_layernorm")
         self.eps = config.rms_norm_eps
+        self.rope = config.rope_of(index)
 
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """Computes (x, update) from the previous block's; the output is x + update."""
+        """Computes (x, update) from the previous block's.
+
+        The output is x + `normalize_update(update)`. The caller normalizes, because the ranks of
+        tensor parallelism add up their updates first.
+        """
         return self.feed_forward(*self.attend(x, update, cos_sin, cache))
 
     def attend(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
         if update is None:
-            normed = kernels.rms_norm(x, self.input_layernorm, self.eps)
+            normed = kernels.rms_norm(x, self.input_norm, self.eps)
         else:
-            x, normed = kernels.add_rms_norm(x, update, self.input_layernorm, self.eps)
+            x, normed = kernels.add_rms_norm(x, update, self.input_norm, self.eps)
         if isinstance(self.mixer, GatedDeltaNet):
             return x, self.mixer(normed, cache)
         return x, self.mixer(normed, cos_sin, cache)
 
     def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
-        x, normed = kernels.add_rms_norm(x, update, self.post_attention_layernorm, self.eps)
+        if self.post_attention_norm is not None:
+            update = kernels.rms_norm(update, self.post_attention_norm, self.eps)
+        x, normed = kernels.add_rms_norm(x, update, self.mlp_norm, self.eps)
         return x, self.mlp(normed)
+
+    def normalize_update(self, update: mx.array) -> mx.array:
+        """Applies the norm after the MLP, if the family has one."""
+        if self.post_mlp_norm is None:
+            return update
+        return kernels.rms_norm(update, self.post_mlp_norm, self.eps)
 
 
 class EagerLayers(PlannedLayers):
     """Runs layers without graph capture: they sync with the host or use MLX ops."""
 
-    def _function_for(self, names: tuple[str, ...]) -> Callable[..., Any]:
-        return partial(self._run, names)
+    def _function_for(self, names: tuple[str, ...], num_angles: int) -> Callable[..., Any]:
+        return partial(self._run, names, num_angles)
 
 
 class Decoder:
@@ -222,7 +258,9 @@ class Decoder:
         self.eps = config.rms_norm_eps
         rope = config.rotary_dim or config.head_dim, self.max_seq_len, config.rope_theta
         scaling = config.rope_scaling
-        self.rope = RoPE(*rope) if scaling is None else ScaledRoPE(*rope, scaling)
+        self.ropes = [RoPE(*rope) if scaling is None else ScaledRoPE(*rope, scaling)]
+        if config.local_rope is not None:
+            self.ropes.append(RoPE(config.head_dim, self.max_seq_len, config.local_rope.theta))
         head = parts.embed_tokens if config.tie_word_embeddings else mlx_model.lm_head
         self.w_lm_head = linear_from(head, self.dtype)
         self.page_size = page_size
@@ -231,7 +269,11 @@ class Decoder:
         self.kv_dtype = mx.int8 if kv_cache_dtype == "int8" else self.dtype
         self.supports_graph_capture = attention_backend == "paged" and not self._needs_host_sync()
         run_planned = PlannedLayers if self.supports_graph_capture else EagerLayers
-        self._run_planned = run_planned(self._run_layers, config.num_hidden_layers)
+        # Index of each layer's cache; layers that read the same keys and values share one.
+        sources = [config.kv_source(index) for index in range(config.num_hidden_layers)]
+        owners = sorted(set(sources))
+        self._cache_indices = [owners.index(source) for source in sources]
+        self._run_planned = run_planned(self._run_layers, len(owners))
 
     @property
     def blocks(self) -> list[DecoderBlock]:
@@ -240,9 +282,13 @@ class Decoder:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        config = self.config
-        rows = 2 * config.num_kv_layers * config.num_key_value_heads
-        return rows * kv_row_width(config.head_dim, self.kv_cache_dtype) * self.kv_dtype.size
+        return 2 * sum(H * D for H, D in self._kv_shapes) * self.kv_dtype.size
+
+    @property
+    def _kv_shapes(self) -> list[tuple[int, int]]:
+        """(H, row width) of each layer with keys and values."""
+        shapes = [self.config.kv_shape_of(index) for index in self.config.kv_layers]
+        return [(H, kv_row_width(D, self.kv_cache_dtype)) for H, D in shapes]
 
     @property
     def state_bytes(self) -> int:
@@ -260,15 +306,7 @@ class Decoder:
         if config.delta_net is not None:
             shape = state_shape(config.delta_net, self.dtype)
             states = StateStorage(config.delta_net.layers, num_state_slots, shape)
-        return PagedStorage(
-            config.num_kv_layers,
-            num_pages,
-            config.num_key_value_heads,
-            self.page_size,
-            kv_row_width(config.head_dim, self.kv_cache_dtype),
-            self.kv_dtype,
-            states,
-        )
+        return PagedStorage(self._kv_shapes, num_pages, self.page_size, self.kv_dtype, states)
 
     def ragged_logits(
         self,
@@ -294,14 +332,19 @@ class Decoder:
                 f"Decoder: expected {batch.num_tokens} ids, one per token of the batch, got shape "
                 f"{ids.shape}."
             )
-        return self._features(self.embedding(ids[None]), batch, rows, storage)
+        x = self.embedding(ids[None])
+        if self.config.embedding_scale != 1:
+            x = x * mx.array(self.config.embedding_scale, x.dtype)
+        return self._features(x, batch, rows, storage)
 
     def _features(
         self, x: mx.array, batch: RaggedBatch, rows: Sequence[int] | mx.array, storage: PagedStorage
     ) -> mx.array:
         """Runs the layers and the final norm on the first layer's inputs, 1×T×E."""
         rows = kernels.as_int32(rows)
-        cos_sin = self.rope.cos_sin_at(batch.positions[None])  # 1×T×(rotated D)/2
+        positions = batch.positions[None]  # 1×T
+        # Pairs of 1×T×(rotated D)/2 arrays.
+        cos_sin = tuple(each for rope in self.ropes for each in rope.cos_sin_at(positions))
         x, update = self._run_planned(x, cos_sin, storage.plan(batch))
         _, x = kernels.add_rms_norm(x[0, rows], update[0, rows], self.norm, self.eps)
         return x
@@ -311,8 +354,9 @@ class Decoder:
     ) -> tuple[mx.array, mx.array]:
         self.adapters.ids = caches[0].attention_metadata.adapter_ids
         update = None
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x, update = layer(x, update, cos_sin, cache)
+        for layer, block, index in zip(self.layers, self.blocks, self._cache_indices, strict=True):
+            x, update = layer(x, update, cos_sin[2 * block.rope :][:2], caches[index])
+            update = block.normalize_update(update)
         assert update is not None  # there is at least one layer
         return x, update
 

@@ -18,6 +18,7 @@ from ... import kernels
 from ...embedding import Embedding
 from ...kernels.prepack import copy_tree, is_kernel_supported, row_major_layer
 from ...quantize import QuantizedEmbedding, QuantizedWeights, project, project_each
+from .config import Activation
 
 
 @dataclass(frozen=True)
@@ -195,9 +196,10 @@ def linear_each(x: mx.array, layers: Sequence[Linear]) -> list[mx.array]:
 
 
 class Mlp:
-    """The SwiGLU feed-forward layer: down_proj(silu(gate_proj x) * (up_proj x))."""
+    """The gated feed-forward layer: down_proj(act(gate_proj x) * (up_proj x))."""
 
-    def __init__(self, layer: Any, dtype: mx.Dtype):
+    def __init__(self, layer: Any, dtype: mx.Dtype, activation: Activation = "silu"):
+        self.activation = activation
         self.gate_proj = linear_from(layer.gate_proj, dtype)
         self.up_proj = linear_from(layer.up_proj, dtype)
         self.down_proj = linear_from(layer.down_proj, dtype)
@@ -205,4 +207,4 @@ class Mlp:
     def __call__(self, x: mx.array) -> mx.array:
         """Applies the MLP to hidden states: N..×E -> N..×E."""
         gate, up = linear_each(x, (self.gate_proj, self.up_proj))
-        return self.down_proj(kernels.swiglu(gate, up))
+        return self.down_proj(kernels.swiglu(gate, up, self.activation))

@@ -4,10 +4,18 @@ All quirks of Hugging Face configs are normalized here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .config import DecoderConfig, DeltaNetConfig, MoEConfig, SlidingWindow, check_mtp_fields
+from .config import (
+    Activation,
+    DecoderConfig,
+    DeltaNetConfig,
+    LocalRope,
+    MoEConfig,
+    SlidingWindow,
+    check_mtp_fields,
+)
 from .config_fields import (
     Fields,
     ReadFields,
@@ -24,8 +32,12 @@ from .rope import RopeFields, RopeScaling
 
 # Which layers have a sliding window, if the config has a window size. "always": all layers.
 # "switched": all layers, if `use_sliding_window` is on. "by_layer": the layers selected by
-# `layer_types` or `max_window_layers`, if `use_sliding_window` is on.
-WindowKind = Literal["none", "always", "switched", "by_layer"]
+# `layer_types` or `max_window_layers`, if `use_sliding_window` is on. "pattern": the layers that
+# `layer_types` selects, or all but every `sliding_window_pattern`-th.
+WindowKind = Literal["none", "always", "switched", "by_layer", "pattern"]
+
+
+SWIGLU_LIMIT = 7.0  # of gpt-oss; a constant of the kernel
 
 
 @dataclass(frozen=True)
@@ -43,14 +55,70 @@ class Family:
     norm_topk_prob: bool = False  # default of `norm_topk_prob`
     # Whether some layers are Gated DeltaNets and the remaining ones gated attention.
     is_hybrid: bool = False
+    zero_centered_norms: bool = False
+    post_norms: bool = False
+    activation: Activation = "silu"
+    expert_bias: bool = False  # of the router, too; `intermediate_size` is that of an expert
+    attention_sinks: bool = False
+    scales_embeddings: bool = False  # by the square root of their size
+    # Default RoPE base of layers with a window; None if all layers have the same RoPE.
+    local_rope_theta: float | None = None
+    # Fields in `UNSUPPORTED` that the family implements.
+    supported_fields: tuple[str, ...] = ()
+    # Values of fields that the family's configs may omit.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-HYBRID = Family(qk_norm=True, bias="switched", head_dim=256, is_hybrid=True)
+HYBRID = Family(
+    qk_norm=True, bias="switched", head_dim=256, is_hybrid=True, zero_centered_norms=True
+)
 HYBRID_MOE = replace(HYBRID, has_experts=True, norm_topk_prob=True)
 # The language models of Qwen3-VL. A text token has the same position in all sections of their RoPE,
 # so text alone is computed as by Qwen3.
 QWEN3_VL = Family(qk_norm=True, bias="switched", head_dim=128)
 QWEN3_VL_MOE = Family(qk_norm=True, bias="switched", has_experts=True, norm_topk_prob=True)
+# Only the language model of multimodal Gemma 3.
+GEMMA3 = Family(
+    qk_norm=True,
+    bias="switched",
+    window="pattern",
+    zero_centered_norms=True,
+    post_norms=True,
+    activation="gelu_tanh",
+    scales_embeddings=True,
+    local_rope_theta=10_000.0,
+    supported_fields=("query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern"),
+    defaults={
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+    },
+)
+
+GPT_OSS = Family(
+    bias="switched",
+    window="pattern",
+    has_experts=True,
+    norm_topk_prob=True,
+    activation="swigluoai",
+    expert_bias=True,
+    attention_sinks=True,
+    supported_fields=("sliding_window_pattern", "swiglu_limit"),
+    defaults={
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,
+        "swiglu_limit": SWIGLU_LIMIT,
+    },
+)
 
 FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(qk_norm=True, bias="switched", window="by_layer", head_dim=128),
@@ -67,23 +135,15 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_5_moe": HYBRID_MOE,
     "qwen3_5_moe_text": HYBRID_MOE,
     "qwen3_next": HYBRID_MOE,
-}
-
-GEMMA3_REASON = (
-    "its local and global layers have different RoPE bases, attention and MLP outputs are "
-    "normalized, too, and the MLP is a GeGLU"
-)
-# Known but unsupported families: `model_type` -> reason.
-UNSUPPORTED_FAMILIES: Mapping[str, str] = {
-    "gpt_oss": "its softmax has attention sinks, an extra learned logit per head, and its experts "
-    "have biases and a clamped SwiGLU",
-    "gemma3": GEMMA3_REASON,
-    "gemma3_text": GEMMA3_REASON,
+    "gemma3": GEMMA3,
+    "gemma3_text": GEMMA3,
+    "gpt_oss": GPT_OSS,
 }
 
 # transformers' defaults, for early configs without these fields. A null value disables the window.
 DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
+DEFAULT_WINDOW_PATTERN = 6
 
 # Upper bounds on config values. The kernels require an even head size of at most 256.
 MAX_LAYERS = 1000
@@ -91,7 +151,12 @@ MAX_EXPERTS = 4096
 MAX_HEAD_DIM = 256
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-ACTIVATIONS = ("silu", "swish")  # two names for one function
+# Names in configs of each activation function.
+ACTIVATIONS: Mapping[Activation, tuple[str, ...]] = {
+    "silu": ("silu", "swish"),
+    "gelu_tanh": ("gelu_pytorch_tanh",),
+    "swigluoai": ("silu",),
+}
 
 HYBRID_PARTIAL_ROTARY_FACTOR = 0.25  # default of `partial_rotary_factor`
 
@@ -105,8 +170,11 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
     """
     fields = ReadFields(text_fields(config))
     family = family_of(fields)
-    if fields.get("hidden_act", "silu") not in ACTIVATIONS:
-        raise invalid_field("hidden_act", fields["hidden_act"], "'silu'")
+    fields.update({k: v for k, v in family.defaults.items() if fields.get(k) is None})
+    for name in ("hidden_act", "hidden_activation"):
+        known = ACTIVATIONS[family.activation]
+        if fields.get(name, known[0]) not in known:
+            raise invalid_field(name, fields[name], f"'{known[0]}'")
     E, H_q = positive_int(fields, "hidden_size"), positive_int(fields, "num_attention_heads")
     D = _head_dim(fields, family, E, H_q)
     _reject_unsupported(fields, family, D)
@@ -122,15 +190,16 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
             f"config.json has {name} true, which {fields['model_type']} does not support"
         )
     output_gate_type = fields.get("output_gate_type") or "silu"
-    if output_gate_type not in ACTIVATIONS:
+    if output_gate_type not in ACTIVATIONS["silu"]:
         raise invalid_field("output_gate_type", output_gate_type, "'silu'")
-    rope = RopeFields.from_config(fields, HYBRID_PARTIAL_ROTARY_FACTOR if family.is_hybrid else 1)
+    partial = HYBRID_PARTIAL_ROTARY_FACTOR if family.is_hybrid else 1
+    rope = RopeFields.from_config(fields, partial, family.local_rope_theta)
     if rope.partial_rotary_factor != 1 and not family.is_hybrid:
         raise invalid_field("partial_rotary_factor", rope.partial_rotary_factor, "1 in this family")
     context = positive_int(fields, "max_position_embeddings")
     rope_fields = ReadFields(rope.scaling)
     scaling = RopeScaling.from_fields(rope_fields, context)
-    if scaling is not None:
+    if scaling is not None and rope.local_theta is None:  # Gemma's context is already scaled
         context = scaling.scaled_context(context)
     if mtp:
         check_mtp_fields(fields, family.is_hybrid)
@@ -151,12 +220,20 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         rope_theta=rope.theta,
         rotary_dim=rope.rotary_dim(D),
         rope_scaling=scaling,
+        local_rope=LocalRope(rope.local_theta, window.layers)
+        if rope.local_theta and window
+        else None,
+        embedding_scale=E**0.5 if family.scales_embeddings else 1.0,
+        attention_scale=_attention_scale(fields, family),
+        activation=family.activation,
+        post_norms=family.post_norms,
         tie_word_embeddings=boolean(fields, "tie_word_embeddings"),
         qkv_bias=family.bias == "qkv" or attention_bias,
         o_proj_bias=attention_bias,
         mlp_bias=mlp_bias,
         qk_norm=family.qk_norm,
-        zero_centered_norms=family.is_hybrid,
+        attention_sinks=family.attention_sinks,
+        zero_centered_norms=family.zero_centered_norms,
         attn_output_gate=boolean(fields, "attn_output_gate", family.is_hybrid),
         experts=experts,
         delta_net=DeltaNetConfig.from_fields(fields) if family.is_hybrid else None,
@@ -172,13 +249,8 @@ def config_of(args: Any) -> DecoderConfig:
 
 
 def family_of(config: Fields) -> Family:
-    """Looks up a config's family; ValueError if it is unknown or unsupported."""
+    """Looks up a config's family; ValueError if it is unknown."""
     model_type = config.get("model_type")
-    if isinstance(model_type, str) and model_type in UNSUPPORTED_FAMILIES:
-        raise ValueError(
-            f"model type '{model_type}' is not supported: {UNSUPPORTED_FAMILIES[model_type]}; "
-            f"supported types are {', '.join(FAMILIES)}"
-        )
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
             f"model type '{str(model_type)[:60]}' is not supported; supported types are "
@@ -197,7 +269,15 @@ def _reject_unsupported(fields: Fields, family: Family, head_dim: int) -> None:
         neutral["attn_output_gate"] = False
     for name in ("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"):
         neutral[name] = family.qk_norm
-    reject_unsupported(fields, **neutral)
+    reject_unsupported(fields, family.supported_fields, **neutral)
+    if family.activation == "swigluoai" and fields["swiglu_limit"] != SWIGLU_LIMIT:
+        raise invalid_field("swiglu_limit", fields["swiglu_limit"], SWIGLU_LIMIT)
+
+
+def _attention_scale(fields: Fields, family: Family) -> float | None:
+    if "query_pre_attn_scalar" not in family.supported_fields:
+        return None
+    return positive_float(fields, "query_pre_attn_scalar") ** -0.5
 
 
 def _intermediate_size(fields: Fields, experts: MoEConfig | None) -> int:
@@ -216,10 +296,13 @@ def _sliding_window(fields: Fields, family: Family, num_layers: int) -> SlidingW
     if family.window != "by_layer":
         first = 0
     if family.window == "none" or (
-        family.window != "always" and not boolean(fields, "use_sliding_window")
+        family.window in ("switched", "by_layer") and not boolean(fields, "use_sliding_window")
     ):
         size = None
     layers = frozenset(range(first, num_layers))
+    if family.window == "pattern":
+        pattern = positive_int(fields, "sliding_window_pattern", DEFAULT_WINDOW_PATTERN)
+        layers = frozenset(i for i in layers if (i + 1) % pattern)
     if size is None:
         layers = frozenset()
     if types is not None:
@@ -229,7 +312,7 @@ def _sliding_window(fields: Fields, family: Family, num_layers: int) -> SlidingW
                 "num_hidden_layers"
             )
         listed = frozenset(i for i, each in enumerate(types) if each == "sliding_attention")
-        if size is not None and family.window == "by_layer":
+        if size is not None and family.window in ("by_layer", "pattern"):
             layers = listed
         # For Mistral, transformers ignores `layer_types` and `mlx_lm` sets them all to full
         # attention, so a list without sliding layers is accepted and ignored.
@@ -254,10 +337,12 @@ def _experts(fields: Fields, family: Family, num_layers: int) -> MoEConfig:
     return MoEConfig(
         num_experts,
         top_k,
-        positive_int(fields, "moe_intermediate_size"),
+        positive_int(fields, "intermediate_size" if family.expert_bias else "moe_intermediate_size"),
         boolean(fields, "norm_topk_prob", family.norm_topk_prob),
         frozenset(layers),
         shared,
+        family.activation,
+        family.expert_bias,
     )
 
 

@@ -43,19 +43,31 @@ class RopeFields:
     theta: float  # RoPE's base
     scaling: Fields  # fields for `RopeScaling.from_fields`
     partial_rotary_factor: float = 1.0  # fraction of each head's features that RoPE rotates
+    local_theta: float | None = None  # base in layers with a window, if it may differ
 
     @classmethod
-    def from_config(cls, fields: Fields, partial: float = 1.0) -> "RopeFields":
+    def from_config(
+        cls, fields: Fields, partial: float = 1.0, local_theta: float | None = None
+    ) -> "RopeFields":
         """Parses the fields; grouped ones take precedence, as in transformers.
 
-        `partial` is the default of `partial_rotary_factor`.
+        `partial` is the default of `partial_rotary_factor`; `local_theta` that of the base in
+        layers with a window, or None if all layers have the same RoPE.
         """
+        local: Fields = {}
         grouped = {name: fields.get(name) or {} for name in ("rope_scaling", "rope_parameters")}
         for name, group in grouped.items():
             if not isinstance(group, Mapping):
                 raise invalid_field(name, group, "an object")
             if any(isinstance(value, Mapping) for value in group.values()):
-                raise invalid_field(name, group, "the same RoPE in all layers")
+                if local_theta is None:
+                    raise invalid_field(name, group, "the same RoPE in all layers")
+                local = group.get("sliding_attention") or {}
+                grouped[name] = group.get("full_attention") or {}
+        if local.get("rope_type", "default") != "default":
+            raise invalid_field(
+                "rope_type", local["rope_type"], "'default' in layers with a window"
+            )
         groups = [*grouped.values(), fields]
 
         def first(name: str) -> Any:
@@ -70,7 +82,11 @@ class RopeFields:
         if fields.get(original) is not None:
             scaling[original] = fields[original]
         theta = positive_float(found, "rope_theta", 10000.0)
-        return cls(theta, scaling, positive_float(found, "partial_rotary_factor", partial))
+        factor = positive_float(found, "partial_rotary_factor", partial)
+        if local_theta is not None:
+            local_theta = positive_float(fields, "rope_local_base_freq", local_theta)
+            local_theta = positive_float(local, "rope_theta", local_theta)
+        return cls(theta, scaling, factor, local_theta)
 
     def rotary_dim(self, head_dim: int) -> int | None:
         """Number of rotated features per head; None for all."""

@@ -22,7 +22,8 @@ Hybrid families:
     conv1d C×1×K (Hugging Face)                C×K×1 (MLX), for C channels and kernel size K
     norm w, applied as 1 + w (Hugging Face)    1 + w (MLX), in float32
 
-The last two rows apply if the convolution has Hugging Face's shape.
+The last two rows apply if the convolution has Hugging Face's shape. Gemma's norms are always w, in
+MLX's checkpoints, too; they become 1 + w.
 """
 
 from collections.abc import Iterable, Mapping
@@ -45,12 +46,16 @@ TEXT_PREFIXES = {
     **{f"language_model.{part}.": f"model.{part}." for part in ("embed_tokens", "layers", "norm")},
     **{f"{part}.": f"model.{part}." for part in ("embed_tokens", "layers", "norm")},
 }
-VISION_PREFIXES = ("model.visual.", "visual.", "vision_tower.")
+VISION_PREFIXES = (
+    *("model.visual.", "visual.", "vision_tower.", "model.vision_tower."),
+    *("multi_modal_projector.", "model.multi_modal_projector."),
+)
 MTP_PREFIX = "mtp."  # multi-token prediction layer
 # Norms that Hugging Face stores as w and applies as 1 + w.
 ZERO_CENTERED_NORMS = (
     *("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "model.norm", "mtp.norm"),
     *("pre_fc_norm_embedding", "pre_fc_norm_hidden"),
+    *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
 )
 
 
@@ -95,7 +100,10 @@ def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
         _split_gate_up(weights, config)
     if config.delta_net is not None:
         split_fused_projections(weights, config.delta_net)
-        _convert_hugging_face(weights, config.delta_net)
+        if _convert_convolutions(weights, config.delta_net):
+            _add_one_to_norms(weights)
+    elif config.zero_centered_norms:
+        _add_one_to_norms(weights)
 
 
 def split_names(path: str) -> tuple[str, ...]:
@@ -212,14 +220,17 @@ def _ungroup(rows: mx.array, groups: int, widths: Iterable[int]) -> list[mx.arra
     return parts
 
 
-def _convert_hugging_face(weights: dict[str, mx.array], config: DeltaNetConfig) -> None:
+def _convert_convolutions(weights: dict[str, mx.array], config: DeltaNetConfig) -> bool:
+    """Converts convolutions in Hugging Face's layout; returns whether there are any."""
     shape = (config.conv_channels, 1, config.conv_kernel_dim)
     names = [f"model.layers.{index}.linear_attn.conv1d.weight" for index in config.layers]
     convolutions = [name for name in names if name in weights and weights[name].shape == shape]
     for name in convolutions:
         weights[name] = weights[name].swapaxes(1, 2)
-    if not convolutions:
-        return
+    return bool(convolutions)
+
+
+def _add_one_to_norms(weights: dict[str, mx.array]) -> None:
     for name, weight in weights.items():
         if name.removesuffix(".weight").endswith(ZERO_CENTERED_NORMS):
             weights[name] = weight.astype(mx.float32) + 1  # 16 bits would round the sum

@@ -37,7 +37,7 @@ class TensorParallelDecoder(Decoder, Replica):
             self.w_lm_head, rank_shard.vocab_per_rank, self.vocab_size, group
         )
         # An all-reduce cannot be captured, so `TensorParallelBlock` captures the halves of a block.
-        self._run_planned = EagerLayers(self._run_layers, self.config.num_hidden_layers)
+        self._run_planned = EagerLayers(self._run_layers, max(self._cache_indices) + 1)
 
     @property
     def blocks(self) -> list[DecoderBlock]:
