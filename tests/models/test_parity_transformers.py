@@ -431,6 +431,53 @@ def test_text_of_qwen3_vl(tmp_path, kind, layout):
     np.testing.assert_allclose(as_numpy(ours), transformers_logits(theirs, ids), atol=1e-4)
 
 
+def mxfp4_tensors(theirs: Any, layout: str) -> dict[str, mx.array]:
+    """A gpt-oss model's tensors with MXFP4 experts; `theirs` gets the dequantized experts."""
+    tensors = {name: mx.array(x.numpy()) for name, x in theirs.state_dict().items()}
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        matrices = tensors.pop(name).swapaxes(1, 2)  # X×O×I
+        words, scales = mx.quantize(matrices, mode="mxfp4")
+        exact = mx.dequantize(words, scales, mode="mxfp4", dtype=mx.float32).swapaxes(1, 2)
+        theirs.state_dict()[name].copy_(torch.from_numpy(np.array(exact)))
+        X, O, _ = words.shape
+        tensors[f"{name}_blocks"] = words.view(mx.uint8).reshape(X, O, -1, 16)
+        tensors[f"{name}_scales"] = scales
+    if layout == "mlx":
+        gpt_oss = pytest.importorskip("mlx_lm.models.gpt_oss")
+        tensors = gpt_oss.Model.sanitize(None, tensors)
+    return tensors
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("layout", ["hugging_face", "mlx"])
+def test_mxfp4_experts_of_gpt_oss(tmp_path, layout, dtype):
+    torch.manual_seed(0)
+    fields = FAMILIES["gpt_oss"][1]
+    config = transformers.GptOssConfig(
+        **{**SIZES, **fields, "hidden_size": 96, "intermediate_size": 160}
+    )
+    theirs = random_model(transformers.GptOssForCausalLM(config))
+    tensors = mxfp4_tensors(theirs, layout)
+    tensors = {k: x if x.dtype in (mx.uint8, mx.uint32) else x.astype(dtype) for k, x in tensors.items()}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
+    quantization = {
+        "hugging_face": {"quantization_config": {"quant_method": "mxfp4"}},
+        "mlx": {"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}},
+    }
+    weights = read_checkpoint(tmp_path, {**config.to_dict(), **quantization[layout]})
+    model = serving_model("gpt-oss", weights, page_size=16)
+    assert model.supports_graph_capture == (dtype == mx.bfloat16)
+    ids = random_ids(77)
+    actual = as_numpy(sequence_logits(model, ids, [30, 31, 32, 77]))
+    expected = transformers_logits(theirs, ids)
+    # Routing is discontinuous, so 16-bit logits of single tokens may differ more.
+    error = np.abs(actual - expected)
+    if dtype == mx.float32:
+        assert error.max() < 1e-4
+    else:
+        assert np.median(error) < 0.01 * np.abs(expected).max()
+
+
 def test_fused_experts_of_qwen3_moe(tmp_path):
     """transformers 5 stores `experts.gate_up_proj`, X×2I×E, without its conversion on saving."""
     torch.manual_seed(0)

@@ -42,7 +42,8 @@ class HarmonyParser(OutputParser):
     def __init__(self, tool_calls: ToolCallOptions | None, starts_message: bool = True):
         super().__init__(starts_message, False, tool_calls)
         self._tags = MESSAGE_ENDS
-        self._kinds: set[_State] = set()  # states of earlier messages
+        self._is_new = True  # whether no text of the current message has been emitted
+        self._kinds: set[_State] = set()  # states with text
 
     def finish(self, is_truncated: bool = False) -> list[ParsedDelta]:
         if self._state is _State.START and self._is_header():
@@ -68,7 +69,7 @@ class HarmonyParser(OutputParser):
             self._reader = ToolCallReader(self._options, self._buffer)
             self._buffer, self._state = "", _State.TOOL_CALLS
             return True
-        self._buffer = rest
+        self._buffer, self._is_new = rest, True
         self._enter(_State.CONTENT if header.is_content else _State.REASONING)
         return True
 
@@ -78,23 +79,31 @@ class HarmonyParser(OutputParser):
     def _parse_content(self, deltas: list[ParsedDelta]) -> bool:
         return self._parse_message(deltas, TextDelta)
 
+    def _parse_tool_calls(self, deltas: list[ParsedDelta]) -> bool:
+        has_ended = super()._parse_tool_calls(deltas)
+        if self._state is _State.CONTENT and self._at_start:  # not malformed
+            self._state = _State.START
+        return has_ended
+
     def _parse_message(self, deltas: list[ParsedDelta], kind: Any) -> bool:
         """Emits a message's text, up to its end."""
-        is_new = self._at_start
         self._skip_space()
         if kind is TextDelta:
             self._start_content(self._buffer)
+        num_before = len(deltas)
         ends = [(at, tag) for tag in MESSAGE_ENDS if (at := self._buffer.find(tag)) >= 0]
-        at, tag = min(ends, default=(len(self._buffer), ""))
-        if is_new and self._buffer[:at].strip():
-            if self._state in self._kinds:
-                deltas.append(kind(SEPARATOR))
-            self._kinds.add(self._state)
-        if not tag:
+        if ends:
+            at, tag = min(ends)
+            if text := self._buffer[:at].rstrip():
+                deltas.append(kind(text))
+            self._buffer = self._buffer[at + len(tag) :]
+        else:
             self._emit(deltas, kind, MESSAGE_ENDS)
-            return False
-        if text := self._buffer[:at].rstrip():
-            deltas.append(kind(text))
-        self._buffer = self._buffer[at + len(tag) :]
-        self._state = _State.START
-        return True
+        if len(deltas) > num_before and self._is_new:
+            self._is_new = False
+            if self._state in self._kinds:
+                deltas.insert(num_before, kind(SEPARATOR))
+            self._kinds.add(self._state)
+        if ends:
+            self._state = _State.START
+        return bool(ends)
