@@ -406,7 +406,7 @@ def test_experts_are_prepacked_if_supported():
         pytest.skip("needs kernels that read prepacked weights")
     config = {**MIXTURE, "quantization": {"mode": "mxfp4"}}
     layer = serving_model("it", random_checkpoint(config), page_size=16).layers[0].mlp
-    assert layer.experts.up.weight.shape == (6, 64 // rows, 16, rows)
+    assert layer.experts.up.weight.weight.shape == (6, 64 // rows, 16, rows)
     assert layer.experts.down.scales.shape == (6, 128 // rows, 2, rows)
 
 
