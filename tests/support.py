@@ -82,12 +82,7 @@ def as_numpy(x: mx.array) -> np.ndarray:
     return np.array(x.astype(mx.float32))
 
 
-def assert_close(
-    actual: mx.array,
-    expected: mx.array,
-    what: str,
-    ulps: float = 4,
-) -> None:
+def assert_close(actual: mx.array, expected: mx.array, what: str, ulps: float = 4) -> None:
     """Asserts equal shapes, and errors within `ulps` of the largest element.
 
     Args:

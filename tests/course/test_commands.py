@@ -407,7 +407,7 @@ def test_progress_reruns_changed_tasks(tree, capsys, monkeypatch):
     )
     change("positional_encoding.py", "import math", "import math  # mine")
     assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_5.py"], "expected all days"
-    change("qwen3_week1.py", "self.input_layernorm(x)", "self.input_layernorm((x)")
+    change("qwen3_week1/model.py", "self.input_layernorm(x)", "self.input_layernorm((x)")
     assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_5.py"], (
         "expected all days after a syntax error"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.course.support import HAVE_CODE, assert_caught, wrong_solution_params
-from tests.course.wrong.all_weeks import WRONG
+from tests.course.wrong import WRONG
 from tools.course.build import LESS_OPTIMIZED, build_tree, built_module
 from tools.course.reveal import apply_tasks
 from tools.course.runner import Outcome, Runner

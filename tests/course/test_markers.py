@@ -7,6 +7,7 @@ import pytest
 
 from tests.course.support import HAVE_CODE
 from tools.course.markers import MarkerError, all_blocks, find_blocks
+from tools.course.reading import lines_by_day
 from tools.course.runner import task_of_test
 from tools.course.starter import starter_text
 from tools.course.tasks import (
@@ -189,6 +190,16 @@ def test_starter_keeps_signatures_and_docstrings(starter):
         kept = outline(starter[path])
         # The starter lacks functions that are defined inside a task's block.
         assert [entry for entry in solution if entry in kept] == kept
+
+
+def test_days_of_weeks_1_to_3_have_at_most_120_lines_to_read_per_10_to_write():
+    days = [row for row in lines_by_day() if row.day.week <= 3]
+    above = {
+        row.day.id: (row.to_read, row.to_write, [str(file) for file in row.files])
+        for row in days
+        if row.read_per_10 > 120
+    }
+    assert not above, "move what these days do not need to files without their tasks"
 
 
 def test_solution_only_files_are_not_in_the_starter(starter):

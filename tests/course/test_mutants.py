@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tests.course.wrong.all_weeks import WRONG
+from tests.course.wrong import WRONG
 from tools.course import history, mutants
 from tools.course.runner import Outcome
 from tools.course.tasks import DAYS, day_of, day_of_task

@@ -11,18 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.course.support import HAVE_CODE, assert_caught, wrong_solution_params
-from tests.course.wrong import Wrong
-from tests.course.wrong.all_weeks import WRONG
+from tests.course.wrong import WRONG, Wrong
 from tests.metal.support import NO_CLANG
 from tools.course.runner import Runner
 from tools.course.tasks import day_of_task
 from tools.course.tree import ROOT
-from tools.course.wrong_solutions import (
-    INTERPRETED,
-    apply_mistake,
-    run_interpreted,
-    suffix_of,
-)
+from tools.course.wrong_solutions import INTERPRETED, apply_mistake, run_interpreted, suffix_of
 from tools.metal_emulator import has_clang
 
 IN_PYTHON = [wrong for wrong in WRONG if suffix_of(wrong) in INTERPRETED]

@@ -11,11 +11,6 @@ from tiny_llm.errors import QueueFullError
 QUESTION = chat("What is 17 + 25?")
 
 
-@pytest.fixture(scope="module")
-def llm():
-    return LLM("demo", kv_cache_bytes=2**25)
-
-
 def generate_one(llm, **params):
     [output] = llm.generate(
         QUESTION, SamplingParams(**{"temperature": 0, "max_tokens": 40} | params)

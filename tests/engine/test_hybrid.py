@@ -79,12 +79,7 @@ def test_same_tokens_in_every_configuration(
 ):
     hits = preemptions = accepted = 0
     for number, (chunk, tokens, page, (direction, gap)) in enumerate(
-        (
-            (3, 96, 4, (1, 0)),
-            (200, 96, 4, (-1, 2)),
-            (3, 2048, 32, (-1, 2)),
-            (200, 2048, 4, (1, 1)),
-        )
+        ((3, 96, 4, (1, 0)), (200, 96, 4, (-1, 2)), (3, 2048, 32, (-1, 2)), (200, 2048, 4, (1, 1)))
     ):
         options = {"speculative": speculation} if speculation in ("ngram", "mtp") else {}
         if speculation in drafts:
@@ -223,7 +218,7 @@ def test_pages_states_and_checkpoints_fit_the_memory(model, megabytes):
     assert 0.85 * memory < llm.runner.target.nbytes <= memory
 
 
-@pytest.mark.parametrize("block_size", [8, 32])
+@pytest.mark.parametrize("block_size", [8, pytest.param(32, marks=pytest.mark.slow)])
 def test_many_conversations_hit_as_much_as_with_attention(model, block_size):
     """24 chats in turn, whose reasoning the template drops, with the default KV memory."""
 

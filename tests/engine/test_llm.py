@@ -87,7 +87,7 @@ def test_invalid_request_does_not_affect_others(demo):
     assert_idle(llm)
 
 
-@pytest.mark.parametrize("prompts", [3, [3.5], ["a", 3], None, [[["a"]]]])
+@pytest.mark.parametrize("prompts", [3, [3.5], ["a", 3], None, [[["a"]]], {1, 2}, b"abc"])
 def test_invalid_prompt_is_rejected(demo, prompts):
     with pytest.raises(UserError, match="a prompt must be text, token ids"):
         engine(demo).generate(prompts)
@@ -95,9 +95,14 @@ def test_invalid_prompt_is_rejected(demo, prompts):
 
 def test_invalid_token_id_and_invalid_params(demo):
     llm = engine(demo)
-    outputs = llm.generate([[5, "a"], [5]], SamplingParams(max_tokens=1))
-    assert outputs[0].error == "prompt[1] must be an integer token id, got 'a'."
-    assert outputs[1].finish_reason == "length"
+    for wrong in ("a", [], None, 2.0, True):
+        outputs = llm.generate([[5, wrong], [5]], SamplingParams(max_tokens=1))
+        assert outputs[0].error == f"prompt[1] must be an integer token id, got {wrong!r}."
+        assert outputs[1].finish_reason == "length"
+    [output] = llm.generate([[-1]])
+    assert output.error == "token ids in the prompt must be from 0 to 4095, got -1."
+    [output] = llm.generate([[1] * 1_000_000])
+    assert output.error.startswith("the prompt has 1000000 tokens, but the model's context length")
     with pytest.raises(
         UserError, match="sampling_params must be a SamplingParams, got {'max_tokens': 3}"
     ):
@@ -435,12 +440,16 @@ def serve_and_measure(demo, num_requests: int) -> None:
             {"max_num_batched_tokens": 3, "max_num_seqs": 4},
             "max_num_batched_tokens must be at least 4 for max_num_seqs=4 .*, got 3",
         ),
-        (
-            {"draft_model": "demo-draft", "num_drafts": 0},
-            "num_drafts must be at least 1, got 0.",
-        ),
+        ({"draft_model": "demo-draft", "num_drafts": 0}, "num_drafts must be at least 1, got 0."),
         ({"draft_model": 5}, "5 is not a model; pass a name, a folder, or the pair"),
         ({"seed": "a"}, "seed must be an integer of at least 0, got 'a'."),
+        ({"kv_cache_bytes": 2e18}, r"must be at most \d+ \(this machine's memory\), got 2000"),
+        ({"max_queue": -1}, "max_queue must be at least 0, got -1."),
+        ({"num_drafts": 3}, "num_drafts=3 requires draft_model or speculative='ngram' or 'mtp'"),
+        ({"speculative": "magic"}, "speculative must be 'ngram', 'mtp' or None, got 'magic'."),
+        ({"load_format": "magic"}, "load_format must be 'auto' or 'dummy', got 'magic'."),
+        ({"enable_prefix_caching": "no"}, "must be True or False, got 'no'."),
+        ({"listener": 5}, "listener must be a callable that takes one event, or None, got 5."),
         ({"seed": 2**64}, r"seed must be below 2\*\*64, got \d+."),
     ],
 )
@@ -455,7 +464,17 @@ def test_model_is_a_name_a_folder_or_a_pair(demo):
         [output] = engine(model).generate(chat(QUESTIONS[1]), GREEDY)
         assert output.token_ids == expected.token_ids
     model, tokenizer = demo
-    for wrong in (None, 5, model, (model,), (model, None), (tokenizer, model), (*demo, {})):
+    for wrong in (
+        None,
+        5,
+        b"demo",
+        (1, 2),
+        model,
+        (model,),
+        (model, None),
+        (tokenizer, model),
+        (*demo, {}),
+    ):
         with pytest.raises(UserError, match=r"is not a model; pass a name, a folder, or the pair"):
             engine(wrong)
 

@@ -1,1 +1,1 @@
-"""Malformed checkpoints and arguments, rejected with one-sentence errors."""
+"""Malformed checkpoints, rejected with one-sentence errors."""

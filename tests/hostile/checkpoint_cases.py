@@ -3,19 +3,25 @@
 They are mistakes that people make: incomplete downloads, Git LFS pointers, files of different
 models, edits by hand. Paths out of the folder are the exception.
 
-`use` selects an operation on the folder: `load_weights`, `load` and `dummy` (random weights) load
-it; `chat` also generates; `serve` reads its default sampling parameters.
+`use` selects an operation on the folder: `load` loads it with both loaders, `dummy` with random
+weights; `chat` also generates; `serve` reads its default sampling parameters.
 """
+
+from dataclasses import dataclass
 
 import mlx.core as mx
 
-from tests.hostile.case import CONFIG, GENERATION, SETTINGS, TOKENIZER, case
 from tests.hostile.corruptions import (
+    CONFIG,
+    GENERATION,
     INDEX,
     NORM,
     PROGRAM,
+    SETTINGS,
+    TOKENIZER,
     UP,
     WEIGHTS,
+    Corruption,
     combine,
     config,
     cut_to,
@@ -38,15 +44,25 @@ from tests.hostile.corruptions import (
     without,
 )
 
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    corrupt: Corruption  # modifies a copy of a valid checkpoint
+    words: tuple[str, ...]  # of the error message
+    use: str
+
+
+def case(name: str, corrupt: Corruption, *words: str, use: str = "load") -> Case:
+    return Case(name, corrupt, words, use)
+
+
 CODE = file("evil.py", PROGRAM)
 UP_WEIGHT, UP_SCALES, UP_BIASES = (f"{UP}.{part}" for part in ("weight", "scales", "biases"))
 NOT_SAFETENSORS = "is not a valid safetensors file"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n"
 
-CODE_ROWS = [
-    case("model_file", combine(CODE, config(model_file="evil.py")), "model_file", "code"),
-    case("model_file for mlx_lm", combine(CODE, config(model_file="evil.py")), "code", use="load"),
-]
+CODE_ROWS = [case("model_file", combine(CODE, config(model_file="evil.py")), "model_file", "code")]
 
 PATH_ROWS = [
     *(
@@ -68,17 +84,10 @@ MISSING_ROWS = [
     case("no weights", without(WEIGHTS, INDEX), "has no model*.safetensors"),
     case("no tokenizer", without(TOKENIZER), "has no tokenizer.json"),
     case("empty folder", without(CONFIG, WEIGHTS, TOKENIZER), "has no config.json"),
-    case(
-        "missing shard",
-        renamed("model-2.safetensors"),
-        "lacks model-2.safetensors",
-    ),
+    case("missing shard", renamed("model-2.safetensors"), "lacks model-2.safetensors"),
     case(
         "many missing shards",
-        combine(
-            index({f"t{n}": f"model-{n}.safetensors" for n in range(50)}),
-            without(WEIGHTS),
-        ),
+        combine(index({f"t{n}": f"model-{n}.safetensors" for n in range(50)}), without(WEIGHTS)),
         "lacks",
         "46 more",
     ),
@@ -133,6 +142,7 @@ CONFIG_ROWS = [
     case("too few layers", config(num_hidden_layers=1), "model.layers.1"),
     case("vocab_size mismatch", config(vocab_size=4201), "embed_tokens"),
     case("missing LM head", config(tie_word_embeddings=False), "lm_head"),
+    case("indivisible key heads", config(num_key_value_heads=3), "expected a multiple of"),
     case("indivisible query heads", config(num_attention_heads=3), "q_proj"),
     case("head_dim 512", config(head_dim=512), "head_dim 512", "at most 256"),
     case("unknown mode", quantization(mode="q5_k"), "q5_k", "mode"),
@@ -161,7 +171,6 @@ TENSOR_ROWS = [
     case("biases in another dtype", entry(UP_BIASES, dtype="F16"), UP_BIASES, "F16", "BF16"),
     case("norm of int32", tensors(**{NORM: FLOATS_OF_64.astype(mx.int32)}), NORM, "I32"),
     case("plain weights of int16", combine(plain, entry(NORM, dtype="U16")), NORM, "U16"),
-    case("int32 for mlx_lm", entry(UP_WEIGHT, dtype="I32"), UP_WEIGHT, "I32", use="load"),
     case("extra tensor", tensors(more=FLOATS_OF_64), "more", "is not a tensor of"),
     case("extra bias", tensors(**{f"{UP}.bias": FLOATS_OF_64}), "is not a tensor of"),
     case("no scales", tensors(**{UP_SCALES: None}), UP),
@@ -235,7 +244,6 @@ TEMPLATE_ROWS = [
 
 SIZE_ROWS = [
     case("weights of 200 GB", sparse_weights(200 * 10**9), "this machine has"),
-    case("weights of 200 GB for mlx_lm", sparse_weights(200 * 10**9), "this machine", use="load"),
     *(
         case(f"random weights of {name} {value}", config(**{name: value}), words, use="dummy")
         for name, value, words in (
@@ -258,7 +266,7 @@ DEFAULT_ROWS = [
     ),
 ]
 
-FOLDERS = [
+CASES = [
     *CODE_ROWS,
     *PATH_ROWS,
     *MISSING_ROWS,

@@ -20,6 +20,8 @@ from tiny_llm.demo import TARGET_PATH
 Corruption = Callable[[Path], None]
 Header = dict[str, Any]
 
+CONFIG, TOKENIZER, SETTINGS = "config.json", "tokenizer.json", "tokenizer_config.json"
+GENERATION = "generation_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 UP = "model.layers.1.mlp.up_proj"

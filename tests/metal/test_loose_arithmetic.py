@@ -15,9 +15,9 @@ from . import (
     test_elementwise,
     test_flash_attention,
     test_matmul,
+    test_operations,
     test_paged,
     test_quantized_matmul,
-    test_rms_norm,
 )
 from .matmuls import VARIANTS as MATMUL_VARIANTS
 from .support import NO_CLANG, loose_arithmetic
@@ -28,11 +28,8 @@ DENSE = [(2, 1, 3, 3, 7, 7), (1, 1, 2, 33, 67, 80), (1, 1, 2, 1, 600, 16)]
 CASES = {
     "axpby": lambda: test_elementwise.test_axpby("plain", mx.float32, 1000),
     "axpby, bfloat16": lambda: test_elementwise.test_axpby("plain", mx.bfloat16, 255),
-    "swiglu": lambda: test_elementwise.test_swiglu("plain", mx.float32, 2, 1030, "silu"),
-    "geglu": lambda: test_elementwise.test_swiglu("plain", mx.float32, 2, 1030, "gelu_tanh"),
-    "swiglu, float16": lambda: test_elementwise.test_swiglu("plain", mx.float16, 3, 7, "silu"),
-    "swiglu, extreme values": test_elementwise.test_swiglu_of_extreme_values,
-    "qk_norm_rope": lambda: test_elementwise.test_qk_norm_rope(
+    "swiglu, extreme values": lambda: test_operations.test_swiglu_of_extreme_values(mx.float16),
+    "qk_norm_rope, half of the head": lambda: test_elementwise.test_qk_norm_rope(
         "plain", mx.float32, 2, 3, 5, 80, 40, False, True
     ),
     "qk_norm_rope, bfloat16": lambda: test_elementwise.test_qk_norm_rope(
@@ -43,9 +40,6 @@ CASES = {
     "quantized_embedding": lambda: test_elementwise.test_quantized_embedding(
         "plain", mx.bfloat16, 4, 128
     ),
-    "rms_norm": lambda: test_rms_norm.test_rms_norm(mx.float32, 1023),
-    "rms_norm, long rows": lambda: test_rms_norm.test_rms_norm(mx.float16, 9001),
-    "add_rms_norm": lambda: test_rms_norm.test_add_rms_norm(mx.bfloat16, 1024),
     "paged_attention, readable": lambda: test_paged.test_paged_attention(
         "readable", "plain", mx.float32, True
     ),
@@ -62,6 +56,14 @@ CASES = {
         test_paged.test_paged_is_bitwise_equal_to_contiguous(mx.float32, 64, 2)
     ),
 }  # fmt: skip
+for _name in test_operations.ON_GPU:
+    CASES[_name] = lambda name=_name: [
+        test_operations.test_equals_cpu("plain", name, *shape, dtype)
+        for dtype, shape in ((mx.float32, (2, 270)), (mx.float16, (3, 34)))
+    ]
+CASES["rms_norm, long rows"] = lambda: test_operations.test_equals_cpu(
+    "plain", "rms_norm", 3, 9002, mx.float16
+)
 for _variant in MATMUL_VARIANTS:
     CASES[f"matmul, {_variant}"] = lambda variant=_variant: [
         test_matmul.test_is_exact_up_to_rounding(variant, dtype, shape)

@@ -7,13 +7,7 @@ import pytest
 from tests.support import random
 from tiny_llm import kernels
 
-from .matmuls import (
-    TILES,
-    VARIANTS,
-    assert_matmul_close,
-    exact_quantized,
-    multiply,
-)
+from .matmuls import TILES, VARIANTS, assert_matmul_close, exact_quantized, multiply
 from .support import DTYPE_NAMES, ORDERS, as_bound
 
 HALVES = [mx.bfloat16, mx.float16]

@@ -46,18 +46,6 @@ def test_gated_delta_rule(mode, dtype, shape):
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "own_dtype", [True, False], ids=["weight in z's dtype", "weight in float32"]
-)
-def test_gates(mode, dtype, own_dtype):
-    both, o = random(9, 2, 40, dtype=dtype, scale=4), random(9, 40)
-    z, weight = both[:, 1], random(40, dtype=dtype if own_dtype else mx.float32)
-    assert_equals_cpu(mode, lambda s: (kernels.gated_rms_norm(o, z, weight, 1e-6, stream=s),), 16)
-    assert_equals_cpu(mode, lambda s: (kernels.sigmoid_gate(both[:, 0], z, stream=s),), 16)
-    assert_equals_cpu(mode, lambda s: (kernels.sigmoid_gate(z, z[:, 3:4], stream=s),), 16)
-
-
 def test_views_and_no_elements(mode):
     arrays = delta_problem(1, 2, 8, 24, BATCH, mx.bfloat16)
     for name in ("qkv", "states"):

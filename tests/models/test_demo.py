@@ -2,13 +2,7 @@
 
 import pytest
 
-from tiny_llm import (
-    LLM,
-    Qwen3ModelWeek2,
-    SamplingParams,
-    load,
-    simple_generate_with_kv_cache,
-)
+from tiny_llm import LLM, Qwen3ModelWeek2, SamplingParams, load, simple_generate_with_kv_cache
 from tiny_llm.demo import DRAFT_PATH, HYBRID_PATH, TARGET_PATH
 from tiny_llm.demo.prompts import BATCH_PROMPTS, INTRODUCTION_PROMPT, SHARED_PARAGRAPH
 

@@ -1,7 +1,6 @@
 """Loading: all formats of Qwen3 checkpoints, and malformed folders."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from unittest import mock
@@ -21,7 +20,6 @@ from tiny_llm import (
     shortcut_name_to_full_name,
 )
 from tiny_llm.demo import DRAFT_PATH, HYBRID_PATH, TARGET_PATH
-from tiny_llm.models.checkpoint.layout import check_checkpoint
 
 IDS = mx.array([[1, 2, 3, 500, 7]])
 
@@ -133,55 +131,9 @@ def test_hub_model_without_network(load_either):
         load_either("qwen3-8b")
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_folder_without_a_file(broken, name, load_either):
-    (broken / name).unlink()
-    with pytest.raises(ModelError, match=f"has no {re.escape(name)}"):
-        load_either(str(broken))
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "\xff"])
-def test_config_with_invalid_json(broken, content, load_either):
-    (broken / "config.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(ModelError, match="config.json"):
-        load_either(str(broken))
-
-
-def test_config_with_a_missing_field(broken, load_either):
-    config = json.loads((broken / "config.json").read_text())
-    del config["hidden_size"]
-    (broken / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="cannot be loaded: .*hidden_size"):
-        load_either(str(broken))
-
-
-def test_tokenizer_with_invalid_json(broken, load_either):
-    (broken / "tokenizer.json").write_text("{")
-    with pytest.raises(ModelError, match="tokenizer.json"):
-        load_either(str(broken))
-
-
 def change_config(folder: Path, **changes) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"model_type": "gpt_neox"},
-            "type 'gpt_neox' is not supported; supported types are qwen3, ",
-        ),
-        ({"num_hidden_layers": 3}, "cannot be loaded"),
-        ({"num_key_value_heads": 3}, "num_attention_heads 4, expected a multiple of .* 3"),
-        *(({"hidden_size": value}, "cannot be loaded: ") for value in ("wide", 0, None, -1)),
-    ],
-)
-def test_rejected_configs(broken, changes, message, load_either):
-    change_config(broken, **changes)
-    with pytest.raises(ModelError, match=message):
-        load_either(str(broken))
 
 
 def test_missing_shard(broken, load_either):
@@ -190,44 +142,6 @@ def test_missing_shard(broken, load_either):
     shards[-1].unlink()
     with pytest.raises(ModelError, match=f"lacks .*{shards[-1].name}"):
         load_either(str(broken))
-
-
-def test_no_weights_at_all(broken, load_either):
-    for file in broken.glob("model*.safetensors*"):
-        file.unlink()
-    with pytest.raises(ModelError, match=r"has no model\*\.safetensors"):
-        load_either(str(broken))
-
-
-@pytest.mark.parametrize("keep", [0, 5, 100, -1])
-def test_truncated_weights(broken, keep, load_either):
-    shard = sorted(broken.glob("*.safetensors"))[0]
-    content = shard.read_bytes()
-    shard.write_bytes(content[:keep])
-    with pytest.raises(ModelError, match="safetensors"):
-        load_either(str(broken))
-
-
-@pytest.mark.parametrize("garbage", [b"\xff" * 64, b"<!DOCTYPE html>\n" * 3])
-def test_corrupt_weights(broken, garbage, load_either):
-    shard = sorted(broken.glob("*.safetensors"))[0]
-    shard.write_bytes(garbage + shard.read_bytes()[len(garbage) :])
-    with pytest.raises(ModelError, match="is not a valid safetensors file"):
-        load_either(str(broken))
-
-
-@pytest.mark.parametrize("pattern", ["*.safetensors", "tokenizer.json", "config.json"])
-def test_git_lfs_pointer(broken, pattern, load_either):
-    file = sorted(broken.glob(pattern))[0]
-    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n")
-    with pytest.raises(ModelError, match=rf"{file.name} is a Git LFS pointer .* `git lfs pull`"):
-        load_either(str(broken))
-
-
-def test_interrupted_download_is_rejected(broken):
-    sorted(broken.glob("*.safetensors"))[0].unlink()
-    with pytest.raises(ModelError):
-        check_checkpoint(broken)
 
 
 def test_dispatch_selects_the_model_of_a_week(demo):

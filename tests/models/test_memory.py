@@ -6,12 +6,7 @@ import pytest
 
 from tests.support import resident_bytes
 from tiny_llm.models import memory
-from tiny_llm.models.memory import (
-    available_memory,
-    is_memory_short,
-    total_memory,
-    trim_heap,
-)
+from tiny_llm.models.memory import available_memory, is_memory_short, total_memory, trim_heap
 
 
 @pytest.mark.skipif(

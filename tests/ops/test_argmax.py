@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import as_numpy, assert_same_on_any_number_of_threads, random
+from tests.support import as_numpy, random
 from tiny_llm import kernels
 
 
@@ -45,31 +45,3 @@ def test_nan_is_never_selected(instruction_set, dtype):
     x[2] = mx.nan
     expected = np.nanargmax(as_numpy(x)[:2], axis=-1)
     assert argmax(x).tolist() == [*expected.tolist(), 0]
-
-
-def test_views_are_not_copied(instruction_set, dtype):
-    x = random(6, 300, dtype=dtype)
-    for view in (x[::2], x[:, 3:77], x[:, ::3], x.T, x[2]):
-        np.testing.assert_array_equal(argmax(view), as_numpy(view).argmax(-1))
-
-
-def test_no_rows(instruction_set):
-    assert argmax(mx.zeros((0, 5))).shape == (0,)
-
-
-def test_bitwise_equal_for_any_thread_count():
-    program = (
-        "import mlx.core as mx, tiny_llm_ext as t; mx.random.seed(3);"
-        "x = mx.random.randint(0, 50, (3, 100003)).astype(mx.bfloat16);"
-        "print(t.num_threads(), t.argmax(x, stream=mx.cpu).tolist())"
-    )
-    assert_same_on_any_number_of_threads(program)
-
-
-def test_invalid_arguments_are_rejected():
-    with pytest.raises(ValueError, match=r"\[argmax\] expected x in float32, float16 or bfloat16"):
-        kernels.argmax(mx.array([1, 2]))
-    with pytest.raises(ValueError, match="at least one element in its last dimension"):
-        kernels.argmax(mx.zeros((3, 0)))
-    with pytest.raises(ValueError, match="at least one element in its last dimension"):
-        kernels.argmax(mx.array(1.0))

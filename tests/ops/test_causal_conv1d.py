@@ -4,13 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.ops.recurrent_problems import (
-    SLOTS,
-    Batch,
-    causal_conv1d,
-    conv_problem,
-    ragged_batch,
-)
+from tests.ops.recurrent_problems import SLOTS, Batch, causal_conv1d, conv_problem, ragged_batch
 from tests.support import as_numpy, assert_close, assert_same_bits, random
 from tiny_llm import kernels
 

@@ -3,12 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from tests.support import (
-    assert_close,
-    assert_same_bits,
-    assert_same_on_any_number_of_threads,
-    random,
-)
+from tests.support import assert_close, assert_same_bits, random
 from tiny_llm import kernels
 from tiny_llm.kernels.prepack import prepack_weight
 
@@ -100,17 +95,6 @@ def test_course_kernels_multiply_experts(on_cpu, monkeypatch):
         assert_same_bits(together[row, 1], alone, f"row {row}, expert {expert}")
 
 
-def test_rows_are_batch_invariant(instruction_set):
-    scales, biases, b = stack(4, 96, 128)
-    a, experts = random(30, 128, dtype=mx.bfloat16), mx.random.randint(0, 4, (30, 2))
-    together = kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)
-    for n in (0, 7, 29):
-        alone = kernels.grouped_quantized_matmul(
-            scales, biases, 64, 4, a[n : n + 1], b, experts[n : n + 1]
-        )
-        assert_same_bits(alone[0], together[n], f"row {n}")
-
-
 def test_out_of_range_experts(instruction_set):
     """Negative indices count from the end; other invalid experts give NaN."""
     scales, biases, b = stack(4, 32, 64)
@@ -134,43 +118,3 @@ def test_unselected_expert_is_not_read(instruction_set):
     experts = mx.array([[0, 1], [3, 1]])
     a = random(2, 64, dtype=mx.bfloat16)
     assert mx.isfinite(kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)).all()
-
-
-@pytest.mark.parametrize("shape", [(0, 2), (3, 0)])
-def test_no_rows(instruction_set, shape):
-    scales, biases, b = stack(4, 32, 64)
-    a = random(shape[0], 64, dtype=mx.bfloat16)
-    experts = mx.zeros(shape, mx.int32)
-    product = kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)
-    mx.eval(product)
-    assert product.shape == (*shape, 32)
-
-
-def test_bitwise_equal_for_any_thread_count():
-    program = (
-        "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
-        "w = mx.random.normal((6, 200, 256)).astype(mx.bfloat16);"
-        "a = mx.random.normal((50, 256)).astype(mx.bfloat16);"
-        "e = mx.random.randint(0, 6, (50, 2));"
-        "b, s, z = mx.quantize(w, group_size=64, bits=4);"
-        "y = t.grouped_quantized_matmul(s, z, 64, 4, a, b, e, stream=mx.cpu);"
-        "print(t.num_threads(), hash(np.array(y.astype(mx.float32)).tobytes()))"
-    )
-    assert_same_on_any_number_of_threads(program)
-
-
-def test_errors_name_the_argument():
-    scales, biases, b = stack(4, 32, 64)
-    a, experts = random(3, 64, dtype=mx.bfloat16), mx.zeros((3, 2), mx.int32)
-
-    def assert_rejected(message, scales=scales, biases=biases, a=a, b=b, experts=experts):
-        with pytest.raises(ValueError, match=message):
-            kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)
-
-    assert_rejected("expected scales for 4 experts, like b, got shape", scales=scales[:3])
-    assert_rejected("expected biases of shape", biases=biases[:, :7])
-    assert_rejected("expected b with 3 dimensions, or 4 if it is prepacked", b=b[0])
-    assert_rejected("expected experts in int32 or uint32, got .*float32", experts=mx.zeros((3, 2)))
-    assert_rejected("expected experts N..×K, got a scalar", experts=mx.array(0))
-    assert_rejected("expected a N..×I or N..×K×I for experts N..×K of shape", a=a[:2])
-    assert_rejected("expected a N..×I or N..×K×I", a=mx.repeat(a[:, None], 3, 1))

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from tests.support import assert_same_on_any_number_of_threads, random
+from tests.support import random
 from tiny_llm import QuantizedWeights, kernels
 from tiny_llm.quantize import project, project_each
 
@@ -33,38 +33,6 @@ def test_bitwise_equal_to_one_matmul_per_matrix(instruction_set, half, bits, out
         assert mx.array_equal(product, alone), (
             f"the product with matrix {n} differs from that of a separate matmul"
         )
-
-
-def test_strided_input(instruction_set):
-    scales, biases, b = matrices(128, (64, 32), 4, 32, mx.bfloat16)
-    a = random(6, 256, dtype=mx.bfloat16)[::2, ::2]
-    for n, product in enumerate(kernels.multi_quantized_matmul(scales, biases, 32, 4, a, b)):
-        alone = kernels.quantized_matmul(scales[n], biases[n], 32, 4, mx.contiguous(a), b[n])
-        assert mx.array_equal(product, alone)
-
-
-def test_bitwise_equal_for_any_thread_count():
-    program = (
-        "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
-        "w = [mx.random.normal((O, 512)).astype(mx.bfloat16) for O in (1030, 200, 70)];"
-        "a = mx.random.normal((3, 512)).astype(mx.bfloat16);"
-        "b, s, z = zip(*[mx.quantize(x, group_size=64, bits=4) for x in w]);"
-        "y = t.multi_quantized_matmul(list(s), list(z), 64, 4, a, list(b), stream=mx.cpu);"
-        "y = mx.concatenate(y, axis=1).astype(mx.float32);"
-        "print(t.num_threads(), hash(np.array(y).tobytes()))"
-    )
-    assert_same_on_any_number_of_threads(program)
-
-
-def test_errors_name_the_argument():
-    scales, biases, b = matrices(128, (64, 32), 4, 32, mx.bfloat16)
-    a = random(3, 128, dtype=mx.bfloat16)
-    with pytest.raises(ValueError, match="expected at least one matrix, got none"):
-        kernels.multi_quantized_matmul([], [], 32, 4, a, [])
-    with pytest.raises(ValueError, match=r"as many scales and biases as matrices, 2, got 1 and 2"):
-        kernels.multi_quantized_matmul(scales[:1], biases, 32, 4, a, b)
-    with pytest.raises(ValueError, match="expected scales of shape"):
-        kernels.multi_quantized_matmul(scales[::-1], biases, 32, 4, a, b)
 
 
 def test_mixed_layer_types():

@@ -121,33 +121,6 @@ def test_tokens_are_batch_invariant(instruction_set, dtype):
         np.testing.assert_array_equal(as_numpy(alone)[0, 0, 0], together[b, h, l], "bitwise")
 
 
-def test_views(instruction_set, dtype):
-    fused = random(2, 5, 7 * 16, dtype=dtype)  # a fused QKV projection
-    _, weight, rope, offsets = problem(2, 5, 3, 16, dtype)
-    cos, sin = rope.cos_sin(offsets, 2, 5)
-    for name, x in {
-        "slice of a fused projection": fused[..., 32:80].reshape(2, 5, 3, 16),
-        "slice with strided heads": fused.reshape(2, 5, 7, 16)[:, :, 1:6:2],
-        "B×H×L×D": random(2, 3, 5, 16, dtype=dtype).swapaxes(1, 2),
-        "strided head": random(2, 5, 3, 32, dtype=dtype)[..., ::2],
-        "broadcast": mx.broadcast_to(fused[:1, :1, :16].reshape(1, 1, 1, 16), (2, 5, 3, 16)),
-    }.items():
-        expected = qk_norm_rope(mx.contiguous(x), weight, cos, sin)
-        assert_close(qk_norm_rope(x, weight, cos, sin), expected, name, ulps=0)
-    x = fused[..., :48].reshape(2, 5, 3, 16)
-    turned = mx.contiguous(cos.swapaxes(1, 2)).swapaxes(1, 2)
-    expected = qk_norm_rope(x, weight, cos, sin)
-    assert_close(qk_norm_rope(x, weight, turned, sin), expected, "strided cos and sin", ulps=0)
-
-
-def test_no_elements(instruction_set, dtype):
-    for shape in [(0, 1, 2, 4), (2, 0, 2, 4), (2, 1, 0, 4), (2, 1, 2, 0)]:
-        B, L, H, D = shape
-        angles = mx.zeros((B, L, D // 2))
-        result = qk_norm_rope(mx.zeros(shape, dtype), mx.zeros((D,), dtype), angles, angles)
-        assert result.shape == (B, H, L, D)
-
-
 @pytest.mark.parametrize("value", [mx.nan, mx.inf, -mx.inf])
 def test_nan_and_infinity_stay_in_their_head(instruction_set, dtype, value):
     x, weight, rope, offsets = problem(2, 3, 4, 16, dtype)
@@ -158,38 +131,3 @@ def test_nan_and_infinity_stay_in_their_head(instruction_set, dtype, value):
     assert np.isnan(dirty[1, 3, 2]).any()
     dirty[1, 3, 2] = clean[1, 3, 2]
     np.testing.assert_array_equal(dirty, clean)
-
-
-def random_half(*shape: int) -> mx.array:
-    return mx.zeros(shape, mx.bfloat16)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"x": mx.zeros((2, 3, 4, 8), mx.int32)}, "expected x in float32, float16 or bfloat16"),
-        ({"x": random_half(6, 4, 8)}, "expected x with 4 dimensions"),
-        ({"x": random_half(2, 3, 4, 7)}, "expected an even head size"),
-        ({"weight": random_half(4)}, r"expected weight of shape \(8\)"),
-        (
-            {"weight": mx.zeros((8,), mx.float16)},
-            "expected weight in float32 or the dtype of x, bfloat16, got float16",
-        ),
-        ({"cos": random_half(2, 3, 4)}, "expected cos and sin in float32"),
-        ({"cos": mx.zeros((2, 1, 4))}, r"expected cos of shape \(2,3,W\) or \(1,3,W\)"),
-        ({"cos": mx.zeros((2, 3, 5))}, r"W from 1 to 4, got \(2,3,5\)"),
-        ({"cos": mx.zeros((2, 3, 0))}, r"W from 1 to 4, got \(2,3,0\)"),
-        ({"sin": mx.zeros((1, 3, 4))}, "expected sin of the shape of cos"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
-)
-def test_errors_name_the_argument(changes, message):
-    angles = mx.zeros((2, 3, 4))
-    arguments = {
-        "x": random_half(2, 3, 4, 8),
-        "weight": random_half(8),
-        "cos": angles,
-        "sin": angles,
-    }
-    with pytest.raises(ValueError, match=rf"\[qk_norm_rope\] .*{message}"):
-        kernels.qk_norm_rope(**{**arguments, **changes}, eps=EPS)

@@ -55,17 +55,6 @@ def test_first_last_and_out_of_range_ids(dtype):
     assert np.isnan(actual[1:]).all(), "expected NaN for out-of-range ids"
 
 
-def test_views():
-    scales, biases, group_size, bits, weight = rows = table(64, 4, 32, mx.float16)
-    ids = mx.random.randint(0, V, (6, 8))
-    expected = dequantized(rows)
-    strided = ids.T[::2]
-    np.testing.assert_array_equal(look_up(strided, rows), expected[np.array(strided)])
-    every_second = (scales[::2], biases[::2], group_size, bits, weight[::2])
-    ids = mx.array([0, 1, 65])
-    np.testing.assert_array_equal(look_up(ids, every_second), expected[::2][np.array(ids)])
-
-
 def test_many_rows_on_all_threads():
     rows = table(128, 4, 128, mx.bfloat16)
     ids = mx.random.randint(0, V, (3000,))
@@ -78,29 +67,3 @@ def test_layer_accepts_ids_of_any_integer_dtype(ids_dtype):
     layer = QuantizedEmbedding(V, 64, QuantizedWeights(*rows))
     ids = mx.array([[0, 130], [7, 7]]).astype(ids_dtype)
     np.testing.assert_array_equal(as_numpy(layer(ids)), dequantized(rows)[np.array(ids)])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"ids": mx.zeros((2,))}, "expected ids in int32 or uint32, got float32"),
-        ({"bits": 3}, "expected bits 4 or 8, got 3"),
-        ({"group_size": 16}, "expected group_size 32, 64 or 128, got 16"),
-        ({"group_size": 128}, "positive multiple of group_size, 128"),
-        ({"weight": mx.zeros((V, 8), mx.int32)}, "expected weight in uint32, got int32"),
-        ({"weight": mx.zeros((8,), mx.uint32)}, "expected weight with 2 dimensions"),
-        ({"weight": mx.zeros((V, 0), mx.uint32)}, "positive multiple of group_size, 32"),
-        ({"weight": mx.zeros((V + 1, 8), mx.uint32)}, "expected scales of shape"),
-        ({"scales": mx.zeros((V, 2), mx.int32)}, "expected scales in float32, float16 or bfloat16"),
-        ({"scales": mx.zeros((V, 1), mx.float16)}, "expected scales of shape"),
-        ({"biases": mx.zeros((V, 2))}, "expected biases in the dtype of scales"),
-        ({"biases": mx.zeros((V, 3), mx.float16)}, "expected biases of shape"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
-)
-def test_errors_name_the_argument(changes, message):
-    names = ("scales", "biases", "group_size", "bits", "weight")
-    arguments = dict(zip(names, table(64, 4, 32, mx.float16), strict=True))
-    arguments["ids"] = mx.zeros((2,), mx.int32)
-    with pytest.raises(ValueError, match=rf"\[quantized_embedding\] .*{message}"):
-        kernels.quantized_embedding(**{**arguments, **changes})

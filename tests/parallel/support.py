@@ -83,11 +83,7 @@ def mpirun(*command: str) -> subprocess.Popen[str]:
     """Starts Python with the given arguments on two ranks."""
     return subprocess.Popen(
         [str(MPIRUN), "-n", "2", sys.executable, *command],
-        env={
-            **os.environ,
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        },
+        env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

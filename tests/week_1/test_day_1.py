@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support import EPSILON, as_numpy, assert_close, random
-from tiny_llm import (
-    SimpleMultiHeadAttention,
-    linear,
-    scaled_dot_product_attention_simple,
-    softmax,
-)
+from tiny_llm import SimpleMultiHeadAttention, linear, scaled_dot_product_attention_simple, softmax
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])

@@ -12,12 +12,7 @@ SHAPES = [(1, 1, 1, 2), (1, 10, 8, 4), (2, 7, 3, 128), (3, 33, 2, 64)]
 def oracle(x: mx.array, offset: int, traditional: bool, base: float) -> mx.array:
     """MLX's RoPE of x, which is B×L×H×D; `mx.fast.rope` expects B×H×L×D."""
     rotated = mx.fast.rope(
-        x.swapaxes(1, 2),
-        x.shape[-1],
-        traditional=traditional,
-        base=base,
-        scale=1.0,
-        offset=offset,
+        x.swapaxes(1, 2), x.shape[-1], traditional=traditional, base=base, scale=1.0, offset=offset
     )
     return rotated.swapaxes(1, 2)
 

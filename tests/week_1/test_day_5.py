@@ -60,10 +60,7 @@ def test_task_2_embedding_of_the_wrong_shape():
 @pytest.mark.parametrize("tied", [True, False])
 def test_task_3_model(device, dtype, heads, tied):
     oracle = tiny_model(
-        dtype,
-        num_attention_heads=heads[0],
-        num_key_value_heads=heads[1],
-        tie_word_embeddings=tied,
+        dtype, num_attention_heads=heads[0], num_key_value_heads=heads[1], tie_word_embeddings=tied
     )
     actual = Qwen3ModelWeek1(oracle)(mx.array(IDS))
     assert actual.shape == (1, 7, 131)

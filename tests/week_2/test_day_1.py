@@ -4,13 +4,7 @@ import mlx.core as mx
 import pytest
 
 from tests.list_cache import ListCache
-from tests.support import (
-    ByteTokenizer,
-    assert_close,
-    assert_same_bits,
-    random,
-    tiny_model,
-)
+from tests.support import ByteTokenizer, assert_close, assert_same_bits, random, tiny_model
 from tiny_llm import (
     Qwen3ModelWeek1,
     Qwen3ModelWeek2,

@@ -12,17 +12,9 @@ from tests.ops.quantized_matmul_problems import (
     evaluated,
     problem,
 )
-from tests.support import (
-    assert_close,
-    assert_same_bits,
-    random,
-)
+from tests.support import assert_close, assert_same_bits, random
 from tests.week_2.row_dot import row_dot
-from tiny_llm import (
-    QuantizedEmbedding,
-    QuantizedWeights,
-    quantized_linear,
-)
+from tiny_llm import QuantizedEmbedding, QuantizedWeights, quantized_linear
 
 SHAPES = [  # rows M, inputs I, outputs O
     (1, 128, 64),

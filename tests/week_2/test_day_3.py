@@ -5,15 +5,8 @@ import mlx.nn as nn
 import pytest
 
 from tests.metal.matmuls import assert_matmul_close, exact_quantized, reference_quantized
-from tests.ops.quantized_matmul_problems import (
-    HALVES,
-    problem,
-)
-from tests.support import (
-    assert_close,
-    chat_prompt,
-    tiny_model,
-)
+from tests.ops.quantized_matmul_problems import HALVES, problem
+from tests.support import assert_close, chat_prompt, tiny_model
 from tests.week_2.test_day_2 import SHAPES
 from tiny_llm import (
     Qwen3ModelWeek1,

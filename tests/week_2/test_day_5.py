@@ -6,17 +6,9 @@ import pytest
 from tests.list_cache import ListCache
 from tests.metal.attention import attend
 from tests.ops.attention_problems import MASKS, assert_exact, exact, make_mask, problem
-from tests.support import (
-    assert_close,
-    assert_same_bits,
-    tiny_model,
-    tiny_quantized_model,
-)
+from tests.support import assert_close, assert_same_bits, tiny_model, tiny_quantized_model
 from tests.week_2.test_day_4 import SHAPES
-from tiny_llm import (
-    Qwen3ModelWeek2,
-    kernels,
-)
+from tiny_llm import Qwen3ModelWeek2, kernels
 
 METAL_SHAPES = SHAPES[:6]  # only six shapes, because the emulator is slow
 

@@ -4,11 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import (
-    as_numpy,
-    assert_close,
-    random,
-)
+from tests.support import as_numpy, assert_close, random
 from tiny_llm import (
     BatchingKvCache,
     RoPE,

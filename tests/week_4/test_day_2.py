@@ -4,14 +4,7 @@ import mlx.core as mx
 import pytest
 
 from tests.metal.matmuls import assert_matmul_close, exact_quantized, multiply
-from tests.metal.support import (
-    DTYPE_NAMES,
-    NO_CLANG,
-    as_bound,
-    check_is_written,
-    empty,
-    library,
-)
+from tests.metal.support import DTYPE_NAMES, NO_CLANG, as_bound, check_is_written, empty, library
 from tests.ops.quantized_matmul_problems import (
     HALVES,
     assert_exact_but_for_rounding,

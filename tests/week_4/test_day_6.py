@@ -6,11 +6,7 @@ import pytest
 
 from tests.ops.attention_problems import assert_exact, evaluated, exact, problem
 from tests.paging import cut_into_pages, padded
-from tests.support import (
-    as_numpy,
-    assert_same_bits,
-    assert_same_on_any_number_of_threads,
-)
+from tests.support import as_numpy, assert_same_bits, assert_same_on_any_number_of_threads
 from tests.week_4.kernel_selection import SIMD_ISAS, use_kernel
 from tiny_llm import kernels
 

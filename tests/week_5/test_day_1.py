@@ -165,107 +165,82 @@ def test_task_1_template_equals_the_event(text):
 # ---------------------------------------------------------------- task 2: a streamed response
 
 
-def test_task_2_each_batch_is_one_write():
-    async def main() -> None:
-        stream, recorder = ScriptedStream(["Par", "is"], ["", ""], ["."]), SendRecorder()
-        end = await response_of(stream)._send_outputs(recorder)
-        assert recorder.bodies == [b"<Paris", b"."], (
-            f"expected the start events with the first batch and no write for a batch without "
-            f"events, got {recorder.bodies}"
-        )
-        assert end == b">", f"expected the end events to be returned, got {end!r}"
-        more = [one.get("more_body") for one in recorder.messages[1:]]
-        assert more == [True, True], f"expected more_body until the stream ends, got {more}"
-
-    run(main())
+async def test_task_2_each_batch_is_one_write():
+    stream, recorder = ScriptedStream(["Par", "is"], ["", ""], ["."]), SendRecorder()
+    end = await response_of(stream)._send_outputs(recorder)
+    assert recorder.bodies == [b"<Paris", b"."], (
+        f"expected the start events with the first batch and no write for a batch without "
+        f"events, got {recorder.bodies}"
+    )
+    assert end == b">", f"expected the end events to be returned, got {end!r}"
+    more = [one.get("more_body") for one in recorder.messages[1:]]
+    assert more == [True, True], f"expected more_body until the stream ends, got {more}"
 
 
-def test_task_2_headers_come_first_and_once():
-    async def main() -> None:
-        recorder = SendRecorder()
-        await response_of(ScriptedStream(["a"], ["b"], ["c"]))._send_outputs(recorder)
-        kinds = [one["type"].rpartition(".")[2] for one in recorder.messages]
-        assert kinds == ["start", "body", "body", "body"], (
-            f"expected one start message, then bodies, got {kinds}"
-        )
-        head = recorder.messages[0]
-        content_type = dict(head["headers"])[b"content-type"]
-        assert head["status"] == 200
-        assert content_type.startswith(b"text/event-stream"), (
-            f"expected an event stream in the headers, got {content_type!r}"
-        )
-
-    run(main())
+async def test_task_2_headers_come_first_and_once():
+    recorder = SendRecorder()
+    await response_of(ScriptedStream(["a"], ["b"], ["c"]))._send_outputs(recorder)
+    kinds = [one["type"].rpartition(".")[2] for one in recorder.messages]
+    assert kinds == ["start", "body", "body", "body"], (
+        f"expected one start message, then bodies, got {kinds}"
+    )
+    head = recorder.messages[0]
+    content_type = dict(head["headers"])[b"content-type"]
+    assert head["status"] == 200
+    assert content_type.startswith(b"text/event-stream"), (
+        f"expected an event stream in the headers, got {content_type!r}"
+    )
 
 
-def test_task_2_headers_are_sent_once_despite_keep_alive():
+async def test_task_2_headers_are_sent_once_despite_keep_alive():
     """A timer may send a keep-alive comment while `send` waits for the client."""
-
-    async def main() -> None:
-        open_socket = asyncio.Event()
-        response, recorder = response_of(ScriptedStream()), SendRecorder(open_socket)
-        both = asyncio.gather(
-            response._send(recorder, b"token"), response._send(recorder, b": ping")
-        )
-        await asyncio.sleep(0)
-        open_socket.set()
-        await both
-        assert recorder.num_heads == 1, (
-            f"expected the headers once, got them {recorder.num_heads} times"
-        )
-
-    run(main())
+    open_socket = asyncio.Event()
+    response, recorder = response_of(ScriptedStream()), SendRecorder(open_socket)
+    both = asyncio.gather(response._send(recorder, b"token"), response._send(recorder, b": ping"))
+    await asyncio.sleep(0)
+    open_socket.set()
+    await both
+    assert recorder.num_heads == 1, (
+        f"expected the headers once, got them {recorder.num_heads} times"
+    )
 
 
-def test_task_2_start_events_wait_for_the_first_output():
+async def test_task_2_start_events_wait_for_the_first_output():
     """Start events may contain a cached token count, unknown until then."""
+    stream, made_at = ScriptedStream(["a"], ["b"]), []
 
-    async def main() -> None:
-        stream, made_at = ScriptedStream(["a"], ["b"]), []
+    class Serializer(PlainSerializer):
+        def start_events(self) -> bytes:
+            made_at.append(stream.num_requested)
+            return b"<"
 
-        class Serializer(PlainSerializer):
-            def start_events(self) -> bytes:
-                made_at.append(stream.num_requested)
-                return b"<"
-
-        response = EventSourceResponse(Serializer(), stream, LONG)  # type: ignore[arg-type]
-        await response._send_outputs(SendRecorder())
-        assert made_at == [1], (
-            f"expected start events once, after batch 1, got them after {made_at}"
-        )
-
-    run(main())
+    response = EventSourceResponse(Serializer(), stream, LONG)  # type: ignore[arg-type]
+    await response._send_outputs(SendRecorder())
+    assert made_at == [1], f"expected start events once, after batch 1, got them after {made_at}"
 
 
-def test_task_2_next_batch_waits_for_the_client():
+async def test_task_2_next_batch_waits_for_the_client():
     """Backpressure: outputs that cannot be sent are not requested."""
-
-    async def main() -> None:
-        open_socket, stream = asyncio.Event(), ScriptedStream(["a"], ["b"], ["c"])
-        task = asyncio.create_task(response_of(stream)._send_outputs(SendRecorder(open_socket)))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        if task.done():
-            task.result()
-        assert stream.num_requested == 1, (
-            f"expected to request batch 2 after the first write, got {stream.num_requested} batches"
-        )
-        open_socket.set()
-        await task
-
-    run(main())
+    open_socket, stream = asyncio.Event(), ScriptedStream(["a"], ["b"], ["c"])
+    task = asyncio.create_task(response_of(stream)._send_outputs(SendRecorder(open_socket)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    if task.done():
+        task.result()
+    assert stream.num_requested == 1, (
+        f"expected to request batch 2 after the first write, got {stream.num_requested} batches"
+    )
+    open_socket.set()
+    await task
 
 
-def test_task_2_last_chunk_ends_the_body():
-    async def main() -> None:
-        recorder = SendRecorder()
-        response = response_of(ScriptedStream())
-        await response._send(recorder, b"a")
-        await response._send(recorder, b"b", is_last=True)
-        more = [one["more_body"] for one in recorder.messages[1:]]
-        assert more == [True, False], f"expected the last chunk to end the body, got {more}"
-
-    run(main())
+async def test_task_2_last_chunk_ends_the_body():
+    recorder = SendRecorder()
+    response = response_of(ScriptedStream())
+    await response._send(recorder, b"a")
+    await response._send(recorder, b"b", is_last=True)
+    more = [one["more_body"] for one in recorder.messages[1:]]
+    assert more == [True, False], f"expected the last chunk to end the body, got {more}"
 
 
 # ---------------------------------------------------------------- task 3: error after the headers
@@ -303,43 +278,34 @@ def test_task_3_internal_error_is_logged_but_not_sent(caplog):
     assert "the password is duck" in caplog.text, "expected the traceback in the log, got none"
 
 
-def test_task_3_cancellation_sends_nothing():
+async def test_task_3_cancellation_sends_nothing():
     """A stream is cancelled if the client disconnects or the server shuts down."""
-
-    async def main() -> None:
-        recorder = SendRecorder()
-        task = asyncio.create_task(
-            response_of(ScriptedStream(["a"], waits=True))._send_all(recorder)
-        )
-        while not recorder.bodies:
-            if task.done():
-                task.result()
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled(), "expected CancelledError to propagate, got a normal return"
-        assert recorder.bodies == [b"<a"], (
-            f"expected no writes after the cancellation, got {recorder.bodies}"
-        )
-
-    run(main())
+    recorder = SendRecorder()
+    task = asyncio.create_task(response_of(ScriptedStream(["a"], waits=True))._send_all(recorder))
+    while not recorder.bodies:
+        if task.done():
+            task.result()
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled(), "expected CancelledError to propagate, got a normal return"
+    assert recorder.bodies == [b"<a"], (
+        f"expected no writes after the cancellation, got {recorder.bodies}"
+    )
 
 
-def test_task_3_no_keep_alive_follows_the_end():
-    async def main() -> None:
-        response, was_cancelled = response_of(ScriptedStream(["a"])), []
+async def test_task_3_no_keep_alive_follows_the_end():
+    response, was_cancelled = response_of(ScriptedStream(["a"])), []
 
-        async def send(message: Any) -> None:
-            if message.get("more_body") is False:
-                assert response._keep_alive_task is not None
-                was_cancelled.append(response._keep_alive_task.cancelling() > 0)
+    async def send(message: Any) -> None:
+        if message.get("more_body") is False:
+            assert response._keep_alive_task is not None
+            was_cancelled.append(response._keep_alive_task.cancelling() > 0)
 
-        await response._send_all(send)
-        assert was_cancelled == [True], (
-            f"expected the keep-alives to be cancelled before the last write, got {was_cancelled}"
-        )
-
-    run(main())
+    await response._send_all(send)
+    assert was_cancelled == [True], (
+        f"expected the keep-alives to be cancelled before the last write, got {was_cancelled}"
+    )
 
 
 # ---------------------------------------------------------------- task 4: cancellation
@@ -372,144 +338,112 @@ async def run_ready_tasks() -> None:
         pytest.fail("expected no cancellation outside the block, got one")
 
 
-def test_task_4_only_disconnect_ends_the_wait():
-    async def main() -> None:
-        connection = Connection()
-        task = asyncio.create_task(wait_for_disconnect(connection))
-        connection.put("http.request")
-        connection.put("http.request")
-        await run_ready_tasks()
-        if task.done():
-            task.result()
-        assert not task.done(), "expected the wait to continue after http.request, got a return"
+async def test_task_4_only_disconnect_ends_the_wait():
+    connection = Connection()
+    task = asyncio.create_task(wait_for_disconnect(connection))
+    connection.put("http.request")
+    connection.put("http.request")
+    await run_ready_tasks()
+    if task.done():
+        task.result()
+    assert not task.done(), "expected the wait to continue after http.request, got a return"
+    connection.put("http.disconnect")
+    await task
+
+
+async def test_task_4_disconnect_cancels_the_block_and_closes_the_request():
+    connection, stream, reached = Connection(), ScriptedStream(), []
+    with watch(connection, stream):
         connection.put("http.disconnect")
-        await task
+        await asyncio.sleep(LONG)
+        reached.append("the end of the block")
+    assert reached == [], f"expected the block to be cancelled, got {reached}"
+    assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0, "expected no pending cancellation, got one"
 
-    run(main())
+
+async def test_task_4_normal_exit_closes_the_request_and_stops_watching():
+    connection, stream = Connection(), ScriptedStream()
+    with watch(connection, stream) as cancel_scope:
+        pass
+    await run_ready_tasks()
+    assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
+    assert cancel_scope._disconnect_task.done(), (
+        "expected the disconnect task to be cancelled, got a pending task"
+    )
 
 
-def test_task_4_disconnect_cancels_the_block_and_closes_the_request():
-    async def main() -> None:
-        connection, stream, reached = Connection(), ScriptedStream(), []
+async def test_task_4_late_disconnect_cancels_nothing():
+    """A disconnect after the block has ended must not cancel the task."""
+    connection, stream = Connection(), ScriptedStream()
+    with watch(connection, stream) as cancel_scope:
+        pass
+    cancel_scope._cancel_task()
+    await run_ready_tasks()
+
+
+async def test_task_4_exceptions_propagate():
+    stream = ScriptedStream()
+    with pytest.raises(KeyError, match="internal error"), watch(Connection(), stream):
+        raise KeyError("internal error")
+    assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
+
+
+async def test_task_4_exceptions_propagate_after_a_disconnect():
+    """Only the cancellation is suppressed, not an error in the block's cleanup."""
+    connection, stream, raised = Connection(), ScriptedStream(), []
+    try:
         with watch(connection, stream):
             connection.put("http.disconnect")
-            await asyncio.sleep(LONG)
-            reached.append("the end of the block")
-        assert reached == [], f"expected the block to be cancelled, got {reached}"
-        assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
-        task = asyncio.current_task()
-        assert task is not None
-        assert task.cancelling() == 0, "expected no pending cancellation, got one"
-
-    run(main())
-
-
-def test_task_4_normal_exit_closes_the_request_and_stops_watching():
-    async def main() -> None:
-        connection, stream = Connection(), ScriptedStream()
-        with watch(connection, stream) as cancel_scope:
-            pass
-        await run_ready_tasks()
-        assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
-        assert cancel_scope._disconnect_task.done(), (
-            "expected the disconnect task to be cancelled, got a pending task"
-        )
-
-    run(main())
-
-
-def test_task_4_late_disconnect_cancels_nothing():
-    """A disconnect after the block has ended must not cancel the task."""
-
-    async def main() -> None:
-        connection, stream = Connection(), ScriptedStream()
-        with watch(connection, stream) as cancel_scope:
-            pass
-        cancel_scope._cancel_task()
-        await run_ready_tasks()
-
-    run(main())
-
-
-def test_task_4_exceptions_propagate():
-    async def main() -> None:
-        stream = ScriptedStream()
-        with pytest.raises(KeyError, match="internal error"), watch(Connection(), stream):
-            raise KeyError("internal error")
-        assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
-
-    run(main())
-
-
-def test_task_4_exceptions_propagate_after_a_disconnect():
-    """Only the cancellation is suppressed, not an error in the block's cleanup."""
-
-    async def main() -> None:
-        connection, stream, raised = Connection(), ScriptedStream(), []
-        try:
-            with watch(connection, stream):
-                connection.put("http.disconnect")
-                try:
-                    await asyncio.sleep(LONG)
-                finally:
-                    raise ValueError("failed cleanup")
-        except ValueError as error:
-            raised.append(str(error))
-        assert raised == ["failed cleanup"], (
-            "expected the block's ValueError to propagate after a disconnect, but `__exit__` "
-            "suppressed it"
-        )
-        assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
-
-    run(main())
+            try:
+                await asyncio.sleep(LONG)
+            finally:
+                raise ValueError("failed cleanup")
+    except ValueError as error:
+        raised.append(str(error))
+    assert raised == ["failed cleanup"], (
+        "expected the block's ValueError to propagate after a disconnect, but `__exit__` "
+        "suppressed it"
+    )
+    assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
 
 
 @pytest.mark.parametrize("client_leaves", [False, True], ids=["alone", "with a disconnect"])
-def test_task_4_external_cancellation_propagates(client_leaves):
+async def test_task_4_external_cancellation_propagates(client_leaves):
     """A task cancelled by a shutdown must not continue after the block."""
+    connection, stream, reached = Connection(), ScriptedStream(), []
 
-    async def main() -> None:
-        connection, stream, reached = Connection(), ScriptedStream(), []
+    async def respond() -> None:
+        with watch(connection, stream) as cancel_scope:
+            if client_leaves:
+                cancel_scope._cancel_task()
+            await asyncio.sleep(LONG)
+        reached.append("the code after the block")
 
-        async def respond() -> None:
-            with watch(connection, stream) as cancel_scope:
-                if client_leaves:
-                    cancel_scope._cancel_task()
-                await asyncio.sleep(LONG)
-            reached.append("the code after the block")
-
-        task = asyncio.create_task(respond())
-        # Cancels the task after it has entered the block.
-        asyncio.get_running_loop().call_soon(task.cancel)
-        await asyncio.wait([task])
-        if not task.cancelled() and task.exception() is not None:
-            task.result()
-        assert reached == [], f"expected the task to be cancelled, but it reached {reached[0]}"
-        assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
-
-    run(main())
+    task = asyncio.create_task(respond())
+    # Cancels the task after it has entered the block.
+    asyncio.get_running_loop().call_soon(task.cancel)
+    await asyncio.wait([task])
+    if not task.cancelled() and task.exception() is not None:
+        task.result()
+    assert reached == [], f"expected the task to be cancelled, but it reached {reached[0]}"
+    assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
 
 
-def test_task_4_closed_stream_closes_its_request():
+async def test_task_4_closed_stream_closes_its_request():
     """The client disconnects after the first event of an endless stream."""
-
-    async def main() -> None:
-        connection, stream, recorder = (
-            Connection(),
-            ScriptedStream(["a"], waits=True),
-            SendRecorder(),
-        )
-        task = asyncio.create_task(response_of(stream)({}, connection, recorder))
-        while not recorder.bodies and not task.done():
-            await asyncio.sleep(0)
-        connection.put("http.disconnect")
-        await task
-        assert recorder.bodies == [b"<a"], (
-            f"expected nothing after the disconnect, got {recorder.bodies}"
-        )
-        assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
-
-    run(main())
+    connection, stream, recorder = (Connection(), ScriptedStream(["a"], waits=True), SendRecorder())
+    task = asyncio.create_task(response_of(stream)({}, connection, recorder))
+    while not recorder.bodies and not task.done():
+        await asyncio.sleep(0)
+    connection.put("http.disconnect")
+    await task
+    assert recorder.bodies == [b"<a"], (
+        f"expected nothing after the disconnect, got {recorder.bodies}"
+    )
+    assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
 
 
 async def model_with_requests(num_prompts: int) -> tuple[ServedModel, Any]:
@@ -530,46 +464,36 @@ def commands(model: ServedModel) -> list[Any]:
     return queued
 
 
-def test_task_4_every_unfinished_prompt_is_aborted():
-    async def main() -> None:
-        model, stream = await model_with_requests(3)
-        first, second, third = stream.request_ids
-        # As if the engine had finished the request.
-        del model._streams[second], model._unfinished[second]
-        stream.close()
-        expected = [AbortRequest(first), AbortRequest(third)]
-        actual = commands(model)
-        assert actual == expected, f"expected {expected}, got {actual}"
-        assert model.in_flight == set(), "expected no request in flight, got the closed one"
-
-    run(main())
+async def test_task_4_every_unfinished_prompt_is_aborted():
+    model, stream = await model_with_requests(3)
+    first, second, third = stream.request_ids
+    # As if the engine had finished the request.
+    del model._streams[second], model._unfinished[second]
+    stream.close()
+    expected = [AbortRequest(first), AbortRequest(third)]
+    actual = commands(model)
+    assert actual == expected, f"expected {expected}, got {actual}"
+    assert model.in_flight == set(), "expected no request in flight, got the closed one"
 
 
-def test_task_4_aborted_request_counts_until_the_engine_finishes_it():
+async def test_task_4_aborted_request_counts_until_the_engine_finishes_it():
     """Until it is finished, the request holds pages and counts toward the limit."""
-
-    async def main() -> None:
-        model, stream = await model_with_requests(1)
-        [request_id] = stream.request_ids
-        stream.close()
-        assert model.num_unfinished == 1, f"expected 1 unfinished, got {model.num_unfinished}"
-        aborted = StreamOutput(request_id, 0, "", (), "abort")
-        model.handle_message(StepReport((aborted,), EngineStats()))
-        assert model.num_unfinished == 0, (
-            f"expected 0 unfinished after the engine's last output, got {model.num_unfinished}"
-        )
-        await model.wait_until_idle(LONG)
-
-    run(main())
+    model, stream = await model_with_requests(1)
+    [request_id] = stream.request_ids
+    stream.close()
+    assert model.num_unfinished == 1, f"expected 1 unfinished, got {model.num_unfinished}"
+    aborted = StreamOutput(request_id, 0, "", (), "abort")
+    model.handle_message(StepReport((aborted,), EngineStats()))
+    assert model.num_unfinished == 0, (
+        f"expected 0 unfinished after the engine's last output, got {model.num_unfinished}"
+    )
+    await model.wait_until_idle(LONG)
 
 
-def test_task_4_model_is_idle_after_the_last_close():
-    async def main() -> None:
-        model, stream = await model_with_requests(1)
-        [request_id] = stream.request_ids
-        del model._streams[request_id], model._unfinished[request_id]
-        stream.close()
-        assert commands(model) == [], "expected no abort, got a command"
-        assert model._idle.is_set(), "expected the model to be idle, got requests in flight"
-
-    run(main())
+async def test_task_4_model_is_idle_after_the_last_close():
+    model, stream = await model_with_requests(1)
+    [request_id] = stream.request_ids
+    del model._streams[request_id], model._unfinished[request_id]
+    stream.close()
+    assert commands(model) == [], "expected no abort, got a command"
+    assert model._idle.is_set(), "expected the model to be idle, got requests in flight"

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
-from tests.week_5.support import run
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.errors import UserError
@@ -137,54 +136,45 @@ def test_task_1_merged_without_logprobs():
 # ---------------------------------------------------------------- task 2: the reader
 
 
-def test_task_2_get_returns_all_items_in_order():
-    async def main() -> None:
-        outputs = request_stream()
-        for text in "ab":
-            outputs.put(output(text))
-        texts = [item.text for item in await outputs.get()]  # type: ignore[union-attr]
-        assert texts == ["a", "b"], f"expected all queued outputs, got {texts}"
-        assert queued(outputs) == [], f"expected an empty queue, got {queued(outputs)}"
-
-    run(main())
+async def test_task_2_get_returns_all_items_in_order():
+    outputs = request_stream()
+    for text in "ab":
+        outputs.put(output(text))
+    texts = [item.text for item in await outputs.get()]  # type: ignore[union-attr]
+    assert texts == ["a", "b"], f"expected all queued outputs, got {texts}"
+    assert queued(outputs) == [], f"expected an empty queue, got {queued(outputs)}"
 
 
-def test_task_2_get_waits_for_an_output():
-    async def main() -> None:
-        outputs, received = request_stream(), []
+async def test_task_2_get_waits_for_an_output():
+    outputs, received = request_stream(), []
 
-        async def read() -> None:
-            for _ in range(2):
-                received.append([item.text for item in await outputs.get()])  # type: ignore[union-attr]
+    async def read() -> None:
+        for _ in range(2):
+            received.append([item.text for item in await outputs.get()])  # type: ignore[union-attr]
 
-        reader = asyncio.create_task(read())
-        for expected in ([], [["a"]], [["a"], ["b"]]):
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert received == expected, (
-                f"expected the reader to have received {expected}, got {received}"
-            )
-            if reader.done():
-                break
-            outputs.put(output("ab"[len(expected)]))
-        await reader
-
-    run(main())
+    reader = asyncio.create_task(read())
+    for expected in ([], [["a"]], [["a"], ["b"]]):
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert received == expected, (
+            f"expected the reader to have received {expected}, got {received}"
+        )
+        if reader.done():
+            break
+        outputs.put(output("ab"[len(expected)]))
+    await reader
 
 
-def test_task_2_slow_reader_does_not_delay_others():
-    async def main() -> None:
-        slow, quick = request_stream(limit=4), request_stream(limit=4)
-        texts: list[str] = []
-        for _ in range(100):
-            slow.put(output("s"))
-            quick.put(output("q"))
-            texts += [item.text for item in await quick.get()]  # type: ignore[union-attr]
-        assert texts == ["q"] * 100, f"expected 100 separate outputs, got {len(texts)}"
-        waiting = "".join(item.text for item in await slow.get())  # type: ignore[union-attr]
-        assert waiting == "s" * 100, f"expected 100 outputs for the slow reader, got {len(waiting)}"
-
-    run(main())
+async def test_task_2_slow_reader_does_not_delay_others():
+    slow, quick = request_stream(limit=4), request_stream(limit=4)
+    texts: list[str] = []
+    for _ in range(100):
+        slow.put(output("s"))
+        quick.put(output("q"))
+        texts += [item.text for item in await quick.get()]  # type: ignore[union-attr]
+    assert texts == ["q"] * 100, f"expected 100 separate outputs, got {len(texts)}"
+    waiting = "".join(item.text for item in await slow.get())  # type: ignore[union-attr]
+    assert waiting == "s" * 100, f"expected 100 outputs for the slow reader, got {len(waiting)}"
 
 
 # ---------------------------------------------------------------- task 3: the engine thread's loop
@@ -422,10 +412,7 @@ def test_task_3_every_step_is_reported_in_order():
         add("bad", 0), add("a", 2), arrivals={1: [add("worse", 0), add("b")], 2: [Shutdown()]}
     )
     harness.run()
-    expected = [
-        ["the prompt is empty. bad", "x a"],
-        ["the prompt is empty. worse", "x a", "x b"],
-    ]
+    expected = [["the prompt is empty. bad", "x a"], ["the prompt is empty. worse", "x a", "x b"]]
     assert harness.outputs == expected, f"expected the outputs {expected}, got {harness.outputs}"
 
 
@@ -534,31 +521,27 @@ def test_task_4_closed_loop_does_not_end_the_engine():
         pytest.fail("expected a closed loop to be ignored, got its RuntimeError")
 
 
-def test_task_4_thread_and_event_loop():
+async def test_task_4_thread_and_event_loop():
     """A real event loop receives all messages of a real thread, in order."""
+    arrived: list[Any] = []
+    done = asyncio.Event()
+    loop_thread, threads = threading.get_ident(), set()
 
-    async def main() -> None:
-        arrived: list[Any] = []
-        done = asyncio.Event()
-        loop_thread, threads = threading.get_ident(), set()
+    def handle(message: Any) -> None:
+        threads.add(threading.get_ident())
+        arrived.append(message.outputs[0].text)
+        if len(arrived) == 500:
+            done.set()
 
-        def handle(message: Any) -> None:
-            threads.add(threading.get_ident())
-            arrived.append(message.outputs[0].text)
-            if len(arrived) == 500:
-                done.set()
+    made = Coalescer(handle, lambda: 0.0001)
+    made.start()
+    expected = [str(number) for number in range(500)]
 
-        made = Coalescer(handle, lambda: 0.0001)
-        made.start()
-        expected = [str(number) for number in range(500)]
+    def engine() -> None:
+        for text in expected:
+            made.post(report(output(text)))
 
-        def engine() -> None:
-            for text in expected:
-                made.post(report(output(text)))
-
-        await asyncio.to_thread(engine)
-        await done.wait()
-        assert arrived == expected, f"expected 500 messages in order, got {len(arrived)}"
-        assert threads == {loop_thread}, "expected delivery only on the event loop's thread"
-
-    run(main())
+    await asyncio.to_thread(engine)
+    await done.wait()
+    assert arrived == expected, f"expected 500 messages in order, got {len(arrived)}"
+    assert threads == {loop_thread}, "expected delivery only on the event loop's thread"

@@ -12,14 +12,7 @@ import pytest
 
 from tests.week_7.support import total_is_12
 from tiny_llm.agent import Agent, ScriptedModel, Tool, assistant
-from tiny_llm.agent.evaluation import (
-    EvalTask,
-    Result,
-    case_seed,
-    report,
-    run_case,
-    wilson_interval,
-)
+from tiny_llm.agent.evaluation import EvalTask, Result, case_seed, report, run_case, wilson_interval
 from tiny_llm.errors import UserError
 
 WRITE = {"properties": {"text": {"type": "string"}}, "required": ["text"]}

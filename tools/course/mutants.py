@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
-from tests.course.wrong import Wrong
-from tests.course.wrong.all_weeks import WRONG
+from tests.course.wrong import WRONG, Wrong
 from tools.metal_emulator import has_clang
 
 from . import history

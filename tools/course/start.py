@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from .reading import table
 from .tree import ROOT, VARIABLE, default_folder, display_path, is_tree, starter_files
 
 
@@ -18,7 +19,13 @@ def main(argv: list[str] | None = None) -> int:
         help="folder to create (mine/)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite an existing learner's tree")
+    parser.add_argument(
+        "--lines", action="store_true", help="only print how many lines a day has to read and write"
+    )
     args = parser.parse_args(argv)
+    if args.lines:
+        print("\n".join(table()))
+        return 0
     folder: Path = args.folder
     if folder == ROOT or ROOT.is_relative_to(folder) or (ROOT / "src").resolve() in folder.parents:
         print(

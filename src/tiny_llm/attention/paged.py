@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from .. import kernels
 from .dense import Mask, is_custom_mask, scaled_dot_product_attention_grouped
+from .gathered import attend_gathered, attend_gathered_ragged, gather_pages, to_list
 
 Integers = Sequence[int] | mx.array
 BlockTable = Sequence[Sequence[int]] | mx.array
@@ -93,7 +94,7 @@ def paged_attention(
     _check_pages(name, key_pages, page_size, block_table, context_lens, window, queries)
     table, lengths = kernels.as_int32(block_table), kernels.as_int32(context_lens)
     if not kernels.is_built():
-        numbers = _to_list(table), _to_list(lengths)
+        numbers = to_list(table), to_list(lengths)
         _check_pages(name, key_pages, page_size, *numbers, window, queries)
         return paged_attention_reference(
             query, key_pages, value_pages, table, lengths, page_size, scale, mask, window
@@ -122,15 +123,9 @@ def paged_attention_reference(
         pages = key_pages, value_pages, ends, context_lens, block_table
         out = paged_attention_varlen_reference(tokens, *pages, page_size, scale, window)
         return out.reshape(B, L, -1, query.shape[-1]).swapaxes(1, 2)
-    # [task 3.2.2 reference]
-    rows = [
-        _attend_sequence(
-            query[b], key_pages, value_pages, block_table[b], context_len, page_size, scale, mask
-        )
-        for b, context_len in enumerate(_to_list(context_lens))
-    ]
-    return mx.stack(rows) if rows else query
-    # [/task 3.2.2 reference]
+    return attend_gathered(
+        query, key_pages, value_pages, block_table, context_lens, page_size, scale, mask
+    )
 
 
 def paged_attention_varlen(
@@ -175,7 +170,7 @@ def paged_attention_varlen(
     table = kernels.as_int32(block_table)
     _check_pages(name, key_pages, page_size, block_table, context_lens, window, ends_array)
     if not kernels.is_built():
-        numbers = _to_list(table), _to_list(lengths)
+        numbers = to_list(table), to_list(lengths)
         _check_pages(name, key_pages, page_size, *numbers, window, ends_array)
         return paged_attention_varlen_reference(
             query, key_pages, value_pages, ends_array, lengths, table, page_size, scale, window
@@ -201,63 +196,10 @@ def paged_attention_varlen_reference(
 
     sinks: H_q attention sinks: logits that join only the softmax's denominator, one per query head.
     """
+    pages = key_pages, value_pages, cu_seqlens_q, context_lens, block_table
     if window or sinks is not None:
-        pages = key_pages, value_pages, cu_seqlens_q, context_lens, block_table
         return _attend_in_windows(query, *pages, page_size, scale, window, sinks)
-    # [task 3.3.1 reference]
-    ends = _to_list(cu_seqlens_q)
-    rows = []
-    for s, context_len in enumerate(_to_list(context_lens)):
-        chunk = query[ends[s] : ends[s + 1]].swapaxes(0, 1)  # H_q×L×D
-        attended = _attend_sequence(
-            chunk, key_pages, value_pages, block_table[s], context_len, page_size, scale, "causal"
-        )
-        rows.append(attended.swapaxes(0, 1))
-    return mx.concatenate(rows) if rows else query
-    # [/task 3.3.1 reference]
-
-
-def gather_pages(pages: mx.array, page_ids: mx.array, length: int) -> mx.array:
-    """Gathers a sequence's first `length` tokens: P×H×page_size×D -> H×length×D."""
-    # [task 3.1.3 pages]
-    _, H, _, D = pages.shape
-    gathered = pages[page_ids[: -(-length // pages.shape[2])]]  # (pages used)×H×page_size×D
-    return gathered.swapaxes(0, 1).reshape(H, -1, D)[:, :length]
-    # [/task 3.1.3 pages]
-
-
-def _attend_sequence(
-    query: mx.array,
-    key_pages: mx.array,
-    value_pages: mx.array,
-    page_ids: mx.array,
-    context_len: int,
-    page_size: int,
-    scale: float | None,
-    mask: Literal["causal"] | None,
-) -> mx.array:
-    """Attends to one sequence's gathered pages: H_q×L×D -> H_q×L×D, in float32."""
-    # [task 3.2.2 one]
-    L = query.shape[1]
-    # The first `hidden` queries precede all keys. Their output is zero, because a softmax over no
-    # keys would be NaN.
-    hidden = 0
-    if context_len == 0:
-        hidden = L
-    elif mask == "causal":
-        hidden = max(0, L - context_len)
-    zeros = mx.zeros_like(query[:, :hidden])
-    if hidden == L:
-        return zeros
-    attended = scaled_dot_product_attention_grouped(
-        query[:, hidden:].astype(mx.float32),
-        gather_pages(key_pages, page_ids, context_len).astype(mx.float32),
-        gather_pages(value_pages, page_ids, context_len).astype(mx.float32),
-        scale,
-        mask,
-    )
-    return mx.concatenate([zeros, attended.astype(query.dtype)], axis=1)
-    # [/task 3.2.2 one]
+    return attend_gathered_ragged(query, *pages, page_size, scale)
 
 
 def sliding_window_mask(L: int, S: int, window: int, dtype: mx.Dtype) -> mx.array:
@@ -287,8 +229,8 @@ def _attend_in_windows(
 
     The sinks are the masks of an additional key; it and its value are zeros.
     """
-    rows, ends = [query[:0]], _to_list(cu_seqlens_q)
-    for s, context_len in enumerate(_to_list(context_lens)):
+    rows, ends = [query[:0]], to_list(cu_seqlens_q)
+    for s, context_len in enumerate(to_list(context_lens)):
         chunk = query[ends[s] : ends[s + 1]]  # L×H_q×D
         # Queries before the last `context_len` precede all keys; their output is zero.
         seen = chunk[max(0, len(chunk) - context_len) :]
@@ -346,7 +288,7 @@ def _check_pages(
     if isinstance(context_lens, mx.array) or isinstance(block_table, mx.array):
         return
     is_ragged = isinstance(queries, mx.array)
-    counts = _to_list(queries[1:] - queries[:-1]) if is_ragged else [queries] * len(context_lens)
+    counts = to_list(queries[1:] - queries[:-1]) if is_ragged else [queries] * len(context_lens)
     for row, length, count in zip(block_table, context_lens, counts, strict=False):
         if not 0 <= length <= len(row) * page_size:
             raise ValueError(
@@ -359,11 +301,6 @@ def _check_pages(
                 raise ValueError(
                     f"[{name}] expected page ids from 0 to {key_pages.shape[0] - 1}, got {page}."
                 )
-
-
-def _to_list(array: mx.array) -> Any:
-    """Converts an array to a list of integers, or of rows of integers."""
-    return array.tolist()
 
 
 def check_paged_mask(mask: Any) -> None:

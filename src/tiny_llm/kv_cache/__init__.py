@@ -3,7 +3,7 @@
 Caches manage arrays and token positions; they do not depend on models, prompts or text. The engine
 does not use them: its pages and states are in `kv_storage`.
 
-Reading order: full, page_pool, paged, batching, planning.
+Reading order: full, page_pool, paged, slots, paged_slots, batching, planning.
 """
 
 from ..attention.paged import PagedKvMetadata

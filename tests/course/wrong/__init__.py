@@ -1,9 +1,15 @@
 """Wrong solutions: small, typical mistakes that the tests must catch.
 
-`pdm run mutants` applies one at random and offers descriptions to choose from.
+`pdm run mutants` applies one at random and offers descriptions to choose from. Each week's `.diff`
+file has a heading per block of a task, such as `== 1.1.1 softmax`, and below it the mistakes: a
+description, the text to find (`- `), which occurs once in the solution's block, and its replacement
+(`+ `; none for a deletion).
 """
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -35,3 +41,24 @@ class Wrong:
 
     def __str__(self) -> str:
         return f"{self.block}: {self.what}"
+
+
+SECTION = re.compile(r"^== (.+)\n((?:(?!== ).*\n)+)", re.MULTILINE)
+MISTAKE = re.compile(
+    r"^(.+?)(?: \(noticed by (\d\.\d\.\d)\))?\n((?:-(?: .*)?\n)+)((?:\+(?: .*)?\n)*)", re.MULTILINE
+)
+
+
+def parse(diff: str) -> Iterator[Wrong]:
+    """Reads the mistakes of a `.diff` file."""
+    for block, mistakes in SECTION.findall(diff):
+        for what, noticed_by, *texts in MISTAKE.findall(mistakes):
+            find, replace = ("\n".join(line[2:] for line in t.splitlines()) for t in texts)
+            yield Wrong(block, what, find, replace, noticed_by or None)
+
+
+WRONG = [
+    wrong
+    for path in sorted(Path(__file__).parent.glob("week_*.diff"))
+    for wrong in parse(path.read_text(encoding="utf-8"))
+]

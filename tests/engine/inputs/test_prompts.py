@@ -18,11 +18,6 @@ TOOLS_TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
-def llm():
-    return LLM("demo", kv_cache_bytes=2**22)
-
-
 @pytest.mark.parametrize(
     ("messages", "error"),
     [

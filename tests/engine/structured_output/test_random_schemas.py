@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.engine.support import chat
-from tiny_llm import LLM, SamplingParams, StructuredOutputs
+from tiny_llm import SamplingParams, StructuredOutputs
 
 pytest.importorskip("llguidance")
 
@@ -97,11 +97,6 @@ def object_schema(rng, depth):
 
 def choice_schema(rng, depth):
     return {"anyOf": [random_schema(rng, depth) for _ in range(rng.randint(2, 3))]}
-
-
-@pytest.fixture(scope="module")
-def llm(demo):
-    return LLM(demo, kv_cache_bytes=2**27)
 
 
 def check(llm, seeds) -> tuple[int, int]:

@@ -7,15 +7,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.engine.support import chat
-from tiny_llm import LLM, SamplingParams, StructuredOutputs, ToolCalls, UserError
+from tiny_llm import SamplingParams, StructuredOutputs, ToolCalls, UserError
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 
 pytest.importorskip("llguidance")
-
-
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM("demo", kv_cache_bytes=2e7)
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +25,7 @@ def tool(name: str, schema: dict, **fields: object) -> dict:
 
 # The JSON schema that pydantic 2.11 generates for `Decimal`.
 DECIMAL = {
-    "anyOf": [
-        {"type": "number"},
-        {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
-    ]
+    "anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]
 }
 ANY_OF_TYPES = [{"type": "number"}, {"type": "integer"}]
 # Schema, JSON pointers of the removed keywords, a value that the relaxed schema still rejects.

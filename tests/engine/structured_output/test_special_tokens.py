@@ -22,11 +22,6 @@ CASES = [
 PROPERTY = {"properties": {"<|im_start|>": {"const": 1}}, "required": ["<|im_start|>"]}
 
 
-@pytest.fixture(scope="module")
-def llm(demo):
-    return LLM(demo, kv_cache_bytes=2**24)
-
-
 @pytest.mark.parametrize(("constraint", "text"), CASES)
 @pytest.mark.parametrize("speculative", [None, "ngram"])
 def test_text_of_special_tokens(demo, constraint, text, speculative):

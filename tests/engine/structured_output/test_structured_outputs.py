@@ -64,11 +64,6 @@ ADD = {
 STOP = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object"}}}
 
 
-@pytest.fixture(scope="module")
-def llm(demo):
-    return LLM(demo, kv_cache_bytes=2**25)
-
-
 def generate_one(llm, constraint, prompt="What is 17 + 25?", thinking=False, **params):
     params = {
         "temperature": 0.7,

@@ -50,11 +50,6 @@ def test_forced_row_does_not_affect_other_rows():
     assert tokens == [best[0], END, best[2]]
 
 
-@pytest.fixture(scope="module")
-def llm():
-    return LLM("demo", kv_cache_bytes=2**25)
-
-
 def think(llm, prompts=(QUESTION,), **params):
     params = {"temperature": 0, "max_tokens": 60} | params
     return llm.generate(list(prompts), SamplingParams(**params), enable_thinking=True)

@@ -244,10 +244,7 @@ def test_mlx_lm_experts_are_repacked_without_changing_its_model(tmp_path, name):
         ({"mode": 7}, "mode 7"),
         ({"bits": 7}, "7-bit weights in groups of 64; mode affine supports 2, 3, 4, 5, 6 or 8"),
         ({"group_size": 16}, "4-bit weights in groups of 16; .* in groups of 32, 64 or 128"),
-        (
-            {"mode": "nvfp4", "group_size": 32},
-            "mode nvfp4 supports 4 bits in groups of 16",
-        ),
+        ({"mode": "nvfp4", "group_size": 32}, "mode nvfp4 supports 4 bits in groups of 16"),
         ({"bits": "four"}, "bits 'four', expected a positive integer"),
         ({"bits": 4, "lm_head": {"bits": 9}}, "9-bit weights in groups of 64"),
     ],

@@ -65,10 +65,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2}),
     "qwen3": (
         "Qwen3",
-        {
-            **heads(4, 2, 32),
-            "rope_parameters": {**YARN, "original_max_position_embeddings": 64},
-        },
+        {**heads(4, 2, 32), "rope_parameters": {**YARN, "original_max_position_embeddings": 64}},
     ),
     "qwen3moe": ("Qwen3Moe", {**heads(4, 2, 16), **MIXTURE, "norm_topk_prob": True}),
     "qwen35": ("Qwen3_5", {**HYBRID, "tie_word_embeddings": True}),

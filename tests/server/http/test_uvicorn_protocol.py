@@ -102,10 +102,7 @@ def test_lone_surrogate_is_rejected_with_a_reason(server):
 
 @pytest.mark.parametrize(
     ("body", "message"),
-    [
-        (b'{"prompt": 1}', b"prompt must be a string, got 1."),
-        (b"{", b"is not valid JSON"),
-    ],
+    [(b'{"prompt": 1}', b"prompt must be a string, got 1."), (b"{", b"is not valid JSON")],
 )
 def test_invalid_body_is_rejected_with_a_reason(server, body, message):
     response = exchange(server, request_bytes(body))

@@ -24,10 +24,7 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": "Why?"}]}
         ({"stream": None, "logprobs": "maybe"}, "logprobs must be true or false, got 'maybe'."),
         ({"top_logprobs": 50}, "top_logprobs must be at most 20, got 50."),
         ({"reasoning_effort": True}, "got true."),
-        (
-            {"tool_choice": {"type": "function", "name": "f"}},
-            "tool_choice.function is required.",
-        ),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.function is required."),
         (
             {"messages": [{"role": "user", "content": [{"text": "Why?"}]}]},
             "messages[0].content[0].type is required.",

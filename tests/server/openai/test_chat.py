@@ -203,16 +203,10 @@ def test_content_parts_and_developer_message(client):
         ({"stop": [1]}, "stop[0] must be a string, got 1"),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema is required"),
         ({"structured_outputs": {}}, "must have exactly one of"),
-        (
-            {"structured_outputs": {"regex": "("}},
-            "invalid regular expression: unclosed group",
-        ),
+        ({"structured_outputs": {"regex": "("}}, "invalid regular expression: unclosed group"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "cannot be combined with"),
         ({"continue_final_message": True}, "only if it is an assistant message with text."),
-        (
-            {"continue_final_message": True, "add_generation_prompt": True},
-            "mutually exclusive",
-        ),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "mutually exclusive"),
         ({"n": 2, "temperature": 0}, "n must be 1 at temperature 0.0, got 2"),
         ({"n": 1000}, "this server accepts at most"),
         ({"logit_bias": {"4096": 1}}, "token ids in logit_bias must be from 0 to 4095, got 4096"),

@@ -7,11 +7,7 @@ import pytest
 
 from tiny_llm.server.openai.responses_input import to_chat_messages
 
-BODY = {
-    "model": "demo",
-    "input": "What is the capital of France?",
-    "reasoning": {"effort": "none"},
-}
+BODY = {"model": "demo", "input": "What is the capital of France?", "reasoning": {"effort": "none"}}
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
 PAINT_REFERENCES = [{"type": "function", "name": "paint"}]
 ALLOWED_TOOLS = {"type": "allowed_tools", "mode": "required", "tools": PAINT_REFERENCES}

@@ -55,8 +55,7 @@ def open_page(browser) -> Iterator:
 
         page.on("pageerror", lambda error: record_error(str(error)))
         page.on(
-            "console",
-            lambda told: told.type in ("error", "warning") and record_error(told.text),
+            "console", lambda told: told.type in ("error", "warning") and record_error(told.text)
         )
         page.goto(server.url + path)
         return page

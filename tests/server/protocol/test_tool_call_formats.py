@@ -67,10 +67,7 @@ def test_chat_completions(served):
     full = client.chat.completions.create(**body)
     [call] = full.choices[0].message.tool_calls
     check(family, call.id, call.function.name, call.function.arguments)
-    assert (full.choices[0].message.content, full.choices[0].finish_reason) == (
-        None,
-        "tool_calls",
-    )
+    assert (full.choices[0].message.content, full.choices[0].finish_reason) == (None, "tool_calls")
     chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**body, stream=True)]
     assert not any(chunk.delta.content for chunk in chunks)
     deltas = [chunk.delta.tool_calls[0] for chunk in chunks if chunk.delta.tool_calls]

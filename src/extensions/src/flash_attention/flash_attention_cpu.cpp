@@ -180,9 +180,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
     if (has_sinks_) {
         job.sinks = row_contiguous(inputs.back(), stream()).data<float>();
     }
-    // [task 2.4.2 dispatch]
     add_task(stream(), [job, set = instruction_set()] { run(job, set); });
-    // [/task 2.4.2 dispatch]
 }
 
 }  // namespace tiny_llm_ext

@@ -258,9 +258,7 @@ void PagedAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .L = query.shape(token_axis),
         .query_batch_stride = query.strides(0),
     };
-    // [task 3.2.2 dispatch]
     add_task(stream(), [job, batch, set = instruction_set()] { run(job, batch, set); });
-    // [/task 3.2.2 dispatch]
 }
 
 }  // namespace tiny_llm_ext

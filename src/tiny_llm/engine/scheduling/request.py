@@ -148,10 +148,8 @@ def fitting_max_tokens(config: SchedulerConfig, request: EngineRequest) -> int:
     prompt = request.num_prompt_tokens
     if prompt == 0:
         raise UserError("the prompt is empty; give at least one token.")
-    # [task 3.3.3 fits]
     in_pages = config.max_tokens_in_pages + 1 - prompt
     in_context = config.max_seq_len - prompt
-    # [/task 3.3.3 fits]
     for largest, limit in (
         (in_context, f"the model's context length is {config.max_seq_len} tokens"),
         (in_pages, f"the KV memory holds {config.max_tokens_in_pages} tokens"),
