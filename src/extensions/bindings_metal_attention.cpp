@@ -33,22 +33,14 @@ void bind_params(nb::module_& m) {
                const std::array<int64_t, 3>& key_strides,
                const std::array<int64_t, 3>& value_strides,
                const std::array<int64_t, 4>& mask_strides) {
-                new (self) Params{B,
-                                  H_q,
-                                  H,
-                                  L,
-                                  S,
-                                  D,
-                                  scale,
-                                  causal,
-                                  mask_kind,
-                                  has_context_lens,
-                                  has_sinks,
-                                  attention_splits(S),
-                                  aligned,
-                                  {},
-                                  {},
-                                  {},
+                new (self) Params{B,         H_q,
+                                  H,         L,
+                                  S,         D,
+                                  scale,     causal,
+                                  mask_kind, has_context_lens,
+                                  has_sinks, attention_splits(S),
+                                  aligned,   {},
+                                  {},        {},
                                   {}};
                 copy_strides(query_strides, self->query_strides);
                 copy_strides(key_strides, self->key_strides);
@@ -56,8 +48,8 @@ void bind_params(nb::module_& m) {
                 copy_strides(mask_strides, self->mask_strides);
             },
             nb::kw_only(), "B"_a, "H_q"_a, "H"_a, "L"_a, "S"_a, "D"_a, "scale"_a, "causal"_a,
-            "mask_kind"_a, "has_context_lens"_a, "aligned"_a,
-            "has_sinks"_a = false, "query_strides"_a, "key_strides"_a, "value_strides"_a, "mask_strides"_a)
+            "mask_kind"_a, "has_context_lens"_a, "aligned"_a, "has_sinks"_a = false,
+            "query_strides"_a, "key_strides"_a, "value_strides"_a, "mask_strides"_a)
         .def_ro("splits", &Params::splits, "Number of splits of the keys in the decode kernel.");
 }
 
@@ -80,12 +72,10 @@ void bind_paged_params(nb::module_& m) {
             "__init__",
             [](Params* self, int H_q, int H, int D, int B, int max_pages, int P, int page_size,
                int T, int L, float scale, bool causal, bool aligned, bool int8, int window,
-               bool has_sinks,
-               const std::array<int64_t, 3>& query_strides) {
+               bool has_sinks, const std::array<int64_t, 3>& query_strides) {
                 const int splits = paged_attention_splits(max_pages, page_size);
-                new (self)
-                    Params{H_q, H,     D,      B,      max_pages, P,       page_size, T,        L,
-                           scale, causal, window, splits,    aligned, int8,      has_sinks, {}};
+                new (self) Params{H_q,   H,      D,      B,      max_pages, P,    page_size, T, L,
+                                  scale, causal, window, splits, aligned,   int8, has_sinks, {}};
                 copy_strides(query_strides, self->query_strides);
             },
             nb::kw_only(), "H_q"_a, "H"_a, "D"_a, "B"_a, "max_pages"_a, "P"_a, "page_size"_a, "T"_a,
@@ -102,7 +92,8 @@ void bind_paged_params(nb::module_& m) {
 void bind_paged(nb::module_& m) {
     bind_paged_params(m);
     const char* buffers =
-        "Buffers: query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q, sinks, out.";
+        "Buffers: query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q, sinks, "
+        "out.";
     def_launch(m, "paged_attention_readable_launch", &paged_attention_readable_launch, buffers);
     def_launch(m, "paged_attention_tile_launch", &paged_attention_tile_launch, buffers);
     def_launch(m, "paged_attention_decode_launch", &paged_attention_decode_launch,

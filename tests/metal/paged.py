@@ -33,8 +33,8 @@ def params_of(
     return kernels.extension().metal.PagedAttentionParams(
         H_q=H_q, H=H, D=D, B=B, max_pages=max_pages, P=P, page_size=page_size,
         T=query.size // (H_q * D), L=0 if ragged else query.shape[2], scale=D**-0.5, causal=causal,
-        aligned=aligned and D % 4 == 0, int8=keys.dtype == mx.int8, window=window, has_sinks=has_sinks,
-        query_strides=[H_q * D, D, H_q * D] if ragged else row_strides(query),
+        aligned=aligned and D % 4 == 0, int8=keys.dtype == mx.int8, window=window,
+        has_sinks=has_sinks, query_strides=[H_q * D, D, H_q * D] if ragged else row_strides(query),
     )  # fmt: skip
 
 

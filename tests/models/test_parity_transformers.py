@@ -458,7 +458,9 @@ def test_mxfp4_experts_of_gpt_oss(tmp_path, layout, dtype):
     )
     theirs = random_model(transformers.GptOssForCausalLM(config))
     tensors = mxfp4_tensors(theirs, layout)
-    tensors = {k: x if x.dtype in (mx.uint8, mx.uint32) else x.astype(dtype) for k, x in tensors.items()}
+    tensors = {
+        k: x if x.dtype in (mx.uint8, mx.uint32) else x.astype(dtype) for k, x in tensors.items()
+    }
     mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
     quantization = {
         "hugging_face": {"quantization_config": {"quant_method": "mxfp4"}},

@@ -9,7 +9,10 @@ from tiny_llm.models.serving_model import serving_model
 
 # MXFP4 with bfloat16 activations, or float32.
 CONFIGS = {
-    "mxfp4": {**FAMILIES["gpt_oss"], "quantization": {"mode": "mxfp4", "model.embed_tokens": False}},
+    "mxfp4": {
+        **FAMILIES["gpt_oss"],
+        "quantization": {"mode": "mxfp4", "model.embed_tokens": False},
+    },
     "float32": {**FAMILIES["gpt_oss"], "dtype": "float32"},
 }
 PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)

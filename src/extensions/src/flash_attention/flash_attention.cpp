@@ -89,10 +89,9 @@ mx::array flash_attention(const mx::array& query, const mx::array& key, const mx
     }
     const float factor = scale ? *scale : 1 / std::sqrt(static_cast<float>(query.shape(-1)));
     const auto shape = inputs[0].shape();
-    const auto primitive = wrap_if_emulated(
-        std::make_shared<FlashAttention>(stream_for("flash_attention", query.dtype(), s), factor,
-                                         causal, mask.has_value(), context_lens.has_value(),
-                                         sinks.has_value()));
+    const auto primitive = wrap_if_emulated(std::make_shared<FlashAttention>(
+        stream_for("flash_attention", query.dtype(), s), factor, causal, mask.has_value(),
+        context_lens.has_value(), sinks.has_value()));
     const mx::array out(shape, query.dtype(), primitive, std::move(inputs));
     return query.ndim() == 4 ? out : mx::reshape(out, query.shape(), s);
 }
@@ -100,8 +99,8 @@ mx::array flash_attention(const mx::array& query, const mx::array& key, const mx
 bool FlashAttention::is_equivalent(const mx::Primitive& other) const {
     const auto& attention = static_cast<const FlashAttention&>(other);
     return scale_ == attention.scale_ && causal_ == attention.causal_ &&
-           has_mask_ == attention.has_mask_ &&
-           has_context_lens_ == attention.has_context_lens_ && has_sinks_ == attention.has_sinks_;
+           has_mask_ == attention.has_mask_ && has_context_lens_ == attention.has_context_lens_ &&
+           has_sinks_ == attention.has_sinks_;
 }
 
 std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {

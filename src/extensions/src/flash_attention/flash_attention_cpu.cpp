@@ -86,8 +86,8 @@ void run_week4(const FlashAttentionJob& job) {
 }
 
 void run(const FlashAttentionJob& job, InstructionSet set) {
-    const bool uses_reference = job.week4_kernel.is_reference() ||
-                                job.mask_kind != MaskKind::none || job.sinks != nullptr;
+    const bool uses_reference =
+        job.week4_kernel.is_reference() || job.mask_kind != MaskKind::none || job.sinks != nullptr;
     if (job.week4_kernel.is_selected && !uses_reference) {
         run_week4(job);
         return;

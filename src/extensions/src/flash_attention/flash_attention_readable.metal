@@ -113,11 +113,12 @@ template <typename T>
     }
 }
 
-#define INSTANTIATE(name, T)                                                                       \
-    template [[host_name("flash_attention_readable_" #name)]] [[kernel]] void                      \
-    flash_attention_readable<T>(                                                                   \
-        device const T*, device const T*, device const T*, device const uchar*, device const int*, \
-        device const float*, device T*, constant const FlashAttentionParams&, threadgroup T*, uint2, uint, uint, uint);
+#define INSTANTIATE(name, T)                                                                     \
+    template [[host_name("flash_attention_readable_" #name)]] [[kernel]] void                    \
+    flash_attention_readable<T>(device const T*, device const T*, device const T*,               \
+                                device const uchar*, device const int*, device const float*,     \
+                                device T*, constant const FlashAttentionParams&, threadgroup T*, \
+                                uint2, uint, uint, uint);
 
 INSTANTIATE(float32, float)
 INSTANTIATE(float16, half)

@@ -34,11 +34,12 @@ template <typename T, int DIM>
                             thread_index);
 }
 
-#define INSTANTIATE(name, T, DIM)                                                                  \
-    template [[host_name("flash_attention_tile_d" #DIM "_" #name)]] [[kernel]] void                \
-    flash_attention_tile<T, DIM>(                                                                  \
-        device const T*, device const T*, device const T*, device const uchar*, device const int*, \
-        device const float*, device T*, constant const FlashAttentionParams&, uint2, uint2, uint, uint, uint, uint);
+#define INSTANTIATE(name, T, DIM)                                                               \
+    template [[host_name("flash_attention_tile_d" #DIM "_" #name)]] [[kernel]] void             \
+    flash_attention_tile<T, DIM>(device const T*, device const T*, device const T*,             \
+                                 device const uchar*, device const int*, device const float*,   \
+                                 device T*, constant const FlashAttentionParams&, uint2, uint2, \
+                                 uint, uint, uint, uint);
 
 #define INSTANTIATE_SIZES(name, T) \
     INSTANTIATE(name, T, 128)      \

@@ -60,12 +60,12 @@ struct DenseSource {
     enum { SCALED = 0 };
     constant const FlashAttentionParams* params;
     int b;
-    device const T* queries;   // B×H_q×L×D
-    device const T* keys;      // S×D, of this sequence and head
-    device const T* values;    // S×D, of this sequence and head
-    device const uchar* mask;  // B×H_q×L×S, optional
+    device const T* queries;    // B×H_q×L×D
+    device const T* keys;       // S×D, of this sequence and head
+    device const T* values;     // S×D, of this sequence and head
+    device const uchar* mask;   // B×H_q×L×S, optional
     device const float* sinks;  // H_q, or null
-    device T* results;         // B×L×H_q×D
+    device T* results;          // B×L×H_q×D
     device const T *key, *value;
 
     device const T* query(int head, int l) const {

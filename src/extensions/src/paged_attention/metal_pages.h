@@ -138,8 +138,9 @@ PageSource<T, Stored> page_source(constant const PagedAttentionParams& params, i
     key_pages += key_head * head;
     value_pages += key_head * head;
     sinks = params.has_sinks ? sinks : nullptr;
-    return {&params, b, key_head, tokens, lane, query, key_pages, value_pages, params.H * head,
-            pages, sinks, out, no_page, 0, key_pages, value_pages, 0};
+    return {&params,   b,           key_head,        tokens,      lane,  query,
+            key_pages, value_pages, params.H * head, pages,       sinks, out,
+            no_page,   0,           key_pages,       value_pages, 0};
 }
 
 /// Whether a sequence's context exceeds its row of the block table, or any page of keys

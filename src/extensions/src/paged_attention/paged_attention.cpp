@@ -70,12 +70,11 @@ mx::array attention(const char* name, const mx::array& query, std::optional<floa
         inputs.push_back(*sinks);
     }
     const float factor = scale ? *scale : 1 / std::sqrt(static_cast<float>(query.shape(-1)));
-    return mx::array(
-        query.shape(), query.dtype(),
-        wrap_if_emulated(std::make_shared<PagedAttention>(
-            stream_for("paged_attention", query.dtype(), s), factor, causal, window, ragged,
-            sinks.has_value())),
-        std::move(inputs));
+    return mx::array(query.shape(), query.dtype(),
+                     wrap_if_emulated(std::make_shared<PagedAttention>(
+                         stream_for("paged_attention", query.dtype(), s), factor, causal, window,
+                         ragged, sinks.has_value())),
+                     std::move(inputs));
 }
 
 }  // namespace
@@ -83,8 +82,7 @@ mx::array attention(const char* name, const mx::array& query, std::optional<floa
 mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
                           const mx::array& value_pages, const mx::array& block_table,
                           const mx::array& context_lens, std::optional<float> scale, bool causal,
-                          int window, const std::optional<mx::array>& sinks,
-                          mx::StreamOrDevice s) {
+                          int window, const std::optional<mx::array>& sinks, mx::StreamOrDevice s) {
     check(query.ndim() == 4, BATCH, "expected query B×H_q×L×D, got shape ", query.shape());
     check_query_and_pages(BATCH, query, key_pages, value_pages);
     check_block_table(BATCH, block_table);

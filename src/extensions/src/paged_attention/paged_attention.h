@@ -80,11 +80,12 @@ mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pa
 
 /// Graph node of paged_attention and paged_attention_varlen. Validated inputs, any strides: query
 /// B×H_q×L×D or T×H_q×D; key_pages and value_pages P×H×page_size×D, block_table B×max_pages,
-/// context_lens B; for varlen, cu_seqlens_q B+1; and, if given, sinks H_q. Inputs other than the query are copied unless
-/// row-contiguous.
+/// context_lens B; for varlen, cu_seqlens_q B+1; and, if given, sinks H_q. Inputs other than the
+/// query are copied unless row-contiguous.
 class PagedAttention : public mx::UnaryPrimitive, public Capturable {
    public:
-    PagedAttention(mx::Stream stream, float scale, bool causal, int window, bool ragged, bool has_sinks)
+    PagedAttention(mx::Stream stream, float scale, bool causal, int window, bool ragged,
+                   bool has_sinks)
         : mx::UnaryPrimitive(stream),
           scale_(scale),
           causal_(causal),

@@ -106,21 +106,20 @@ template <typename T>
     if (tokens.L > ATTENTION_FEW_QUERIES || l >= tokens.L) {
         return;
     }
-    PageSource<T, T> source =
-        page_source<T, T>(params, b, 0, tokens, lane, nullptr, nullptr, nullptr, nullptr, nullptr,
-                          out);
+    PageSource<T, T> source = page_source<T, T>(params, b, 0, tokens, lane, nullptr, nullptr,
+                                                nullptr, nullptr, nullptr, out);
     const long first = source.partial_row(head, l) * params.splits;
     merge_splits(partial + first * params.D, statistics + first * 2, params.splits, params.D,
                  source.out(head, l), lane);
 }
 
-#define INSTANTIATE(name, T, Stored, ROWS, DIM)                                                \
-    template                                                                                   \
-        [[host_name("paged_attention_decode_rows" #ROWS "_d" #DIM "_" #name)]] [[kernel]] void \
-        paged_attention_decode<T, Stored, ROWS, DIM>(                                          \
-            device const T*, device const Stored*, device const Stored*, device const int*,    \
-            device const int*, device const int*, device const float*, device T*,              \
-            device float*, device float*, constant const PagedAttentionParams&, uint3, uint3, uint, uint);
+#define INSTANTIATE(name, T, Stored, ROWS, DIM)                                                  \
+    template                                                                                     \
+        [[host_name("paged_attention_decode_rows" #ROWS "_d" #DIM "_" #name)]] [[kernel]] void   \
+        paged_attention_decode<T, Stored, ROWS, DIM>(                                            \
+            device const T*, device const Stored*, device const Stored*, device const int*,      \
+            device const int*, device const int*, device const float*, device T*, device float*, \
+            device float*, constant const PagedAttentionParams&, uint3, uint3, uint, uint);
 
 #define INSTANTIATE_ROWS(name, T, Stored, DIM) \
     INSTANTIATE(name, T, Stored, 2, DIM)       \

@@ -108,7 +108,8 @@ template <typename T>
     template [[host_name("paged_attention_readable_" #name)]] [[kernel]] void            \
     paged_attention_readable<T>(device const T*, device const T*, device const T*,       \
                                 device const int*, device const int*, device const int*, \
-                                device const float*, device T*, constant const PagedAttentionParams&, uint2, uint);
+                                device const float*, device T*,                          \
+                                constant const PagedAttentionParams&, uint2, uint);
 
 INSTANTIATE(float32, float)
 INSTANTIATE(float16, half)

@@ -80,8 +80,7 @@ void paged_attention_reference(const PagedAttentionJob& job, const PagedSequence
                    job.scale;
         };
         attend_row(visible_keys(job, sequence, l), job.D, job.format, score, job.value_pages,
-                   key_or_value, sink_of(job, head), job.out,
-                   out_offset(job, sequence, head, l));
+                   key_or_value, sink_of(job, head), job.out, out_offset(job, sequence, head, l));
     }
     // [/task 3.2.2 rows]
 }

@@ -93,11 +93,11 @@ template <typename T, typename Stored, int DIM>
                             thread_index);
 }
 
-#define INSTANTIATE(name, T, Stored, DIM)                                                      \
-    template [[host_name("paged_attention_tile_d" #DIM "_" #name)]] [[kernel]] void            \
-    paged_attention_tile<T, Stored, DIM>(                                                      \
-        device const T*, device const Stored*, device const Stored*, device const int*,        \
-        device const int*, device const int*, device const float*, device T*,                  \
+#define INSTANTIATE(name, T, Stored, DIM)                                               \
+    template [[host_name("paged_attention_tile_d" #DIM "_" #name)]] [[kernel]] void     \
+    paged_attention_tile<T, Stored, DIM>(                                               \
+        device const T*, device const Stored*, device const Stored*, device const int*, \
+        device const int*, device const int*, device const float*, device T*,           \
         constant const PagedAttentionParams&, uint3, uint3, uint, uint, uint, uint);
 
 #define INSTANTIATE_SIZES(name, T)         \

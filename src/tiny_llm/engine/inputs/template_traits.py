@@ -27,7 +27,8 @@ PROBE_TOOL = {
 }
 
 # Conversations that a template with a trait must accept: s system, u user, a assistant, e empty
-# assistant message, c tool call, m text and tool call, n with reasoning, too, p two tool calls, t tool result.
+# assistant message, c tool call, m text and tool call, n reasoning, text and tool call, p two tool
+# calls, t tool result.
 PROBES = {
     "system": ("su", "suau", "suct"),
     "second_system": ("ssu",),

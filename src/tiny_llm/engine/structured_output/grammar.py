@@ -11,7 +11,14 @@ from enum import StrEnum
 from typing import Any
 
 from ..inputs.structured_outputs import StructuredOutputs, ToolCalls, schema_to_json
-from ..tool_calls.format import ToolCallFormat, ToolCallRules, SpecialTokens, literal, tag, text_until
+from ..tool_calls.format import (
+    SpecialTokens,
+    ToolCallFormat,
+    ToolCallRules,
+    literal,
+    tag,
+    text_until,
+)
 from ..tool_calls.harmony import GENERATION_PROMPT, structured_grammar
 from .json_schema import close_objects
 

@@ -113,9 +113,8 @@ def _thoughts(tokens: SpecialTokens) -> str:
 def _message(rule: str, channel: str, tokens: SpecialTokens) -> str:
     """Rules for a message on a channel and the start of the next one."""
     head = f"{tag(CHANNEL, tokens)} {literal(channel)} {tag(MESSAGE, tokens)}"
-    return (
-        f'{rule}: {head} {rule}_text {tag(START, tokens)} "assistant"\n'
-        + text_until(f"{rule}_text", END, tokens)
+    return f'{rule}: {head} {rule}_text {tag(START, tokens)} "assistant"\n' + text_until(
+        f"{rule}_text", END, tokens
     )
 
 

@@ -11,7 +11,15 @@ import secrets
 import string
 from dataclasses import replace
 
-from .format import CallGrammar, Functions, ToolCallFormat, ToolCallRules, tagged_grammar, literal, tag
+from .format import (
+    CallGrammar,
+    Functions,
+    ToolCallFormat,
+    ToolCallRules,
+    literal,
+    tag,
+    tagged_grammar,
+)
 from .json_calls import argument_schemas, json_call_rule, parse_arguments, parse_json_call
 from .text_source import CallStart, Events, MalformedCallError, TextSource
 

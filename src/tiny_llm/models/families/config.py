@@ -112,7 +112,9 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # whether query and key heads are normalized before RoPE
     zero_centered_norms: bool = False  # whether Hugging Face's norms multiply by 1 + weight
-    attention_sinks: bool = False  # whether each query head has a logit in the softmax's denominator
+    attention_sinks: bool = (
+        False  # whether each query head has a logit in the softmax's denominator
+    )
     attn_output_gate: bool = False  # whether q_proj also computes a gate for each head's output
     experts: MoEConfig | None = None
     delta_net: DeltaNetConfig | None = None

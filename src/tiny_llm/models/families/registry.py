@@ -337,7 +337,9 @@ def _experts(fields: Fields, family: Family, num_layers: int) -> MoEConfig:
     return MoEConfig(
         num_experts,
         top_k,
-        positive_int(fields, "intermediate_size" if family.expert_bias else "moe_intermediate_size"),
+        positive_int(
+            fields, "intermediate_size" if family.expert_bias else "moe_intermediate_size"
+        ),
         boolean(fields, "norm_topk_prob", family.norm_topk_prob),
         frozenset(layers),
         shared,

@@ -174,7 +174,10 @@ def _convert_gpt_oss(weights: dict[str, mx.array], config: DecoderConfig) -> Non
     """
     suffixes = {"": "weight", "_blocks": "weight", "_scales": "scales", "_bias": "bias"}
     for mlp, _ in _moe_layers(config):
-        for fused, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+        for fused, parts in (
+            ("gate_up_proj", ("gate_proj", "up_proj")),
+            ("down_proj", ("down_proj",)),
+        ):
             for suffix, kind in suffixes.items():
                 array = weights.pop(f"{mlp}.experts.{fused}{suffix}", None)
                 if array is None:
