@@ -164,8 +164,8 @@ class LocalModel:
         self.usage.add(len(output.prompt_token_ids), output.num_cached_tokens)
         if self._script is not None:
             return self._script.complete(messages, tools, seed)
-        options = ToolCallOptions(self._format, tools) if tools else None
-        parser = make_output_parser(self._format, True, False, options)
+        tool_calls = ToolCallOptions(self._format, tools) if tools else None
+        parser = make_output_parser(self._format, True, False, tool_calls)
         deltas = [*parser.feed(output.text), *parser.finish(output.finish_reason == "length")]
         text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
         calls = [(d.name, d.arguments) for d in deltas if isinstance(d, ToolCallDelta)]
