@@ -32,7 +32,7 @@ def test_every_module_is_checked(modules):
         "engine.scheduling.request",
         "errors",
     }
-    assert modules["qwen3_week2"].internal >= {"kernels.graph_capture", "kernels", "quantize"}
+    assert modules["qwen3_week2.model"].internal >= {"kernels.prepack", "kernels", "quantize"}
     assert "mlx" in modules["basics"].external
     assert modules[""].has_getattr, "the package must import the engine lazily"
 

@@ -19,7 +19,7 @@ from .kv_cache import (
     TinyKvPagedPool,
 )
 from .kv_cache.planning import plan_paged
-from .kv_storage import PagedStorage, RaggedBatch
+from .kv_storage import KvLayout, LayerKv, PagedStorage, RaggedBatch
 from .qwen3_week2 import Qwen3ModelWeek2
 
 
@@ -104,8 +104,8 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         The storage takes at most num_pages · page_size · `kv_bytes_per_token` bytes, allocated when
         pages are first written.
         """
-        shapes = [(self.num_kv_heads, self.head_dim)] * self.num_hidden_layers
-        return PagedStorage(shapes, num_pages, self.page_size, self.dtype)
+        layers = [LayerKv(0, self.num_kv_heads, self.head_dim)] * self.num_hidden_layers
+        return PagedStorage(KvLayout.one_table(layers, self.page_size), num_pages, self.dtype)
 
     def ragged_logits(
         self,

@@ -85,9 +85,21 @@ def test_table_of_a_model_that_is_not_downloaded(memory, tmp_path, capsys):
     assert rows["tokens/s after 1,024 tokens"] == ["10.2", "5.1"]
     assert rows["tokens/s after 37,568 tokens"] == ["376", "188"]
     assert "state" not in output
+    assert "window" not in output
     assert max(len(line) for line in output.splitlines() if line[:1] in "┏┡│└") <= 80
     assert "KV memory: 3/4 of the 7.39 GB left by the weights" in output
     assert "predicted from measured layers" in output
+
+
+def test_layers_with_a_window_need_memory_for_the_window_only(memory, tmp_path, capsys):
+    types = ["sliding_attention", "full_attention"] * 18
+    folder = config_folder(tmp_path, use_sliding_window=True, sliding_window=128, layer_types=types)
+    _, rows, _ = check(capsys, "--model", folder, "--max-num-seqs", "2")
+    assert rows["KV cache per token"] == ["147.5 kB", "76.0 kB"]
+    assert rows["KV cache per token past the window"] == ["73.7 kB", "38.0 kB"]
+    # 18 layers with 2 × 40,960 tokens, 18 layers with a window and a step.
+    assert rows["KV memory"] == ["5.54 GB", "3.15 GB"]
+    assert rows["longest prompt in tokens"] == ["40,959"] * 2
 
 
 def test_model_that_does_not_fit(memory, tmp_path, capsys):

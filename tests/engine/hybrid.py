@@ -68,11 +68,13 @@ def build(model: Any, tokens: int = 2048, slots: int = 12, **options: Any) -> LL
 
 
 def kv_memory_of(num_pages: int, num_state_slots: int = 0) -> Any:
-    """Replaces an engine's number of pages and state slots, while it is built."""
+    """Replaces an engine's number of blocks and state slots, while it is built."""
 
     def plan(*args: Any) -> KvMemory:
-        sizes = {"num_pages": num_pages, "num_state_slots": num_state_slots, "state_slot_pages": 0}
-        return replace(plan_kv_memory(*args), **sizes)
+        memory = plan_kv_memory(*args)
+        block_pages = sum(group.num_pages for group in memory.groups)
+        sizes = {"num_state_slots": num_state_slots, "state_slot_pages": 0}
+        return replace(memory, num_pages=num_pages * block_pages, **sizes)
 
     return mock.patch("tiny_llm.engine.llm.plan_kv_memory", plan)
 

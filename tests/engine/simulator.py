@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from tiny_llm import UserError
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
-from tiny_llm.engine.scheduling.config import SchedulerConfig
+from tiny_llm.engine.scheduling.config import KvGroup, SchedulerConfig
 from tiny_llm.engine.scheduling.fair_scheduler import LONG_STEP_INTERVAL, FairScheduler
 from tiny_llm.engine.scheduling.outputs import Chunk, ChunkOutput, SchedulerOutput
 from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
@@ -119,10 +119,27 @@ def random_workload(rng: random.Random, size: int = 6, num_state_slots: int = 0)
 
 def with_window(rng: random.Random, workload: Workload) -> Workload:
     """Adds a sliding window, often with less memory than a request needs."""
-    config = replace(workload.config, window=rng.randint(1, 8))
+    return with_groups(rng, workload, (KvGroup(rng.randint(1, 8)),))
+
+
+def random_groups(rng: random.Random) -> tuple[KvGroup, ...]:
+    """Two or three KV cache groups, mostly one of them with full attention."""
+    windows = rng.sample(range(1, 9), rng.randint(2, 3))
+    if rng.random() < 0.8:
+        windows[0] = 0
+    windows.sort(key=lambda window: (window > 0, -window))
+    return tuple(KvGroup(window, rng.randint(1, 3)) for window in windows)
+
+
+def with_groups(rng: random.Random, workload: Workload, groups: tuple[KvGroup, ...]) -> Workload:
+    """Adds KV cache groups, often with less memory than a request needs."""
+    config = replace(workload.config, kv_groups=groups)
     config = replace(config, max_num_batched_tokens=config.max_num_seqs * (1 + config.num_drafts))
-    num_pages = max(1, config.max_pages_per_request + rng.choice((-1, 0, 0, 0, 1, 2)))
-    return replace(workload, config=replace(config, num_pages=num_pages))
+    num_tokens = rng.randint(12, 28)
+    if all(group.window for group in groups):
+        num_tokens = config.max_seq_len  # more than any request
+    num_pages = config.pages_for(num_tokens) + rng.choice((-1, 0, 0, 0, 1, 2))
+    return replace(workload, config=replace(config, num_pages=max(1, num_pages)))
 
 
 def next_token(prefix: int, length: int) -> int:
@@ -201,7 +218,7 @@ class Simulation:
     def _assert_never_fits(self, arrival: Arrival) -> None:
         total = len(arrival.prompt) + arrival.max_tokens
         slots = self.config.max_tokens_in_pages
-        if self.config.window and self.config.max_pages_per_request <= self.config.num_pages:
+        if self.config.has_windows and self.config.pages_for(total - 1) <= self.config.num_pages:
             slots = total
         assert not arrival.prompt or total > self.config.max_seq_len or total - 1 > slots
 
@@ -321,7 +338,7 @@ class Simulation:
         request, size = chunk.request, self.config.page_size
         assert chunk.start == request.num_computed
         assert chunk.start < chunk.end <= request.num_tokens
-        assert len(request.page_ids) * size >= chunk.end + chunk.num_drafts, (
+        assert self.scheduler.pages.capacity(request) >= chunk.end + chunk.num_drafts, (
             "too few pages for the chunk"
         )
         prefix, tokens, slots = empty_prefix(request.adapter), request.token_ids, self._slots
@@ -336,18 +353,19 @@ class Simulation:
                 assert self._states[chunk.state_read_slot] == prefix, (
                     f"{request} reads the state of another prefix"
                 )
-            page = request.page_ids[position // size]
-            slot = page * size + position % size
             prefix = fold(prefix, tokens[position])
-            if self.config.window and position <= draft_start - self.config.window:
-                self.outcome.freed_pages += page < 0 and position % size == 0
-                continue
-            assert page >= 0, f"{request} has no page for a token in its window"
-            if position < chunk.start:
-                assert slots[slot] == prefix, f"{request} reads a slot of another prefix"
-            else:
-                assert position // size >= request.num_shared, "a shared page is overwritten"
-                slots[slot] = prefix
+            for page, window in self._pages_at(request, position):
+                if window and position <= draft_start - window:
+                    self.outcome.freed_pages += page < 0 and position % size == 0
+                    continue
+                assert page >= 0, f"{request} has no page for a token in its window"
+                slot = page * size + position % size
+                if position < chunk.start:
+                    assert slots[slot] == prefix, f"{request} reads a slot of another prefix"
+                else:
+                    assert position // size >= request.num_shared, "a shared page is overwritten"
+                    slots[slot] = prefix
+            if position >= chunk.start:
                 states.append(prefix)
         if not chunk.samples:
             self._write_states(chunk, states)
@@ -362,9 +380,9 @@ class Simulation:
             if ends or index == chunk.num_drafts:
                 break
             is_accepted = self._rng.random() < self.workload.acceptance
-            slot = request.page_ids[end // size] * size + end % size
             prefix = fold(prefix, token if is_accepted else 1 - token)
-            slots[slot] = prefix  # rejected draft tokens leave stale keys
+            for page, _ in self._pages_at(request, end):
+                slots[page * size + end % size] = prefix  # rejected draft tokens leave stale keys
             states.append(prefix)
             if not is_accepted:
                 break
@@ -372,6 +390,13 @@ class Simulation:
         self._write_states(chunk, states)
         # When all draft tokens are accepted, the draft model has not yet computed the last one.
         return ChunkOutput(new, num_draft_uncomputed=int(0 < chunk.num_drafts == len(new) - 1))
+
+    def _pages_at(self, request: EngineRequest, position: int) -> list[tuple[int, int]]:
+        """(page, window of its group) of each of the pages that hold a token."""
+        first = position // self.config.page_size * self.config.block_pages
+        pages = iter(request.page_ids[first : first + self.config.block_pages])
+        groups = self.config.kv_groups
+        return [(next(pages), group.window) for group in groups for _ in range(group.num_pages)]
 
     def _check_state_slots(self, chunks: tuple[Chunk, ...]) -> None:
         """Asserts that a written slot has one writer and no other chunk reads it."""

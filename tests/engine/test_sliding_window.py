@@ -1,5 +1,6 @@
 """Sliding windows in the engine: batch invariance, freed pages, cache hits."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -15,8 +16,11 @@ from tests.engine.support import (
 )
 from tests.models.support import SIZES
 from tiny_llm import LLM, SamplingParams, UserError, load
+from tiny_llm.engine.execution.kv_memory import KvMemory, plan_kv_memory
+from tiny_llm.engine.scheduling.config import KvGroup
 from tiny_llm.engine.scheduling.snapshot import snapshot
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
+from tiny_llm.models.families.registry import read_config
 
 WINDOW = 21
 CONFIG = {
@@ -35,6 +39,19 @@ MODELS = {
         "use_sliding_window": True,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+}
+# Eight layers, of which every third has full attention and rows of twice the size; the last two
+# have only queries and attend to the keys and values of layers 4 and 5.
+SLIDING, FULL = "sliding_attention", "full_attention"
+MODELS["rows of two sizes"] = {
+    **MODELS["qwen2"],
+    "num_hidden_layers": 8,
+    "layer_types": [SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL, SLIDING, FULL],
+}
+ROWS = {
+    "kv_shapes": tuple((2, 32 if i in (0, 1, 3, 4, 6) else 64) for i in range(8)),
+    "kv_sources": (0, 1, 2, 3, 4, 5, 4, 5),
+    "rotary_dim": 16,
 }
 DRAFT = {**MODELS["mistral"], "num_hidden_layers": 1, "sliding_window": 30}
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
@@ -58,12 +75,28 @@ def tokenizer():
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request, tokenizer):
-    return random_checkpoint(MODELS[request.param]), tokenizer
+    return random_model(request.param), tokenizer
+
+
+def random_model(name):
+    changes = ROWS if name == "rows of two sizes" else {}
+
+    def read(config, *args):
+        return replace(read_config(config, *args), **changes)
+
+    with mock.patch("tiny_llm.models.checkpoint.dummy.read_config", read):
+        return random_checkpoint(MODELS[name])
 
 
 @pytest.fixture(scope="module")
 def mistral(tokenizer):
     return random_checkpoint(MODELS["mistral"]), tokenizer
+
+
+def one_table(*args) -> KvMemory:
+    """Plans memory as if all layers had full attention."""
+    memory = plan_kv_memory(*args[:-1], True)
+    return replace(memory, num_pages=256, groups=(KvGroup(),))
 
 
 def build(model, num_pages: int = 256, **options) -> LLM:
@@ -77,8 +110,8 @@ def reference(model):
     """Reference: each request alone, prefilled in one chunk, with all pages kept."""
 
     def make_llm(case: int) -> LLM:
-        with mock.patch("tiny_llm.engine.llm.max_sliding_window", return_value=0):
-            return build(model, max_num_seqs=1, enable_prefix_caching=False)
+        with mock.patch("tiny_llm.engine.llm.plan_kv_memory", one_table):
+            return LLM(model, block_size=8, max_num_seqs=1, enable_prefix_caching=False)
 
     return run_alone(make_llm, WINDOW_CASES)
 
@@ -86,8 +119,12 @@ def reference(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("speculation", ["none", "ngram", "full draft", "window draft"])
 def test_same_tokens_in_every_configuration(model, reference, tokenizer, speculation):
-    frees_pages = model[0].args.max_window and speculation != "full draft"
-    small, large = (72, 96) if frees_pages else (200, 208)  # KV memory in tokens
+    is_mixed = model[0].args.model_type == "qwen2"
+    frees_pages = not is_mixed and speculation != "full draft"
+    # KV memory in tokens that all layers keep.
+    small, large = (72, 96) if frees_pages else (200, 208)
+    if is_mixed:
+        small, large = (128, 128) if model[0].args.kv_shapes else (104, 112)
     hits = preemptions = accepted = 0
     options = {"speculative": "ngram"} if speculation == "ngram" else {}
     if "draft" in speculation:
@@ -121,12 +158,12 @@ def test_request_larger_than_the_memory(mistral, sharing):
     """190 tokens fit into pages for 72, as pages before the window are freed."""
     [expected] = build(mistral).generate([LONG], GREEDY, use_tqdm=False)
     llm = build(mistral, 9, max_num_batched_tokens=32, enable_prefix_caching=sharing)
-    assert llm.scheduler.config.max_pages_per_request == 9
+    assert llm.scheduler.config.pages_for(10_000) == 9
     original_run, num_held = llm.runner.run, []
 
     def run(step):
         [request] = llm.scheduler.running
-        num_held.append(len(request.page_ids) - request.num_freed)
+        num_held.append(len(llm.scheduler.pages.pages_of(request)))
         state = snapshot(llm.scheduler)
         assert len(state["requests"][0]["pages"]) == num_held[-1]
         assert -1 not in state["requests"][0]["pages"] + state["tree"]["pages"]
@@ -196,13 +233,20 @@ def test_prompt_logprobs_in_chunks(model):
         assert chunked.prompt_logprobs == whole.prompt_logprobs
 
 
-def test_full_attention_in_a_layer_or_draft_model_disables_freeing_pages(mistral, tokenizer):
+def test_full_attention_in_a_layer_or_draft_model_keeps_pages(mistral, tokenizer):
     qwen2 = random_checkpoint(MODELS["qwen2"]), tokenizer
     draft = random_checkpoint(DRAFT), tokenizer
-    assert build(mistral).scheduler.config.window == WINDOW
-    assert build(qwen2).scheduler.config.window == 0
-    assert build(mistral, draft_model=draft).scheduler.config.window == 30
-    assert build(mistral, draft_model=load("demo-draft")).scheduler.config.window == 0
+
+    def windows(model, **options):
+        groups = build(model, **options).scheduler.config.kv_groups
+        return [(group.window, group.num_pages) for group in groups]
+
+    assert windows(mistral) == [(WINDOW, 1)]
+    assert windows(qwen2) == [(0, 1), (WINDOW, 2)]
+    assert windows((random_model("rows of two sizes"), tokenizer)) == [(0, 2), (WINDOW, 2)]
+    assert windows(qwen2, draft_model=draft) == [(0, 1), (WINDOW, 2)]
+    assert windows(mistral, draft_model=draft) == [(30, 1)]
+    assert windows(mistral, draft_model=load("demo-draft")) == [(0, 1)]
 
 
 @pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"attention_backend": "flash"}])

@@ -123,7 +123,7 @@ def run_steps(
             for sequence, positions in step.items()
         ]
         ids = [token_id for span in spans for token_id in span.token_ids]
-        batch = ragged_batch(spans, model.page_size, has_state)
+        batch = ragged_batch(spans, storage.layout, has_state)
         logits.append(model.ragged_logits(ids, batch, range(len(ids)), storage))
         mx.eval(logits)
     return mx.concatenate(logits)
@@ -144,7 +144,7 @@ def greedy_tokens(model: ServingModel, prompt: Sequence[int], num_tokens: int) -
     while len(ids) < len(prompt) + num_tokens:
         new = ids[start:]
         span = Span(new, start, page_ids, 0 if start > 0 else -1, [(len(new) - 1, 0)])
-        batch = ragged_batch([span], model.page_size, model.state_bytes > 0)
+        batch = ragged_batch([span], storage.layout, model.state_bytes > 0)
         logits = model.ragged_logits(new, batch, [len(new) - 1], storage)
         start = len(ids)
         ids.append(int(mx.argmax(logits[0]).item()))

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from tests.support import DTYPES, random
 from tiny_llm import kernels
+from tiny_llm.kernels.prepack import prepack_weight
 
 Arguments = dict[str, Any]
 EPS = 1e-6
@@ -64,10 +65,27 @@ def quantized(
     return {"scales": scales, "biases": biases, "group_size": 64, "bits": bits, "b": b}
 
 
+def embedding(V: int, M: int, I: int, dtype: mx.Dtype) -> Arguments:
+    table = quantized(V, I, dtype)
+    return {"ids": mx.random.randint(-V, V, (M,)), "weight": table.pop("b"), **table}
+
+
 def several_quantized(I: int, dtype: mx.Dtype) -> Arguments:
     matrices = [quantized(O, I, dtype) for O in (203, 33)]
     parts = {name: [m[name] for m in matrices] for name in ("scales", "biases", "b")}
     return {**matrices[0], **parts}
+
+
+def prepacked(arguments: Arguments) -> Arguments:
+    """Interleaves the weights' rows for kernels that read them so."""
+    rows = kernels.prepack_rows()
+
+    def interleaved(x: mx.array) -> mx.array:  # all experts as one matrix
+        tall = prepack_weight(x.reshape(-1, x.shape[-1]), rows)
+        return tall.reshape(*x.shape[:-2], -1, *tall.shape[1:])
+
+    names = [name for name in ("scales", "biases", "b", "weight") if rows and name in arguments]
+    return arguments | {name: interleaved(arguments[name]) for name in names}
 
 
 def adapter_ids(M: int) -> mx.array:
@@ -377,13 +395,7 @@ OPERATIONS = [
     ),
     Operation(
         "quantized_embedding",
-        lambda dtype, M, I: {
-            "ids": mx.random.randint(-203, 203, (M,)),
-            **{
-                {"b": "weight"}.get(name, name): value
-                for name, value in quantized(203, I, dtype).items()
-            },
-        },
+        lambda dtype, M, I: embedding(203, M, I, dtype),
         rows=("ids",),
         invalid=[
             *INVALID_MATRIX,
@@ -397,5 +409,35 @@ OPERATIONS = [
         ],
         columns=(256, 128),
         non_finite="",
+    ),
+    Operation(
+        "quantized_matmul",
+        lambda dtype, M, I: prepacked({"a": random(M, I, dtype=dtype), **quantized(192, I, dtype)}),
+        rows=("a",),
+        columns=(256, 128),
+        non_finite="all",
+        dtypes=HALVES,
+    ),
+    Operation(
+        "grouped_quantized_matmul",
+        lambda dtype, M, I: prepacked(
+            {
+                "a": random(M, I, dtype=dtype),
+                "experts": mx.random.randint(0, 4, (M, 2)),
+                **quantized(64, I, dtype, experts=[4]),
+            }
+        ),
+        rows=("a", "experts"),
+        columns=(256, 128),
+        non_finite="all",
+        dtypes=HALVES,
+    ),
+    Operation(
+        "quantized_embedding",
+        lambda dtype, M, I: prepacked(embedding(192, M, I, dtype)),
+        rows=("ids",),
+        columns=(256, 128),
+        non_finite="",
+        dtypes=HALVES,
     ),
 ]

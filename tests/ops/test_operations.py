@@ -52,6 +52,14 @@ def test_any_strides_are_bitwise_equal(instruction_set, op, dtype):
         for layout, view in layouts(value) if isinstance(value, mx.array) else ():
             expected = op(**arguments | {name: mx.contiguous(view)})
             assert_same(op(**arguments | {name: view}), expected, f"{name}: {layout}")
+    arrays = [name for name, value in arguments.items() if isinstance(value, mx.array)]
+    plain = op(**arguments)
+    for first in range(5):  # all arguments at once, in different layouts
+        views = {
+            name: list(layouts(arguments[name]))[(first + n) % 5][1]
+            for n, name in enumerate(arrays)
+        }
+        assert_same(op(**arguments | views), plain, f"layouts from {first}")
 
 
 @of_each_dtype(OPERATIONS)

@@ -42,6 +42,13 @@ CONFIGS = {
     **{name: {**config, **SPLIT_SIZES} for name, config in FAMILIES.items()},
     "qwen3_moe": {**MIXTURE, "moe_intermediate_size": 256},
     "mistral-window": {**FAMILIES["mistral"], **SPLIT_SIZES, "sliding_window": 19},
+    "qwen2-window": {
+        **FAMILIES["qwen2"],
+        **SPLIT_SIZES,
+        "use_sliding_window": True,
+        "sliding_window": 19,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
 }
 # In format "4bit", each of the 4 heads is one quantization group.
 FORMATS = {

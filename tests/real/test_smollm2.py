@@ -105,7 +105,7 @@ def our_logits(model: Any, ids: list[int]) -> np.ndarray:
     rows = []
     for start in range(0, len(ids), 256):
         part = ids[start : start + 256]
-        batch = ragged_batch([Span(part, start, pages, -1, [])], model.page_size, False)
+        batch = ragged_batch([Span(part, start, pages, -1, [])], storage.layout, False)
         rows.append(as_numpy(model.ragged_logits(part, batch, range(len(part)), storage)))
     return np.concatenate(rows).astype(np.float32)
 

@@ -29,6 +29,7 @@ from tiny_llm.engine.scheduling.page_manager import PageManager
 from tiny_llm.engine.scheduling.prefix_cache import PrefixNode
 from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
 from tiny_llm.engine.scheduling.scheduler import Scheduler
+from tiny_llm.kv_storage import KvLayout, LayerKv
 from tiny_llm.kv_storage.step_plan import layer_cache_views
 
 # ---------------------------------------------------------------- task 1: ragged batches
@@ -186,7 +187,7 @@ def test_task_1_misuse_is_rejected():
     with pytest.raises(ValueError, match="require 2 entries of cu_seqlens_q, got 3"):
         RaggedBatch([0, 1], [0, 1], [0, 1, 2], [2], [[0]])
     with pytest.raises(ValueError, match="must be at least 1, got 0 and 8"):
-        PagedStorage([(2, 16)], 0, 8, mx.float32)
+        PagedStorage(KvLayout.one_table([LayerKv(0, 2, 16)], 8), 0, mx.float32)
     model = Qwen3ModelWeek3(tiny_quantized_model(), 8)
     storage = model.create_paged_storage(1)
     batch = RaggedBatch([0, 1], [0, 1], [0, 2], [2], [[0]])

@@ -11,6 +11,9 @@ class Capturable {
 
     /// Whether the node overwrites its first input, whose memory becomes its first output.
     virtual bool writes_in_place() const { return false; }
+
+    /// Whether it may do so although other arrays share that memory.
+    virtual bool overwrites_shared_memory() const { return false; }
 };
 
 }  // namespace tiny_llm_ext

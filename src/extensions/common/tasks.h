@@ -79,9 +79,10 @@ void add_task(mlx::core::Stream stream, Task task) {
 void add_temporary(mlx::core::Stream stream, const mlx::core::array& x);
 
 /// Whether an operation may write its output in place over input `x`: x is row-major and has no
-/// other readers, as graph capture guarantees (src/graph_capture/graph.h).
-inline bool can_overwrite(const mlx::core::array& x) {
-    return x.flags().row_contiguous && (TaskCapture::current() != nullptr || x.is_donatable());
+/// other readers, as graph capture guarantees (src/graph_capture/graph.h), or the caller allows it.
+inline bool can_overwrite(const mlx::core::array& x, bool is_allowed = false) {
+    return x.flags().row_contiguous &&
+           (is_allowed || TaskCapture::current() != nullptr || x.is_donatable());
 }
 
 }  // namespace tiny_llm_ext

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from ..errors import UserError, short_repr
+from ..kv_storage.kv_layout import KvLayout
 from ..models import ServingModel, check_has_mtp, load_weights, mtp_model, serving_model
 from ..models.checkpoint.safe_io import model_errors
 from ..models.families.decoder import Decoder
@@ -20,6 +21,7 @@ from ..models.tokenizer.chat_template import set_chat_template
 from ..models.tokenizer.detokenizer import with_detokenizer
 from ..models.tokenizer.draft_tokenizer import check_same_vocabulary
 from .engine_args import EngineArgs, Model, StrPath
+from .execution.kv_memory import KvMemory
 from .execution.paged_model import PagedModel
 from .execution.tp_model import (
     ShardedCheckpoint,
@@ -97,21 +99,20 @@ def resolve_task(task: Task | Literal["auto"], model: Model) -> Task:
         return detect_task(find_config(os.fspath(model), None))
 
 
-def make_model_runner(
-    args: EngineArgs, models: LoadedModels, num_pages: int, num_state_slots: int
-) -> ModelRunner:
-    """Builds the model runner, with `num_pages` KV pages per model."""
-    memory, task = (num_pages, num_state_slots), args.task
-    target = _paged_model(models.target, *memory)
+def make_model_runner(args: EngineArgs, models: LoadedModels, memory: KvMemory) -> ModelRunner:
+    """Builds the model runner, with the same number of KV pages for each model."""
+    num_pages, num_slots, task = memory.num_pages, memory.num_state_slots, args.task
+    target = _paged_model(models.target, num_pages, num_slots, memory.layouts[0])
     if isinstance(models.draft, MtpDecoder):
-        drafter = MtpDrafter(_paged_model(models.draft, num_pages))
+        drafter = MtpDrafter(_paged_model(models.draft, num_pages, 0, memory.layouts[1]))
         mtp_runner = MtpRunner(target, drafter)
         # Async scheduling may discard a step, whose updates of recurrent states cannot be undone.
         mtp_runner.async_scheduling.enabled = False
         return mtp_runner
     draft = None
     if models.draft is not None:
-        draft = DraftModel(PagedModel(models.draft, *memory), target.vocab_size)
+        paged_draft = PagedModel(models.draft, num_pages, num_slots, memory.layouts[1])
+        draft = DraftModel(paged_draft, target.vocab_size)
     if task == "generate":
         runner = ModelRunner(target, draft)
     else:
@@ -125,7 +126,7 @@ def make_model_runner(
         runner = PoolingRunner(target, pool=pool)
     # Pooling has no next step, tensor-parallel workers need evaluated token ids, and updates of
     # recurrent states cannot be undone.
-    if task != "generate" or models.tp_checkpoint is not None or num_state_slots:
+    if task != "generate" or models.tp_checkpoint is not None or num_slots:
         runner.async_scheduling.enabled = False
     return runner
 
@@ -136,18 +137,14 @@ def make_scheduler(args: EngineArgs, config: SchedulerConfig) -> Scheduler:
     return Scheduler(config, args.listener)
 
 
-def max_sliding_window(models: Sequence[ServingModel]) -> int:
-    """Returns the largest sliding window; 0 if any layer has full attention."""
-    windows = [model.max_window for model in models]
-    return max(windows) if all(windows) else 0
-
-
-def _paged_model(model: ServingModel, num_pages: int, num_state_slots: int = 0) -> PagedModel:
+def _paged_model(
+    model: ServingModel, num_pages: int, num_state_slots: int, layout: KvLayout
+) -> PagedModel:
     if isinstance(model, TensorParallelDecoder):
-        sizes = num_pages, num_state_slots
+        sizes = num_pages, num_state_slots, layout
         sharded: PagedModel = current_group().run(TensorParallelModel, model, *sizes)
         return sharded
-    return PagedModel(model, num_pages, num_state_slots)
+    return PagedModel(model, num_pages, num_state_slots, layout)
 
 
 def _load_model(

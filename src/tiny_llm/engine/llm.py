@@ -33,7 +33,6 @@ from .factory import (
     load_models,
     make_model_runner,
     make_scheduler,
-    max_sliding_window,
     resolve_task,
 )
 from .inputs.options import check_names
@@ -101,9 +100,9 @@ class LLM(EngineCore):
             max_queue=args.max_queue,
             num_state_slots=memory.num_state_slots,
             state_slot_pages=memory.state_slot_pages,
-            window=max_sliding_window(models.all),
+            kv_groups=memory.groups,
         )
-        runner = make_model_runner(args, models, memory.num_pages, memory.num_state_slots)
+        runner = make_model_runner(args, models, memory)
         scheduler = make_scheduler(args, config)
         cache = args.prefix_cache_dir, args.prefix_cache_disk_bytes
         super().__init__(

@@ -33,7 +33,8 @@ Layers = Callable[..., tuple[mx.array, mx.array]]
 class AttentionMetadata:
     """Slots and lengths of a step, as int32 arrays.
 
-    If layers write to different slots, `slot_mapping` and `block_table` have a leading layer axis.
+    If layers write to different slots, `slot_mapping` and `block_table` have a leading layer axis;
+    for a ragged batch, a leading axis of block tables.
 
     Attributes:
         slot_mapping: dense: B, offset of each sequence's first new token; paged: B×L, each token's
@@ -64,12 +65,18 @@ class AttentionMetadata:
         return [getattr(self, name) for name in self.names]
 
     def for_layer(self, layer: int) -> "AttentionMetadata":
-        """Selects a layer's slots and block table, if layers differ in them."""
-        if self.cu_seqlens_q is not None:
+        """Selects a layer's slots and block table, if layers differ in them.
+
+        For a ragged batch, `layer` is the index of its block table.
+        """
+        if self.cu_seqlens_q is not None and self.slot_mapping.ndim == 1:
             return replace(self, slot_mapping=self.slot_mapping[None])  # 1×T, a batch of one
         if self.block_table is None or self.block_table.ndim == 2:
             return self
         row = slice(layer, layer + 1)
+        if self.cu_seqlens_q is not None:
+            table = self.block_table[row].squeeze(0)
+            return replace(self, slot_mapping=self.slot_mapping[row], block_table=table)
         return replace(
             self,
             slot_mapping=self.slot_mapping[row].squeeze(0),
@@ -85,6 +92,7 @@ class StepPlan:
     buffers: list[mx.array]
     commit: Callable[[list[mx.array]], None]  # stores the updated buffers in the caches
     rollback: Callable[[], None] = lambda: None  # undoes the plan if the step fails
+    tables: tuple[int, ...] = ()  # each layer's block table in a ragged batch; empty if all share
 
 
 class LayerCacheView:
@@ -174,8 +182,8 @@ class PlannedLayers:
     def __init__(self, layers: Layers, num_caches: int):
         self._layers = layers
         self._num_caches = num_caches
-        # Keyed by the names of the metadata arrays.
-        self._functions: dict[tuple[str, ...], Callable[..., Any]] = {}
+        # Keyed by the names of the metadata arrays and the layers' block tables.
+        self._functions: dict[tuple[tuple[str, ...], tuple[int, ...]], Callable[..., Any]] = {}
 
     def __call__(
         self, x: mx.array, cos_sin: CosSin, step_plan: StepPlan
@@ -183,7 +191,7 @@ class PlannedLayers:
         """Runs the layers and commits the plan; rolls it back on an error."""
         metadata = step_plan.attention_metadata
         try:
-            function = self._function_for(metadata.names, len(cos_sin))
+            function = self._function_for(metadata.names, step_plan.tables, len(cos_sin))
             x, update, *buffers = function(x, *cos_sin, *metadata.arrays, *step_plan.buffers)
         except BaseException:
             step_plan.rollback()
@@ -191,32 +199,45 @@ class PlannedLayers:
         step_plan.commit(buffers)
         return x, update
 
-    def _function_for(self, names: tuple[str, ...], num_angles: int) -> Callable[..., Any]:
-        if names not in self._functions:
+    def _function_for(
+        self, names: tuple[str, ...], tables: tuple[int, ...], num_angles: int
+    ) -> Callable[..., Any]:
+        key = names, tables
+        if key not in self._functions:
             # A ragged batch may be a single short prompt, so it is captured on the second call.
             # Decode steps are captured on the first: if layers share pages, an uncaptured layer
             # copies the pages that the previous layer's attention has yet to read.
-            self._functions[names] = CapturedFunction(
-                partial(self._run, names, num_angles), on_first_call="cu_seqlens_q" not in names
+            self._functions[key] = CapturedFunction(
+                partial(self._run, *key, num_angles), on_first_call="cu_seqlens_q" not in names
             )
-        return self._functions[names]
+        return self._functions[key]
 
     def _run(
-        self, names: tuple[str, ...], num_angles: int, x: mx.array, *arrays: mx.array
+        self,
+        names: tuple[str, ...],
+        tables: tuple[int, ...],
+        num_angles: int,
+        x: mx.array,
+        *arrays: mx.array,
     ) -> tuple[mx.array, ...]:
         cos_sin, rest = arrays[:num_angles], arrays[num_angles:]
         attention_metadata = AttentionMetadata(**dict(zip(names, rest, strict=False)))
         buffers = list(rest[len(names) :])
-        views = layer_cache_views(attention_metadata, buffers, self._num_caches)
+        views = layer_cache_views(attention_metadata, buffers, self._num_caches, tables)
         return *self._layers(x, cos_sin, views), *buffers
 
 
 def layer_cache_views(
-    attention_metadata: AttentionMetadata, buffers: list[mx.array], num_layers: int
+    attention_metadata: AttentionMetadata,
+    buffers: list[mx.array],
+    num_layers: int,
+    tables: Sequence[int] = (),
 ) -> list[LayerCacheView]:
     """Creates one cache view per layer; the views modify `buffers`."""
     is_shared = len(buffers) == 2
+    indices = tables or range(num_layers)
+    by_index = {index: attention_metadata.for_layer(index) for index in indices}
     return [
-        LayerCacheView(buffers, 0 if is_shared else 2 * layer, attention_metadata.for_layer(layer))
-        for layer in range(num_layers)
+        LayerCacheView(buffers, 0 if is_shared else 2 * layer, by_index[index])
+        for layer, index in enumerate(indices)
     ]

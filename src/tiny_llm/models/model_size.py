@@ -12,10 +12,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..kv_storage.int8_rows import KvCacheDtype, kv_row_width
+from ..kv_storage.int8_rows import KvCacheDtype
+from ..kv_storage.kv_layout import LayerKv
 from .checkpoint.dummy import random_bytes, random_checkpoint
 from .checkpoint.safe_io import model_errors
 from .checkpoint.sharding import RankShard
+from .families.config import DecoderConfig, layers_kv
 from .families.gated_delta_net import state_shape
 from .families.linear import activation_dtype
 from .families.registry import config_of, read_config
@@ -25,22 +27,24 @@ from .gguf.model_files import has_weights, read_model_config, read_weights
 @dataclass(frozen=True)
 class ModelSize:
     weight_bytes: int
-    # Key and value vectors per token, over all attention layers and KV heads.
-    kv_vectors_per_token: int
-    head_dim: int  # elements per key or value vector
+    config: DecoderConfig  # of a rank
     state_bytes: int  # bytes per recurrent-state slot, over all layers; 0 without recurrent state
     max_seq_len: int
     dtype: mx.Dtype
     kv_cache_dtype: KvCacheDtype = "auto"
+    num_ranks: int = 1
+
+    @property
+    def kv_layers(self) -> list[LayerKv]:
+        return layers_kv(self.config, self.kv_cache_dtype)
+
+    @property
+    def kv_element_bytes(self) -> int:
+        return self.num_ranks * (1 if self.kv_cache_dtype == "int8" else self.dtype.size)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        item_bytes = 1 if self.kv_cache_dtype == "int8" else self.dtype.size
-        return (
-            self.kv_vectors_per_token
-            * kv_row_width(self.head_dim, self.kv_cache_dtype)
-            * item_bytes
-        )
+        return 2 * sum(layer.size for layer in self.kv_layers) * self.kv_element_bytes
 
 
 def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> ModelSize:
@@ -63,9 +67,10 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
             else partial(read_weights, folder, config)
         )
         sizes = [size_of_tree(read(rank_shard=shard)) for shard in shards]
-    summed = ("weight_bytes", "kv_vectors_per_token", "state_bytes")
-    totals: dict[str, Any] = {name: sum(getattr(each, name) for each in sizes) for name in summed}
-    return replace(sizes[0], **totals)
+    totals = {
+        name: sum(getattr(each, name) for each in sizes) for name in ("weight_bytes", "state_bytes")
+    }
+    return replace(sizes[0], **totals, num_ranks=num_ranks)
 
 
 def size_of_tree(model: Any) -> ModelSize:
@@ -78,6 +83,4 @@ def size_of_tree(model: Any) -> ModelSize:
     state_bytes = 0
     if config.delta_net is not None:
         state_bytes = len(config.delta_net.layers) * state_shape(config.delta_net, dtype).nbytes
-    kv_vectors_per_token = 2 * config.num_kv_layers * config.num_key_value_heads
-    context = config.max_position_embeddings
-    return ModelSize(total, kv_vectors_per_token, config.head_dim, state_bytes, context, dtype)
+    return ModelSize(total, config, state_bytes, config.max_position_embeddings, dtype)

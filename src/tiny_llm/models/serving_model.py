@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ..kernels.prepack import prepack_model
+from ..kv_storage.kv_layout import KvLayout, LayerKv
 from ..kv_storage.paged_storage import PagedStorage, RaggedBatch
 from .checkpoint.repack import repacked
 from .checkpoint.safe_io import ModelError, model_errors
@@ -39,15 +40,24 @@ class ServingModel(Protocol):
         ...
 
     @property
-    def max_window(self) -> int:
-        """Sliding-window size in tokens if all layers have one, else 0."""
+    def kv_layers(self) -> Sequence[LayerKv]:
+        """The layers that own keys and values; with tensor parallelism, this rank's rows."""
         ...
 
-    def create_paged_storage(self, num_pages: int, num_state_slots: int = 0) -> PagedStorage:
+    @property
+    def kv_element_bytes(self) -> int:
+        """Bytes per element of the rows of `kv_layers`, over all ranks."""
+        ...
+
+    def create_paged_storage(
+        self, num_pages: int, num_state_slots: int = 0, layout: KvLayout | None = None
+    ) -> PagedStorage:
         """Creates KV pages and state slots, whose ids are the same in all layers.
 
-        Memory is allocated when pages and slots are first written, up to
-        num_pages · page_size · `kv_bytes_per_token` + num_state_slots · `state_bytes` bytes.
+        Memory is allocated when pages and slots are first written.
+
+        Args:
+            layout: of `kv_layers`; one block table for all layers if None.
         """
         ...
 

@@ -12,6 +12,7 @@ from tests.engine.support import CASES, run_cases
 from tests.support import assert_same_bits, resident_bytes, tiny_quantized_model
 from tiny_llm import LLM, PagedStorage, Qwen3ModelWeek3, RaggedBatch, SamplingParams, kernels
 from tiny_llm.kernels.graph_capture import CapturedFunction
+from tiny_llm.kv_storage import KvLayout, LayerKv
 
 PAGE = 8
 
@@ -29,7 +30,7 @@ def model():
 
 
 def test_memory_is_used_page_by_page():
-    storage = PagedStorage([(2, 16)] * 2, 100, PAGE, mx.float32)
+    storage = PagedStorage(KvLayout.one_table([LayerKv(0, 2, 16)] * 2, PAGE), 100, mx.float32)
     assert storage.nbytes == 0
     # Keys and values of 2 layers with 2 heads, head_dim 16, in float32.
     page_bytes = 2 * 2 * 2 * PAGE * 16 * 4

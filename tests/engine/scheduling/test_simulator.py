@@ -15,7 +15,9 @@ from tests.engine.simulator import (
     Simulation,
     Workload,
     answer_alone,
+    random_groups,
     random_workload,
+    with_groups,
     with_window,
 )
 from tiny_llm.engine.scheduling.config import SchedulerConfig
@@ -123,11 +125,18 @@ def test_large_workloads():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_fair", [False, True])
-def test_sliding_windows(is_fair):
+@pytest.mark.parametrize("groups", ["one window", "several"])
+def test_sliding_windows(groups, is_fair):
     """Requests may exceed the KV memory, because old pages are freed."""
     rng, totals = random.Random(20_261_125), Counter()
     for number in range(1_500):
-        workload = replace(with_window(rng, random_workload(rng)), is_fair=is_fair)
+        workload = random_workload(rng)
+        if groups == "several":
+            workload = with_groups(rng, workload, random_groups(rng))
+        else:
+            workload = with_window(rng, workload)
+        shortages = 0.3 if number % 3 == 0 else 0
+        workload = replace(workload, is_fair=is_fair, shortages=shortages)
         outcome = run_and_compare(workload, check_every=1 if number % 8 == 0 else 1000)
         totals.update(outcome.reasons.values())
         totals["preemptions"] += outcome.preemptions
@@ -135,7 +144,7 @@ def test_sliding_windows(is_fair):
         totals["freed"] += outcome.freed_pages
         config, arrivals = workload.config, workload.arrivals
         longest = max((len(a.prompt) + a.max_tokens for a in arrivals), default=0)
-        totals["larger"] += longest > config.num_pages * config.page_size
+        totals["larger"] += longest > config.num_pages // config.block_pages * config.page_size
     assert min(totals[reason] for reason in ("stop", "length", "abort", "error", "rejected")) > 50
     assert totals["preemptions"] > 20
     assert totals["cached"] > 500

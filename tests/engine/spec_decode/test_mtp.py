@@ -124,7 +124,7 @@ def target_hidden(checkpoint, token_ids):
     span = Span(token_ids, 0, pages, -1, [(len(token_ids) - 1, 0)])
     storage, rows = model.create_paged_storage(len(pages), 1), range(len(token_ids))
     features = model.ragged_features(
-        mx.array(token_ids), ragged_batch([span], 16, True), rows, storage
+        mx.array(token_ids), ragged_batch([span], storage.layout, True), rows, storage
     )
     return as_numpy(features).astype(np.float64)
 

@@ -102,12 +102,12 @@ GEMMA3_SLIDING = frozenset(i for i in range(34) if i % 6 != 5)
         ),
         (
             MISTRAL,
-            {"sliding_window": None, "max_window": 0},
+            {"sliding_window": None},
         ),  # a window of 4096 masks nothing in a context of at most 256 tokens
         ({**MISTRAL, "sliding_window": 256}, {"sliding_window": None}),
         (
             {**MISTRAL, "sliding_window": 64},
-            {"sliding_window": BOTH, "max_position_embeddings": 256, "max_window": 64},
+            {"sliding_window": BOTH, "max_position_embeddings": 256},
         ),
         (
             {**MISTRAL, "max_position_embeddings": 8192},
@@ -122,7 +122,7 @@ GEMMA3_SLIDING = frozenset(i for i in range(34) if i % 6 != 5)
         ({**QWEN2, **SWITCHED_ON}, {"sliding_window": None}),
         (
             {**QWEN2, **SWITCHED_ON, "max_window_layers": 1},
-            {"sliding_window": LAST, "max_position_embeddings": 256, "max_window": 0},
+            {"sliding_window": LAST, "max_position_embeddings": 256},
         ),
         ({**QWEN2, **SWITCHED_ON, "max_window_layers": 2}, {"sliding_window": None}),
         ({**QWEN2, **SWITCHED_ON, "max_window_layers": 0}, {"sliding_window": BOTH}),

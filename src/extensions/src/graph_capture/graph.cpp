@@ -198,6 +198,7 @@ void CapturedGraph::find_overwritten() {
         overwritten.insert({i, i});
     }
     overwrites_.assign(input_shapes_.size(), false);
+    overwrites_shared_memory_.assign(input_shapes_.size(), true);
     for (const Step& step : steps_) {
         if (!writes_in_place(*step.primitive)) {
             continue;
@@ -213,6 +214,9 @@ void CapturedGraph::find_overwritten() {
               "expected in-place writes only to graph inputs that are not read afterwards, got ",
               step.primitive->name(), " on another array");
         overwrites_[input->second] = true;
+        if (!as_capturable(*step.primitive)->overwrites_shared_memory()) {
+            overwrites_shared_memory_[input->second] = false;
+        }
         overwritten.insert({step.first_output, input->second});
     }
     for (const ArrayIndex& output : outputs_) {

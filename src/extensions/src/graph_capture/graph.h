@@ -53,6 +53,8 @@ class CapturedGraph {
 
     /// Whether the tasks overwrite an input.
     bool overwrites(size_t input) const { return overwrites_[input]; }
+    /// Whether they may do so although other arrays share the input's memory.
+    bool overwrites_shared_memory(size_t input) const { return overwrites_shared_memory_[input]; }
     /// Index of the overwritten input whose memory an output shares, or −1.
     int overwritten_input(size_t output) const { return overwritten_inputs_[output]; }
 
@@ -95,7 +97,8 @@ class CapturedGraph {
     std::vector<Step> steps_;
     std::vector<ArrayIndex> outputs_;
     std::vector<int> view_of_;      // per index: index of the array that it is a view of, or −1
-    std::vector<bool> overwrites_;  // per input
+    std::vector<bool> overwrites_;                // per input
+    std::vector<bool> overwrites_shared_memory_;  // per input
     std::vector<int> overwritten_inputs_;  // per output
     mx::Stream stream_;
 };

@@ -81,12 +81,13 @@ std::vector<CapturedGraph::NodeInfo> GraphCache::steps() const {
 }
 
 // Copies the inputs that an executable cannot use: those with gaps, and overwritten inputs that
-// have other readers.
+// have other readers, unless these are allowed.
 std::vector<mx::array> GraphReplay::prepared(const std::vector<mx::array>& inputs) {
     std::vector<mx::array> ready;
     for (size_t i = 0; i < inputs.size(); i++) {
-        const bool is_ready =
-            graph_->overwrites(i) ? can_overwrite(inputs[i]) : is_dense(inputs[i]);
+        const bool is_ready = graph_->overwrites(i)
+                                  ? can_overwrite(inputs[i], graph_->overwrites_shared_memory(i))
+                                  : is_dense(inputs[i]);
         ready.push_back(is_ready ? inputs[i] : copy_of(inputs[i], stream()));
     }
     return ready;

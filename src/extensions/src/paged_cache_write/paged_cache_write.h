@@ -19,16 +19,18 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// Writes new keys or values to pages, in place if the caller keeps no reference to the pages.
+/// Writes new keys or values to pages, in place if the caller keeps no reference to the pages, or
+/// sets `overwrite`.
 ///
 /// pages: P×H×page_size×D, float32, float16 or bfloat16; copied unless row-contiguous. Or
 ///   P×H×page_size×(D + 4) int8: 8-bit rows (common/int8_rows.h), to which tokens are quantized.
 /// tokens: T×H×D or B×H×L×D in the dtype of pages, or any float dtype for int8 pages; any strides.
 /// slots: T, or B×L, int32: distinct slots, one per token. A token with a slot outside
 ///   0 … P · page_size − 1 is not written; −1 marks padding (an idle row of a batch).
-/// overwrite: whether the pages may be overwritten while GPU commands that read them are in flight.
-///   These commands run before the write, but MLX counts them as references and would copy the
-///   pages. The caller must hold no other array that shares their memory.
+/// overwrite: whether the pages may be overwritten although tasks or GPU commands that read them are
+///   in flight, or other arrays share their memory. Earlier tasks and commands run before the write,
+///   but MLX counts them as references and would copy the pages. Later ones may read other pages
+///   through the other arrays.
 ///
 /// Returns the updated pages.
 /// Throws std::invalid_argument for any other arguments.
@@ -48,6 +50,7 @@ class PagedCacheWrite : public mx::UnaryPrimitive, public Capturable {
     const char* name() const override { return "TinyLlmPagedCacheWrite"; }
     bool is_equivalent(const mx::Primitive&) const override { return true; }
     bool writes_in_place() const override { return true; }
+    bool overwrites_shared_memory() const override { return overwrite_; }
     std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
         return {inputs[0].shape()};
     }

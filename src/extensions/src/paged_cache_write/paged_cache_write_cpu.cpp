@@ -72,7 +72,7 @@ void PagedCacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
     const mx::array tokens = is_int8 && !has_rows ? row_contiguous(inputs[1], stream()) : inputs[1];
     const mx::array slots = row_contiguous(inputs[2], stream());
     const auto& pages = inputs[0];
-    out.copy_shared_buffer(can_overwrite(pages) ? pages : copy_of(pages, stream()));
+    out.copy_shared_buffer(can_overwrite(pages, overwrite_) ? pages : copy_of(pages, stream()));
     if (out.size() == 0) {
         return;
     }

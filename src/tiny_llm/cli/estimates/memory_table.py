@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ...engine.engine_args import EngineArgs
 from ...engine.execution.kv_memory import KvMemory, plan_kv_memory
-from ...engine.scheduling.config import MIN_STATE_SLOTS
+from ...engine.scheduling.config import MIN_STATE_SLOTS, tokens_in_pages
 from ...kv_storage.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
 from ...models.memory import available_memory, total_memory
 from ...models.model_size import ModelSize, model_size
@@ -31,7 +31,7 @@ class MemoryEstimate:
 
     sizes: Sequence[ModelSize]  # size of the target model, then of the draft model, if any
     memory: KvMemory
-    num_tokens: int  # KV cache capacity in tokens
+    num_tokens: int  # KV cache capacity: tokens of one request
 
     @classmethod
     def compute(
@@ -45,7 +45,8 @@ class MemoryEstimate:
         left = max(0, available - sum(size.weight_bytes for size in sizes))
         memory = plan_kv_memory(sizes, left, *args.memory_limits)
         num_pages = memory.num_pages - math.ceil(MIN_STATE_SLOTS * memory.state_slot_pages)
-        return cls(sizes, memory, num_pages * args.block_size)
+        step = args.block_size, args.max_num_batched_tokens
+        return cls(sizes, memory, tokens_in_pages(memory.groups, num_pages, *step))
 
     @property
     def weight_bytes(self) -> int:
@@ -54,6 +55,16 @@ class MemoryEstimate:
     @property
     def kv_bytes_per_token(self) -> int:
         return sum(size.kv_bytes_per_token for size in self.sizes)
+
+    @property
+    def kv_bytes_per_token_past_windows(self) -> int:
+        """Bytes that a token keeps once it is before the sliding windows."""
+        return sum(
+            2 * layer.size * size.kv_element_bytes
+            for size in self.sizes
+            for layer in size.kv_layers
+            if not layer.window
+        )
 
     @property
     def state_bytes(self) -> int:
@@ -118,6 +129,9 @@ def memory_table(
     with_draft = " with the draft model" if len(first.sizes) > 1 else ""
     add(f"weights{with_draft}", lambda estimate: format_bytes(estimate.weight_bytes))
     add("KV cache per token", lambda estimate: format_bytes(estimate.kv_bytes_per_token))
+    if any(group.window for group in first.memory.groups):
+        past = "KV cache per token past the window"
+        add(past, lambda estimate: format_bytes(estimate.kv_bytes_per_token_past_windows))
     if first.state_bytes:
         add("state per request", lambda estimate: format_bytes(estimate.state_bytes))
     add("context in tokens", lambda estimate: f"{estimate.memory.max_seq_len:,}")

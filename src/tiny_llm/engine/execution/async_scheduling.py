@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from ... import kernels
 from ..scheduling.outputs import Chunk
+from ..scheduling.request import EngineRequest
 from .paged_model import PagedModel, Span
 
 
@@ -45,13 +46,11 @@ class AsyncScheduling:
         self._predicted = {}
         indices: list[int] = []
         spans: list[Span] = []
-        page_size = self._model.page_size
         for index, chunk in enumerate(chunks):
             request, position = chunk.request, chunk.end
             assert request.max_tokens is not None
-            has_page = position < len(request.page_ids) * page_size
-            if has_page and request.num_output_tokens + 1 < request.max_tokens:
-                page = request.page_ids[position // page_size]
+            page = self._page(request, position)
+            if page >= 0 and request.num_output_tokens + 1 < request.max_tokens:
                 self._predicted[request.arrival_index] = len(spans), position, page
                 indices.append(index)
                 spans.append(Span([0], position, request.page_ids, adapter=request.adapter))
@@ -78,5 +77,9 @@ class AsyncScheduling:
         row, position, predicted_page = predicted
         if (chunk.start, chunk.end) != (position, position + 1):
             return None
-        page = chunk.request.page_ids[chunk.start // self._model.page_size]
-        return row if page == predicted_page else None
+        return row if self._page(chunk.request, chunk.start) == predicted_page else None
+
+    def _page(self, request: EngineRequest, position: int) -> int:
+        """The first page of a position's block; −1 if there is none."""
+        index = position // self._model.page_size * self._model.layout.block_pages
+        return request.page_ids[index] if index < len(request.page_ids) else -1

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import UserError, short_repr
+from ...kv_storage.kv_layout import KvLayout
 from ...models import ServingModel
 from ...models.memory import total_memory
 from ...models.model_size import ModelSize
-from ..scheduling.config import MIN_STATE_SLOTS
+from ..scheduling.config import MIN_STATE_SLOTS, KvGroup
 
 KvSize = ServingModel | ModelSize  # a loaded model, or sizes computed from a config
 
@@ -21,6 +22,8 @@ class KvMemory:
             slot takes the memory of `state_slot_pages` pages.
         reason: how `num_bytes` was chosen; empty if it was given.
         max_seq_len: maximum prompt plus output tokens.
+        layouts: each model's; their pages have the same numbers.
+        groups: of the target's layers. The draft model uses the first page of each block.
     """
 
     num_bytes: int
@@ -29,6 +32,8 @@ class KvMemory:
     num_pages: int
     num_state_slots: int
     state_slot_pages: float
+    layouts: tuple[KvLayout, ...]
+    groups: tuple[KvGroup, ...]
 
 
 def plan_kv_memory(
@@ -38,6 +43,8 @@ def plan_kv_memory(
     max_num_seqs: int,
     max_model_len: int | None,
     kv_cache_bytes: float | None,
+    max_num_batched_tokens: int,
+    one_table: bool = False,
 ) -> KvMemory:
     """Sizes the KV memory of a target model and its draft model, if any.
 
@@ -45,10 +52,12 @@ def plan_kv_memory(
         available: bytes left by the weights; the default KV memory is 3/4 of it, because
             activations and other programs need the rest, but at most what `max_num_seqs` requests
             of the maximum length need.
+        one_table: whether all layers share a block table, so that pages before a window are freed
+            only if every layer has one.
 
     Raises:
         UserError: `max_model_len` or `kv_cache_bytes` is too large, or the memory is too small for
-            one page and `MIN_STATE_SLOTS` state slots.
+            one block and `MIN_STATE_SLOTS` state slots.
     """
     context = min(model.max_seq_len for model in models)
     max_seq_len = max_model_len or context
@@ -58,9 +67,15 @@ def plan_kv_memory(
             f"{short_repr(max_seq_len)}."
         )
     total_bytes = total_memory()
-    page_bytes = page_size * sum(model.kv_bytes_per_token for model in models)
     state_bytes = sum(model.state_bytes for model in models)
-    min_bytes = (1 + -(-MIN_STATE_SLOTS * state_bytes // page_bytes)) * page_bytes
+    layouts = _layouts(models, page_size, one_table or state_bytes > 0)
+    groups = _groups(layouts)
+    page_bytes = sum(
+        layout.page_elements * model.kv_element_bytes
+        for layout, model in zip(layouts, models, strict=True)
+    )
+    block_pages = layouts[0].block_pages
+    min_bytes = (block_pages + -(-MIN_STATE_SLOTS * state_bytes // page_bytes)) * page_bytes
     if kv_cache_bytes is not None:
         num_bytes, reason = int(kv_cache_bytes), ""
         if num_bytes > total_bytes:
@@ -69,7 +84,8 @@ def plan_kv_memory(
                 f"{short_repr(num_bytes)}."
             )
     else:
-        pages = max_num_seqs * -(-max_seq_len // page_size)
+        step = page_size, max_num_batched_tokens
+        pages = max_num_seqs * sum(group.max_pages(max_seq_len, *step) for group in groups)
         num_bytes = pages * page_bytes + default_state_slots(max_num_seqs) * state_bytes
         reason = f"enough for {max_num_seqs} requests of {max_seq_len:,} tokens"
         if available * 3 // 4 < num_bytes:
@@ -83,7 +99,22 @@ def plan_kv_memory(
         )
     num_pages = num_bytes // page_bytes
     num_slots = (num_pages - 1) * page_bytes // state_bytes if state_bytes else 0
-    return KvMemory(num_bytes, reason, max_seq_len, num_pages, num_slots, state_bytes / page_bytes)
+    sizes = num_pages, num_slots, state_bytes / page_bytes
+    return KvMemory(num_bytes, reason, max_seq_len, *sizes, tuple(layouts), groups)
+
+
+def _layouts(models: Sequence[KvSize], page_size: int, one_table: bool) -> list[KvLayout]:
+    target, *drafts = (model.kv_layers for model in models)
+    layout = (KvLayout.one_table if one_table else KvLayout.of)(target, page_size)
+    return [layout, *(KvLayout.one_table(d, page_size, layout.block_pages) for d in drafts)]
+
+
+def _groups(layouts: Sequence[KvLayout]) -> tuple[KvGroup, ...]:
+    """The target's groups; the first keeps what the draft model needs, too."""
+    windows = [layout.tables[0].window for layout in layouts]
+    (_, num_pages), *others = layouts[0].groups
+    first = KvGroup(max(windows) if all(windows) else 0, num_pages)
+    return (first, *(KvGroup(*other) for other in others))
 
 
 def default_state_slots(max_num_seqs: int) -> int:

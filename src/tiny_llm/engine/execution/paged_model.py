@@ -9,10 +9,11 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 
+from ...kv_storage.kv_layout import KvLayout
 from ...kv_storage.paged_storage import RaggedBatch
 from ...models import ServingModel
 from ...models.families.decoder import Decoder
@@ -28,7 +29,7 @@ class Span:
 
     Attributes:
         token_ids: at least one token.
-        page_ids: the request's block table, with pages for all tokens.
+        page_ids: the request's pages, block after block, with pages for all tokens.
         state_read_slot: slot of the state before the span; −1 if `start` is 0 or there is no state.
         state_writes: (token index in the span, slot for the recurrent state after it) pairs.
         adapter: index of the request's LoRA adapter; −1 for none.
@@ -45,16 +46,26 @@ class Span:
 class PagedModel:
     """A model with its KV pages and recurrent state slots.
 
+    Args:
+        layout: see `create_paged_storage`.
+
     Attributes:
         seconds: total time spent in the model and in sampling from its logits.
     """
 
-    def __init__(self, model: ServingModel, num_pages: int, num_state_slots: int = 0):
+    def __init__(
+        self,
+        model: ServingModel,
+        num_pages: int,
+        num_state_slots: int = 0,
+        layout: KvLayout | None = None,
+    ):
         self.model = model
         self.vocab_size = model.vocab_size
         self.page_size = model.page_size
         self.seconds = 0.0
-        self._storage = model.create_paged_storage(num_pages, num_state_slots)
+        self._storage = model.create_paged_storage(num_pages, num_state_slots, layout)
+        self.layout = self._storage.layout
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +74,7 @@ class PagedModel:
     @property
     def unused_bytes(self) -> int:
         """Bytes of KV and state memory that are reserved, but not in use."""
-        return sum(array.nbytes for array in self._storage.arrays) - self.nbytes
+        return self._storage.reserved_bytes - self.nbytes
 
     def row_bytes(self, kind: RowKind) -> int:
         return sum(map(_row_bytes, self._row_arrays(kind)))
@@ -79,9 +90,12 @@ class PagedModel:
 
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
         """Writes bytes from `read_row` to pages or state slots."""
-        storage = self._storage if kind == "page" else self._storage.states
-        if storage is not None:
-            storage.resident.update(indices)
+        if kind == "page":
+            data = mx.stack([mx.array(row) for row in rows])  # type: ignore[arg-type]  # uint8
+            self._storage.write_pages(indices, data)
+            return
+        if self._storage.states is not None:
+            self._storage.states.resident.update(indices)
         arrays = self._row_arrays(kind)
         for index, row in zip(indices, rows, strict=True):
             data, start = mx.array(row), 0  # type: ignore[arg-type]  # uint8
@@ -130,7 +144,7 @@ class PagedModel:
             hidden: T×E, second input of an `MtpDecoder`; None for other models.
         """
         ids, storage, model = self._ids(spans), self._storage, self.model
-        batch = ragged_batch(spans, self.page_size, model.state_bytes > 0)
+        batch = ragged_batch(spans, self.layout, model.state_bytes > 0)
         if hidden is not None:
             assert isinstance(model, MtpDecoder)
             return self._evaluate(lambda: model.mtp_features(ids, hidden, batch, rows, storage))
@@ -179,7 +193,7 @@ class PagedModel:
         return result
 
     def _graph(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        batch = ragged_batch(spans, self.page_size, self.model.state_bytes > 0)
+        batch = ragged_batch(spans, self.layout, self.model.state_bytes > 0)
         return self.model.ragged_logits(ids, batch, rows, self._storage)
 
 
@@ -187,17 +201,25 @@ def _row_bytes(x: mx.array) -> int:
     return math.prod(x.shape[1:]) * x.dtype.size
 
 
-def ragged_batch(spans: Sequence[Span], page_size: int, has_state: bool = False) -> RaggedBatch:
+def ragged_batch(spans: Sequence[Span], layout: KvLayout, has_state: bool = False) -> RaggedBatch:
     positions: list[int] = []  # T
-    slots: list[int] = []  # T
     ends = [0]  # B + 1
     for span in spans:
-        span_positions = range(span.start, span.start + len(span.token_ids))
-        positions += span_positions
-        slots += [span.page_ids[p // page_size] * page_size + p % page_size for p in span_positions]
+        positions += range(span.start, span.start + len(span.token_ids))
         ends.append(len(positions))
     lengths = [span.start + len(span.token_ids) for span in spans]
-    tables = [span.page_ids for span in spans]
+    tables: list[Any] = [
+        [layout.pages_of(span.page_ids, table) for span in spans] for table in layout.tables
+    ]
+    slots: list[Any] = []
+    for table, pages_by_span in zip(layout.tables, tables, strict=True):
+        size = layout.page_size // table.num_pages  # tokens per page
+        slots.append([])
+        for span, pages in zip(spans, pages_by_span, strict=True):
+            span_positions = range(span.start, span.start + len(span.token_ids))
+            slots[-1] += [pages[p // size] * size + p % size for p in span_positions]
+    if len(tables) == 1:
+        [tables], [slots] = tables, slots
     adapters = None
     if any(span.adapter >= 0 for span in spans):
         adapters = [span.adapter for span in spans for _ in span.token_ids]

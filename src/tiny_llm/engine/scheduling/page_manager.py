@@ -175,6 +175,13 @@ class PageManager:
             if node.page == page:  # otherwise the cache already had a page with these tokens
                 self.on_share(node)
 
+    def pages_of(self, request: EngineRequest) -> Sequence[int]:
+        return request.page_ids
+
+    def capacity(self, request: EngineRequest) -> int:
+        """Returns the number of tokens for which a request has pages."""
+        return len(request.page_ids) * self.page_size
+
     def free_before_window(self, request: EngineRequest, num_written: int) -> None:
         """Releases pages that no later token attends to: none without a sliding window."""
 
@@ -182,16 +189,19 @@ class PageManager:
         """Releases a request's pages and state slots; shared pages stay cached."""
         if self.states is not None:
             self.states.release(request)
-        for page in reversed(request.page_ids[max(request.num_freed, request.num_shared) :]):
-            self.allocator.free(page)
-        if self._sharing:
-            self.cache.release(request.last_node, request.num_shared - request.num_freed)
+        self._release_pages(request)
         del request.page_ids[:]
         request.last_node = None
-        request.num_shared = request.num_freed = 0
+        request.num_shared = 0
         request.num_computed = 0
         request.num_loading = 0
         request.num_draft_uncomputed = 0
+
+    def _release_pages(self, request: EngineRequest) -> None:
+        for page in reversed(request.page_ids[request.num_shared :]):
+            self.allocator.free(page)
+        if self._sharing:
+            self.cache.release(request.last_node)
 
     def evict_half(self) -> int:
         return self.cache.evict(-(-self.cache.num_evictable // 2))
@@ -199,12 +209,12 @@ class PageManager:
     def free_rows(self) -> tuple[list[int], list[int]]:
         return self.allocator.free_pages, [] if self.states is None else self.states.free_slots
 
+    def shared_pages(self, request: EngineRequest) -> Sequence[int]:
+        """Returns a request's pages in the prefix cache."""
+        return request.page_ids[: request.num_shared]
+
     def counts(self, running: Iterable[EngineRequest]) -> PageCounts:
-        shared = {
-            page
-            for request in running
-            for page in request.page_ids[request.num_freed : request.num_shared]
-        }
+        shared = {page for request in running for page in self.shared_pages(request)}
         return PageCounts(
             free=self.num_free,
             cached=self.cache.num_evictable,
@@ -219,20 +229,16 @@ class PageManager:
         assert self.num_free >= 0, "pages and state slots exceed the memory"
         if self.states is not None:
             self.states.check_integrity(running)
-        owners = dict.fromkeys((node.page for node in self.cache.nodes()), 1)
+        owners = dict.fromkeys(self.cache.page_ids(), 1)
         cached = set(owners)
         for request in running:
-            first, pages = request.num_freed, request.page_ids[request.num_freed :]
-            assert all(page == -1 for page in request.page_ids[:first]), (
-                f"{request} still has one of its {first} freed pages"
-            )
+            pages, shared = self.pages_of(request), self.shared_pages(request)
             assert len(set(pages)) == len(pages), f"{request} has a page twice"
-            capacity, computed = len(request.page_ids) * self.page_size, request.num_computed
+            capacity, computed = self.capacity(request), request.num_computed
             assert computed <= capacity, f"{request} has {capacity} slots for {computed} tokens"
-            for index, page in enumerate(pages, first):
-                assert (page in cached) == (index < request.num_shared), (
-                    f"{request}: its first {request.num_shared} pages, and no others, must be in "
-                    "the cache"
+            for index, page in enumerate(pages):
+                assert (page in cached) == (index < len(shared)), (
+                    f"{request}: its first {len(shared)} pages, and no others, must be in the cache"
                 )
                 owners[page] = owners.get(page, 0) + 1
         for page in range(self.allocator.num_pages):

@@ -15,7 +15,8 @@ referenced only by the tree are evictable, least recently used first. Eviction n
 requests release their pages from last to first, so children precede their parent in LRU order, and
 the least recently used page is always a leaf.
 
-Each LoRA adapter has a separate tree; all trees share one allocator and one LRU order.
+Each LoRA adapter has a separate tree; all trees share one allocator and one LRU order. For models
+with sliding windows, `GroupPrefixCache` keeps a block's pages by KV cache group (`kv_groups.py`).
 """
 
 from collections import OrderedDict
@@ -32,7 +33,7 @@ class PrefixNode:
     Attributes:
         parent: the preceding page; None for a root.
         tokens: the page's `page_size` tokens; in an adapter's root, the adapter index.
-        page: page number; −1 for a root, or for a page evicted before its children.
+        page: page number; −1 for a root.
     """
 
     __slots__ = ("children", "page", "parent", "tokens")
@@ -123,14 +124,9 @@ class PrefixCache:
         return node
         # [/task 3.4.1 insert]
 
-    def release(self, node: PrefixNode, num_pages: int | None = None) -> None:
-        """Releases a reference to a node and each of its ancestors, last page first.
-
-        If `num_pages` is given, stops after that many pages.
-        """
-        remaining = -1 if num_pages is None else num_pages
-        while node.parent is not None and remaining != 0:
-            remaining -= 1
+    def release(self, node: PrefixNode) -> None:
+        """Releases a reference to a node and each of its ancestors, last page first."""
+        while node.parent is not None:
             # [task 3.4.2 release]
             self._allocator.free(node.page)
             if self._allocator.ref_count(node.page) == 1:  # only the tree's reference is left
@@ -154,13 +150,15 @@ class PrefixCache:
         return count
 
     def nodes(self) -> Iterator[PrefixNode]:
-        """Yields all nodes that have a page, parents first."""
+        """Yields all nodes, parents first."""
         stack = [child for root in self.roots for child in root.children.values()]
         while stack:
             node = stack.pop()
-            if node.page >= 0:
-                yield node
+            yield node
             stack.extend(node.children.values())
+
+    def page_ids(self) -> list[int]:
+        return [node.page for node in self.nodes()]
 
     def check_integrity(self) -> None:
         pages = set()
@@ -175,9 +173,6 @@ class PrefixCache:
             assert node.parent is not None
             assert node.parent.children[node.tokens] is node
         assert len(pages) == self._num_nodes
-        self._check_eviction_order()
-
-    def _check_eviction_order(self) -> None:
         evicted: set[PrefixNode] = set()
         # Evicting in LRU order must never remove a node that still has children.
         for node in self._unused:

@@ -11,9 +11,11 @@ request's state is a set of half-open intervals over its tokens:
                                                    sampled last
 
     page_ids    page i holds tokens [i · page_size, (i + 1) · page_size) of this request;
-                [0, num_freed)                     before the sliding window, and released: −1
-                [num_freed, num_shared)            full, final, and in the prefix cache
+                [0, num_shared)                    full, final, and in the prefix cache
                 [num_shared, len(page_ids))        owned by this request alone
+
+With several KV cache groups or a sliding window, block i has several pages or none, of which each
+group has [num_freed, num_allocated) (`kv_groups.py`).
 """
 
 from array import array
@@ -100,7 +102,8 @@ class EngineRequest:
         self.num_draft_uncomputed = 0
         self.page_ids = array("i")  # int32, like block tables
         self.num_shared = 0
-        self.num_freed = 0
+        self.num_freed: list[int] = []  # blocks by KV cache group
+        self.num_allocated: list[int] = []
         self.last_node: Any = None  # prefix cache node of the last shared page
         self.draft_token_ids: Sequence[int] = ()
         self.num_scored = 0

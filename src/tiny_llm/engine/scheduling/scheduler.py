@@ -30,12 +30,12 @@ from dataclasses import asdict
 from typing import Any
 
 from ...errors import OutOfPagesError, QueueFullError, UserError
-from .config import SchedulerConfig
+from .config import KvGroup, SchedulerConfig
 from .events import Listener
+from .kv_groups import GroupPageManager
 from .outputs import Chunk, ChunkOutput, SchedulerOutput
 from .page_manager import PageKey, PageManager
 from .request import EngineRequest, FinishReason, RequestState, fitting_max_tokens
-from .sliding_window import SlidingWindowPageManager
 
 log = logging.getLogger("tiny_llm.engine")
 
@@ -57,7 +57,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, listener: Listener | None = None):
         self.config = config
         self.listener = listener
-        self.pages = (SlidingWindowPageManager if config.window else PageManager)(config)
+        self.pages = self._page_manager()
         self.waiting: deque[EngineRequest] = deque()
         self.running: list[EngineRequest] = []
         self.start_load: Callable[[EngineRequest], int] = lambda request: 0
@@ -67,6 +67,10 @@ class Scheduler:
         self._requests: dict[str, EngineRequest] = {}
         self._num_arrived = 0
         self._num_steps = 0
+
+    def _page_manager(self) -> PageManager:
+        is_grouped = self.config.kv_groups != (KvGroup(),)
+        return (GroupPageManager if is_grouped else PageManager)(self.config)
 
     # ---------------------------------------------------------------- adding and ending requests
 
@@ -344,7 +348,7 @@ class Scheduler:
         self._requests.clear()
         self.running.clear()
         self.waiting.clear()
-        self.pages = PageManager(self.config)
+        self.pages = self._page_manager()
         for request in requests:
             if not request.is_done:
                 request.end("abort")

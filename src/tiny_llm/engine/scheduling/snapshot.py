@@ -12,6 +12,8 @@ A snapshot is taken between steps; its cost grows with the number of pages in us
 from dataclasses import asdict
 from typing import Any
 
+from .kv_groups import BlockNode
+from .page_manager import PageManager
 from .prefix_cache import PageTokens, PrefixCache, PrefixNode
 from .request import EngineRequest
 from .scheduler import Scheduler
@@ -25,10 +27,11 @@ def snapshot(scheduler: Scheduler) -> dict[str, Any]:
 
     Returns:
         "requests": the running requests, oldest first, then the queue. "pages" are in block table
-        order, without those before the sliding window; the first "shared_pages" of them are in the
+        order, without those before a sliding window; the first "shared_pages" of them are in the
         prefix cache.
         "tree": the prefix cache. "pages" lists all pages, parents first. "parents" lists each
-        page's preceding page; −1 if there is none or it is evicted. "labels" maps each page that
+        page's preceding page; −1 if there is none or it is evicted; −2 for all but the first page
+        of a block. "labels" maps each page that
         starts a branch to at most `LABEL_TOKENS` of its tokens, from the first that differs between
         the branches.
         "states", only for models with recurrent state: the fields of `StateSlotCounts`, and
@@ -39,7 +42,9 @@ def snapshot(scheduler: Scheduler) -> dict[str, Any]:
         "event": "snapshot",
         "page_size": pages.page_size,
         "num_pages": pages.allocator.num_pages,
-        "requests": [_request(request) for request in (*scheduler.running, *scheduler.waiting)],
+        "requests": [
+            _request(request, pages) for request in (*scheduler.running, *scheduler.waiting)
+        ],
         "tree": _tree(pages.cache),
     }
     if pages.states is not None:
@@ -48,7 +53,7 @@ def snapshot(scheduler: Scheduler) -> dict[str, Any]:
     return result
 
 
-def _request(request: EngineRequest) -> dict[str, Any]:
+def _request(request: EngineRequest, pages: PageManager) -> dict[str, Any]:
     return {
         "request_id": request.request_id,
         "state": request.state.value,
@@ -58,17 +63,20 @@ def _request(request: EngineRequest) -> dict[str, Any]:
         "max_tokens": request.max_tokens,
         "cached_tokens": request.num_cached_tokens,
         "preemptions": request.num_preemptions,
-        "pages": list(request.page_ids[request.num_freed :]),
-        "shared_pages": request.num_shared - request.num_freed,
+        "pages": list(pages.pages_of(request)),
+        "shared_pages": len(pages.shared_pages(request)),
     }
 
 
 def _tree(cache: PrefixCache) -> dict[str, Any]:
-    pages, parents, labels = [], [], {}
+    pages: list[int] = []
+    parents: list[int] = []
+    labels = {}
     for node in cache.nodes():
         assert node.parent is not None
-        pages.append(node.page)
-        parents.append(node.parent.page)
+        block = node.pages if isinstance(node, BlockNode) else (node.page,)
+        pages.extend(page for page in block if page >= 0)
+        parents.extend([node.parent.page, *[-2] * len(block)][: len(pages) - len(parents)])
         if len(node.children) > 1:
             labels.update(_labels(node))
     for root in cache.roots:

@@ -71,11 +71,9 @@ class RankShard:
             num_slices, _ = self._mlp_slices(width)
             if width % num_slices != 0:
                 self._reject(name, width)
-        if full.kv_shapes:
-            raise ValueError("its layers differ in key/value heads or head size")
-        H = full.num_key_value_heads
-        if H % size != 0 and size % H != 0:
-            self._reject("num_key_value_heads", H)
+        for H in [full.num_key_value_heads, *(H for H, _ in full.kv_shapes)]:
+            if H % size != 0 and size % H != 0:
+                self._reject("num_key_value_heads", H)
         if full.delta_net is not None and full.delta_net.num_key_heads % size != 0:
             self._reject("linear_num_key_heads", full.delta_net.num_key_heads)
         if self.vocab_per_rank * (size - 1) >= full.vocab_size:
@@ -105,6 +103,10 @@ class RankShard:
             full,
             num_attention_heads=full.num_attention_heads // size,
             num_key_value_heads=len(self.kv_head_range),
+            kv_shapes=tuple(
+                (len(self._like_layer(index).kv_head_range), D)
+                for index, (_, D) in enumerate(full.kv_shapes)
+            ),
             intermediate_size=self._local_width(full.intermediate_size),
             vocab_size=len(self.vocab_range),
             experts=experts,
@@ -220,6 +222,9 @@ class RankShard:
         layer = layer.rpartition(".")[2]
         if layer in BY_CHANNEL:
             return self._channel_ranges(name, shape)
+        if layer in BY_KV_HEAD and self.full_config.kv_shapes:
+            index = next(int(part) for part in name.split(".") if part.isdigit())
+            return self._like_layer(index)._local_ranges(name, shape)
         local = range(self.rank, self.rank + 1)
         found = (-1, self.size, local) if kind in HEAD_VECTORS else self.split(layer, kind)
         if found is None:
@@ -238,6 +243,12 @@ class RankShard:
             )
         width = length // num_slices
         return len(shape) + axis, [range(local.start * width, local.stop * width)]
+
+    def _like_layer(self, index: int) -> "RankShard":
+        """The shard of a model in which all layers have the key/value heads of one."""
+        H, D = self.full_config.kv_shape_of(index)
+        config = replace(self.full_config, num_key_value_heads=H, head_dim=D, kv_shapes=())
+        return replace(self, full_config=config)
 
     def _channel_ranges(self, name: str, shape: tuple[int, ...]) -> tuple[int, list[range]]:
         delta_net = self.full_config.delta_net

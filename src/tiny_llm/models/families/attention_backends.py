@@ -38,7 +38,7 @@ def attend_flash(
 ) -> mx.array:
     """Writes KV to pages, then calls `flash_attention` once per sequence.
 
-    The course's, over contiguous caches, is in `qwen3_week2.py`.
+    The course's, over contiguous caches, is in `qwen3_week2/attention.py`.
     """
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     lengths: list[int] = metadata.context_lens.tolist()

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...errors import short_repr
+from ...kv_storage.int8_rows import KvCacheDtype, kv_row_width
+from ...kv_storage.kv_layout import LayerKv
 from .config_fields import Fields, invalid_field, positive_int
 from .rope import RopeScaling
 
@@ -166,16 +168,19 @@ class DecoderConfig:
         """Index of a layer's RoPE: 0, or 1 for `local_rope`."""
         return int(self.local_rope is not None and layer in self.local_rope.layers)
 
-    @property
-    def max_window(self) -> int:
-        """Sliding-window size if all layers have a window, else 0."""
-        return min(map(self.window_of, range(self.num_hidden_layers)))
-
     def has_delta_net(self, layer: int) -> bool:
         return self.delta_net is not None and layer in self.delta_net.layers
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer in self.experts.layers
+
+
+def layers_kv(config: DecoderConfig, kv_cache_dtype: KvCacheDtype) -> list[LayerKv]:
+    """Window and row size of each layer that owns keys and values."""
+    rows = [(layer, *config.kv_shape_of(layer)) for layer in config.kv_layers]
+    return [
+        LayerKv(config.window_of(layer), H, kv_row_width(D, kv_cache_dtype)) for layer, H, D in rows
+    ]
 
 
 def check_mtp_fields(fields: Fields, is_hybrid: bool) -> None:

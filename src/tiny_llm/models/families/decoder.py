@@ -1,6 +1,6 @@
 """Decoder for all model families, assembled from a config.
 
-Written twice on purpose: the course's layers, for Qwen3 only, are in `qwen3_week2.py`.
+Written twice on purpose: the course's layers, for Qwen3 only, are in `qwen3_week2/`.
 
 The families differ only in norms, biases, RoPE and its scaling, activation functions, output gates,
 sliding windows, Gated DeltaNet instead of attention, and experts instead of the MLP.
@@ -14,12 +14,12 @@ import mlx.core as mx
 
 from ... import kernels
 from ...kernels.prepack import prepack_model
-from ...kv_storage import PagedStorage, RaggedBatch, StateStorage
-from ...kv_storage.int8_rows import KvCacheDtype, kv_row_width
+from ...kv_storage import KvLayout, LayerKv, PagedStorage, RaggedBatch, StateStorage
+from ...kv_storage.int8_rows import KvCacheDtype
 from ...kv_storage.step_plan import CosSin, PlannedLayers
 from ...positional_encoding import RoPE
 from .attention_backends import COMPARISON_BACKENDS, OptionalArray
-from .config import DecoderConfig
+from .config import DecoderConfig, layers_kv
 from .experts import SparseMoE
 from .gated_delta_net import GatedDeltaNet, state_shape
 from .linear import (
@@ -201,8 +201,10 @@ class DecoderBlock:
 class EagerLayers(PlannedLayers):
     """Runs layers without graph capture: they sync with the host or use MLX ops."""
 
-    def _function_for(self, names: tuple[str, ...], num_angles: int) -> Callable[..., Any]:
-        return partial(self._run, names, num_angles)
+    def _function_for(
+        self, names: tuple[str, ...], tables: tuple[int, ...], num_angles: int
+    ) -> Callable[..., Any]:
+        return partial(self._run, names, tables, num_angles)
 
 
 class Decoder:
@@ -282,13 +284,15 @@ class Decoder:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 2 * sum(H * D for H, D in self._kv_shapes) * self.kv_dtype.size
+        return 2 * sum(layer.size for layer in self.kv_layers) * self.kv_element_bytes
 
     @property
-    def _kv_shapes(self) -> list[tuple[int, int]]:
-        """(H, row width) of each layer with keys and values."""
-        shapes = [self.config.kv_shape_of(index) for index in self.config.kv_layers]
-        return [(H, kv_row_width(D, self.kv_cache_dtype)) for H, D in shapes]
+    def kv_layers(self) -> list[LayerKv]:
+        return layers_kv(self.config, self.kv_cache_dtype)
+
+    @property
+    def kv_element_bytes(self) -> int:
+        return self.kv_dtype.size
 
     @property
     def state_bytes(self) -> int:
@@ -297,16 +301,15 @@ class Decoder:
             return 0
         return len(delta_net.layers) * state_shape(delta_net, self.dtype).nbytes
 
-    @property
-    def max_window(self) -> int:
-        return self.config.max_window
-
-    def create_paged_storage(self, num_pages: int, num_state_slots: int = 0) -> PagedStorage:
+    def create_paged_storage(
+        self, num_pages: int, num_state_slots: int = 0, layout: KvLayout | None = None
+    ) -> PagedStorage:
         config, states = self.config, None
         if config.delta_net is not None:
             shape = state_shape(config.delta_net, self.dtype)
             states = StateStorage(config.delta_net.layers, num_state_slots, shape)
-        return PagedStorage(self._kv_shapes, num_pages, self.page_size, self.kv_dtype, states)
+        layout = layout or KvLayout.one_table(self.kv_layers, self.page_size)
+        return PagedStorage(layout, num_pages, self.kv_dtype, states)
 
     def ragged_logits(
         self,

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ...kernels.graph_capture import CapturedFunction
 from ...kv_storage.step_plan import AttentionMetadata, CosSin, LayerCacheView
-from ..families.decoder import DecoderBlock
+from ..families.decoder import Attention, DecoderBlock
 from ..families.linear import AdapterBatch
 from .layers import all_reduce
 from .mpi import Group
@@ -49,9 +49,10 @@ class TensorParallelBlock:
             return second_half(x, update, *([] if adapter_ids is None else [adapter_ids]))
 
         last = [] if update is None else [update]
-        x, partial_sum, *view.buffers = attend(
+        x, partial_sum, *buffers = attend(
             x, *cos_sin, *attention_metadata.arrays, *view.buffers, *last
         )
+        view.buffers = buffers or view.buffers
         # [task 6.2.3 two-sums]
         x, partial_sum = feed_forward(x, all_reduce(partial_sum, self._group))
         return x, all_reduce(partial_sum, self._group)
@@ -83,7 +84,9 @@ class TensorParallelBlock:
         x, partial_sum = self.block.attend(
             x, update, (cos, sin), LayerCacheView(buffers, 0, attention_metadata)
         )
-        return x, partial_sum, *buffers
+        mixer = self.block.mixer
+        reads_only = isinstance(mixer, Attention) and not mixer.has_kv
+        return x, partial_sum, *([] if reads_only else buffers)
 
     def _feed_forward(
         self, x: mx.array, update: mx.array, adapter_ids: mx.array | None = None

@@ -44,8 +44,8 @@ class TensorParallelDecoder(Decoder, Replica):
         return [layer.block for layer in self.layers]
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        return super().kv_bytes_per_token * self._num_ranks
+    def kv_element_bytes(self) -> int:
+        return super().kv_element_bytes * self._num_ranks
 
     @property
     def state_bytes(self) -> int:

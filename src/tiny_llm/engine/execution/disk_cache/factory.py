@@ -31,7 +31,7 @@ def make_disk_cache(
     if directory is None:
         return None
     max_bytes = max_bytes or DEFAULT_MAX_BYTES
-    if scheduler.config.window:
+    if scheduler.config.has_windows:
         raise UserError(
             "prefix_cache_dir does not support models in which every layer has a sliding window; "
             "omit it."

@@ -1,123 +1,37 @@
-"""Week 2's Qwen3: KV cache and quantized weights.
+"""Week 2's MLP, transformer block and model."""
 
-Written twice on purpose: `models/families/decoder.py` has the engine's layers, for all families.
-
-A call computes only the new tokens and appends their keys and values to the cache. Weights keep
-the checkpoint's format and are multiplied without dequantization. Norms, RoPE and SwiGLU are
-computed as in Week 1, but each as one operation in the extension. This saves time because a decode
-step has hundreds of operations on a few kilobytes, which take MLX longer to schedule than to
-compute.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
 import mlx.core as mx
 
-from . import kernels
-from .attention import flash_attention, scaled_dot_product_attention_grouped
-from .embedding import Embedding
-from .errors import TaskNotImplemented
-from .kernels.graph_capture import capture_required, is_decode_step
-from .kernels.prepack import prepack_model
-from .kv_cache import TinyKvCache, TinyKvFullCache
-from .kv_cache.planning import plan_dense
-from .kv_storage.step_plan import PlannedLayers, StepPlan
-from .positional_encoding import RoPE
-from .quantize import QuantizedEmbedding, QuantizedWeights, check_supported, project, project_each
-
-Weight = QuantizedWeights | mx.array
-CosSin = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' RoPE angles
-# Attention backend: (query B×H_q×L×D, key B×H×L×D, value, layer cache, scale) -> B×H_q×L×D.
-# Appends the new keys and values to the cache and attends to its contents.
-AttentionFn = Callable[[mx.array, mx.array, mx.array, Any, float], mx.array]
-# (one cache per layer, B, L) -> plan for L more tokens in each of B sequences, or None.
-PlanFn = Callable[[Sequence[Any], int, int], StepPlan | None]
-
-
-class Qwen3MultiHeadAttention:
-    """Week 1's attention with a KV cache and quantized or plain weights.
-
-    Args:
-        args, mlx_attention: configuration and layer of an `mlx_lm` model.
-        dtype: dtype of the activations.
-    """
-
-    def __init__(self, args: Any, mlx_attention: Any, dtype: mx.Dtype, attend: AttentionFn):
-        self.num_heads = args.num_attention_heads
-        self.num_kv_heads = args.num_key_value_heads
-        self.head_dim = args.head_dim
-        self.scale = args.head_dim**-0.5
-        self.wq = _weight(mlx_attention.q_proj)
-        self.wk = _weight(mlx_attention.k_proj)
-        self.wv = _weight(mlx_attention.v_proj)
-        self.wo = _weight(mlx_attention.o_proj)
-        self.q_norm = mlx_attention.q_norm.weight.astype(dtype)
-        self.k_norm = mlx_attention.k_norm.weight.astype(dtype)
-        self.eps = args.rms_norm_eps
-        self._attend = attend
-
-    def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
-        """Attends from the new tokens to cached and new tokens.
-
-        Args:
-            x: B×L×E, the new tokens; shape and dtype of the result.
-            cos_sin: cosines and sines for the tokens' positions, from `RoPE.cos_sin`.
-            cache: this layer's KV cache.
-        """
-        # [task 2.1.2 attention]
-        B, L, _ = x.shape
-        H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
-        query, key, value = project_each(x, (self.wq, self.wk, self.wv))
-        query = query.reshape(B, L, H_q, D)
-        key = key.reshape(B, L, H, D)
-        value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
-        query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *cos_sin)  # B×H_q×L×D
-        key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *cos_sin)  # B×H×L×D
-        attended = self._attend(query, key, value, cache, self.scale)  # B×H_q×L×D
-        return project(attended.swapaxes(1, 2).reshape(B, L, H_q * D), self.wo)
-        # [/task 2.1.2 attention]
-
-
-def attend_flash(
-    query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
-) -> mx.array:
-    """Attention backend: flash attention, which reads the cache in place.
-
-    The engine's, over pages, is in `models/families/attention_backends.py`.
-    """
-    # [task 2.5.4]
-    keys, values, context_lens = cache.append(key, value)  # B×H×capacity×D
-    return flash_attention(query, keys, values, scale, "causal", context_lens)
-    # [/task 2.5.4]
-
-
-def attend_grouped(
-    query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
-) -> mx.array:
-    """Attention backend in plain MLX, computed in float32."""
-    # [task 2.1.2 grouped]
-    keys, values, _, mask = cache.update_and_fetch(
-        key, value, mask_length=key.shape[2], mask="causal"
-    )  # B×H×S×D
-    return scaled_dot_product_attention_grouped(
-        query.astype(mx.float32),
-        keys.astype(mx.float32),
-        values.astype(mx.float32),
-        scale=scale,
-        mask=mask,
-    ).astype(query.dtype)
-    # [/task 2.1.2 grouped]
+from .. import kernels
+from ..embedding import Embedding
+from ..kernels.prepack import prepack_model
+from ..kv_cache import TinyKvCache, TinyKvFullCache
+from ..kv_cache.planning import plan_dense
+from ..kv_storage.step_plan import PlannedLayers
+from ..positional_encoding import RoPE
+from ..quantize import QuantizedEmbedding, QuantizedWeights, project, project_each
+from .attention import (
+    AttentionFn,
+    CosSin,
+    Qwen3MultiHeadAttention,
+    attend_flash,
+    attend_grouped,
+)
+from .captured import CapturedSteps, PlanFn
+from .weights import layer_weight
 
 
 class Qwen3MLP:
     """Week 1's MLP with an `mlx_lm` layer's quantized or plain weights."""
 
     def __init__(self, mlx_mlp: Any):
-        self.w_gate = _weight(mlx_mlp.gate_proj)
-        self.w_up = _weight(mlx_mlp.up_proj)
-        self.w_down = _weight(mlx_mlp.down_proj)
+        self.w_gate = layer_weight(mlx_mlp.gate_proj)
+        self.w_up = layer_weight(mlx_mlp.up_proj)
+        self.w_down = layer_weight(mlx_mlp.down_proj)
 
     def __call__(self, x: mx.array) -> mx.array:
         """Applies the MLP: N..×E -> N..×E."""
@@ -157,7 +71,7 @@ class Qwen3TransformerBlock:
         # [/task 2.1.3 block]
 
 
-class Qwen3ModelWeek2:
+class Qwen3ModelWeek2(CapturedSteps):
     """Qwen3 with a KV cache: new token ids to logits.
 
     Activations have the dtype of the checkpoint's scales, or of its weights if unquantized.
@@ -188,7 +102,7 @@ class Qwen3ModelWeek2:
         self.hidden_size = args.hidden_size
         self.vocab_size = args.vocab_size
         self.max_seq_len = args.max_position_embeddings
-        table = _weight(mlx_model.model.embed_tokens)
+        table = layer_weight(mlx_model.model.embed_tokens)
         self.embedding: Embedding | QuantizedEmbedding
         if isinstance(table, QuantizedWeights):
             # [task 2.3.4 embedding]
@@ -204,7 +118,7 @@ class Qwen3ModelWeek2:
         self.norm = mlx_model.model.norm.weight.astype(dtype)
         self.eps = args.rms_norm_eps
         self.rope = RoPE(args.head_dim, args.max_position_embeddings, base=args.rope_theta)
-        self.w_lm_head = table if args.tie_word_embeddings else _weight(mlx_model.lm_head)
+        self.w_lm_head = table if args.tie_word_embeddings else layer_weight(mlx_model.lm_head)
         self._plan = plan
         self._run_planned = PlannedLayers(self._run_each_layer, self.num_hidden_layers)
 
@@ -259,34 +173,6 @@ class Qwen3ModelWeek2:
         return self._run_layers_from(self.embedding(inputs), cos_sin, cache)
         # [/task 2.1.3 positions]
 
-    def _run_layers_from(
-        self, x: mx.array, cos_sin: CosSin, cache: Sequence[Any]
-    ) -> tuple[mx.array, mx.array]:
-        """Runs the layers on embeddings x B×L×E, as a captured graph where possible."""
-        try:
-            outputs = self._try_run_planned(x, cos_sin, cache)
-        except TaskNotImplemented:  # the learner has yet to implement Week 4's graph capture
-            if capture_required():
-                raise
-            outputs = None
-        return self._run_each_layer(x, cos_sin, cache) if outputs is None else outputs
-
-    def _try_run_planned(
-        self, x: mx.array, cos_sin: CosSin, cache: Sequence[Any]
-    ) -> tuple[mx.array, mx.array] | None:
-        """Runs a decode step as a captured graph, or returns None to fall back.
-
-        The fallback, `_run_each_layer`, applies to prompts, to attention without a planner (no
-        flash attention), and to steps that require a cache to grow first.
-        """
-        # [task 4.7.4]
-        if self._plan is None or not is_decode_step(x):
-            return None
-        B, L, _ = x.shape
-        step_plan = self._plan(cache, B, L)
-        return None if step_plan is None else self._run_planned(x, cos_sin, step_plan)
-        # [/task 4.7.4]
-
     def _run_each_layer(
         self, x: mx.array, cos_sin: CosSin, cache: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
@@ -327,14 +213,3 @@ def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> slic
     # [task 2.7.3 positions]
     return [slice(start, start + L) for start in offsets]
     # [/task 2.7.3 positions]
-
-
-def _weight(mlx_layer: Any) -> Weight:
-    """Returns a layer's weight as stored; ValueError if unsupported."""
-    if not hasattr(mlx_layer, "scales"):
-        return mlx_layer.weight
-    # [task 2.3.4 weight]
-    weight = QuantizedWeights.from_mlx_layer(mlx_layer)
-    # [/task 2.3.4 weight]
-    check_supported(weight)
-    return weight
