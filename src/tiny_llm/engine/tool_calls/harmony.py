@@ -33,6 +33,7 @@ MESSAGE_ENDS = (END, CALL, "<|return|>", START)
 NAMESPACE = "functions."  # of the request's tools
 EFFORTS = ("low", "medium", "high")  # levels of `reasoning_effort` in training
 GENERATION_PROMPT = f"{START}assistant"
+FINAL = f"{CHANNEL}final{MESSAGE}"
 
 RECIPIENT = re.compile(r"to=([^\s<]+)")
 CHANNEL_NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
