@@ -9,6 +9,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
+from ..engine.tool_calls.formats.harmony import FINAL
 from ..errors import UserError
 from ..models.tokenizer.think_tags import DEFAULT_TAGS, GEMMA4_TAGS
 from .backends.backend import Backend, open_backend
@@ -21,6 +22,7 @@ with contextlib.suppress(ImportError):
     import readline  # noqa: F401  (enables history and line editing in input())
 
 HELP = "/reset clears the history, /exit or Ctrl-D quits, Ctrl-C stops generation"
+CONTENT_STARTS = (DEFAULT_TAGS[1], GEMMA4_TAGS[1], FINAL)  # ends of the reasoning
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "chat") -> int:
@@ -70,9 +72,9 @@ class ChatSession:
             raise
         print()
         # Drop the reasoning, as chat templates do in earlier turns.
-        for _, end in (DEFAULT_TAGS, GEMMA4_TAGS):
-            reply = reply.rpartition(end)[2]
-        self.messages.append({"role": "assistant", "content": reply.strip()})
+        for start in CONTENT_STARTS:
+            reply = reply.rpartition(start)[2].strip()
+        self.messages.append({"role": "assistant", "content": reply})
 
 
 def _converse(args: argparse.Namespace) -> int:

@@ -116,8 +116,9 @@ struct EightRows {
     device const T* query;                      // this lane's row, from its first column on
     int left;                                   // number of elements of the row from there on
 
-    /// Loads the queries and resets the softmax. row: this lane's row.
-    EightRows(device const T* row, int D, LanePosition position) thread {
+    /// Loads the queries and begins the softmax. row, sink: those of this lane's row; a row without
+    /// a sink has null.
+    EightRows(device const T* row, device const float* sink, int D, LanePosition position) thread {
         query = row + position.column;
         left = D - position.column;
 #pragma unroll
@@ -127,8 +128,8 @@ struct EightRows {
             }
             elements(o[i]) = float2(0.0f);
         }
-        largest = -INFINITY;
-        sum = 0;
+        largest = sink == nullptr ? -INFINITY : *sink;
+        sum = sink == nullptr ? 0 : 1;
     }
 
     /// Loads columns 8 · i … 8 · i + 7 of the queries.
@@ -257,7 +258,8 @@ void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, 
     const int most = group.visible(min(block + int(simdgroups) * ATTENTION_MATRIX_ROWS - 1, last));
 
     const int begin = group.hidden(min(block, last));
-    EightRows<T, DIM> rows(source.query(head, l), group.D, position);
+    device const float* sink = source.sinks == nullptr ? nullptr : source.sinks + head;
+    EightRows<T, DIM> rows(source.query(head, l), sink, group.D, position);
     for (int first = begin / TILE * TILE; first < most; first += TILE) {
         threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles no longer needed
         const int skipped = begin - first, count = min(TILE, most - first);

@@ -2,5 +2,5 @@
 
 Plain Python without MLX. This package must not depend on requests, grammar libraries or protocols.
 
-Reading order: json_scanner, text_source, tool_schema, lark, format, json_calls, formats, registry.
+Reading order: json_scanner, text_source, tool_schema, format, json_calls, formats, registry.
 """

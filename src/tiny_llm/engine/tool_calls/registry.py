@@ -6,6 +6,7 @@
 | `qwen3_coder` | `<function=` and `<parameter=` | Qwen3-Coder, Qwen3.5 |
 | `llama3_json` | `<|python_tag|>`, or Llama's header and `"parameters":` | Llama 3.1, 3.2, 3.3 |
 | `mistral` | `[TOOL_CALLS]`, with `[ARGS]` or a list | Mistral, Ministral, Devstral |
+| `openai` | `<|channel|>` and `<|message|>` | gpt-oss |
 | `gemma4` | `<|tool_call>` | Gemma 4 |
 """
 
@@ -14,14 +15,15 @@ from typing import Any
 
 from ...errors import UserError
 from .format import ToolCallFormat
-from .formats import gemma4
+from .formats.gemma4 import CALL_START, Gemma4Format
+from .formats.harmony import CHANNEL, MESSAGE, HarmonyFormat
 from .formats.hermes import HermesFormat
 from .formats.llama3_json import PYTHON_TAG, Llama3JsonFormat
 from .formats.mistral import ARGUMENTS, ID, START, MistralFormat
 from .formats.qwen3_coder import Qwen3CoderFormat
 
 AUTO = "auto"
-NAMES = ("hermes", "qwen3_coder", "llama3_json", "mistral", "gemma4")
+NAMES = ("hermes", "qwen3_coder", "llama3_json", "mistral", "gemma4", "openai")
 LLAMA_ARGUMENTS = re.compile(r'"parameters\\?"\s*:')
 
 
@@ -35,17 +37,21 @@ def find_format(name: str, chat_template: Any) -> ToolCallFormat:
             return Llama3JsonFormat()
         case "qwen3_coder":
             return Qwen3CoderFormat()
+        case "openai":
+            return HarmonyFormat()
         case "hermes":
             return HermesFormat()
         case "gemma4":
-            return gemma4.Gemma4Format()
+            return Gemma4Format()
     raise UserError(f"tool_call_parser must be one of {AUTO}, {', '.join(NAMES)}, got '{name}'.")
 
 
 def detect(template: str) -> str:
+    if CHANNEL in template and MESSAGE in template:
+        return "openai"
     if START in template:
         return "mistral"
-    if gemma4.START in template:
+    if CALL_START in template:
         return "gemma4"
     if "<function=" in template and "<parameter=" in template:
         return "qwen3_coder"

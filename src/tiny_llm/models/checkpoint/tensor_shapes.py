@@ -10,7 +10,10 @@ from ..families.config import DecoderConfig, DeltaNetConfig, MoEConfig
 from .quantization import Shape
 
 # Name suffixes of tensors that are never quantized; a matrix is named by its layer's path alone.
-VECTORS = (".weight", ".bias", ".A_log", ".dt_bias", ".scale", ".per_expert_scale", ".layer_scalar")
+VECTORS = (
+    *(".weight", ".bias", ".sinks", ".A_log", ".dt_bias"),
+    *(".scale", ".per_expert_scale", ".layer_scalar"),
+)
 
 # Matrices that are only looked up in; see `kernels.prepack.is_lookup_table`.
 LOOKUP_TABLES = ("model.embed_tokens_per_layer",)
@@ -65,6 +68,11 @@ def _layer(config: DecoderConfig, index: int, path: str) -> Iterator[tuple[str, 
         if shared is not None:
             yield from _mlp(f"{mlp}.shared_expert", shared, E)
             yield f"{mlp}.shared_expert_gate", (1, E)
+        if experts.bias:
+            yield f"{mlp}.gate.bias", (X,)
+            yield f"{mlp}.switch_mlp.gate_proj.bias", (X, experts.intermediate_size)
+            yield f"{mlp}.switch_mlp.up_proj.bias", (X, experts.intermediate_size)
+            yield f"{mlp}.switch_mlp.down_proj.bias", (X, E)
     else:
         yield from _mlp(mlp, I, E)
     if config.mlp_bias:
@@ -105,6 +113,8 @@ def _attention(path: str, config: DecoderConfig, index: int) -> Iterator[tuple[s
             yield f"{path}.{name}.bias", (size,)
     if config.o_proj_bias:
         yield f"{path}.o_proj.bias", (E,)
+    if config.attention_sinks:
+        yield f"{path}.sinks", (H_q,)
 
 
 def _delta_net(path: str, net: DeltaNetConfig, E: int) -> Iterator[tuple[str, Shape]]:

@@ -71,7 +71,7 @@ class SparseMoE:
     def __init__(self, config: MoEConfig, layer: Any, dtype: mx.Dtype):
         self.config = config
         self.gate = linear_from(layer.gate, dtype)
-        self.experts = make_experts(layer.switch_mlp, dtype)
+        self.experts = make_experts(layer.switch_mlp, dtype, config.activation)
         self.shared_expert: Mlp | None = None
         self.shared_expert_gate: Linear | None = None
         if config.shared_expert_intermediate_size is not None:
@@ -121,7 +121,7 @@ class ParallelExperts:
         self.router_norm = scale
         self.gate = linear_from(layer.router.proj, dtype)
         self.expert_scales = layer.router.per_expert_scale.astype(mx.float32)
-        self.experts = make_experts(layer.experts.switch_glu, dtype, config.activation)
+        self.experts = make_experts(layer.experts.switch_glu, dtype, config.experts.activation)
         self.expert_norm = layer.pre_feedforward_layernorm_2.weight.astype(dtype)
         self.mlp_output_norm = layer.post_feedforward_layernorm_1.weight.astype(dtype)
         self.output_norm = layer.post_feedforward_layernorm_2.weight.astype(dtype)

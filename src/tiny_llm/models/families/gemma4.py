@@ -55,7 +55,7 @@ def with_gemma4_fields(fields: Fields, config: DecoderConfig) -> DecoderConfig:
     shared = [sources[index] != index for index in range(num_layers)]
     is_wide = boolean(fields, "use_double_wide_mlp")
     I = config.intermediate_size
-    size = non_negative_int(fields, "hidden_size_per_layer_input", 256)
+    size = non_negative_int(fields, "hidden_size_per_layer_input", 0)
     per_layer_inputs = None
     if size:
         vocab_size = positive_int(fields, "vocab_size_per_layer_input", config.vocab_size)
@@ -75,7 +75,7 @@ def with_gemma4_fields(fields: Fields, config: DecoderConfig) -> DecoderConfig:
         per_layer_inputs=per_layer_inputs,
         layer_scalars=True,
         logit_softcap=positive_float(fields, "final_logit_softcapping") if has_softcap else None,
-        experts=_experts(fields, num_layers) if boolean(fields, "enable_moe_block") else None,
+        experts=_experts(fields, config) if boolean(fields, "enable_moe_block") else None,
     )
 
 
@@ -123,14 +123,15 @@ def _kv_sources(fields: Fields, num_layers: int, local: frozenset[int]) -> list[
     return sources
 
 
-def _experts(fields: Fields, num_layers: int) -> MoEConfig:
+def _experts(fields: Fields, config: DecoderConfig) -> MoEConfig:
     num_experts = positive_int(fields, "num_experts", most=MAX_EXPERTS)
     return MoEConfig(
         num_experts,
         positive_int(fields, "top_k_experts", most=num_experts),
         positive_int(fields, "moe_intermediate_size"),
         norm_topk_prob=True,
-        layers=frozenset(range(num_layers)),
+        layers=frozenset(range(config.num_hidden_layers)),
+        activation=config.activation,
         beside_mlp=True,
     )
 

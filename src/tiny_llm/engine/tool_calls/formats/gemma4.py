@@ -9,13 +9,23 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..format import CallGrammar, Function, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
-from ..lark import SpecialTokens, literal, tag, text_until
+from ..format import (
+    CallGrammar,
+    Function,
+    Functions,
+    SpecialTokens,
+    ToolCallFormat,
+    ToolCallRules,
+    literal,
+    tag,
+    tagged_grammar,
+    text_until,
+)
 from ..text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
 from ..tool_schema import accepts_any_name, parameters_of, resolve, to_json
 from .xml_values import TEXT_KEYWORDS, constrained_text
 
-START, END, CALL, QUOTE = "<|tool_call>", "<tool_call|>", "call:", '<|"|>'
+CALL_START, END, CALL, QUOTE = "<|tool_call>", "<tool_call|>", "call:", '<|"|>'
 RESPONSE = "<|tool_response>"  # generated after the last call, usually as an EOS token
 SCALARS = frozenset({"number", "boolean", "null"})
 MAX_DEPTH = 100  # of nested arguments
@@ -33,11 +43,11 @@ class Gemma4Format(ToolCallFormat):
     """Arguments with `<|"|>` as quotes; see the module docstring."""
 
     name = "gemma4"
-    tags = (START,)
+    tags = (CALL_START,)
 
     def parse(self, source: TextSource, functions: Functions) -> Events:
         yield from source.skip_space()
-        yield from source.accept(START)
+        yield from source.accept(CALL_START)
         yield from source.skip_space()
         if not (yield from source.accept(CALL)):
             raise MalformedCallError
@@ -54,7 +64,7 @@ class Gemma4Format(ToolCallFormat):
     def grammar(self, rules: ToolCallRules) -> CallGrammar:
         values = _ValueRules(rules.special_tokens)
         calls = [f"{literal(CALL + f['name'])} {values.arguments(f)}" for f in rules.functions]
-        lark = tagged_grammar(rules, START, "rest", "")
+        lark = tagged_grammar(rules, CALL_START, "rest", "")
         lark += f"rest: call {tag(END, rules.special_tokens)}\ncall: {' | '.join(calls)}\n"
         return CallGrammar(lark + "".join(values.lark), values.schemas)
 
