@@ -279,6 +279,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "SmolLM3",
         {**heads(4, 2, 10), "no_rope_layers": [1, 0, 1], "pad_token_id": None},
     ),
+    "phi3": (
+        "Phi3",
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "pad_token_id": None,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.6,
+            },
+        },
+    ),
     "granite": (
         "Granite",
         {

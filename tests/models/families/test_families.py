@@ -241,6 +241,10 @@ def test_config_parsing(changes, expected):
         ({**LLAMA, "num_attention_heads": 3}, "hidden_size 128 is not a multiple of .* 3"),
         ({**LLAMA, "head_dim": 32, "num_attention_heads": 5}, "num_attention_heads 5.*_heads, 2"),
         ({**LLAMA, "head_dim": 512}, "head_dim 512, expected an even number of at most 256"),
+        (
+            {**MISTRAL, "model_type": "phi3", "rope_scaling": {"type": "longrope", "factor": 2}},
+            "rope_scaling type 'longrope', expected one of default",
+        ),
         ({**LLAMA, "head_dim": 33}, "head_dim 33, expected an even number of at most 256"),
         ({**LLAMA, "hidden_size": 4 * 33}, "head_dim 33"),
     ],

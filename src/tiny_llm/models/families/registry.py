@@ -112,6 +112,11 @@ GRANITE = Family(
         "logits_scaling",
     ),
 )
+PHI3 = Family(
+    window="always",
+    supported_fields=("partial_rotary_factor",),
+    defaults={"sliding_window": None},
+)
 
 FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(qk_norm=True, bias="switched", window="by_layer", head_dim=128),
@@ -132,6 +137,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3_text": GEMMA3,
     "smollm3": SMOLLM3,
     "granite": GRANITE,
+    "phi3": PHI3,
 }
 
 # Known but unsupported families: `model_type` -> reason.
@@ -194,7 +200,8 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         raise invalid_field("output_gate_type", output_gate_type, "'silu'")
     partial = HYBRID_PARTIAL_ROTARY_FACTOR if family.is_hybrid else 1
     rope = RopeFields.from_config(fields, partial, family.local_rope_theta)
-    if rope.partial_rotary_factor != 1 and not family.is_hybrid:
+    is_partial = family.is_hybrid or "partial_rotary_factor" in family.supported_fields
+    if rope.partial_rotary_factor != 1 and not is_partial:
         raise invalid_field("partial_rotary_factor", rope.partial_rotary_factor, "1 in this family")
     context = positive_int(fields, "max_position_embeddings")
     rope_fields = ReadFields(rope.scaling)
