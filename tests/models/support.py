@@ -49,6 +49,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.1,
         "logits_scaling": 3.0,
     },
+    "gpt_oss": {
+        **SIZES,
+        "model_type": "gpt_oss",
+        "head_dim": 32,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "sliding_window": 20,
+    },
 }
 MIXTURE = {
     **FAMILIES["qwen3"],

@@ -66,8 +66,8 @@ FAULTS = [
     fault(
         "keys and values are swapped",
         "flash_attention",
-        "encode(stream(), params, format, {query, key, value, mask, context_lens}, out);",
-        "encode(stream(), params, format, {query, value, key, mask, context_lens}, out);",
+        "encode(stream(), params, format, {query, key, value, mask, context_lens, sinks}, out);",
+        "encode(stream(), params, format, {query, value, key, mask, context_lens, sinks}, out);",
     ),
     fault(
         "partial results and statistics are swapped",
@@ -103,6 +103,7 @@ FAULTS = [
     fault(
         "one key too many", "flash_attention", ".S = key.shape(2)", ".S = key.shape(2) + 1", BEYOND
     ),
+    fault("no sinks", "flash_attention", ".has_sinks = has_sinks_", ".has_sinks = false"),
     fault("not causal", "flash_attention", ".causal = causal_", ".causal = false"),
     fault(
         "context lengths are ignored",
@@ -130,6 +131,7 @@ FAULTS = [
         ".max_pages = in[3].shape(1)",
         ".max_pages = in[3].shape(1) + 1",
     ),
+    fault("no sinks", "paged_attention", ".has_sinks = has_sinks_", ".has_sinks = false"),
     fault("never causal", "paged_attention", ".causal = causal_", ".causal = false"),
     fault(
         "the page size is halved",

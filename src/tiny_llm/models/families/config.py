@@ -13,7 +13,7 @@ DELTA_NET_LAYER, ATTENTION_LAYER = "linear_attention", "full_attention"  # value
 MIN_CONV_KERNEL, MAX_CONV_KERNEL = 2, 8
 MAX_STATE_HEAD_DIM = 256
 
-Activation = Literal["silu", "gelu_tanh"]  # of a gated MLP; see `kernels.swiglu`
+Activation = Literal["silu", "gelu_tanh", "swigluoai"]  # of a gated MLP; see `kernels.swiglu`
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class MoEConfig:
     layers: frozenset[int]  # indices of the layers with experts; other layers have an MLP
     # I of the gated shared expert, applied to every token; None without a shared expert.
     shared_expert_intermediate_size: int | None = None
+    activation: Activation = "silu"
+    bias: bool = False  # whether the router and the experts have biases
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,9 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # whether query and key heads are normalized before RoPE
     zero_centered_norms: bool = False  # whether Hugging Face's norms multiply by 1 + weight
+    attention_sinks: bool = (
+        False  # whether each query head has a logit in the softmax's denominator
+    )
     attn_output_gate: bool = False  # whether q_proj also computes a gate for each head's output
     experts: MoEConfig | None = None
     delta_net: DeltaNetConfig | None = None

@@ -36,7 +36,13 @@ from .rope import NO_ROTATION, ScaledRoPE
 
 
 def attend_paged(
-    query: mx.array, key: OptionalArray, value: OptionalArray, cache: Any, scale: float, window: int
+    query: mx.array,
+    key: OptionalArray,
+    value: OptionalArray,
+    cache: Any,
+    scale: float,
+    window: int,
+    sinks: OptionalArray,
 ) -> mx.array:
     """Default attention backend; the course's, for Qwen3, is in `qwen3_week3.py`.
 
@@ -52,6 +58,7 @@ def attend_paged(
         metadata.block_table,
         scale,
         window,
+        sinks,
     )
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
 
@@ -67,7 +74,7 @@ def norm_weight(config: DecoderConfig, layer: Any, dtype: mx.Dtype) -> mx.array:
 
 
 class Attention:
-    """Grouped-query attention with optional QK norms, biases and output gate.
+    """Grouped-query attention with optional QK norms, biases, sinks and output gate.
 
     With a gate, q_proj outputs D query features, then D gate features, for each head.
     """
@@ -89,6 +96,7 @@ class Attention:
         self.eps = config.rms_norm_eps
         self.has_gate = config.attn_output_gate
         self.window = config.window_of(index)
+        self.sinks = layer.sinks.astype(mx.float32) if config.attention_sinks else None
         self._attend = COMPARISON_BACKENDS.get(backend, attend_paged)
 
     def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
@@ -105,8 +113,8 @@ class Attention:
             query = self.q_proj(x)
         query, gate = self._split_gate(query)  # B×L×H_q×D
         query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *cos_sin)  # B×H_q×L×D
-        attended = self._attend(query, key, value, cache, self.scale, self.window)  # B×H_q×L×D
-        attended = attended.swapaxes(1, 2)  # B×L×H_q×D
+        rest = cache, self.scale, self.window, self.sinks
+        attended = self._attend(query, key, value, *rest).swapaxes(1, 2)  # B×L×H_q×D
         if gate is not None:
             attended = kernels.sigmoid_gate(attended, gate)
         return self.o_proj(attended.reshape(B, L, H_q * D))

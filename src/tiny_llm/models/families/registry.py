@@ -37,6 +37,9 @@ from .rope import RopeFields, RopeScaling
 WindowKind = Literal["none", "always", "switched", "by_layer", "pattern"]
 
 
+SWIGLU_LIMIT = 7.0  # of gpt-oss; a constant of the kernel
+
+
 @dataclass(frozen=True)
 class Family:
     """Properties of a family that its configs do not state."""
@@ -55,6 +58,8 @@ class Family:
     zero_centered_norms: bool = False
     post_norms: bool = False
     activation: Activation = "silu"
+    expert_bias: bool = False  # of the router, too; `intermediate_size` is that of an expert
+    attention_sinks: bool = False
     scales_embeddings: bool = False  # by the square root of their size
     exceeds_float16: bool = False  # see `DecoderConfig`
     # Default RoPE base of layers with a window; None if all layers have the same RoPE.
@@ -118,6 +123,25 @@ PHI3 = Family(
     defaults={"sliding_window": None},
 )
 
+GPT_OSS = Family(
+    bias="switched",
+    window="pattern",
+    has_experts=True,
+    norm_topk_prob=True,
+    activation="swigluoai",
+    expert_bias=True,
+    attention_sinks=True,
+    supported_fields=("sliding_window_pattern", "swiglu_limit"),
+    defaults={
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,
+        "swiglu_limit": SWIGLU_LIMIT,
+    },
+)
+
 FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(qk_norm=True, bias="switched", window="by_layer", head_dim=128),
     "qwen3_moe": Family(qk_norm=True, bias="switched", window="switched", has_experts=True),
@@ -138,12 +162,7 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": SMOLLM3,
     "granite": GRANITE,
     "phi3": PHI3,
-}
-
-# Known but unsupported families: `model_type` -> reason.
-UNSUPPORTED_FAMILIES: Mapping[str, str] = {
-    "gpt_oss": "its softmax has attention sinks, an extra learned logit per head, and its experts "
-    "have biases and a clamped SwiGLU",
+    "gpt_oss": GPT_OSS,
 }
 
 # transformers' defaults, for early configs without these fields. A null value disables the window.
@@ -162,6 +181,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 ACTIVATIONS: Mapping[Activation, tuple[str, ...]] = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh",),
+    "swigluoai": ("silu",),
 }
 
 HYBRID_PARTIAL_ROTARY_FACTOR = 0.25  # default of `partial_rotary_factor`
@@ -242,6 +262,7 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         o_proj_bias=attention_bias,
         mlp_bias=mlp_bias,
         qk_norm=family.qk_norm,
+        attention_sinks=family.attention_sinks,
         zero_centered_norms=family.zero_centered_norms,
         attn_output_gate=boolean(fields, "attn_output_gate", family.is_hybrid),
         experts=experts,
@@ -258,13 +279,8 @@ def config_of(args: Any) -> DecoderConfig:
 
 
 def family_of(config: Fields) -> Family:
-    """Looks up a config's family; ValueError if it is unknown or unsupported."""
+    """Looks up a config's family; ValueError if it is unknown."""
     model_type = config.get("model_type")
-    if isinstance(model_type, str) and model_type in UNSUPPORTED_FAMILIES:
-        raise ValueError(
-            f"model type '{model_type}' is not supported: {UNSUPPORTED_FAMILIES[model_type]}; "
-            f"supported types are {', '.join(FAMILIES)}"
-        )
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
             f"model type '{str(model_type)[:60]}' is not supported; supported types are "
@@ -284,6 +300,8 @@ def _reject_unsupported(fields: Fields, family: Family, head_dim: int) -> None:
     for name in ("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"):
         neutral[name] = family.qk_norm
     reject_unsupported(fields, family.supported_fields, **neutral)
+    if family.activation == "swigluoai" and fields["swiglu_limit"] != SWIGLU_LIMIT:
+        raise invalid_field("swiglu_limit", fields["swiglu_limit"], SWIGLU_LIMIT)
 
 
 def _multiplier(fields: Fields, family: Family, name: str) -> float:
@@ -373,10 +391,14 @@ def _experts(fields: Fields, family: Family, num_layers: int) -> MoEConfig:
     return MoEConfig(
         num_experts,
         top_k,
-        positive_int(fields, "moe_intermediate_size"),
+        positive_int(
+            fields, "intermediate_size" if family.expert_bias else "moe_intermediate_size"
+        ),
         boolean(fields, "norm_topk_prob", family.norm_topk_prob),
         frozenset(layers),
         shared,
+        family.activation,
+        family.expert_bias,
     )
 
 
