@@ -40,6 +40,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
         "sliding_window_pattern": 2,
     },
+    "smollm3": {**SIZES, "model_type": "smollm3", "no_rope_layers": [1, 0]},
+    "granite": {
+        **SIZES,
+        "model_type": "granite",
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 3.0,
+    },
     "gpt_oss": {
         **SIZES,
         "model_type": "gpt_oss",

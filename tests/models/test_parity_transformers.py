@@ -300,6 +300,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "SmolLM3",
         {**heads(4, 2, 10), "no_rope_layers": [1, 0, 1], "pad_token_id": None},
     ),
+    "phi3": (
+        "Phi3",
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "pad_token_id": None,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.6,
+            },
+        },
+    ),
     "granite": (
         "Granite",
         {
@@ -536,6 +549,40 @@ def test_text_of_qwen3_vl(tmp_path, kind, layout):
     ids = random_ids(77)
     ours = sequence_logits(serving_model("vl", weights, page_size=16), ids)
     np.testing.assert_allclose(as_numpy(ours), transformers_logits(theirs, ids), atol=1e-4)
+
+
+def test_text_of_multimodal_gemma3(tmp_path):
+    torch.manual_seed(0)
+    sizes = {**SIZES, **heads(4, 2, 16), "sliding_window": 13, "pad_token_id": None}
+    vision = {**VISION, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 56}
+    config = transformers.Gemma3Config(text_config=sizes, vision_config=vision)
+    theirs = random_model(transformers.Gemma3ForConditionalGeneration(config))
+    theirs.save_pretrained(tmp_path)
+    weights = read_checkpoint(tmp_path, json.loads((tmp_path / "config.json").read_text()))
+    assert weights.num_skipped > 0
+    ids = random_ids(77)
+    ours = sequence_logits(serving_model("it", weights, page_size=16), ids)
+    np.testing.assert_allclose(as_numpy(ours), transformers_logits(theirs, ids), atol=1e-4)
+
+
+def test_gemma3_saved_by_mlx_lm(tmp_path):
+    """mlx_lm stores norms as w, too."""
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import load_model
+
+    torch.manual_seed(0)
+    config = transformers.Gemma3TextConfig(**SIZES, **heads(4, 2, 16), pad_token_id=None)
+    random_model(transformers.Gemma3ForCausalLM(config)).save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    expected = dict(tree_flatten(read_checkpoint(tmp_path, fields).parameters()))
+    mx.eval(expected)
+    stored = dict(tree_flatten(load_model(tmp_path)[0].parameters()))
+    mx.eval(stored)
+    file = str(tmp_path / "model.safetensors")
+    mx.save_safetensors(file, stored, metadata={"format": "mlx"})
+    actual = dict(tree_flatten(read_checkpoint(tmp_path, fields).parameters()))
+    assert actual.keys() == expected.keys()
+    assert all(mx.array_equal(actual[name], expected[name]) for name in actual)
 
 
 def mxfp4_tensors(theirs: Any, layout: str) -> dict[str, mx.array]:

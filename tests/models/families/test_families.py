@@ -243,6 +243,10 @@ def test_config_parsing(changes, expected):
         ({**LLAMA, "num_attention_heads": 3}, "hidden_size 128 is not a multiple of .* 3"),
         ({**LLAMA, "head_dim": 32, "num_attention_heads": 5}, "num_attention_heads 5.*_heads, 2"),
         ({**LLAMA, "head_dim": 514}, "head_dim 514, expected an even number of at most 512"),
+        (
+            {**MISTRAL, "model_type": "phi3", "rope_scaling": {"type": "longrope", "factor": 2}},
+            "rope_scaling type 'longrope', expected one of default",
+        ),
         ({**LLAMA, "head_dim": 33}, "head_dim 33, expected an even number of at most 512"),
         ({**LLAMA, "hidden_size": 4 * 33}, "head_dim 33"),
     ],
@@ -356,6 +360,9 @@ def test_decoder_layers_are_one_graph_node(config):
         ("qwen3_moe", QUANTIZED),
         ("gemma4", QUANTIZED),
         ("gemma4_moe", QUANTIZED),
+        ("gemma3_text", QUANTIZED),
+        ("smollm3", None),
+        ("granite", QUANTIZED),
     ],
 )
 def test_tokens_do_not_depend_on_batch_drafts_or_chunks(demo, family, quantization):
@@ -365,20 +372,28 @@ def test_tokens_do_not_depend_on_batch_drafts_or_chunks(demo, family, quantizati
     pair = random_checkpoint(config), demo[1]
     draft = FAMILIES["llama"] if family.startswith("gemma4") else config
     small = random_checkpoint({**draft, "num_hidden_layers": 1}), demo[1]
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
     prompts = [[(7 * i + s) % 211 for i in range(n)] for s, n in enumerate((40, 3, 40, 21))]
     prompts.append(prompts[0])
 
     def generate(batch, **options):
         outputs = LLM(pair, block_size=16, **options).generate(batch, params, use_tqdm=False)
         assert not [output.error for output in outputs if output.error]
+        preemptions.append(sum(output.metrics.num_preemptions for output in outputs))
         return [output.token_ids for output in outputs]
 
+    preemptions: list[int] = []
     alone = [generate([prompt])[0] for prompt in prompts]
     assert generate(prompts) == alone
     assert generate(prompts, enable_prefix_caching=False) == alone
     assert generate(prompts, max_num_batched_tokens=7, max_num_seqs=4) == alone
     assert generate(prompts, draft_model=small, num_drafts=3) == alone
+    token_bytes = serving_model(family, pair[0], page_size=16).kv_bytes_per_token
+    assert generate(prompts, kv_cache_bytes=160 * token_bytes) == alone
+    assert preemptions[-1] > 0
+    int8 = {"kv_cache_dtype": "int8", "enable_prefix_caching": False}
+    alone = [generate([prompt], **int8)[0] for prompt in prompts]
+    assert generate(prompts, max_num_batched_tokens=7, max_num_seqs=4, **int8) == alone
 
 
 @pytest.mark.usefixtures("on_cpu")

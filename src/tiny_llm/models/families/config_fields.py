@@ -113,8 +113,8 @@ UNSUPPORTED: tuple[tuple[str, tuple[Any, ...], tuple[str, ...]], ...] = (
 
 # Ignored without a report: fields about training, generation, files and other models.
 METADATA = (
-    *("_*", "*_token_id", "*_token_index", "*dtype", "*dropout", "*version", "*name*", "vision_*"),
-    *("unsloth_*", "mm_*", "mtp_*", "output_*", "quantization*", "architectures"),
+    *("_*", "*_token_id", "*_token_index", "*dtype", "*dropout", "*_pdrop", "*version", "*name*"),
+    *("vision_*", "unsloth_*", "mm_*", "mtp_*", "output_*", "quantization*", "architectures"),
     *("attn_implementation", "cache_implementation"),
     *(
         "initializer_range",

@@ -124,6 +124,11 @@ GRANITE = Family(
         "logits_scaling",
     ),
 )
+PHI3 = Family(
+    window="always",
+    supported_fields=("partial_rotary_factor",),
+    defaults={"sliding_window": None},
+)
 
 GPT_OSS = Family(
     bias="switched",
@@ -190,6 +195,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3_text": GEMMA3,
     "smollm3": SMOLLM3,
     "granite": GRANITE,
+    "phi3": PHI3,
     "gpt_oss": GPT_OSS,
     "gemma4": GEMMA4,
     "gemma4_text": GEMMA4,
@@ -250,7 +256,8 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
     partial = HYBRID_PARTIAL_ROTARY_FACTOR if family.is_hybrid else 1
     rope = RopeFields.from_config(fields, partial, family.local_rope_theta)
     is_proportional = rope.scaling.get("rope_type") == PROPORTIONAL
-    if rope.partial_rotary_factor != 1 and not (family.is_hybrid or is_proportional):
+    is_partial = family.is_hybrid or "partial_rotary_factor" in family.supported_fields
+    if rope.partial_rotary_factor != 1 and not (is_partial or is_proportional):
         raise invalid_field("partial_rotary_factor", rope.partial_rotary_factor, "1 in this family")
     context = positive_int(fields, "max_position_embeddings")
     rope_fields = ReadFields(rope.scaling)

@@ -12,6 +12,10 @@ All families with experts:
     experts.gate_up_proj                       split: switch_mlp.gate_proj, up_proj; in Gemma 4:
                                                experts.switch_glu.gate_proj, up_proj
 
+Phi-3:
+
+    qkv_proj, gate_up_proj                     split: q_proj, k_proj, v_proj; gate_proj, up_proj
+
 gpt-oss:
 
     mlp.router, mlp.experts.gate_proj, …       mlp.gate, mlp.switch_mlp.gate_proj, …
@@ -109,6 +113,7 @@ def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
         _convert_gpt_oss(weights, config)
     else:
         _split_gate_up(weights, config)
+    _split_rows(weights, config)
     if config.delta_net is not None:
         split_fused_projections(weights, config.delta_net)
         if _convert_convolutions(weights, config.delta_net):
@@ -120,7 +125,12 @@ def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
 def split_names(path: str) -> tuple[str, ...]:
     """Layers that a fused layer splits into; (path,) for any other layer."""
     parent, _, name = path.rpartition(".")
-    parts = {"in_proj_qkvz": ("in_proj_qkv", "in_proj_z"), "in_proj_ba": ("in_proj_b", "in_proj_a")}
+    parts = {
+        "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+        "in_proj_ba": ("in_proj_b", "in_proj_a"),
+        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+        "gate_up_proj": ("gate_proj", "up_proj"),
+    }
     return tuple(f"{parent}.{part}" for part in parts[name]) if name in parts else (path,)
 
 
@@ -178,6 +188,25 @@ def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
             parts = ("gate_proj", "up_proj") if fused == "gate_up_proj" else (fused,)
             for part, matrix in zip(parts, mx.split(matrices, len(parts), axis=1), strict=True):
                 weights[f"{target}.{part}.weight"] = matrix
+
+
+def _split_rows(weights: dict[str, mx.array], config: DecoderConfig) -> None:
+    """Splits Phi-3's fused projections, whose rows are those of one layer after the other."""
+    queries, keys = (
+        heads * config.head_dim
+        for heads in (config.num_attention_heads, config.num_key_value_heads)
+    )
+    ends = {
+        "self_attn.qkv_proj": [queries, queries + keys],
+        "mlp.gate_up_proj": [config.intermediate_size],
+    }
+    for index in range(config.num_hidden_layers):
+        for fused, splits in ends.items():
+            path = f"model.layers.{index}.{fused}"
+            for part in QUANTIZED_ARRAYS:
+                if (rows := weights.pop(f"{path}.{part}", None)) is not None:
+                    for name, each in zip(split_names(path), mx.split(rows, splits), strict=True):
+                        weights[f"{name}.{part}"] = each
 
 
 def _convert_gpt_oss(weights: dict[str, mx.array], config: DecoderConfig) -> None:
