@@ -286,6 +286,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "smollm3": (
+        "SmolLM3",
+        {**heads(4, 2, 10), "no_rope_layers": [1, 0, 1], "pad_token_id": None},
+    ),
+    "granite": (
+        "Granite",
+        {
+            **heads(4, 1, 10),
+            "embedding_multiplier": 12,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 3.0,
+            "tie_word_embeddings": True,
+        },
+    ),
     # one KV head, a window of most of the context, and a pattern that leaves all layers with it
     "gemma3-linear": (
         "Gemma3",

@@ -81,7 +81,7 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class LocalRope:
-    theta: float  # RoPE's base; all features are rotated, without scaling
+    theta: float | None  # RoPE's base, without scaling; None for no rotation (NoPE)
     layers: frozenset[int]  # indices of the layers with this RoPE
 
 
@@ -106,8 +106,11 @@ class DecoderConfig:
     local_rope: LocalRope | None = None
     embedding_scale: float = 1.0  # factor of embeddings, rounded to their dtype
     attention_scale: float | None = None  # factor of attention scores; None for 1/√head_dim
+    residual_multiplier: float = 1.0  # factor of the outputs of attention and MLP
+    logits_scaling: float = 1.0  # divisor of logits
     activation: Activation = "silu"  # of the MLP's gate
     post_norms: bool = False  # whether outputs of attention and MLP are normalized
+    exceeds_float16: bool = False  # whether sums of updates overflow float16; bfloat16 replaces it
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     o_proj_bias: bool = False
@@ -134,6 +137,11 @@ class DecoderConfig:
         """Config of the MTP layer as a single-layer decoder with attention."""
         experts = None if self.experts is None else replace(self.experts, layers=frozenset({0}))
         return replace(self, num_hidden_layers=1, experts=experts, delta_net=None, has_mtp=False)
+
+    @property
+    def residual_eps(self) -> float:
+        """Epsilon of norms of the residual stream, which `Decoder` divides by the multiplier."""
+        return self.rms_norm_eps / self.residual_multiplier**2
 
     @property
     def num_kv_layers(self) -> int:

@@ -61,6 +61,7 @@ class Family:
     expert_bias: bool = False  # of the router, too; `intermediate_size` is that of an expert
     attention_sinks: bool = False
     scales_embeddings: bool = False  # by the square root of their size
+    exceeds_float16: bool = False  # see `DecoderConfig`
     # Default RoPE base of layers with a window; None if all layers have the same RoPE.
     local_rope_theta: float | None = None
     # Fields in `UNSUPPORTED` that the family implements.
@@ -86,6 +87,7 @@ GEMMA3 = Family(
     post_norms=True,
     activation="gelu_tanh",
     scales_embeddings=True,
+    exceeds_float16=True,
     local_rope_theta=10_000.0,
     supported_fields=("query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern"),
     defaults={
@@ -99,6 +101,21 @@ GEMMA3 = Family(
         "rope_theta": 1e6,
         "tie_word_embeddings": True,
     },
+)
+SMOLLM3 = Family(
+    bias="switched",
+    mlp_bias=True,
+    window="by_layer",
+    supported_fields=("no_rope_layers", "no_rope_layer_interval"),
+    defaults={"rope_theta": 2e6, "tie_word_embeddings": True},
+)
+GRANITE = Family(
+    bias="switched",
+    mlp_bias=True,
+    supported_fields=(
+        *("attention_multiplier", "embedding_multiplier", "residual_multiplier"),
+        "logits_scaling",
+    ),
 )
 
 GPT_OSS = Family(
@@ -137,6 +154,8 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_next": HYBRID_MOE,
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3,
+    "smollm3": SMOLLM3,
+    "granite": GRANITE,
     "gpt_oss": GPT_OSS,
 }
 
@@ -144,6 +163,7 @@ FAMILIES: Mapping[str, Family] = {
 DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
 DEFAULT_WINDOW_PATTERN = 6
+DEFAULT_NO_ROPE_INTERVAL = 4
 
 # Upper bounds on config values. The kernels require an even head size of at most 256.
 MAX_LAYERS = 1000
@@ -220,13 +240,16 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         rope_theta=rope.theta,
         rotary_dim=rope.rotary_dim(D),
         rope_scaling=scaling,
-        local_rope=LocalRope(rope.local_theta, window.layers)
-        if rope.local_theta and window
-        else None,
-        embedding_scale=E**0.5 if family.scales_embeddings else 1.0,
+        local_rope=_local_rope(fields, family, rope.local_theta, window, num_layers),
+        embedding_scale=E**0.5
+        if family.scales_embeddings
+        else _multiplier(fields, family, "embedding_multiplier"),
+        residual_multiplier=_multiplier(fields, family, "residual_multiplier"),
+        logits_scaling=_multiplier(fields, family, "logits_scaling"),
         attention_scale=_attention_scale(fields, family),
         activation=family.activation,
         post_norms=family.post_norms,
+        exceeds_float16=family.exceeds_float16,
         tie_word_embeddings=boolean(fields, "tie_word_embeddings"),
         qkv_bias=family.bias == "qkv" or attention_bias,
         o_proj_bias=attention_bias,
@@ -274,10 +297,34 @@ def _reject_unsupported(fields: Fields, family: Family, head_dim: int) -> None:
         raise invalid_field("swiglu_limit", fields["swiglu_limit"], SWIGLU_LIMIT)
 
 
+def _multiplier(fields: Fields, family: Family, name: str) -> float:
+    return positive_float(fields, name, 1.0) if name in family.supported_fields else 1.0
+
+
 def _attention_scale(fields: Fields, family: Family) -> float | None:
-    if "query_pre_attn_scalar" not in family.supported_fields:
+    if "attention_multiplier" in family.supported_fields:
+        return _multiplier(fields, family, "attention_multiplier")
+    if "query_pre_attn_scalar" in family.supported_fields:
+        return positive_float(fields, "query_pre_attn_scalar") ** -0.5
+    return None
+
+
+def _local_rope(
+    fields: Fields,
+    family: Family,
+    local_theta: float | None,
+    window: SlidingWindow | None,
+    num_layers: int,
+) -> LocalRope | None:
+    if local_theta is not None:
+        return None if window is None else LocalRope(local_theta, window.layers)
+    if "no_rope_layers" not in family.supported_fields:
         return None
-    return positive_float(fields, "query_pre_attn_scalar") ** -0.5
+    has_rope = non_negative_ints(fields, "no_rope_layers")  # 1, or 0 for a layer without RoPE
+    if has_rope is None:
+        interval = positive_int(fields, "no_rope_layer_interval", DEFAULT_NO_ROPE_INTERVAL)
+        has_rope = [(i + 1) % interval for i in range(num_layers)]
+    return LocalRope(None, frozenset(i for i, each in enumerate(has_rope) if not each))
 
 
 def _intermediate_size(fields: Fields, experts: MoEConfig | None) -> int:
