@@ -168,6 +168,23 @@ def test_prompt_of_a_continued_message_ends_with_it(file):
             assert prompts.decode(prompt.token_ids).endswith(messages[-1]["content"])
 
 
+def test_history_of_gpt_oss(artifact):
+    """Reasoning is kept within a tool loop, with the text beside calls, until the next answer."""
+    template = artifact("chat-templates") / "openai-gpt-oss-120b.jinja"
+    tokenizer = RecordingTokenizer(template.read_text())
+    given = conversation("umtat")
+    given[1] |= {"reasoning_content": "I think."}
+    calls_only = [{**TOOL, "function": {"name": "f", "parameters": {}}}]  # without a description
+    text = render_chat(tokenizer, given[:3], calls_only, {"reasoning_effort": "minimal"})
+    thought = f"<|channel|>analysis<|message|>I think.\n\n{given[1]['content']}<|end|>"
+    assert "Reasoning: low" in text
+    assert f"{thought}<|start|>assistant to=functions.f<|channel|>commentary json" in text
+    assert text.endswith("<|start|>assistant")
+    answered = render_chat(tokenizer, [*given[:4], {"role": "user", "content": "Next."}], [TOOL])
+    assert "analysis<|message|>" not in answered
+    assert f"<|channel|>final<|message|>{given[3]['content']}<|end|>" in answered
+
+
 @pytest.mark.parametrize("words", ["sduuctmtpttct", "susmtsmtct"])
 @pytest.mark.parametrize("file", RUN)
 def test_tool_loop_only_extends_the_prompt(file, words):

@@ -103,7 +103,7 @@ FAULTS = [
     fault(
         "one key too many", "flash_attention", ".S = key.shape(2)", ".S = key.shape(2) + 1", BEYOND
     ),
-    fault("no sinks", "flash_attention", ".has_sinks = has_sinks_", ".has_sinks = false"),
+    fault("sinks are ignored", "flash_attention", ".has_sinks = has_sinks_", ".has_sinks = false"),
     fault("not causal", "flash_attention", ".causal = causal_", ".causal = false"),
     fault(
         "context lengths are ignored",
@@ -131,7 +131,9 @@ FAULTS = [
         ".max_pages = in[3].shape(1)",
         ".max_pages = in[3].shape(1) + 1",
     ),
-    fault("no sinks", "paged_attention", ".has_sinks = has_sinks_", ".has_sinks = false"),
+    fault(
+        "page sinks are ignored", "paged_attention", ".has_sinks = has_sinks_", ".has_sinks = false"
+    ),
     fault("never causal", "paged_attention", ".causal = causal_", ".causal = false"),
     fault(
         "the page size is halved",
