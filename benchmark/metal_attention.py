@@ -89,8 +89,9 @@ def _job(
 
 
 def _inputs(job: Attention) -> list[np.ndarray]:
-    """Query, key, value, and placeholders for `mask` and `context_lens`, which are absent."""
-    return [job.query(), job.keys(), job.keys(), np.zeros(1, np.uint8), np.zeros(1, np.int32)]
+    """Query, key, value, and placeholders for the absent mask, `context_lens` and `sinks`."""
+    absent = [np.zeros(1, dtype) for dtype in (np.uint8, np.int32, np.float32)]
+    return [job.query(), job.keys(), job.keys(), *absent]
 
 
 def _out(job: Attention) -> np.ndarray:

@@ -61,9 +61,10 @@ def _steps(job: Attention, page_size: int, variant: str) -> list[Step]:
     metal, params, P = kernels.extension().metal, _params(job, page_size), job.S // page_size
     table = np.arange(P, dtype=np.int32)[::-1].reshape(1, P).copy()
     lengths = [np.array([job.S], np.int32), np.zeros(1, np.int32)]
+    no_sinks = np.zeros(1, np.float32)
     pages = job.keys().reshape(P, 1, page_size, D)
     out = np.zeros((job.L, job.group, D), ml_dtypes.bfloat16)
-    arrays = [job.query(), pages, pages, table, *lengths, out]
+    arrays = [job.query(), pages, pages, table, *lengths, no_sinks, out]
     if variant == "tile":
         launch = metal.paged_attention_tile_launch(params, "bfloat16")
         return [our_step(f"{SOURCE_PREFIX}_tile.metal", launch, arrays)]

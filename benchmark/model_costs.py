@@ -97,9 +97,8 @@ class ModelCosts:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of a cached token's keys and values in all layers."""
-        args = self.args
-        elements = 2 * args.num_kv_layers * args.num_key_value_heads * args.head_dim
-        return elements * self.kv_item_bytes
+        shapes = map(self.args.kv_shape_of, self.args.kv_layers)
+        return 2 * sum(H * D for H, D in shapes) * self.kv_item_bytes
 
     @property
     def state_bytes(self) -> int:

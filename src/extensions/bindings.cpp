@@ -87,8 +87,8 @@ NB_MODULE(_ext, m) {
     m.def("weighted_sum", &tiny_llm_ext::weighted_sum, "x"_a, "weights"_a, "base"_a = nb::none(),
           nb::kw_only(), "stream"_a = nb::none(), docs::weighted_sum);
 
-    m.def("add_bias", &tiny_llm_ext::add_bias, "x"_a, "bias"_a, nb::kw_only(),
-          "stream"_a = nb::none(), docs::add_bias);
+    m.def("add_bias", &tiny_llm_ext::add_bias, "x"_a, "bias"_a, "experts"_a = nb::none(),
+          nb::kw_only(), "stream"_a = nb::none(), docs::add_bias);
 
     m.def("qk_norm_rope", &tiny_llm_ext::qk_norm_rope, "x"_a, "weight"_a.none(), "eps"_a, "cos"_a,
           "sin"_a, nb::kw_only(), "stream"_a = nb::none(), docs::qk_norm_rope);
@@ -109,8 +109,8 @@ NB_MODULE(_ext, m) {
 
     m.def("flash_attention", &tiny_llm_ext::flash_attention, "query"_a, "key"_a, "value"_a,
           "scale"_a = nb::none(), "causal"_a = false, "mask"_a = nb::none(),
-          "context_lens"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
-          docs::flash_attention);
+          "context_lens"_a = nb::none(), "sinks"_a = nb::none(), nb::kw_only(),
+          "stream"_a = nb::none(), docs::flash_attention);
 
     m.def("cache_write",
           nb::overload_cast<const mx::array&, const mx::array&, const mx::array&, bool,
@@ -125,13 +125,13 @@ NB_MODULE(_ext, m) {
 
     m.def("paged_attention", &tiny_llm_ext::paged_attention, "query"_a, "key_pages"_a,
           "value_pages"_a, "block_table"_a, "context_lens"_a, "scale"_a = nb::none(),
-          "causal"_a = true, "window"_a = 0, nb::kw_only(), "stream"_a = nb::none(),
-          docs::paged_attention);
+          "causal"_a = true, "window"_a = 0, "sinks"_a = nb::none(), nb::kw_only(),
+          "stream"_a = nb::none(), docs::paged_attention);
 
     m.def("paged_attention_varlen", &tiny_llm_ext::paged_attention_varlen, "query"_a, "key_pages"_a,
           "value_pages"_a, "cu_seqlens_q"_a, "context_lens"_a, "block_table"_a,
-          "scale"_a = nb::none(), "window"_a = 0, nb::kw_only(), "stream"_a = nb::none(),
-          docs::paged_attention_varlen);
+          "scale"_a = nb::none(), "window"_a = 0, "sinks"_a = nb::none(), nb::kw_only(),
+          "stream"_a = nb::none(), docs::paged_attention_varlen);
 
     m.def("paged_cache_write", &tiny_llm_ext::paged_cache_write, "pages"_a, "tokens"_a, "slots"_a,
           "overwrite"_a = false, nb::kw_only(), "stream"_a = nb::none(), docs::paged_cache_write);

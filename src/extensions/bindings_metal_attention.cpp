@@ -28,26 +28,19 @@ void bind_params(nb::module_& m) {
         .def(
             "__init__",
             [](Params* self, int B, int H_q, int H, int L, int S, int D, float scale, bool causal,
-               int mask_kind, bool has_context_lens, bool aligned,
+               int mask_kind, bool has_context_lens, bool aligned, bool has_sinks,
                const std::array<int64_t, 3>& query_strides,
                const std::array<int64_t, 3>& key_strides,
                const std::array<int64_t, 3>& value_strides,
                const std::array<int64_t, 4>& mask_strides) {
-                new (self) Params{B,
-                                  H_q,
-                                  H,
-                                  L,
-                                  S,
-                                  D,
-                                  scale,
-                                  causal,
-                                  mask_kind,
-                                  has_context_lens,
-                                  attention_splits(S),
-                                  aligned,
-                                  {},
-                                  {},
-                                  {},
+                new (self) Params{B,         H_q,
+                                  H,         L,
+                                  S,         D,
+                                  scale,     causal,
+                                  mask_kind, has_context_lens,
+                                  has_sinks, attention_splits(S),
+                                  aligned,   {},
+                                  {},        {},
                                   {}};
                 copy_strides(query_strides, self->query_strides);
                 copy_strides(key_strides, self->key_strides);
@@ -55,8 +48,8 @@ void bind_params(nb::module_& m) {
                 copy_strides(mask_strides, self->mask_strides);
             },
             nb::kw_only(), "B"_a, "H_q"_a, "H"_a, "L"_a, "S"_a, "D"_a, "scale"_a, "causal"_a,
-            "mask_kind"_a, "has_context_lens"_a, "aligned"_a, "query_strides"_a, "key_strides"_a,
-            "value_strides"_a, "mask_strides"_a)
+            "mask_kind"_a, "has_context_lens"_a, "aligned"_a, "has_sinks"_a = false,
+            "query_strides"_a, "key_strides"_a, "value_strides"_a, "mask_strides"_a)
         .def_ro("splits", &Params::splits, "Number of splits of the keys in the decode kernel.");
 }
 
@@ -79,15 +72,15 @@ void bind_paged_params(nb::module_& m) {
             "__init__",
             [](Params* self, int H_q, int H, int D, int B, int max_pages, int P, int page_size,
                int T, int L, float scale, bool causal, bool aligned, bool int8, int window,
-               const std::array<int64_t, 3>& query_strides) {
+               bool has_sinks, const std::array<int64_t, 3>& query_strides) {
                 const int splits = paged_attention_splits(max_pages, page_size);
-                new (self) Params{H_q, H,     D,      B,      max_pages, P,       page_size, T,
-                                  L,   scale, causal, window, splits,    aligned, int8,      {}};
+                new (self) Params{H_q,   H,      D,      B,      max_pages, P,    page_size, T, L,
+                                  scale, causal, window, splits, aligned,   int8, has_sinks, {}};
                 copy_strides(query_strides, self->query_strides);
             },
             nb::kw_only(), "H_q"_a, "H"_a, "D"_a, "B"_a, "max_pages"_a, "P"_a, "page_size"_a, "T"_a,
             "L"_a, "scale"_a, "causal"_a, "aligned"_a, "int8"_a = false, "window"_a = 0,
-            "query_strides"_a)
+            "has_sinks"_a = false, "query_strides"_a)
         .def_ro("splits", &Params::splits, "Number of splits of the keys in the decode kernel.")
         .def_prop_ro("partial_rows", &paged_attention_partial_rows,
                      "Rows of the decode kernel's buffer `partial`.")
@@ -99,12 +92,13 @@ void bind_paged_params(nb::module_& m) {
 void bind_paged(nb::module_& m) {
     bind_paged_params(m);
     const char* buffers =
-        "Buffers: query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q, out.";
+        "Buffers: query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q, sinks, "
+        "out.";
     def_launch(m, "paged_attention_readable_launch", &paged_attention_readable_launch, buffers);
     def_launch(m, "paged_attention_tile_launch", &paged_attention_tile_launch, buffers);
     def_launch(m, "paged_attention_decode_launch", &paged_attention_decode_launch,
                "Buffers: query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q, "
-               "out, partial, statistics.");
+               "sinks, out, partial, statistics.");
     def_launch(m, "paged_attention_merge_launch", &paged_attention_merge_launch,
                "Buffers: partial, statistics, cu_seqlens_q, out.");
     m.def(
@@ -135,11 +129,11 @@ void bind_paged(nb::module_& m) {
 void bind_metal_attention(nb::module_& m) {
     bind_params(m);
     bind_paged(m);
-    const char* buffers = "Buffers: query, key, value, mask, context_lens, out.";
+    const char* buffers = "Buffers: query, key, value, mask, context_lens, sinks, out.";
     def_launch(m, "flash_attention_readable_launch", &flash_attention_readable_launch, buffers);
     def_launch(m, "flash_attention_tile_launch", &flash_attention_tile_launch, buffers);
     def_launch(m, "flash_attention_decode_launch", &flash_attention_decode_launch,
-               "Buffers: query, key, value, mask, context_lens, out, partial, statistics.");
+               "Buffers: query, key, value, mask, context_lens, sinks, out, partial, statistics.");
     def_launch(m, "flash_attention_merge_launch", &flash_attention_merge_launch,
                "Buffers: partial, statistics, out.");
     m.def("attention_is_decode", &attention_is_decode, "L"_a,

@@ -56,6 +56,7 @@ def params_of(
     context_lens: mx.array | None = None,
     S: int | None = None,
     aligned: bool = True,
+    has_sinks: bool = False,
 ) -> Any:
     """Kernel params of contiguous arrays, as set by the operation's encoder."""
     (B, H_q, L, D), (H, C) = query.shape, key.shape[1:3]
@@ -73,6 +74,7 @@ def params_of(
         mask_kind=MASK_KINDS[None if array is None else array.dtype],
         has_context_lens=context_lens is not None,
         aligned=aligned and D % 4 == 0,
+        has_sinks=has_sinks,
         query_strides=row_strides(query),
         key_strides=row_strides(key),
         value_strides=row_strides(key),
@@ -91,13 +93,14 @@ def attend(
     aligned: bool = True,
     mode: str = "plain",
     order: tuple[str, int] = FORWARD,
+    sinks: mx.array | None = None,
 ) -> mx.array:
     """softmax(query · keyᵀ / √D + mask) · value with the given kernel.
 
     S: number of valid keys; the key and value buffers may be longer.
     """
     metal = kernels.extension().metal
-    params = params_of(query, key, mask, context_lens, S, aligned)
+    params = params_of(query, key, mask, context_lens, S, aligned, sinks is not None)
     dtype = DTYPE_NAMES[query.dtype]
     B, H_q, L, D = query.shape
     array = None if mask is None or isinstance(mask, str) else as_bound(mask).view(np.uint8)
@@ -105,6 +108,7 @@ def attend(
         *(as_bound(x) for x in (query, key, value)),
         np.zeros(1, np.uint8) if array is None else array.reshape(-1),
         np.zeros(1, np.int32) if context_lens is None else np.array(context_lens),
+        np.zeros(1, np.float32) if sinks is None else np.array(sinks),
     ]
     launch = getattr(metal, f"flash_attention_{variant}_launch")(params, dtype)
     source = f"flash_attention/flash_attention_{variant}.metal"

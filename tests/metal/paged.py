@@ -21,6 +21,7 @@ def params_of(
     causal: bool = True,
     aligned: bool = True,
     window: int = 0,
+    has_sinks: bool = False,
 ) -> Any:
     """Kernel params of contiguous arrays, as set by the operation's encoder.
 
@@ -33,7 +34,7 @@ def params_of(
         H_q=H_q, H=H, D=D, B=B, max_pages=max_pages, P=P, page_size=page_size,
         T=query.size // (H_q * D), L=0 if ragged else query.shape[2], scale=D**-0.5, causal=causal,
         aligned=aligned and D % 4 == 0, int8=keys.dtype == mx.int8, window=window,
-        query_strides=[H_q * D, D, H_q * D] if ragged else row_strides(query),
+        has_sinks=has_sinks, query_strides=[H_q * D, D, H_q * D] if ragged else row_strides(query),
     )  # fmt: skip
 
 
@@ -50,18 +51,20 @@ def paged_attend(
     mode: str = "plain",
     order: tuple[str, int] = FORWARD,
     window: int = 0,
+    sinks: mx.array | None = None,
 ) -> mx.array:
     """Attention: B×H_q×L×D, or T×H_q×D with cu_seqlens_q; pages may be 8-bit.
 
     variant: "readable" for the course's kernel, "fast" for the kernels launched by the encoder.
     """
     metal, dtype = kernels.extension().metal, DTYPE_NAMES[query.dtype]
-    params = params_of(query, keys, block_table, causal, aligned, window)
+    params = params_of(query, keys, block_table, causal, aligned, window, sinks is not None)
     cu_seqlens_q = (
         [0] if cu_seqlens_q is None else cu_seqlens_q
     )  # placeholder that the kernel does not read
     lengths = (np.array(x, np.int32) for x in (context_lens, cu_seqlens_q))
     inputs = [*(as_bound(x) for x in (query, keys, values, block_table)), *lengths]
+    inputs.append(np.zeros(1, np.float32) if sinks is None else np.array(sinks))
     H_q, D = query.shape[1], query.shape[-1]
     out = empty((query.size // (H_q * D), H_q, D), dtype)
 

@@ -33,7 +33,7 @@ def problem(shape, dtype):
     )
 
 
-def expected(query, key, value, mask=None, context_lens=None):
+def expected(query, key, value, mask=None, context_lens=None, sinks=None):
     causal = isinstance(mask, str)
     return kernels.flash_attention(
         query,
@@ -42,6 +42,7 @@ def expected(query, key, value, mask=None, context_lens=None):
         causal=causal,
         mask=None if causal else mask,
         context_lens=context_lens,
+        sinks=sinks,
         stream=mx.cpu,
     )
 
@@ -65,6 +66,19 @@ def test_every_dtype_and_head_size(variant, dtype, D):
         actual = attend(variant, query, key, value, mask)
         assert actual.dtype == dtype
         assert_close(actual, expected(query, key, value, mask), f"{variant}, D {D}", ulps=16)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("S", [35, 600])
+def test_sinks(variant, kind, S):
+    """A sink counts once, however many simdgroups and splits share a row's keys."""
+    shape = (1, 2, 3, 4, S, 24)
+    query, key, value = problem(shape, mx.bfloat16)
+    mask, sinks = make_mask(kind, shape), random(6) * 4
+    actual = attend(variant, query, key, value, mask, sinks=sinks)
+    reference = expected(query, key, value, mask, sinks=sinks)
+    assert_close(actual, reference, f"{variant}, mask {kind}", ulps=16)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -147,6 +147,34 @@ def test_sliding_window(page_size, window, mode):
         np.testing.assert_array_equal(bits(actual[own]), bits(alone), what)
 
 
+@pytest.mark.parametrize("window", [0, 20, 290])
+@pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])
+@pytest.mark.parametrize("mode", ["plain", "asan", "race"])
+def test_sinks(window, is_int8, mode):
+    """The first split of a sequence has its sinks, even if all keys of the split are hidden."""
+    contexts, lengths, sinks = [*(S for _, S in MIXED), 700], [*(L for L, _ in MIXED), 2], random(2)
+    keys, values, table = cut_into_pages(sequences(contexts, 1, 16), 16)
+    keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
+    if is_int8:
+        keys, values = quantize_rows(keys), quantize_rows(values)
+    bounds = np.cumsum([0, *lengths]).astype(np.int32)
+    query = random(int(bounds[-1]), 2, 16)
+    expected = kernels.extension().paged_attention_varlen(
+        query, keys, values, mx.array(bounds), mx.array(contexts), padded(table), window=window,
+        sinks=sinks, stream=mx.cpu,
+    )  # fmt: skip
+    actual = paged_attend(
+        "fast", query, keys, values, padded(table), contexts, bounds, mode=mode, window=window,
+        sinks=sinks,
+    )  # fmt: skip
+    assert_close(actual, expected, f"window of {window}", ulps=16)
+    if window == 0 and not is_int8:
+        readable = paged_attend(
+            "readable", query, keys, values, padded(table), contexts, bounds, sinks=sinks
+        )
+        assert_close(readable, expected, "readable", ulps=16)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("L", [1, 8, 9, 40])
 @pytest.mark.parametrize("mode", ["plain", "race"])

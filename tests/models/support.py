@@ -40,6 +40,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
         "sliding_window_pattern": 2,
     },
+    "gpt_oss": {
+        **SIZES,
+        "model_type": "gpt_oss",
+        "head_dim": 32,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "sliding_window": 20,
+    },
 }
 MIXTURE = {
     **FAMILIES["qwen3"],

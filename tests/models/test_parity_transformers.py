@@ -255,6 +255,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **heads(6, 2, 14),
+            "num_hidden_layers": 4,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 19,
+            "rope_parameters": {**YARN, **STRETCHED, "truncate": False},
+        },
+    ),
     "qwen3_moe-window": (
         "Qwen3Moe",
         {
@@ -273,6 +284,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 13,
             "query_pre_attn_scalar": 12,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "smollm3": (
+        "SmolLM3",
+        {**heads(4, 2, 10), "no_rope_layers": [1, 0, 1], "pad_token_id": None},
+    ),
+    "granite": (
+        "Granite",
+        {
+            **heads(4, 1, 10),
+            "embedding_multiplier": 12,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 3.0,
+            "tie_word_embeddings": True,
         },
     ),
     # one KV head, a window of most of the context, and a pattern that leaves all layers with it
@@ -297,7 +323,7 @@ def family(request, tmp_path_factory):
     name, fields = FAMILIES[request.param]
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}ForCausalLM")
-    theirs = random_model(model(model.config_class(**SIZES, **fields)))
+    theirs = random_model(model(model.config_class(**{**SIZES, **fields})))
     folder = tmp_path_factory.mktemp(request.param)
     theirs.save_pretrained(folder)
     weights = read_checkpoint(folder, json.loads((folder / "config.json").read_text()))
@@ -418,6 +444,55 @@ def test_text_of_qwen3_vl(tmp_path, kind, layout):
     ids = random_ids(77)
     ours = sequence_logits(serving_model("vl", weights, page_size=16), ids)
     np.testing.assert_allclose(as_numpy(ours), transformers_logits(theirs, ids), atol=1e-4)
+
+
+def mxfp4_tensors(theirs: Any, layout: str) -> dict[str, mx.array]:
+    """A gpt-oss model's tensors with MXFP4 experts; `theirs` gets the dequantized experts."""
+    tensors = {name: mx.array(x.numpy()) for name, x in theirs.state_dict().items()}
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        matrices = tensors.pop(name).swapaxes(1, 2)  # X×O×I
+        words, scales = mx.quantize(matrices, mode="mxfp4")
+        exact = mx.dequantize(words, scales, mode="mxfp4", dtype=mx.float32).swapaxes(1, 2)
+        theirs.state_dict()[name].copy_(torch.from_numpy(np.array(exact)))
+        X, O, _ = words.shape
+        tensors[f"{name}_blocks"] = words.view(mx.uint8).reshape(X, O, -1, 16)
+        tensors[f"{name}_scales"] = scales
+    if layout == "mlx":
+        gpt_oss = pytest.importorskip("mlx_lm.models.gpt_oss")
+        tensors = gpt_oss.Model.sanitize(None, tensors)
+    return tensors
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("layout", ["hugging_face", "mlx"])
+def test_mxfp4_experts_of_gpt_oss(tmp_path, layout, dtype):
+    torch.manual_seed(0)
+    fields = FAMILIES["gpt_oss"][1]
+    config = transformers.GptOssConfig(
+        **{**SIZES, **fields, "hidden_size": 96, "intermediate_size": 160}
+    )
+    theirs = random_model(transformers.GptOssForCausalLM(config))
+    tensors = mxfp4_tensors(theirs, layout)
+    tensors = {
+        k: x if x.dtype in (mx.uint8, mx.uint32) else x.astype(dtype) for k, x in tensors.items()
+    }
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
+    quantization = {
+        "hugging_face": {"quantization_config": {"quant_method": "mxfp4"}},
+        "mlx": {"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}},
+    }
+    weights = read_checkpoint(tmp_path, {**config.to_dict(), **quantization[layout]})
+    model = serving_model("gpt-oss", weights, page_size=16)
+    assert model.supports_graph_capture == (dtype == mx.bfloat16)
+    ids = random_ids(77)
+    actual = as_numpy(sequence_logits(model, ids, [30, 31, 32, 77]))
+    expected = transformers_logits(theirs, ids)
+    # Routing is discontinuous, so 16-bit logits of single tokens may differ more.
+    error = np.abs(actual - expected)
+    if dtype == mx.float32:
+        assert error.max() < 1e-4
+    else:
+        assert np.median(error) < 0.01 * np.abs(expected).max()
 
 
 def test_fused_experts_of_qwen3_moe(tmp_path):

@@ -118,13 +118,17 @@ OPERATIONS = [
                     "expected up in the dtype of gate, float16, got float32",
                 ),
                 ({"up": zeros(1, 8)}, "expected up of the shape of gate"),
-                ({"activation": "relu"}, 'expected activation "silu" or "gelu_tanh", got "relu"'),
+                (
+                    {"activation": "relu"},
+                    'expected activation "silu", "gelu_tanh" or "swigluoai", got "relu"',
+                ),
             ],
-            non_finite="element",
+            # gpt-oss's function clamps an infinite input.
+            non_finite="" if "swigluoai" in options.values() else "element",
             gpu_ulps=2,
             options=options,
         )
-        for options in ({}, {"activation": "gelu_tanh"})
+        for options in ({}, {"activation": "gelu_tanh"}, {"activation": "swigluoai"})
     ),
     Operation(
         "add_bias",
@@ -136,6 +140,15 @@ OPERATIONS = [
             ({"bias": mx.zeros((8,))}, "expected bias in the dtype of x, float16, got float32"),
             ({"bias": zeros(7)}, r"expected bias of shape \(8\)"),
             ({"bias": zeros(1, 8)}, r"expected bias of shape \(8\)"),
+            ({"experts": zeros(2, dtype=mx.uint32)}, r"of shape \(X,8\) with experts, got \(8\)"),
+            (
+                {"bias": zeros(3, 8), "experts": zeros(2, dtype=mx.int32)},
+                "experts in uint32, one for each row of x .*, got int32",
+            ),
+            (
+                {"bias": zeros(3, 8), "experts": zeros(3, dtype=mx.uint32)},
+                r"got uint32 of shape \(3\)",
+            ),
         ],
         non_finite="element",
         gpu_ulps=0,

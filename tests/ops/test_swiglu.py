@@ -70,3 +70,13 @@ def test_gelu_equals_mlx(instruction_set, dtype, shape):
     # Like PyTorch's, computed in float32 and rounded once.
     expected = nn.gelu_approx(gate.astype(mx.float32)).astype(dtype) * up
     assert_close(swiglu(gate, up, "gelu_tanh"), expected, "GeGLU", ulps=3)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_clamped_swiglu_equals_mlx_lm(instruction_set, dtype, shape):
+    activations = pytest.importorskip("mlx_lm.models.activations")
+    gate, up = problem(*shape, dtype=dtype)
+    gate, up = 3 * gate, 3 * up  # beyond the limit of 7
+    inputs = up.astype(mx.float32), gate.astype(mx.float32)
+    expected = activations.SwigluOAI()(*inputs).astype(dtype)
+    assert_close(swiglu(gate, up, "swigluoai"), expected, "gpt-oss", ulps=3)

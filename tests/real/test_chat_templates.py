@@ -20,7 +20,7 @@ from tools.real_artifacts import cached_folder
 # Templates of the model families that tiny-llm runs.
 FAMILIES = (
     *("*Qwen*", "*Llama*", "*llama-3*", "*istral*", "*Hermes*", "*DeepSeek-R1*", "*deepseek-r1*"),
-    *("*SmolLM3*", "Bielik*", "meetkai*", "*MiniCPM5*"),
+    *("*SmolLM3*", "Bielik*", "meetkai*", "*MiniCPM5*", "*gpt-oss*"),
 )
 # Sequences by the clients that send them.
 SEQUENCES = {
@@ -50,8 +50,9 @@ TOOL = {
         },
     },
 }
-# Templates that drop an assistant's text beside tool calls, and reject it as a separate message.
-DROP_TEXT_WITH_CALLS = ("Mistral-Small-3.2*", "mistralai-Mistral-Nemo*")
+# Templates that drop an assistant's text beside tool calls, and reject it as a separate message;
+# or, like gpt-oss's, render it as reasoning, and only until the next answer.
+DROP_TEXT_WITH_CALLS = ("Mistral-Small-3.2*", "mistralai-Mistral-Nemo*", "*gpt-oss*")
 # Why a template rejects every conversation, with and without tools or in one of the cases.
 ONLY_WITH_TOOLS = "'NoneType' object is not iterable"
 REFUSALS = {

@@ -59,6 +59,7 @@ TEMPLATES = {
     "meta-llama-Llama-3.1-8B-Instruct": "",
     "Mistral-Small-3.2-24B-Instruct-2506": "",
     "unsloth-mistral-Devstral-Small-2507": "",
+    "openai-gpt-oss-120b": "<|channel|>analysis<|message|>I plan.<|end|><|start|>assistant",
 }
 # Templates that place the tools before the last user message, where no prefix can be cached.
 TOOLS_BEFORE_LAST_USER = ("Mistral-Small-3.2-24B-Instruct-2506",)
@@ -82,6 +83,9 @@ def call_text(format_name: str, name: str, arguments: dict[str, Any]) -> str:
             return json.dumps({"name": name, "parameters": arguments})
         case "mistral":
             return f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}"
+        case "openai":
+            header = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+            return f"{header}{json.dumps(arguments)}<|call|>"
     return tool_call(name, **arguments)
 
 
@@ -93,8 +97,9 @@ def scripted_outputs(agent: str, format_name: str, folder: Path) -> list[str]:
 
     calls = [shell(f"echo {turn} >> turns") for turn in range(8)]
     view = call_text(format_name, *VIEWS[agent](folder))
-    if format_name == "llama3_json":  # only single calls without text
-        return [*calls[:4], ENDS[0], *calls[4:7], view, ENDS[1]]
+    if format_name in ("llama3_json", "openai"):  # only single calls without text
+        start = "<|channel|>final<|message|>" if format_name == "openai" else ""
+        return [*calls[:4], f"{start}{ENDS[0]}", *calls[4:7], view, f"{start}{ENDS[1]}"]
     calls[1] = f"I write a line.\n{calls[1]}"
     calls[2] = f"{shell('echo before')}\n{calls[2]}"
     if agent == "claude":  # a deferred tool, whose definition the client sends as a reference
@@ -164,7 +169,7 @@ def test_ten_turns(agent, template, tmp_path, artifact):
         assert run.returncode == 0, run.stdout + run.stderr + "".join(server.lines)
         assert end in run.stdout
     assert server.stop() == 0
-    turns = "0123456" if format_name == "llama3_json" else "01234567"
+    turns = "0123456" if format_name in ("llama3_json", "openai") else "01234567"
     assert (work / "turns").read_text().split() == list(turns)
 
     log = "".join(server.lines)

@@ -69,7 +69,8 @@ def test_config(name, tmp_path):
     else:
         assert parsed.experts.num_experts == text.num_experts
         assert parsed.experts.top_k == text.num_experts_per_tok
-        assert parsed.experts.intermediate_size == text.moe_intermediate_size
+        width = getattr(text, "moe_intermediate_size", text.intermediate_size)
+        assert parsed.experts.intermediate_size == width
         assert parsed.experts.norm_topk_prob is getattr(text, "norm_topk_prob", True)
     if parsed.delta_net is not None:
         kinds = [

@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from .solution_flag import parse_with_tree, restart_in_tree
+from .tasks import day_of
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen3_5_text",
@@ -117,6 +118,8 @@ def conversation(number: int = 6) -> Iterator[str]:
         cells = []
         for llm in (cold, warm):
             [output] = llm.generate([messages], params)
+            if output.error is not None:
+                raise ValueError(output.error)
             milliseconds = 1000 * (output.metrics.ttft or 0)
             cells.append(f"{output.num_cached_tokens:6}  {milliseconds:8.0f} ms")
         yield f"{turn:4}  {len(output.prompt_token_ids):6}  {'  '.join(cells)}"
@@ -133,7 +136,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("table", choices=TABLES)
     args, tree = parse_with_tree(parser, argv)
-    restart_in_tree(tree, "tools.course.hybrid_demo", argv)
+    day = day_of(6, 4 if args.table == "memory" else 5)
+    restart_in_tree(tree, "tools.course.hybrid_demo", argv, day=day)
     try:
         for line in TABLES[args.table]():
             print(line, flush=True)

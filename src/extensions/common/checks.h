@@ -52,6 +52,14 @@ inline void check_weight_dtype(const char* operation, const mlx::core::array& we
           weight.dtype());
 }
 
+/// Checks an optional attention sink per query head.
+inline void check_sinks(const char* operation, const mlx::core::array& sinks, int H_q) {
+    const mlx::core::Shape heads = {H_q};
+    check(sinks.dtype() == mlx::core::float32 && sinks.shape() == heads, operation,
+          "expected sinks in float32 of shape ", heads, ", got ", sinks.dtype(), " of shape ",
+          sinks.shape());
+}
+
 /// Checks that an argument has at least one dimension.
 inline void check_not_scalar(const char* operation, const char* name, const mlx::core::array& x) {
     check(x.ndim() >= 1, operation, "expected ", name,

@@ -19,8 +19,11 @@ struct RowArray {
     Format format;
 };
 
-/// Activation function of a gated MLP.
-enum class Activation { silu, gelu_tanh };
+/// Activation function of a gated MLP. swigluoai: see swiglu.h.
+enum class Activation { silu, gelu_tanh, swigluoai };
+
+/// Limit and slope of swigluoai.
+constexpr float SWIGLU_LIMIT = 7, SWIGLU_ALPHA = 1.702f;
 
 /// Scalar arguments; an operation ignores those that it lacks.
 struct RowOptions {
@@ -61,6 +64,18 @@ namespace {  // internal linkage: the linker must not merge copies from differen
 }
 [[maybe_unused]] inline void* output_row(const RowJob& job, int i, int64_t m) {
     return row_of(job.outputs[i], m);
+}
+
+/// Row m's job, whose second input is the row that the third input, uint32 indices below options.k
+/// in rows of any width, selects for it.
+[[maybe_unused]] inline RowJob with_selected_row(const RowJob& job, int64_t m) {
+    const RowArray& indices = job.inputs[2];
+    const int64_t i = m / indices.width * indices.stride + m % indices.width;
+    const int64_t index = static_cast<const uint32_t*>(indices.data)[i];
+    RowJob row = job;
+    row.inputs[1].data = row_of(job.inputs[1], index < job.options.k ? index : job.options.k - 1);
+    row.inputs[1].stride = 0;
+    return row;
 }
 
 /// Elementwise reference kernel: output = function(input 0, input 1), in float32. The second input

@@ -132,7 +132,7 @@ KERNEL_TEST(qk_norm_rope_matches_reference) {
 KERNEL_TEST(swiglu_matches_reference) {
     const auto kernel = TINY_LLM_CHOOSE_SIMD(set, swiglu, swiglu_reference);
     Random random(3);
-    for (const auto activation : {Activation::silu, Activation::gelu_tanh}) {
+    for (const auto activation : {Activation::silu, Activation::gelu_tanh, Activation::swigluoai}) {
         for (const Format format : FORMATS) {
             for (const int64_t I : SIZES) {
                 auto gate = random_array(random, ROWS * I, format, 200),

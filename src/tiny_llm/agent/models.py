@@ -15,7 +15,8 @@ from ..engine.inputs.sampling_params import SamplingParams
 from ..engine.llm import LLM
 from ..engine.tool_calls.registry import AUTO, find_format
 from ..errors import UserError
-from ..server.protocol.output_parser import OutputParser, TextDelta
+from ..server.protocol.harmony_parser import make_output_parser
+from ..server.protocol.output_parser import TextDelta
 from ..server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
 
 Message = dict[str, Any]
@@ -163,7 +164,8 @@ class LocalModel:
         self.usage.add(len(output.prompt_token_ids), output.num_cached_tokens)
         if self._script is not None:
             return self._script.complete(messages, tools, seed)
-        parser = OutputParser(True, False, ToolCallOptions(self._format, tools) if tools else None)
+        tool_calls = ToolCallOptions(self._format, tools) if tools else None
+        parser = make_output_parser(self._format, True, False, tool_calls)
         deltas = [*parser.feed(output.text), *parser.finish(output.finish_reason == "length")]
         text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
         calls = [(d.name, d.arguments) for d in deltas if isinstance(d, ToolCallDelta)]

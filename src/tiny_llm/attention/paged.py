@@ -190,11 +190,15 @@ def paged_attention_varlen_reference(
     page_size: int,
     scale: float | None = None,
     window: int = 0,
+    sinks: mx.array | None = None,
 ) -> mx.array:
-    """Reference for `paged_attention_varlen`: plain MLX in float32."""
+    """Reference for `paged_attention_varlen`: plain MLX in float32.
+
+    sinks: H_q attention sinks: logits that join only the softmax's denominator, one per query head.
+    """
     pages = key_pages, value_pages, cu_seqlens_q, context_lens, block_table
-    if window:
-        return _attend_in_windows(query, *pages, page_size, scale, window)
+    if window or sinks is not None:
+        return _attend_in_windows(query, *pages, page_size, scale, window, sinks)
     return attend_gathered_ragged(query, *pages, page_size, scale)
 
 
@@ -219,8 +223,12 @@ def _attend_in_windows(
     page_size: int,
     scale: float | None,
     window: int,
+    sinks: mx.array | None,
 ) -> mx.array:
-    """Reference for ragged batches with a window; gathers only pages in windows."""
+    """Reference for ragged batches with a window or sinks; gathers only pages in windows.
+
+    The sinks are the masks of an additional key; it and its value are zeros.
+    """
     rows, ends = [query[:0]], to_list(cu_seqlens_q)
     for s, context_len in enumerate(to_list(context_lens)):
         chunk = query[ends[s] : ends[s + 1]]  # L×H_q×D
@@ -235,13 +243,14 @@ def _attend_in_windows(
             gather_pages(pages, block_table[s][first_page:], S).astype(mx.float32)
             for pages in (key_pages, value_pages)
         )
-        attended = scaled_dot_product_attention_grouped(
-            seen.swapaxes(0, 1).astype(mx.float32),
-            key,
-            value,
-            scale,
-            sliding_window_mask(len(seen), S, window, mx.float32),
-        )
+        seen = seen.swapaxes(0, 1).astype(mx.float32)  # H_q×L×D
+        mask = sliding_window_mask(seen.shape[1], S, window or S, mx.float32)
+        if sinks is not None:
+            key, value = (mx.pad(rows, [(0, 0), (0, 1), (0, 0)]) for rows in (key, value))
+            H_q, L, _ = seen.shape
+            sink_column = mx.broadcast_to(sinks[:, None, None], (H_q, L, 1))
+            mask = mx.concatenate([mx.broadcast_to(mask, (H_q, L, S)), sink_column], axis=-1)
+        attended = scaled_dot_product_attention_grouped(seen, key, value, scale, mask)
         rows.append(attended.swapaxes(0, 1).astype(query.dtype))
     return mx.concatenate(rows)
 

@@ -9,6 +9,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
+from ..engine.tool_calls.harmony import FINAL
 from ..errors import UserError
 from .backends.backend import Backend, open_backend
 from .backends.remote import RemoteBackend, add_remote_arguments, check_remote_arguments
@@ -20,7 +21,7 @@ with contextlib.suppress(ImportError):
     import readline  # noqa: F401  (enables history and line editing in input())
 
 HELP = "/reset clears the history, /exit or Ctrl-D quits, Ctrl-C stops generation"
-THINK_END = "</think>"
+CONTENT_STARTS = ("</think>", FINAL)  # ends of the reasoning
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "chat") -> int:
@@ -70,8 +71,9 @@ class ChatSession:
             raise
         print()
         # Drop the reasoning, as chat templates do in earlier turns.
-        content = reply.rpartition(THINK_END)[2].strip()
-        self.messages.append({"role": "assistant", "content": content})
+        for start in CONTENT_STARTS:
+            reply = reply.rpartition(start)[2].strip()
+        self.messages.append({"role": "assistant", "content": reply})
 
 
 def _converse(args: argparse.Namespace) -> int:

@@ -268,8 +268,8 @@ class EngineArgs:
     def memory_limits(self) -> tuple[int, int, int | None, float | None, int, bool]:
         """Last arguments of `plan_kv_memory`: page size, limits and memory budget."""
         limits = self.block_size, self.max_num_seqs, self.max_model_len, self.kv_cache_bytes
-        copies_pages = self.kv_cache_dtype == "int8" and self.attention_backend == "reference"
-        one_table = copies_pages or self.prefix_cache_dir is not None
+        # This backend copies 8-bit pages, so layers cannot share their memory.
+        one_table = self.kv_cache_dtype == "int8" and self.attention_backend == "reference"
         return *limits, self.max_num_batched_tokens, one_table
 
     @property

@@ -151,7 +151,7 @@ argmax: Operation = _operation("argmax")  # index of the maximum in each row
 add_bias: Operation = _operation("add_bias")
 rms_norm: Operation = _operation("rms_norm")
 add_rms_norm: PairOperation = _operation("add_rms_norm")  # x + y and its RMSNorm
-swiglu: Operation = _operation("swiglu")  # act(gate) · up, for SiLU or tanh-GELU
+swiglu: Operation = _operation("swiglu")  # act(gate) · up: SiLU, tanh-GELU, gpt-oss's
 sigmoid_gate: Operation = _operation("sigmoid_gate")  # x · sigmoid(gate)
 # RMSNorm of each head, then RoPE. Writes the result in attention's memory layout, which saves a
 # transpose. cos and sin are from `RoPE.cos_sin`. The norm is skipped if there is no weight.

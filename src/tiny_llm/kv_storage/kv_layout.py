@@ -111,6 +111,14 @@ class KvLayout:
         by_window = groupby(self.tables, key=lambda table: table.window)
         return [(window, sum(t.num_pages for t in tables)) for window, tables in by_window]
 
+    @property
+    def ignores_windows(self) -> bool:
+        """Whether layers with a window share a table with layers that attend to more tokens."""
+        return any(
+            layer.window != self.tables[table].window
+            for layer, table in zip(self.layers, self.table_of, strict=True)
+        )
+
     def pages_of(self, page_ids: array, table: KvTable) -> array:
         """The ids of a table's pages, in order, from those of complete blocks."""
         step, count = self.block_pages, table.num_pages

@@ -17,6 +17,7 @@ from tests.engine.disk_cache.support import (
 )
 from tests.engine.hybrid import build, conversation, run_transcript, write_hybrid
 from tests.engine.support import MORE_CASES, PARAGRAPH, chat, run_cases
+from tests.engine.test_sliding_window import WINDOW_CASES, random_model
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError, load
 from tiny_llm.kv_storage.disk.store import PageStore
 from tiny_llm.models import load_weights
@@ -83,6 +84,32 @@ def test_cold_memory_and_disk_are_bitwise_equal(tmp_path, demo, configuration):
             )
             assert llm.disk_cache.stats.hit_tokens > 0
             assert llm.disk_cache.stats.num_errors == 0
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "rows of two sizes"])
+@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8", "block_size": 4}])
+def test_layers_with_a_window(tmp_path, model_type, options):
+    """The window's pages are read for the end of the prefix only."""
+    model = random_model(model_type), load("demo")[1]
+    options = {"block_size": 8, "seed": 1, **options}
+    order = range(len(WINDOW_CASES))
+    cold = run_in_order(
+        LLM(model, enable_prefix_caching=False, **options), order, cases=WINDOW_CASES
+    )
+    for run_index in range(3):
+        with engine(tmp_path, model, **options) as llm:
+            num_groups = 1 if len(options) > 2 and model_type != "qwen2" else 2
+            assert len(llm.scheduler.config.kv_groups) == num_groups
+            run = run_in_order(llm, order, run_index, WINDOW_CASES)
+            assert_same(cold, run, f"run {run_index}")
+            assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
+            llm.scheduler.check_integrity()
+    for file in page_files(tmp_path)[::3]:
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with engine(tmp_path, model, **options) as llm:
+        assert_same(cold, run_in_order(llm, order, 1, WINDOW_CASES), "unreadable pages")
+        assert llm.disk_cache.stats.num_errors > 0
+        llm.scheduler.check_integrity()
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from tests.engine.simulator import (
     with_window,
 )
 from tiny_llm.engine.scheduling.config import SchedulerConfig
+from tiny_llm.engine.scheduling.kv_groups import GroupPageManager, GroupPrefixCache
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.page_manager import PageManager
 from tiny_llm.engine.scheduling.prefix_cache import PrefixCache
@@ -201,7 +202,55 @@ def loses_preempted_requests(self, request):
     self.num_preemptions += 1
 
 
+def frees_pages_early(self, request, num_written):
+    original_free(self, request, num_written + 2)
+
+
+def matches_without_windows(self, token_ids, root):
+    return PrefixCache.match(self, token_ids, root)
+
+
+def never_frees_pages(self, request, num_written):
+    pass
+
+
+def drops_other_groups(self, node, group):
+    original_drop(self, node, 0)
+
+
+def allocates_only_the_first_group(self, request, num_tokens):
+    others = request.num_allocated[1:]
+    original_grow(self, request, num_tokens)
+    request.num_allocated[1:] = others
+
+
 original_share = PageManager.share_full_pages
+original_free = GroupPageManager.free_before_window
+original_grow = GroupPageManager.grow
+original_drop = GroupPrefixCache._drop
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "fault"),
+    [
+        (GroupPageManager, "free_before_window", frees_pages_early),
+        (GroupPageManager, "free_before_window", never_frees_pages),
+        (GroupPageManager, "grow", allocates_only_the_first_group),
+        (GroupPrefixCache, "match", matches_without_windows),
+        (GroupPrefixCache, "_drop", drops_other_groups),
+    ],
+    ids=lambda value: value.__name__ if callable(value) and not isinstance(value, type) else "",
+)
+def test_injected_fault_in_groups_is_detected(monkeypatch, owner, method, fault):
+    monkeypatch.setattr(owner, method, fault)
+    with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError)):
+        run_group_workloads(300)
+
+
+def run_group_workloads(number: int) -> None:
+    rng = random.Random(4)
+    for _ in range(number):
+        run_and_compare(with_groups(rng, random_workload(rng), random_groups(rng)))
 
 
 @pytest.mark.parametrize(

@@ -79,12 +79,16 @@ def calls(operation: str, ext: Any) -> Iterator[Call]:
         yield lambda s: e.flash_attention(short, key, value, mask=mask, stream=s)
         transposed = random(2, 600, 2, 33).swapaxes(1, 2)
         yield lambda s: e.flash_attention(short, key, transposed, causal=True, stream=s)
+        sinks = random(4) * 4
+        yield lambda s: e.flash_attention(short, key, value, sinks=sinks, stream=s)
     if operation == "paged_attention":
         pages = random(7, 2, 8, 16), random(7, 2, 8, 16)
         table, lengths = mx.array([[4, 0, 6], [2, -1, -1]]), mx.array([20, 3])
         for L in (1, 3, 11):
             query = random(2, 4, L, 16)
             yield lambda s, q=query: e.paged_attention(q, *pages, table, lengths, stream=s)
+        sinks = random(4) * 4
+        yield lambda s: e.paged_attention(query, *pages, table, lengths, sinks=sinks, stream=s)
     if operation == "cache_write":
         tokens = random(2, 3, 2, 8)
         offsets = mx.array([1, 5], mx.int32)

@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
+    "gemma3_text": "gemma3",
 }
 ARCH_BY_NAME = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 VOCABULARY = ["<|end|>", *map(chr, range(0x21, 0x7F)), "Ġ", "Ċ", "ab"]
@@ -71,6 +72,8 @@ def _add_metadata(
 ) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 1e4)}
+    local = rope.get("sliding_attention")
+    rope = rope.get("full_attention") or rope
     partial = rope.get("partial_rotary_factor") or 1
     numbers: dict[str, Any] = {
         "block_count": config["num_hidden_layers"],
@@ -83,6 +86,7 @@ def _add_metadata(
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         "attention.sliding_window": config.get("sliding_window") or 0,
         "rope.freq_base": float(rope["rope_theta"]),
+        "rope.freq_base_swa": float(local["rope_theta"]) if local else 0,
         "rope.dimension_count": int(head_dim * partial),
         "expert_count": config.get("num_experts") or config.get("num_local_experts") or 0,
         "expert_used_count": config.get("num_experts_per_tok") or 0,
@@ -143,6 +147,8 @@ def _converted(
                 array, H = tensors[name], config[f"num_{heads}_heads"]
                 halves = array.reshape(H, 2, -1, *array.shape[1:])  # the halves of each head
                 tensors[name] = halves.swapaxes(1, 2).reshape(array.shape)
+    if config["model_type"] == "gemma3_text":
+        tensors = {name: x + 1 if "norm" in name else x for name, x in tensors.items()}
     if "linear_num_key_heads" in config:
         tensors = {
             name.replace("dt_bias", "dt_proj.bias"): _delta_net(config, name, array)

@@ -70,17 +70,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3moe": ("Qwen3Moe", {**heads(4, 2, 16), **MIXTURE, "norm_topk_prob": True}),
     "qwen35": ("Qwen3_5", {**HYBRID, "tie_word_embeddings": True}),
     "qwen35moe": ("Qwen3_5Moe", {**HYBRID, **MIXTURE, **SHARED}),
+    "gemma3": (
+        "Gemma3",
+        {
+            **heads(4, 1, 16),
+            "sliding_window": 13,
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 16,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+            },
+        },
+    ),
 }
-PARTS = {"Qwen3_5": "Qwen3_5TextConfig", "Qwen3_5Moe": "Qwen3_5MoeTextConfig"}
 
 
 def make_model(name: str) -> Any:
     family, fields = MODELS[name]
     torch.manual_seed(0)
-    config_class = getattr(transformers, PARTS.get(family, f"{family}Config"))
-    config = config_class(**{**SIZES, **fields})
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
-    if family not in PARTS:
+    model_class = getattr(transformers, f"{family}ForCausalLM")
+    model = model_class(model_class.config_class(**{**SIZES, **fields}))
+    if "linear_num_key_heads" not in fields:
         return parity.random_model(model)
     with torch.no_grad():
         for path, parameter in model.named_parameters():

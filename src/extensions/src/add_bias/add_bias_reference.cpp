@@ -4,7 +4,13 @@
 namespace tiny_llm_ext {
 
 void add_bias_reference(const RowJob& job, int64_t first, int64_t last) {
-    map_elements(job, first, last, [](float x, float bias) { return x + bias; });
+    const auto add = [](float x, float bias) { return x + bias; };
+    if (job.inputs[2].data == nullptr) {
+        return map_elements(job, first, last, add);
+    }
+    for (int64_t m = first; m < last; m++) {
+        map_elements(with_selected_row(job, m), m, m + 1, add);
+    }
 }
 
 }  // namespace tiny_llm_ext

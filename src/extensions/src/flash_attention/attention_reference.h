@@ -16,15 +16,16 @@ namespace {  // internal linkage: the linker must not merge copies (see common/h
 /// Attention of one query row, with the online softmax of flash_attention.h.
 ///
 /// visible: number of keys visible to the row. score(s): score of key s, −inf if hidden.
-/// value(s): offset of key s's value in `values`. Writes D elements to `out` at offset `to`.
+/// value(s): offset of key s's value in `values`. sink: the row's attention sink, or null. Writes D
+/// elements to `out` at offset `to`.
 template <typename Score, typename Value>
 void attend_row(int64_t visible, int64_t D, Format format, const Score& score, const void* values,
-                const Value& value, void* out, int64_t to) {
-    // [task 2.4.2 row]
+                const Value& value, const float* sink, void* out, int64_t to) {
     constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
-    float largest = HIDDEN;           // m
-    float sum = 0;                    // l
-    float total[MAX_HEAD_SIZE] = {};  // o
+    float largest = sink == nullptr ? HIDDEN : *sink;  // m
+    float sum = sink == nullptr ? 0 : 1;               // l
+    float total[MAX_HEAD_SIZE] = {};                   // o
+    // [task 2.4.2 row]
     for (int64_t tile = 0; tile < visible; tile += ATTENTION_TILE) {
         const int64_t end = std::min(tile + ATTENTION_TILE, visible);
         float scores[ATTENTION_TILE];

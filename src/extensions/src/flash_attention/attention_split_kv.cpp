@@ -109,7 +109,7 @@ void attend_with_scores(const AttentionRows& block, ScoresKernel scores_of) {
         };
         attend_row(
             block.visible[row], block.D, block.format, [&](int64_t s) { return scores[find(s)]; },
-            block.values, [&](int64_t s) { return tile.values[find(s)]; }, block.out,
+            block.values, [&](int64_t s) { return tile.values[find(s)]; }, nullptr, block.out,
             block.to[row]);
     }
 }

@@ -8,8 +8,8 @@
 //     online   vectorized scores, softmax and weighted sum
 //     split    online with one sequence's keys split over threads
 //
-// The default is the fastest kernel that the machine supports. With a mask array, the reference is
-// always used.
+// The default is the fastest kernel that the machine supports. With a mask array or sinks, the
+// reference is always used.
 #pragma once
 
 #include "common/declare_simd.h"

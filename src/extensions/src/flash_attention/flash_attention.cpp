@@ -61,7 +61,8 @@ mx::array broadcast_mask(const mx::array& mask, const mx::Shape& scores, mx::Str
 mx::array flash_attention(const mx::array& query, const mx::array& key, const mx::array& value,
                           std::optional<float> scale, bool causal,
                           const std::optional<mx::array>& mask,
-                          const std::optional<mx::array>& context_lens, mx::StreamOrDevice s) {
+                          const std::optional<mx::array>& context_lens,
+                          const std::optional<mx::array>& sinks, mx::StreamOrDevice s) {
     check_query_key_value(query, key, value);
     std::vector<mx::array> inputs = {flatten_batch(query, s), flatten_batch(key, s),
                                      flatten_batch(value, s)};
@@ -82,11 +83,15 @@ mx::array flash_attention(const mx::array& query, const mx::array& key, const mx
               batch, " for query of shape ", query.shape(), ", got ", context_lens->shape());
         inputs.push_back(*context_lens);
     }
+    if (sinks) {
+        check_sinks(FLASH_ATTENTION, *sinks, query.shape(-3));
+        inputs.push_back(*sinks);
+    }
     const float factor = scale ? *scale : 1 / std::sqrt(static_cast<float>(query.shape(-1)));
     const auto shape = inputs[0].shape();
-    const auto primitive = wrap_if_emulated(
-        std::make_shared<FlashAttention>(stream_for("flash_attention", query.dtype(), s), factor,
-                                         causal, mask.has_value(), context_lens.has_value()));
+    const auto primitive = wrap_if_emulated(std::make_shared<FlashAttention>(
+        stream_for("flash_attention", query.dtype(), s), factor, causal, mask.has_value(),
+        context_lens.has_value(), sinks.has_value()));
     const mx::array out(shape, query.dtype(), primitive, std::move(inputs));
     return query.ndim() == 4 ? out : mx::reshape(out, query.shape(), s);
 }
@@ -94,7 +99,8 @@ mx::array flash_attention(const mx::array& query, const mx::array& key, const mx
 bool FlashAttention::is_equivalent(const mx::Primitive& other) const {
     const auto& attention = static_cast<const FlashAttention&>(other);
     return scale_ == attention.scale_ && causal_ == attention.causal_ &&
-           has_mask_ == attention.has_mask_ && has_context_lens_ == attention.has_context_lens_;
+           has_mask_ == attention.has_mask_ && has_context_lens_ == attention.has_context_lens_ &&
+           has_sinks_ == attention.has_sinks_;
 }
 
 std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {

@@ -14,6 +14,9 @@
 //     l' = l · exp(m − m') + Σ_j exp(s_j − m')
 //     o' = o · exp(m − m') + Σ_j exp(s_j − m') · v_j          and in the end out = o / l
 //
+// An attention sink is a logit per query head that joins the softmax's denominator only: m and l
+// begin with the sink and 1 instead of −∞ and 0.
+//
 // This is exact for any tiling ("online softmax": Milakov and Gimelshein, 2018; Dao et al.,
 // "FlashAttention", 2022). Scores, sums and weights are float32; only the result is rounded to the
 // dtype of the query.
@@ -48,6 +51,7 @@ namespace mx = mlx::core;
 ///   its score is NaN. bool: true for visible keys.
 /// context_lens: B int32 for a query B×H_q×L×D. Sequence b uses the first context_lens[b] of its S
 ///   keys, and causal means j ≤ i + context_lens[b] − L. Values are clamped to 0 … S.
+/// sinks: H_q float32, the attention sinks.
 ///
 /// Returns N..×H_q×L×D in the dtype of query, in the layout N..×L×H_q×D that the output projection
 /// reads: transposing and flattening the heads needs no copy. A row without visible keys is zero.
@@ -55,19 +59,21 @@ namespace mx = mlx::core;
 mx::array flash_attention(const mx::array& query, const mx::array& key, const mx::array& value,
                           std::optional<float> scale, bool causal,
                           const std::optional<mx::array>& mask,
-                          const std::optional<mx::array>& context_lens, mx::StreamOrDevice s = {});
+                          const std::optional<mx::array>& context_lens,
+                          const std::optional<mx::array>& sinks, mx::StreamOrDevice s = {});
 
 /// Graph node of flash_attention. Validated inputs: query B×H_q×L×D, key and value B×H×S×D, any
-/// strides; then, if given, mask B×H_q×L×S and contiguous context_lens B.
+/// strides; then, if given, mask B×H_q×L×S, context_lens B, sinks H_q.
 class FlashAttention : public mx::UnaryPrimitive, public Capturable {
    public:
     FlashAttention(mx::Stream stream, float scale, bool causal, bool has_mask,
-                   bool has_context_lens)
+                   bool has_context_lens, bool has_sinks)
         : mx::UnaryPrimitive(stream),
           scale_(scale),
           causal_(causal),
           has_mask_(has_mask),
-          has_context_lens_(has_context_lens) {}
+          has_context_lens_(has_context_lens),
+          has_sinks_(has_sinks) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
     void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
@@ -81,6 +87,7 @@ class FlashAttention : public mx::UnaryPrimitive, public Capturable {
     bool causal_;
     bool has_mask_;
     bool has_context_lens_;
+    bool has_sinks_;
 };
 
 }  // namespace tiny_llm_ext

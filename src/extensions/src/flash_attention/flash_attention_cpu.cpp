@@ -86,7 +86,8 @@ void run_week4(const FlashAttentionJob& job) {
 }
 
 void run(const FlashAttentionJob& job, InstructionSet set) {
-    const bool uses_reference = job.week4_kernel.is_reference() || job.mask_kind != MaskKind::none;
+    const bool uses_reference =
+        job.week4_kernel.is_reference() || job.mask_kind != MaskKind::none || job.sinks != nullptr;
     if (job.week4_kernel.is_selected && !uses_reference) {
         run_week4(job);
         return;
@@ -167,13 +168,17 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .mask_strides = {},
         .mask_key_stride = 0,
         .context_lens = nullptr,
+        .sinks = nullptr,
         .week4_kernel = week4_attention(),
     };
-    if (has_context_lens_) {
-        job.context_lens = row_contiguous(inputs.back(), stream()).data<int32_t>();
-    }
     if (has_mask_) {
         set_mask(job, inputs[3]);
+    }
+    if (has_context_lens_) {
+        job.context_lens = row_contiguous(inputs[has_mask_ ? 4 : 3], stream()).data<int32_t>();
+    }
+    if (has_sinks_) {
+        job.sinks = row_contiguous(inputs.back(), stream()).data<float>();
     }
     add_task(stream(), [job, set = instruction_set()] { run(job, set); });
 }

@@ -13,16 +13,17 @@ template <typename T, int ROWS, int DIM>
     device const T* value [[buffer(2)]],           // B×H×S×D
     device const uchar* mask [[buffer(3)]],        // B×H_q×L×S, optional
     device const int* context_lens [[buffer(4)]],  // B, optional
-    device T* out [[buffer(5)]],                   // B×L×H_q×D, written if splits = 1
-    device float* partial [[buffer(6)]],           // B×H_q×L×splits×D, written if splits > 1
-    device float* statistics [[buffer(7)]],        // B×H_q×L×splits×2: maximum score, sum
-    constant const FlashAttentionParams& params [[buffer(8)]],
+    device const float* sinks [[buffer(5)]],       // H_q, optional
+    device T* out [[buffer(6)]],                   // B×L×H_q×D, written if splits = 1
+    device float* partial [[buffer(7)]],           // B×H_q×L×splits×D, written if splits > 1
+    device float* statistics [[buffer(8)]],        // B×H_q×L×splits×2: maximum score, sum
+    constant const FlashAttentionParams& params [[buffer(9)]],
     uint3 at [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float4 memory[split_memory<ROWS, DIM>()];
     const int b = int(at.z) / params.H, key_head = int(at.z) % params.H;
     const AttentionGroup group = dense_group(params, context_lens, b, key_head);
-    DenseSource<T> source = dense_source(params, b, key_head, query, key, value, mask, out);
+    DenseSource<T> source = dense_source(params, b, key_head, query, key, value, mask, sinks, out);
     const Split split = {int(at.x), params.splits, partial, statistics};
     attend_to_split<ROWS, DIM>(group, source, split, int(at.y) * ROWS, memory, simdgroup, lane);
 }
@@ -45,7 +46,7 @@ template <typename T>
         [[host_name("flash_attention_decode_rows" #ROWS "_d" #DIM "_" #name)]] [[kernel]] void \
         flash_attention_decode<T, ROWS, DIM>(                                                  \
             device const T*, device const T*, device const T*, device const uchar*,            \
-            device const int*, device T*, device float*, device float*,                        \
+            device const int*, device const float*, device T*, device float*, device float*,   \
             constant const FlashAttentionParams&, uint3, uint, uint);
 
 #define INSTANTIATE_ROWS(name, T, DIM) \

@@ -68,6 +68,7 @@ struct FlashAttentionJob {
     int64_t mask_key_stride;
 
     const int32_t* context_lens;  // B, or null
+    const float* sinks;           // H_q, or null
     Week4Attention week4_kernel;
 };
 

@@ -5,10 +5,10 @@
 //   decode    few rows: keys are split over threadgroups, so that one sequence occupies the GPU;
 //             flash_attention_merge reduces the splits
 //
-// Buffers: query, key, value, mask, context_lens, out. The params have the strides of the inputs;
-// out is contiguous, B×L×H_q×D. In place of an absent mask or context_lens, any buffer may be
-// bound. With more than one split, the decode kernel writes partial results and statistics instead
-// of out.
+// Buffers: query, key, value, mask, context_lens, sinks, out. The params have the strides of the
+// inputs; out is contiguous, B×L×H_q×D. In place of an absent mask, context_lens or sinks, any
+// buffer may be bound. With more than one split, the decode kernel writes partial results and
+// statistics instead of out.
 #pragma once
 
 #include "common/metal_launch.h"

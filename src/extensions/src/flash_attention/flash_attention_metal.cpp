@@ -76,7 +76,8 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     // query stands in for absent optional inputs, which the kernels do not read.
     const auto& mask = has_mask_ ? inputs[3] : query;
     const auto context_lens =
-        has_context_lens_ ? metal::row_contiguous(inputs.back(), stream()) : query;
+        has_context_lens_ ? metal::row_contiguous(inputs[has_mask_ ? 4 : 3], stream()) : query;
+    const auto sinks = has_sinks_ ? metal::row_contiguous(inputs.back(), stream()) : query;
     const Format format = format_of(query.dtype());
     FlashAttentionParams params = {
         .B = query.shape(0),
@@ -89,6 +90,7 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
         .causal = causal_,
         .mask_kind = has_mask_ ? mask_kind_of(mask.dtype()) : ATTENTION_MASK_NONE,
         .has_context_lens = has_context_lens_,
+        .has_sinks = has_sinks_,
         .splits = attention_splits(key.shape(2)),
         .aligned = rows_are_aligned(key) && rows_are_aligned(value),
         .query_strides = {},
@@ -104,7 +106,7 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     // [solution only]
     encode = encode_flash_fast;
     // [/solution only]
-    encode(stream(), params, format, {query, key, value, mask, context_lens}, out);
+    encode(stream(), params, format, {query, key, value, mask, context_lens, sinks}, out);
 }
 
 }  // namespace tiny_llm_ext

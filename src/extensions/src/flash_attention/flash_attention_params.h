@@ -32,6 +32,7 @@ struct FlashAttentionParams {
     int causal;
     int mask_kind;
     int has_context_lens;
+    int has_sinks;
     int splits;   // number of splits of the keys; 1 if there is no merge
     int aligned;  // whether offsets and sizes of key and value rows are multiples of 4 elements
     // Strides of sequence, head and token, in elements; rows of D are contiguous.

@@ -35,8 +35,9 @@ template <typename T>
     device const T* value [[buffer(2)]],           // B×H×S×D
     device const uchar* mask [[buffer(3)]],        // B×H_q×L×S, optional
     device const int* context_lens [[buffer(4)]],  // B, optional
-    device T* out [[buffer(5)]],                   // B×L×H_q×D
-    constant const FlashAttentionParams& params [[buffer(6)]],
+    device const float* sinks [[buffer(5)]],       // H_q, optional
+    device T* out [[buffer(6)]],                   // B×L×H_q×D
+    constant const FlashAttentionParams& params [[buffer(7)]],
     threadgroup T* tile [[threadgroup(0)]],  // 32×D
     uint2 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
@@ -49,7 +50,8 @@ template <typename T>
     const int most = visible_keys(params, keys, min(first_row + TILE, params.L) - 1);
 
     float q[SLICES], o[SLICES] = {};
-    float largest = -INFINITY, sum = 0;
+    float largest = params.has_sinks ? sinks[head] : -INFINITY;
+    float sum = params.has_sinks ? 1 : 0;
     for (int i = 0; i < SLICES; i++) {
         const int d = i * 32 + int(lane);
         const bool inside = l < params.L && d < D;
@@ -111,11 +113,12 @@ template <typename T>
     }
 }
 
-#define INSTANTIATE(name, T)                                                                       \
-    template [[host_name("flash_attention_readable_" #name)]] [[kernel]] void                      \
-    flash_attention_readable<T>(                                                                   \
-        device const T*, device const T*, device const T*, device const uchar*, device const int*, \
-        device T*, constant const FlashAttentionParams&, threadgroup T*, uint2, uint, uint, uint);
+#define INSTANTIATE(name, T)                                                                     \
+    template [[host_name("flash_attention_readable_" #name)]] [[kernel]] void                    \
+    flash_attention_readable<T>(device const T*, device const T*, device const T*,               \
+                                device const uchar*, device const int*, device const float*,     \
+                                device T*, constant const FlashAttentionParams&, threadgroup T*, \
+                                uint2, uint, uint, uint);
 
 INSTANTIATE(float32, float)
 INSTANTIATE(float16, half)

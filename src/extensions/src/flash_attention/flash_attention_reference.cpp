@@ -32,8 +32,9 @@ void attend_row(const FlashAttentionJob& job, int64_t b, int64_t head, int64_t l
     const auto value_of = [&](int64_t s) {
         return row_offset(job.value_strides, b, head / (job.H_q / job.H), s);
     };
-    attend_row(visible_keys(job, b, l), job.D, job.format, score_of, job.value, value_of, job.out,
-               out_offset(job, b, head, l));
+    const float* sink = job.sinks == nullptr ? nullptr : job.sinks + head;
+    attend_row(visible_keys(job, b, l), job.D, job.format, score_of, job.value, value_of, sink,
+               job.out, out_offset(job, b, head, l));
 }
 
 }  // namespace

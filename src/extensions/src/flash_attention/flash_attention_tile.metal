@@ -15,8 +15,9 @@ template <typename T, int DIM>
     device const T* value [[buffer(2)]],           // B×H×S×D
     device const uchar* mask [[buffer(3)]],        // B×H_q×L×S, optional
     device const int* context_lens [[buffer(4)]],  // B, optional
-    device T* out [[buffer(5)]],                   // B×L×H_q×D
-    constant const FlashAttentionParams& params [[buffer(6)]],
+    device const float* sinks [[buffer(5)]],       // H_q, optional
+    device T* out [[buffer(6)]],                   // B×L×H_q×D
+    constant const FlashAttentionParams& params [[buffer(7)]],
     uint2 at [[threadgroup_position_in_grid]], uint2 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint simdgroups [[simdgroups_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
@@ -25,7 +26,7 @@ template <typename T, int DIM>
     threadgroup vec<T, 4> value_memory[TileSizes<T, DIM>::FOURS];
     const int b = int(at.y) / params.H, key_head = int(at.y) % params.H;
     const AttentionGroup group = dense_group(params, context_lens, b, key_head);
-    DenseSource<T> source = dense_source(params, b, key_head, query, key, value, mask, out);
+    DenseSource<T> source = dense_source(params, b, key_head, query, key, value, mask, sinks, out);
     // Starts with the last rows: with a causal mask they see the most keys and take the longest.
     const int block = int(groups.x - 1 - at.x) * int(simdgroups) * ATTENTION_MATRIX_ROWS;
     attend_to_tiles<T, DIM>(group, source, block, (threadgroup T*)key_memory,
@@ -33,11 +34,12 @@ template <typename T, int DIM>
                             thread_index);
 }
 
-#define INSTANTIATE(name, T, DIM)                                                                  \
-    template [[host_name("flash_attention_tile_d" #DIM "_" #name)]] [[kernel]] void                \
-    flash_attention_tile<T, DIM>(                                                                  \
-        device const T*, device const T*, device const T*, device const uchar*, device const int*, \
-        device T*, constant const FlashAttentionParams&, uint2, uint2, uint, uint, uint, uint);
+#define INSTANTIATE(name, T, DIM)                                                               \
+    template [[host_name("flash_attention_tile_d" #DIM "_" #name)]] [[kernel]] void             \
+    flash_attention_tile<T, DIM>(device const T*, device const T*, device const T*,             \
+                                 device const uchar*, device const int*, device const float*,   \
+                                 device T*, constant const FlashAttentionParams&, uint2, uint2, \
+                                 uint, uint, uint, uint);
 
 #define INSTANTIATE_SIZES(name, T) \
     INSTANTIATE(name, T, 128)      \

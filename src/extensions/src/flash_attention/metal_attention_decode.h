@@ -91,10 +91,12 @@ void store_elements(device T* row, int start, int D, thread const float* x) {
     }
 }
 
-/// Loads the queries. WHOLE: D is a multiple of four.
+/// Loads the queries and begins the softmax, with the sinks if `has_sinks`. WHOLE: D is a multiple
+/// of four.
 template <bool WHOLE, int ROWS, int PER, typename Source>
 void load_rows(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& group,
-               thread const Source& source, int first_row, int row_count, int start) {
+               thread const Source& source, int first_row, int row_count, int start,
+               bool has_sinks) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         for (int i = 0; i < PER; i++) {
@@ -112,6 +114,10 @@ void load_rows(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& gr
                 state.q[r][i] = d < group.D ? float(query[i]) : 0.0f;
             }
             state.visible[r] = group.visible(first_row + r);
+            if (has_sinks) {
+                state.largest[r] = source.sinks[head];
+                state.sum[r] = 1;
+            }
         }
     }
 }
@@ -281,7 +287,9 @@ void attend_and_merge(thread const AttentionGroup& group, thread Source& source,
     constexpr int PER = DIM / 32, MERGED = rows_merged<ROWS, DIM>();
     const int start = int(lane) * PER;
     FewRows<ROWS, PER> state;
-    load_rows<WHOLE>(state, group, source, first_row, row_count, start);
+    // A row's sink counts once: in the first simdgroup of the first split.
+    const bool has_sinks = source.sinks != nullptr && split.index == 0 && simdgroup == 0;
+    load_rows<WHOLE>(state, group, source, first_row, row_count, start, has_sinks);
     attend_to_keys<WHOLE>(state, group, source, first_row, start,
                           first + simdgroup * ATTENTION_SPLIT_RUN, end);
 
@@ -321,7 +329,8 @@ void attend_to_split(thread const AttentionGroup& group, thread Source& source,
     const int row_count = min(ROWS, group.rows() - first_row);
     const int first = split.index * ATTENTION_SPLIT;
     const int end = min(first + ATTENTION_SPLIT, group.visible(first_row + row_count - 1));
-    const bool is_empty = max(first, group.hidden(first_row)) >= end;
+    const bool has_sinks = source.sinks != nullptr && split.index == 0;
+    const bool is_empty = max(first, group.hidden(first_row)) >= end && !has_sinks;
     if (split.count > 1 && is_empty) {  // the merge ignores the partial result
         const int row = first_row + int(lane);
         if (simdgroup == 0 && int(lane) < row_count) {

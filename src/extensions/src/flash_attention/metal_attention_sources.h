@@ -19,6 +19,7 @@
 //                                     of four
 //     has_mask()                      whether there is a mask
 //     masked(head, l, s, x)           the score x of key s plus its mask term
+//     sinks                           sinks of the query heads, or null
 //     out(head, l)                    output row
 //     partial_row(head, l)            index of the row in the decode kernel's partial results
 #pragma once
@@ -59,11 +60,12 @@ struct DenseSource {
     enum { SCALED = 0 };
     constant const FlashAttentionParams* params;
     int b;
-    device const T* queries;   // B×H_q×L×D
-    device const T* keys;      // S×D, of this sequence and head
-    device const T* values;    // S×D, of this sequence and head
-    device const uchar* mask;  // B×H_q×L×S, optional
-    device T* results;         // B×L×H_q×D
+    device const T* queries;    // B×H_q×L×D
+    device const T* keys;       // S×D, of this sequence and head
+    device const T* values;     // S×D, of this sequence and head
+    device const uchar* mask;   // B×H_q×L×S, optional
+    device const float* sinks;  // H_q, or null
+    device T* results;          // B×L×H_q×D
     device const T *key, *value;
 
     device const T* query(int head, int l) const {
@@ -98,10 +100,11 @@ struct DenseSource {
 template <typename T>
 DenseSource<T> dense_source(constant const FlashAttentionParams& params, int b, int key_head,
                             device const T* query, device const T* key, device const T* value,
-                            device const uchar* mask, device T* out) {
+                            device const uchar* mask, device const float* sinks, device T* out) {
     key += row_offset(params.key_strides, b, key_head, 0);
     value += row_offset(params.value_strides, b, key_head, 0);
-    return {&params, b, query, key, value, mask, out, key, value};
+    sinks = params.has_sinks ? sinks : nullptr;
+    return {&params, b, query, key, value, mask, sinks, out, key, value};
 }
 
 /// The AttentionGroup of a sequence's key head in flash_attention.

@@ -96,8 +96,10 @@ struct EightRows {
     simdgroup_float8x8 scores[Sizes::COLUMNS];  // of the current tile; replaced by weights
     float largest, sum;                         // of this lane's row
 
-    /// Loads the queries and resets the softmax. query: this lane's row.
-    EightRows(device const T* query, int D, LanePosition position) thread {
+    /// Loads the queries and begins the softmax. query, sink: those of this lane's row; a row
+    /// without a sink has null.
+    EightRows(device const T* query, device const float* sink, int D,
+              LanePosition position) thread {
 #pragma unroll
         for (int i = 0; i < Sizes::SLICES; i++) {
             const int d = i * 8 + position.column;
@@ -105,8 +107,8 @@ struct EightRows {
                 float2(d < D ? float(query[d]) : 0.0f, d + 1 < D ? float(query[d + 1]) : 0.0f);
             elements(o[i]) = float2(0.0f);
         }
-        largest = -INFINITY;
-        sum = 0;
+        largest = sink == nullptr ? -INFINITY : *sink;
+        sum = sink == nullptr ? 0 : 1;
     }
 
     /// scores = q · keysᵀ · scale.
@@ -224,7 +226,8 @@ void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, 
     const int most = group.visible(min(block + int(simdgroups) * ATTENTION_MATRIX_ROWS - 1, last));
 
     const int begin = group.hidden(min(block, last));
-    EightRows<T, DIM> rows(source.query(head, l), group.D, position);
+    device const float* sink = source.sinks == nullptr ? nullptr : source.sinks + head;
+    EightRows<T, DIM> rows(source.query(head, l), sink, group.D, position);
     for (int first = begin / TILE * TILE; first < most; first += TILE) {
         threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles no longer needed
         load_tiles<T, DIM>(source, first, begin - first, min(TILE, most - first), group.D, keys,

@@ -46,6 +46,7 @@ struct PageSource {
     device const Stored* value_pages;  // P×H×page_size rows, from head `key_head` on
     long page_stride;                  // elements per page: H·page_size rows
     device const int* pages;           // this sequence's row of the block table
+    device const float* sinks;         // H_q, or null
     device T* results;                 // T×H_q×D
     int page_begin;                    // first key of the current page
     long page_start;                   // offset of that key's row
@@ -129,14 +130,17 @@ template <typename T, typename Stored>
 PageSource<T, Stored> page_source(constant const PagedAttentionParams& params, int b, int key_head,
                                   Tokens tokens, uint lane, device const T* query,
                                   device const Stored* key_pages, device const Stored* value_pages,
-                                  device const int* block_table, device T* out) {
+                                  device const int* block_table, device const float* sinks,
+                                  device T* out) {
     device const int* pages = block_table + long(b) * params.max_pages;
     const int no_page = -params.page_size;  // makes the first seek() read the block table
     const long head = params.page_size * PageSource<T, Stored>::width(params.D);
     key_pages += key_head * head;
     value_pages += key_head * head;
-    return {&params,         b,     key_head, tokens,  lane, query,     key_pages,   value_pages,
-            params.H * head, pages, out,      no_page, 0,    key_pages, value_pages, 0};
+    sinks = params.has_sinks ? sinks : nullptr;
+    return {&params,   b,           key_head,        tokens,      lane,  query,
+            key_pages, value_pages, params.H * head, pages,       sinks, out,
+            no_page,   0,           key_pages,       value_pages, 0};
 }
 
 /// Whether a sequence's context exceeds its row of the block table, or any page of keys

@@ -62,14 +62,19 @@ void check_window(const char* name, int window, bool causal) {
     check(window == 0 || causal, name, "expected a causal mask with a window of ", window);
 }
 
-mx::array attention(const mx::array& query, std::optional<float> scale, bool causal, int window,
-                    bool ragged, std::vector<mx::array> inputs, mx::StreamOrDevice s) {
+mx::array attention(const char* name, const mx::array& query, std::optional<float> scale,
+                    bool causal, int window, bool ragged, const std::optional<mx::array>& sinks,
+                    std::vector<mx::array> inputs, mx::StreamOrDevice s) {
+    if (sinks) {
+        check_sinks(name, *sinks, query.shape(1));
+        inputs.push_back(*sinks);
+    }
     const float factor = scale ? *scale : 1 / std::sqrt(static_cast<float>(query.shape(-1)));
-    return mx::array(
-        query.shape(), query.dtype(),
-        wrap_if_emulated(std::make_shared<PagedAttention>(
-            stream_for("paged_attention", query.dtype(), s), factor, causal, window, ragged)),
-        std::move(inputs));
+    return mx::array(query.shape(), query.dtype(),
+                     wrap_if_emulated(std::make_shared<PagedAttention>(
+                         stream_for("paged_attention", query.dtype(), s), factor, causal, window,
+                         ragged, sinks.has_value())),
+                     std::move(inputs));
 }
 
 }  // namespace
@@ -77,7 +82,7 @@ mx::array attention(const mx::array& query, std::optional<float> scale, bool cau
 mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
                           const mx::array& value_pages, const mx::array& block_table,
                           const mx::array& context_lens, std::optional<float> scale, bool causal,
-                          int window, mx::StreamOrDevice s) {
+                          int window, const std::optional<mx::array>& sinks, mx::StreamOrDevice s) {
     check(query.ndim() == 4, BATCH, "expected query B×H_q×L×D, got shape ", query.shape());
     check_query_and_pages(BATCH, query, key_pages, value_pages);
     check_block_table(BATCH, block_table);
@@ -85,28 +90,30 @@ mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
           " rows, one for each sequence of query, got shape ", block_table.shape());
     check_lengths(BATCH, "context_lens", context_lens, query.shape(0));
     check_window(BATCH, window, causal);
-    return attention(query, scale, causal, window, /*ragged=*/false,
+    return attention(BATCH, query, scale, causal, window, /*ragged=*/false, sinks,
                      {query, key_pages, value_pages, block_table, context_lens}, s);
 }
 
 mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pages,
                                  const mx::array& value_pages, const mx::array& cu_seqlens_q,
                                  const mx::array& context_lens, const mx::array& block_table,
-                                 std::optional<float> scale, int window, mx::StreamOrDevice s) {
+                                 std::optional<float> scale, int window,
+                                 const std::optional<mx::array>& sinks, mx::StreamOrDevice s) {
     check(query.ndim() == 3, RAGGED, "expected query T×H_q×D, got shape ", query.shape());
     check_query_and_pages(RAGGED, query, key_pages, value_pages);
     check_block_table(RAGGED, block_table);
     check_lengths(RAGGED, "context_lens", context_lens, block_table.shape(0));
     check_lengths(RAGGED, "cu_seqlens_q", cu_seqlens_q, block_table.shape(0) + 1);
     check_window(RAGGED, window, /*causal=*/true);
-    return attention(query, scale, /*causal=*/true, window, /*ragged=*/true,
+    return attention(RAGGED, query, scale, /*causal=*/true, window, /*ragged=*/true, sinks,
                      {query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q}, s);
 }
 
 bool PagedAttention::is_equivalent(const mx::Primitive& other) const {
     const auto& attention = static_cast<const PagedAttention&>(other);
     return scale_ == attention.scale_ && causal_ == attention.causal_ &&
-           window_ == attention.window_ && ragged_ == attention.ragged_;
+           window_ == attention.window_ && ragged_ == attention.ragged_ &&
+           has_sinks_ == attention.has_sinks_;
 }
 
 std::vector<mx::Shape> PagedAttention::output_shapes(const std::vector<mx::array>& inputs) {

@@ -49,6 +49,7 @@ namespace mx = mlx::core;
 /// causal: restricts query i of sequence b to keys j ≤ i + context_lens[b] − L.
 /// window: further restricts query i to keys j > i + context_lens[b] − L − window; at least 1, or 0
 ///   for no window. Requires `causal`.
+/// sinks: H_q float32, the attention sinks, if any.
 ///
 /// Returns B×H_q×L×D in the dtype of query, in the memory layout B×L×H_q×D, which the output
 /// projection reads without a copy. A row without visible keys is zero; all rows of a sequence with
@@ -57,7 +58,8 @@ namespace mx = mlx::core;
 mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
                           const mx::array& value_pages, const mx::array& block_table,
                           const mx::array& context_lens, std::optional<float> scale, bool causal,
-                          int window, mx::StreamOrDevice s = {});
+                          int window, const std::optional<mx::array>& sinks,
+                          mx::StreamOrDevice s = {});
 
 /// Causal paged_attention for concatenated sequences with different numbers of queries.
 ///
@@ -73,20 +75,23 @@ mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
 mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pages,
                                  const mx::array& value_pages, const mx::array& cu_seqlens_q,
                                  const mx::array& context_lens, const mx::array& block_table,
-                                 std::optional<float> scale, int window, mx::StreamOrDevice s = {});
+                                 std::optional<float> scale, int window,
+                                 const std::optional<mx::array>& sinks, mx::StreamOrDevice s = {});
 
 /// Graph node of paged_attention and paged_attention_varlen. Validated inputs, any strides: query
 /// B×H_q×L×D or T×H_q×D; key_pages and value_pages P×H×page_size×D, block_table B×max_pages,
-/// context_lens B; and, for varlen, cu_seqlens_q B+1. Inputs other than the query are copied unless
-/// row-contiguous.
+/// context_lens B; for varlen, cu_seqlens_q B+1; and, if given, sinks H_q. Inputs other than the
+/// query are copied unless row-contiguous.
 class PagedAttention : public mx::UnaryPrimitive, public Capturable {
    public:
-    PagedAttention(mx::Stream stream, float scale, bool causal, int window, bool ragged)
+    PagedAttention(mx::Stream stream, float scale, bool causal, int window, bool ragged,
+                   bool has_sinks)
         : mx::UnaryPrimitive(stream),
           scale_(scale),
           causal_(causal),
           window_(window),
-          ragged_(ragged) {}
+          ragged_(ragged),
+          has_sinks_(has_sinks) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
     void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
@@ -100,6 +105,7 @@ class PagedAttention : public mx::UnaryPrimitive, public Capturable {
     bool causal_;
     int window_;
     bool ragged_;
+    bool has_sinks_;
 };
 
 }  // namespace tiny_llm_ext

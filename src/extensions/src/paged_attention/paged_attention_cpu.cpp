@@ -184,7 +184,8 @@ void run_week4(const PagedAttentionJob& job, const std::vector<Block>& blocks) {
 void run(const PagedAttentionJob& job, const Batch& batch, InstructionSet set) {
     const std::vector<PagedSequence> sequences = sequences_of(job, batch);
     const std::vector<Block> blocks = blocks_of(job, sequences, batch);
-    const bool has_week4_kernel = job.kv_format != Format::int8 && job.window == 0;
+    const bool has_week4_kernel =
+        job.kv_format != Format::int8 && job.window == 0 && job.sinks == nullptr;
     if (job.week4_kernel.is_selected && !job.week4_kernel.is_reference() && has_week4_kernel) {
         run_week4(job, blocks);
         return;
@@ -241,6 +242,7 @@ void PagedAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .key_pages = key_pages.data<void>(),
         .value_pages = value_pages.data<void>(),
         .out = out.data<void>(),
+        .sinks = has_sinks_ ? row_contiguous(inputs.back(), stream()).data<float>() : nullptr,
         .query_head_stride = query.strides(1),
         .query_token_stride = query.strides(token_axis),
         .week4_kernel = week4_attention(),

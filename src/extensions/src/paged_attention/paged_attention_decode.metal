@@ -56,10 +56,11 @@ template <typename T, typename Stored, int ROWS, int DIM>
     device const int* block_table [[buffer(3)]],     // B×max_pages
     device const int* context_lens [[buffer(4)]],    // B
     device const int* cu_seqlens_q [[buffer(5)]],    // B+1, in the varlen form
-    device T* out [[buffer(6)]],                     // T×H_q×D; written if splits is 1
-    device float* partial [[buffer(7)]],     // rows×splits×D, if splits > 1; see partial_row
-    device float* statistics [[buffer(8)]],  // rows×splits×2
-    constant const PagedAttentionParams& params [[buffer(9)]],
+    device const float* sinks [[buffer(6)]],         // H_q, optional
+    device T* out [[buffer(7)]],                     // T×H_q×D; written if splits is 1
+    device float* partial [[buffer(8)]],     // rows×splits×D, if splits > 1; see partial_row
+    device float* statistics [[buffer(9)]],  // rows×splits×2
+    constant const PagedAttentionParams& params [[buffer(10)]],
     uint3 at [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float4 memory[split_memory<ROWS, DIM>()];
@@ -77,7 +78,7 @@ template <typename T, typename Stored, int ROWS, int DIM>
         return;
     }
     PageSource<T, Stored> source = page_source(params, b, key_head, tokens, lane, query, key_pages,
-                                               value_pages, block_table, out);
+                                               value_pages, block_table, sinks, out);
     const Split split = {int(at.x), params.splits, partial, statistics};
     const int first = split.index * ATTENTION_SPLIT;
     const int split_end = min(first + ATTENTION_SPLIT, group.S);
@@ -105,20 +106,20 @@ template <typename T>
     if (tokens.L > ATTENTION_FEW_QUERIES || l >= tokens.L) {
         return;
     }
-    PageSource<T, T> source =
-        page_source<T, T>(params, b, 0, tokens, lane, nullptr, nullptr, nullptr, nullptr, out);
+    PageSource<T, T> source = page_source<T, T>(params, b, 0, tokens, lane, nullptr, nullptr,
+                                                nullptr, nullptr, nullptr, out);
     const long first = source.partial_row(head, l) * params.splits;
     merge_splits(partial + first * params.D, statistics + first * 2, params.splits, params.D,
                  source.out(head, l), lane);
 }
 
-#define INSTANTIATE(name, T, Stored, ROWS, DIM)                                                \
-    template                                                                                   \
-        [[host_name("paged_attention_decode_rows" #ROWS "_d" #DIM "_" #name)]] [[kernel]] void \
-        paged_attention_decode<T, Stored, ROWS, DIM>(                                          \
-            device const T*, device const Stored*, device const Stored*, device const int*,    \
-            device const int*, device const int*, device T*, device float*, device float*,     \
-            constant const PagedAttentionParams&, uint3, uint3, uint, uint);
+#define INSTANTIATE(name, T, Stored, ROWS, DIM)                                                  \
+    template                                                                                     \
+        [[host_name("paged_attention_decode_rows" #ROWS "_d" #DIM "_" #name)]] [[kernel]] void   \
+        paged_attention_decode<T, Stored, ROWS, DIM>(                                            \
+            device const T*, device const Stored*, device const Stored*, device const int*,      \
+            device const int*, device const int*, device const float*, device T*, device float*, \
+            device float*, constant const PagedAttentionParams&, uint3, uint3, uint, uint);
 
 #define INSTANTIATE_ROWS(name, T, Stored, DIM) \
     INSTANTIATE(name, T, Stored, 2, DIM)       \

@@ -18,6 +18,7 @@ struct PagedAttentionJob {
     const void* key_pages;    // P×H×page_size rows of D elements; int8: see common/int8_rows.h
     const void* value_pages;  // as key_pages
     void* out;                // T×H_q×D
+    const float* sinks;       // H_q, or null
 
     int64_t query_head_stride, query_token_stride;  // in elements
     Week4Attention week4_kernel;

@@ -12,8 +12,9 @@
 // also zeroes the rows of tokens in no sequence.
 //
 // Buffers of all but the merge: query (strides in the params), key_pages, value_pages, block_table,
-// context_lens, cu_seqlens_q (if params.L is not 0, any buffer, as it is not read), out T×H_q×D;
-// for decode, also partial and statistics (if there is one split, any buffers).
+// context_lens, cu_seqlens_q (if params.L is not 0, any buffer, as it is not read), sinks (if there
+// are none, any buffer), out T×H_q×D; for decode, also partial and statistics (if there is one
+// split, any buffers).
 #pragma once
 
 #include "common/metal_launch.h"

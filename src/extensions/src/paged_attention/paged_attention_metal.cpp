@@ -66,8 +66,12 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     for (size_t i = 1; i < inputs.size(); i++) {
         in.push_back(metal::row_contiguous(inputs[i], stream()));
     }
+    // The lengths stand in for cu_seqlens_q and sinks if absent: the kernels do not read them.
     if (!ragged_) {
-        in.push_back(in[4]);  // in place of cu_seqlens_q, which is not read
+        in.insert(in.begin() + 5, in[4]);
+    }
+    if (!has_sinks_) {
+        in.push_back(in[4]);
     }
     const auto& query = in[0];
     const auto& key_pages = in[1];
@@ -88,6 +92,7 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
         .splits = paged_attention_splits(in[3].shape(1), key_pages.shape(2)),
         .aligned = pages_are_aligned(key_pages) && pages_are_aligned(in[2]),
         .int8 = key_pages.dtype() == mx::int8,
+        .has_sinks = has_sinks_,
         .query_strides = {static_cast<long>(query.strides(0)), static_cast<long>(query.strides(1)),
                           static_cast<long>(query.strides(token_axis))},
     };

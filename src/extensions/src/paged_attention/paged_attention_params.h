@@ -10,10 +10,11 @@ struct PagedAttentionParams {
     int L;  // queries per sequence; 0 in the varlen form
     float scale;
     int causal;
-    int window;             // number of newest keys visible to a query; 0: all
-    int splits;             // splits of the keys in the decode kernel; 1: no merge
-    int aligned;            // whether offsets and sizes of page rows are multiples of 4 elements
-    int int8;               // whether pages have 8-bit rows (common/int8_rows.h)
+    int window;   // number of newest keys visible to a query; 0: all
+    int splits;   // splits of the keys in the decode kernel; 1: no merge
+    int aligned;  // whether offsets and sizes of page rows are multiples of 4 elements
+    int int8;     // whether pages have 8-bit rows (common/int8_rows.h)
+    int has_sinks;
     long query_strides[3];  // strides of sequence, head and token, in elements
 };
 

@@ -43,14 +43,16 @@ template <typename T>
     device const int* block_table [[buffer(3)]],   // B×max_pages
     device const int* context_lens [[buffer(4)]],  // B
     device const int* cu_seqlens_q [[buffer(5)]],  // B+1, in the varlen form
-    device T* out [[buffer(6)]],                   // T×H_q×D
-    constant const PagedAttentionParams& params [[buffer(7)]],
+    device const float* sinks [[buffer(6)]],       // H_q, optional
+    device T* out [[buffer(7)]],                   // T×H_q×D
+    constant const PagedAttentionParams& params [[buffer(8)]],
     uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
     const int token = int(group.x), head = int(group.y), D = params.D;
     const int key_head = head / (params.H_q / params.H);
     const Query position = query_of(params, cu_seqlens_q, token);
     float q[SLICES], o[SLICES] = {};
-    float largest = -INFINITY, sum = 0;
+    float largest = params.has_sinks ? sinks[head] : -INFINITY;
+    float sum = params.has_sinks ? 1 : 0;
     bool pages_missing = false;
     if (position.sequence >= 0) {
         const int capacity = params.max_pages * params.page_size;
@@ -106,7 +108,8 @@ template <typename T>
     template [[host_name("paged_attention_readable_" #name)]] [[kernel]] void            \
     paged_attention_readable<T>(device const T*, device const T*, device const T*,       \
                                 device const int*, device const int*, device const int*, \
-                                device T*, constant const PagedAttentionParams&, uint2, uint);
+                                device const float*, device T*,                          \
+                                constant const PagedAttentionParams&, uint2, uint);
 
 INSTANTIATE(float32, float)
 INSTANTIATE(float16, half)

@@ -27,6 +27,10 @@ std::vector<float> gather_rows(const void* pages, const PagedAttentionJob& job,
     return rows;
 }
 
+const float* sink_of(const PagedAttentionJob& job, int64_t head) {
+    return job.sinks == nullptr ? nullptr : job.sinks + head;
+}
+
 // Reference for int8 pages and for sliding windows: gathers keys and values as float32 first.
 void attend_gathered(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
                      int64_t first_row, int rows) {
@@ -50,7 +54,7 @@ void attend_gathered(const PagedAttentionJob& job, const PagedSequence& sequence
                        : dot(query, 0, keys.data(), offset(j), job.D, Format::float32) * job.scale;
         };
         attend_row(visible_keys(job, sequence, l) - from, job.D, Format::float32, score,
-                   values.data(), offset, out, 0);
+                   values.data(), offset, sink_of(job, head), out, 0);
         for (int64_t d = 0; d < job.D; d++) {
             store_element(job.out, out_offset(job, sequence, head, l) + d, job.format, out[d]);
         }
@@ -76,7 +80,7 @@ void paged_attention_reference(const PagedAttentionJob& job, const PagedSequence
                    job.scale;
         };
         attend_row(visible_keys(job, sequence, l), job.D, job.format, score, job.value_pages,
-                   key_or_value, job.out, out_offset(job, sequence, head, l));
+                   key_or_value, sink_of(job, head), job.out, out_offset(job, sequence, head, l));
     }
     // [/task 3.2.2 rows]
 }

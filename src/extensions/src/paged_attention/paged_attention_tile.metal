@@ -51,8 +51,9 @@ template <typename T, typename Stored, int DIM>
     device const int* block_table [[buffer(3)]],     // B×max_pages
     device const int* context_lens [[buffer(4)]],    // B
     device const int* cu_seqlens_q [[buffer(5)]],    // B+1, in the varlen form
-    device T* out [[buffer(6)]],                     // T×H_q×D
-    constant const PagedAttentionParams& params [[buffer(7)]],
+    device const float* sinks [[buffer(6)]],         // H_q, optional
+    device T* out [[buffer(7)]],                     // T×H_q×D
+    constant const PagedAttentionParams& params [[buffer(8)]],
     uint3 at [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint simdgroups [[simdgroups_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
@@ -77,7 +78,7 @@ template <typename T, typename Stored, int DIM>
         return;
     }
     PageSource<T, Stored> source = page_source(params, b, key_head, tokens, lane, query, key_pages,
-                                               value_pages, block_table, out);
+                                               value_pages, block_table, sinks, out);
     if (has_missing_pages(params, context_lens[b], source.pages, group.hidden(0), group.S, lane)) {
         const int end = min(block + rows_per_block, group.rows());
         for (int row = block + int(simdgroup); row < end; row += int(simdgroups)) {
@@ -92,12 +93,12 @@ template <typename T, typename Stored, int DIM>
                             thread_index);
 }
 
-#define INSTANTIATE(name, T, Stored, DIM)                                                      \
-    template [[host_name("paged_attention_tile_d" #DIM "_" #name)]] [[kernel]] void            \
-    paged_attention_tile<T, Stored, DIM>(                                                      \
-        device const T*, device const Stored*, device const Stored*, device const int*,        \
-        device const int*, device const int*, device T*, constant const PagedAttentionParams&, \
-        uint3, uint3, uint, uint, uint, uint);
+#define INSTANTIATE(name, T, Stored, DIM)                                               \
+    template [[host_name("paged_attention_tile_d" #DIM "_" #name)]] [[kernel]] void     \
+    paged_attention_tile<T, Stored, DIM>(                                               \
+        device const T*, device const Stored*, device const Stored*, device const int*, \
+        device const int*, device const int*, device const float*, device T*,           \
+        constant const PagedAttentionParams&, uint3, uint3, uint, uint, uint, uint);
 
 #define INSTANTIATE_SIZES(name, T)         \
     INSTANTIATE(name, T, T, 128)           \

@@ -1,6 +1,9 @@
 // swiglu: argument checks and the operation's constants.
 #include "src/swiglu/swiglu.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "common/checks.h"
 #include "common/fused.h"
 #include "common/row_operation.h"
@@ -24,20 +27,32 @@ static constexpr RowOperation swiglu_operation(const char* metal_kernel) {
     };
 }
 
+struct Variant {
+    std::string_view name;
+    Activation activation;
+    RowOperation operation;
+};
+
+static constexpr Variant VARIANTS[] = {
+    {"silu", Activation::silu, swiglu_operation("swiglu_elements")},
+    {"gelu_tanh", Activation::gelu_tanh, swiglu_operation("swiglu_gelu_elements")},
+    {"swigluoai", Activation::swigluoai, swiglu_operation("swiglu_oai_elements")},
+};
+
 mx::array swiglu(const mx::array& gate, const mx::array& up, const std::string& activation,
                  mx::StreamOrDevice s) {
-    static constexpr RowOperation OPERATION = swiglu_operation("swiglu_elements");
-    static constexpr RowOperation GELU = swiglu_operation("swiglu_gelu_elements");
-    check_float(OPERATION.name, "gate", gate);
-    check_same_dtype(OPERATION.name, "up", up, "gate", gate);
-    check_not_scalar(OPERATION.name, "gate", gate);
-    check(up.shape() == gate.shape(), OPERATION.name, "expected up of the shape of gate, ",
-          gate.shape(), ", got ", up.shape());
-    const bool is_gelu = activation == "gelu_tanh";
-    check(is_gelu || activation == "silu", OPERATION.name,
-          "expected activation \"silu\" or \"gelu_tanh\", got \"", activation, "\"");
-    const RowOptions options = {.activation = is_gelu ? Activation::gelu_tanh : Activation::silu};
-    return row_operation(is_gelu ? GELU : OPERATION, {gate, up}, {gate.dtype()}, s, options)[0];
+    constexpr const char* NAME = VARIANTS[0].operation.name;
+    check_float(NAME, "gate", gate);
+    check_same_dtype(NAME, "up", up, "gate", gate);
+    check_not_scalar(NAME, "gate", gate);
+    check(up.shape() == gate.shape(), NAME, "expected up of the shape of gate, ", gate.shape(),
+          ", got ", up.shape());
+    const auto* variant = std::find_if(std::begin(VARIANTS), std::end(VARIANTS),
+                                       [&](const Variant& v) { return v.name == activation; });
+    check(variant != std::end(VARIANTS), NAME,
+          "expected activation \"silu\", \"gelu_tanh\" or \"swigluoai\", got \"", activation, "\"");
+    const RowOptions options = {.activation = variant->activation};
+    return row_operation(variant->operation, {gate, up}, {gate.dtype()}, s, options)[0];
 }
 
 }  // namespace tiny_llm_ext

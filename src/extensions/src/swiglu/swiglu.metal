@@ -25,9 +25,23 @@ struct Geglu {
     }
 };
 
+// gpt-oss's function. A NaN is not clamped.
+struct ClampedSwiglu {
+    template <typename T>
+    static float apply(float gate, float up) {
+        const float limit = 7.0f;
+        gate = gate > limit ? limit : gate;
+        up = up > limit ? limit : up < -limit ? -limit : up;
+        return gate * tiny_llm_ext::sigmoid(1.702f * gate) * (up + 1.0f);
+    }
+};
+
 INSTANTIATE_MAP_ROWS(float32, float, swiglu, Swiglu)
 INSTANTIATE_MAP_ROWS(float16, half, swiglu, Swiglu)
 INSTANTIATE_MAP_ROWS(bfloat16, bfloat, swiglu, Swiglu)
 INSTANTIATE_MAP_ROWS(float32, float, swiglu_gelu, Geglu)
 INSTANTIATE_MAP_ROWS(float16, half, swiglu_gelu, Geglu)
 INSTANTIATE_MAP_ROWS(bfloat16, bfloat, swiglu_gelu, Geglu)
+INSTANTIATE_MAP_ROWS(float32, float, swiglu_oai, ClampedSwiglu)
+INSTANTIATE_MAP_ROWS(float16, half, swiglu_oai, ClampedSwiglu)
+INSTANTIATE_MAP_ROWS(bfloat16, bfloat, swiglu_oai, ClampedSwiglu)

@@ -16,9 +16,19 @@ float rounded_silu(float x, Format format) {
     return round_to(x * sigmoid, format);
 }
 
+// gpt-oss's function. A NaN is not clamped.
+float clamped_swiglu(float gate, float up) {
+    gate = gate > SWIGLU_LIMIT ? SWIGLU_LIMIT : gate;
+    up = up > SWIGLU_LIMIT ? SWIGLU_LIMIT : up < -SWIGLU_LIMIT ? -SWIGLU_LIMIT : up;
+    return gate * sigmoid(SWIGLU_ALPHA * gate) * (up + 1);
+}
+
 }  // namespace
 
 void swiglu_reference(const RowJob& job, int64_t first, int64_t last) {
+    if (job.options.activation == Activation::swigluoai) {
+        return map_elements(job, first, last, clamped_swiglu);
+    }
     const bool is_gelu = job.options.activation == Activation::gelu_tanh;
     map_elements(job, first, last, [&](float gate, float up) {
         const float act =

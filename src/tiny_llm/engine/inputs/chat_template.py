@@ -12,10 +12,12 @@ from typing import Any
 
 from ...errors import UserError, short_repr
 from ..tool_calls.format import ToolCallFormat
+from ..tool_calls.harmony import EFFORTS as HARMONY_EFFORTS
+from ..tool_calls.harmony import HarmonyFormat
 from ..tool_calls.registry import AUTO, find_format
 from .fit_messages import fit_messages
 from .limits import JsonLimits, check_unicode
-from .template_traits import PROBE_TOOL, TemplateTraits, probe_template
+from .template_traits import EFFORTS, PROBE_TOOL, TemplateTraits, probe_template
 
 # Template variables that `render_chat` or the tokenizer sets; callers may not set them.
 RESERVED_VARIABLES = {
@@ -224,7 +226,9 @@ def template_traits(tokenizer: Any, has_tools: bool) -> TemplateTraits:
 
     key = template, tools is not None
     if key not in _TRAITS:
-        _TRAITS[key] = probe_template(render, EFFORT_VARIABLE in template)
+        efforts = EFFORTS if EFFORT_VARIABLE in template else ()
+        is_harmony = isinstance(find_format(AUTO, template), HarmonyFormat)
+        _TRAITS[key] = probe_template(render, HARMONY_EFFORTS if is_harmony else efforts)
     return _TRAITS[key]
 
 

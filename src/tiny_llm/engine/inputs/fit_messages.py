@@ -108,7 +108,10 @@ def _calls_message(calls: Sequence[Any]) -> Message:
 
 
 def _in_accepted_form(message: Message, traits: TemplateTraits) -> Message:
-    calls = message.get("tool_calls")
+    calls, reasoning = message.get("tool_calls"), message.get("reasoning_content")
+    if calls and reasoning and message["content"] and not traits.reasoning_and_text:
+        text = SEPARATOR.join((reasoning, message["content"]))
+        message = {**message, "content": text, "reasoning_content": None}
     if calls and traits.text_arguments:
         message = {**message, "tool_calls": [_with_text_arguments(call) for call in calls]}
     if calls and traits.null_content and not message["content"]:

@@ -6,7 +6,7 @@ A template accepts a sequence if all markers are in the prompt, in order.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -27,7 +27,8 @@ PROBE_TOOL = {
 }
 
 # Conversations that a template with a trait must accept: s system, u user, a assistant, e empty
-# assistant message, c tool call, m text and tool call, p two tool calls, t tool result.
+# assistant message, c tool call, m text and tool call, n reasoning, text and tool call, p two tool
+# calls, t tool result.
 PROBES = {
     "system": ("su", "suau", "suct"),
     "second_system": ("ssu",),
@@ -38,9 +39,11 @@ PROBES = {
     "assistant_first": ("au",),
     "no_user": ("s",),
     "empty_assistant": ("ueu",),
-    "text_with_calls": ("umt", "umtau"),
+    "text_with_calls": ("umt",),  # gpt-oss's template drops the text after an answer
+    "reasoning_and_text": ("unt",),
     "parallel_calls": ("uptt",),
 }
+CALL_PROBES = ("text_with_calls", "reasoning_and_text", "parallel_calls")
 # Must be rendered differently: with tools, Llama's template renders the first message after a
 # system message as the user's, whatever its role.
 DISTINCT = {"ssu": "suu", "au": "uu"}
@@ -66,6 +69,7 @@ class TemplateTraits:
     no_user: bool = True
     empty_assistant: bool = True
     text_with_calls: bool = True
+    reasoning_and_text: bool = True  # beside calls
     parallel_calls: bool = True
     null_content: bool = False
     text_arguments: bool = False
@@ -83,8 +87,11 @@ class TemplateTraits:
         return min(highest_first, key=lambda each: abs(EFFORTS.index(each) - wanted))
 
 
-def probe_template(render: Callable[..., str], reads_effort: bool) -> TemplateTraits:
-    """Renders the probes; returns all traits if the template rejects a single user message."""
+def probe_template(render: Callable[..., str], efforts: Sequence[str]) -> TemplateTraits:
+    """Renders the probes; returns all traits if the template rejects a single user message.
+
+    `efforts` are the values of `reasoning_effort` to try; empty if the template does not read it.
+    """
     probe = _Probe(render)
     if not probe.accepts("u"):
         return TemplateTraits()
@@ -95,14 +102,14 @@ def probe_template(render: Callable[..., str], reads_effort: bool) -> TemplateTr
     accepted = {
         name: all(probe.accepts(each) for each in probes if form is not None or "c" not in each)
         for name, probes in PROBES.items()
-        if form is not None or name not in ("text_with_calls", "parallel_calls")
+        if form is not None or name not in CALL_PROBES
     }
-    efforts = (each for each in EFFORTS if reads_effort and probe.accepts("u", each))
+    accepted_efforts = (each for each in efforts if probe.accepts("u", each))
     return TemplateTraits(
         **accepted,
         text_arguments=probe.text_arguments,
         null_content=probe.null_content,
-        efforts=tuple(efforts),
+        efforts=tuple(accepted_efforts),
     )
 
 
@@ -144,8 +151,10 @@ class _Probe:
             no_text = None if self.null_content and kind in "cp" else ""
             content = no_text if kind in "ecp" else marker()
             message: dict[str, Any] = {"role": role, "content": content}
+            if kind == "n":
+                message["reasoning_content"] = "thought"
             calls = []
-            for _ in range({"c": 1, "m": 1, "p": 2}.get(kind, 0)):
+            for _ in range({"c": 1, "m": 1, "n": 1, "p": 2}.get(kind, 0)):
                 call_ids.append(f"probe{len(markers):04}")
                 arguments: Any = {"text": marker()}
                 arguments = json.dumps(arguments) if self.text_arguments else arguments

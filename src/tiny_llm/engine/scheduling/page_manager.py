@@ -185,6 +185,29 @@ class PageManager:
     def free_before_window(self, request: EngineRequest, num_written: int) -> None:
         """Releases pages that no later token attends to: none without a sliding window."""
 
+    def block(self, node: PrefixNode, group: int) -> Sequence[int]:
+        """Returns a KV cache group's pages of a prefix cache node; −1 for evicted ones."""
+        return [node.page]
+
+    def request_block(self, request: EngineRequest, index: int, group: int) -> Sequence[int]:
+        """Returns a KV cache group's pages of a request's block."""
+        return [request.page_ids[index]]
+
+    def num_before_window(self, num_blocks: int, group: int) -> int:
+        """Returns how many leading blocks of a hit the next tokens do not need."""
+        return 0
+
+    def prepare_load(self, request: EngineRequest, num_blocks: int) -> bool:
+        """Prepares pages for reading those of the first `num_blocks` blocks from disk.
+
+        Only pages that later tokens need remain. Returns False if pages are missing.
+        """
+        return True
+
+    def has_context(self, request: EngineRequest) -> bool:
+        """Whether a request has all pages that its first uncomputed token needs."""
+        return True
+
     def release(self, request: EngineRequest) -> None:
         """Releases a request's pages and state slots; shared pages stay cached."""
         if self.states is not None:

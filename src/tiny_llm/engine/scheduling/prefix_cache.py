@@ -15,8 +15,7 @@ referenced only by the tree are evictable, least recently used first. Eviction n
 requests release their pages from last to first, so children precede their parent in LRU order, and
 the least recently used page is always a leaf.
 
-Each LoRA adapter has a separate tree; all trees share one allocator and one LRU order. For models
-with sliding windows, `GroupPrefixCache` keeps a block's pages by KV cache group (`kv_groups.py`).
+Each LoRA adapter has a separate tree; all trees share one allocator and one LRU order.
 """
 
 from collections import OrderedDict

@@ -244,10 +244,13 @@ class Scheduler:
     def finish_load(self, request: EngineRequest, num_tokens: int) -> None:
         """Marks `num_tokens` tokens, whose pages and state were loaded, as computed.
 
-        The remaining tokens that `start_load` announced, possibly all, are computed next.
+        The remaining tokens that `start_load` announced, possibly all, are computed next. If they
+        need pages that the load has replaced, the request is preempted, with all younger ones.
         """
         request.num_loading = 0
         if num_tokens == 0:
+            while request in self.running and not self.pages.has_context(request):
+                self._preempt(self.running[-1])
             return
         start, end = request.num_computed, request.num_computed + num_tokens
         request.num_computed = end

@@ -11,8 +11,15 @@ from enum import StrEnum
 from typing import Any
 
 from ..inputs.structured_outputs import StructuredOutputs, ToolCalls, schema_to_json
-from ..tool_calls.format import ToolCallFormat, ToolCallRules
-from ..tool_calls.lark import SpecialTokens, literal, tag, text_until
+from ..tool_calls.format import (
+    SpecialTokens,
+    ToolCallFormat,
+    ToolCallRules,
+    literal,
+    tag,
+    text_until,
+)
+from ..tool_calls.harmony import GENERATION_PROMPT, structured_grammar
 from .json_schema import close_objects
 
 SubGrammar = dict[str, Any]
@@ -26,6 +33,7 @@ GRAMMAR_FAILED = "the grammar failed: "  # prefix of error messages during gener
 class ThinkingState(StrEnum):
     NONE = "none"  # the output starts with the body, without reasoning
     POSSIBLE = "possible"  # the output starts with <think> or the body
+    MESSAGES = "messages"  # the output starts with the header of one of gpt-oss's messages
     OPEN = "open"  # the prompt ends with <think>, so the output starts with reasoning
 
 
@@ -40,6 +48,11 @@ def build_grammar(
         body, *parts = _tool_call_grammars(constraint, special_tokens, tool_call_format)
     else:
         body, parts = _body_grammar(constraint), []
+    if thinking is ThinkingState.MESSAGES:
+        if isinstance(constraint, StructuredOutputs):
+            parts = [{**body, "name": "body"}]
+            body = {"lark_grammar": structured_grammar(special_tokens)}
+        return json.dumps({"grammars": [body, *parts]})
     if thinking is ThinkingState.NONE:
         return json.dumps({"grammars": [body, *parts]})
     content, reasoning = "@body", f"reasoning {AFTER_THINKING} @body"
@@ -120,6 +133,8 @@ def initial_thinking_state(tail: str, enable_thinking: bool) -> ThinkingState:
     `enable_thinking` means that the chat template enables reasoning and the model supports it.
     """
     tail = tail.rstrip()
+    if tail.endswith(GENERATION_PROMPT):
+        return ThinkingState.MESSAGES
     if tail.endswith("<think>"):
         return ThinkingState.OPEN
     is_possible = enable_thinking and not tail.endswith("</think>")

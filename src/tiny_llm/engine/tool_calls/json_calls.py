@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .format import Function
+from .format import Function, literal
 from .json_scanner import JsonScanner
-from .lark import literal
 from .text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
 from .tool_schema import parameters_of
 

@@ -11,9 +11,16 @@ import secrets
 import string
 from dataclasses import replace
 
-from .format import CallGrammar, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
+from .format import (
+    CallGrammar,
+    Functions,
+    ToolCallFormat,
+    ToolCallRules,
+    literal,
+    tag,
+    tagged_grammar,
+)
 from .json_calls import argument_schemas, json_call_rule, parse_arguments, parse_json_call
-from .lark import literal, tag
 from .text_source import CallStart, Events, MalformedCallError, TextSource
 
 START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

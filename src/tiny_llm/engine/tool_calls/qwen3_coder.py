@@ -16,8 +16,18 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .format import CallGrammar, Function, Functions, ToolCallFormat, ToolCallRules, tagged_grammar
-from .lark import ANY_TEXT, literal, tag, text_until
+from .format import (
+    ANY_TEXT,
+    CallGrammar,
+    Function,
+    Functions,
+    ToolCallFormat,
+    ToolCallRules,
+    literal,
+    tag,
+    tagged_grammar,
+    text_until,
+)
 from .text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
 from .tool_schema import (
     DEFINITIONS,

@@ -6,6 +6,7 @@
 | `qwen3_coder` | `<function=` and `<parameter=` | Qwen3-Coder, Qwen3.5 |
 | `llama3_json` | `<|python_tag|>`, or Llama's header and `"parameters":` | Llama 3.1, 3.2, 3.3 |
 | `mistral` | `[TOOL_CALLS]`, with `[ARGS]` or a list | Mistral, Ministral, Devstral |
+| `openai` | `<|channel|>` and `<|message|>` | gpt-oss |
 """
 
 import re
@@ -13,13 +14,14 @@ from typing import Any
 
 from ...errors import UserError
 from .format import ToolCallFormat
+from .harmony import CHANNEL, MESSAGE, HarmonyFormat
 from .hermes import HermesFormat
 from .llama3_json import PYTHON_TAG, Llama3JsonFormat
 from .mistral import ARGUMENTS, ID, START, MistralFormat
 from .qwen3_coder import Qwen3CoderFormat
 
 AUTO = "auto"
-NAMES = ("hermes", "qwen3_coder", "llama3_json", "mistral")
+NAMES = ("hermes", "qwen3_coder", "llama3_json", "mistral", "openai")
 LLAMA_ARGUMENTS = re.compile(r'"parameters\\?"\s*:')
 
 
@@ -33,12 +35,16 @@ def find_format(name: str, chat_template: Any) -> ToolCallFormat:
             return Llama3JsonFormat()
         case "qwen3_coder":
             return Qwen3CoderFormat()
+        case "openai":
+            return HarmonyFormat()
         case "hermes":
             return HermesFormat()
     raise UserError(f"tool_call_parser must be one of {AUTO}, {', '.join(NAMES)}, got '{name}'.")
 
 
 def detect(template: str) -> str:
+    if CHANNEL in template and MESSAGE in template:
+        return "openai"
     if START in template:
         return "mistral"
     if "<function=" in template and "<parameter=" in template:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any
 
-from .lark import literal
+from .format import literal
 from .text_source import MalformedCallError, TextSource
 
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"

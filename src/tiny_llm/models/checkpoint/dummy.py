@@ -80,7 +80,7 @@ def random_vector(
         dtype: dtype of all tensors but `A_log`, which is float32.
         key: MLX random key; None for MLX's global random state.
     """
-    if name.endswith(".bias"):
+    if name.endswith((".bias", ".sinks")):
         return (0.1 * mx.random.normal(shape, key=key)).astype(dtype)
     if name.endswith(".conv1d.weight"):
         return _random_normal(shape, shape[1], key).astype(dtype)

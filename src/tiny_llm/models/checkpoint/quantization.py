@@ -64,12 +64,21 @@ class Quantization:
         return self.bits + (32 if self.mode == "affine" else 8) / self.group_size
 
 
+def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """MLX's format of the checkpoint; gpt-oss's original MXFP4 has the bits of MLX's."""
+    other = config.get("quantization_config")
+    if config.get("quantization") is None and other and other.get("quant_method") == "mxfp4":
+        return {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+    quantization: Mapping[str, Any] | None = config.get("quantization")
+    return quantization
+
+
 def check_quantization(config: Mapping[str, Any]) -> None:
     """Raises ValueError for another library's format or an unsupported MLX format."""
     for name in ("quantization", "quantization_config"):
         if not isinstance(config.get(name), dict | None):
             raise invalid_field(name, config[name], "an object")
-    quantization, other = config.get("quantization"), config.get("quantization_config")
+    quantization, other = quantization_of(config), config.get("quantization_config")
     if quantization is None and other:
         method = other.get("quant_method") or other.get("quant_algo") or "another library"
         raise ValueError(

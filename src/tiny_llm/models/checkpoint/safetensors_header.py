@@ -23,7 +23,9 @@ DTYPE_BYTES = {  # per element
 }
 FLOAT_DTYPES = ("F32", "F16", "BF16")  # of unquantized weights, scales and biases
 # Last name components of tensors that are floating point, unless they are quantized.
-FLOAT_TENSOR_SUFFIXES = ("weight", "bias", "scales", "biases", "A_log", "dt_bias", "gate_up_proj")
+FLOAT_TENSOR_SUFFIXES = (
+    *("weight", "bias", "scales", "biases", "A_log", "dt_bias", "sinks", "gate_up_proj"),
+)
 
 
 @dataclass(frozen=True)

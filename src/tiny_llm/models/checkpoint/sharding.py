@@ -31,7 +31,7 @@ BY_COLUMN = {"o_proj", "down_proj", "out_proj"}
 BY_VOCAB = {"embed_tokens", "lm_head"}
 MLP_LAYERS = {"gate_proj", "up_proj", "down_proj"}
 BY_CHANNEL = {"in_proj_qkv", "conv1d"}  # query, key and value rows, split separately
-DELTA_NET_VECTORS = {"A_log", "dt_bias"}  # one value per value head
+HEAD_VECTORS = {"A_log", "dt_bias", "sinks"}  # one value per value or query head
 
 # MLPs are split at multiples of one of these sizes, in order of preference. A width divisible by
 # none of them is split evenly.
@@ -226,7 +226,7 @@ class RankShard:
             index = next(int(part) for part in name.split(".") if part.isdigit())
             return self._like_layer(index)._local_ranges(name, shape)
         local = range(self.rank, self.rank + 1)
-        found = (-1, self.size, local) if kind in DELTA_NET_VECTORS else self.split(layer, kind)
+        found = (-1, self.size, local) if kind in HEAD_VECTORS else self.split(layer, kind)
         if found is None:
             return 0, [range(shape[0] if shape else 0)]
         axis, num_slices, local = found

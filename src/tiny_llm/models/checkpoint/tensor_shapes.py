@@ -10,7 +10,7 @@ from ..families.config import DecoderConfig, DeltaNetConfig
 from .quantization import Shape
 
 # Name suffixes of tensors that are never quantized; a matrix is named by its layer's path alone.
-VECTORS = (".weight", ".bias", ".A_log", ".dt_bias")
+VECTORS = (".weight", ".bias", ".A_log", ".dt_bias", ".sinks")
 
 
 def matrix_shapes(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
@@ -53,6 +53,11 @@ def _layer(config: DecoderConfig, index: int, path: str) -> Iterator[tuple[str, 
         if shared is not None:
             yield from _mlp(f"{mlp}.shared_expert", shared, E)
             yield f"{mlp}.shared_expert_gate", (1, E)
+        if experts.bias:
+            yield f"{mlp}.gate.bias", (X,)
+            yield f"{mlp}.switch_mlp.gate_proj.bias", (X, experts.intermediate_size)
+            yield f"{mlp}.switch_mlp.up_proj.bias", (X, experts.intermediate_size)
+            yield f"{mlp}.switch_mlp.down_proj.bias", (X, E)
     else:
         yield from _mlp(mlp, I, E)
     if config.mlp_bias:
@@ -84,6 +89,8 @@ def _attention(path: str, config: DecoderConfig, index: int) -> Iterator[tuple[s
             yield f"{path}.{name}.bias", (size,)
     if config.o_proj_bias:
         yield f"{path}.o_proj.bias", (E,)
+    if config.attention_sinks:
+        yield f"{path}.sinks", (H_q,)
 
 
 def _delta_net(path: str, net: DeltaNetConfig, E: int) -> Iterator[tuple[str, Shape]]:

@@ -26,7 +26,7 @@ from ..families.tensor_layout import (
     text_tensor_names,
 )
 from .layout import read_tensor_headers, weight_files
-from .quantization import Quantization, Shape
+from .quantization import Quantization, Shape, quantization_of
 from .repack import repack
 from .safetensors_header import TensorInfo, check_dtypes
 from .sharding import RankShard
@@ -91,7 +91,7 @@ def read_checkpoint(
         weights = {name: rank_shard.slice_tensor(name, array) for name, array in weights.items()}
     if args.experts is not None:
         stack_experts(weights, args)
-    formats = check_tensors(weights, args, converted_quantization(config.get("quantization")))
+    formats = check_tensors(weights, args, converted_quantization(quantization_of(config)))
     check_dtypes({source: stored[source] for source in names.values()})
     model = build_model_tree(args, weights, formats)
     model.num_skipped = len(loaded) - len(names)

@@ -14,9 +14,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from ... import kernels
 from ...attention import (
-    Mask,
-    flash_attention,
     gather_pages,
     paged_attention_varlen_reference,
     sliding_window_mask,
@@ -29,7 +28,13 @@ OptionalArray = mx.array | None
 
 
 def attend_flash(
-    query: mx.array, key: OptionalArray, value: OptionalArray, cache: Any, scale: float, window: int
+    query: mx.array,
+    key: OptionalArray,
+    value: OptionalArray,
+    cache: Any,
+    scale: float,
+    window: int,
+    sinks: OptionalArray,
 ) -> mx.array:
     """Writes KV to pages, then calls `flash_attention` once per sequence.
 
@@ -39,14 +44,20 @@ def attend_flash(
     lengths: list[int] = metadata.context_lens.tolist()
     queries = mx.split(query, metadata.cu_seqlens_q.tolist()[1:-1], axis=2)  # 1×H_q×L×D each
     outputs = [
-        _attend_sequence(each, metadata, index, length, scale, window)
+        _attend_sequence(each, metadata, index, length, scale, window, sinks)
         for index, (each, length) in enumerate(zip(queries, lengths, strict=True))
     ]
     return mx.concatenate(outputs, axis=2)
 
 
 def attend_reference(
-    query: mx.array, key: OptionalArray, value: OptionalArray, cache: Any, scale: float, window: int
+    query: mx.array,
+    key: OptionalArray,
+    value: OptionalArray,
+    cache: Any,
+    scale: float,
+    window: int,
+    sinks: OptionalArray,
 ) -> mx.array:
     if cache.buffers[0].dtype == mx.int8:
         metadata = update_and_fetch_int8(key, value, cache)
@@ -63,6 +74,7 @@ def attend_reference(
         metadata.page_size,
         scale,
         window,
+        sinks,
     )
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
 
@@ -86,7 +98,7 @@ def update_and_fetch_int8(
     )
 
 
-# Functions of (query, key, value, cache, scale, window).
+# Functions of (query, key, value, cache, scale, window, sinks).
 COMPARISON_BACKENDS: Mapping[str, Callable[..., mx.array]] = {
     "flash": attend_flash,
     "reference": attend_reference,
@@ -95,15 +107,21 @@ ATTENTION_BACKENDS = ("paged", *COMPARISON_BACKENDS)
 
 
 def _attend_sequence(
-    query: mx.array, metadata: PagedKvMetadata, index: int, length: int, scale: float, window: int
+    query: mx.array,
+    metadata: PagedKvMetadata,
+    index: int,
+    length: int,
+    scale: float,
+    window: int,
+    sinks: OptionalArray,
 ) -> mx.array:
     """Attends from one sequence's queries, 1×H_q×L×D, to its `length` keys."""
     page_ids = metadata.block_table[index]
-    mask: Mask = "causal"
+    mask = None  # causal
     if window:
         # −1 is a freed page before the window. Page 0 is read instead, and masked.
         page_ids = mx.maximum(page_ids, 0)
         mask = sliding_window_mask(query.shape[2], length, window, query.dtype)
     keys = gather_pages(metadata.key_pages, page_ids, length)[None]  # 1×H×S×D
     values = gather_pages(metadata.value_pages, page_ids, length)[None]
-    return flash_attention(query, keys, values, scale, mask)
+    return kernels.flash_attention(query, keys, values, scale, mask is None, mask, sinks=sinks)

@@ -13,7 +13,7 @@ DELTA_NET_LAYER, ATTENTION_LAYER = "linear_attention", "full_attention"  # value
 MIN_CONV_KERNEL, MAX_CONV_KERNEL = 2, 8
 MAX_STATE_HEAD_DIM = 256
 
-Activation = Literal["silu", "gelu_tanh"]  # of a gated MLP; see `kernels.swiglu`
+Activation = Literal["silu", "gelu_tanh", "swigluoai"]  # of a gated MLP; see `kernels.swiglu`
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class MoEConfig:
     layers: frozenset[int]  # indices of the layers with experts; other layers have an MLP
     # I of the gated shared expert, applied to every token; None without a shared expert.
     shared_expert_intermediate_size: int | None = None
+    activation: Activation = "silu"
+    bias: bool = False  # whether the router and the experts have biases
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class LocalRope:
-    theta: float  # RoPE's base; all features are rotated, without scaling
+    theta: float | None  # RoPE's base, without scaling; None for no rotation (NoPE)
     layers: frozenset[int]  # indices of the layers with this RoPE
 
 
@@ -104,14 +106,20 @@ class DecoderConfig:
     local_rope: LocalRope | None = None
     embedding_scale: float = 1.0  # factor of embeddings, rounded to their dtype
     attention_scale: float | None = None  # factor of attention scores; None for 1/√head_dim
+    residual_multiplier: float = 1.0  # factor of the outputs of attention and MLP
+    logits_scaling: float = 1.0  # divisor of logits
     activation: Activation = "silu"  # of the MLP's gate
     post_norms: bool = False  # whether outputs of attention and MLP are normalized
+    exceeds_float16: bool = False  # whether sums of updates overflow float16; bfloat16 replaces it
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     o_proj_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # whether query and key heads are normalized before RoPE
     zero_centered_norms: bool = False  # whether Hugging Face's norms multiply by 1 + weight
+    attention_sinks: bool = (
+        False  # whether each query head has a logit in the softmax's denominator
+    )
     attn_output_gate: bool = False  # whether q_proj also computes a gate for each head's output
     experts: MoEConfig | None = None
     delta_net: DeltaNetConfig | None = None
@@ -129,6 +137,11 @@ class DecoderConfig:
         """Config of the MTP layer as a single-layer decoder with attention."""
         experts = None if self.experts is None else replace(self.experts, layers=frozenset({0}))
         return replace(self, num_hidden_layers=1, experts=experts, delta_net=None, has_mtp=False)
+
+    @property
+    def residual_eps(self) -> float:
+        """Epsilon of norms of the residual stream, which `Decoder` divides by the multiplier."""
+        return self.rms_norm_eps / self.residual_multiplier**2
 
     @property
     def num_kv_layers(self) -> int:

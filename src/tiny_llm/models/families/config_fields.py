@@ -114,7 +114,14 @@ METADATA = (
     *("_*", "*_token_id", "*_token_index", "*dtype", "*dropout", "*version", "*name*", "vision_*"),
     *("unsloth_*", "mm_*", "mtp_*", "output_*", "quantization*", "architectures"),
     *("attn_implementation", "cache_implementation"),
-    *("initializer_range", "keys_to_ignore_at_inference", "pretraining_tp", "router_aux_loss_coef"),
+    *(
+        "initializer_range",
+        "experts_per_token",
+        "initial_context_length",
+        "keys_to_ignore_at_inference",
+        "pretraining_tp",
+        "router_aux_loss_coef",
+    ),
     *("tokenizer_class", "use_cache"),
 )
 EMPTY: tuple[Any, ...] = (None, False, 0, "", [], {})

@@ -32,11 +32,17 @@ from .linear import (
     with_8_bit_activations,
 )
 from .registry import config_of
-from .rope import ScaledRoPE
+from .rope import NO_ROTATION, ScaledRoPE
 
 
 def attend_paged(
-    query: mx.array, key: OptionalArray, value: OptionalArray, cache: Any, scale: float, window: int
+    query: mx.array,
+    key: OptionalArray,
+    value: OptionalArray,
+    cache: Any,
+    scale: float,
+    window: int,
+    sinks: OptionalArray,
 ) -> mx.array:
     """Default attention backend; the course's, for Qwen3, is in `qwen3_week3.py`.
 
@@ -52,6 +58,7 @@ def attend_paged(
         metadata.block_table,
         scale,
         window,
+        sinks,
     )
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
 
@@ -67,7 +74,7 @@ def norm_weight(config: DecoderConfig, layer: Any, dtype: mx.Dtype) -> mx.array:
 
 
 class Attention:
-    """Grouped-query attention with optional QK norms, biases and output gate.
+    """Grouped-query attention with optional QK norms, biases, sinks and output gate.
 
     With a gate, q_proj outputs D query features, then D gate features, for each head.
     """
@@ -89,6 +96,7 @@ class Attention:
         self.eps = config.rms_norm_eps
         self.has_gate = config.attn_output_gate
         self.window = config.window_of(index)
+        self.sinks = layer.sinks.astype(mx.float32) if config.attention_sinks else None
         self._attend = COMPARISON_BACKENDS.get(backend, attend_paged)
 
     def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
@@ -105,8 +113,8 @@ class Attention:
             query = self.q_proj(x)
         query, gate = self._split_gate(query)  # B×L×H_q×D
         query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *cos_sin)  # B×H_q×L×D
-        attended = self._attend(query, key, value, cache, self.scale, self.window)  # B×H_q×L×D
-        attended = attended.swapaxes(1, 2)  # B×L×H_q×D
+        rest = cache, self.scale, self.window, self.sinks
+        attended = self._attend(query, key, value, *rest).swapaxes(1, 2)  # B×L×H_q×D
         if gate is not None:
             attended = kernels.sigmoid_gate(attended, gate)
         return self.o_proj(attended.reshape(B, L, H_q * D))
@@ -153,7 +161,7 @@ class DecoderBlock:
             self.post_mlp_norm = norm("post_feedforward_layernorm")
         else:
             self.mlp_norm = norm("post_attention_layernorm")
-        self.eps = config.rms_norm_eps
+        self.eps = config.residual_eps
         self.rope = config.rope_of(index)
 
     def __call__(
@@ -238,6 +246,8 @@ class Decoder:
             mlx_model = with_8_bit_activations(mlx_model)
         parts = mlx_model.model
         self.dtype = activation_dtype(parts.embed_tokens, parts.norm)
+        if config.exceeds_float16 and self.dtype == mx.float16:
+            self.dtype = mx.bfloat16
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.max_seq_len = config.max_position_embeddings
@@ -249,12 +259,16 @@ class Decoder:
             for index, layer in enumerate(parts.layers)
         ]
         self.norm = norm_weight(config, parts.norm, self.dtype)
-        self.eps = config.rms_norm_eps
+        self.eps = config.residual_eps
         rope = config.rotary_dim or config.head_dim, self.max_seq_len, config.rope_theta
-        scaling = config.rope_scaling
+        scaling, local = config.rope_scaling, config.local_rope
         self.ropes = [RoPE(*rope) if scaling is None else ScaledRoPE(*rope, scaling)]
-        if config.local_rope is not None:
-            self.ropes.append(RoPE(config.head_dim, self.max_seq_len, config.local_rope.theta))
+        if local is not None:
+            self.ropes.append(
+                ScaledRoPE(*rope, NO_ROTATION)
+                if local.theta is None
+                else RoPE(config.head_dim, self.max_seq_len, local.theta)
+            )
         head = parts.embed_tokens if config.tie_word_embeddings else mlx_model.lm_head
         self.w_lm_head = linear_from(head, self.dtype)
         self.page_size = page_size
@@ -311,7 +325,7 @@ class Decoder:
         storage: PagedStorage,
     ) -> mx.array:
         logits: mx.array = self.w_lm_head(self.ragged_features(ids, batch, rows, storage))
-        return logits
+        return logits if self.config.logits_scaling == 1 else logits / self.config.logits_scaling
 
     def ragged_features(
         self,
@@ -327,9 +341,12 @@ class Decoder:
                 f"Decoder: expected {batch.num_tokens} ids, one per token of the batch, got shape "
                 f"{ids.shape}."
             )
-        x = self.embedding(ids[None])
+        x = self.embedding(ids[None]).astype(self.dtype)
         if self.config.embedding_scale != 1:
-            x = x * mx.array(self.config.embedding_scale, x.dtype)
+            x = x * mx.array(self.config.embedding_scale, self.dtype)
+        if self.config.residual_multiplier != 1:
+            # Norms do not depend on the scale of x, so dividing x replaces multiplying each update.
+            x = (x.astype(mx.float32) / self.config.residual_multiplier).astype(self.dtype)
         return self._features(x, batch, rows, storage)
 
     def _features(

@@ -15,9 +15,11 @@ import mlx.core as mx
 from ... import kernels
 from ...kernels.prepack import QUANTIZED_ARRAYS, row_major_layer
 from ...quantize import QuantizedWeights
-from .linear import Mlp, weight_from
+from .config import Activation
+from .linear import Linear, Mlp, linear_from
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+EXPERT_ARRAYS = (*QUANTIZED_ARRAYS, "bias")
 
 # On a GPU, (token, expert) pairs are sorted by expert if there are at least this many, so that
 # consecutive matmuls read the same weights.
@@ -68,16 +70,17 @@ class GroupedExperts:
     expert ids, so the step's graph can be captured.
     """
 
-    gate: QuantizedWeights  # X×I×E, for X experts of MLP size I
-    up: QuantizedWeights  # X×I×E
-    down: QuantizedWeights  # X×E×I
+    gate: Linear  # X×I×E, for X experts of MLP size I
+    up: Linear  # X×I×E
+    down: Linear  # X×E×I
+    activation: Activation
     needs_host_sync: ClassVar[bool] = False
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
         gate = _grouped(x, self.gate, experts)  # N..×K×I
         up = _grouped(x, self.up, experts)
-        return _grouped(kernels.swiglu(gate, up), self.down, experts)
+        return _grouped(kernels.swiglu(gate, up, self.activation), self.down, experts)
 
 
 class SeparateExperts:
@@ -91,9 +94,11 @@ class SeparateExperts:
 
     needs_host_sync = True
 
-    def __init__(self, stacked: Any, dtype: mx.Dtype):
+    def __init__(self, stacked: Any, dtype: mx.Dtype, activation: Activation = "silu"):
         num_experts = stacked.gate_proj.weight.shape[0]
-        self.experts = [Mlp(_expert(stacked, index), dtype) for index in range(num_experts)]
+        self.experts = [
+            Mlp(_expert(stacked, index), dtype, activation) for index in range(num_experts)
+        ]
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
@@ -117,8 +122,9 @@ class GatheredExperts:
 
     needs_host_sync = False
 
-    def __init__(self, stacked: Any):
+    def __init__(self, stacked: Any, activation: Activation = "silu"):
         self.layers = [row_major_layer(stacked[name]) for name in PROJECTIONS]
+        self.activation = activation
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         K, E = experts.shape[-1], x.shape[-1]
@@ -130,59 +136,63 @@ class GatheredExperts:
         rows = x.reshape(-1, E)[order // K][:, None]  # T·K×1×E
         chosen = pairs[order]
         gate, up = (_gathered(rows, layer, chosen, is_sorted) for layer in self.layers[:2])
-        out = _gathered(kernels.swiglu(gate, up), self.layers[2], chosen, is_sorted)
+        product = kernels.swiglu(gate, up, self.activation)
+        out = _gathered(product, self.layers[2], chosen, is_sorted)
         return out[inverse, 0].reshape(*experts.shape, E)
 
 
 Experts = GroupedExperts | SeparateExperts | GatheredExperts
 
 
-def make_experts(stacked: Any, dtype: mx.Dtype) -> Experts:
+def make_experts(stacked: Any, dtype: mx.Dtype, activation: Activation = "silu") -> Experts:
     """Selects this machine's fastest implementation for stacked `PROJECTIONS`."""
     if not kernels.computes_on_cpu():
-        return GatheredExperts(stacked)
+        return GatheredExperts(stacked, activation)
     # [solution only]
-    weights = [weight_from(stacked[name], dtype) for name in PROJECTIONS]
-    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeights)]
-    if len(quantized) == len(weights):
-        return GroupedExperts(*quantized)
+    gate, up, down = (linear_from(stacked[name], dtype) for name in PROJECTIONS)
+    if all(isinstance(layer.weight, QuantizedWeights) for layer in (gate, up, down)):
+        return GroupedExperts(gate, up, down, activation)
     # [/solution only]
-    return SeparateExperts(stacked, dtype)
+    return SeparateExperts(stacked, dtype, activation)
 
 
-def _grouped(x: mx.array, w: QuantizedWeights, experts: mx.array) -> mx.array:
-    """Multiplies rows by their K experts' matrices: N..×I or N..×K×I -> N..×K×O."""
+def _grouped(x: mx.array, layer: Linear, experts: mx.array) -> mx.array:
+    """Applies K experts' layers to rows: N..×I or N..×K×I -> N..×K×O."""
+    w = layer.weight
+    assert isinstance(w, QuantizedWeights)
     arrays = x, w.weight, experts
-    return kernels.grouped_quantized_matmul(
+    y = kernels.grouped_quantized_matmul(
         w.scales, w.biases, w.group_size, w.bits, *arrays, activation_bits=w.activation_bits
     )
+    return y if layer.bias is None else kernels.add_bias(y, layer.bias, experts)
 
 
 def _gathered(x: mx.array, layer: Any, experts: mx.array, is_sorted: bool) -> mx.array:
     """Multiplies each of N rows by its expert's matrix: N×1×I -> N×1×O."""
-    if "scales" not in layer:
+    if "scales" in layer:
+        y = mx.gather_qmm(
+            x,
+            layer.weight,
+            layer.scales,
+            layer.biases if "biases" in layer else None,
+            rhs_indices=experts,
+            transpose=True,
+            group_size=layer.group_size,
+            bits=layer.bits,
+            mode=getattr(layer, "mode", "affine"),
+            sorted_indices=is_sorted,
+        ).astype(x.dtype)
+    else:
         weight = layer.weight.astype(x.dtype).swapaxes(-1, -2)
-        return mx.gather_mm(x, weight, rhs_indices=experts, sorted_indices=is_sorted)
-    y = mx.gather_qmm(
-        x,
-        layer.weight,
-        layer.scales,
-        layer.biases if "biases" in layer else None,
-        rhs_indices=experts,
-        transpose=True,
-        group_size=layer.group_size,
-        bits=layer.bits,
-        mode=getattr(layer, "mode", "affine"),
-        sorted_indices=is_sorted,
-    )
-    return y.astype(x.dtype)
+        y = mx.gather_mm(x, weight, rhs_indices=experts, sorted_indices=is_sorted)
+    return y + layer.bias[experts][:, None].astype(x.dtype) if "bias" in layer else y
 
 
 def _expert(stacked: Any, index: int) -> Any:
     expert = copy.copy(stacked)
     for name in PROJECTIONS:
         layer = copy.copy(stacked[name])
-        for part in QUANTIZED_ARRAYS:
+        for part in EXPERT_ARRAYS:
             if part in layer:
                 setattr(layer, part, layer[part][index])
         setattr(expert, name, layer)

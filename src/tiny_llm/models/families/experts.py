@@ -71,7 +71,7 @@ class SparseMoE:
     def __init__(self, config: MoEConfig, layer: Any, dtype: mx.Dtype):
         self.config = config
         self.gate = linear_from(layer.gate, dtype)
-        self.experts = make_experts(layer.switch_mlp, dtype)
+        self.experts = make_experts(layer.switch_mlp, dtype, config.activation)
         self.shared_expert: Mlp | None = None
         self.shared_expert_gate: Linear | None = None
         if config.shared_expert_intermediate_size is not None:

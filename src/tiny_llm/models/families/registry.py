@@ -37,6 +37,9 @@ from .rope import RopeFields, RopeScaling
 WindowKind = Literal["none", "always", "switched", "by_layer", "pattern"]
 
 
+SWIGLU_LIMIT = 7.0  # of gpt-oss; a constant of the kernel
+
+
 @dataclass(frozen=True)
 class Family:
     """Properties of a family that its configs do not state."""
@@ -55,7 +58,10 @@ class Family:
     zero_centered_norms: bool = False
     post_norms: bool = False
     activation: Activation = "silu"
+    expert_bias: bool = False  # of the router, too; `intermediate_size` is that of an expert
+    attention_sinks: bool = False
     scales_embeddings: bool = False  # by the square root of their size
+    exceeds_float16: bool = False  # see `DecoderConfig`
     # Default RoPE base of layers with a window; None if all layers have the same RoPE.
     local_rope_theta: float | None = None
     # Fields in `UNSUPPORTED` that the family implements.
@@ -81,6 +87,7 @@ GEMMA3 = Family(
     post_norms=True,
     activation="gelu_tanh",
     scales_embeddings=True,
+    exceeds_float16=True,
     local_rope_theta=10_000.0,
     supported_fields=("query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern"),
     defaults={
@@ -93,6 +100,40 @@ GEMMA3 = Family(
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
         "tie_word_embeddings": True,
+    },
+)
+SMOLLM3 = Family(
+    bias="switched",
+    mlp_bias=True,
+    window="by_layer",
+    supported_fields=("no_rope_layers", "no_rope_layer_interval"),
+    defaults={"rope_theta": 2e6, "tie_word_embeddings": True},
+)
+GRANITE = Family(
+    bias="switched",
+    mlp_bias=True,
+    supported_fields=(
+        *("attention_multiplier", "embedding_multiplier", "residual_multiplier"),
+        "logits_scaling",
+    ),
+)
+
+GPT_OSS = Family(
+    bias="switched",
+    window="pattern",
+    has_experts=True,
+    norm_topk_prob=True,
+    activation="swigluoai",
+    expert_bias=True,
+    attention_sinks=True,
+    supported_fields=("sliding_window_pattern", "swiglu_limit"),
+    defaults={
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,
+        "swiglu_limit": SWIGLU_LIMIT,
     },
 )
 
@@ -113,18 +154,16 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_next": HYBRID_MOE,
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3,
-}
-
-# Known but unsupported families: `model_type` -> reason.
-UNSUPPORTED_FAMILIES: Mapping[str, str] = {
-    "gpt_oss": "its softmax has attention sinks, an extra learned logit per head, and its experts "
-    "have biases and a clamped SwiGLU",
+    "smollm3": SMOLLM3,
+    "granite": GRANITE,
+    "gpt_oss": GPT_OSS,
 }
 
 # transformers' defaults, for early configs without these fields. A null value disables the window.
 DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
 DEFAULT_WINDOW_PATTERN = 6
+DEFAULT_NO_ROPE_INTERVAL = 4
 
 # Upper bounds on config values. The kernels require an even head size of at most 256.
 MAX_LAYERS = 1000
@@ -136,6 +175,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 ACTIVATIONS: Mapping[Activation, tuple[str, ...]] = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh",),
+    "swigluoai": ("silu",),
 }
 
 HYBRID_PARTIAL_ROTARY_FACTOR = 0.25  # default of `partial_rotary_factor`
@@ -200,18 +240,22 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         rope_theta=rope.theta,
         rotary_dim=rope.rotary_dim(D),
         rope_scaling=scaling,
-        local_rope=LocalRope(rope.local_theta, window.layers)
-        if rope.local_theta and window
-        else None,
-        embedding_scale=E**0.5 if family.scales_embeddings else 1.0,
+        local_rope=_local_rope(fields, family, rope.local_theta, window, num_layers),
+        embedding_scale=E**0.5
+        if family.scales_embeddings
+        else _multiplier(fields, family, "embedding_multiplier"),
+        residual_multiplier=_multiplier(fields, family, "residual_multiplier"),
+        logits_scaling=_multiplier(fields, family, "logits_scaling"),
         attention_scale=_attention_scale(fields, family),
         activation=family.activation,
         post_norms=family.post_norms,
+        exceeds_float16=family.exceeds_float16,
         tie_word_embeddings=boolean(fields, "tie_word_embeddings"),
         qkv_bias=family.bias == "qkv" or attention_bias,
         o_proj_bias=attention_bias,
         mlp_bias=mlp_bias,
         qk_norm=family.qk_norm,
+        attention_sinks=family.attention_sinks,
         zero_centered_norms=family.zero_centered_norms,
         attn_output_gate=boolean(fields, "attn_output_gate", family.is_hybrid),
         experts=experts,
@@ -228,13 +272,8 @@ def config_of(args: Any) -> DecoderConfig:
 
 
 def family_of(config: Fields) -> Family:
-    """Looks up a config's family; ValueError if it is unknown or unsupported."""
+    """Looks up a config's family; ValueError if it is unknown."""
     model_type = config.get("model_type")
-    if isinstance(model_type, str) and model_type in UNSUPPORTED_FAMILIES:
-        raise ValueError(
-            f"model type '{model_type}' is not supported: {UNSUPPORTED_FAMILIES[model_type]}; "
-            f"supported types are {', '.join(FAMILIES)}"
-        )
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
             f"model type '{str(model_type)[:60]}' is not supported; supported types are "
@@ -254,12 +293,38 @@ def _reject_unsupported(fields: Fields, family: Family, head_dim: int) -> None:
     for name in ("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"):
         neutral[name] = family.qk_norm
     reject_unsupported(fields, family.supported_fields, **neutral)
+    if family.activation == "swigluoai" and fields["swiglu_limit"] != SWIGLU_LIMIT:
+        raise invalid_field("swiglu_limit", fields["swiglu_limit"], SWIGLU_LIMIT)
+
+
+def _multiplier(fields: Fields, family: Family, name: str) -> float:
+    return positive_float(fields, name, 1.0) if name in family.supported_fields else 1.0
 
 
 def _attention_scale(fields: Fields, family: Family) -> float | None:
-    if "query_pre_attn_scalar" not in family.supported_fields:
+    if "attention_multiplier" in family.supported_fields:
+        return _multiplier(fields, family, "attention_multiplier")
+    if "query_pre_attn_scalar" in family.supported_fields:
+        return positive_float(fields, "query_pre_attn_scalar") ** -0.5
+    return None
+
+
+def _local_rope(
+    fields: Fields,
+    family: Family,
+    local_theta: float | None,
+    window: SlidingWindow | None,
+    num_layers: int,
+) -> LocalRope | None:
+    if local_theta is not None:
+        return None if window is None else LocalRope(local_theta, window.layers)
+    if "no_rope_layers" not in family.supported_fields:
         return None
-    return positive_float(fields, "query_pre_attn_scalar") ** -0.5
+    has_rope = non_negative_ints(fields, "no_rope_layers")  # 1, or 0 for a layer without RoPE
+    if has_rope is None:
+        interval = positive_int(fields, "no_rope_layer_interval", DEFAULT_NO_ROPE_INTERVAL)
+        has_rope = [(i + 1) % interval for i in range(num_layers)]
+    return LocalRope(None, frozenset(i for i, each in enumerate(has_rope) if not each))
 
 
 def _intermediate_size(fields: Fields, experts: MoEConfig | None) -> int:
@@ -319,10 +384,14 @@ def _experts(fields: Fields, family: Family, num_layers: int) -> MoEConfig:
     return MoEConfig(
         num_experts,
         top_k,
-        positive_int(fields, "moe_intermediate_size"),
+        positive_int(
+            fields, "intermediate_size" if family.expert_bias else "moe_intermediate_size"
+        ),
         boolean(fields, "norm_topk_prob", family.norm_topk_prob),
         frozenset(layers),
         shared,
+        family.activation,
+        family.expert_bias,
     )
 
 

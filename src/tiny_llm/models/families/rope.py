@@ -179,6 +179,9 @@ class RopeScaling:
         return mx.clip((mx.arange(num_pairs, dtype=mx.float32) - first) / width, 0, 1)
 
 
+NO_ROTATION = RopeScaling("linear", math.inf, original_context=1)  # NoPE: all angles are 0
+
+
 class ScaledRoPE(RoPE):
     def __init__(self, dims: int, seq_len: int, base: float, scaling: RopeScaling):
         super().__init__(dims, seq_len, base)

@@ -11,6 +11,11 @@ All families with experts:
     experts.0.up_proj, experts.1.up_proj, …    stacked: switch_mlp.up_proj
     experts.gate_up_proj                       split: switch_mlp.gate_proj, up_proj
 
+gpt-oss:
+
+    mlp.router, mlp.experts.gate_proj, …       mlp.gate, mlp.switch_mlp.gate_proj, …
+    experts.gate_up_proj_blocks, _scales       split: switch_mlp.gate_proj, up_proj
+
 Hybrid families:
 
     in_proj_qkvz, in_proj_ba                   split: in_proj_qkv, in_proj_z; in_proj_b, in_proj_a
@@ -54,7 +59,16 @@ ZERO_CENTERED_NORMS = (
 )
 
 
+# gpt-oss's names in MLX checkpoints -> names of other families.
+GPT_OSS_PATHS = {
+    ".mlp.router.": ".mlp.gate.",
+    **{f".mlp.experts.{name}.": f".mlp.switch_mlp.{name}." for name in PROJECTIONS},
+}
+
+
 def text_tensor_name(name: str) -> str:
+    for path, replacement in GPT_OSS_PATHS.items():
+        name = name.replace(path, replacement)
     for prefix, replacement in TEXT_PREFIXES.items():
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
@@ -80,7 +94,10 @@ def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
 
     `config` describes the full model, even for a shard.
     """
-    _split_gate_up(weights, config)
+    if config.model_type == "gpt_oss":
+        _convert_gpt_oss(weights, config)
+    else:
+        _split_gate_up(weights, config)
     if config.delta_net is not None:
         split_fused_projections(weights, config.delta_net)
         if _convert_convolutions(weights, config.delta_net):
@@ -102,7 +119,7 @@ def converted_quantization(quantization: Mapping[str, Any] | None) -> Mapping[st
     return {
         part: value
         for path, value in quantization.items()
-        for part in split_names(text_tensor_name(path))
+        for part in split_names(text_tensor_name(f"{path}.").removesuffix("."))
     }
 
 
@@ -147,6 +164,31 @@ def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
             parts = ("gate_proj", "up_proj") if fused == "gate_up_proj" else (fused,)
             for part, matrix in zip(parts, mx.split(matrices, len(parts), axis=1), strict=True):
                 weights[f"{mlp}.switch_mlp.{part}.weight"] = matrix
+
+
+def _convert_gpt_oss(weights: dict[str, mx.array], config: DecoderConfig) -> None:
+    """Converts Hugging Face's experts, whose gate and up rows alternate.
+
+    `_blocks`, X×O×(I/32)×16 bytes, have the bits of MLX's MXFP4 weights, X×O×(I/8) words. Matrices
+    without a suffix are transposed: X×I×O.
+    """
+    suffixes = {"": "weight", "_blocks": "weight", "_scales": "scales", "_bias": "bias"}
+    for mlp, _ in _moe_layers(config):
+        for fused, parts in (
+            ("gate_up_proj", ("gate_proj", "up_proj")),
+            ("down_proj", ("down_proj",)),
+        ):
+            for suffix, kind in suffixes.items():
+                array = weights.pop(f"{mlp}.experts.{fused}{suffix}", None)
+                if array is None:
+                    continue
+                if suffix == "_blocks":
+                    array = array.view(mx.uint32).flatten(-2)
+                elif suffix == "":
+                    array = array.swapaxes(1, 2)
+                for index, part in enumerate(parts):
+                    rows = mx.contiguous(array[:, index :: len(parts)])
+                    weights[f"{mlp}.switch_mlp.{part}.{kind}"] = rows
 
 
 def split_fused_projections(weights: dict[str, mx.array], config: DeltaNetConfig) -> None:

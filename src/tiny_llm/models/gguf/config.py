@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "qwen3moe": "qwen3_moe",
     "qwen35": "qwen3_5_text",
     "qwen35moe": "qwen3_5_moe_text",
+    "gemma3": "gemma3_text",
 }
 
 # Config field -> metadata field.
@@ -29,6 +30,7 @@ FIELDS = {
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
+    "rope_local_base_freq": "rope.freq_base_swa",
     "sliding_window": "attention.sliding_window",
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
@@ -75,6 +77,12 @@ LAYERS = {
     "ssm_out": "linear_attn.out_proj",
 }
 VECTORS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+GEMMA_LAYERS = {
+    **LAYERS,
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+GEMMA3_27B_LAYERS = 62  # scales scores by the hidden size per head; other sizes by the head size
 
 
 def gguf_config(file: GGUFFile) -> dict[str, Any]:
@@ -90,12 +98,12 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
             f"its architecture, {str(name)[:60]}, is not supported in GGUF files; supported ones "
             f"are {', '.join(ARCHITECTURES)}"
         )
-    tensors, num_layers = file.tensors, num_trunk_layers(file)
+    tensors = file.tensors
     embedding = tensors.get("token_embd.weight")
     config = {name: _decimal(file.get(key)) for name, key in FIELDS.items() if file.get(key)}
     config |= {
         "model_type": ARCHITECTURES[architecture],
-        "num_hidden_layers": num_layers,
+        "num_hidden_layers": num_trunk_layers(file),
         "vocab_size": 0 if embedding is None else embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "rope_scaling": _rope_scaling(file),
@@ -113,7 +121,13 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
         config["norm_topk_prob"] = True  # llama.cpp always normalizes
     if architecture.startswith("qwen35"):
         config |= _hybrid_fields(file, config)
-    named = ((tensor_name(name, num_layers), each) for name, each in tensors.items())
+    if architecture == "gemma3":
+        is_27b = config["num_hidden_layers"] == GEMMA3_27B_LAYERS
+        heads = config.get("num_attention_heads", 1)
+        config["query_pre_attn_scalar"] = (
+            config["hidden_size"] // heads if is_27b else config.get("head_dim")
+        )
+    named = ((tensor_name(name, file), each) for name, each in tensors.items())
     formats = {
         name.removesuffix(".weight"): repacked_format(each)
         for name, each in named
@@ -136,18 +150,20 @@ def num_trunk_layers(file: GGUFFile) -> int:
     return int(file.get("block_count", 0)) - int(file.get("nextn_predict_layers", 0))
 
 
-def tensor_name(name: str, num_layers: int) -> str | None:
+def tensor_name(name: str, file: GGUFFile) -> str | None:
     """Name in MLX's model; None for skipped tensors: RoPE factors and the MTP layer."""
     in_block = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
     prefix, rest = "", name
     if in_block is not None:
         prefix, rest = f"model.layers.{in_block[1]}.", in_block[2]
-    if name == ROPE_FACTORS or (in_block is not None and int(in_block[1]) >= num_layers):
+    is_mtp = in_block is not None and int(in_block[1]) >= num_trunk_layers(file)
+    if name == ROPE_FACTORS or is_mtp:
         return None
     layer, _, kind = rest.partition(".")
     if rest in VECTORS:
         return prefix + VECTORS[rest]
-    return f"{prefix}{LAYERS[layer]}.{kind}" if layer in LAYERS else name
+    layers = GEMMA_LAYERS if "blk.0.post_ffw_norm.weight" in file.tensors else LAYERS
+    return f"{prefix}{layers[layer]}.{kind}" if layer in layers else name
 
 
 def _decimal(value: Any) -> Any:

@@ -43,7 +43,10 @@ IGNORE_MERGES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"
 NFC = ("qwen2", "qwen35", "deepseek-r1-qwen")  # as in their tokenizer.json; llama.cpp omits this
 
 # Control tokens that end a turn or text, although many files list only one of them as EOS.
-END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
+END_TOKENS = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"),
+    "<end_of_turn>",
+)
 
 
 def gguf_tokenizer(file: GGUFFile) -> Tokenizer:

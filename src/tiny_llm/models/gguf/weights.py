@@ -23,7 +23,7 @@ from ..checkpoint.weights import CheckpointModel, build_model_tree, check_tensor
 from ..families.config import DecoderConfig
 from ..families.registry import read_config
 from .blocks import array_types, has_cpu_kernels, read_tensor
-from .config import num_trunk_layers, tensor_name
+from .config import tensor_name
 from .reader import GGUFTensor, open_gguf
 
 
@@ -44,7 +44,7 @@ def read_gguf(
     weights: dict[str, mx.array] = {}
     readers = {}
     for source_name, tensor in file.tensors.items():
-        name = tensor_name(source_name, num_trunk_layers(file))
+        name = tensor_name(source_name, file)
         if name is None:
             continue
         # Activations have the dtype of the embedding, and scales are float16.

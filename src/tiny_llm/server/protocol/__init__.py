@@ -2,6 +2,6 @@
 
 This package must not depend on any single protocol's schema.
 
-Reading order: prompts, base_schema, request_fields, tool_calls, output_parser, parsed_output,
-logprobs, streaming.
+Reading order: prompts, base_schema, request_fields, tool_calls, output_parser, harmony_parser,
+parsed_output, logprobs, streaming.
 """

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 from ...engine.inputs.chat_template import render_chat
 from ...engine.inputs.limits import PromptTooLongError, encode_text
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
+from ...engine.tool_calls.harmony import HarmonyFormat
 from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import check_token_ids, short_repr
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
 from ..http.errors import ApiError, bad_request, context_length_error, user_errors_as_400
 from ..http.ignored_fields import MAX_NAME_CHARS, ignore_fields
 from ..http.unsupported import warn_once
+from .harmony_parser import make_output_parser
 from .output_parser import THINK_TAG, OutputParser
 from .tool_calls import ToolCallOptions
 
@@ -127,7 +129,8 @@ class PromptRenderer:
         token_ids = self.encode(text, add_special_tokens)
         reasoning_open = text.rstrip().endswith(THINK_TAG)
         has_thinking = bool(getattr(self.tokenizer, "has_thinking", False))
-        if given.get(THINKING_VARIABLE) and not has_thinking:
+        always_thinks = isinstance(self._tool_call_format, HarmonyFormat)
+        if given.get(THINKING_VARIABLE) and not (has_thinking or always_thinks):
             warn_once("the model has no thinking mode: options that enable thinking are ignored")
         return ChatPrompt(token_ids, reasoning_open, has_thinking, template_input)
 
@@ -142,8 +145,12 @@ class PromptRenderer:
             constraint is not None and constraint.response_constraint is not None
         )
         options = ToolCallOptions(self._tool_call_format, tools, is_stream, has_structured_content)
-        return OutputParser(
-            prompt.thinking_enabled, prompt.reasoning_open, options if tools else None
+        return make_output_parser(
+            self._tool_call_format,
+            prompt.thinking_enabled,
+            prompt.reasoning_open,
+            options if tools else None,
+            starts_message=prompt.template_input is not None,
         )
 
     def next_turn_prefix(self, before: ChatTemplateInput, completion: str) -> list[int]:

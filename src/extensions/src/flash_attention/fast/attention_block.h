@@ -72,6 +72,12 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     return block;
 }
 
+/// Begins row `row`'s softmax with an attention sink.
+inline void set_sink(const AttentionBlock& block, int row, float sink) {
+    block.largest[row] = sink;
+    block.sums[row * LANES] = 1;
+}
+
 /// Accumulates attention of rows ≥ `first` over a tile. Defined in attention_block_simd.cpp and
 /// attention_block_amx.cpp.
 ///

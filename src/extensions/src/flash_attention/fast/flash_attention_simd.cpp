@@ -89,6 +89,9 @@ void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t
         const int64_t row = first_row + i;
         const int64_t from = row_offset(job.query_strides, b, h * group + row % group, row / group);
         load_query_row(block, i, job.query, from);
+        if (job.sinks != nullptr) {
+            set_sink(block, i, job.sinks[h * group + row % group]);
+        }
     }
     const auto visible = [&](int row) { return visible_keys(job, b, (first_row + row) / group); };
     const int64_t end = visible(rows - 1);  // the last row sees the most keys

@@ -47,6 +47,9 @@ void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence
         const int64_t row = first_row + i;
         const int64_t from = query_offset(job, sequence, h * group + row % group, row / group);
         load_query_row(block, i, job.query, from);
+        if (job.sinks != nullptr) {
+            set_sink(block, i, job.sinks[h * group + row % group]);
+        }
     }
     const auto visible = [&](int row) {
         return visible_keys(job, sequence, (first_row + row) / group);

@@ -44,6 +44,14 @@ void swiglu_row(const void* gate, const void* up, void* out, int64_t I) {
 }  // namespace
 
 void swiglu(const RowJob& job, int64_t first, int64_t last) {
+    if (job.options.activation == Activation::swigluoai) {
+        return map_vectors(job, first, last, [](Floats gate, Floats up) {
+            const Floats limit = splat(SWIGLU_LIMIT);
+            gate = gate > limit ? limit : gate;  // a NaN is not clamped
+            up = up > limit ? limit : up < -limit ? -limit : up;
+            return gate * sigmoid(SWIGLU_ALPHA * gate) * (up + 1.0f);
+        });
+    }
     if (job.options.activation == Activation::gelu_tanh) {
         return map_vectors(job, first, last, [&](Floats gate, Floats up) {
             return round_to(gelu_tanh(gate), job.format) * up;

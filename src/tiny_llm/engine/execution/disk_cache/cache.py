@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 from ....errors import UserError
 from ....kv_storage.disk.io_thread import IOThread, PageLoad
@@ -23,9 +24,10 @@ from ....kv_storage.disk.store import PageStore, last_used_ns
 from ...scheduling.prefix_cache import PrefixNode
 from ...scheduling.request import EngineRequest
 from ...scheduling.scheduler import Scheduler
-from ..paged_model import ROW_KINDS, PagedModel, RowKind
-from .keys import page_key, state_key, stored_keys
+from ..paged_model import PagedModel, RowKind
+from .keys import group_key, page_key, state_key, stored_keys
 
+STATE = -1  # stands for a node's recurrent state instead of a KV cache group
 CLOSE_SECONDS = 5.0  # time limit for writing queued pages at exit
 WAIT_SECONDS = 0.005  # maximum wait for a page when no request has tokens to compute
 
@@ -43,11 +45,19 @@ class DiskCacheStats:
 
 @dataclass(eq=False)
 class RequestLoad:
-    """Pages being read for a request."""
+    """Blocks being read for a request.
+
+    Attributes:
+        load: the first group's pages of each block, the other groups' pages of the blocks in their
+            windows, then, if the model has recurrent state, the state after the last block.
+        page_ids: pages of each item of `load`, without the state.
+        num_copied: number of items whose pages have been written.
+    """
 
     request: EngineRequest
-    load: PageLoad  # pages, then, if the model has recurrent state, the state after the last page
-    num_pages: int
+    load: PageLoad
+    page_ids: Sequence[Sequence[int]]
+    num_blocks: int
     num_copied: int = 0
 
 
@@ -83,9 +93,10 @@ class DiskCache:
     def attach(self) -> None:
         """Installs callbacks in the scheduler's new, empty page manager; cancels all loads."""
         pages = self._scheduler.pages
-        # Key and depth (number of preceding pages) of each cached page.
+        # Key and depth (number of preceding blocks) of each cached block.
         self._keys: dict[PrefixNode, tuple[bytes, int]] = {}
-        self._new: dict[tuple[PrefixNode, RowKind], None] = {}  # pages and states to write
+        # What to write: a KV cache group's pages of a node, or its state.
+        self._new: dict[tuple[PrefixNode, int], None] = {}
         for request_id in list(self._loads):
             self._cancel(request_id)
         self._scheduler.start_load = self._start_load
@@ -130,17 +141,18 @@ class DiskCache:
         parent, depth = self._key(node.parent)
         key = page_key(parent, node.tokens)
         self._keys[node] = key, depth + 1
-        if key not in self._store:
-            self._new[node, "page"] = None
+        for group in range(len(self._scheduler.config.kv_groups)):
+            if group_key(key, group) not in self._store:
+                self._new[node, group] = None
 
     def _on_checkpoint(self, node: PrefixNode) -> None:
         if state_key(self._keys[node][0]) not in self._store:
-            self._new[node, "state"] = None
+            self._new[node, STATE] = None
 
     def _on_evict(self, node: PrefixNode) -> None:
         self._discard_checkpoint(node)
-        for kind in ROW_KINDS:
-            self._new.pop((node, kind), None)
+        for part in range(STATE, len(self._scheduler.config.kv_groups)):
+            self._new.pop((node, part), None)
         del self._keys[node]
 
     def on_finish(self, request: EngineRequest) -> None:
@@ -166,18 +178,28 @@ class DiskCache:
         """
         states = self._scheduler.pages.states
         by_node = {} if states is None else states.checkpoints.by_node
-        for node, kind in list(self._new):
-            if not self._io.can_queue(self._row_bytes[kind]):
-                return
-            del self._new[node, kind]
+        for node, part in list(self._new):
+            kind: RowKind = "state" if part == STATE else "page"
             key, depth = self._keys[node]
-            index = node.page
-            if kind == "state":
-                if node not in by_node:  # a later checkpoint has replaced it
-                    continue
-                key, index = state_key(key), by_node[node].slot
+            if part == STATE:
+                # Otherwise, a later checkpoint has replaced it.
+                indices = [by_node[node].slot] if node in by_node else []
+                key = state_key(key)
+            else:  # possibly evicted, if the group has a window
+                indices = [page for page in self._scheduler.pages.block(node, part) if page >= 0]
+                key = group_key(key, part)
+            if not self._io.can_queue(self._row_bytes[kind] * len(indices)):
+                return
+            del self._new[node, part]
+            if not indices:
+                continue
             try:
-                row = b"".join(m.read_row(kind, index) for m in self._models if m.row_bytes(kind))
+                row = b"".join(
+                    model.read_row(kind, index)
+                    for index in indices
+                    for model in self._models
+                    if model.row_bytes(kind)
+                )
             except UserError:  # the rank group has shut down: no page can be read
                 self._new.clear()
                 return
@@ -199,17 +221,52 @@ class DiskCache:
             used |= {state_key(key): time_ns for key, time_ns in used.items()}
             while keys and state_key(keys[-1]) not in self._store:
                 keys.pop()
+        groups = range(len(self._scheduler.config.kv_groups))
+        used |= {group_key(key, each): used[key] for key in (*path, *keys) for each in groups}
+        keys = self._with_windows(request, keys)
         self._io.touch(used)
         if not (keys and is_scored) or self._io.is_stalled:
             return 0
-        wanted = [(key, self._row_bytes["page"]) for key in keys]
+        if not pages.prepare_load(request, request.num_shared + len(keys)):
+            return 0
+        wanted = self._wanted(request, keys)
+        ids = [pages.request_block(request, index, group) for _, index, group in wanted]
+        items = [
+            (key, self._row_bytes["page"] * len(page_ids))
+            for (key, *_), page_ids in zip(wanted, ids, strict=True)
+        ]
         if state_bytes:
-            wanted.append((state_key(keys[-1]), state_bytes))
+            items.append((state_key(keys[-1]), state_bytes))
         self._cancel(request.request_id)
-        self._loads[request.request_id] = RequestLoad(
-            request, self._io.start_load(wanted), len(keys)
-        )
+        load = self._io.start_load(items)
+        self._loads[request.request_id] = RequestLoad(request, load, ids, len(keys))
         return len(keys) * size
+
+    def _with_windows(self, request: EngineRequest, keys: list[bytes]) -> list[bytes]:
+        """The longest prefix whose final window is stored, for each group after the first."""
+        groups, pages = range(1, len(self._scheduler.config.kv_groups)), self._scheduler.pages
+        last_missing, num_blocks = dict.fromkeys(groups, -1), 0
+        for index, key in enumerate(keys, request.num_shared):
+            missing = [group for group in groups if group_key(key, group) not in self._store]
+            last_missing |= dict.fromkeys(missing, index)
+            if all(
+                last_missing[group] < pages.num_before_window(index + 1, group) for group in groups
+            ):
+                num_blocks = index + 1 - request.num_shared
+        return keys[:num_blocks]
+
+    def _wanted(
+        self, request: EngineRequest, keys: Sequence[bytes]
+    ) -> list[tuple[bytes, int, int]]:
+        """(key, block, group) of the pages to read for the blocks with `keys`."""
+        first, pages = request.num_shared, self._scheduler.pages
+        return [
+            (group_key(keys[index - first], group), index, group)
+            for group in range(len(self._scheduler.config.kv_groups))
+            for index in range(
+                max(first, pages.num_before_window(first + len(keys), group)), first + len(keys)
+            )
+        ]
 
     def _cancel(self, request_id: str) -> None:
         item = self._loads.pop(request_id, None)
@@ -223,18 +280,25 @@ class DiskCache:
                 self._cancel(request_id)
                 continue
             rows, is_done = self._io.collect(item.load)
-            first = item.request.num_shared + item.num_copied
-            num_pages = min(len(rows), item.num_pages - item.num_copied)
-            page_ids = item.request.page_ids[first : first + num_pages]
-            self._write_rows("page", page_ids, rows[:num_pages])
-            item.num_copied += num_pages
+            blocks = item.page_ids[item.num_copied : item.num_copied + len(rows)]
+            size, num_blocks = self._row_bytes["page"], len(blocks)
+            parts = [
+                memoryview(row)[index * size : (index + 1) * size]
+                for row, page_ids in zip(rows, blocks, strict=False)
+                for index in range(len(page_ids))
+            ]
+            self._write_rows("page", list(chain(*blocks)), parts)
+            item.num_copied += num_blocks
             if is_done:
                 self._cancel(request_id)
-                self._finish(item, rows[num_pages:])
+                self._finish(item, rows[num_blocks:])
 
     def _finish(self, item: RequestLoad, rows: Sequence[bytes]) -> None:
         """Ends a load; unreadable pages are left to be recomputed."""
-        num_tokens = item.num_copied * self._scheduler.config.page_size
+        num_blocks = item.num_copied
+        if len(self._scheduler.config.kv_groups) > 1:  # all groups, or none
+            num_blocks = item.num_blocks if num_blocks == len(item.page_ids) else 0
+        num_tokens = num_blocks * self._scheduler.config.page_size
         states = self._scheduler.pages.states
         if states is not None:
             slot = states.load_slot(item.request)
@@ -243,7 +307,9 @@ class DiskCache:
         self.hit_tokens += num_tokens
         self._scheduler.finish_load(item.request, num_tokens)
 
-    def _write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[bytes]) -> None:
+    def _write_rows(
+        self, kind: RowKind, indices: Sequence[int], rows: Sequence[bytes | memoryview]
+    ) -> None:
         """Copies stored rows, each with all models' bytes, to pages or state slots."""
         parts = [memoryview(row) for row in rows]
         for model in self._models:

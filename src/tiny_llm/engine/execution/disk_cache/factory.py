@@ -31,13 +31,15 @@ def make_disk_cache(
     if directory is None:
         return None
     max_bytes = max_bytes or DEFAULT_MAX_BYTES
-    if scheduler.config.has_windows:
+    groups = scheduler.config.kv_groups
+    if groups[0].window:
         raise UserError(
             "prefix_cache_dir does not support models in which every layer has a sliding window; "
             "omit it."
         )
     row_bytes = {kind: sum(model.row_bytes(kind) for model in models) for kind in ROW_KINDS}
-    num_bytes = HEADER_BYTES + max(row_bytes.values())
+    block_bytes = row_bytes["page"] * max(group.num_pages for group in groups)
+    num_bytes = HEADER_BYTES + max(block_bytes, row_bytes["state"])
     if max_bytes < num_bytes:
         raise UserError(
             f"prefix_cache_disk_bytes must be at least {num_bytes} (a page of "
@@ -47,7 +49,7 @@ def make_disk_cache(
     root = fingerprint((model.model for model in models), workers)
     try:
         store = PageStore(Path(os.path.expanduser(directory)), int(max_bytes))
-        read_seconds = store.read_seconds(row_bytes["page"])
+        read_seconds = store.read_seconds(row_bytes["page"] * scheduler.config.block_pages)
     except OSError as error:
         reason = f"cannot use {directory} ({error})"
     else:
@@ -64,9 +66,11 @@ def make_disk_cache(
 
 def _page_seconds(models: Sequence[PagedModel], config: SchedulerConfig) -> float:
     """Measures the time to compute a page; overwrites the first pages."""
-    num_pages = max(1, min(config.max_num_batched_tokens // config.page_size, config.num_pages, 2))
-    num_tokens = min(num_pages * config.page_size, config.max_num_batched_tokens)
-    span, seconds = Span([0] * num_tokens, 0, array("i", range(num_pages))), 0.0
+    max_blocks = config.num_pages // config.block_pages
+    num_blocks = max(1, min(config.max_num_batched_tokens // config.page_size, max_blocks, 2))
+    num_tokens = min(num_blocks * config.page_size, config.max_num_batched_tokens)
+    span = Span([0] * num_tokens, 0, array("i", range(num_blocks * config.block_pages)))
+    seconds = 0.0
     for model in models:
         model.logits([span], [0])  # warm-up
         started = time.perf_counter()

@@ -41,6 +41,13 @@ def stored_keys(
     # [/task 6.6.1 prefix]
 
 
+def group_key(page: bytes, group: int) -> bytes:
+    """Returns the key of a KV cache group's pages of the block with key `page`."""
+    if group == 0:
+        return page
+    return hashlib.blake2b(page, digest_size=KEY_BYTES, person=b"group%d" % group).digest()
+
+
 def state_key(page: bytes) -> bytes:
     """Returns the key of the recurrent state after the page with key `page`."""
     return hashlib.blake2b(page, digest_size=KEY_BYTES, person=b"state").digest()

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from its GGUF file: a real model through engine and server."""
+"""Real models from their GGUF files, through engine and server."""
 
 import copy
 import json
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,95 @@ QUESTIONS = [
     "Who wrote Romeo and Juliet?",
     "Give me a recipe for pancakes.",
 ]
-CHUNK, NUM_CHUNKS = 1024, 20  # tokens
+CHUNK = 1024  # tokens
+
+
+@dataclass(frozen=True)
+class RealModel:
+    """A GGUF file, and the same model in transformers."""
+
+    artifacts: tuple[str, ...]  # their files, joined, are the GGUF file
+    arch: gguf.MODEL_ARCH
+    family: str  # name in transformers
+    config: dict[str, Any]
+    adapt: Callable[[str, np.ndarray], np.ndarray]  # a tensor of the file -> a parameter
+    num_chunks: int  # of text whose perplexity is measured
+    # Largest change of the perplexity, relative to transformers' in float32, by mode.
+    limits: dict[str, float]
+    ranks: int
+    answer: str  # to the first question
+
+
+def adapt_llama(name: str, weight: np.ndarray) -> np.ndarray:
+    if ".q_proj." in name or ".k_proj." in name:  # a pair's rows are adjacent in GGUF
+        return weight.reshape(-1, 32, 2, 576).swapaxes(1, 2)
+    return weight
+
+
+MODELS = {
+    "smollm2": RealModel(
+        ("smollm2",),
+        gguf.MODEL_ARCH.LLAMA,
+        "Llama",
+        {
+            "vocab_size": 49152,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
+            "tie_word_embeddings": True,
+        },
+        adapt_llama,
+        num_chunks=20,
+        limits={"16 bits": 0.001, "int8 KV": 0.004, "8-bit activations": 0.008, "both": 0.01},
+        ranks=3,
+        answer="The capital of France is Paris.",
+    ),
+    # Gemma 3 270M, which is not tuned to chat.
+    "gemma3": RealModel(
+        ("gemma3-part1", "gemma3-part2", "gemma3-part3", "gemma3-part4"),
+        gguf.MODEL_ARCH.GEMMA3,
+        "Gemma3",
+        {
+            "vocab_size": 262_144,
+            "hidden_size": 640,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 32768,
+            "sliding_window": 512,
+        },
+        lambda name, weight: weight - 1 if "norm" in name else weight,
+        num_chunks=4,
+        limits={"16 bits": 0.001, "int8 KV": 0.004, "8-bit activations": 0.008, "both": 0.01},
+        ranks=2,
+        answer="",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def real(request: pytest.FixtureRequest) -> RealModel:
+    return MODELS[request.param]
 
 
 @pytest.fixture(scope="module")
-def file(artifact: Callable[[str], Path]) -> Path:
-    (found,) = artifact("smollm2").glob("*.gguf")
-    return found
+def file(
+    real: RealModel, artifact: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    parts = [next(artifact(name).iterdir()) for name in real.artifacts]
+    if len(parts) == 1:
+        return parts[0]
+    joined = tmp_path_factory.mktemp("real") / f"{real.family}.gguf"
+    with joined.open("wb") as output:
+        for part in parts:
+            output.write(part.read_bytes())
+    return joined
 
 
 @pytest.fixture(scope="module")
@@ -50,30 +133,17 @@ def model(file: Path) -> tuple[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def theirs(file: Path) -> Any:
+def theirs(real: RealModel, file: Path) -> Any:
     """The model in transformers, in float32, with weights dequantized by `gguf`."""
     torch, transformers = import_references()
-    config = transformers.LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
-        tie_word_embeddings=True,
-    )
-    model = transformers.LlamaForCausalLM(config)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 30)
+    model_class = getattr(transformers, f"{real.family}ForCausalLM")
+    model = model_class(model_class.config_class(**real.config))
+    names = gguf.get_tensor_name_map(real.arch, real.config["num_hidden_layers"])
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             tensor = tensors[names.get_name(name, try_suffixes=(".weight",))]
-            weight = gguf.dequantize(tensor.data, tensor.tensor_type)
-            if ".q_proj." in name or ".k_proj." in name:  # a pair's rows are adjacent in GGUF
-                weight = weight.reshape(-1, 32, 2, 576).swapaxes(1, 2)
+            weight = real.adapt(name, gguf.dequantize(tensor.data, tensor.tensor_type))
             parameter.copy_(torch.tensor(weight.reshape(parameter.shape)))
     return model.eval()
 
@@ -110,25 +180,28 @@ def our_logits(model: Any, ids: list[int]) -> np.ndarray:
     return np.concatenate(rows).astype(np.float32)
 
 
-def chat_ids(tokenizer: Any, question: str) -> list[int]:
+def prompt_ids(tokenizer: Any, question: str) -> list[int]:
+    if not tokenizer.has_chat_template:
+        return tokenizer.encode(question)
     messages = [{"role": "user", "content": question}]
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True)
 
 
-def english_ids(tokenizer: Any) -> list[list[int]]:
+def english_ids(tokenizer: Any, num_chunks: int = 1) -> list[list[int]]:
     """Chunks of Python's documentation, which every machine with Python has."""
     topics = pydoc_data.topics.topics
     ids = tokenizer.encode("\n\n".join(topics[name] for name in sorted(topics)))
-    return [ids[start : start + CHUNK] for start in range(0, CHUNK * NUM_CHUNKS, CHUNK)]
+    return [ids[start : start + CHUNK] for start in range(0, CHUNK * num_chunks, CHUNK)]
 
 
 @pytest.mark.slow
 def test_float32_logits_and_greedy_tokens_equal_transformers(model, theirs):
     weights, tokenizer = in_float32(model[0]), model[1]
-    ours = serving_model("smollm2", weights)
+    ours = serving_model("real", weights)
     llm = LLM((weights, tokenizer))
     params = SamplingParams(temperature=0, max_tokens=24)
-    prompts = [chat_ids(tokenizer, question) for question in QUESTIONS]
+    prompts = [prompt_ids(tokenizer, question) for question in QUESTIONS]
+    prompts.append(english_ids(tokenizer)[0][:700])
     for output in llm.generate(prompts, params, use_tqdm=False):
         assert output.error is None
         prompt, answer = output.prompt_token_ids, output.token_ids
@@ -138,31 +211,31 @@ def test_float32_logits_and_greedy_tokens_equal_transformers(model, theirs):
         assert answer == expected[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
-# Largest increase of the perplexity over transformers' in float32.
-MODES: dict[str, tuple[dict[str, Any], float]] = {
-    "float16": ({}, 0.001),
-    "int8 KV": ({"kv_cache_dtype": "int8"}, 0.004),
-    "8-bit activations": ({"activation_bits": 8}, 0.008),
-    "both": ({"kv_cache_dtype": "int8", "activation_bits": 8}, 0.01),
+MODES: dict[str, dict[str, Any]] = {
+    "16 bits": {},
+    "int8 KV": {"kv_cache_dtype": "int8"},
+    "8-bit activations": {"activation_bits": 8},
+    "both": {"kv_cache_dtype": "int8", "activation_bits": 8},
 }
 
 
 @pytest.fixture(scope="module")
-def expected_perplexity(model, theirs) -> float:
-    return perplexity(lambda ids: their_logits(theirs, ids), english_ids(model[1]))
+def expected_perplexity(real, model, theirs) -> float:
+    chunks = english_ids(model[1], real.num_chunks)
+    return perplexity(lambda ids: their_logits(theirs, ids), chunks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_perplexity(model, expected_perplexity, capsys, mode):
-    """Of 20,480 tokens of English; takes minutes, most of them in transformers."""
-    options, limit = MODES[mode]
-    ours = serving_model("smollm2", model[0], **options)
-    actual = perplexity(lambda ids: our_logits(ours, ids), english_ids(model[1]))
+def test_perplexity(real, model, expected_perplexity, capsys, mode):
+    """Of English text; takes minutes, most of them in transformers."""
+    ours = serving_model("real", model[0], **MODES[mode])
+    chunks = english_ids(model[1], real.num_chunks)
+    actual = perplexity(lambda ids: our_logits(ours, ids), chunks)
     change = actual / expected_perplexity - 1
     with capsys.disabled():
         print(f"\nperplexity, {mode}: {actual:.4f} ({change:+.3%} of {expected_perplexity:.4f})")
-    assert abs(change) < limit
+    assert abs(change) < real.limits[mode]
 
 
 def perplexity(logits: Callable[[list[int]], np.ndarray], chunks: list[list[int]]) -> float:
@@ -190,7 +263,7 @@ def run(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def prompts(model) -> list[list[int]]:
     """Conversations with a common system prompt; the first one is long."""
-    ids = [chat_ids(model[1], question) for question in QUESTIONS]
+    ids = [prompt_ids(model[1], question) for question in QUESTIONS]
     return [[*ids[0][:-3], *english_ids(model[1])[0][:400], *ids[0][-3:]], *ids]
 
 
@@ -201,17 +274,11 @@ def alone(model, prompts) -> list[list[int]]:
     return [run(llm, [prompt])[0] for prompt in prompts]
 
 
-TOKEN_BYTES = 2 * 30 * 3 * 64 * 2  # KV of one token in float16
-
-
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunked": {"max_num_batched_tokens": 17, "max_num_seqs": 4, "enable_prefix_caching": False},
-    "preempted": {
-        "kv_cache_bytes": 576 * TOKEN_BYTES,
-        "block_size": 8,
-        "enable_prefix_caching": False,
-    },
+    # `kv_cache_bytes` is set in the test.
+    "preempted": {"block_size": 8, "enable_prefix_caching": False},
     "drafts": {"speculative": "ngram"},
     "page-size": {"block_size": 16},
 }
@@ -220,7 +287,11 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_tokens_are_the_same_in_every_configuration(model, prompts, alone, name):
-    llm = LLM(model, **CONFIGURATIONS[name])
+    options = dict(CONFIGURATIONS[name])
+    if name == "preempted":
+        token_bytes = serving_model("real", model[0]).kv_bytes_per_token
+        options["kv_cache_bytes"] = 576 * token_bytes
+    llm = LLM(model, **options)
     outputs = generate(llm, prompts)
     assert [output.token_ids for output in outputs] == alone
     if name == "preempted":
@@ -238,17 +309,28 @@ def test_tokens_are_the_same_with_pages_from_disk(model, prompts, alone, tmp_pat
     assert outputs[0].num_cached_tokens > 300
 
 
-def test_three_ranks(file):
+def test_ranks(real, file, chat_template):
     """SmolLM2 has nine query heads, which two ranks cannot share."""
-    command = [sys.executable, "-m", "tiny_llm", "main", "--model", str(file), "--tp", "3"]
-    command += ["--loader", "engine", "--prompt", QUESTIONS[0]]
+    command = [sys.executable, "-m", "tiny_llm", "main", "--model", str(file), *chat_template]
+    command += ["--tp", str(real.ranks), "--loader", "engine", "--prompt", QUESTIONS[0]]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
-    assert "The capital of France is Paris." in output
+    assert real.answer in output
 
 
 @pytest.fixture(scope="module")
-def client(file) -> Iterator[openai.OpenAI]:
-    server = RunningServer("--model", str(file))
+def chat_template(real, artifact, tmp_path_factory) -> list[str]:
+    """The flags that select Gemma's official template, which its file lacks."""
+    if real.family != "Gemma3":
+        return []
+    settings = json.loads((artifact("tokenizer-gemma3") / "tokenizer_config.json").read_text())
+    file = tmp_path_factory.mktemp("template") / "gemma3.jinja"
+    file.write_text(settings["chat_template"])
+    return ["--chat-template", str(file)]
+
+
+@pytest.fixture(scope="module")
+def client(file, chat_template) -> Iterator[openai.OpenAI]:
+    server = RunningServer("--model", str(file), *chat_template)
     yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     assert server.stop() == 0, "".join(server.lines[-60:])
 
@@ -260,9 +342,9 @@ def ask(client: openai.OpenAI, content: str, **options: Any) -> Any:
     return client.chat.completions.create(model=model.id, messages=messages, **options).choices[0]
 
 
-def test_chat(client):
+def test_chat(real, client):
     choice = ask(client, QUESTIONS[0])
-    assert choice.message.content == "The capital of France is Paris."
+    assert choice.message.content == real.answer
     assert choice.finish_reason == "stop"
 
 

@@ -1,0 +1,109 @@
+"""Streaming output parser of gpt-oss's messages: channels instead of `<think>`.
+
+The output starts with the header of a message; see `engine/tool_calls/harmony.py`. Messages on the
+channel `analysis`, or to built-in tools, are reasoning.
+"""
+
+from typing import Any
+
+from ...engine.tool_calls.format import ToolCallFormat
+from ...engine.tool_calls.harmony import (
+    CHANNEL,
+    CONSTRAIN,
+    MESSAGE,
+    MESSAGE_ENDS,
+    START,
+    HarmonyFormat,
+    MessageHeader,
+)
+from .output_parser import OutputParser, ParsedDelta, ReasoningDelta, TextDelta, _State
+from .tool_calls import ToolCallOptions, ToolCallReader
+
+HEADER_STARTS = (START, CHANNEL, CONSTRAIN, "to=", "assistant")
+SEPARATOR = "\n\n"  # between the texts of two messages
+
+
+def make_output_parser(
+    tool_call_format: ToolCallFormat,
+    thinking_enabled: bool,
+    reasoning_open: bool,
+    tool_calls: ToolCallOptions | None,
+    starts_message: bool = True,
+) -> OutputParser:
+    """Returns the parser for a model's format; `starts_message`: see `HarmonyParser`."""
+    if isinstance(tool_call_format, HarmonyFormat):
+        return HarmonyParser(tool_calls, starts_message)
+    return OutputParser(thinking_enabled, reasoning_open, tool_calls)
+
+
+class HarmonyParser(OutputParser):
+    """`OutputParser` for harmony; starts inside `final` unless `starts_message`."""
+
+    def __init__(self, tool_calls: ToolCallOptions | None, starts_message: bool = True):
+        super().__init__(starts_message, False, tool_calls)
+        self._tags = MESSAGE_ENDS
+        self._is_new = True  # whether no text of the current message has been emitted
+        self._kinds: set[_State] = set()  # states with text
+
+    def finish(self, is_truncated: bool = False) -> list[ParsedDelta]:
+        if self._state is _State.START and self._is_header():
+            self._buffer = ""  # a header that is cut off
+        return super().finish(is_truncated)
+
+    def _is_header(self) -> bool:
+        """Whether the buffer may be the start of a message's header."""
+        text = self._buffer.lstrip()
+        return any(text.startswith(tag) or tag.startswith(text) for tag in HEADER_STARTS)
+
+    def _parse_start(self) -> bool:
+        text, tag, rest = self._buffer.partition(MESSAGE)
+        if not self._is_header():
+            self._enter(_State.CONTENT)  # the model ignores the format
+            return True
+        if not tag:
+            return False
+        header = MessageHeader.parse(text)
+        if header.function is not None and self._options is not None:
+            self._at_start = False
+            self._start_content(self._buffer)
+            self._reader = ToolCallReader(self._options, self._buffer)
+            self._buffer, self._state = "", _State.TOOL_CALLS
+            return True
+        self._buffer, self._is_new = rest, True
+        self._enter(_State.CONTENT if header.is_content else _State.REASONING)
+        return True
+
+    def _parse_reasoning_until_call(self, deltas: list[ParsedDelta]) -> bool:
+        return self._parse_message(deltas, ReasoningDelta)
+
+    def _parse_content(self, deltas: list[ParsedDelta]) -> bool:
+        return self._parse_message(deltas, TextDelta)
+
+    def _parse_tool_calls(self, deltas: list[ParsedDelta]) -> bool:
+        has_ended = super()._parse_tool_calls(deltas)
+        if self._state is _State.CONTENT and self._at_start:  # not malformed
+            self._state = _State.START
+        return has_ended
+
+    def _parse_message(self, deltas: list[ParsedDelta], kind: Any) -> bool:
+        """Emits a message's text, up to its end."""
+        self._skip_space()
+        if kind is TextDelta:
+            self._start_content(self._buffer)
+        num_before = len(deltas)
+        ends = [(at, tag) for tag in MESSAGE_ENDS if (at := self._buffer.find(tag)) >= 0]
+        if ends:
+            at, tag = min(ends)
+            if text := self._buffer[:at].rstrip():
+                deltas.append(kind(text))
+            self._buffer = self._buffer[at + len(tag) :]
+        else:
+            self._emit(deltas, kind, MESSAGE_ENDS)
+        if len(deltas) > num_before and self._is_new:
+            self._is_new = False
+            if self._state in self._kinds:
+                deltas.insert(num_before, kind(SEPARATOR))
+            self._kinds.add(self._state)
+        if ends:
+            self._state = _State.START
+        return bool(ends)
