@@ -14,9 +14,10 @@ from typing import Any
 import mlx.core as mx
 
 from .. import kernels
+from .attention_metadata import AttentionMetadata
 from .kv_layout import KvLayout
 from .state_storage import StateStorage, release_rows
-from .step_plan import AttentionMetadata, StepPlan
+from .step_plan import StepPlan
 
 Integers = Sequence[int] | mx.array
 
