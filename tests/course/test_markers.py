@@ -28,7 +28,9 @@ def test_tasks_and_marked_code_correspond():
 
 def defined_tests(file: str) -> list[str]:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    functions = [
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     return [name for name in functions if name.startswith("test_")]
 
 
