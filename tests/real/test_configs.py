@@ -59,17 +59,21 @@ def test_config(name, tmp_path):
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     text = theirs.get_text_config()
     for field in SIZES:
+        if parsed.kv_shapes and field in ("num_key_value_heads", "head_dim"):
+            continue  # transformers has them by layer
         expected = getattr(theirs if field == "tie_word_embeddings" else text, field)
         assert getattr(parsed, field) == expected, field
-    assert parsed.rope_theta == text.rope_parameters["rope_theta"]
+    rope = text.rope_parameters.get("full_attention", text.rope_parameters)
+    assert parsed.rope_theta == rope["rope_theta"]
     scaling = parsed.rope_scaling
-    assert text.rope_parameters["rope_type"] == (scaling.rope_type if scaling else "default")
+    assert rope["rope_type"] == (scaling.rope_type if scaling else "default")
     if parsed.experts is None:
         assert parsed.intermediate_size == text.intermediate_size
     else:
         assert parsed.experts.num_experts == text.num_experts
-        assert parsed.experts.top_k == text.num_experts_per_tok
-        width = getattr(text, "moe_intermediate_size", text.intermediate_size)
+        top_k = getattr(text, "num_experts_per_tok", None) or text.top_k_experts
+        assert parsed.experts.top_k == top_k
+        width = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
         assert parsed.experts.intermediate_size == width
         assert parsed.experts.norm_topk_prob is getattr(text, "norm_topk_prob", True)
     if parsed.delta_net is not None:

@@ -56,9 +56,9 @@ def with_gemma4_fields(fields: Fields, config: DecoderConfig) -> DecoderConfig:
     is_wide = boolean(fields, "use_double_wide_mlp")
     I = config.intermediate_size
     size = non_negative_int(fields, "hidden_size_per_layer_input", 0)
+    vocab_size = positive_int(fields, "vocab_size_per_layer_input", config.vocab_size)
     per_layer_inputs = None
     if size:
-        vocab_size = positive_int(fields, "vocab_size_per_layer_input", config.vocab_size)
         if vocab_size < config.vocab_size:
             expected = f"at least vocab_size, {config.vocab_size}"
             raise invalid_field("vocab_size_per_layer_input", vocab_size, expected)
