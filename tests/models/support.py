@@ -92,6 +92,39 @@ HYBRID_MIXTURE = {
     "shared_expert_intermediate_size": 128,
 }
 
+# Shared keys and values, per-layer inputs, heads of two sizes.
+GEMMA4 = {
+    **SIZES,
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 64,
+    "vocab_size_per_layer_input": 211,
+    "final_logit_softcapping": 30.0,
+}
+GEMMA4_MIXTURE = {
+    **SIZES,
+    "model_type": "gemma4",
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 64,
+}
+
 
 def write_family(folder: Path, config: dict[str, Any], mtp: bool = False) -> Path:
     """Writes a checkpoint without a tokenizer: config and weights."""

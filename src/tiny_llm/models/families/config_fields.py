@@ -18,7 +18,9 @@ MAX_INT32 = 2**31 - 1  # the kernels index arrays with int32
 MAX_NUMBER = 1e30  # leaves a margin below float32's maximum of 3e38
 
 # Families whose config nests the language model's fields in `text_config`, next to vision fields.
-NESTED_FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3")
+NESTED_FAMILIES = (
+    *("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma4", "gemma4_unified"),
+)
 
 # Fields that change the computation: (what they change, neutral values, names). Null is neutral.
 # Each element of a list must be neutral. Collected from the models of transformers and mlx_lm.
