@@ -20,7 +20,7 @@ from tools.real_artifacts import cached_folder
 # Templates of the model families that tiny-llm runs.
 FAMILIES = (
     *("*Qwen*", "*Llama*", "*llama-3*", "*istral*", "*Hermes*", "*DeepSeek-R1*", "*deepseek-r1*"),
-    *("*SmolLM3*", "Bielik*", "meetkai*", "*MiniCPM5*", "*gpt-oss*"),
+    *("*SmolLM3*", "Bielik*", "meetkai*", "*MiniCPM5*", "*gemma-4*", "*gpt-oss*"),
 )
 # Sequences by the clients that send them.
 SEQUENCES = {
@@ -166,6 +166,23 @@ def test_prompt_of_a_continued_message_ends_with_it(file):
             messages[-1]["content"] += ending
             prompt = prompts.encode_chat(messages, tools, {}, continue_final_message=True)
             assert prompts.decode(prompt.token_ids).endswith(messages[-1]["content"])
+
+
+def test_history_of_gpt_oss(artifact):
+    """Reasoning is kept within a tool loop, with the text beside calls, until the next answer."""
+    template = artifact("chat-templates") / "openai-gpt-oss-120b.jinja"
+    tokenizer = RecordingTokenizer(template.read_text())
+    given = conversation("umtat")
+    given[1] |= {"reasoning_content": "I think."}
+    calls_only = [{**TOOL, "function": {"name": "f", "parameters": {}}}]  # without a description
+    text = render_chat(tokenizer, given[:3], calls_only, {"reasoning_effort": "minimal"})
+    thought = f"<|channel|>analysis<|message|>I think.\n\n{given[1]['content']}<|end|>"
+    assert "Reasoning: low" in text
+    assert f"{thought}<|start|>assistant to=functions.f<|channel|>commentary json" in text
+    assert text.endswith("<|start|>assistant")
+    answered = render_chat(tokenizer, [*given[:4], {"role": "user", "content": "Next."}], [TOOL])
+    assert "analysis<|message|>" not in answered
+    assert f"<|channel|>final<|message|>{given[3]['content']}<|end|>" in answered
 
 
 @pytest.mark.parametrize("words", ["sduuctmtpttct", "susmtsmtct"])

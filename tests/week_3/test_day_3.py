@@ -30,7 +30,7 @@ from tiny_llm.engine.scheduling.prefix_cache import PrefixNode
 from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 from tiny_llm.kv_storage import KvLayout, LayerKv
-from tiny_llm.kv_storage.layer_cache_view import layer_cache_views
+from tiny_llm.kv_storage.planned_layers import layer_cache_views
 
 # ---------------------------------------------------------------- task 1: ragged batches
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from ..models.checkpoint.quantization import quantization_of
 from ..models.checkpoint.safe_io import ModelError
 from ..models.gguf.local_models import is_model_file, local_models
 from ..models.gguf.model_files import read_model_config, weight_bytes
@@ -76,7 +77,7 @@ def _format(path: Path) -> str:
             sizes[tensor.type.name] += tensor.nbytes
         return f"GGUF {sizes.most_common(1)[0][0]}"
     config = read_model_config(path)
-    quantization = config.get("quantization") or {}
+    quantization = quantization_of(config) or {}
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     return f"MLX {quantization['bits']}-bit" if "bits" in quantization else f"MLX {dtype}"
 

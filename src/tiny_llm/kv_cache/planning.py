@@ -11,8 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import OutOfPagesError
-from ..kv_storage.attention_metadata import AttentionMetadata
-from ..kv_storage.step_plan import StepPlan
+from ..kv_storage.step_plan import AttentionMetadata, StepPlan
 from .batching import BatchingKvCache
 from .full import TinyKvFullCache
 from .page_pool import TinyKvPagedPool

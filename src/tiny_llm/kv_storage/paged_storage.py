@@ -14,10 +14,9 @@ from typing import Any
 import mlx.core as mx
 
 from .. import kernels
-from .attention_metadata import AttentionMetadata
 from .kv_layout import KvLayout
 from .state_storage import StateStorage, release_rows
-from .step_plan import StepPlan
+from .step_plan import AttentionMetadata, StepPlan
 
 Integers = Sequence[int] | mx.array
 

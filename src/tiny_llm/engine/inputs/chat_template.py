@@ -12,8 +12,8 @@ from typing import Any
 
 from ...errors import UserError, short_repr
 from ..tool_calls.format import ToolCallFormat
-from ..tool_calls.harmony import EFFORTS as HARMONY_EFFORTS
-from ..tool_calls.harmony import HarmonyFormat
+from ..tool_calls.formats.harmony import EFFORTS as HARMONY_EFFORTS
+from ..tool_calls.formats.harmony import HarmonyFormat
 from ..tool_calls.registry import AUTO, find_format
 from .fit_messages import fit_messages
 from .limits import JsonLimits, check_unicode
@@ -190,6 +190,8 @@ def render_chat(
         tool_call_format = find_format(AUTO, template)
         normalized = [_with_valid_call_ids(message, tool_call_format) for message in normalized]
     functions = normalize_tools(tools)
+    if functions is not None and isinstance(find_format(AUTO, template), HarmonyFormat):
+        functions = [_with_description(tool) for tool in functions]
     for name in (variables or {}).keys() & RESERVED_VARIABLES:
         raise UserError(f"chat_template_kwargs must not contain '{name}'.")
     traits = template_traits(tokenizer, functions is not None)
@@ -230,6 +232,12 @@ def template_traits(tokenizer: Any, has_tools: bool) -> TemplateTraits:
         is_harmony = isinstance(find_format(AUTO, template), HarmonyFormat)
         _TRAITS[key] = probe_template(render, HARMONY_EFFORTS if is_harmony else efforts)
     return _TRAITS[key]
+
+
+def _with_description(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds the description that gpt-oss's template requires, if it is missing or null."""
+    function = tool["function"]
+    return {**tool, "function": {**function, "description": function.get("description") or ""}}
 
 
 def _with_valid_call_ids(

@@ -13,7 +13,7 @@ import mlx.core as mx
 from ..families.config_fields import MAX_INT32, invalid_field
 from ..families.registry import read_config
 from ..families.tensor_layout import MTP_PREFIX
-from .quantization import Quantization, Shape
+from .quantization import Quantization, Shape, quantization_of
 from .sharding import RankShard
 from .tensor_shapes import matrix_shapes, vector_shapes
 from .weights import CheckpointModel, build_model_tree, layer_quantization
@@ -112,10 +112,12 @@ def random_bytes(config: Mapping[str, Any], mtp: bool = False) -> int:
 
 
 def _quantization(config: Mapping[str, Any], path: str) -> Quantization | None:
-    common = config.get("quantization")
+    common = quantization_of(config)
     if common is None:
         return None
-    return layer_quantization(Quantization.from_config(common), common.get(path, True))
+    # In gpt-oss's original format, only the experts are quantized.
+    is_quantized = config.get("quantization") is not None or ".switch_mlp." in path
+    return layer_quantization(Quantization.from_config(common), common.get(path, is_quantized))
 
 
 def _dtype(config: Mapping[str, Any]) -> mx.Dtype:

@@ -1,4 +1,4 @@
-"""Layer cache views: a layer's cache during a planned step."""
+"""Layer cache views: substitutes for the layers' caches during one planned step."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import mlx.core as mx
 from .. import kernels
 from ..attention import Mask
 from ..attention.paged import PagedKvMetadata, check_paged_mask
-from .attention_metadata import AttentionMetadata
+from .step_plan import AttentionMetadata
 
 
 class LayerCacheView:
@@ -85,19 +85,3 @@ class LayerCacheView:
             mask,
             metadata.cu_seqlens_q,
         )
-
-
-def layer_cache_views(
-    attention_metadata: AttentionMetadata,
-    buffers: list[mx.array],
-    num_layers: int,
-    tables: Sequence[int] = (),
-) -> list[LayerCacheView]:
-    """Creates one cache view per layer; the views modify `buffers`."""
-    is_shared = len(buffers) == 2
-    indices = tables or range(num_layers)
-    by_index = {index: attention_metadata.for_layer(index) for index in indices}
-    return [
-        LayerCacheView(buffers, 0 if is_shared else 2 * layer, by_index[index])
-        for layer, index in enumerate(indices)
-    ]
