@@ -351,7 +351,9 @@ def test_chat(real, client):
     assert choice.finish_reason == real.finish_reason
 
 
-def test_json_schema(client):
+def test_json_schema(real, client):
+    if real.finish_reason == "length":
+        pytest.skip("not tuned to chat: it fills the object with spaces")
     schema = {
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 20}, "rank": {"type": "integer"}},
