@@ -5,7 +5,6 @@
 the solution's block.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +46,8 @@ class Wrong:
 def read_mistakes() -> Iterator[Wrong]:
     for path in sorted(Path(__file__).parent.glob("week_*.diff")):
         for block, description, find, replace in read_substitutions(path):
-            what, noticed_by = re.fullmatch(r"(.+?)(?: \(noticed by (.+)\))?", description).groups()
-            yield Wrong(block, what, find, replace, noticed_by)
+            what, _, noticed_by = description.partition(" (noticed by ")
+            yield Wrong(block, what, find, replace, noticed_by.removesuffix(")") or None)
 
 
 WRONG = list(read_mistakes())
