@@ -37,6 +37,7 @@
 #include "src/quantized_matmul/multi_quantized_matmul.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 #include "src/rms_norm/rms_norm.h"
+#include "src/scaled_sum/scaled_sum.h"
 #include "src/sigmoid_gate/sigmoid_gate.h"
 #include "src/swiglu/swiglu.h"
 #include "src/topk_softmax/topk_softmax.h"
@@ -82,10 +83,14 @@ NB_MODULE(_ext, m) {
           docs::add_lora);
 
     m.def("topk_softmax", &tiny_llm_ext::topk_softmax, "logits"_a, "k"_a, "normalize"_a,
-          nb::kw_only(), "stream"_a = nb::none(), docs::topk_softmax);
+          "expert_scales"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
+          docs::topk_softmax);
 
     m.def("weighted_sum", &tiny_llm_ext::weighted_sum, "x"_a, "weights"_a, "base"_a = nb::none(),
           nb::kw_only(), "stream"_a = nb::none(), docs::weighted_sum);
+
+    m.def("scaled_sum", &tiny_llm_ext::scaled_sum, "x"_a, "y"_a, "scale"_a, nb::kw_only(),
+          "stream"_a = nb::none(), docs::scaled_sum);
 
     m.def("add_bias", &tiny_llm_ext::add_bias, "x"_a, "bias"_a, "experts"_a = nb::none(),
           nb::kw_only(), "stream"_a = nb::none(), docs::add_bias);
@@ -210,6 +215,16 @@ Returns:
         },
         "shape"_a, "dtype"_a,
         "Creates an array of zeros that uses no physical memory until it is written.");
+    m.def(
+        "map_file",
+        [](const std::vector<int>& shape, mx::Dtype dtype, const std::string& file, int64_t begin) {
+            return tiny_llm_ext::map_file(mx::Shape(shape.begin(), shape.end()), dtype, file,
+                                          begin);
+        },
+        "shape"_a, "dtype"_a, "file"_a, "begin"_a,
+        "Creates an array whose memory is a file's bytes from offset `begin` on, read when they "
+        "are "
+        "first accessed; None where that is not supported.");
     m.def("release_rows", &tiny_llm_ext::release_rows, "x"_a, "first"_a, "last"_a,
           "Returns the physical memory of rows [first, last) of an array from reserve_zeros, whose "
           "contents are then undefined. Keeps memory pages with other rows; a no-op on a GPU.");

@@ -146,7 +146,7 @@ def test_thinking(capsys):
 @pytest.mark.slow
 def test_model_without_thinking_ignores_the_flag(capsys, monkeypatch):
     loaded = models.load_weights("demo")
-    monkeypatch.setattr(loaded[1], "has_thinking", False)
+    monkeypatch.setattr(type(loaded[1]), "has_thinking", False)
     monkeypatch.setattr(checkpoint, "load_weights", lambda *args, **options: loaded)
     status, _, err = run(capsys, main, *FRANCE, "--enable-thinking", "--max-tokens", "2")
     assert status == 0

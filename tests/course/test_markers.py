@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.course.support import HAVE_CODE
+from tools.course import start
 from tools.course.markers import MarkerError, all_blocks, find_blocks
 from tools.course.reading import lines_by_day
 from tools.course.runner import task_of_test
@@ -28,7 +29,9 @@ def test_tasks_and_marked_code_correspond():
 
 def defined_tests(file: str) -> list[str]:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    functions = [
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     return [name for name in functions if name.startswith("test_")]
 
 
@@ -200,6 +203,12 @@ def test_days_of_weeks_1_to_3_have_at_most_120_lines_to_read_per_10_to_write():
         if row.read_per_10 > 120
     }
     assert not above, "move what these days do not need to files without their tasks"
+
+
+def test_lines_are_printed_by_day(capsys):
+    assert start.main(["--lines"]) == 0
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == [day.id for day in DAYS]
 
 
 def test_solution_only_files_are_not_in_the_starter(starter):

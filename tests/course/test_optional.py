@@ -198,7 +198,7 @@ def test_stream_demo_shows_a_partial_tool_call():
         ("json_demo", "engine/spec_decode/grammar_proposer.py", 4),
         ("stream_demo", "engine/tool_calls/json_scanner.py", 4),
         ("stream_demo", "engine/tool_calls/json_calls.py", 5),
-        ("stream_demo", "engine/tool_calls/hermes.py", 5),
+        ("stream_demo", "engine/tool_calls/formats/hermes.py", 5),
         ("stream_demo", "engine/tool_calls/text_source.py", 5),
         ("stream_demo", "server/protocol/output_parser.py", 5),
         ("stream_demo", "engine/structured_output/thinking_budget.py", 5),

@@ -32,6 +32,17 @@ CONFIG = {
 }
 MODELS = {
     "mistral": {**CONFIG, "model_type": "mistral"},
+    # Two sizes of heads, and a layer that reads the first's keys and values.
+    "gemma4": {
+        **CONFIG,
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 3,
+        "global_head_dim": 64,
+        "num_kv_shared_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": CONFIG["vocab_size"],
+    },
     "qwen2": {  # the second of three layers has full attention
         **CONFIG,
         "model_type": "qwen2",

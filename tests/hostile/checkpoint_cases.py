@@ -144,7 +144,7 @@ CONFIG_ROWS = [
     case("missing LM head", config(tie_word_embeddings=False), "lm_head"),
     case("indivisible key heads", config(num_key_value_heads=3), "expected a multiple of"),
     case("indivisible query heads", config(num_attention_heads=3), "q_proj"),
-    case("head_dim 512", config(head_dim=512), "head_dim 512", "at most 256"),
+    case("head_dim 514", config(head_dim=514), "head_dim 514", "at most 512"),
     case("unknown mode", quantization(mode="q5_k"), "q5_k", "mode"),
     case("unknown mode of one layer", quantization(**{UP: {"mode": "new", "bits": 4}}), "new", UP),
     case("bits 7", quantization(bits=7), "bits"),

@@ -70,11 +70,11 @@ def test_ragged_form(variant, bounds):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
-@pytest.mark.parametrize("D", [1, 33, 40, 64, 128, 256])
+@pytest.mark.parametrize("D", [1, 33, 40, 64, 128, 256, 510])
 @pytest.mark.parametrize("L", [2, 9])
 def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
     """Covers no keys, fewer keys than queries, about a page, and several splits."""
-    page_size = {1: 128, 33: 3, 40: 1, 64: 16, 128: 16, 256: 3}[D]
+    page_size = {1: 128, 33: 3, 40: 1, 64: 16, 128: 16, 256: 3, 510: 16}[D]
     contexts = [0, 1, page_size - 1, page_size, page_size + 1, 259 if D < 100 else 40]
     group = 3 if D == 33 else 2
     pairs = sequences(contexts, 1, D, dtype)

@@ -40,6 +40,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
         "sliding_window_pattern": 2,
     },
+    "smollm3": {**SIZES, "model_type": "smollm3", "no_rope_layers": [1, 0]},
+    "granite": {
+        **SIZES,
+        "model_type": "granite",
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 3.0,
+    },
     "gpt_oss": {
         **SIZES,
         "model_type": "gpt_oss",
@@ -81,6 +90,39 @@ HYBRID_MIXTURE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 128,
+}
+
+# Shared keys and values, per-layer inputs, heads of two sizes.
+GEMMA4 = {
+    **SIZES,
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 64,
+    "vocab_size_per_layer_input": 211,
+    "final_logit_softcapping": 30.0,
+}
+GEMMA4_MIXTURE = {
+    **SIZES,
+    "model_type": "gemma4",
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 64,
 }
 
 

@@ -61,14 +61,21 @@ def hugging_face(folder: Path, dtype: Any) -> Any:
 
 def random_model(model: Any) -> Any:
     """Random model with activations of about unit variance and random norms."""
+    # Gemma 4 does not scale attention scores, so the norms of queries and keys are smaller.
+    is_unscaled = model.config.model_type.startswith("gemma4")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
+                if is_unscaled and name.endswith(("q_norm.weight", "k_norm.weight")):
+                    parameter.mul_(parameter.shape[0] ** -0.25)
             elif parameter.ndim == 1:
                 parameter.copy_(0.3 * torch.randn_like(parameter))
             else:
                 parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.4, 1.3)
     return model.eval()
 
 
@@ -156,6 +163,9 @@ STRETCHED = {"original_max_position_embeddings": 64}
 def heads(H_q: int, H: int, head_dim: int) -> dict[str, Any]:
     return {"num_attention_heads": H_q, "num_key_value_heads": H, "head_dim": head_dim}
 
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA4 = {"sliding_window": 13, "final_logit_softcapping": 3.0}
 
 # (family's name in transformers, config in addition to `SIZES`). The models have 1 to 8 query heads
 # per KV head.
@@ -290,6 +300,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "SmolLM3",
         {**heads(4, 2, 10), "no_rope_layers": [1, 0, 1], "pad_token_id": None},
     ),
+    "phi3": (
+        "Phi3",
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "pad_token_id": None,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.6,
+            },
+        },
+    ),
     "granite": (
         "Granite",
         {
@@ -312,6 +335,88 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                 "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
             },
+        },
+    ),
+    # Gemma 4 E2B: per-layer inputs, and wider layers that read earlier layers' keys and values
+    "gemma4-e2b": (
+        "Gemma4",
+        {
+            **heads(4, 1, 14),
+            **GEMMA4,
+            "num_hidden_layers": 7,
+            "global_head_dim": 22,
+            "layer_types": [*[SLIDING, SLIDING, FULL] * 2, FULL],
+            "num_kv_shared_layers": 4,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 6,
+            "vocab_size_per_layer_input": 211,
+        },
+    ),
+    # Gemma 4 E4B, without a window and with the default layer types
+    "gemma4-e4b": (
+        "Gemma4",
+        {
+            **heads(6, 2, 10),
+            **GEMMA4,
+            "num_hidden_layers": 8,
+            "sliding_window": 256,
+            "global_head_dim": 512,
+            "num_kv_shared_layers": 1,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 211,
+        },
+    ),
+    # Gemma 4 31B: full layers with other KV heads, whose keys are also their values
+    "gemma4-31b": (
+        "Gemma4",
+        {
+            **heads(6, 3, 18),
+            **GEMMA4,
+            "num_hidden_layers": 4,
+            "global_head_dim": 36,
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "layer_types": [SLIDING, FULL, SLIDING, FULL],
+            "hidden_size_per_layer_input": 0,
+            "rope_parameters": {
+                FULL: {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.4,
+                    "rope_theta": 5e4,
+                    "factor": 2.0,
+                },
+                SLIDING: {"rope_type": "default", "rope_theta": 2e4},
+            },
+        },
+    ),
+    # Gemma 4 12B: fields that its configs lack
+    "gemma4-12b": (
+        "Gemma4Unified",
+        {
+            **heads(4, 2, 16),
+            **GEMMA4,
+            "num_hidden_layers": 3,
+            "global_head_dim": 34,
+            "attention_k_eq_v": True,
+            "layer_types": [SLIDING, FULL, FULL],
+        },
+    ),
+    # Gemma 4 26B-A4B: experts beside the MLP
+    "gemma4-moe": (
+        "Gemma4",
+        {
+            **heads(4, 2, 16),
+            **GEMMA4,
+            "num_hidden_layers": 3,
+            "global_head_dim": 24,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "layer_types": [SLIDING, SLIDING, FULL],
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 7,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 20,
         },
     ),
 }
@@ -444,6 +549,40 @@ def test_text_of_qwen3_vl(tmp_path, kind, layout):
     ids = random_ids(77)
     ours = sequence_logits(serving_model("vl", weights, page_size=16), ids)
     np.testing.assert_allclose(as_numpy(ours), transformers_logits(theirs, ids), atol=1e-4)
+
+
+def test_text_of_multimodal_gemma3(tmp_path):
+    torch.manual_seed(0)
+    sizes = {**SIZES, **heads(4, 2, 16), "sliding_window": 13, "pad_token_id": None}
+    vision = {**VISION, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 56}
+    config = transformers.Gemma3Config(text_config=sizes, vision_config=vision)
+    theirs = random_model(transformers.Gemma3ForConditionalGeneration(config))
+    theirs.save_pretrained(tmp_path)
+    weights = read_checkpoint(tmp_path, json.loads((tmp_path / "config.json").read_text()))
+    assert weights.num_skipped > 0
+    ids = random_ids(77)
+    ours = sequence_logits(serving_model("it", weights, page_size=16), ids)
+    np.testing.assert_allclose(as_numpy(ours), transformers_logits(theirs, ids), atol=1e-4)
+
+
+def test_gemma3_saved_by_mlx_lm(tmp_path):
+    """mlx_lm stores norms as w, too."""
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import load_model
+
+    torch.manual_seed(0)
+    config = transformers.Gemma3TextConfig(**SIZES, **heads(4, 2, 16), pad_token_id=None)
+    random_model(transformers.Gemma3ForCausalLM(config)).save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    expected = dict(tree_flatten(read_checkpoint(tmp_path, fields).parameters()))
+    mx.eval(expected)
+    stored = dict(tree_flatten(load_model(tmp_path)[0].parameters()))
+    mx.eval(stored)
+    file = str(tmp_path / "model.safetensors")
+    mx.save_safetensors(file, stored, metadata={"format": "mlx"})
+    actual = dict(tree_flatten(read_checkpoint(tmp_path, fields).parameters()))
+    assert actual.keys() == expected.keys()
+    assert all(mx.array_equal(actual[name], expected[name]) for name in actual)
 
 
 def mxfp4_tensors(theirs: Any, layout: str) -> dict[str, mx.array]:

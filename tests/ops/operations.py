@@ -153,6 +153,22 @@ OPERATIONS = [
         non_finite="element",
         gpu_ulps=0,
     ),
+    Operation(
+        "scaled_sum",
+        lambda dtype, M, I: {
+            **{x: random(M, I, dtype=dtype) for x in ("x", "y")},
+            "scale": 0.3,
+        },
+        rows=("x", "y"),
+        invalid=[
+            ({"x": zeros(2, 8, dtype=mx.int32)}, f"expected x in {FLOATS}"),
+            ({"x": zeros()}, "at least one dimension"),
+            ({"y": mx.zeros((2, 8))}, "expected y in the dtype of x, float16, got float32"),
+            ({"y": zeros(8)}, r"expected y of the shape of x, \(2,8\), got \(8\)"),
+        ],
+        non_finite="element",
+        gpu_ulps=0,
+    ),
     *(
         Operation(
             name,
@@ -269,6 +285,7 @@ OPERATIONS = [
                 ({"k": k}, f"expected k from 1 to 8, the number of experts, got {k}")
                 for k in (0, -1, 9)
             ),
+            ({"expert_scales": mx.zeros(7)}, r"expected expert_scales in float32, of shape \(8\)"),
         ],
         non_finite="",
     ),

@@ -229,6 +229,7 @@ NO_OPERATIONS = {
     "prepack_rows",
     "populate_rows",
     "release_rows",
+    "map_file",
     "reserve_zeros",
     "huge_pages",
     "metal",

@@ -40,7 +40,7 @@ def int8_pages(lengths, page_size, H=2, D=40, dtype=mx.float32):
     return *(mx.concatenate(pool) for pool in pools), padded(table)
 
 
-@pytest.mark.parametrize("D", [1, 7, 16, 80, 128, 256])
+@pytest.mark.parametrize("D", [1, 7, 16, 80, 128, 256, 511])
 def test_written_rows_are_bitwise_equal_to_reference(instruction_set, dtype, D):
     tokens = random(37, 3, D, dtype=dtype)
     tokens[5] = 0
@@ -71,14 +71,14 @@ def test_strided_tokens(instruction_set):
         assert_same_rows(write(view, 4), write(view + 0, 4))
 
 
-@pytest.mark.parametrize("D", [1, 7, 64, 80, 128, 256])
+@pytest.mark.parametrize("D", [1, 7, 64, 80, 128, 256, 511])
 @pytest.mark.parametrize("group", [1, 4, 150])
 @pytest.mark.parametrize("mask", ["causal", None])
 def test_attention_equals_dequantized_pages(instruction_set, dtype, D, group, mask):
     lengths = [70, 3, 129]
     keys, values, table = int8_pages(lengths, 16, H=1, D=D, dtype=dtype)
     query = random(3, group, 3, D, dtype=dtype)
-    arguments = table, mx.array(lengths), 16, 0.1, mask
+    arguments = table, mx.array(lengths), 16, D**-0.5, mask
     floats = dequantize_rows(keys), dequantize_rows(values)
     expected = paged_attention_reference(query.astype(mx.float32), *floats, *arguments)
     actual = paged_attention(query, keys, values, *arguments)

@@ -58,7 +58,7 @@ def test_ragged_batch_is_bitwise_equal_to_single_sequences(instruction_set, dtyp
         assert_same_bits(actual[own], expected, f"{query_lens[s]} of {lengths[s]} tokens")
 
 
-@pytest.mark.parametrize("D", [1, 7, 64, 128, 256])
+@pytest.mark.parametrize("D", [1, 7, 64, 128, 256, 512])
 @pytest.mark.parametrize("group", [1, 4, 150])
 def test_head_sizes_and_groups(instruction_set, dtype, D, group):
     pairs = sequences([70, 3], H=1, D=D, dtype=dtype)

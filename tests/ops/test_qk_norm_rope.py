@@ -83,7 +83,7 @@ def test_without_weight_bitwise_equal_to_rope(instruction_set, dtype, shape):
 
 
 @pytest.mark.parametrize("normalizes", [True, False], ids=["norm", "without norm"])
-@pytest.mark.parametrize(("W", "D"), [(1, 4), (3, 16), (8, 66), (32, 256)])
+@pytest.mark.parametrize(("W", "D"), [(1, 4), (3, 16), (8, 66), (32, 256), (256, 512)])
 def test_partial_rotation(instruction_set, dtype, W, D, normalizes):
     """The first 2·W dimensions equal a head of this size; others are unrotated."""
     x, weight, _, offsets = problem(2, 5, 3, D, dtype)

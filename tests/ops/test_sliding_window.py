@@ -110,7 +110,7 @@ def test_freed_pages_are_not_read_and_rows_are_batch_invariant(
             assert_same_bits(actual[token], alone[0, :, 0], f"token {token} of sequence {s}")
 
 
-@pytest.mark.parametrize("D", [1, 7, 64, 128, 256])
+@pytest.mark.parametrize("D", [1, 7, 64, 128, 256, 510])
 @pytest.mark.parametrize("group", [1, 4, 150])
 def test_head_sizes_and_groups(instruction_set, dtype, D, group):
     lengths = [170, 3]

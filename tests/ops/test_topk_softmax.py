@@ -26,6 +26,16 @@ def test_equals_numpy(device, dtype, shape, k, normalize):
     assert_close(weights, mx.array(p.astype(np.float32)), "weights", ulps=40)
 
 
+def test_expert_scales(either_device, dtype):
+    logits, scales = random(9, 16, dtype=dtype), random(16)
+    experts, plain = kernels.topk_softmax(logits, 4, True)
+    scaled_experts, weights = kernels.topk_softmax(logits, 4, True, scales)
+    assert scaled_experts.tolist() == experts.tolist()
+    assert_close(weights, plain * scales[experts], "weights", ulps=0)
+    with pytest.raises(ValueError, match=r"expected expert_scales in float32, of shape \(16\)"):
+        kernels.topk_softmax(logits, 4, True, scales[:8])
+
+
 def test_ties_pick_the_first_index(either_device):
     logits = mx.array([[1.0, 3.0, 3.0, 1.0, 3.0], [-0.0, 0.0, -1.0, -0.0, -2.0]])
     experts, _ = kernels.topk_softmax(logits, 4, True)

@@ -20,7 +20,7 @@ from tools.real_artifacts import cached_folder
 # Templates of the model families that tiny-llm runs.
 FAMILIES = (
     *("*Qwen*", "*Llama*", "*llama-3*", "*istral*", "*Hermes*", "*DeepSeek-R1*", "*deepseek-r1*"),
-    *("*SmolLM3*", "Bielik*", "meetkai*", "*MiniCPM5*", "*gpt-oss*"),
+    *("*SmolLM3*", "Bielik*", "meetkai*", "*MiniCPM5*", "*gemma-4*", "*gpt-oss*"),
 )
 # Sequences by the clients that send them.
 SEQUENCES = {

@@ -59,6 +59,7 @@ TEMPLATES = {
     "meta-llama-Llama-3.1-8B-Instruct": "",
     "Mistral-Small-3.2-24B-Instruct-2506": "",
     "unsloth-mistral-Devstral-Small-2507": "",
+    "google-gemma-4-31B-it": "<|channel>thought\nI plan.\n<channel|>",
     "openai-gpt-oss-120b": "<|channel|>analysis<|message|>I plan.<|end|><|start|>assistant",
 }
 # Templates that place the tools before the last user message, where no prefix can be cached.
@@ -83,6 +84,12 @@ def call_text(format_name: str, name: str, arguments: dict[str, Any]) -> str:
             return json.dumps({"name": name, "parameters": arguments})
         case "mistral":
             return f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}"
+        case "gemma4":
+            values = {
+                k: f'<|"|>{v}<|"|>' if isinstance(v, str) else v for k, v in arguments.items()
+            }
+            text = ",".join(f"{key}:{values[key]}" for key in sorted(values))
+            return f"<|tool_call>call:{name}{{{text}}}<tool_call|>"
         case "openai":
             header = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
             return f"{header}{json.dumps(arguments)}<|call|>"

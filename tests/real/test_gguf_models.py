@@ -52,7 +52,8 @@ class RealModel:
     # Largest change of the perplexity, relative to transformers' in float32, by mode.
     limits: dict[str, float]
     ranks: int
-    answer: str  # to the first question
+    answer: str  # begins the answer to the first question
+    finish_reason: str
 
 
 def adapt_llama(name: str, weight: np.ndarray) -> np.ndarray:
@@ -83,8 +84,9 @@ MODELS = {
         limits={"16 bits": 0.001, "int8 KV": 0.004, "8-bit activations": 0.008, "both": 0.01},
         ranks=3,
         answer="The capital of France is Paris.",
+        finish_reason="stop",
     ),
-    # Gemma 3 270M, which is not tuned to chat.
+    # Gemma 3 270M, not tuned to chat: it repeats the question.
     "gemma3": RealModel(
         ("gemma3-part1", "gemma3-part2", "gemma3-part3", "gemma3-part4"),
         gguf.MODEL_ARCH.GEMMA3,
@@ -103,7 +105,8 @@ MODELS = {
         num_chunks=4,
         limits={"16 bits": 0.001, "int8 KV": 0.004, "8-bit activations": 0.008, "both": 0.01},
         ranks=2,
-        answer="",
+        answer="What is the capital of France?",
+        finish_reason="length",
     ),
 }
 
@@ -344,8 +347,8 @@ def ask(client: openai.OpenAI, content: str, **options: Any) -> Any:
 
 def test_chat(real, client):
     choice = ask(client, QUESTIONS[0])
-    assert choice.message.content == real.answer
-    assert choice.finish_reason == "stop"
+    assert choice.message.content.startswith(real.answer)
+    assert choice.finish_reason == real.finish_reason
 
 
 def test_json_schema(client):

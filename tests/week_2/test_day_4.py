@@ -24,7 +24,7 @@ from tiny_llm import (
 
 LENGTHS = [1, 2, 3, 7, 16, 33, 67, 128, 1000]
 
-HEAD_SIZES = [1, 7, 64, 80, 128, 256]
+HEAD_SIZES = [1, 7, 64, 80, 128, 256, 512]
 
 # Covers each number of queries and of keys, each head size and group size in several combinations.
 SHAPES = [  # batch size, KV heads, query heads per KV head, queries, keys, head size

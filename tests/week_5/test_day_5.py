@@ -7,7 +7,7 @@ import pytest
 
 from tiny_llm.engine.structured_output.thinking_budget import ThinkingBudget, thinking_tokens
 from tiny_llm.engine.tool_calls.format import ToolCallFormat
-from tiny_llm.engine.tool_calls.hermes import HermesFormat
+from tiny_llm.engine.tool_calls.formats.hermes import HermesFormat
 from tiny_llm.engine.tool_calls.text_source import (
     ArgumentsDelta,
     CallEnd,

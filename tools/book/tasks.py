@@ -26,7 +26,7 @@ def tasks_of_tests(tests: Path = ROOT / "tests") -> set[str]:
     for file in tests.glob("week_*/test_day_*.py"):
         day = f"{file.parent.name[5:]}.{file.stem[9:]}"
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 task = re.match(r"test_task_(\d+)_", node.name)
                 if task:
                     found.add(f"{day}.{task[1]}")

@@ -14,7 +14,10 @@
 #include "mlx/memory.h"
 
 #if defined(__linux__)
+#include <fcntl.h>
 #include <sys/mman.h>
+
+#include <cerrno>
 #endif
 
 namespace tiny_llm_ext {
@@ -58,21 +61,56 @@ struct PageRange {
     }
 };
 
-}  // namespace
-
-mx::array reserve_zeros(const mx::Shape& shape, mx::Dtype dtype) {
+// Allocates an array that starts `begin` bytes after the start of a memory page.
+mx::array allocate_at_page(const mx::Shape& shape, mx::Dtype dtype, uintptr_t begin) {
     size_t bytes = dtype.size();
     for (const int size : shape) bytes *= size;
     const uintptr_t page = PageRange::page_bytes();
-    mx::clear_cache();  // on a GPU, cached buffers are not zeroed
-    mx::allocator::Data buffer = mx::allocator::malloc(bytes + page);
+    mx::allocator::Data buffer = mx::allocator::malloc(bytes + begin + 2 * page);
     if (buffer.buffer().ptr() == nullptr) {  // failed, which MLX does not check
         throw std::runtime_error("Cannot allocate " + std::to_string(bytes) + " bytes.");
     }
     mx::array out(std::move(buffer), shape, dtype);
-    const uintptr_t offset = page - reinterpret_cast<uintptr_t>(out.data<char>()) % page;
+    const uintptr_t offset = page - reinterpret_cast<uintptr_t>(out.data<char>()) % page + begin;
     out.copy_shared_buffer(out, out.strides(), out.flags(), out.data_size(),
                            static_cast<int64_t>(offset / dtype.size()));
+    return out;
+}
+
+}  // namespace
+
+std::optional<mx::array> map_file([[maybe_unused]] const mx::Shape& shape,
+                                  [[maybe_unused]] mx::Dtype dtype,
+                                  [[maybe_unused]] const std::string& file,
+                                  [[maybe_unused]] int64_t begin) {
+#if defined(__linux__)
+    if (mx::is_available(mx::Device::gpu)) return std::nullopt;
+    check(begin >= 0 && begin % dtype.size() == 0, "map_file",
+          "expected begin to be a multiple of ", dtype.size(), ", got ", begin);
+    const int64_t in_page = begin % static_cast<int64_t>(PageRange::page_bytes());
+    const mx::array out = allocate_at_page(shape, dtype, in_page);
+    const int descriptor = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+    // Replaces the allocation's pages by private copies of the file's, which MLX may overwrite and
+    // unmap like the pages before.
+    void* const mapped =
+        descriptor < 0 ? MAP_FAILED
+                       : mmap(row(out, 0) - in_page, out.nbytes() + in_page, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_FIXED, descriptor, begin - in_page);
+    const int error = errno;
+    if (descriptor >= 0) close(descriptor);
+    if (mapped == MAP_FAILED) {
+        throw std::runtime_error("map_file: " + file + " cannot be mapped: " + strerror(error));
+    }
+    return out;
+#else
+    return std::nullopt;
+#endif
+}
+
+mx::array reserve_zeros(const mx::Shape& shape, mx::Dtype dtype) {
+    mx::clear_cache();  // on a GPU, cached buffers are not zeroed
+    mx::array out = allocate_at_page(shape, dtype, 0);
+    const size_t bytes = out.nbytes(), page = PageRange::page_bytes();
     char* const data = out.data<char>();
     const PageRange pages(data, data + bytes);
     if (pages.release()) {

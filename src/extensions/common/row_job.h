@@ -30,6 +30,7 @@ struct RowOptions {
     float eps = 0;
     int k = 0;
     bool normalize = false;
+    float scale = 1;
     Activation activation = Activation::silu;
 
     bool operator==(const RowOptions&) const = default;

@@ -40,6 +40,7 @@ void RowNode::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
     RowParams params{};
     params.D = outputs[0].shape(-1);
     params.eps = options_.eps;
+    params.scale = options_.scale;
     params.M = static_cast<long>(outputs[0].size()) / params.D;
     std::vector<mx::array> rows;
     for (size_t i = 0; i < inputs.size(); i++) {

@@ -15,6 +15,7 @@ from ..engine.inputs.sampling_params import SamplingParams
 from ..engine.llm import LLM
 from ..engine.tool_calls.registry import AUTO, find_format
 from ..errors import UserError
+from ..models.tokenizer.think_tags import think_tags
 from ..server.protocol.harmony_parser import make_output_parser
 from ..server.protocol.output_parser import TextDelta
 from ..server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
@@ -165,7 +166,8 @@ class LocalModel:
         if self._script is not None:
             return self._script.complete(messages, tools, seed)
         tool_calls = ToolCallOptions(self._format, tools) if tools else None
-        parser = make_output_parser(self._format, True, False, tool_calls)
+        tags = think_tags(self._llm.tokenizer)
+        parser = make_output_parser(self._format, True, False, tool_calls, think_tags=tags)
         deltas = [*parser.feed(output.text), *parser.finish(output.finish_reason == "length")]
         text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
         calls = [(d.name, d.arguments) for d in deltas if isinstance(d, ToolCallDelta)]

@@ -29,7 +29,7 @@ def flash_attention(
     Source: Dao et al., "FlashAttention" (2022); details in src/extensions/src/flash_attention.
 
     Args:
-        query: N..×H_q×L×D, float32, float16 or bfloat16, D at most 256.
+        query: N..×H_q×L×D, float32, float16 or bfloat16, D at most 512.
         key, value: N..×H×S×D of the same dtype.
         scale: factor for the scores; 1/√D if None.
         mask: None; "causal" (query i attends to keys j ≤ i + S − L); or an array broadcastable to

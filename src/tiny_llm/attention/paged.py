@@ -65,7 +65,7 @@ def paged_attention(
     PagedAttention" (2023).
 
     Args:
-        query: B×H_q×L×D, float32, float16 or bfloat16, D at most 256.
+        query: B×H_q×L×D, float32, float16 or bfloat16, D at most 512.
         key_pages, value_pages: P×H×page_size×D of the same dtype.
         block_table: B×max_pages int32: each sequence's pages in order, padded with −1 (not read).
         context_lens: B int32: number of keys per sequence, including the new tokens'.

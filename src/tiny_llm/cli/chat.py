@@ -9,8 +9,9 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-from ..engine.tool_calls.harmony import FINAL
+from ..engine.tool_calls.formats.harmony import FINAL
 from ..errors import UserError
+from ..models.tokenizer.think_tags import DEFAULT_TAGS, GEMMA4_TAGS
 from .backends.backend import Backend, open_backend
 from .backends.remote import RemoteBackend, add_remote_arguments, check_remote_arguments
 from .parsing.arguments import add_flag, add_model_arguments, add_sampling_arguments
@@ -21,7 +22,7 @@ with contextlib.suppress(ImportError):
     import readline  # noqa: F401  (enables history and line editing in input())
 
 HELP = "/reset clears the history, /exit or Ctrl-D quits, Ctrl-C stops generation"
-CONTENT_STARTS = ("</think>", FINAL)  # ends of the reasoning
+CONTENT_STARTS = (DEFAULT_TAGS[1], GEMMA4_TAGS[1], FINAL)  # ends of the reasoning
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "chat") -> int:

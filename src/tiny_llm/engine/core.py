@@ -21,6 +21,7 @@ from ..errors import (
 )
 from ..models import memory
 from ..models.tokenizer.detokenizer import detokenizer_with_leading_space
+from ..models.tokenizer.think_tags import think_tags
 from .execution.disk_cache import DiskCache
 from .execution.exclusive_use import recovering
 from .execution.sampler import TokenCounts, completion_seed
@@ -221,23 +222,23 @@ class EngineCore:
         if structured_outputs is None:
             return [None] * n
         can_think = bool(getattr(self.tokenizer, "has_thinking", False)) and enable_thinking
-        thinking = initial_thinking_state(self._prompt_tail(prompt_token_ids), can_think)
+        thinking = self._thinking_state(prompt_token_ids, can_think)
         return [self.grammars.compile(structured_outputs, thinking) for _ in range(n)]
 
     def _reasoning_tokens(self, ids: Sequence[int]) -> ReasoningTokens | None:
         if self._thinking_tokens is None:
             return None
-        state = initial_thinking_state(self._prompt_tail(ids), enable_thinking=False)
+        state = self._thinking_state(ids, enable_thinking=False)
         return ReasoningTokens(*self._thinking_tokens, state is ThinkingState.OPEN)
 
     @cached_property
     def _thinking_tokens(self) -> tuple[int, int] | None:
         return thinking_tokens(self.tokenizer)
 
-    def _prompt_tail(self, ids: Sequence[int]) -> str:
-        """Decodes the last 8 prompt tokens, where a chat template puts `<think>`."""
-        text: str = self.tokenizer.decode(list(ids[-8:]))
-        return text
+    def _thinking_state(self, ids: Sequence[int], enable_thinking: bool) -> ThinkingState:
+        """State after a prompt; chat templates put think tags among its last 8 tokens."""
+        tail: str = self.tokenizer.decode(list(ids[-8:]))
+        return initial_thinking_state(tail, enable_thinking, think_tags(self.tokenizer))
 
     def _new_id(self) -> str:
         while str(self._num_added) in self._processors_by_request:

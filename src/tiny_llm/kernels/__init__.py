@@ -122,6 +122,15 @@ def reserve_zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
     return extension().reserve_zeros(shape, dtype)
 
 
+def map_file(x: mx.array, file: Path, begin: int) -> mx.array | None:
+    """Returns an array like the lazy `x` with a file's bytes as memory; None if not supported.
+
+    Its pages are read when they are first accessed, and use no memory that the system cannot drop.
+    """
+    mapped: mx.array | None = extension().map_file(x.shape, x.dtype, str(file), begin)
+    return mapped
+
+
 def release_rows(x: mx.array, rows: Sequence[int]) -> None:
     """Returns the physical memory of ascending rows of an array from `reserve_zeros`.
 
@@ -149,6 +158,7 @@ PairOperation = Callable[..., tuple[mx.array, mx.array]]
 axpby: Operation = _operation("axpby")  # alpha · x + beta · y
 argmax: Operation = _operation("argmax")  # index of the maximum in each row
 add_bias: Operation = _operation("add_bias")
+scaled_sum: Operation = _operation("scaled_sum")  # (x + y) · scale
 rms_norm: Operation = _operation("rms_norm")
 add_rms_norm: PairOperation = _operation("add_rms_norm")  # x + y and its RMSNorm
 swiglu: Operation = _operation("swiglu")  # act(gate) · up: SiLU, tanh-GELU, gpt-oss's

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from . import extension, prepack_rows, supports_quantization
+from . import extension, map_file, prepack_rows, supports_quantization
 from .mxfp4 import E2M1, bfloat16_to_e8m0
 
 CACHE_LINE_BYTES = 64
@@ -62,6 +62,11 @@ def to_row_major(matrix: mx.array) -> mx.array:
 
 def is_row_major(mlx_layer: Any) -> bool:
     return mlx_layer.weight.shape[:-1] == mlx_layer.scales.shape[:-1]
+
+
+def is_lookup_table(mlx_layer: Any) -> bool:
+    """Whether a layer is only looked up in, so it stays in its file and its format."""
+    return bool(getattr(mlx_layer, "is_lookup_table", False))
 
 
 def row_major_layer(mlx_layer: Any) -> Any:
@@ -142,6 +147,16 @@ class WeightLocations:
                 if isinstance(array, mx.array):
                     setattr(part, name, self.read(array))
 
+    def map_tables(self, module: Any) -> None:
+        """Maps the arrays of lookup tables into memory, where supported."""
+        for layer in filter(is_lookup_table, module.modules()):
+            for name, array in list(layer.items()):
+                location = self.location_of(array) if isinstance(array, mx.array) else None
+                if location is None or location[1] % array.dtype.size != 0:
+                    continue
+                mapped = map_file(array, *location[:2])
+                setattr(layer, name, array if mapped is None else mapped)
+
     def location_of(self, array: mx.array) -> tuple[Path, int, bool] | None:
         return _lookup(self._locations, array)
 
@@ -202,6 +217,7 @@ def prepackable_layers(module: Any) -> list[Any]:
         if "scales" in layer
         and is_kernel_supported(layer)
         and is_row_major(layer)
+        and not is_lookup_table(layer)
         and layer.weight.shape[-2] % rows == 0
     ]
 

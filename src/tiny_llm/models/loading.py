@@ -197,6 +197,7 @@ def evaluate(model: Any, console: "Console | None") -> None:
     prepacked = None
     if isinstance(model, CheckpointModel):
         prepacked = PrepackedWeights(model, model.weight_locations)
+        model.weight_locations.map_tables(model)
     for module in _with_progress(modules, console):
         if prepacked is not None:
             prepacked.prepack_layers(module)

@@ -1,15 +1,15 @@
 """Wrong solutions: small, typical mistakes that the tests must catch.
 
-`pdm run mutants` applies one at random and offers descriptions to choose from. Each week's `.diff`
-file has a heading per block of a task, such as `== 1.1.1 softmax`, and below it the mistakes: a
-description, the text to find (`- `), which occurs once in the solution's block, and its replacement
-(`+ `; none for a deletion).
+`pdm run mutants` applies one at random and offers descriptions to choose from. Headings of a week's
+`.diff` file are labels of tasks' blocks, such as "1.1.1 softmax". The text to find occurs once in
+the solution's block.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.substitutions import read_substitutions
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,11 @@ class Wrong:
         return f"{self.block}: {self.what}"
 
 
-SECTION = re.compile(r"^== (.+)\n((?:(?!== ).*\n)+)", re.MULTILINE)
-MISTAKE = re.compile(
-    r"^(.+?)(?: \(noticed by (\d\.\d\.\d)\))?\n((?:-(?: .*)?\n)+)((?:\+(?: .*)?\n)*)", re.MULTILINE
-)
+def read_mistakes() -> Iterator[Wrong]:
+    for path in sorted(Path(__file__).parent.glob("week_*.diff")):
+        for block, description, find, replace in read_substitutions(path):
+            what, _, noticed_by = description.partition(" (noticed by ")
+            yield Wrong(block, what, find, replace, noticed_by.removesuffix(")") or None)
 
 
-def parse(diff: str) -> Iterator[Wrong]:
-    """Reads the mistakes of a `.diff` file."""
-    for block, mistakes in SECTION.findall(diff):
-        for what, noticed_by, *texts in MISTAKE.findall(mistakes):
-            find, replace = ("\n".join(line[2:] for line in t.splitlines()) for t in texts)
-            yield Wrong(block, what, find, replace, noticed_by or None)
-
-
-WRONG = [
-    wrong
-    for path in sorted(Path(__file__).parent.glob("week_*.diff"))
-    for wrong in parse(path.read_text(encoding="utf-8"))
-]
+WRONG = list(read_mistakes())

@@ -15,7 +15,7 @@ from tiny_llm.server.protocol.output_parser import OutputParser, TextDelta
 from tiny_llm.server.protocol.tool_calls import ToolCallOptions
 
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"]
-TAGS += ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]
+TAGS += ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call>", "<tool_call|>", '<|"|>']
 END = "<|end|>"
 
 PIECES = ["a", "Zürich", " ", "\n", "\n\n", '"', "\\", "{", "}", "<", ">", "null", "5", "é\t"]

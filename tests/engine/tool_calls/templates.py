@@ -1,4 +1,4 @@
-"""Minimal chat templates of four model families: turns, tools and tool calls."""
+"""Minimal chat templates of five model families: turns, tools and tool calls."""
 
 QWEN3 = """\
 {%- if tools %}{{ "<|im_start|>system\\n<tools>" }}
@@ -139,6 +139,37 @@ MISTRAL_ARGS = (
 {%- endfor %}"""
 )
 
+_GEMMA4_ARGUMENT = """\
+{%- macro argument(value) -%}
+    {%- if value is string %}{{ '<|"|>' + value + '<|"|>' }}
+    {%- elif value is boolean %}{{ "true" if value else "false" }}
+    {%- elif value is mapping -%}
+        {{ "{" }}{% for key, item in value | dictsort -%}
+            {{ "" if loop.first else "," }}{{ key }}:{{ argument(item) }}
+        {%- endfor %}{{ "}" }}
+    {%- elif value is sequence -%}
+        [{% for item in value %}{{ "" if loop.first else "," }}{{ argument(item) }}{% endfor %}]
+    {%- else %}{{ value }}{% endif %}
+{%- endmacro %}
+"""
+
+GEMMA4 = (
+    _GEMMA4_ARGUMENT
+    + """\
+{{- bos_token }}
+{%- for tool in tools or [] %}{{ "<|tool>declaration:" + tool.function.name + "<tool|>" }}
+{%- endfor %}
+{%- for message in messages %}
+    {{- "<|turn>" + message.role + "\\n" + message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- "<|tool_call>call:" + call.function.name + argument(call.function.arguments) }}
+        {{- "<tool_call|>" }}
+    {%- endfor %}
+    {{- eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ "<|turn>assistant\\n" }}{% endif %}"""
+)
+
 TEMPLATES = {
     "qwen3": QWEN3,
     "qwen3-coder": QWEN3_CODER,
@@ -146,4 +177,5 @@ TEMPLATES = {
     "llama3": LLAMA3,
     "mistral-list": MISTRAL_LIST,
     "mistral-args": MISTRAL_ARGS,
+    "gemma4": GEMMA4,
 }

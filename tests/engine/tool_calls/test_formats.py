@@ -32,6 +32,7 @@ OSLO_CALL = [("weather", {"city": "Oslo"})]
         ("llama3", "llama3_json"),
         ("mistral-list", "mistral"),
         ("mistral-args", "mistral"),
+        ("gemma4", "gemma4"),
     ],
 )
 def test_format_is_detected_from_the_template(family, name):
@@ -71,6 +72,9 @@ def test_format_by_name():
         ("mistral-list", '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}'),
         ("mistral-args", '[TOOL_CALLS]weather{"city": "Oslo"}'),
         ("mistral-args", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}}]'),
+        ("gemma4", '<|tool_call>call:weather{city:<|"|>Oslo<|"|>}<tool_call|><|tool_response>'),
+        ("gemma4", '<|tool_call> call:weather{ <|"|>city<|"|>: <|"|>Oslo<|"|> }'),
+        ("gemma4", "<|tool_call>call:weather{city:Oslo}<tool_call"),
     ],
 )
 def test_variants_of_a_call(family, text, is_stream, size):

@@ -11,8 +11,9 @@ from tests.engine.tool_calls.support import END, byte_tokenizer
 from tiny_llm import StructuredOutputs, ToolCalls
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 from tiny_llm.engine.structured_output.grammar import ThinkingState, initial_thinking_state
-from tiny_llm.engine.tool_calls.harmony import HarmonyFormat
+from tiny_llm.engine.tool_calls.formats.harmony import HarmonyFormat
 from tiny_llm.engine.tool_calls.registry import AUTO, find_format
+from tiny_llm.models.tokenizer.think_tags import DEFAULT_TAGS
 from tiny_llm.models.tokenizer.tokenizer import Tokenizer
 from tiny_llm.server.protocol.harmony_parser import HarmonyParser
 from tiny_llm.server.protocol.output_parser import ReasoningDelta, TextDelta
@@ -192,4 +193,5 @@ def test_random_outputs_parse(vocabulary):
 
 def test_detection():
     assert find_format(AUTO, TEMPLATE).name == "openai"
-    assert initial_thinking_state(f"{END}<|start|>assistant", False) is ThinkingState.MESSAGES
+    state = initial_thinking_state(f"{END}<|start|>assistant", False, DEFAULT_TAGS)
+    assert state is ThinkingState.MESSAGES

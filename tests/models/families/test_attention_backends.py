@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.models.support import FAMILIES, MIXTURE, run_changing_batch, run_sequence
+from tests.models.support import FAMILIES, GEMMA4, MIXTURE, run_changing_batch, run_sequence
 from tests.ops.test_graph_capture_models import run_ragged
 from tests.support import assert_close, assert_same_bits
 from tiny_llm import LLM, SamplingParams, UserError
@@ -19,7 +19,9 @@ def name_of(config):
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("run", [run_sequence, run_changing_batch, run_ragged])
-@pytest.mark.parametrize("config", [*map(FAMILIES.get, ("qwen3", "llama")), WINDOW], ids=name_of)
+@pytest.mark.parametrize(
+    "config", [*map(FAMILIES.get, ("qwen3", "llama")), WINDOW, GEMMA4], ids=name_of
+)
 def test_gathered_and_paged_attention_are_bitwise_equal(config, run):
     checkpoint = random_checkpoint({**config, "quantization": {"mode": "mxfp4"}})
     of = {name: run(serving_model("it", checkpoint, 16, name)) for name in ATTENTION_BACKENDS}

@@ -7,6 +7,8 @@ import pytest
 
 from tests.models.support import (
     FAMILIES,
+    GEMMA4,
+    GEMMA4_MIXTURE,
     HYBRID,
     HYBRID_MIXTURE,
     MIXTURE,
@@ -240,8 +242,12 @@ def test_config_parsing(changes, expected):
         ({**MIXTURE, "num_experts": 0}, "num_experts 0, expected a positive integer"),
         ({**LLAMA, "num_attention_heads": 3}, "hidden_size 128 is not a multiple of .* 3"),
         ({**LLAMA, "head_dim": 32, "num_attention_heads": 5}, "num_attention_heads 5.*_heads, 2"),
-        ({**LLAMA, "head_dim": 512}, "head_dim 512, expected an even number of at most 256"),
-        ({**LLAMA, "head_dim": 33}, "head_dim 33, expected an even number of at most 256"),
+        ({**LLAMA, "head_dim": 514}, "head_dim 514, expected an even number of at most 512"),
+        (
+            {**MISTRAL, "model_type": "phi3", "rope_scaling": {"type": "longrope", "factor": 2}},
+            "rope_scaling type 'longrope', expected one of default",
+        ),
+        ({**LLAMA, "head_dim": 33}, "head_dim 33, expected an even number of at most 512"),
         ({**LLAMA, "hidden_size": 4 * 33}, "head_dim 33"),
     ],
 )
@@ -279,7 +285,12 @@ def test_decoder_matches_week_3_bitwise(demo):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("run", [run_sequence, run_changing_batch, run_ragged])
 @pytest.mark.parametrize(
-    "config", [FAMILIES["llama"], FAMILIES["qwen2"], MIXTURE, HYBRID, HYBRID_MIXTURE], ids=name_of
+    "config",
+    [
+        *(FAMILIES["llama"], FAMILIES["qwen2"], MIXTURE, HYBRID, HYBRID_MIXTURE),
+        *(GEMMA4, GEMMA4_MIXTURE),
+    ],
+    ids=name_of,
 )
 def test_captured_steps_are_bitwise_equal_to_eager_steps(config, run, monkeypatch):
     config = {**config, "quantization": {"bits": 3, "group_size": 64}}
@@ -299,6 +310,8 @@ def test_captured_steps_are_bitwise_equal_to_eager_steps(config, run, monkeypatc
         MIXTURE,
         # All six experts are selected, so rounding cannot change the selection.
         {**HYBRID_MIXTURE, "num_experts_per_tok": 6},
+        GEMMA4,
+        {**GEMMA4_MIXTURE, "top_k_experts": 6},
         pytest.param(HYBRID, marks=pytest.mark.slow),
     ],
     ids=name_of,
@@ -315,7 +328,9 @@ def test_gpu_matches_cpu(either_device, config):
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(
-    "config", [*FAMILIES.values(), MIXTURE, HYBRID, HYBRID_MIXTURE], ids=name_of
+    "config",
+    [*FAMILIES.values(), MIXTURE, HYBRID, HYBRID_MIXTURE, GEMMA4, GEMMA4_MIXTURE],
+    ids=name_of,
 )
 def test_decoder_layers_are_one_graph_node(config):
     config = {**config, "quantization": {"mode": "mxfp4"}}
@@ -343,27 +358,42 @@ def test_decoder_layers_are_one_graph_node(config):
         ("mistral", {"mode": "nvfp4"}),
         ("llama", None),
         ("qwen3_moe", QUANTIZED),
+        ("gemma4", QUANTIZED),
+        ("gemma4_moe", QUANTIZED),
+        ("gemma3_text", QUANTIZED),
+        ("smollm3", None),
+        ("granite", QUANTIZED),
     ],
 )
 def test_tokens_do_not_depend_on_batch_drafts_or_chunks(demo, family, quantization):
-    config = {**FAMILIES, "qwen3_moe": MIXTURE}[family]
+    others = {"qwen3_moe": MIXTURE, "gemma4": GEMMA4, "gemma4_moe": GEMMA4_MIXTURE}
+    config = {**FAMILIES, **others}[family]
     config = {**config, "quantization": quantization, "tie_word_embeddings": False}
     pair = random_checkpoint(config), demo[1]
-    small = random_checkpoint({**config, "num_hidden_layers": 1}), demo[1]
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    draft = FAMILIES["llama"] if family.startswith("gemma4") else config
+    small = random_checkpoint({**draft, "num_hidden_layers": 1}), demo[1]
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
     prompts = [[(7 * i + s) % 211 for i in range(n)] for s, n in enumerate((40, 3, 40, 21))]
     prompts.append(prompts[0])
 
     def generate(batch, **options):
         outputs = LLM(pair, block_size=16, **options).generate(batch, params, use_tqdm=False)
         assert not [output.error for output in outputs if output.error]
+        preemptions.append(sum(output.metrics.num_preemptions for output in outputs))
         return [output.token_ids for output in outputs]
 
+    preemptions: list[int] = []
     alone = [generate([prompt])[0] for prompt in prompts]
     assert generate(prompts) == alone
     assert generate(prompts, enable_prefix_caching=False) == alone
     assert generate(prompts, max_num_batched_tokens=7, max_num_seqs=4) == alone
     assert generate(prompts, draft_model=small, num_drafts=3) == alone
+    token_bytes = serving_model(family, pair[0], page_size=16).kv_bytes_per_token
+    assert generate(prompts, kv_cache_bytes=160 * token_bytes) == alone
+    assert preemptions[-1] > 0
+    int8 = {"kv_cache_dtype": "int8", "enable_prefix_caching": False}
+    alone = [generate([prompt], **int8)[0] for prompt in prompts]
+    assert generate(prompts, max_num_batched_tokens=7, max_num_seqs=4, **int8) == alone
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tests.server import conftest  # noqa: F401  (skips where the libraries are missing)
-from tiny_llm.engine.tool_calls.hermes import HermesFormat
-from tiny_llm.engine.tool_calls.qwen3_coder import Qwen3CoderFormat
+from tiny_llm.engine.tool_calls.formats.hermes import HermesFormat
+from tiny_llm.engine.tool_calls.formats.qwen3_coder import Qwen3CoderFormat
 from tiny_llm.engine.tool_calls.text_source import MalformedCallError
 from tiny_llm.server.protocol.output_parser import OutputParser, ReasoningDelta, TextDelta
 from tiny_llm.server.protocol.tool_calls import ToolCallDelta, ToolCallOptions

@@ -106,9 +106,11 @@ def test_diagnostics(server):
 
 
 @pytest.mark.parametrize("enable_thinking", [True, False, None])
-def test_thinking_option_without_a_thinking_mode_is_named_as_ignored(caplog, enable_thinking):
+def test_thinking_option_without_a_thinking_mode_is_named_as_ignored(
+    caplog, monkeypatch, enable_thinking
+):
     tokenizer = open_tokenizer(TARGET_PATH, read_json(TARGET_PATH, "config.json"))
-    tokenizer.has_thinking = False
+    monkeypatch.setattr(type(tokenizer), "has_thinking", False)
     renderer = PromptRenderer(tokenizer)
     renderer.max_tokens = 2048
     warn_once.cache_clear()

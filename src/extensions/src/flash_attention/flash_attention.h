@@ -40,7 +40,7 @@ namespace mx = mlx::core;
 
 /// Grouped-query attention: query head h reads key/value head h / (H_q / H).
 ///
-/// query: N..×H_q×L×D, float32, float16 or bfloat16: L queries per sequence, D from 1 to 256; N..
+/// query: N..×H_q×L×D, float32, float16 or bfloat16: L queries per sequence, D from 1 to 512; N..
 ///   stands for any leading dimensions.
 /// key, value: N..×H×S×D in the dtype of query: S keys per sequence; H divides H_q. With a
 ///   contiguous last dimension they are not copied, whatever their other strides (a slice of a

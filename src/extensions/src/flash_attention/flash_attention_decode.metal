@@ -57,6 +57,8 @@ template <typename T>
 #define INSTANTIATE_SIZES(name, T)                                                \
     INSTANTIATE_ROWS(name, T, 128)                                                \
     INSTANTIATE_ROWS(name, T, 256)                                                \
+    INSTANTIATE(name, T, 2, 512)                                                  \
+    INSTANTIATE(name, T, 4, 512)                                                  \
     template [[host_name("flash_attention_decode_merge_" #name)]] [[kernel]] void \
     flash_attention_merge<T>(device const float*, device const float*, device T*, \
                              constant const FlashAttentionParams&, uint, uint);

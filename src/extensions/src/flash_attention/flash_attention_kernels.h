@@ -13,7 +13,7 @@ namespace tiny_llm_ext {
 constexpr int ATTENTION_TILE = 64;
 
 /// Upper bounds of the head size D and of the query rows per kernel call.
-constexpr int MAX_HEAD_SIZE = 256;
+constexpr int MAX_HEAD_SIZE = 512;
 constexpr int MAX_BLOCK_ROWS = 128;
 
 /// Strides, in elements, of an array B×heads×tokens×D with contiguous rows of D elements.

@@ -1,5 +1,7 @@
 #include "src/flash_attention/flash_attention_launch.h"
 
+#include "common/checks.h"
+
 namespace tiny_llm_ext {
 
 namespace {
@@ -14,15 +16,13 @@ int64_t key_heads(const FlashAttentionParams& params) {
     return static_cast<int64_t>(params.B) * params.H;
 }
 
-// Kernels exist for head sizes 128, as in all Qwen3 models, and 256. Smaller heads are padded with
-// zeros in registers.
-std::string head_size(int D) { return D <= 128 ? "_d128" : "_d256"; }
-
 }  // namespace
 
 MetalLaunch flash_attention_readable_launch(const FlashAttentionParams& params, Format format) {
     const int64_t heads = static_cast<int64_t>(params.B) * params.H_q;
     const int item = format == Format::float32 ? 4 : 2;
+    check(params.D <= 256, "flash_attention",
+          "expected a head size of at most 256 for the readable kernel, got ", params.D);
     return {.kernel = kernel_name("flash_attention_readable", format),
             .groups = {.x = ceil_div(params.L, ATTENTION_READABLE_TILE), .y = heads},
             .threads = {.x = ATTENTION_READABLE_TILE * SIMD_WIDTH},
@@ -36,7 +36,7 @@ MetalLaunch flash_attention_tile_launch(const FlashAttentionParams& params, Form
     const int64_t simdgroups_per_threadgroup =
         std::min<int64_t>(simdgroups, ATTENTION_MATRIX_SIMDGROUPS);
     return {
-        .kernel = kernel_name("flash_attention_tile" + head_size(params.D), format),
+        .kernel = kernel_name("flash_attention_tile" + attention_head_size(params.D), format),
         .groups = {.x = ceil_div(simdgroups, simdgroups_per_threadgroup), .y = key_heads(params)},
         .threads = {.x = simdgroups_per_threadgroup * SIMD_WIDTH},
         .params = bytes_of(params)};
@@ -44,9 +44,10 @@ MetalLaunch flash_attention_tile_launch(const FlashAttentionParams& params, Form
 
 MetalLaunch flash_attention_decode_launch(const FlashAttentionParams& params, Format format) {
     const int64_t rows = rows_of_group(params);
-    const int rows_per_threadgroup = rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
-    const std::string variant =
-        "flash_attention_decode_rows" + std::to_string(rows_per_threadgroup) + head_size(params.D);
+    const int rows_per_threadgroup = attention_decode_rows(rows, params.D);
+    const std::string variant = "flash_attention_decode_rows" +
+                                std::to_string(rows_per_threadgroup) +
+                                attention_head_size(params.D);
     return {.kernel = kernel_name(variant, format),
             .groups = {.x = params.splits,
                        .y = ceil_div(rows, rows_per_threadgroup),
@@ -60,6 +61,12 @@ MetalLaunch flash_attention_merge_launch(const FlashAttentionParams& params, For
             .groups = {.x = static_cast<int64_t>(params.B) * params.H_q * params.L},
             .threads = {.x = SIMD_WIDTH},
             .params = bytes_of(params)};
+}
+
+std::string attention_head_size(int D) { return D <= 128 ? "_d128" : D <= 256 ? "_d256" : "_d512"; }
+
+int attention_decode_rows(int64_t rows, int D) {
+    return rows <= 2 ? 2 : rows <= 4 || D > 256 ? 4 : 8;
 }
 
 int attention_splits(int S) {

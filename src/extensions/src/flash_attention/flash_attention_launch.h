@@ -1,8 +1,8 @@
 // Launches of flash_attention*.metal.
 //
-//   readable  for learners: one simdgroup per query row, 32 rows per threadgroup, tiles of 32 keys
-//   tile      simdgroup matrices, 8 rows per simdgroup; for prompts
-//   decode    few rows: keys are split over threadgroups, so that one sequence occupies the GPU;
+//   readable  for learners, D ≤ 256: one simdgroup per query row, 32 rows per threadgroup, tiles of
+//   32 keys tile      simdgroup matrices, 8 rows per simdgroup; for prompts decode    few rows:
+//   keys are split over threadgroups, so that one sequence occupies the GPU;
 //             flash_attention_merge reduces the splits
 //
 // Buffers: query, key, value, mask, context_lens, sinks, out. The params have the strides of the
@@ -10,6 +10,8 @@
 // buffer may be bound. With more than one split, the decode kernel writes partial results and
 // statistics instead of out.
 #pragma once
+
+#include <string>
 
 #include "common/metal_launch.h"
 #include "src/flash_attention/flash_attention_params.h"
@@ -24,6 +26,13 @@ MetalLaunch flash_attention_decode_launch(const FlashAttentionParams& params, Fo
 
 /// Buffers: partial B×H_q×L×splits×D float32, statistics B×H_q×L×splits×2 float32, out.
 MetalLaunch flash_attention_merge_launch(const FlashAttentionParams& params, Format format);
+
+/// Suffix of the tile and decode kernels for heads of size D, which are padded with zeros in
+/// registers.
+std::string attention_head_size(int D);
+
+/// Query rows per threadgroup of the decode kernel, at most `rows`, rounded up to a power of two.
+int attention_decode_rows(int64_t rows, int D);
 
 /// Number of splits of S keys in the decode kernel. Depends only on S, so that a sequence's result
 /// has the same bits in any batch.

@@ -7,7 +7,7 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// DIM: head size, rounded up to 128 or 256.
+// DIM: head size, rounded up to 128, 256 or 512.
 template <typename T, int DIM>
 [[kernel, max_total_threads_per_threadgroup(256)]] void flash_attention_tile(
     device const T* query [[buffer(0)]],           // B×H_q×L×D
@@ -23,7 +23,7 @@ template <typename T, int DIM>
     uint simdgroups [[simdgroups_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
     threadgroup vec<T, 4> key_memory[TileSizes<T, DIM>::FOURS];
-    threadgroup vec<T, 4> value_memory[TileSizes<T, DIM>::FOURS];
+    threadgroup vec<T, 4> value_memory[TileSizes<T, DIM>::VALUE_FOURS];
     const int b = int(at.y) / params.H, key_head = int(at.y) % params.H;
     const AttentionGroup group = dense_group(params, context_lens, b, key_head);
     DenseSource<T> source = dense_source(params, b, key_head, query, key, value, mask, sinks, out);
@@ -43,7 +43,8 @@ template <typename T, int DIM>
 
 #define INSTANTIATE_SIZES(name, T) \
     INSTANTIATE(name, T, 128)      \
-    INSTANTIATE(name, T, 256)
+    INSTANTIATE(name, T, 256)      \
+    INSTANTIATE(name, T, 512)
 
 INSTANTIATE_SIZES(float32, float)
 INSTANTIATE_SIZES(float16, half)

@@ -182,6 +182,7 @@ template <bool WHOLE, int ROWS, int PER, typename Source>
 void attend_to_keys(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& group,
                     thread Source& source, int first_row, int start, int first, int end) {
     constexpr int RUN = ATTENTION_SPLIT_RUN;
+    constexpr int COUNT = PER <= 8 ? 4 : 2;  // keys in registers
     const int left = group.D - start;
     source.move(start);
     const bool has_runs = source.has_runs();
@@ -196,12 +197,12 @@ void attend_to_keys(thread FewRows<ROWS, PER>& state, thread const AttentionGrou
             continue;  // no row sees these keys, and their pages may be freed
         }
         // A run of keys that begins outside some row's window is read key by key.
-        const int fours_end = s < hidden_from_some ? s : min(run + RUN, seen_by_all) - 3;
+        const int whole_end = s < hidden_from_some ? s : min(run + RUN, seen_by_all) - (COUNT - 1);
         source.seek(s);
         while (s < run_end) {
-            if (s < fours_end) {
-                attend_to_next<WHOLE, false, 4>(state, group, source, first_row, left, s);
-                s += 4;
+            if (s < whole_end) {
+                attend_to_next<WHOLE, false, COUNT>(state, group, source, first_row, left, s);
+                s += COUNT;
                 continue;
             }
             if (!has_runs) {
@@ -351,7 +352,7 @@ void attend_to_split(thread const AttentionGroup& group, thread Source& source,
 template <typename T>
 void merge_splits(device const float* partial, device const float* statistics, int splits, int D,
                   device T* out, uint lane) {
-    constexpr int SLICES = 8;  // slices of 32 elements: D is at most 256
+    constexpr int SLICES = 16;  // slices of 32 elements: D is at most 512
     device const float2* split_statistics = (device const float2*)statistics;
     float largest = -INFINITY;
     for (int split = int(lane); split < splits; split += 32) {

@@ -3,7 +3,8 @@
 //
 // A simdgroup has 8 query rows; up to 8 simdgroups form a threadgroup and share its tiles of keys
 // and values. All heads of a group are rows of one threadgroup, because they read the same keys.
-// Queries, weights, outputs and the online softmax stay in registers, as 8×8 matrices:
+// Queries (up to D = 256), weights, outputs and the online softmax stay in registers, as 8×8
+// matrices:
 //
 //     scores (8×TILE) = q (8×D) · keysᵀ (D×TILE)          D/8 · TILE/8 products of 8×8 matrices
 //     out (8×D) = out · factor + weights (8×TILE) · values (TILE×D)
@@ -31,15 +32,20 @@ inline float row_sum(float x) {
     return x + simd_shuffle_xor(x, ushort(8));
 }
 
-/// Sizes of key and value tiles. DIM: head size, rounded up to 128 or 256.
+/// Sizes of key and value tiles. DIM: head size, rounded up to 128, 256 or 512.
 template <typename T, int DIM>
 struct TileSizes {
     enum {
-        KEYS = DIM * sizeof(T) <= 256 ? 32 : 8192 / (DIM * sizeof(T)),  // 8 KiB
+        // With 512, queries and outputs exceed the registers, and two tiles the threadgroup memory.
+        // Queries are then read again for each tile, and values replace the keys in one tile.
+        LARGE = DIM > 256,
+        BYTES = LARGE ? 16384 : 8192,  // per tile
+        KEYS = DIM * sizeof(T) <= 256 ? 32 : BYTES / (DIM * sizeof(T)),
         STRIDE = DIM + 16 / sizeof(T),  // row stride; the padding puts rows in different banks
         FOURS = KEYS * STRIDE / 4,      // memory in units of four elements
-        COLUMNS = KEYS / 8,             // matrices along the keys
-        SLICES = DIM / 8,               // matrices along the head
+        VALUE_FOURS = LARGE ? 1 : FOURS,
+        COLUMNS = KEYS / 8,  // matrices along the keys
+        SLICES = DIM / 8,    // matrices along the head
     };
 };
 
@@ -56,8 +62,20 @@ void copy_four(threadgroup T* to, device const Stored* row, int d, int D, bool a
     }
 }
 
+/// copy_four, or four zeros unless `copies`.
+template <typename T, typename Stored>
+void copy_or_clear(threadgroup T* to, device const Stored* row, bool copies, int d, int D,
+                   bool aligned) {
+    if (copies) {
+        copy_four(to, row, d, D, aligned);
+    } else {
+        *(threadgroup vec<T, 4>*)to = vec<T, 4>(T(0.0f));
+    }
+}
+
 /// Stages keys first + skipped … first + count − 1 and their values in tiles, padded with zeros on
-/// both sides. scales: those of the keys, then of the values, if the source is SCALED.
+/// both sides. Skips `keys` or `values` if null. scales: those of the keys, then of the values, if
+/// the source is SCALED.
 template <typename T, int DIM, typename Source>
 void load_tiles(thread Source& source, int first, int skipped, int count, int D,
                 threadgroup T* keys, threadgroup T* values, threadgroup float* scales,
@@ -67,21 +85,21 @@ void load_tiles(thread Source& source, int first, int skipped, int count, int D,
     for (int i = int(thread_index); i < Sizes::KEYS * DIM / 4; i += int(threads)) {
         const int row = i / (DIM / 4),
                   d = i % (DIM / 4) * 4;  // same row in all lanes, as DIM ≥ 128
-        threadgroup T* key = keys + row * Sizes::STRIDE + d;
-        threadgroup T* value = values + row * Sizes::STRIDE + d;
-        if (row >= skipped && row < count) {
+        const bool is_inside = row >= skipped && row < count;
+        const bool stages_scale = Source::SCALED && d == 0;
+        if (is_inside) {
             source.seek(first + row);
-            copy_four(key, source.key, d, D, aligned);
-            copy_four(value, source.value, d, D, aligned);
-            if (Source::SCALED && d == 0) {
-                scales[row] = source.key_scale();
-                scales[Sizes::KEYS + row] = source.value_scale();
+        }
+        if (keys != nullptr) {
+            copy_or_clear(keys + row * Sizes::STRIDE + d, source.key, is_inside, d, D, aligned);
+            if (stages_scale) {
+                scales[row] = is_inside ? source.key_scale() : 0;
             }
-        } else {
-            *(threadgroup vec<T, 4>*)key = vec<T, 4>(T(0.0f));
-            *(threadgroup vec<T, 4>*)value = vec<T, 4>(T(0.0f));
-            if (Source::SCALED && d == 0) {
-                scales[row] = scales[Sizes::KEYS + row] = 0;
+        }
+        if (values != nullptr) {
+            copy_or_clear(values + row * Sizes::STRIDE + d, source.value, is_inside, d, D, aligned);
+            if (stages_scale) {
+                scales[Sizes::KEYS + row] = is_inside ? source.value_scale() : 0;
             }
         }
     }
@@ -92,23 +110,33 @@ void load_tiles(thread Source& source, int first, int skipped, int count, int D,
 template <typename T, int DIM>
 struct EightRows {
     using Sizes = TileSizes<T, DIM>;
-    simdgroup_float8x8 q[Sizes::SLICES], o[Sizes::SLICES];
+    simdgroup_float8x8 q[Sizes::LARGE ? 1 : Sizes::SLICES], o[Sizes::SLICES];
     simdgroup_float8x8 scores[Sizes::COLUMNS];  // of the current tile; replaced by weights
     float largest, sum;                         // of this lane's row
+    device const T* query;                      // this lane's row, from its first column on
+    int left;                                   // number of elements of the row from there on
 
-    /// Loads the queries and begins the softmax. query, sink: those of this lane's row; a row
-    /// without a sink has null.
-    EightRows(device const T* query, device const float* sink, int D,
-              LanePosition position) thread {
+    /// Loads the queries and begins the softmax. row, sink: those of this lane's row; a row without
+    /// a sink has null.
+    EightRows(device const T* row, device const float* sink, int D, LanePosition position) thread {
+        query = row + position.column;
+        left = D - position.column;
 #pragma unroll
         for (int i = 0; i < Sizes::SLICES; i++) {
-            const int d = i * 8 + position.column;
-            elements(q[i]) =
-                float2(d < D ? float(query[d]) : 0.0f, d + 1 < D ? float(query[d + 1]) : 0.0f);
+            if (!Sizes::LARGE) {
+                load_query(i, q[i]);
+            }
             elements(o[i]) = float2(0.0f);
         }
         largest = sink == nullptr ? -INFINITY : *sink;
         sum = sink == nullptr ? 0 : 1;
+    }
+
+    /// Loads columns 8 · i … 8 · i + 7 of the queries.
+    void load_query(int i, thread simdgroup_float8x8& slice) thread {
+        const int d = i * 8;
+        elements(slice) =
+            float2(d < left ? float(query[d]) : 0.0f, d + 1 < left ? float(query[d + 1]) : 0.0f);
     }
 
     /// scores = q · keysᵀ · scale.
@@ -120,7 +148,10 @@ struct EightRows {
             for (int i = 0; i < Sizes::SLICES; i++) {
                 simdgroup_float8x8 part;
                 load_matrix<true>(part, keys + j * 8 * Sizes::STRIDE + i * 8, Sizes::STRIDE);
-                simdgroup_multiply_accumulate(scores[j], q[i], part, scores[j]);
+                if (Sizes::LARGE) {
+                    load_query(i, q[0]);
+                }
+                simdgroup_multiply_accumulate(scores[j], q[Sizes::LARGE ? 0 : i], part, scores[j]);
             }
             elements(scores[j]) *= scale;
         }
@@ -207,14 +238,15 @@ struct EightRows {
 };
 
 /// Attention of a threadgroup's rows, starting at `block`, over all visible keys. Call from all
-/// threads; keys, values: memory for TileSizes<T, DIM>::FOURS · 4 elements each; scales: for 2 ·
-/// KEYS, if the source is SCALED. Rows past the group's last row are copies of it and are not
-/// stored.
+/// threads; keys: memory for TileSizes<T, DIM>::FOURS · 4 elements; values: VALUE_FOURS · 4;
+/// scales: for 2 · KEYS, if the source is SCALED. Rows past the group's last row are copies of it
+/// and are not stored.
 template <typename T, int DIM, typename Source>
 void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, int block,
                      threadgroup T* keys, threadgroup T* values, threadgroup float* scales,
                      uint simdgroup, uint simdgroups, uint lane, uint thread_index) {
     constexpr int TILE = TileSizes<T, DIM>::KEYS;
+    constexpr bool LARGE = TileSizes<T, DIM>::LARGE;
     const LanePosition position(lane);
     const int last = group.rows() - 1;
     const int first_row = block + int(simdgroup) * ATTENTION_MATRIX_ROWS;
@@ -230,8 +262,10 @@ void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, 
     EightRows<T, DIM> rows(source.query(head, l), sink, group.D, position);
     for (int first = begin / TILE * TILE; first < most; first += TILE) {
         threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles no longer needed
-        load_tiles<T, DIM>(source, first, begin - first, min(TILE, most - first), group.D, keys,
-                           values, scales, thread_index, simdgroups * 32);
+        const int skipped = begin - first, count = min(TILE, most - first);
+        Source values_of_tile = source;  // a source only seeks forwards
+        load_tiles<T, DIM>(source, first, skipped, count, group.D, keys, LARGE ? nullptr : values,
+                           scales, thread_index, simdgroups * 32);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         rows.score(keys, group.scale);
         if (Source::SCALED) {
@@ -243,10 +277,17 @@ void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, 
             rows.apply_mask(source, head, l, first, visible, hidden, position);
         }
         const float factor = rows.softmax_weights();
+        if (LARGE) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);  // keys no longer needed
+            load_tiles<T, DIM>(values_of_tile, first, skipped, count, group.D,
+                               (threadgroup T*)nullptr, keys, scales, thread_index,
+                               simdgroups * 32);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+        }
         if (Source::SCALED) {
             rows.scale_columns(scales + TILE, position);
         }
-        rows.add(values, factor);
+        rows.add(LARGE ? keys : values, factor);
     }
     if (first_row + position.row <= last) {
         rows.store(source.out(head, l), group.D, position);

@@ -97,9 +97,9 @@ class CapturedGraph {
     std::vector<Step> steps_;
     std::vector<ArrayIndex> outputs_;
     std::vector<int> view_of_;      // per index: index of the array that it is a view of, or −1
-    std::vector<bool> overwrites_;                // per input
+    std::vector<bool> overwrites_;  // per input
     std::vector<bool> overwrites_shared_memory_;  // per input
-    std::vector<int> overwritten_inputs_;  // per output
+    std::vector<int> overwritten_inputs_;         // per output
     mx::Stream stream_;
 };
 

@@ -39,7 +39,7 @@ namespace mx = mlx::core;
 
 /// Attention over paged keys and values, with L queries for each of B sequences.
 ///
-/// query: B×H_q×L×D for H_q heads of size D, 1 to 256; float32, float16 or bfloat16.
+/// query: B×H_q×L×D for H_q heads of size D, 1 to 512; float32, float16 or bfloat16.
 /// key_pages, value_pages: P×H×page_size×D in the dtype of query, or 8-bit rows
 ///   (common/int8_rows.h) P×H×page_size×(D + 4) int8; P pages, and H heads, a divisor of H_q. Not
 ///   copied if they are row-contiguous. The scale of an 8-bit key multiplies its score, that of a

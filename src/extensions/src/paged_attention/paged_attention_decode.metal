@@ -129,8 +129,12 @@ template <typename T>
 #define INSTANTIATE_SIZES(name, T)                                                        \
     INSTANTIATE_ROWS(name, T, T, 128)                                                     \
     INSTANTIATE_ROWS(name, T, T, 256)                                                     \
+    INSTANTIATE(name, T, T, 2, 512)                                                       \
+    INSTANTIATE(name, T, T, 4, 512)                                                       \
     INSTANTIATE_ROWS(name##_int8, T, char, 128)                                           \
     INSTANTIATE_ROWS(name##_int8, T, char, 256)                                           \
+    INSTANTIATE(name##_int8, T, char, 2, 512)                                             \
+    INSTANTIATE(name##_int8, T, char, 4, 512)                                             \
     template [[host_name("paged_attention_decode_merge_" #name)]] [[kernel]] void         \
     paged_attention_merge<T>(device const float*, device const float*, device const int*, \
                              device T*, constant const PagedAttentionParams&, uint3, uint);

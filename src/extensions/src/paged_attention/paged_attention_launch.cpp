@@ -1,6 +1,6 @@
 #include "src/paged_attention/paged_attention_launch.h"
 
-#include "src/flash_attention/flash_attention_params.h"
+#include "src/flash_attention/flash_attention_launch.h"
 
 namespace tiny_llm_ext {
 
@@ -10,11 +10,6 @@ bool is_ragged(const PagedAttentionParams& params) { return params.L == 0; }
 
 // Query heads per key head. They share keys, so a threadgroup computes their rows together.
 int64_t group_of(const PagedAttentionParams& params) { return params.H_q / params.H; }
-
-// Kernels exist for head sizes 128 and 256; smaller heads are padded with zeros in registers.
-std::string head_size(const PagedAttentionParams& params) {
-    return params.D <= 128 ? "_d128" : "_d256";
-}
 
 // Maximum queries per sequence in the decode kernel.
 int64_t max_queries(const PagedAttentionParams& params) {
@@ -26,7 +21,7 @@ int64_t max_queries(const PagedAttentionParams& params) {
 int decode_rows(const PagedAttentionParams& params) {
     const bool one_each = is_ragged(params) && params.T <= params.B;
     const int64_t rows = group_of(params) * (one_each ? 1 : max_queries(params));
-    return rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
+    return attention_decode_rows(rows, params.D);
 }
 
 std::string fast_kernel(const std::string& variant, const PagedAttentionParams& params,
@@ -48,8 +43,9 @@ MetalLaunch paged_attention_decode_launch(const PagedAttentionParams& params, Fo
     const int64_t rows = group_of(params) * max_queries(params);
     const int64_t sequences =
         params.B + (is_ragged(params) ? 1 : 0);  // one for tokens in no sequence
-    const std::string variant =
-        "paged_attention_decode_rows" + std::to_string(rows_per_threadgroup) + head_size(params);
+    const std::string variant = "paged_attention_decode_rows" +
+                                std::to_string(rows_per_threadgroup) +
+                                attention_head_size(params.D);
     return {.kernel = fast_kernel(variant, params, format),
             .groups = {.x = params.splits,
                        .y = ceil_div(rows, rows_per_threadgroup),
@@ -72,7 +68,8 @@ MetalLaunch paged_attention_tile_launch(const PagedAttentionParams& params, Form
         std::min<int64_t>(ceil_div(rows, ATTENTION_MATRIX_ROWS), ATTENTION_MATRIX_SIMDGROUPS);
     const int64_t block = simdgroups * ATTENTION_MATRIX_ROWS;
     const int64_t blocks = is_ragged(params) ? rows / block + params.B : ceil_div(rows, block);
-    return {.kernel = fast_kernel("paged_attention_tile" + head_size(params), params, format),
+    return {.kernel =
+                fast_kernel("paged_attention_tile" + attention_head_size(params.D), params, format),
             .groups = {.x = blocks, .y = params.H, .z = is_ragged(params) ? 1 : params.B},
             .threads = {.x = simdgroups * SIMD_WIDTH},
             .params = bytes_of(params)};

@@ -11,7 +11,7 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-constant constexpr int SLICES = 8;  // slices of 32 elements: D up to 256
+constant constexpr int SLICES = 16;  // slices of 32 elements: D up to 512
 
 // A token's sequence, and its query index within it.
 struct Query {

@@ -59,7 +59,7 @@ template <typename T, typename Stored, int DIM>
     uint simdgroups [[simdgroups_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
     threadgroup vec<T, 4> key_memory[TileSizes<T, DIM>::FOURS];
-    threadgroup vec<T, 4> value_memory[TileSizes<T, DIM>::FOURS];
+    threadgroup vec<T, 4> value_memory[TileSizes<T, DIM>::VALUE_FOURS];
     threadgroup float scales[sizeof(Stored) == 1 ? 2 * TileSizes<T, DIM>::KEYS : 1];
     const int key_head = int(at.y), G = params.H_q / params.H;
     const int rows_per_block = int(simdgroups) * ATTENTION_MATRIX_ROWS;
@@ -103,8 +103,10 @@ template <typename T, typename Stored, int DIM>
 #define INSTANTIATE_SIZES(name, T)         \
     INSTANTIATE(name, T, T, 128)           \
     INSTANTIATE(name, T, T, 256)           \
+    INSTANTIATE(name, T, T, 512)           \
     INSTANTIATE(name##_int8, T, char, 128) \
-    INSTANTIATE(name##_int8, T, char, 256)
+    INSTANTIATE(name##_int8, T, char, 256) \
+    INSTANTIATE(name##_int8, T, char, 512)
 
 INSTANTIATE_SIZES(float32, float)
 INSTANTIATE_SIZES(float16, half)

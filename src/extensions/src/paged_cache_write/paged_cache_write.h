@@ -27,10 +27,11 @@ namespace mx = mlx::core;
 /// tokens: T×H×D or B×H×L×D in the dtype of pages, or any float dtype for int8 pages; any strides.
 /// slots: T, or B×L, int32: distinct slots, one per token. A token with a slot outside
 ///   0 … P · page_size − 1 is not written; −1 marks padding (an idle row of a batch).
-/// overwrite: whether the pages may be overwritten although tasks or GPU commands that read them are
-///   in flight, or other arrays share their memory. Earlier tasks and commands run before the write,
-///   but MLX counts them as references and would copy the pages. Later ones may read other pages
-///   through the other arrays.
+/// overwrite: whether the pages may be overwritten although tasks or GPU commands that read them
+/// are
+///   in flight, or other arrays share their memory. Earlier tasks and commands run before the
+///   write, but MLX counts them as references and would copy the pages. Later ones may read other
+///   pages through the other arrays.
 ///
 /// Returns the updated pages.
 /// Throws std::invalid_argument for any other arguments.

@@ -39,6 +39,7 @@ mx::array sort_keys(const mx::array& scores, mx::Stream stream) {
 
 // Fallback for a GPU, composed of MLX operations: sorts all experts.
 std::pair<mx::array, mx::array> sorted(const mx::array& logits, int k, bool normalize,
+                                       const std::optional<mx::array>& expert_scales,
                                        mx::Stream stream) {
     const mx::array scores = mx::astype(logits, mx::float32, stream);
     mx::array experts = mx::argsort(sort_keys(scores, stream), -1, stream);
@@ -48,6 +49,9 @@ std::pair<mx::array, mx::array> sorted(const mx::array& logits, int k, bool norm
     mx::array weights = mx::take_along_axis(all, experts, -1, stream);
     if (normalize) {
         weights = mx::divide(weights, mx::sum(weights, -1, true, stream), stream);
+    }
+    if (expert_scales) {
+        weights = mx::multiply(weights, mx::take(*expert_scales, experts, stream), stream);
     }
     return {experts, weights};
 }
@@ -80,9 +84,11 @@ void route(const RowJob& job, int64_t first, int64_t last) {
         for (int64_t x = 0; x < (normalize ? K : X); x++) {
             sum += std::exp(logits[normalize ? order[x] : x] - largest);
         }
+        const auto* scales = static_cast<const float*>(job.inputs[1].data);  // or null
         for (int64_t k = 0; k < K; k++) {
+            const float weight = std::exp(logits[order[k]] - largest) / sum;
             static_cast<float*>(job.outputs[1].data)[n * K + k] =
-                std::exp(logits[order[k]] - largest) / sum;
+                scales == nullptr ? weight : weight * scales[order[k]];
         }
     }
 }
@@ -90,6 +96,7 @@ void route(const RowJob& job, int64_t first, int64_t last) {
 }  // namespace
 
 std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, bool normalize,
+                                             const std::optional<mx::array>& expert_scales,
                                              mx::StreamOrDevice s) {
     static constexpr RowOperation OPERATION = {
         .name = "topk_softmax",
@@ -106,11 +113,19 @@ std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, boo
     check(logits.ndim() >= 1, NAME, "expected logits N..×X, got a scalar");
     check(k >= 1 && k <= logits.shape(-1), NAME, "expected k from 1 to ", logits.shape(-1),
           ", the number of experts, got ", k);
+    std::vector<mx::array> inputs = {logits};
+    if (expert_scales) {
+        const mx::Shape expected = {logits.shape(-1)};
+        check(expert_scales->dtype() == mx::float32 && expert_scales->shape() == expected, NAME,
+              "expected expert_scales in float32, of shape ", expected, ", got ",
+              expert_scales->dtype(), " and ", expert_scales->shape());
+        inputs.push_back(*expert_scales);
+    }
     const mx::Stream stream = mx::to_stream(s);
     if (is_gpu(stream)) {
-        return sorted(logits, k, normalize, stream);
+        return sorted(logits, k, normalize, expert_scales, stream);
     }
-    const auto outputs = row_operation(OPERATION, {logits}, {mx::uint32, mx::float32}, stream,
+    const auto outputs = row_operation(OPERATION, inputs, {mx::uint32, mx::float32}, stream,
                                        {.k = k, .normalize = normalize});
     return {outputs[0], outputs[1]};
 }

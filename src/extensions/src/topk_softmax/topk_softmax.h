@@ -2,10 +2,12 @@
 //
 //     p = softmax(logits)   over all X experts
 //     experts = indices of the K largest p, weights = p[experts], divided by their sum if
-//     `normalize`
+//     `normalize`, and multiplied by the experts' scales, if any
 //
 // Computed in float32 for any dtype of the logits, and not rounded to that dtype.
 #pragma once
+
+#include <optional>
 
 #include "mlx/mlx.h"
 
@@ -17,9 +19,11 @@ namespace mx = mlx::core;
 ///
 /// logits: N..×X, float32, float16 or bfloat16. Ties go to the lower expert index, and NaN counts
 /// as the largest logit. k: K, 1 to X. normalize: whether the K weights are scaled to sum to 1.
+/// expert_scales: X, float32, or None.
 /// Returns experts N..×K, uint32, and weights N..×K, float32. Throws std::invalid_argument for
 /// any other arguments.
 std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, bool normalize,
+                                             const std::optional<mx::array>& expert_scales = {},
                                              mx::StreamOrDevice s = {});
 
 }  // namespace tiny_llm_ext

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
+from ...models.tokenizer.think_tags import think_tags
 from ..inputs.structured_outputs import NESTED_TOO_DEEPLY, StructuredOutputs, ToolCalls
 from ..tool_calls.registry import AUTO, find_format
 from .grammar import GRAMMAR_FAILED, ThinkingState, build_grammar
@@ -155,7 +156,9 @@ class GrammarCompiler:
 
     def _build(self, constraint: StructuredOutputs | ToolCalls, thinking: ThinkingState) -> str:
         try:
-            return build_grammar(constraint, thinking, self._special_tokens, self._tool_call_format)
+            tags = think_tags(self._tokenizer)
+            known = self._special_tokens, self._tool_call_format
+            return build_grammar(constraint, thinking, *known, tags)
         except UserError:
             raise
         except RecursionError as error:

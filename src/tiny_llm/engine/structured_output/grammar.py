@@ -19,7 +19,7 @@ from ..tool_calls.format import (
     tag,
     text_until,
 )
-from ..tool_calls.harmony import GENERATION_PROMPT, structured_grammar
+from ..tool_calls.formats.harmony import GENERATION_PROMPT, structured_grammar
 from .json_schema import close_objects
 
 SubGrammar = dict[str, Any]
@@ -32,9 +32,9 @@ GRAMMAR_FAILED = "the grammar failed: "  # prefix of error messages during gener
 
 class ThinkingState(StrEnum):
     NONE = "none"  # the output starts with the body, without reasoning
-    POSSIBLE = "possible"  # the output starts with <think> or the body
+    POSSIBLE = "possible"  # the output starts with the opening tag or the body
     MESSAGES = "messages"  # the output starts with the header of one of gpt-oss's messages
-    OPEN = "open"  # the prompt ends with <think>, so the output starts with reasoning
+    OPEN = "open"  # the prompt ends with the opening tag, so the output starts with reasoning
 
 
 def build_grammar(
@@ -42,8 +42,10 @@ def build_grammar(
     thinking: ThinkingState,
     special_tokens: SpecialTokens,
     tool_call_format: ToolCallFormat,
+    think_tags: tuple[str, str],
 ) -> str:
     """Builds an output's grammar, as JSON for llguidance."""
+    start, end = think_tags
     if isinstance(constraint, ToolCalls):
         body, *parts = _tool_call_grammars(constraint, special_tokens, tool_call_format)
     else:
@@ -56,16 +58,16 @@ def build_grammar(
     if thinking is ThinkingState.NONE:
         return json.dumps({"grammars": [body, *parts]})
     content, reasoning = "@body", f"reasoning {AFTER_THINKING} @body"
-    lark = text_until("reasoning", "</think>", special_tokens)
+    lark = text_until("reasoning", end, special_tokens)
     parts.insert(0, {**body, "name": "body"})
     if isinstance(constraint, ToolCalls) and tool_call_format.reasoning_tags is not None:
-        end = (
-            f"thought {special_tokens['</think>']}" if "</think>" in special_tokens else "reasoning"
-        )
-        content, reasoning = "body", f"({end} {AFTER_THINKING} body | thought_call)"
+        closing = f"thought {special_tokens[end]}" if end in special_tokens else "reasoning"
+        content, reasoning = "body", f"({closing} {AFTER_THINKING} body | thought_call)"
         lark += parts.pop(0)["lark_grammar"].replace("start:", "body:", 1)
     if thinking is ThinkingState.POSSIBLE:
-        reasoning = f"{tag('<think>', special_tokens)} {reasoning} | {content}"
+        name, bracket, label = start.partition(">")  # a special token and a label
+        opening = f"{tag(name + bracket, special_tokens)} {literal(label) if label else ''}"
+        reasoning = f"{opening} {reasoning} | {content}"
     return json.dumps({"grammars": [{"lark_grammar": f"start: {reasoning}\n{lark}"}, *parts]})
 
 
@@ -127,15 +129,18 @@ def _regex(regex: str) -> str:
     return f"/(?:{''.join(escaped)})/"
 
 
-def initial_thinking_state(tail: str, enable_thinking: bool) -> ThinkingState:
+def initial_thinking_state(
+    tail: str, enable_thinking: bool, think_tags: tuple[str, str]
+) -> ThinkingState:
     """Determines the reasoning state after a prompt that ends with `tail`.
 
     `enable_thinking` means that the chat template enables reasoning and the model supports it.
     """
+    start, end = think_tags
     tail = tail.rstrip()
     if tail.endswith(GENERATION_PROMPT):
         return ThinkingState.MESSAGES
-    if tail.endswith("<think>"):
+    if tail.endswith(start):
         return ThinkingState.OPEN
-    is_possible = enable_thinking and not tail.endswith("</think>")
+    is_possible = enable_thinking and not tail.endswith(end)
     return ThinkingState.POSSIBLE if is_possible else ThinkingState.NONE

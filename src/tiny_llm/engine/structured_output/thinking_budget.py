@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-THINK_START, THINK_END = "<think>", "</think>"
+from ...models.tokenizer.think_tags import think_tags
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,12 @@ class ThinkingBudget:
 
 
 def thinking_tokens(tokenizer: Any) -> tuple[int, int] | None:
-    """Returns the token ids of `<think>` and `</think>`, or None if missing."""
+    """Returns the token ids of the think tags, or None if missing."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     # `get_vocab` is only a fallback, because it builds a 20 MB dictionary.
     id_of = tokenizer.get_vocab().get if backend is None else backend.token_to_id
-    start, end = id_of(THINK_START), id_of(THINK_END)
+    start_tag, end_tag = think_tags(tokenizer)
+    start, end = id_of(start_tag[: start_tag.index(">") + 1]), id_of(end_tag)
     return None if start is None or end is None else (start, end)
 
 

@@ -2,6 +2,5 @@
 
 Plain Python without MLX. This package must not depend on requests, grammar libraries or protocols.
 
-Reading order: json_scanner, text_source, tool_schema, format, json_calls, hermes, xml_values,
-qwen3_coder, llama3_json, mistral, harmony, registry.
+Reading order: json_scanner, text_source, tool_schema, format, json_calls, formats, registry.
 """

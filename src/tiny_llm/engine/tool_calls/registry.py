@@ -7,6 +7,7 @@
 | `llama3_json` | `<|python_tag|>`, or Llama's header and `"parameters":` | Llama 3.1, 3.2, 3.3 |
 | `mistral` | `[TOOL_CALLS]`, with `[ARGS]` or a list | Mistral, Ministral, Devstral |
 | `openai` | `<|channel|>` and `<|message|>` | gpt-oss |
+| `gemma4` | `<|tool_call>` | Gemma 4 |
 """
 
 import re
@@ -14,14 +15,15 @@ from typing import Any
 
 from ...errors import UserError
 from .format import ToolCallFormat
-from .harmony import CHANNEL, MESSAGE, HarmonyFormat
-from .hermes import HermesFormat
-from .llama3_json import PYTHON_TAG, Llama3JsonFormat
-from .mistral import ARGUMENTS, ID, START, MistralFormat
-from .qwen3_coder import Qwen3CoderFormat
+from .formats.gemma4 import CALL_START, Gemma4Format
+from .formats.harmony import CHANNEL, MESSAGE, HarmonyFormat
+from .formats.hermes import HermesFormat
+from .formats.llama3_json import PYTHON_TAG, Llama3JsonFormat
+from .formats.mistral import ARGUMENTS, ID, START, MistralFormat
+from .formats.qwen3_coder import Qwen3CoderFormat
 
 AUTO = "auto"
-NAMES = ("hermes", "qwen3_coder", "llama3_json", "mistral", "openai")
+NAMES = ("hermes", "qwen3_coder", "llama3_json", "mistral", "gemma4", "openai")
 LLAMA_ARGUMENTS = re.compile(r'"parameters\\?"\s*:')
 
 
@@ -39,6 +41,8 @@ def find_format(name: str, chat_template: Any) -> ToolCallFormat:
             return HarmonyFormat()
         case "hermes":
             return HermesFormat()
+        case "gemma4":
+            return Gemma4Format()
     raise UserError(f"tool_call_parser must be one of {AUTO}, {', '.join(NAMES)}, got '{name}'.")
 
 
@@ -47,6 +51,8 @@ def detect(template: str) -> str:
         return "openai"
     if START in template:
         return "mistral"
+    if CALL_START in template:
+        return "gemma4"
     if "<function=" in template and "<parameter=" in template:
         return "qwen3_coder"
     if "<tool_call>" in template:

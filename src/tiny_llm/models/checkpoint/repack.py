@@ -22,7 +22,7 @@ import mlx.core as mx
 
 from ... import kernels
 from ...kernels.mxfp4 import E2M1, e8m0_to_bfloat16
-from ...kernels.prepack import copy_tree
+from ...kernels.prepack import copy_tree, is_lookup_table
 from ...quantize import dequantize_linear
 from ..families.linear import activation_dtype
 
@@ -69,7 +69,8 @@ def pack_integers(integers: mx.array, bits: int) -> mx.array:
 def _repackable_layers(module: Any) -> list[Any]:
     if not (kernels.computes_on_cpu() and kernels.is_built()):
         return []
-    return [layer for layer in module.modules() if "scales" in layer and _is_repackable(layer)]
+    layers = [layer for layer in module.modules() if "scales" in layer]
+    return [layer for layer in layers if _is_repackable(layer) and not is_lookup_table(layer)]
 
 
 def _is_repackable(layer: Any) -> bool:

@@ -4,7 +4,7 @@
     output, down                   columns: each rank computes a partial sum
     embedding, LM head             rows: each rank holds a range of token ids
     Gated DeltaNet                 by key head, each with its value heads
-    router, norms                  replicated
+    router, norms, other layers    replicated
 
 Each expert is split like an MLP. MLP features are split at quantization group boundaries, so shard
 widths may differ by one group. A rank's config describes a smaller model, from which
@@ -60,6 +60,8 @@ class RankShard:
         if full.num_attention_heads % size != 0:
             self._reject("num_attention_heads", full.num_attention_heads)
         widths = {"intermediate_size": full.intermediate_size}
+        if full.experts is not None and full.experts.beside_mlp:
+            raise ValueError("its experts and MLP are normalized before they are added")
         if full.experts is not None:
             widths["moe_intermediate_size"] = full.experts.intermediate_size
             if len(full.experts.layers) == full.num_hidden_layers:
@@ -108,6 +110,7 @@ class RankShard:
                 for index, (_, D) in enumerate(full.kv_shapes)
             ),
             intermediate_size=self._local_width(full.intermediate_size),
+            intermediate_sizes=tuple(map(self._local_width, full.intermediate_sizes)),
             vocab_size=len(self.vocab_range),
             experts=experts,
             delta_net=delta_net,
@@ -267,7 +270,8 @@ class RankShard:
             return experts.shared_expert_intermediate_size or 0
         if experts is not None and (".switch_mlp." in name or ".experts." in name):
             return experts.intermediate_size
-        return self.full_config.intermediate_size
+        index = next(int(part) for part in name.split(".") if part.isdigit())
+        return self.full_config.intermediate_size_of(index)
 
     def _mlp_slices(self, width: int) -> tuple[int, range]:
         """An MLP's (number of equal slices, range of this rank's slices).

@@ -6,11 +6,17 @@ listed in `quantization.py`.
 
 from collections.abc import Iterator
 
-from ..families.config import DecoderConfig, DeltaNetConfig
+from ..families.config import DecoderConfig, DeltaNetConfig, MoEConfig
 from .quantization import Shape
 
 # Name suffixes of tensors that are never quantized; a matrix is named by its layer's path alone.
-VECTORS = (".weight", ".bias", ".A_log", ".dt_bias", ".sinks")
+VECTORS = (
+    *(".weight", ".bias", ".sinks", ".A_log", ".dt_bias"),
+    *(".scale", ".per_expert_scale", ".layer_scalar"),
+)
+
+# Matrices that are only looked up in; see `kernels.prepack.is_lookup_table`.
+LOOKUP_TABLES = ("model.embed_tokens_per_layer",)
 
 
 def matrix_shapes(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
@@ -29,6 +35,12 @@ def _shapes(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
     for index in range(config.num_hidden_layers):
         yield from _layer(config, index, f"model.layers.{index}")
     yield "model.norm.weight", (E,)
+    if config.per_layer_inputs is not None:
+        P = config.per_layer_inputs.size
+        width = config.num_hidden_layers * P
+        yield "model.embed_tokens_per_layer", (config.per_layer_inputs.vocab_size, width)
+        yield "model.per_layer_model_projection", (width, E)
+        yield "model.per_layer_projection_norm.weight", (P,)
     if not config.tie_word_embeddings:
         yield "lm_head", (config.vocab_size, E)
     if config.has_mtp:
@@ -40,13 +52,16 @@ def _shapes(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
 
 
 def _layer(config: DecoderConfig, index: int, path: str) -> Iterator[tuple[str, Shape]]:
-    E, I, mlp = config.hidden_size, config.intermediate_size, f"{path}.mlp"
+    E, I, mlp = config.hidden_size, config.intermediate_size_of(index), f"{path}.mlp"
     if config.delta_net is not None and config.has_delta_net(index):
         yield from _delta_net(f"{path}.linear_attn", config.delta_net, E)
     else:
         yield from _attention(f"{path}.self_attn", config, index)
     experts = config.experts
-    if experts is not None and config.has_experts(index):
+    if experts is not None and experts.beside_mlp:
+        yield from _experts_beside_mlp(path, experts, E)
+        yield from _mlp(mlp, I, E)
+    elif experts is not None and config.has_experts(index):
         X, shared = experts.num_experts, experts.shared_expert_intermediate_size
         yield f"{mlp}.gate", (X, E)
         yield from _mlp(f"{mlp}.switch_mlp", experts.intermediate_size, E, (X,))
@@ -69,6 +84,13 @@ def _layer(config: DecoderConfig, index: int, path: str) -> Iterator[tuple[str, 
     if config.post_norms:
         yield f"{path}.pre_feedforward_layernorm.weight", (E,)
         yield f"{path}.post_feedforward_layernorm.weight", (E,)
+    if config.per_layer_inputs is not None:
+        P = config.per_layer_inputs.size
+        yield f"{path}.per_layer_input_gate", (P, E)
+        yield f"{path}.per_layer_projection", (E, P)
+        yield f"{path}.post_per_layer_input_norm.weight", (E,)
+    if config.layer_scalars:
+        yield f"{path}.layer_scalar", (1,)
 
 
 def _attention(path: str, config: DecoderConfig, index: int) -> Iterator[tuple[str, Shape]]:
@@ -76,7 +98,9 @@ def _attention(path: str, config: DecoderConfig, index: int) -> Iterator[tuple[s
     H, D = config.kv_shape_of(index)
     outputs = {"q_proj": config.query_dim_of(index)}
     if config.kv_source(index) == index:
-        outputs |= {"k_proj": H * D, "v_proj": H * D}
+        outputs["k_proj"] = H * D
+        if index not in config.keys_as_values:
+            outputs["v_proj"] = H * D
     for name, size in outputs.items():
         yield f"{path}.{name}", (size, E)
     yield f"{path}.o_proj", (E, H_q * D)
@@ -103,6 +127,17 @@ def _delta_net(path: str, net: DeltaNetConfig, E: int) -> Iterator[tuple[str, Sh
     yield f"{path}.A_log", (net.num_value_heads,)
     yield f"{path}.dt_bias", (net.num_value_heads,)
     yield f"{path}.norm.weight", (net.value_head_dim,)
+
+
+def _experts_beside_mlp(path: str, experts: MoEConfig, E: int) -> Iterator[tuple[str, Shape]]:
+    X = experts.num_experts
+    yield f"{path}.router.proj", (X, E)
+    yield f"{path}.router.scale", (E,)
+    yield f"{path}.router.per_expert_scale", (X,)
+    yield from _mlp(f"{path}.experts.switch_glu", experts.intermediate_size, E, (X,))
+    for norm in ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2"):
+        yield f"{path}.{norm}.weight", (E,)
+    yield f"{path}.pre_feedforward_layernorm_2.weight", (E,)
 
 
 def _mlp(path: str, I: int, E: int, experts: Shape = ()) -> Iterator[tuple[str, Shape]]:

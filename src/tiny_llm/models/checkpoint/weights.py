@@ -30,7 +30,7 @@ from .quantization import Quantization, Shape, quantization_of
 from .repack import repack
 from .safetensors_header import TensorInfo, check_dtypes
 from .sharding import RankShard
-from .tensor_shapes import matrix_shapes, vector_shapes
+from .tensor_shapes import LOOKUP_TABLES, matrix_shapes, vector_shapes
 
 # Minimum bytes of each row's slice for reading a column shard directly. Shorter slices are taken
 # from the full matrix in memory, because disks read entire pages, with readahead.
@@ -205,6 +205,7 @@ def _build_node(tree: Any, path: str, formats: Mapping[str, Quantization]) -> An
     if isinstance(tree, list):
         return [_build_node(each, f"{path}.{index}", formats) for index, each in enumerate(tree)]
     part = TreeNode()
+    part.is_lookup_table = path in LOOKUP_TABLES
     for name, subtree in tree.items():
         setattr(part, name, _build_node(subtree, f"{path}.{name}", formats))
     if path in formats:

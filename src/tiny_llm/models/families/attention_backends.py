@@ -22,7 +22,7 @@ from ...attention import (
 )
 from ...attention.paged import PagedKvMetadata
 from ...kv_storage.int8_rows import read_int8_pages, write_int8_rows
-from ...kv_storage.step_plan import LayerCacheView
+from ...kv_storage.layer_cache import LayerCacheView
 
 OptionalArray = mx.array | None
 

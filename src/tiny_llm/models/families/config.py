@@ -12,6 +12,8 @@ from .rope import RopeScaling
 DELTA_NET_LAYER, ATTENTION_LAYER = "linear_attention", "full_attention"  # values of `layer_types`
 MIN_CONV_KERNEL, MAX_CONV_KERNEL = 2, 8
 MAX_STATE_HEAD_DIM = 256
+MAX_EXPERTS = 4096
+MAX_HEAD_DIM = 512  # the attention kernels require an even head size of at most this
 
 Activation = Literal["silu", "gelu_tanh", "swigluoai"]  # of a gated MLP; see `kernels.swiglu`
 
@@ -27,6 +29,7 @@ class MoEConfig:
     shared_expert_intermediate_size: int | None = None
     activation: Activation = "silu"
     bias: bool = False  # whether the router and the experts have biases
+    beside_mlp: bool = False  # whether layers have an MLP, too, as in Gemma 4
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,12 @@ class LocalRope:
 
 
 @dataclass(frozen=True)
+class PerLayerInputConfig:
+    vocab_size: int  # rows of the table
+    size: int  # features per layer, P
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """Decoder configuration from `read_config`; sizes named as in `config.json`."""
 
@@ -129,6 +138,13 @@ class DecoderConfig:
     # Layer whose keys and values each layer reads: itself, or an earlier layer with the same shape
     # and window; a layer that reads another's has only queries. Empty if all read their own.
     kv_sources: tuple[int, ...] = ()
+    # Indices of the layers without v_proj, whose values are k_proj's outputs.
+    keys_as_values: frozenset[int] = frozenset()
+    value_norm: bool = False  # whether values are normalized, without a weight
+    intermediate_sizes: tuple[int, ...] = ()  # MLP size of each layer; empty if all have the same
+    per_layer_inputs: PerLayerInputConfig | None = None
+    layer_scalars: bool = False  # whether each layer's outputs are multiplied by a scalar
+    logit_softcap: float | None = None  # bound c: logits become c · tanh(logits / c)
     has_mtp: bool = False
     ignored_fields: tuple[str, ...] = field(default=(), compare=False)  # to report when loading
 
@@ -167,6 +183,10 @@ class DecoderConfig:
         _, D = self.kv_shape_of(layer)
         return self.num_attention_heads * D * (2 if self.attn_output_gate else 1)
 
+    def intermediate_size_of(self, layer: int) -> int:
+        """MLP size of a layer."""
+        return self.intermediate_sizes[layer] if self.intermediate_sizes else self.intermediate_size
+
     def window_of(self, layer: int) -> int:
         """Number of most recent keys a layer's queries attend to; 0 for all."""
         window = self.sliding_window
@@ -175,6 +195,11 @@ class DecoderConfig:
     def rope_of(self, layer: int) -> int:
         """Index of a layer's RoPE: 0, or 1 for `local_rope`."""
         return int(self.local_rope is not None and layer in self.local_rope.layers)
+
+    def rope_head_dim(self, rope: int) -> int:
+        """Head size of the layers with a RoPE, given by its index."""
+        layers = (i for i in range(self.num_hidden_layers) if self.rope_of(i) == rope)
+        return next((self.kv_shape_of(i)[1] for i in layers), self.head_dim)
 
     def has_delta_net(self, layer: int) -> bool:
         return self.delta_net is not None and layer in self.delta_net.layers

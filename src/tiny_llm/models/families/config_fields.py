@@ -18,7 +18,9 @@ MAX_INT32 = 2**31 - 1  # the kernels index arrays with int32
 MAX_NUMBER = 1e30  # leaves a margin below float32's maximum of 3e38
 
 # Families whose config nests the language model's fields in `text_config`, next to vision fields.
-NESTED_FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3")
+NESTED_FAMILIES = (
+    *("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma4", "gemma4_unified"),
+)
 
 # Fields that change the computation: (what they change, neutral values, names). Null is neutral.
 # Each element of a list must be neutral. Collected from the models of transformers and mlx_lm.
@@ -111,8 +113,8 @@ UNSUPPORTED: tuple[tuple[str, tuple[Any, ...], tuple[str, ...]], ...] = (
 
 # Ignored without a report: fields about training, generation, files and other models.
 METADATA = (
-    *("_*", "*_token_id", "*_token_index", "*dtype", "*dropout", "*version", "*name*", "vision_*"),
-    *("unsloth_*", "mm_*", "mtp_*", "output_*", "quantization*", "architectures"),
+    *("_*", "*_token_id", "*_token_index", "*dtype", "*dropout", "*_pdrop", "*version", "*name*"),
+    *("vision_*", "unsloth_*", "mm_*", "mtp_*", "output_*", "quantization*", "architectures"),
     *("attn_implementation", "cache_implementation"),
     *(
         "initializer_range",

@@ -16,14 +16,17 @@ from ... import kernels
 from ...kernels.prepack import prepack_model
 from ...kv_storage import KvLayout, LayerKv, PagedStorage, RaggedBatch, StateStorage
 from ...kv_storage.int8_rows import KvCacheDtype
-from ...kv_storage.step_plan import CosSin, PlannedLayers
+from ...kv_storage.planned_layers import PlannedLayers
+from ...kv_storage.step_plan import CosSin
 from ...positional_encoding import RoPE
 from .attention_backends import COMPARISON_BACKENDS, OptionalArray
 from .config import DecoderConfig, layers_kv
-from .experts import SparseMoE
+from .experts import ParallelExperts, SparseMoE
 from .gated_delta_net import GatedDeltaNet, state_shape
+from .gemma4 import PerLayerInputs, PerLayerUpdate
 from .linear import (
     AdapterBatch,
+    Linear,
     Mlp,
     activation_dtype,
     embedding_from,
@@ -89,10 +92,12 @@ class Attention:
         self.q_proj = linear_from(layer.q_proj, dtype)
         if self.has_kv:
             self.k_proj = linear_from(layer.k_proj, dtype)
-            self.v_proj = linear_from(layer.v_proj, dtype)
+            if index not in config.keys_as_values:
+                self.v_proj = linear_from(layer.v_proj, dtype)
             self.k_norm = norm_weight(config, layer.k_norm, dtype) if config.qk_norm else None
         self.o_proj = linear_from(layer.o_proj, dtype)
         self.q_norm = norm_weight(config, layer.q_norm, dtype) if config.qk_norm else None
+        self.value_norm = mx.ones(self.head_dim, dtype) if config.value_norm else None
         self.eps = config.rms_norm_eps
         self.has_gate = config.attn_output_gate
         self.window = config.window_of(index)
@@ -105,9 +110,12 @@ class Attention:
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
         key = value = None
         if self.has_kv:
-            query, key, value = linear_each(x, (self.q_proj, self.k_proj, self.v_proj))
-            value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
+            query, key, *values = linear_each(x, self._projections)
             key = key.reshape(B, L, H, D)
+            value = values[0].reshape(B, L, H, D) if values else key
+            if self.value_norm is not None:
+                value = kernels.rms_norm(value, self.value_norm, self.eps)
+            value = value.swapaxes(1, 2)  # B×H×L×D
             key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *cos_sin)  # B×H×L×D
         else:
             query = self.q_proj(x)
@@ -118,6 +126,12 @@ class Attention:
         if gate is not None:
             attended = kernels.sigmoid_gate(attended, gate)
         return self.o_proj(attended.reshape(B, L, H_q * D))
+
+    @property
+    def _projections(self) -> list[Linear]:
+        """Projections of queries and keys, and of values unless they are the keys'."""
+        names = ("q_proj", "k_proj", "v_proj")
+        return [getattr(self, name) for name in names if hasattr(self, name)]
 
     def _split_gate(self, query: mx.array) -> tuple[mx.array, mx.array | None]:
         """Splits q_proj's output into queries and gates (or None), B×L×H_q×D each."""
@@ -131,7 +145,8 @@ class Attention:
 class DecoderBlock:
     """Pre-norm block: attention or Gated DeltaNet, then the MLP or experts.
 
-    With `post_norms`, the updates of both are normalized before they are added to x.
+    With `post_norms`, the updates of both are normalized before they are added to x. Gemma 4 has
+    experts beside the MLP, a third update from per-layer inputs, and a scalar for the sum.
     """
 
     def __init__(
@@ -144,7 +159,10 @@ class DecoderBlock:
         else:
             self.mixer = Attention(config, index, layer.self_attn, dtype, attention_backend)
         self.mlp: Mlp | SparseMoE
-        if config.experts is not None and config.has_experts(index):
+        self.experts: ParallelExperts | None = None
+        if config.experts is not None and config.experts.beside_mlp:
+            self.experts = ParallelExperts(config, layer, dtype)
+        if self.experts is None and config.experts is not None and config.has_experts(index):
             self.mlp = SparseMoE(config.experts, layer.mlp, dtype)
         else:
             self.mlp = Mlp(layer.mlp, dtype, config.activation)
@@ -161,6 +179,10 @@ class DecoderBlock:
             self.post_mlp_norm = norm("post_feedforward_layernorm")
         else:
             self.mlp_norm = norm("post_attention_layernorm")
+        self.per_layer: PerLayerUpdate | None = None
+        if config.per_layer_inputs is not None:
+            self.per_layer = PerLayerUpdate(config, index, layer, dtype)
+        self.scalar = float(layer.layer_scalar.item()) if config.layer_scalars else None
         self.eps = config.residual_eps
         self.rope = config.rope_of(index)
 
@@ -169,8 +191,8 @@ class DecoderBlock:
     ) -> tuple[mx.array, mx.array]:
         """Computes (x, update) from the previous block's.
 
-        The output is x + `normalize_update(update)`. The caller normalizes, because the ranks of
-        tensor parallelism add up their updates first.
+        The caller then calls `finish`, because the ranks of tensor parallelism add up their updates
+        first.
         """
         return self.feed_forward(*self.attend(x, update, cos_sin, cache))
 
@@ -189,13 +211,21 @@ class DecoderBlock:
         if self.post_attention_norm is not None:
             update = kernels.rms_norm(update, self.post_attention_norm, self.eps)
         x, normed = kernels.add_rms_norm(x, update, self.mlp_norm, self.eps)
-        return x, self.mlp(normed)
+        update = self.mlp(normed)
+        return x, update if self.experts is None else self.experts(x, update)
 
-    def normalize_update(self, update: mx.array) -> mx.array:
-        """Applies the norm after the MLP, if the family has one."""
-        if self.post_mlp_norm is None:
-            return update
-        return kernels.rms_norm(update, self.post_mlp_norm, self.eps)
+    def finish(
+        self, x: mx.array, update: mx.array, per_layer_inputs: mx.array | None = None
+    ) -> tuple[mx.array, mx.array | None]:
+        """Computes (x, update) of the block's output, x + update, from `feed_forward`'s."""
+        if self.post_mlp_norm is not None:
+            update = kernels.rms_norm(update, self.post_mlp_norm, self.eps)
+        if self.per_layer is not None and per_layer_inputs is not None:
+            x = kernels.scaled_sum(x, update, 1.0)
+            update = self.per_layer(x, per_layer_inputs)
+        if self.scalar is None:
+            return x, update
+        return kernels.scaled_sum(x, update, self.scalar), None
 
 
 class EagerLayers(PlannedLayers):
@@ -260,14 +290,18 @@ class Decoder:
         ]
         self.norm = norm_weight(config, parts.norm, self.dtype)
         self.eps = config.residual_eps
-        rope = config.rotary_dim or config.head_dim, self.max_seq_len, config.rope_theta
+        self.per_layer_inputs: PerLayerInputs | None = None
+        if config.per_layer_inputs is not None:
+            self.per_layer_inputs = PerLayerInputs(config, parts, self.dtype)
+        rope_dims = config.rotary_dim or config.rope_head_dim(0)
+        rope = rope_dims, self.max_seq_len, config.rope_theta
         scaling, local = config.rope_scaling, config.local_rope
         self.ropes = [RoPE(*rope) if scaling is None else ScaledRoPE(*rope, scaling)]
         if local is not None:
             self.ropes.append(
                 ScaledRoPE(*rope, NO_ROTATION)
                 if local.theta is None
-                else RoPE(config.head_dim, self.max_seq_len, local.theta)
+                else RoPE(config.rope_head_dim(1), self.max_seq_len, local.theta)
             )
         head = parts.embed_tokens if config.tie_word_embeddings else mlx_model.lm_head
         self.w_lm_head = linear_from(head, self.dtype)
@@ -325,7 +359,10 @@ class Decoder:
         storage: PagedStorage,
     ) -> mx.array:
         logits: mx.array = self.w_lm_head(self.ragged_features(ids, batch, rows, storage))
-        return logits if self.config.logits_scaling == 1 else logits / self.config.logits_scaling
+        if self.config.logits_scaling != 1:
+            logits = logits / self.config.logits_scaling
+        cap = self.config.logit_softcap
+        return logits if cap is None else mx.tanh(logits / cap) * cap
 
     def ragged_features(
         self,
@@ -347,17 +384,23 @@ class Decoder:
         if self.config.residual_multiplier != 1:
             # Norms do not depend on the scale of x, so dividing x replaces multiplying each update.
             x = (x.astype(mx.float32) / self.config.residual_multiplier).astype(self.dtype)
-        return self._features(x, batch, rows, storage)
+        others = [] if self.per_layer_inputs is None else [self.per_layer_inputs(ids[None], x)]
+        return self._features(x, batch, rows, storage, *others)
 
     def _features(
-        self, x: mx.array, batch: RaggedBatch, rows: Sequence[int] | mx.array, storage: PagedStorage
+        self,
+        x: mx.array,
+        batch: RaggedBatch,
+        rows: Sequence[int] | mx.array,
+        storage: PagedStorage,
+        *per_layer_inputs: mx.array,
     ) -> mx.array:
         """Runs the layers and the final norm on the first layer's inputs, 1×T×E."""
         rows = kernels.as_int32(rows)
         positions = batch.positions[None]  # 1×T
         # Pairs of 1×T×(rotated D)/2 arrays.
         cos_sin = tuple(each for rope in self.ropes for each in rope.cos_sin_at(positions))
-        x, update = self._run_planned(x, cos_sin, storage.plan(batch))
+        x, update = self._run_planned(x, (*cos_sin, *per_layer_inputs), storage.plan(batch))
         _, x = kernels.add_rms_norm(x[0, rows], update[0, rows], self.norm, self.eps)
         return x
 
@@ -365,13 +408,18 @@ class Decoder:
         self, x: mx.array, cos_sin: CosSin, caches: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
         self.adapters.ids = caches[0].attention_metadata.adapter_ids
+        num_angles = 2 * len(self.ropes)
+        per_layer_inputs = cos_sin[num_angles] if len(cos_sin) > num_angles else None
         update = None
         for layer, block, index in zip(self.layers, self.blocks, self._cache_indices, strict=True):
             x, update = layer(x, update, cos_sin[2 * block.rope :][:2], caches[index])
-            update = block.normalize_update(update)
-        assert update is not None  # there is at least one layer
-        return x, update
+            x, update = block.finish(x, update, per_layer_inputs)
+        return x, mx.zeros_like(x) if update is None else update
 
     def _needs_host_sync(self) -> bool:
-        mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, SparseMoE)]
-        return any(mixture.experts.needs_host_sync for mixture in mixtures)
+        mixtures = [part for layer in self.layers for part in (layer.mlp, layer.experts)]
+        return any(
+            mixture.experts.needs_host_sync
+            for mixture in mixtures
+            if isinstance(mixture, SparseMoE | ParallelExperts)
+        )

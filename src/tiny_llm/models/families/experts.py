@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ... import kernels
-from .config import MoEConfig
+from .config import DecoderConfig, MoEConfig
 from .expert_matmul import make_experts
 from .linear import Linear, Mlp, linear_from
 
@@ -100,3 +100,48 @@ class SparseMoE:
             return kernels.topk_softmax(logits, config.top_k, config.norm_topk_prob)
         # [/solution only]
         return select_experts(logits, config.top_k, config.norm_topk_prob)
+
+
+class ParallelExperts:
+    """Gemma 4's experts, which are added to an MLP's output.
+
+        y = RMSNorm(mlp output) + RMSNorm(Σ probability · scale · expert(RMSNorm(x)))
+
+    The router reads RMSNorm(x) with a weight of its own; each expert has a scale.
+
+    Args:
+        layer: the checkpoint's layer: `router`, `experts` and three norms.
+    """
+
+    def __init__(self, config: DecoderConfig, layer: Any, dtype: mx.Dtype):
+        assert config.experts is not None
+        self.top_k = config.experts.top_k
+        self.eps = config.rms_norm_eps
+        scale = layer.router.scale.astype(mx.float32) * config.hidden_size**-0.5
+        self.router_norm = scale
+        self.gate = linear_from(layer.router.proj, dtype)
+        self.expert_scales = layer.router.per_expert_scale.astype(mx.float32)
+        self.experts = make_experts(layer.experts.switch_glu, dtype, config.experts.activation)
+        self.expert_norm = layer.pre_feedforward_layernorm_2.weight.astype(dtype)
+        self.mlp_output_norm = layer.post_feedforward_layernorm_1.weight.astype(dtype)
+        self.output_norm = layer.post_feedforward_layernorm_2.weight.astype(dtype)
+
+    def __call__(self, x: mx.array, mlp_output: mx.array) -> mx.array:
+        """Adds the experts' outputs for the residual x to the MLP's: 1×T×E -> 1×T×E."""
+        logits = self.gate(kernels.rms_norm(x, self.router_norm, self.eps))
+        experts, routing_weights = self.route(logits)
+        outputs = self.experts(kernels.rms_norm(x, self.expert_norm, self.eps), experts)
+        if kernels.computes_on_cpu():
+            total = kernels.weighted_sum(outputs, routing_weights, None)
+        else:
+            total = combine_experts(outputs, routing_weights)
+        mlp_output = kernels.rms_norm(mlp_output, self.mlp_output_norm, self.eps)
+        total = kernels.rms_norm(total, self.output_norm, self.eps)
+        return kernels.scaled_sum(mlp_output, total, 1.0)
+
+    def route(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        """See `SparseMoE.route`; N..×X logits."""
+        if kernels.computes_on_cpu():
+            return kernels.topk_softmax(logits, self.top_k, True, self.expert_scales)
+        experts, routing_weights = select_experts(logits, self.top_k, True)
+        return experts, routing_weights * self.expert_scales[experts]

@@ -21,7 +21,7 @@ from ...attention import (
     gated_rms_norm_reference,
 )
 from ...kv_storage import StateShape
-from ...kv_storage.step_plan import LayerCacheView
+from ...kv_storage.layer_cache import LayerCacheView
 from .config import DecoderConfig, DeltaNetConfig
 from .linear import linear_each, linear_from
 

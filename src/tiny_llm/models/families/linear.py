@@ -69,7 +69,7 @@ Weight = QuantizedWeights | MlxQuantizedWeights | mx.array
 EmbeddingTable = QuantizedEmbedding | Embedding | MlxQuantizedWeights
 
 ACTIVATION_BITS = (16, 8)  # 16: activations are not rounded
-GATES = ("gate", "shared_expert_gate")  # layer names in a mixture of experts
+GATES = ("gate", "shared_expert_gate", "proj")  # layer names in a mixture of experts
 
 
 @dataclass

@@ -3,11 +3,13 @@
 All quirks of Hugging Face configs are normalized here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .config import (
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
     Activation,
     DecoderConfig,
     DeltaNetConfig,
@@ -28,7 +30,8 @@ from .config_fields import (
     reject_unsupported,
     text_fields,
 )
-from .rope import RopeFields, RopeScaling
+from .gemma4 import ROPE_PARAMETERS, with_gemma4_fields
+from .rope import PROPORTIONAL, RopeFields, RopeScaling
 
 # Which layers have a sliding window, if the config has a window size. "always": all layers.
 # "switched": all layers, if `use_sliding_window` is on. "by_layer": the layers selected by
@@ -68,6 +71,10 @@ class Family:
     supported_fields: tuple[str, ...] = ()
     # Values of fields that the family's configs may omit.
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    # Whether the last layer attends to all keys, whatever its config says.
+    last_is_full: bool = False
+    # Function of the config's fields that adds the family's own to a `DecoderConfig`.
+    extend: Callable[[Fields, DecoderConfig], DecoderConfig] = lambda _, config: config
 
 
 HYBRID = Family(
@@ -117,6 +124,11 @@ GRANITE = Family(
         "logits_scaling",
     ),
 )
+PHI3 = Family(
+    window="always",
+    supported_fields=("partial_rotary_factor",),
+    defaults={"sliding_window": None},
+)
 
 GPT_OSS = Family(
     bias="switched",
@@ -135,6 +147,33 @@ GPT_OSS = Family(
         "sliding_window_pattern": 2,
         "swiglu_limit": SWIGLU_LIMIT,
     },
+)
+
+# Only the language model of multimodal Gemma 4.
+GEMMA4 = replace(
+    GEMMA3,
+    zero_centered_norms=False,
+    supported_fields=(
+        *("query_pre_attn_scalar", "sliding_window_pattern", "final_logit_softcapping"),
+        *("num_kv_shared_layers", "hidden_size_per_layer_input", "use_bidirectional_attention"),
+    ),
+    defaults={
+        **{name: GEMMA3.defaults[name] for name in ("rms_norm_eps", "max_position_embeddings")},
+        "vocab_size": 262_144,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 1,
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
+        "rope_parameters": ROPE_PARAMETERS,
+        "tie_word_embeddings": True,
+    },
+    last_is_full=True,
+    extend=with_gemma4_fields,
+)
+GEMMA4_UNIFIED = replace(
+    GEMMA4, defaults={**GEMMA4.defaults, "hidden_size_per_layer_input": 0, "sliding_window": 1024}
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -156,7 +195,12 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3_text": GEMMA3,
     "smollm3": SMOLLM3,
     "granite": GRANITE,
+    "phi3": PHI3,
     "gpt_oss": GPT_OSS,
+    "gemma4": GEMMA4,
+    "gemma4_text": GEMMA4,
+    "gemma4_unified": GEMMA4_UNIFIED,
+    "gemma4_unified_text": GEMMA4_UNIFIED,
 }
 
 # transformers' defaults, for early configs without these fields. A null value disables the window.
@@ -165,10 +209,7 @@ DEFAULT_MAX_WINDOW_LAYERS = 28
 DEFAULT_WINDOW_PATTERN = 6
 DEFAULT_NO_ROPE_INTERVAL = 4
 
-# Upper bounds on config values. The kernels require an even head size of at most 256.
 MAX_LAYERS = 1000
-MAX_EXPERTS = 4096
-MAX_HEAD_DIM = 256
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 # Names in configs of each activation function.
@@ -214,11 +255,13 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         raise invalid_field("output_gate_type", output_gate_type, "'silu'")
     partial = HYBRID_PARTIAL_ROTARY_FACTOR if family.is_hybrid else 1
     rope = RopeFields.from_config(fields, partial, family.local_rope_theta)
-    if rope.partial_rotary_factor != 1 and not family.is_hybrid:
+    is_proportional = rope.scaling.get("rope_type") == PROPORTIONAL
+    is_partial = family.is_hybrid or "partial_rotary_factor" in family.supported_fields
+    if rope.partial_rotary_factor != 1 and not (is_partial or is_proportional):
         raise invalid_field("partial_rotary_factor", rope.partial_rotary_factor, "1 in this family")
     context = positive_int(fields, "max_position_embeddings")
     rope_fields = ReadFields(rope.scaling)
-    scaling = RopeScaling.from_fields(rope_fields, context)
+    scaling = RopeScaling.from_fields(rope_fields, context, rope.partial_rotary_factor)
     if scaling is not None and rope.local_theta is None:  # Gemma's context is already scaled
         context = scaling.scaled_context(context)
     if mtp:
@@ -226,7 +269,7 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
     num_layers = positive_int(fields, "num_hidden_layers", most=MAX_LAYERS)
     experts = _experts(fields, family, num_layers) if family.has_experts else None
     window = None if family.is_hybrid else _sliding_window(fields, family, num_layers)
-    return DecoderConfig(
+    decoder = DecoderConfig(
         model_type=fields["model_type"],
         hidden_size=E,
         num_hidden_layers=num_layers,
@@ -238,7 +281,7 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         max_position_embeddings=context,
         rms_norm_eps=positive_float(fields, "rms_norm_eps"),
         rope_theta=rope.theta,
-        rotary_dim=rope.rotary_dim(D),
+        rotary_dim=None if is_proportional else rope.rotary_dim(D),
         rope_scaling=scaling,
         local_rope=_local_rope(fields, family, rope.local_theta, window, num_layers),
         embedding_scale=E**0.5
@@ -263,8 +306,10 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         # A window at least as long as the context has no effect, so it is dropped.
         sliding_window=None if window is None or window.size >= context else window,
         has_mtp=mtp,
-        ignored_fields=(*fields.ignored(), *(f"rope_scaling.{x}" for x in rope_fields.ignored())),
     )
+    decoder = family.extend(fields, decoder)
+    ignored = *fields.ignored(), *(f"rope_scaling.{x}" for x in rope_fields.ignored())
+    return replace(decoder, ignored_fields=ignored)
 
 
 def config_of(args: Any) -> DecoderConfig:
@@ -368,6 +413,8 @@ def _sliding_window(fields: Fields, family: Family, num_layers: int) -> SlidingW
                 f"config.json has {len(listed)} sliding_attention layers in layer_types, but its "
                 f"window applies to {len(layers)} of {num_layers} layers"
             )
+    if family.last_is_full:
+        layers -= {num_layers - 1}
     return SlidingWindow(positive_int(fields, "sliding_window", size), layers) if layers else None
 
 

@@ -2,10 +2,11 @@
 
 All scaling types change the rotation frequencies:
 
-    linear   divides all frequencies by one factor
-    llama3   divides low frequencies and keeps high ones, with a linear ramp in between
-    yarn     like llama3, but the ramp is linear in the pair's index instead of its frequency; also
-             scales queries and keys slightly
+    linear         divides all frequencies by one factor
+    llama3         divides low frequencies and keeps high ones, with a linear ramp in between
+    yarn           like llama3, but the ramp is linear in the pair's index instead of its frequency;
+                   also scales queries and keys slightly
+    proportional   like linear, but rotates only a first part of the pairs
 
 Sources: Chen et al., "Positional Interpolation" (2023), arXiv 2306.15595, for linear; Meta's
 Llama 3.1 for llama3; Peng et al., "YaRN" (2023), arXiv 2309.00071, for yarn.
@@ -29,7 +30,8 @@ from .config_fields import (
     reject_unsupported,
 )
 
-ROPE_TYPES = ("default", "mrope", "linear", "llama3", "yarn")
+PROPORTIONAL = "proportional"
+ROPE_TYPES = ("default", "mrope", "linear", "llama3", "yarn", PROPORTIONAL)
 
 # Fields beside those of `RopeScaling`. Sections of multimodal RoPE are ignored, because a text
 # token has the same position in all of them.
@@ -104,7 +106,7 @@ class RopeFields:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    rope_type: str  # "linear", "llama3" or "yarn"
+    rope_type: str  # "linear", "llama3", "yarn" or "proportional"
     factor: float
     original_context: int  # context length in training
     # Ramp bounds, in rotations over the original context: pairs below `low` have their frequencies
@@ -113,10 +115,16 @@ class RopeScaling:
     high: float = 1.0
     attention_factor: float = 1.0  # factor applied to queries and keys
     truncate: bool = True  # whether yarn's ramp bounds are rounded to integer pair indices
+    rotated: float = 1.0  # fraction of a head's pairs that proportional RoPE rotates
 
     @classmethod
-    def from_fields(cls, fields: Fields, context: int) -> "RopeScaling | None":
-        """Parses `rope_scaling` or `rope_parameters`; None for plain RoPE."""
+    def from_fields(
+        cls, fields: Fields, context: int, partial: float = 1.0
+    ) -> "RopeScaling | None":
+        """Parses `rope_scaling` or `rope_parameters`; None for plain RoPE.
+
+        `partial` is the `partial_rotary_factor`.
+        """
         # Old configs use `type`, newer ones `rope_type`.
         rope_type = fields.get("rope_type") or fields.get("type") or "default"
         if rope_type not in ROPE_TYPES:
@@ -124,6 +132,8 @@ class RopeScaling:
         reject_unsupported(fields)
         if rope_type in ("default", "mrope"):
             return None
+        if rope_type == PROPORTIONAL:
+            return cls(rope_type, positive_float(fields, "factor", 1.0), context, rotated=partial)
         factor = positive_float(fields, "factor")
         original = positive_int(fields, "original_max_position_embeddings", context)
         if rope_type == "llama3":
@@ -156,6 +166,10 @@ class RopeScaling:
         """Scales plain RoPE's inverse frequencies, one per pair of rotated features."""
         if self.rope_type == "linear":
             return inv_freq / self.factor
+        if self.rope_type == PROPORTIONAL:
+            num_rotated = int(self.rotated * inv_freq.size)
+            is_rotated = mx.arange(inv_freq.size) < num_rotated
+            return mx.where(is_rotated, inv_freq / self.factor, 0.0)
         if self.rope_type == "llama3":
             rotations = self.original_context / (2 * math.pi / inv_freq)
             unscaled = mx.clip((rotations - self.low) / (self.high - self.low), 0, 1)

@@ -9,7 +9,12 @@ All families:
 All families with experts:
 
     experts.0.up_proj, experts.1.up_proj, …    stacked: switch_mlp.up_proj
-    experts.gate_up_proj                       split: switch_mlp.gate_proj, up_proj
+    experts.gate_up_proj                       split: switch_mlp.gate_proj, up_proj; in Gemma 4:
+                                               experts.switch_glu.gate_proj, up_proj
+
+Phi-3:
+
+    qkv_proj, gate_up_proj                     split: q_proj, k_proj, v_proj; gate_proj, up_proj
 
 gpt-oss:
 
@@ -48,7 +53,9 @@ TEXT_PREFIXES = {
 }
 VISION_PREFIXES = (
     *("model.visual.", "visual.", "vision_tower.", "model.vision_tower."),
-    *("multi_modal_projector.", "model.multi_modal_projector."),
+    *("multi_modal_projector.", "model.multi_modal_projector.", "vision_embedder."),
+    *("model.vision_embedder.", "audio_tower.", "model.audio_tower.", "embed_vision."),
+    *("model.embed_vision.", "embed_audio.", "model.embed_audio."),
 )
 MTP_PREFIX = "mtp."  # multi-token prediction layer
 # Norms that Hugging Face stores as w and applies as 1 + w.
@@ -78,10 +85,18 @@ def text_tensor_name(name: str) -> str:
 def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str, str]:
     """Maps the names of MLX's text model to tensor names in the checkpoint."""
     names: dict[str, str] = {}
+    # Projections that Hugging Face stores although their layers read another layer's keys.
+    unused = {
+        f"model.layers.{index}.self_attn.{part}.{array}"
+        for index in range(config.num_hidden_layers)
+        for part in ("k_proj", "v_proj", "k_norm")
+        for array in QUANTIZED_ARRAYS
+        if config.kv_source(index) != index
+    }
     for name in stored:
         text_name = text_tensor_name(name)
         is_unused_mtp = text_name.startswith(MTP_PREFIX) and not config.has_mtp
-        if name.startswith(VISION_PREFIXES) or is_unused_mtp:
+        if name.startswith(VISION_PREFIXES) or is_unused_mtp or text_name in unused:
             continue
         other = names.setdefault(text_name, name)
         if other != name:
@@ -98,6 +113,7 @@ def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
         _convert_gpt_oss(weights, config)
     else:
         _split_gate_up(weights, config)
+    _split_rows(weights, config)
     if config.delta_net is not None:
         split_fused_projections(weights, config.delta_net)
         if _convert_convolutions(weights, config.delta_net):
@@ -109,7 +125,12 @@ def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
 def split_names(path: str) -> tuple[str, ...]:
     """Layers that a fused layer splits into; (path,) for any other layer."""
     parent, _, name = path.rpartition(".")
-    parts = {"in_proj_qkvz": ("in_proj_qkv", "in_proj_z"), "in_proj_ba": ("in_proj_b", "in_proj_a")}
+    parts = {
+        "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+        "in_proj_ba": ("in_proj_b", "in_proj_a"),
+        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+        "gate_up_proj": ("gate_proj", "up_proj"),
+    }
     return tuple(f"{parent}.{part}" for part in parts[name]) if name in parts else (path,)
 
 
@@ -125,24 +146,27 @@ def converted_quantization(quantization: Mapping[str, Any] | None) -> Mapping[st
 
 def stack_experts(weights: dict[str, mx.array], config: DecoderConfig) -> None:
     """Stacks matrices such as `mlp.experts.3.up_proj.weight`, or their shards, in place."""
-    for mlp, number in _moe_layers(config):
+    number = 0 if config.experts is None else config.experts.num_experts
+    for experts, target in _moe_layers(config):
         for name in PROJECTIONS:
             for part in QUANTIZED_ARRAYS:
-                all_names = (f"{mlp}.experts.{e}.{name}.{part}" for e in range(number))
+                all_names = (f"{experts}.{e}.{name}.{part}" for e in range(number))
                 names = list(takewhile(weights.__contains__, all_names))
                 if len(names) == number:
                     stacked = mx.stack([weights.pop(each) for each in names])
-                    weights[f"{mlp}.switch_mlp.{name}.{part}"] = stacked
+                    weights[f"{target}.{name}.{part}"] = stacked
 
 
-def _moe_layers(config: DecoderConfig) -> list[tuple[str, int]]:
-    """(path, number of experts) of each mixture of experts."""
+def _moe_layers(config: DecoderConfig) -> list[tuple[str, str]]:
+    """(path of the experts in Hugging Face's layout, in MLX's) of each mixture of experts."""
     if config.experts is None:
         return []
     layers = [f"model.layers.{index}" for index in sorted(config.experts.layers)]
     if config.has_mtp:
         layers.append("mtp.layers.0")
-    return [(f"{layer}.mlp", config.experts.num_experts) for layer in layers]
+    if config.experts.beside_mlp:
+        return [(f"{layer}.experts", f"{layer}.experts.switch_glu") for layer in layers]
+    return [(f"{layer}.mlp.experts", f"{layer}.mlp.switch_mlp") for layer in layers]
 
 
 def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
@@ -150,20 +174,39 @@ def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
 
     Qwen3-VL's checkpoints on the hub have the transposed matrices, X×E×2I and X×I×E.
     """
-    for mlp, _ in _moe_layers(config):
+    for experts, target in _moe_layers(config):
         assert config.experts is not None
         E, I = config.hidden_size, config.experts.intermediate_size
         for fused, O, inputs in (("gate_up_proj", 2 * I, E), ("down_proj", E, I)):
-            matrices = weights.get(f"{mlp}.experts.{fused}")
+            matrices = weights.get(f"{experts}.{fused}")
             if matrices is None or sorted(matrices.shape[1:]) != sorted((O, inputs)):
                 continue  # a wrong shape is reported later, under the fused name
-            del weights[f"{mlp}.experts.{fused}"]
+            del weights[f"{experts}.{fused}"]
             is_vl = config.model_type.startswith("qwen3_vl")
             if is_vl if inputs == O else matrices.shape[1] == inputs:
                 matrices = matrices.swapaxes(1, 2)
             parts = ("gate_proj", "up_proj") if fused == "gate_up_proj" else (fused,)
             for part, matrix in zip(parts, mx.split(matrices, len(parts), axis=1), strict=True):
-                weights[f"{mlp}.switch_mlp.{part}.weight"] = matrix
+                weights[f"{target}.{part}.weight"] = matrix
+
+
+def _split_rows(weights: dict[str, mx.array], config: DecoderConfig) -> None:
+    """Splits Phi-3's fused projections, whose rows are those of one layer after the other."""
+    queries, keys = (
+        heads * config.head_dim
+        for heads in (config.num_attention_heads, config.num_key_value_heads)
+    )
+    ends = {
+        "self_attn.qkv_proj": [queries, queries + keys],
+        "mlp.gate_up_proj": [config.intermediate_size],
+    }
+    for index in range(config.num_hidden_layers):
+        for fused, splits in ends.items():
+            path = f"model.layers.{index}.{fused}"
+            for part in QUANTIZED_ARRAYS:
+                if (rows := weights.pop(f"{path}.{part}", None)) is not None:
+                    for name, each in zip(split_names(path), mx.split(rows, splits), strict=True):
+                        weights[f"{name}.{part}"] = each
 
 
 def _convert_gpt_oss(weights: dict[str, mx.array], config: DecoderConfig) -> None:

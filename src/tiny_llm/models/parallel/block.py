@@ -12,7 +12,8 @@ from typing import Any
 import mlx.core as mx
 
 from ...kernels.graph_capture import CapturedFunction
-from ...kv_storage.step_plan import AttentionMetadata, CosSin, LayerCacheView
+from ...kv_storage.layer_cache import LayerCacheView
+from ...kv_storage.step_plan import AttentionMetadata, CosSin
 from ..families.decoder import Attention, DecoderBlock
 from ..families.linear import AdapterBatch
 from .layers import all_reduce

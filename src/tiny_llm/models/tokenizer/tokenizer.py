@@ -16,11 +16,10 @@ from ...errors import UserError
 from ..checkpoint.tokenizer_config import SPECIAL_TOKEN_FIELDS, token_text
 from .chat_template import choose_template, find_chat_template, render_template
 from .detokenizer import StreamingDetokenizer, TokenDecoder
+from .think_tags import DEFAULT_TAGS, think_tags
 
 # Disables the library's threads, which do not speed up batches of one and cause warnings in forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-THINK_TAGS = {"<think>", "</think>"}
 
 # `apply_chat_template` arguments that only `transformers` implements.
 TRANSFORMERS_ONLY_ARGUMENTS = {
@@ -46,7 +45,6 @@ class Tokenizer:
     ):
         self.eos_token_ids = eos_token_ids
         self.chat_template = find_chat_template(folder, config)
-        self.has_thinking = all(tokenizer.token_to_id(token) is not None for token in THINK_TAGS)
         self._tokenizer = tokenizer
         self._decoder = TokenDecoder.of(tokenizer.decoder)
         self._named_tokens = {
@@ -62,6 +60,12 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self.chat_template is not None
+
+    @property
+    def has_thinking(self) -> bool:
+        """Whether the chat template has tags of its own, or the vocabulary the usual ones."""
+        is_known = all(self._tokenizer.token_to_id(tag) is not None for tag in DEFAULT_TAGS)
+        return is_known or think_tags(self) != DEFAULT_TAGS
 
     @property
     def backend_tokenizer(self) -> tokenizers.Tokenizer:

@@ -1,13 +1,13 @@
 """Streaming output parser of gpt-oss's messages: channels instead of `<think>`.
 
-The output starts with the header of a message; see `engine/tool_calls/harmony.py`. Messages on the
-channel `analysis`, or to built-in tools, are reasoning.
+The output starts with the header of a message; see `engine/tool_calls/formats/harmony.py`. Messages
+on the channel `analysis`, or to built-in tools, are reasoning.
 """
 
 from typing import Any
 
 from ...engine.tool_calls.format import ToolCallFormat
-from ...engine.tool_calls.harmony import (
+from ...engine.tool_calls.formats.harmony import (
     CHANNEL,
     CONSTRAIN,
     MESSAGE,
@@ -16,6 +16,7 @@ from ...engine.tool_calls.harmony import (
     HarmonyFormat,
     MessageHeader,
 )
+from ...models.tokenizer.think_tags import DEFAULT_TAGS
 from .output_parser import OutputParser, ParsedDelta, ReasoningDelta, TextDelta, _State
 from .tool_calls import ToolCallOptions, ToolCallReader
 
@@ -29,11 +30,12 @@ def make_output_parser(
     reasoning_open: bool,
     tool_calls: ToolCallOptions | None,
     starts_message: bool = True,
+    think_tags: tuple[str, str] = DEFAULT_TAGS,
 ) -> OutputParser:
     """Returns the parser for a model's format; `starts_message`: see `HarmonyParser`."""
     if isinstance(tool_call_format, HarmonyFormat):
         return HarmonyParser(tool_calls, starts_message)
-    return OutputParser(thinking_enabled, reasoning_open, tool_calls)
+    return OutputParser(thinking_enabled, reasoning_open, tool_calls, think_tags)
 
 
 class HarmonyParser(OutputParser):

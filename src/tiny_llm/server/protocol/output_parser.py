@@ -1,8 +1,8 @@
 """Streaming output parser: splits text into reasoning, content, tool calls.
 
-A thinking model writes `<think>…</think>` before the content; the chat template may have opened or
-closed the tag already. The format of tool calls depends on the model (`engine/tool_calls`); in some
-formats, a call also ends the reasoning.
+A thinking model writes `<think>…</think>`, or other tags, before the content; the chat template may
+have opened or closed the tag already. The format of tool calls depends on the model
+(`engine/tool_calls`); in some formats, a call also ends the reasoning.
 
 Text that may be the start of a tag is held back until the ambiguity is resolved.
 
@@ -19,9 +19,8 @@ from enum import StrEnum
 from functools import cache
 
 from ...engine.tool_calls.text_source import MalformedCallError
+from ...models.tokenizer.think_tags import DEFAULT_TAGS
 from .tool_calls import ToolCallDelta, ToolCallOptions, ToolCallReader
-
-THINK_TAG, THINK_END_TAG = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,7 @@ class OutputParser:
         thinking_enabled: whether the text may start with `<think>`.
         reasoning_open: whether the prompt ends inside `<think>`.
         tool_calls: how to parse tool calls; None if calls are impossible.
+        think_tags: tags around the reasoning, `<think>` and `</think>` by default.
 
     Attributes:
         has_incomplete_call: whether a tool call was truncated or malformed.
@@ -90,7 +90,9 @@ class OutputParser:
         thinking_enabled: bool,
         reasoning_open: bool,
         tool_calls: ToolCallOptions | None = None,
+        think_tags: tuple[str, str] = DEFAULT_TAGS,
     ):
+        self.think_tag, self.think_end_tag = think_tags
         self.has_incomplete_call = False
         self.num_fed = 0
         self.content_start: int | None = None
@@ -171,10 +173,10 @@ class OutputParser:
         """Detects `<think>`, which is a tag only at the start of the completion."""
         # [task 5.5.2 start]
         text = self._buffer.lstrip()
-        if text.startswith(THINK_TAG):
-            self._buffer = text[len(THINK_TAG) :]
+        if text.startswith(self.think_tag):
+            self._buffer = text[len(self.think_tag) :]
             self._enter(_State.REASONING)
-        elif text and not THINK_TAG.startswith(text):
+        elif text and not self.think_tag.startswith(text):
             self._state = _State.CONTENT
         else:
             return False
@@ -182,7 +184,7 @@ class OutputParser:
         # [/task 5.5.2 start]
 
     def _parse_reasoning_until_call(self, deltas: list[ParsedDelta]) -> bool:
-        pattern, end = self._reasoning_call, self._buffer.find(THINK_END_TAG)
+        pattern, end = self._reasoning_call, self._buffer.find(self.think_end_tag)
         call = None if pattern is None else pattern.search(self._buffer)
         if call is None or 0 <= end < call.start():
             return self._parse_reasoning(deltas)
@@ -201,14 +203,14 @@ class OutputParser:
         """Emits the reasoning, up to `</think>`."""
         # [task 5.5.2 reasoning]
         self._skip_space()
-        reasoning, tag, rest = self._buffer.partition(THINK_END_TAG)
+        reasoning, tag, rest = self._buffer.partition(self.think_end_tag)
         if tag:
             self._buffer = rest
             if reasoning.rstrip():
                 deltas.append(ReasoningDelta(reasoning.rstrip()))
             self._enter(_State.CONTENT)
             return True
-        self._emit(deltas, ReasoningDelta, (THINK_END_TAG,))
+        self._emit(deltas, ReasoningDelta, (self.think_end_tag,))
         return False
         # [/task 5.5.2 reasoning]
 

@@ -10,15 +10,16 @@ from typing import Any, TypeVar
 from ...engine.inputs.chat_template import render_chat
 from ...engine.inputs.limits import PromptTooLongError, encode_text
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
-from ...engine.tool_calls.harmony import HarmonyFormat
+from ...engine.tool_calls.formats.harmony import HarmonyFormat
 from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import check_token_ids, short_repr
+from ...models.tokenizer.think_tags import think_tags
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
 from ..http.errors import ApiError, bad_request, context_length_error, user_errors_as_400
 from ..http.ignored_fields import MAX_NAME_CHARS, ignore_fields
 from ..http.unsupported import warn_once
 from .harmony_parser import make_output_parser
-from .output_parser import THINK_TAG, OutputParser
+from .output_parser import OutputParser
 from .tool_calls import ToolCallOptions
 
 T = TypeVar("T")
@@ -127,7 +128,7 @@ class PromptRenderer:
             text = _truncate_at_marker(text)
             return ChatPrompt(self.encode(text, add_special_tokens), False, False)
         token_ids = self.encode(text, add_special_tokens)
-        reasoning_open = text.rstrip().endswith(THINK_TAG)
+        reasoning_open = text.rstrip().endswith(think_tags(self.tokenizer)[0])
         has_thinking = bool(getattr(self.tokenizer, "has_thinking", False))
         always_thinks = isinstance(self._tool_call_format, HarmonyFormat)
         if given.get(THINKING_VARIABLE) and not (has_thinking or always_thinks):
@@ -151,6 +152,7 @@ class PromptRenderer:
             prompt.reasoning_open,
             options if tools else None,
             starts_message=prompt.template_input is not None,
+            think_tags=think_tags(self.tokenizer),
         )
 
     def next_turn_prefix(self, before: ChatTemplateInput, completion: str) -> list[int]:

@@ -13,7 +13,7 @@ Source: OpenAI, "OpenAI Harmony Response Format" (2025).
 import re
 from dataclasses import dataclass
 
-from .format import (
+from ..format import (
     CallGrammar,
     Functions,
     SpecialTokens,
@@ -24,8 +24,15 @@ from .format import (
     text_until,
     text_without,
 )
-from .json_calls import argument_schemas, parse_arguments
-from .text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
+from ..json_calls import argument_schemas, parse_arguments
+from ..text_source import (
+    ArgumentsDelta,
+    CallEnd,
+    CallStart,
+    Events,
+    MalformedCallError,
+    TextSource,
+)
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL = "<|end|>", "<|call|>"

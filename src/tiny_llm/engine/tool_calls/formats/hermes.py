@@ -7,9 +7,9 @@
 The end tag may be missing, as in vLLM.
 """
 
-from .format import CallGrammar, Functions, ToolCallFormat, ToolCallRules, tag, tagged_grammar
-from .json_calls import argument_schemas, json_call_rule, parse_json_call
-from .text_source import Events, MalformedCallError, TextSource
+from ..format import CallGrammar, Functions, ToolCallFormat, ToolCallRules, tag, tagged_grammar
+from ..json_calls import argument_schemas, json_call_rule, parse_json_call
+from ..text_source import Events, MalformedCallError, TextSource
 
 START, END = "<tool_call>", "</tool_call>"
 

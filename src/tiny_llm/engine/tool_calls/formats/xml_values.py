@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any
 
-from .format import literal
-from .text_source import MalformedCallError, TextSource
+from ..format import literal
+from ..text_source import MalformedCallError, TextSource
 
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 FUNCTION_END, CALL_END = "</function>", "</tool_call>"

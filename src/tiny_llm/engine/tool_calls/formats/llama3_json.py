@@ -9,10 +9,10 @@ accepts several, separated by `; ` as in vLLM; the grammar allows only one.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .format import CallGrammar, Function, Functions, ToolCallFormat, ToolCallRules
-from .json_calls import argument_schemas, json_call_rule, parse_json_call
-from .text_source import Events, MalformedCallError, TextSource
-from .tool_schema import DEFINITIONS, parameters_of
+from ..format import CallGrammar, Function, Functions, ToolCallFormat, ToolCallRules
+from ..json_calls import argument_schemas, json_call_rule, parse_json_call
+from ..text_source import Events, MalformedCallError, TextSource
+from ..tool_schema import DEFINITIONS, parameters_of
 
 PYTHON_TAG = "<|python_tag|>"
 # Text that does not start like a call.

@@ -11,7 +11,7 @@ import secrets
 import string
 from dataclasses import replace
 
-from .format import (
+from ..format import (
     CallGrammar,
     Functions,
     ToolCallFormat,
@@ -20,8 +20,8 @@ from .format import (
     tag,
     tagged_grammar,
 )
-from .json_calls import argument_schemas, json_call_rule, parse_arguments, parse_json_call
-from .text_source import CallStart, Events, MalformedCallError, TextSource
+from ..json_calls import argument_schemas, json_call_rule, parse_arguments, parse_json_call
+from ..text_source import CallStart, Events, MalformedCallError, TextSource
 
 START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID_LENGTH = 9

@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .format import (
+from ..format import (
     ANY_TEXT,
     CallGrammar,
     Function,
@@ -28,8 +28,8 @@ from .format import (
     tagged_grammar,
     text_until,
 )
-from .text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
-from .tool_schema import (
+from ..text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
+from ..tool_schema import (
     DEFINITIONS,
     accepts_any_name,
     parameters_of,
