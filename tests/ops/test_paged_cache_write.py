@@ -83,6 +83,21 @@ def test_donated_pool_is_not_copied():
     assert pages[1, :, 13].tolist() == [[1.0] * 64] * 2
 
 
+def test_views_of_a_pool_are_written_in_place(dtype):
+    """Layers with rows of different sizes write different pages of one pool."""
+    pool = mx.zeros((4, 128), dtype)
+    views = [pool.reshape(4, 2, 8, 8), pool.reshape(4, 1, 4, 32)]
+    mx.eval(views)
+    for page, (index, shape) in enumerate(((0, (2, 2, 8)), (1, (2, 1, 32)), (0, (2, 2, 8)))):
+        slots = mx.arange(2, dtype=mx.int32) + page * views[index].shape[2]
+        tokens = random(*shape, dtype=dtype)
+        views[index] = kernels.paged_cache_write(views[index], tokens, slots, overwrite=True)
+        mx.eval(views)
+    first, second = (as_numpy(view).reshape(4, 128) for view in views)
+    np.testing.assert_array_equal(first, second)
+    assert [bool(row.any()) for row in first] == [True, True, True, False]
+
+
 def test_shared_pool_is_unchanged():
     old = random(3, 2, 4, 8)
     copy = as_numpy(old).copy()

@@ -12,6 +12,8 @@ import tokenizers
 
 from tests.models.tokenizer.test_tokenizer import segments
 from tests.real.conftest import artifact_folder
+from tiny_llm.models.gguf.reader import open_gguf
+from tiny_llm.models.gguf.tokenizer import gguf_tokenizer
 from tiny_llm.models.tokenizer.loader import open_tokenizer
 from tools.real_artifacts import TOKENIZERS
 
@@ -133,6 +135,16 @@ def test_smollm2(tmp_path):
     check_texts(tmp_path)
     ids = open_tokenizer(tmp_path, {}).encode(EXAMPLE)
     assert ids[2:4] == [905, 8866], "llama.cpp: a double line break is one token"
+
+
+def test_gemma3_from_gguf(tmp_path):
+    """Gemma 3's tokenizer, rebuilt from its GGUF file. llama.cpp has the same ids."""
+    file = tmp_path / "gemma3.gguf"
+    parts = [next(artifact_folder(f"gemma3-part{part}").iterdir()) for part in range(1, 5)]
+    file.write_bytes(b"".join(part.read_bytes() for part in parts))
+    ours, raw = gguf_tokenizer(open_gguf(file)), load_raw(artifact_folder("tokenizer-gemma3"))
+    for text, encoding in zip(texts(), raw.encode_batch(texts()), strict=True):
+        assert ours.encode(text) == encoding.ids, repr(text)
 
 
 @pytest.mark.parametrize(("name", "vocabulary"), [("qwen3", "qwen2"), ("llama3", "llama-bpe")])

@@ -162,7 +162,8 @@ def test_task_1_storage_is_written_in_place():
     before = mx.get_active_memory()
     storage = model.create_paged_storage(2048)
     grown = mx.get_active_memory() - before
-    alignment = len(storage.arrays) * resource.getpagesize()  # each array starts at a memory page
+    # Each array starts at a memory page and has space to end at one.
+    alignment = len(storage.arrays) * 2 * resource.getpagesize()
     # MLX allocates a few small internal arrays.
     assert 0 <= grown - 2048 * 16 * model.kv_bytes_per_token < alignment + 4096
     assert storage.nbytes == 0, "no page has been written"

@@ -101,7 +101,8 @@ void CommandEncoder::dispatch_threadgroups(MTL::Size grid, MTL::Size group) {
     command_ = {};
 }
 
-void CommandEncoder::begin(const std::string& operation, const std::vector<array>& inputs) {
+void CommandEncoder::begin(const std::string& operation, const std::vector<array>& inputs,
+                           bool shares) {
     operation_ = operation;
     first_command_ = commands_.size();
     may_overwrite_.clear();
@@ -112,7 +113,7 @@ void CommandEncoder::begin(const std::string& operation, const std::vector<array
         if (retained != retained_.end()) {
             retained->second.data = nullptr;
         }
-        may_overwrite_.push_back(input.is_donatable());
+        may_overwrite_.push_back(input.is_donatable() || (shares && may_overwrite_.empty()));
         if (retained != retained_.end()) {
             retained->second.data = input.data_shared_ptr();
         }

@@ -3,6 +3,7 @@
 #include <exception>
 #include <mutex>
 
+#include "common/capturable.h"
 #include "common/gpu.h"
 #include "mlx/backend/metal/device.h"
 
@@ -25,7 +26,9 @@ void EmulatedNode::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array
     mx::synchronize();
     auto& encoder = mx::metal::get_command_encoder(stream());
     try {
-        encoder.begin(name(), inputs);
+        const auto* capturable = dynamic_cast<const Capturable*>(operation_.get());
+        encoder.begin(name(), inputs,
+                      capturable != nullptr && capturable->overwrites_shared_memory());
         operation_->eval_gpu(inputs, outputs);
         encoder.end(inputs, outputs);
     } catch (const std::exception& error) {

@@ -134,10 +134,12 @@ void check_split(const Problem& problem, SplitKernel kernel) {
     }
 }
 
-// Compares a kernel with the reference for L queries with a sliding window over S keys. The keys
-// are in pages of 16, in reverse order; pages entirely before the window are missing.
+// Compares a kernel with the reference for L queries with a sliding window over S keys, and with
+// attention sinks. The keys are in pages of 16, in reverse order; pages entirely before the window
+// are missing.
 void check_window(InstructionSet set, int64_t L, int64_t S, int64_t D, int64_t window,
-                  Format format) {
+                  Format format, bool has_sinks) {
+    constexpr float SINKS[] = {-30, -1, 0, 1, 3, 30};
     constexpr int64_t H = 2, H_q = 6, PAGE = 16;
     Random random(S * 1000 + D + window);
     const int64_t pages = (S + PAGE - 1) / PAGE;
@@ -164,6 +166,7 @@ void check_window(InstructionSet set, int64_t L, int64_t S, int64_t D, int64_t w
                                        .key_pages = keys.data(),
                                        .value_pages = values.data(),
                                        .out = out[variant].data(),
+                                       .sinks = has_sinks ? SINKS : nullptr,
                                        .query_head_stride = D,
                                        .query_token_stride = H_q * D,
                                        .week4_kernel = {}};
@@ -203,7 +206,8 @@ KERNEL_TEST(windowed_attention_matches_reference) {
         for (int64_t S : {20, 140}) {
             for (int64_t window : {1, 17, 64, 500}) {
                 for (Format format : FORMATS) {
-                    check_window(set, L, S, 40, window, format);
+                    check_window(set, L, S, 40, window, format, false);
+                    check_window(set, L, S, 40, window, format, true);
                 }
             }
         }

@@ -46,8 +46,8 @@ class Wrong:
 def read_mistakes() -> Iterator[Wrong]:
     for path in sorted(Path(__file__).parent.glob("week_*.diff")):
         for block, description, find, replace in read_substitutions(path):
-            what, _, noticed_by = description.removesuffix(")").partition(" (noticed by ")
-            yield Wrong(block, what, find, replace, noticed_by or None)
+            what, _, noticed_by = description.partition(" (noticed by ")
+            yield Wrong(block, what, find, replace, noticed_by.removesuffix(")") or None)
 
 
 WRONG = list(read_mistakes())

@@ -69,6 +69,11 @@ def parse(text, size=1000, is_stream=False, starts_message=True, tools=(ADD,)):
         (f"{THOUGHT}{RENDERED_CALL}<|call|>", ("I add.", "", [ADD_5])),
         (f"{RENDERED_CALL}<|end|><|start|>assistant{CALL}", ("", "", [ADD_5, ADD_5])),
         (f"{CALL}<|call|><|start|>assistant{FINAL}Done.", ("", "Done.", [ADD_5])),
+        ("<|channel|>commentary to=functions.stop<|message|>", ("", "", [("stop", {})])),
+        (
+            f"<|channel|>commentary to=functions.stop<|message|><|call|><|start|>assistant{CALL}",
+            ("", "", [("stop", {}), ADD_5]),
+        ),
         (f"{THOUGHT}{THOUGHT}{FINAL}5", ("I add.\n\nI add.", "5", [])),
         # Commentary without a recipient is for the user, unlike messages to built-in tools.
         (

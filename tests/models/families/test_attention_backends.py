@@ -33,7 +33,7 @@ def test_gathered_and_paged_attention_are_bitwise_equal(config, run):
 @pytest.mark.parametrize("config", [FAMILIES["qwen3"], MIXTURE], ids=["qwen3", "qwen3_moe"])
 def test_engine_output_with_each_backend(demo, config, backend, monkeypatch):
     calls = []
-    for name in ("flash_attention", "paged_attention_varlen_reference"):
+    for name in ("_attend_sequence", "paged_attention_varlen_reference"):
         function = getattr(attention_backends, name)
 
         def watched(*args, name=name, function=function):
@@ -50,7 +50,7 @@ def test_engine_output_with_each_backend(demo, config, backend, monkeypatch):
         llm = LLM(pair, block_size=16, attention_backend=chosen)
         outputs.append([o.token_ids for o in llm.generate(prompts, params, use_tqdm=False)])
     assert outputs[0] == outputs[1]
-    expected = "flash_attention" if backend == "flash" else "paged_attention_varlen_reference"
+    expected = "_attend_sequence" if backend == "flash" else "paged_attention_varlen_reference"
     assert set(calls) == {expected}
 
 

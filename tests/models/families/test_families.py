@@ -437,7 +437,7 @@ def test_experts_are_prepacked_if_supported():
     config = {**MIXTURE, "quantization": {"mode": "mxfp4"}}
     layer = serving_model("it", random_checkpoint(config), page_size=16).layers[0].mlp
     assert layer.experts.up.weight.weight.shape == (6, 64 // rows, 16, rows)
-    assert layer.experts.down.scales.shape == (6, 128 // rows, 2, rows)
+    assert layer.experts.down.weight.scales.shape == (6, 128 // rows, 2, rows)
 
 
 def test_hugging_face_experts_are_stacked(tmp_path):

@@ -15,7 +15,7 @@ request's state is a set of half-open intervals over its tokens:
                 [num_shared, len(page_ids))        owned by this request alone
 
 With several KV cache groups or a sliding window, block i has several pages or none, of which each
-group has [num_freed, num_allocated) (`kv_groups.py`).
+group has [num_freed, num_allocated) (`kv_groups`).
 """
 
 from array import array

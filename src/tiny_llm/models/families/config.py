@@ -115,7 +115,8 @@ class DecoderConfig:
     local_rope: LocalRope | None = None
     embedding_scale: float = 1.0  # factor of embeddings, rounded to their dtype
     attention_scale: float | None = None  # factor of attention scores; None for 1/√head_dim
-    residual_multiplier: float = 1.0  # factor of the outputs of attention and MLP
+    # The decoder divides the sum of embedding and updates by this, which norms undo.
+    residual_divisor: float = 1.0
     logits_scaling: float = 1.0  # divisor of logits
     activation: Activation = "silu"  # of the MLP's gate
     post_norms: bool = False  # whether outputs of attention and MLP are normalized
@@ -156,8 +157,8 @@ class DecoderConfig:
 
     @property
     def residual_eps(self) -> float:
-        """Epsilon of norms of the residual stream, which `Decoder` divides by the multiplier."""
-        return self.rms_norm_eps / self.residual_multiplier**2
+        """Epsilon of norms of the divided sum."""
+        return self.rms_norm_eps / self.residual_divisor**2
 
     @property
     def num_kv_layers(self) -> int:

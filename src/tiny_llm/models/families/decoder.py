@@ -174,16 +174,16 @@ class DecoderBlock:
         self.post_attention_norm: mx.array | None = None
         self.post_mlp_norm: mx.array | None = None
         if config.post_norms:
-            self.post_attention_norm = norm("post_attention_layernorm")
+            self.post_attention_norm = norm("post_attention_layernorm") / config.residual_divisor
             self.mlp_norm = norm("pre_feedforward_layernorm")
-            self.post_mlp_norm = norm("post_feedforward_layernorm")
+            self.post_mlp_norm = norm("post_feedforward_layernorm") / config.residual_divisor
         else:
             self.mlp_norm = norm("post_attention_layernorm")
         self.per_layer: PerLayerUpdate | None = None
         if config.per_layer_inputs is not None:
             self.per_layer = PerLayerUpdate(config, index, layer, dtype)
         self.scalar = float(layer.layer_scalar.item()) if config.layer_scalars else None
-        self.eps = config.residual_eps
+        self.eps, self.post_eps = config.residual_eps, config.rms_norm_eps
         self.rope = config.rope_of(index)
 
     def __call__(
@@ -209,7 +209,7 @@ class DecoderBlock:
 
     def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
         if self.post_attention_norm is not None:
-            update = kernels.rms_norm(update, self.post_attention_norm, self.eps)
+            update = kernels.rms_norm(update, self.post_attention_norm, self.post_eps)
         x, normed = kernels.add_rms_norm(x, update, self.mlp_norm, self.eps)
         update = self.mlp(normed)
         return x, update if self.experts is None else self.experts(x, update)
@@ -219,7 +219,7 @@ class DecoderBlock:
     ) -> tuple[mx.array, mx.array | None]:
         """Computes (x, update) of the block's output, x + update, from `feed_forward`'s."""
         if self.post_mlp_norm is not None:
-            update = kernels.rms_norm(update, self.post_mlp_norm, self.eps)
+            update = kernels.rms_norm(update, self.post_mlp_norm, self.post_eps)
         if self.per_layer is not None and per_layer_inputs is not None:
             x = kernels.scaled_sum(x, update, 1.0)
             update = self.per_layer(x, per_layer_inputs)
@@ -381,9 +381,8 @@ class Decoder:
         x = self.embedding(ids[None]).astype(self.dtype)
         if self.config.embedding_scale != 1:
             x = x * mx.array(self.config.embedding_scale, self.dtype)
-        if self.config.residual_multiplier != 1:
-            # Norms do not depend on the scale of x, so dividing x replaces multiplying each update.
-            x = (x.astype(mx.float32) / self.config.residual_multiplier).astype(self.dtype)
+        if self.config.residual_divisor != 1:
+            x = (x.astype(mx.float32) / self.config.residual_divisor).astype(self.dtype)
         others = [] if self.per_layer_inputs is None else [self.per_layer_inputs(ids[None], x)]
         return self._features(x, batch, rows, storage, *others)
 

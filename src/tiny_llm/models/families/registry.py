@@ -65,6 +65,7 @@ class Family:
     attention_sinks: bool = False
     scales_embeddings: bool = False  # by the square root of their size
     exceeds_float16: bool = False  # see `DecoderConfig`
+    residual_divisor: float = 1.0  # the same
     # Default RoPE base of layers with a window; None if all layers have the same RoPE.
     local_rope_theta: float | None = None
     # Fields in `UNSUPPORTED` that the family implements.
@@ -94,7 +95,7 @@ GEMMA3 = Family(
     post_norms=True,
     activation="gelu_tanh",
     scales_embeddings=True,
-    exceeds_float16=True,
+    residual_divisor=64.0,  # of sums up to 10⁵, which would overflow float16
     local_rope_theta=10_000.0,
     supported_fields=("query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern"),
     defaults={
@@ -134,7 +135,7 @@ GPT_OSS = Family(
     bias="switched",
     window="pattern",
     has_experts=True,
-    norm_topk_prob=True,
+    norm_topk_prob=True,  # the softmax over the selected logits is the same
     activation="swigluoai",
     expert_bias=True,
     attention_sinks=True,
@@ -153,6 +154,8 @@ GPT_OSS = Family(
 GEMMA4 = replace(
     GEMMA3,
     zero_centered_norms=False,
+    residual_divisor=1.0,
+    exceeds_float16=True,
     supported_fields=(
         *("query_pre_attn_scalar", "sliding_window_pattern", "final_logit_softcapping"),
         *("num_kv_shared_layers", "hidden_size_per_layer_input", "use_bidirectional_attention"),
@@ -287,7 +290,9 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         embedding_scale=E**0.5
         if family.scales_embeddings
         else _multiplier(fields, family, "embedding_multiplier"),
-        residual_multiplier=_multiplier(fields, family, "residual_multiplier"),
+        # Dividing the sum replaces multiplying each update.
+        residual_divisor=family.residual_divisor
+        * _multiplier(fields, family, "residual_multiplier"),
         logits_scaling=_multiplier(fields, family, "logits_scaling"),
         attention_scale=_attention_scale(fields, family),
         activation=family.activation,

@@ -216,13 +216,13 @@ def _convert_gpt_oss(weights: dict[str, mx.array], config: DecoderConfig) -> Non
     without a suffix are transposed: X×I×O.
     """
     suffixes = {"": "weight", "_blocks": "weight", "_scales": "scales", "_bias": "bias"}
-    for mlp, _ in _moe_layers(config):
+    for experts, target in _moe_layers(config):
         for fused, parts in (
             ("gate_up_proj", ("gate_proj", "up_proj")),
             ("down_proj", ("down_proj",)),
         ):
             for suffix, kind in suffixes.items():
-                array = weights.pop(f"{mlp}.experts.{fused}{suffix}", None)
+                array = weights.pop(f"{experts}.{fused}{suffix}", None)
                 if array is None:
                     continue
                 if suffix == "_blocks":
@@ -231,7 +231,7 @@ def _convert_gpt_oss(weights: dict[str, mx.array], config: DecoderConfig) -> Non
                     array = array.swapaxes(1, 2)
                 for index, part in enumerate(parts):
                     rows = mx.contiguous(array[:, index :: len(parts)])
-                    weights[f"{mlp}.switch_mlp.{part}.{kind}"] = rows
+                    weights[f"{target}.{part}.{kind}"] = rows
 
 
 def split_fused_projections(weights: dict[str, mx.array], config: DeltaNetConfig) -> None:

@@ -25,7 +25,14 @@ from ..format import (
     text_without,
 )
 from ..json_calls import argument_schemas, parse_arguments
-from ..text_source import CallStart, Events, MalformedCallError, TextSource
+from ..text_source import (
+    ArgumentsDelta,
+    CallEnd,
+    CallStart,
+    Events,
+    MalformedCallError,
+    TextSource,
+)
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL = "<|end|>", "<|call|>"
@@ -74,17 +81,23 @@ class HarmonyFormat(ToolCallFormat):
             raise MalformedCallError
         yield from source.accept(MESSAGE)
         yield from source.skip_space()
-        if not source.buffer.startswith("{"):
+        if source.buffer.startswith("{"):
+            yield CallStart(name)
+            yield from parse_arguments(source)
+            yield from source.skip_space()
+            yield from source.accept(CALL, END)
+            return
+        has_ended = (yield from source.accept(CALL, END)) or not source.buffer
+        if not has_ended or source.is_truncated:
             raise MalformedCallError
-        yield CallStart(name)
-        yield from parse_arguments(source)
-        yield from source.skip_space()
-        yield from source.accept(CALL, END)
+        yield CallStart(name)  # without arguments
+        yield ArgumentsDelta("{}")
+        yield CallEnd()
 
     def grammar(self, rules: ToolCallRules) -> CallGrammar:
         """Includes the reasoning. `<|call|>` ends the output, so calls are never parallel."""
         tokens = rules.special_tokens
-        final = f'{tag(CHANNEL, tokens)} "final" {tag(MESSAGE, tokens)}'
+        final = _header("final", tokens)
         lark, start = _thoughts(tokens), "start: thought* call"
         match rules.choice:
             case "structured":
@@ -103,7 +116,7 @@ class HarmonyFormat(ToolCallFormat):
 
 def structured_grammar(special_tokens: SpecialTokens) -> str:
     """Returns the Lark grammar of reasoning, then `@body` in the channel `final`."""
-    final = f'{tag(CHANNEL, special_tokens)} "final" {tag(MESSAGE, special_tokens)}'
+    final = _header("final", special_tokens)
     return f"start: thought* {final} @body\n{_thoughts(special_tokens)}"
 
 
@@ -113,10 +126,14 @@ def _thoughts(tokens: SpecialTokens) -> str:
 
 def _message(rule: str, channel: str, tokens: SpecialTokens) -> str:
     """Rules for a message on a channel and the start of the next one."""
-    head = f"{tag(CHANNEL, tokens)} {literal(channel)} {tag(MESSAGE, tokens)}"
+    head = _header(channel, tokens)
     return f'{rule}: {head} {rule}_text {tag(START, tokens)} "assistant"\n' + text_until(
         f"{rule}_text", END, tokens
     )
+
+
+def _header(channel: str, tokens: SpecialTokens) -> str:
+    return f"{tag(CHANNEL, tokens)} {literal(channel)} {tag(MESSAGE, tokens)}"
 
 
 def _call_header(name: str, tokens: SpecialTokens) -> str:

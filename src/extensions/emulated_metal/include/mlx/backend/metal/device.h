@@ -98,7 +98,8 @@ class CommandEncoder {
     // commands run in `end` or, with `is_deferred`, in `run`. They throw std::runtime_error for
     // errors that would occur on a real GPU: memory freed before the commands have run, or
     // overwritten while other commands still read it.
-    void begin(const std::string& operation, const std::vector<array>& inputs);
+    // `shares`: whether the first input may be overwritten although other arrays share its memory.
+    void begin(const std::string& operation, const std::vector<array>& inputs, bool shares);
     void end(const std::vector<array>& inputs, const std::vector<array>& outputs);
     void run();
     void discard();  // discards all recorded commands, after an error
