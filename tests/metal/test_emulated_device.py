@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.metal.support import EXTENSION
-from tests.ops.test_fuzz import CASE_OF, OPERATIONS, Arguments, fuzzed, outcome
+from tests.ops.test_fuzz import CASE_OF, NAMES, Arguments, fuzzed, outcome
 from tests.support import assert_close, assert_same_bits, random
 from tests.support import use_emulated_gpu as on_gpu
 from tiny_llm import (
@@ -59,7 +59,7 @@ SLOW_TO_COMPILE = {"matmul", "quantized_matmul", *ATTENTION}
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow) if name in SLOW_TO_COMPILE else name
-        for name in sorted(set(OPERATIONS) - {"argmax"})
+        for name in sorted(set(CASE_OF) & set(NAMES))
     ],
 )
 @fuzzed

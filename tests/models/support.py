@@ -44,6 +44,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {
         **SIZES,
         "model_type": "granite",
+        "attention_bias": False,
+        "mlp_bias": False,
         "embedding_multiplier": 12.0,
         "residual_multiplier": 0.22,
         "attention_multiplier": 0.1,

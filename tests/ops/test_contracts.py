@@ -7,11 +7,11 @@ from types import ModuleType
 import mlx.core as mx
 import pytest
 
-from tests.ops.test_fuzz import OPERATIONS
+from tests.ops.test_fuzz import NAMES
 from tiny_llm import kernels
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_help_shows_the_header_contract(name):
     contract = getattr(kernels.extension(), name).__doc__
     for part in ("Raises ValueError", "stream: stream or device", "More: src/extensions/src/"):

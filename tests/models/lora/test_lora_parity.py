@@ -22,8 +22,10 @@ from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.lora import attach_adapters
 from tiny_llm.models.serving_model import serving_model
 
-# `mlx_lm` has other names for gpt-oss's experts.
-FAMILIES = {name: config for name, config in FAMILIES.items() if name != "gpt_oss"}
+# `mlx_lm` has other names for gpt-oss's experts, and rounds Gemma 3's embedding scale to bfloat16.
+FAMILIES = {
+    name: config for name, config in FAMILIES.items() if name not in ("gpt_oss", "gemma3_text")
+}
 CONFIGS = {**FAMILIES, "moe": MIXTURE, "hybrid": HYBRID, "hybrid_moe": HYBRID_MIXTURE}
 FLOAT32 = {"torch_dtype": "float32"}
 IDS = [3 + position * 7 % 190 for position in range(45)]
