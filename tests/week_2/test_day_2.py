@@ -14,7 +14,7 @@ from tests.ops.quantized_matmul_problems import (
 )
 from tests.support import assert_close, assert_same_bits, random
 from tests.week_2.row_dot import row_dot
-from tiny_llm import QuantizedEmbedding, QuantizedWeights, quantized_linear
+from tiny_llm import QuantizedEmbedding, QuantizedWeights, quantized_linear, quantized_matmul
 
 SHAPES = [  # rows M, inputs I, outputs O
     (1, 128, 64),
@@ -41,6 +41,11 @@ def test_task_0_transposed_and_strided_inputs():
     assert_close(row_dot(x, y), (x * y).sum(axis=-1), "row_dot of strided arrays")
 
 
+def test_task_0_sums_from_the_first_element_to_the_last():
+    x = mx.array([1, 1e8, -1e8])
+    assert row_dot(x, mx.ones(3)).item() == 0, "expected (1 + 1e8) - 1e8, which rounds to 0"
+
+
 def test_task_0_inputs_that_are_not_computed_yet():
     with mx.stream(mx.cpu):
         x = random(300, 300) @ random(300, 300)
@@ -55,8 +60,9 @@ def test_task_0_inputs_that_are_not_computed_yet():
         (mx.ones((2, 3)), mx.ones(3)),
         (mx.array(1.0), mx.array(1.0)),
         (mx.ones(3), mx.ones(3, dtype=mx.float16)),
+        (mx.ones(3, dtype=mx.float16), mx.ones(3, dtype=mx.float16)),
     ],
-    ids=["shapes", "broadcast", "scalars", "dtypes"],
+    ids=["shapes", "broadcast", "scalars", "dtypes", "float16"],
 )
 def test_task_0_errors_are_raised_by_the_call(x, y):
     with pytest.raises(ValueError, match="expected"):
@@ -135,6 +141,10 @@ def test_task_1_quantized_linear(bits, group_size):
     with mx.stream(mx.cpu):
         expected = quantized(x)
     assert_close(quantized_linear(x, weights, quantized.bias), expected, "quantized_linear", 16)
+    assert weights.weight is quantized.weight, "nothing is copied"
+    parts = weights.scales, weights.biases, group_size, bits, x, weights.weight
+    with pytest.raises(ValueError, match="transpose_b"):
+        quantized_matmul(*parts, transpose_b=False)
 
 
 def test_task_1_non_affine_layers():

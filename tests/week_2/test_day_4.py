@@ -19,6 +19,7 @@ from tests.support import (
 from tiny_llm import (
     causal_mask,
     flash_attention,
+    kernels,
     scaled_dot_product_attention_grouped,
 )
 
@@ -148,6 +149,18 @@ def test_task_2_masked_keys_have_no_effect(instruction_set, dtype):
     assert_same_bits(
         evaluated(query, key, value, mask="causal", context_lens=[130]), alone, "context_lens"
     )
+
+
+def test_task_2_sinks_and_strides(instruction_set, dtype):
+    query, key, value = problem(1, 2, 1, 5, 33, 16, dtype=dtype)
+    wide = mx.contiguous(value.swapaxes(1, 2)).swapaxes(1, 2)  # strides unlike the keys'
+    expected = evaluated(query, key, value)
+    assert_same_bits(evaluated(query, key, wide), expected, "values of other strides")
+    ones, sinks = mx.ones(value.shape, dtype), mx.array([-20.0, 20.0])
+    zeros = mx.zeros(query.shape, dtype)
+    attended = as_numpy(kernels.flash_attention(zeros, key, ones, 1.0, sinks=sinks))
+    share = 33 / (33 + np.exp([-20.0, 20.0]))  # of the keys in the softmax's denominator
+    np.testing.assert_allclose(attended[0, :, :, 0], share[:, None] * np.ones((1, 5)), atol=0.01)
 
 
 def test_task_2_causal_mask_array_equals_causal(instruction_set, dtype):

@@ -55,6 +55,16 @@ def test_task_1_exceeding_capacity_raises_actionable_error():
         pool.allocate_page()
     pool.free_page(1)
     assert pool.allocate_page() == 1
+    for page in (1, 0, 2):
+        pool.free_page(page)
+    assert [pool.allocate_page() for _ in range(3)] == [2, 0, 1], "the page freed last comes first"
+
+
+def test_task_1_bounded_pool_has_as_many_pages_as_its_capacity():
+    pool = TinyKvPagedPool(page_size=4, capacity=3)
+    token = mx.ones((1, 2, 1, 8))
+    pool.write_page_slice(pool.allocate_page(), 0, token, token)
+    assert pool.key_pages.shape == pool.value_pages.shape == (3, 2, 4, 8)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 128])
@@ -112,8 +122,9 @@ def test_task_1_writes_are_ordered_after_reads_of_previous_layer():
     for slot in range(1, 4):
         # A sum that is slow to compute, but needs no extra memory.
         zero = mx.broadcast_to(mx.zeros(1), (1 << 26,)).sum()
-        token = zero + pool.key_pages[page, :, slot - 1 : slot][None] + 1  # B×H×1×D
-        pool.write_page_slice(page, slot, token, token)
+        key = zero + pool.key_pages[page, :, slot - 1 : slot][None] + 1  # B×H×1×D
+        value = zero + pool.value_pages[page, :, slot - 1 : slot][None] + 1
+        pool.write_page_slice(page, slot, key, value)
     mx.eval(pool.state)
     copied = mx.get_peak_memory() - before
     hint = "`write` must evaluate the new tokens first: they depend on pending reads"

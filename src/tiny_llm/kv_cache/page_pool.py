@@ -62,10 +62,10 @@ class TinyKvPagedPool:
         return [x for x in (self.key_pages, self.value_pages) if x is not None]
 
     def allocate_page(self) -> int:
-        """Allocates a page with undefined contents and returns its id.
+        """Allocates a page with undefined contents and returns its id: the one freed last.
 
         Raises:
-            OutOfPagesError: all pages are in use.
+            OutOfPagesError: all pages are in use; the message says how many: "all 3 pages …".
         """
         # [task 3.1.1 allocate]
         if not self._free:
