@@ -1,16 +1,16 @@
 """KV layout: how layers with different windows and row sizes share pages.
 
 All pages have equal bytes, so one free list serves all layers. A *block* is `page_size` tokens of
-a sequence; its keys and values take `block_pages` pages, whose ids are consecutive in the request's
-page ids. Layers with the same window and row size, at most one per array, form a *table*: they read
-the same pages of each block, from different arrays. For six layers, four of them with a window:
+a sequence; its keys and values take `block_pages` pages with consecutive entries in the request's
+page ids. A *table* is a set of layers with the same window and row size, at most one per array,
+that use the same page ids of each block in different arrays. For six layers, four with a window:
 
     array          0         1            pages of a block    freed before the window
     window table   layer 0   layer 1      1                   yes
     window table   layer 3   layer 4      1                   yes
     full table     layer 2   layer 5      2                   no
 
-Here the rows of the layers with full attention are twice as long: each page holds half a block.
+Full-attention rows are twice as long in this example, so each page holds half a block.
 """
 
 import math
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-MAX_PADDING = 1 / 8  # limit for the share of a block's memory that no layer uses
+MAX_PADDING = 1 / 8  # maximum unused fraction of a block's memory
 
 
 class LayerKv(NamedTuple):
@@ -36,7 +36,7 @@ class LayerKv(NamedTuple):
 
 
 class KvTable(NamedTuple):
-    """Layers with the same pages: `num_pages` pages of a block, from index `first`."""
+    """Layers that share `num_pages` pages of each block, from index `first` in the block."""
 
     window: int
     first: int
@@ -67,7 +67,7 @@ class KvLayout:
     def one_table(
         cls, layers: Sequence[LayerKv], page_size: int, block_pages: int = 1
     ) -> "KvLayout":
-        """All layers use the first page of each block, each in an array with its row size."""
+        """Layout with one array per layer; all layers use the first page id of each block."""
         indices = tuple(range(len(layers)))
         sizes = tuple(page_size * layer.size for layer in layers)
         table = KvTable(_longest_window(layers), 0, 1)
@@ -76,10 +76,10 @@ class KvLayout:
 
     @classmethod
     def of(cls, layers: Sequence[LayerKv], page_size: int) -> "KvLayout":
-        """Gives layers that differ in window or row size different tables.
+        """Layout with separate tables for layers that differ in window or row size.
 
-        One table if pages of equal bytes are impossible: if `page_size` is not divisible by the
-        rows' size relative to their greatest common divisor.
+        Falls back to one table if pages of equal bytes are impossible, i.e. if `page_size` is not
+        divisible by each row size over the greatest common divisor of all row sizes.
         """
         kinds = sorted(set(layers), key=lambda kind: (kind.window != 0, -kind.window, kind))
         unit = math.gcd(*(kind.size for kind in kinds))
@@ -120,7 +120,7 @@ class KvLayout:
         )
 
     def pages_of(self, page_ids: array, table: KvTable) -> array:
-        """The ids of a table's pages, in order, from those of complete blocks."""
+        """Selects a table's page ids from the page ids of complete blocks."""
         step, count = self.block_pages, table.num_pages
         if count == 1:
             return page_ids if step == 1 else page_ids[table.first :: step]
@@ -130,7 +130,7 @@ class KvLayout:
         return pages
 
     def page_shape(self, layer: int) -> tuple[int, int, int]:
-        """H×T×row_width of a page, which holds T tokens of a layer."""
+        """H×T×row_width of a layer's page, for T tokens per page."""
         kind = self.layers[layer]
         tokens = self.page_size // self.tables[self.table_of[layer]].num_pages
         return kind.num_heads, tokens, kind.row_width
@@ -143,7 +143,7 @@ def _longest_window(layers: Sequence[LayerKv]) -> int:
 
 
 def _num_arrays(kinds: Sequence[tuple[int, int]]) -> int:
-    """Largest number of arrays without too much padding, for (layers, row size) of each kind."""
+    """Largest number of arrays within `MAX_PADDING`, for (layers, row size) of each kind."""
     used = sum(count * size for count, size in kinds)
     for number in range(min(count for count, _ in kinds), 1, -1):
         total = sum(-(-count // number) * number * size for count, size in kinds)

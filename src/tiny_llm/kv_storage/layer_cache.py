@@ -51,8 +51,8 @@ class LayerCacheView:
         """See `TinyKvPagedCache`: writes to pages P×H×page_size×D.
 
         Args:
-            key, value: B×H×L×D; 1×H×T×D for a ragged batch. None if another layer of the step has
-                written them.
+            key, value: B×H×L×D; 1×H×T×D for a ragged batch. None if an earlier layer has written
+                them.
             mask_length: see `TinyKvPagedCache`.
             mask: None or "causal", returned in the metadata; "causal" for a ragged batch.
 

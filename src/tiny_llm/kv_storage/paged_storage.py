@@ -24,7 +24,7 @@ Integers = Sequence[int] | mx.array
 class RaggedBatch:
     """One step's tokens: T tokens of B sequences, concatenated without padding.
 
-    If the layers have several block tables, `slot_mapping` and `block_table` have one entry each.
+    With several block tables, `slot_mapping` and `block_table` have one entry per table.
 
     Args:
         positions: T, each token's position in its sequence.
@@ -35,8 +35,8 @@ class RaggedBatch:
             differ in length.
         state_read_slots: B, slot with the recurrent state before each sequence's first token; −1
             for a new sequence. None for models without recurrent state.
-        state_write_slots: T, slot for the state after each token; −1 to not store it. No two tokens
-            may write the same slot, and none may write a slot that another sequence reads.
+        state_write_slots: T, slot for the state after each token; −1 discards the state. No two
+            tokens may write the same slot, and none may write a slot that another sequence reads.
         adapter_ids: T, index of each token's LoRA adapter; −1 for none. None if no token uses one.
 
     Attributes:
@@ -116,7 +116,7 @@ def _padded(rows: Sequence[Sequence[int]], *num_tables: int) -> mx.array:
 def _with_pages(pages: mx.array, page_ids: Sequence[int], rows: mx.array) -> mx.array:
     """Writes N×bytes uint8 to N pages, in place even if another array shares their memory."""
     dtype, N = pages.dtype, len(page_ids)
-    if dtype == mx.int8:  # to which `paged_cache_write` would quantize
+    if dtype == mx.int8:  # `paged_cache_write` would quantize the rows again
         pages = mx.view(pages, mx.bfloat16)
     _, H, tokens, D = pages.shape
     written = mx.view(mx.contiguous(rows), pages.dtype).reshape(N, H, tokens, D)
@@ -125,18 +125,18 @@ def _with_pages(pages: mx.array, page_ids: Sequence[int], rows: mx.array) -> mx.
 
 
 class PagedStorage:
-    """Key and value pages of each layer; a page uses memory once it is written.
+    """Key and value pages of each layer; a page uses physical memory once it is written.
 
     All pages are reserved at once, so the arrays never grow or move. Only `release` returns memory,
     so a page allocator should prefer pages in `resident`.
 
     Args:
-        layout: row widths are D, or D + 4 for 8-bit rows, which end with a 4-byte scale.
-        states: state slots for linear-attention layers; None if all layers have pages.
+        layout: with row widths D, or D + 4 for 8-bit rows, which end with a 4-byte scale.
+        states: state slots of linear-attention layers, if any.
 
     Attributes:
         key_pages, value_pages: one num_pages×H×T×D array per layer with pages, for T tokens per
-            page. Layers of different tables may share memory, but never a page. Written in place;
+            page. Layers of different tables may share an array, but never a page. Written in place;
             do not keep references to the arrays.
         resident: pages with physical memory.
 
@@ -190,7 +190,7 @@ class PagedStorage:
 
     @property
     def page_arrays(self) -> list[mx.array]:
-        """Memory of all keys, then of all values; element i of each array is page i."""
+        """Arrays of all keys, then of all values; element i of each array is page i."""
         return [pages[layer] for pages, layer in self._views]
 
     @property
@@ -226,7 +226,7 @@ class PagedStorage:
             release_rows(self.states.arrays, self.states.resident, slots)
 
     def plan(self, batch: RaggedBatch) -> StepPlan:
-        """Plans a step over a ragged batch, which has slots for each of the layout's tables."""
+        """Plans a step over a ragged batch with slots for each of the layout's tables."""
         layout = self.layout
         for table, slots in zip(layout.tables, batch.slots, strict=True):
             tokens = layout.page_size // table.num_pages  # per page

@@ -13,7 +13,7 @@ from ..kernels.graph_capture import CapturedFunction
 from .layer_cache import LayerCacheView
 from .step_plan import AttentionMetadata, CosSin, StepPlan
 
-# (x B×L×E, cosines and sines, one cache or view per layer) -> (x, update), both B×L×E
+# (x B×L×E, `CosSin`, one cache or view per layer) -> (x, update), both B×L×E
 Layers = Callable[..., tuple[mx.array, mx.array]]
 
 
@@ -27,7 +27,7 @@ class PlannedLayers:
     def __init__(self, layers: Layers, num_caches: int):
         self._layers = layers
         self._num_caches = num_caches
-        # Keyed by the names of the metadata arrays and the layers' block tables.
+        # Keyed by (names of the metadata arrays, each layer's block table).
         self._functions: dict[tuple[tuple[str, ...], tuple[int, ...]], Callable[..., Any]] = {}
 
     def __call__(
@@ -45,7 +45,7 @@ class PlannedLayers:
         return x, update
 
     def _function_for(
-        self, names: tuple[str, ...], tables: tuple[int, ...], num_angles: int
+        self, names: tuple[str, ...], tables: tuple[int, ...], num_inputs: int
     ) -> Callable[..., Any]:
         key = names, tables
         if key not in self._functions:
@@ -53,7 +53,7 @@ class PlannedLayers:
             # Decode steps are captured on the first: if layers share pages, an uncaptured layer
             # copies the pages that the previous layer's attention has yet to read.
             self._functions[key] = CapturedFunction(
-                partial(self._run, *key, num_angles), on_first_call="cu_seqlens_q" not in names
+                partial(self._run, *key, num_inputs), on_first_call="cu_seqlens_q" not in names
             )
         return self._functions[key]
 
@@ -61,11 +61,11 @@ class PlannedLayers:
         self,
         names: tuple[str, ...],
         tables: tuple[int, ...],
-        num_angles: int,
+        num_inputs: int,
         x: mx.array,
         *arrays: mx.array,
     ) -> tuple[mx.array, ...]:
-        cos_sin, rest = arrays[:num_angles], arrays[num_angles:]
+        cos_sin, rest = arrays[:num_inputs], arrays[num_inputs:]
         attention_metadata = AttentionMetadata(**dict(zip(names, rest, strict=False)))
         buffers = list(rest[len(names) :])
         views = layer_cache_views(attention_metadata, buffers, self._num_caches, tables)

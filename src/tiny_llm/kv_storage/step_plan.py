@@ -17,7 +17,7 @@ from functools import cached_property
 
 import mlx.core as mx
 
-# Cosines and sines at the new tokens' positions; a pair for each of the model's RoPEs.
+# Cosines and sines at the new tokens' positions, a pair per RoPE, then Gemma 4's per-layer inputs.
 CosSin = tuple[mx.array, ...]
 
 
@@ -25,8 +25,8 @@ CosSin = tuple[mx.array, ...]
 class AttentionMetadata:
     """Slots and lengths of a step, as int32 arrays.
 
-    If layers write to different slots, `slot_mapping` and `block_table` have a leading layer axis;
-    for a ragged batch, a leading axis of block tables.
+    If layers write to different slots, `slot_mapping` and `block_table` have a leading axis over
+    layers, or over block tables for a ragged batch.
 
     Attributes:
         slot_mapping: dense: B, offset of each sequence's first new token; paged: B×L, each token's
@@ -57,7 +57,7 @@ class AttentionMetadata:
         return [getattr(self, name) for name in self.names]
 
     def for_layer(self, layer: int) -> "AttentionMetadata":
-        """Selects a layer's slots and block table, if layers differ in them.
+        """Selects a layer's slots and block table, if they differ between layers.
 
         For a ragged batch, `layer` is the index of its block table.
         """
@@ -84,4 +84,4 @@ class StepPlan:
     buffers: list[mx.array]
     commit: Callable[[list[mx.array]], None]  # stores the updated buffers in the caches
     rollback: Callable[[], None] = lambda: None  # undoes the plan if the step fails
-    tables: tuple[int, ...] = ()  # each layer's block table in a ragged batch; empty if all share
+    tables: tuple[int, ...] = ()  # each layer's block table; empty if layers share one

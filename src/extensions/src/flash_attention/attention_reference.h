@@ -1,6 +1,6 @@
 // Reference attention of one query row, in plain C++.
 //
-// Independent of how keys and values are stored, and so shared with paged attention.
+// Independent of the storage of keys and values, so paged attention uses it, too.
 #pragma once
 
 #include <algorithm>

@@ -7,7 +7,7 @@
 
 namespace tiny_llm_ext {
 
-/// Computes all blocks on all threads. Blocks are independent of each other.
+/// Computes independent blocks of query rows, in parallel on all threads.
 void attend_week4(const std::vector<AttentionRows>& blocks, const Week4Attention& kernel);
 
 }  // namespace tiny_llm_ext

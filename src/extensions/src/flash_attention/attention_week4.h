@@ -20,8 +20,7 @@ namespace tiny_llm_ext {
 /// Maximum query rows per kernel call.
 constexpr int QUERY_ROWS = 8;
 
-/// Keys per split. Both it and the tile size affect the summation order, and therefore the bits of
-/// the result.
+/// Keys per split. Like the tile size, it affects the summation order and thus the result's bits.
 constexpr int64_t KEYS_PER_SPLIT = 8 * ATTENTION_TILE;
 
 /// Up to ATTENTION_TILE consecutive keys and their values, as element offsets of their rows in the

@@ -42,9 +42,8 @@ namespace mx = mlx::core;
 ///
 /// query: N..×H_q×L×D, float32, float16 or bfloat16: L queries per sequence, D from 1 to 512; N..
 ///   stands for any leading dimensions.
-/// key, value: N..×H×S×D in the dtype of query: S keys per sequence; H divides H_q. With a
-///   contiguous last dimension they are not copied, whatever their other strides (a slice of a
-///   larger buffer).
+/// key, value: N..×H×S×D in the dtype of query: S keys per sequence; H divides H_q. Not copied if
+///   the last dimension is contiguous, as in slices of a larger buffer.
 /// scale: factor of the scores; 1/√D by default.
 /// causal: restricts query i to keys j ≤ i + S − L.
 /// mask: broadcastable to N..×H_q×L×S. Floating: added to the scores, and −inf hides a key even if

@@ -96,8 +96,7 @@ namespace {  // internal linkage: the linker must not merge copies (see common/h
     return visible < 0 ? 0 : visible < keys ? visible : keys;
 }
 
-/// Term that the mask adds to the score of key s in query row (b, head, l); 0 or −inf for a boolean
-/// mask.
+/// Mask term of key s in query row (b, head, l); 0 or −inf for a boolean mask.
 [[maybe_unused]] inline float mask_element(const FlashAttentionJob& job, int64_t b, int64_t head,
                                            int64_t l, int64_t s) {
     const int64_t i = b * job.mask_strides.batch + head * job.mask_strides.head +
@@ -120,7 +119,7 @@ namespace {  // internal linkage: the linker must not merge copies (see common/h
     return ((b * job.L + l) * job.H_q + head) * job.D;
 }
 
-/// Rows per kernel call, of `rows` that attend to the same keys: as many as possible, to share
+/// Rows per kernel call, out of `rows` that attend to the same keys: as many as possible, to share
 /// cached tiles, but few enough to keep all threads busy.
 ///
 /// all_rows: rows of the operation, over all kernel calls.

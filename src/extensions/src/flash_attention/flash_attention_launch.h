@@ -1,9 +1,9 @@
 // Launches of flash_attention*.metal.
 //
-//   readable  for learners, D ≤ 256: one simdgroup per query row, 32 rows per threadgroup, tiles of
-//   32 keys tile      simdgroup matrices, 8 rows per simdgroup; for prompts decode    few rows:
-//   keys are split over threadgroups, so that one sequence occupies the GPU;
-//             flash_attention_merge reduces the splits
+//     readable  for learners, D ≤ 256: one simdgroup per query row, tiles of 32 keys
+//     tile      for prompts: simdgroup matrices, 8 rows per simdgroup
+//     decode    for few rows: keys are split over threadgroups, so that one sequence occupies the
+//               GPU; flash_attention_merge reduces the splits
 //
 // Buffers: query, key, value, mask, context_lens, sinks, out. The params have the strides of the
 // inputs; out is contiguous, B×L×H_q×D. In place of an absent mask, context_lens or sinks, any
@@ -27,11 +27,10 @@ MetalLaunch flash_attention_decode_launch(const FlashAttentionParams& params, Fo
 /// Buffers: partial B×H_q×L×splits×D float32, statistics B×H_q×L×splits×2 float32, out.
 MetalLaunch flash_attention_merge_launch(const FlashAttentionParams& params, Format format);
 
-/// Suffix of the tile and decode kernels for heads of size D, which are padded with zeros in
-/// registers.
+/// Suffix of the tile and decode kernels' names for head size D, rounded up to a supported size.
 std::string attention_head_size(int D);
 
-/// Query rows per threadgroup of the decode kernel, at most `rows`, rounded up to a power of two.
+/// Query rows per threadgroup of the decode kernel: 2, 4 or 8; at most 4 for D above 256.
 int attention_decode_rows(int64_t rows, int D);
 
 /// Number of splits of S keys in the decode kernel. Depends only on S, so that a sequence's result

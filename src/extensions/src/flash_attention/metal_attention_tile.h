@@ -263,7 +263,7 @@ void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, 
     for (int first = begin / TILE * TILE; first < most; first += TILE) {
         threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles no longer needed
         const int skipped = begin - first, count = min(TILE, most - first);
-        Source values_of_tile = source;  // a source only seeks forwards
+        Source values_of_tile = source;  // a copy, because seek() only moves forward
         load_tiles<T, DIM>(source, first, skipped, count, group.D, keys, LARGE ? nullptr : values,
                            scales, thread_index, simdgroups * 32);
         threadgroup_barrier(mem_flags::mem_threadgroup);

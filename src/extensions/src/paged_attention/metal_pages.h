@@ -1,5 +1,5 @@
-// Token ranges of sequences, and lookup of their keys and values in pages, for the fast kernels of
-// paged_attention. Metal only. Contract, including indices out of range: paged_attention.h.
+// Token ranges and page lookup of sequences, for the fast kernels of paged_attention. Metal only.
+// Contract, including indices out of range: paged_attention.h.
 #pragma once
 
 #include <metal_stdlib>
@@ -11,7 +11,7 @@ namespace tiny_llm_ext {
 
 using namespace metal;
 
-/// A sequence's tokens with queries: first … first + L − 1.
+/// Indices of a sequence's query tokens in the batch: first … first + L − 1.
 struct Tokens {
     int first, L;
 };

@@ -39,9 +39,8 @@ struct PagedSequence {
 // numbered as in flash_attention_kernels.h.
 
 /// Reference kernel: computes rows first_row … first_row + rows − 1 of a sequence's key/value head
-/// h. Only the vectorized kernels use the last two arguments: `scratch` memory, and the prefetch
-/// hint `next`, the sequence whose keys are likely needed next (in head h + 1, or in head 0 after
-/// the last head), or null.
+/// h. Only the vectorized kernels use `scratch` memory and the prefetch hint `next`: the sequence
+/// whose keys are likely read next (in head h + 1, or head 0 after the last head), or null.
 void paged_attention_reference(const PagedAttentionJob& job, const PagedSequence& sequence,
                                int64_t h, int64_t first_row, int rows, const PagedSequence* next,
                                float* scratch);

@@ -1,6 +1,6 @@
-// Launches of paged_attention*.metal, with the variants of flash_attention_launch.h. Results of
-// decode and tile have the bits of flash_attention's decode and tile; those of readable differ,
-// because it rescales the sums after every key instead of every tile.
+// Launches of paged_attention*.metal, with the variants of flash_attention_launch.h. Decode and
+// tile give the same bits as flash_attention's; readable does not, because it rescales the sums
+// after every key instead of every tile.
 //
 //   readable  for reading: one simdgroup per query row; no int8 pages or windows
 //   decode    sequences with few queries: keys are split over threadgroups, and

@@ -1,4 +1,4 @@
-// scaled_sum: Residual connection with a scalar, as at the end of Gemma 4's blocks.
+// scaled_sum: Residual connection with a scalar, the last operation of Gemma 4's blocks.
 //
 //     out[n, i] = round(x[n, i] + y[n, i]) · scale
 //

@@ -1,8 +1,8 @@
 // topk_softmax: Router of a mixture of experts.
 //
 //     p = softmax(logits)   over all X experts
-//     experts = indices of the K largest p, weights = p[experts], divided by their sum if
-//     `normalize`, and multiplied by the experts' scales, if any
+//     experts = indices of the K largest p
+//     weights = p[experts], divided by their sum if `normalize`, times the experts' scales, if any
 //
 // Computed in float32 for any dtype of the logits, and not rounded to that dtype.
 #pragma once
@@ -19,7 +19,7 @@ namespace mx = mlx::core;
 ///
 /// logits: N..×X, float32, float16 or bfloat16. Ties go to the lower expert index, and NaN counts
 /// as the largest logit. k: K, 1 to X. normalize: whether the K weights are scaled to sum to 1.
-/// expert_scales: X, float32, or None.
+/// expert_scales: X, float32, optional.
 /// Returns experts N..×K, uint32, and weights N..×K, float32. Throws std::invalid_argument for
 /// any other arguments.
 std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, bool normalize,

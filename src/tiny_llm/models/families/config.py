@@ -13,7 +13,7 @@ DELTA_NET_LAYER, ATTENTION_LAYER = "linear_attention", "full_attention"  # value
 MIN_CONV_KERNEL, MAX_CONV_KERNEL = 2, 8
 MAX_STATE_HEAD_DIM = 256
 MAX_EXPERTS = 4096
-MAX_HEAD_DIM = 512  # the attention kernels require an even head size of at most this
+MAX_HEAD_DIM = 512  # limit of the attention kernels; RoPE requires an even size
 
 Activation = Literal["silu", "gelu_tanh", "swigluoai"]  # of a gated MLP; see `kernels.swiglu`
 
@@ -29,7 +29,7 @@ class MoEConfig:
     shared_expert_intermediate_size: int | None = None
     activation: Activation = "silu"
     bias: bool = False  # whether the router and the experts have biases
-    beside_mlp: bool = False  # whether layers have an MLP, too, as in Gemma 4
+    beside_mlp: bool = False  # whether experts run in parallel with an MLP, as in Gemma 4
 
 
 @dataclass(frozen=True)
@@ -115,29 +115,27 @@ class DecoderConfig:
     local_rope: LocalRope | None = None
     embedding_scale: float = 1.0  # factor of embeddings, rounded to their dtype
     attention_scale: float | None = None  # factor of attention scores; None for 1/√head_dim
-    # The decoder divides the sum of embedding and updates by this, which norms undo.
+    # Divisor of the residual stream; the norms' outputs do not depend on the stream's scale.
     residual_divisor: float = 1.0
     logits_scaling: float = 1.0  # divisor of logits
     activation: Activation = "silu"  # of the MLP's gate
-    post_norms: bool = False  # whether outputs of attention and MLP are normalized
-    exceeds_float16: bool = False  # whether sums of updates overflow float16; bfloat16 replaces it
+    post_norms: bool = False  # whether outputs of attention and MLP are normalized, too
+    exceeds_float16: bool = False  # whether the residual stream overflows float16: use bfloat16
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     o_proj_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # whether query and key heads are normalized before RoPE
     zero_centered_norms: bool = False  # whether Hugging Face's norms multiply by 1 + weight
-    attention_sinks: bool = (
-        False  # whether each query head has a logit in the softmax's denominator
-    )
+    attention_sinks: bool = False  # whether the softmax's denominator has a logit per query head
     attn_output_gate: bool = False  # whether q_proj also computes a gate for each head's output
     experts: MoEConfig | None = None
     delta_net: DeltaNetConfig | None = None
     sliding_window: SlidingWindow | None = None
     # (H, D) of each layer; empty if all have `num_key_value_heads` and `head_dim`.
     kv_shapes: tuple[tuple[int, int], ...] = ()
-    # Layer whose keys and values each layer reads: itself, or an earlier layer with the same shape
-    # and window; a layer that reads another's has only queries. Empty if all read their own.
+    # Source of each layer's keys and values: itself, or an earlier layer with the same shape and
+    # window, in which case the layer computes only queries. Empty without sharing.
     kv_sources: tuple[int, ...] = ()
     # Indices of the layers without v_proj, whose values are k_proj's outputs.
     keys_as_values: frozenset[int] = frozenset()
@@ -147,7 +145,7 @@ class DecoderConfig:
     layer_scalars: bool = False  # whether each layer's outputs are multiplied by a scalar
     logit_softcap: float | None = None  # bound c: logits become c · tanh(logits / c)
     has_mtp: bool = False
-    ignored_fields: tuple[str, ...] = field(default=(), compare=False)  # to report when loading
+    ignored_fields: tuple[str, ...] = field(default=(), compare=False)  # logged at load
 
     @property
     def mtp_config(self) -> "DecoderConfig":
@@ -157,7 +155,7 @@ class DecoderConfig:
 
     @property
     def residual_eps(self) -> float:
-        """Epsilon of norms of the divided sum."""
+        """Epsilon of norms applied to the divided residual stream."""
         return self.rms_norm_eps / self.residual_divisor**2
 
     @property
@@ -176,7 +174,7 @@ class DecoderConfig:
         return self.kv_shapes[layer] if self.kv_shapes else uniform
 
     def kv_source(self, layer: int) -> int:
-        """Layer whose keys and values a layer attends to: itself, unless it reuses another's."""
+        """Source of a layer's keys and values: itself, or an earlier layer."""
         return self.kv_sources[layer] if self.kv_sources else layer
 
     def query_dim_of(self, layer: int) -> int:
@@ -194,11 +192,11 @@ class DecoderConfig:
         return window.size if window is not None and layer in window.layers else 0
 
     def rope_of(self, layer: int) -> int:
-        """Index of a layer's RoPE: 0, or 1 for `local_rope`."""
+        """Index of a layer's RoPE: 1 for `local_rope`, otherwise 0."""
         return int(self.local_rope is not None and layer in self.local_rope.layers)
 
     def rope_head_dim(self, rope: int) -> int:
-        """Head size of the layers with a RoPE, given by its index."""
+        """Head size of the layers with the RoPE of index `rope`."""
         layers = (i for i in range(self.num_hidden_layers) if self.rope_of(i) == rope)
         return next((self.kv_shape_of(i)[1] for i in layers), self.head_dim)
 

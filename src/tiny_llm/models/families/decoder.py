@@ -1,9 +1,7 @@
 """Decoder for all model families, assembled from a config.
 
-Written twice on purpose: the course's layers, for Qwen3 only, are in `qwen3_week2/`.
-
-The families differ only in norms, biases, RoPE and its scaling, activation functions, output gates,
-sliding windows, Gated DeltaNet instead of attention, and experts instead of the MLP.
+The course's layers, for Qwen3 only, are a deliberate duplicate (`qwen3_week2/`). `DecoderConfig`
+lists the differences between families.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +47,7 @@ def attend_paged(
 ) -> mx.array:
     """Default attention backend; the course's, for Qwen3, is in `qwen3_week3.py`.
 
-    `key` and `value` are None if another layer has written them to `cache`.
+    `key` and `value` are None if an earlier layer has written them to `cache`.
     """
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     attended = kernels.paged_attention_varlen(
@@ -67,7 +65,7 @@ def attend_paged(
 
 
 def norm_weight(config: DecoderConfig, layer: Any, dtype: mx.Dtype) -> mx.array:
-    """Weight of an RMSNorm: float32 if stored so for a zero-centered norm, otherwise `dtype`.
+    """Weight of an RMSNorm: float32 for a zero-centered norm stored in float32, otherwise `dtype`.
 
     transformers computes x · (1 + w) in float32; in 16 bits, 1 + w would lose bits of w.
     """
@@ -88,7 +86,7 @@ class Attention:
         self.num_heads = config.num_attention_heads
         self.num_kv_heads, self.head_dim = config.kv_shape_of(index)
         self.scale = config.attention_scale or self.head_dim**-0.5
-        self.has_kv = config.kv_source(index) == index  # otherwise it reads another layer's
+        self.has_kv = config.kv_source(index) == index  # otherwise an earlier layer's are read
         self.q_proj = linear_from(layer.q_proj, dtype)
         if self.has_kv:
             self.k_proj = linear_from(layer.k_proj, dtype)
@@ -129,7 +127,7 @@ class Attention:
 
     @property
     def _projections(self) -> list[Linear]:
-        """Projections of queries and keys, and of values unless they are the keys'."""
+        """q_proj and k_proj, and v_proj unless the values are k_proj's outputs."""
         names = ("q_proj", "k_proj", "v_proj")
         return [getattr(self, name) for name in names if hasattr(self, name)]
 
@@ -145,8 +143,8 @@ class Attention:
 class DecoderBlock:
     """Pre-norm block: attention or Gated DeltaNet, then the MLP or experts.
 
-    With `post_norms`, the updates of both are normalized before they are added to x. Gemma 4 has
-    experts beside the MLP, a third update from per-layer inputs, and a scalar for the sum.
+    With `post_norms`, both updates are normalized before they are added to x. Gemma 4 has experts
+    in parallel with the MLP, a third update from per-layer inputs, and a scalar for the output.
     """
 
     def __init__(
@@ -189,10 +187,9 @@ class DecoderBlock:
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """Computes (x, update) from the previous block's.
+        """Computes (x, update) from the previous block's: the residual stream and a pending addend.
 
-        The caller then calls `finish`, because the ranks of tensor parallelism add up their updates
-        first.
+        The caller then calls `finish`, after the all-reduce of the updates in tensor parallelism.
         """
         return self.feed_forward(*self.attend(x, update, cos_sin, cache))
 
@@ -217,7 +214,7 @@ class DecoderBlock:
     def finish(
         self, x: mx.array, update: mx.array, per_layer_inputs: mx.array | None = None
     ) -> tuple[mx.array, mx.array | None]:
-        """Computes (x, update) of the block's output, x + update, from `feed_forward`'s."""
+        """Completes `feed_forward`'s (x, update); the output is x + update, or x without update."""
         if self.post_mlp_norm is not None:
             update = kernels.rms_norm(update, self.post_mlp_norm, self.post_eps)
         if self.per_layer is not None and per_layer_inputs is not None:
@@ -229,12 +226,12 @@ class DecoderBlock:
 
 
 class EagerLayers(PlannedLayers):
-    """Runs layers without graph capture: they sync with the host or use MLX ops."""
+    """Runs layers without graph capture, because they sync with the host or use MLX operations."""
 
     def _function_for(
-        self, names: tuple[str, ...], tables: tuple[int, ...], num_angles: int
+        self, names: tuple[str, ...], tables: tuple[int, ...], num_inputs: int
     ) -> Callable[..., Any]:
-        return partial(self._run, names, tables, num_angles)
+        return partial(self._run, names, tables, num_inputs)
 
 
 class Decoder:
@@ -394,7 +391,7 @@ class Decoder:
         storage: PagedStorage,
         *per_layer_inputs: mx.array,
     ) -> mx.array:
-        """Runs the layers and the final norm on the first layer's inputs, 1×T×E."""
+        """Runs the layers and the final norm on embeddings x, 1×T×E; returns len(rows)×E."""
         rows = kernels.as_int32(rows)
         positions = batch.positions[None]  # 1×T
         # Pairs of 1×T×(rotated D)/2 arrays.

@@ -66,8 +66,8 @@ def expert_segments(experts: mx.array) -> list[tuple[int, int, int]]:
 class GroupedExperts:
     """Experts computed by the extension's quantized grouped matmul.
 
-    A step reads only the selected experts' matrices, each once. The kernel, not the host, reads the
-    expert ids, so the step's graph can be captured.
+    A step reads each selected expert's matrices once. Only the kernel reads the expert ids, so the
+    step's graph can be captured.
     """
 
     gate: Linear  # X×I×E, for X experts of MLP size I
@@ -145,7 +145,7 @@ Experts = GroupedExperts | SeparateExperts | GatheredExperts
 
 
 def make_experts(stacked: Any, dtype: mx.Dtype, activation: Activation = "silu") -> Experts:
-    """Selects this machine's fastest implementation for stacked `PROJECTIONS`."""
+    """Selects the fastest implementation of stacked `PROJECTIONS` for the device and format."""
     if not kernels.computes_on_cpu():
         return GatheredExperts(stacked, activation)
     # [solution only]

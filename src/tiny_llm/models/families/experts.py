@@ -3,8 +3,8 @@
     probabilities = softmax(router · x), in float32
     y = Σ probability · expert(x), over the top k experts
 
-`expert_matmul.py` has the matmuls. Routing and the weighted sum are implemented here with MLX
-operations, for GPUs; on a CPU, each is a single operation of the extension.
+`expert_matmul.py` has the matmuls. Routing and the weighted sum use MLX operations on a GPU, and
+one operation of the extension each on a CPU.
 
 Source: Shazeer et al., "Outrageously Large Neural Networks" (2017), arXiv 1701.06538.
 """
@@ -103,11 +103,11 @@ class SparseMoE:
 
 
 class ParallelExperts:
-    """Gemma 4's experts, which are added to an MLP's output.
+    """Gemma 4's experts, in parallel with an MLP.
 
         y = RMSNorm(mlp output) + RMSNorm(Σ probability · scale · expert(RMSNorm(x)))
 
-    The router reads RMSNorm(x) with a weight of its own; each expert has a scale.
+    The router has a separate RMSNorm of x; each expert's probability has a learned scale.
 
     Args:
         layer: the checkpoint's layer: `router`, `experts` and three norms.
@@ -117,8 +117,7 @@ class ParallelExperts:
         assert config.experts is not None
         self.top_k = config.experts.top_k
         self.eps = config.rms_norm_eps
-        scale = layer.router.scale.astype(mx.float32) * config.hidden_size**-0.5
-        self.router_norm = scale
+        self.router_norm = layer.router.scale.astype(mx.float32) * config.hidden_size**-0.5
         self.gate = linear_from(layer.router.proj, dtype)
         self.expert_scales = layer.router.per_expert_scale.astype(mx.float32)
         self.experts = make_experts(layer.experts.switch_glu, dtype, config.experts.activation)
@@ -127,7 +126,7 @@ class ParallelExperts:
         self.output_norm = layer.post_feedforward_layernorm_2.weight.astype(dtype)
 
     def __call__(self, x: mx.array, mlp_output: mx.array) -> mx.array:
-        """Adds the experts' outputs for the residual x to the MLP's: 1×T×E -> 1×T×E."""
+        """Computes y from x, the residual stream, and the MLP's output: 1×T×E -> 1×T×E."""
         logits = self.gate(kernels.rms_norm(x, self.router_norm, self.eps))
         experts, routing_weights = self.route(logits)
         outputs = self.experts(kernels.rms_norm(x, self.expert_norm, self.eps), experts)
@@ -140,7 +139,7 @@ class ParallelExperts:
         return kernels.scaled_sum(mlp_output, total, 1.0)
 
     def route(self, logits: mx.array) -> tuple[mx.array, mx.array]:
-        """See `SparseMoE.route`; N..×X logits."""
+        """See `SparseMoE.route`; takes N..×X logits."""
         if kernels.computes_on_cpu():
             return kernels.topk_softmax(logits, self.top_k, True, self.expert_scales)
         experts, routing_weights = select_experts(logits, self.top_k, True)

@@ -1,12 +1,12 @@
-"""Gemma 4: its config fields, and the per-layer inputs of its small models.
+"""Gemma 4: config fields, and per-layer inputs of the small models.
 
-Per-layer inputs: each layer has a second, small embedding of the token, P features.
+Each layer of these models has a second, small token embedding with P features:
 
     input = (embedding of the token · √P + RMSNorm(projection(x) / √E)) / √2      x: first layer's
     update = RMSNorm(projection(GELU(gate · x) · input))                          x: after the MLP
 
-The table with the embeddings of all layers is larger than the rest of the model. On Linux it stays
-in its file, of which the system reads what is looked up (`kernels.map_file`).
+The embedding table of all layers is larger than the rest of the model. On Linux it is
+memory-mapped, so a step reads only its tokens' rows (`kernels.map_file`).
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ ROPE_PARAMETERS = {
 
 
 def with_gemma4_fields(fields: Fields, config: DecoderConfig) -> DecoderConfig:
-    """Adds the fields of a `config.json` that only Gemma 4 has."""
+    """Adds the `config.json` fields that are specific to Gemma 4."""
     bidirectional = fields.get("use_bidirectional_attention")
     if bidirectional not in (None, False, "vision"):  # "vision" concerns images only
         raise invalid_field("use_bidirectional_attention", bidirectional, "'vision' or null")
@@ -82,7 +82,7 @@ def with_gemma4_fields(fields: Fields, config: DecoderConfig) -> DecoderConfig:
 def _kv_shapes(
     fields: Fields, config: DecoderConfig, full: frozenset[int]
 ) -> tuple[tuple[int, int], ...]:
-    """(KV heads, head size) of each layer; transformers writes them as `per_layer_config`."""
+    """(KV heads, head size) of each layer; `per_layer_config`, from transformers, has priority."""
     H, D = config.num_key_value_heads, config.head_dim
     H_full = H
     if boolean(fields, "attention_k_eq_v"):
@@ -110,7 +110,7 @@ def _kv_shapes(
 
 
 def _kv_sources(fields: Fields, num_layers: int, local: frozenset[int]) -> list[int]:
-    """The last layers read the keys and values of the last earlier layer of their type."""
+    """Source of each layer's keys and values: itself, or the last unshared layer of its type."""
     num_shared = non_negative_int(fields, "num_kv_shared_layers", 0)
     own = range(num_layers - num_shared)
     sources = list(own)
@@ -137,7 +137,7 @@ def _experts(fields: Fields, config: DecoderConfig) -> MoEConfig:
 
 
 class PerLayerInputs:
-    """Computes the per-layer inputs of a step's tokens."""
+    """Per-layer inputs of a step's tokens."""
 
     def __init__(self, config: DecoderConfig, parts: Any, dtype: mx.Dtype):
         assert config.per_layer_inputs is not None

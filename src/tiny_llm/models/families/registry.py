@@ -39,13 +39,12 @@ from .rope import PROPORTIONAL, RopeFields, RopeScaling
 # `layer_types` selects, or all but every `sliding_window_pattern`-th.
 WindowKind = Literal["none", "always", "switched", "by_layer", "pattern"]
 
-
-SWIGLU_LIMIT = 7.0  # of gpt-oss; a constant of the kernel
+SWIGLU_LIMIT = 7.0  # of gpt-oss; the kernel hard-codes it
 
 
 @dataclass(frozen=True)
 class Family:
-    """Properties of a family that its configs do not state."""
+    """Properties of a family that its configs omit."""
 
     qk_norm: bool = False
     # Which attention projections have a bias. "qkv": q, k and v. "switched": all four, if
@@ -56,25 +55,25 @@ class Family:
     head_dim: int | None = None  # default of `head_dim`; None for hidden_size / num_attention_heads
     has_experts: bool = False
     norm_topk_prob: bool = False  # default of `norm_topk_prob`
-    # Whether some layers are Gated DeltaNets and the remaining ones gated attention.
+    # Whether some layers are Gated DeltaNets and the others gated attention.
     is_hybrid: bool = False
     zero_centered_norms: bool = False
     post_norms: bool = False
     activation: Activation = "silu"
-    expert_bias: bool = False  # of the router, too; `intermediate_size` is that of an expert
+    expert_bias: bool = False  # and router bias; then `intermediate_size` is an expert's
     attention_sinks: bool = False
-    scales_embeddings: bool = False  # by the square root of their size
+    scales_embeddings: bool = False  # by √hidden_size
     exceeds_float16: bool = False  # see `DecoderConfig`
-    residual_divisor: float = 1.0  # the same
+    residual_divisor: float = 1.0  # see `DecoderConfig`
     # Default RoPE base of layers with a window; None if all layers have the same RoPE.
     local_rope_theta: float | None = None
     # Fields in `UNSUPPORTED` that the family implements.
     supported_fields: tuple[str, ...] = ()
-    # Values of fields that the family's configs may omit.
+    # Default values of fields.
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    # Whether the last layer attends to all keys, whatever its config says.
+    # Whether the last layer attends to all keys, regardless of the config.
     last_is_full: bool = False
-    # Function of the config's fields that adds the family's own to a `DecoderConfig`.
+    # Adds family-specific config fields to a `DecoderConfig`.
     extend: Callable[[Fields, DecoderConfig], DecoderConfig] = lambda _, config: config
 
 
@@ -82,8 +81,8 @@ HYBRID = Family(
     qk_norm=True, bias="switched", head_dim=256, is_hybrid=True, zero_centered_norms=True
 )
 HYBRID_MOE = replace(HYBRID, has_experts=True, norm_topk_prob=True)
-# The language models of Qwen3-VL. A text token has the same position in all sections of their RoPE,
-# so text alone is computed as by Qwen3.
+# Language model of Qwen3-VL. A text token has the same position in all sections of its RoPE, so
+# the layers are Qwen3's.
 QWEN3_VL = Family(qk_norm=True, bias="switched", head_dim=128)
 QWEN3_VL_MOE = Family(qk_norm=True, bias="switched", has_experts=True, norm_topk_prob=True)
 # Only the language model of multimodal Gemma 3.
@@ -95,7 +94,7 @@ GEMMA3 = Family(
     post_norms=True,
     activation="gelu_tanh",
     scales_embeddings=True,
-    residual_divisor=64.0,  # of sums up to 10⁵, which would overflow float16
+    residual_divisor=64.0,  # the residual stream reaches 10⁵, beyond float16's range
     local_rope_theta=10_000.0,
     supported_fields=("query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern"),
     defaults={
@@ -135,7 +134,7 @@ GPT_OSS = Family(
     bias="switched",
     window="pattern",
     has_experts=True,
-    norm_topk_prob=True,  # the softmax over the selected logits is the same
+    norm_topk_prob=True,  # equivalent to gpt-oss's softmax over the selected logits
     activation="swigluoai",
     expert_bias=True,
     attention_sinks=True,
@@ -215,7 +214,7 @@ DEFAULT_NO_ROPE_INTERVAL = 4
 MAX_LAYERS = 1000
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-# Names in configs of each activation function.
+# Spellings of each activation function in configs.
 ACTIVATIONS: Mapping[Activation, tuple[str, ...]] = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh",),
@@ -290,7 +289,7 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         embedding_scale=E**0.5
         if family.scales_embeddings
         else _multiplier(fields, family, "embedding_multiplier"),
-        # Dividing the sum replaces multiplying each update.
+        # Dividing the residual stream is equivalent to multiplying each update.
         residual_divisor=family.residual_divisor
         * _multiplier(fields, family, "residual_multiplier"),
         logits_scaling=_multiplier(fields, family, "logits_scaling"),

@@ -6,7 +6,7 @@ All scaling types change the rotation frequencies:
     llama3         divides low frequencies and keeps high ones, with a linear ramp in between
     yarn           like llama3, but the ramp is linear in the pair's index instead of its frequency;
                    also scales queries and keys slightly
-    proportional   like linear, but rotates only a first part of the pairs
+    proportional   like linear, but rotates only the leading pairs
 
 Sources: Chen et al., "Positional Interpolation" (2023), arXiv 2306.15595, for linear; Meta's
 Llama 3.1 for llama3; Peng et al., "YaRN" (2023), arXiv 2309.00071, for yarn.
@@ -33,8 +33,8 @@ from .config_fields import (
 PROPORTIONAL = "proportional"
 ROPE_TYPES = ("default", "mrope", "linear", "llama3", "yarn", PROPORTIONAL)
 
-# Fields beside those of `RopeScaling`. Sections of multimodal RoPE are ignored, because a text
-# token has the same position in all of them.
+# Fields that `RopeScaling` does not read. Sections of multimodal RoPE are ignored, because a text
+# token has the same position in every section.
 OTHER_FIELDS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 
 
@@ -53,7 +53,7 @@ class RopeFields:
     ) -> "RopeFields":
         """Parses the fields; grouped ones take precedence, as in transformers.
 
-        `partial` is the default of `partial_rotary_factor`; `local_theta` that of the base in
+        `partial` is the default `partial_rotary_factor`; `local_theta` is the default base in
         layers with a window, or None if all layers have the same RoPE.
         """
         local: Fields = {}
@@ -178,7 +178,7 @@ class RopeScaling:
         return inv_freq / self.factor * (1 - unscaled) + inv_freq * unscaled
 
     def _yarn_ramp(self, num_pairs: int, base: float) -> mx.array:
-        """Ramp over pairs: 0 where the frequency is kept, 1 where fully scaled."""
+        """Ramp over pairs: 0 for an unscaled frequency, 1 for a fully scaled one."""
 
         def pair_with(rotations: float) -> float:
             """Fractional index of the pair that rotates `rotations` times in training."""

@@ -1,4 +1,4 @@
-"""Checkpoint layout conversion, to the names and shapes of MLX's text models.
+"""Checkpoint conversion to the tensor names and shapes of MLX's text models.
 
 All families:
 
@@ -27,8 +27,8 @@ Hybrid families:
     conv1d C×1×K (Hugging Face)                C×K×1 (MLX), for C channels and kernel size K
     norm w, applied as 1 + w (Hugging Face)    1 + w (MLX), in float32
 
-The last two rows apply if the convolution has Hugging Face's shape. Gemma's norms are always w, in
-MLX's checkpoints, too; they become 1 + w.
+The last two rows apply if the convolution has Hugging Face's shape. Gemma 3's norms are stored as w
+in both layouts and become 1 + w.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ from ...kernels.prepack import QUANTIZED_ARRAYS
 from .config import DecoderConfig, DeltaNetConfig
 from .expert_matmul import PROJECTIONS
 
-# Name prefixes in checkpoints -> replacements; the first match counts.
+# Name prefixes in checkpoints -> replacements; the first match applies.
 TEXT_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -65,7 +65,6 @@ ZERO_CENTERED_NORMS = (
     *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
 )
 
-
 # gpt-oss's names in MLX checkpoints -> names of other families.
 GPT_OSS_PATHS = {
     ".mlp.router.": ".mlp.gate.",
@@ -85,7 +84,7 @@ def text_tensor_name(name: str) -> str:
 def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str, str]:
     """Maps the names of MLX's text model to tensor names in the checkpoint."""
     names: dict[str, str] = {}
-    # Projections that Hugging Face stores although their layers read another layer's keys.
+    # Unused tensors in Hugging Face checkpoints: these layers read an earlier layer's KV.
     unused = {
         f"model.layers.{index}.self_attn.{part}.{array}"
         for index in range(config.num_hidden_layers)
@@ -123,7 +122,7 @@ def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
 
 
 def split_names(path: str) -> tuple[str, ...]:
-    """Layers that a fused layer splits into; (path,) for any other layer."""
+    """Paths of the parts of a fused layer; (path,) for any other layer."""
     parent, _, name = path.rpartition(".")
     parts = {
         "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
@@ -135,6 +134,7 @@ def split_names(path: str) -> tuple[str, ...]:
 
 
 def converted_quantization(quantization: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Renames the layers in a config's `quantization` as their tensors."""
     if quantization is None:
         return None
     return {
@@ -158,7 +158,7 @@ def stack_experts(weights: dict[str, mx.array], config: DecoderConfig) -> None:
 
 
 def _moe_layers(config: DecoderConfig) -> list[tuple[str, str]]:
-    """(path of the experts in Hugging Face's layout, in MLX's) of each mixture of experts."""
+    """(Hugging Face's path, MLX's path) of each layer's experts."""
     if config.experts is None:
         return []
     layers = [f"model.layers.{index}" for index in sorted(config.experts.layers)]
@@ -191,7 +191,7 @@ def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
 
 
 def _split_rows(weights: dict[str, mx.array], config: DecoderConfig) -> None:
-    """Splits Phi-3's fused projections, whose rows are those of one layer after the other."""
+    """Splits Phi-3's fused projections, the parts' rows concatenated."""
     queries, keys = (
         heads * config.head_dim
         for heads in (config.num_attention_heads, config.num_key_value_heads)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-# (start, end). A start is a special token, and in Gemma 4 a label after it.
+# (start, end). Gemma 4's start tag is a special token and a label.
 DEFAULT_TAGS = ("<think>", "</think>")
 GEMMA4_TAGS = ("<|channel>thought", "<channel|>")
 

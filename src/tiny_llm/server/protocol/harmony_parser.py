@@ -21,7 +21,7 @@ from .output_parser import OutputParser, ParsedDelta, ReasoningDelta, TextDelta,
 from .tool_calls import ToolCallOptions, ToolCallReader
 
 HEADER_STARTS = (START, CHANNEL, CONSTRAIN, "to=", "assistant")
-SEPARATOR = "\n\n"  # between the texts of two messages
+SEPARATOR = "\n\n"  # between messages of the same kind
 
 
 def make_output_parser(
@@ -45,11 +45,11 @@ class HarmonyParser(OutputParser):
         super().__init__(starts_message, False, tool_calls)
         self._tags = MESSAGE_ENDS
         self._is_new = True  # whether no text of the current message has been emitted
-        self._kinds: set[_State] = set()  # states with text
+        self._kinds: set[_State] = set()  # states whose text has been emitted
 
     def finish(self, is_truncated: bool = False) -> list[ParsedDelta]:
         if self._state is _State.START and self._is_header():
-            self._buffer = ""  # a header that is cut off
+            self._buffer = ""  # truncated header
         return super().finish(is_truncated)
 
     def _is_header(self) -> bool:
@@ -60,7 +60,7 @@ class HarmonyParser(OutputParser):
     def _parse_start(self) -> bool:
         text, tag, rest = self._buffer.partition(MESSAGE)
         if not self._is_header():
-            self._enter(_State.CONTENT)  # the model ignores the format
+            self._enter(_State.CONTENT)  # no header: plain text
             return True
         if not tag:
             return False
@@ -83,7 +83,7 @@ class HarmonyParser(OutputParser):
 
     def _parse_tool_calls(self, deltas: list[ParsedDelta]) -> bool:
         has_ended = super()._parse_tool_calls(deltas)
-        if self._state is _State.CONTENT and self._at_start:  # not malformed
+        if self._state is _State.CONTENT and self._at_start:  # the call was well-formed
             self._state = _State.START
         return has_ended
 

@@ -1,14 +1,14 @@
 """KV cache groups: pages of layers with different windows or row sizes.
 
-The ids of a block's pages are consecutive in `page_ids`, group after group. −1 takes the place of a
-page that a group has freed, because it is before the window, or does not need yet:
+A request's `page_ids` list each block's pages by group. −1 marks a page that is before the group's
+window and released, or not yet allocated:
 
     block                  0      1      2      3
     full attention         7      4      9      2
     window of 1.5 blocks  −1     −1      5      8
 
-Groups are in order of decreasing window, so a later group's page is useless without the first
-group's. All groups share one free list and, in the prefix cache, one tree and one LRU order.
+Groups are ordered by decreasing window, full attention first, so a block's other pages are useless
+without those of the first group. All groups share a free list and the prefix cache's LRU order.
 
 Reading order: group_cache, group_manager.
 """

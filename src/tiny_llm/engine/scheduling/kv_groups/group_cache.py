@@ -11,10 +11,10 @@ from ..prefix_cache import PageTokens, PrefixCache, PrefixNode
 
 
 class BlockNode(PrefixNode):
-    """A node of the radix tree: one full block, of which some groups may have no pages.
+    """Radix tree node: one full block, which may lack the pages of some groups.
 
     Attributes:
-        pages: the block's pages, as in `page_ids`; `page` is the first of them.
+        pages: the block's pages, as in a request's `page_ids`; `page` is pages[0].
     """
 
     __slots__ = ("pages",)
@@ -29,13 +29,12 @@ class GroupPrefixCache(PrefixCache):
 
     Attributes:
         windows: each group's window; 0 for full attention.
-        sizes: each group's number of pages in a block.
-        columns: positions of these pages in a block.
+        sizes: number of pages per block of each group.
+        columns: each group's slice of a block's pages.
 
-    A hit requires the pages in each group's window at the end of the prefix. The first group's
-    pages are evicted with those of all other groups, which are useless without them. Without full
-    attention, a node may lose all pages before its children; it remains until the last child is
-    removed.
+    A hit requires the pages in each group's window at the end of the prefix. Evicting a node's
+    pages of the first group evicts those of all groups. Without full attention, a node may lose all
+    pages before its children do; it remains until the last child is removed.
     """
 
     def __init__(self, allocator: PageAllocator, page_size: int, groups: Sequence[KvGroup]):
@@ -43,7 +42,7 @@ class GroupPrefixCache(PrefixCache):
         self.windows = [group.window for group in groups]
         self.sizes = [group.num_pages for group in groups]
         self.columns = [slice(*pair) for pair in pairwise(accumulate(self.sizes, initial=0))]
-        # Least recently used first: pages of (node, group) that no request references.
+        # (node, group) whose pages no request references, least recently used first.
         self._unused_pages: OrderedDict[tuple[BlockNode, int], None] = OrderedDict()
         self._num_pages = self._num_evictable = 0
 
@@ -56,9 +55,9 @@ class GroupPrefixCache(PrefixCache):
         return self._num_evictable
 
     def num_before_window(self, num_blocks: int, group: int) -> int:
-        """Returns how many leading blocks of a hit the next tokens do not need.
+        """Number of leading blocks of a hit that are before the next token's window.
 
-        The last block is always needed: its node is the parent of the request's next block.
+        The last block never counts, because its node is the parent of the request's next block.
         """
         if not self.windows[group]:
             return 0
@@ -66,7 +65,7 @@ class GroupPrefixCache(PrefixCache):
         return max(0, min(first_key // self.page_size, num_blocks - 1))
 
     def match(self, token_ids: Sequence[int], root: PrefixNode | None = None) -> list[PrefixNode]:
-        """See `PrefixCache`. Nodes before a group's final window may have no pages of it."""
+        """See `PrefixCache`. Nodes before a group's final window may lack the group's pages."""
         path = super().match(token_ids, root)
         num_blocks, last_missing = 0, [-1] * len(self.windows)
         for index, node in enumerate(path):
@@ -82,7 +81,7 @@ class GroupPrefixCache(PrefixCache):
         return path[:num_blocks]
 
     def acquire_group(self, path: Iterable[PrefixNode], group: int) -> None:
-        """Acquires references to a group's pages of some nodes."""
+        """Acquires references to the nodes' pages of a group."""
         for node in path:
             assert isinstance(node, BlockNode)
             if (node, group) in self._unused_pages:
@@ -92,20 +91,20 @@ class GroupPrefixCache(PrefixCache):
                 self._allocator.share(page)
 
     def release_group(self, node: PrefixNode, group: int) -> None:
-        """Releases a reference to a group's pages of a node."""
+        """Releases a reference to a node's pages of a group."""
         assert isinstance(node, BlockNode)
         columns = self.columns[group]
         for page in node.pages[columns]:
             self._allocator.free(page)
-        if self._allocator.ref_count(node.pages[columns.start]) == 1:  # only the tree's is left
+        if self._allocator.ref_count(node.pages[columns.start]) == 1:  # only the tree's remains
             self._unused_pages[node, group] = None
             self._num_evictable += self.sizes[group]
 
     def insert_block(self, parent: PrefixNode, tokens: PageTokens, pages: array) -> BlockNode:
         """Inserts a full block after `parent`; the caller holds references to both.
 
-        Returns its node. Where the node already has a group's pages, those in `pages` are freed,
-        and the caller gets references to the node's. `pages` may lack some groups.
+        Returns the block's node. If the node already has a group's pages, the duplicates in `pages`
+        are freed and the caller acquires the node's. `pages` may lack some groups.
         """
         assert len(tokens) == self.page_size, f"expected a full block, got {len(tokens)} tokens"
         node = parent.children.get(tokens)
@@ -130,7 +129,7 @@ class GroupPrefixCache(PrefixCache):
         return node
 
     def evict(self, count: int) -> int:
-        """Evicts at least `count` unreferenced pages, if possible; returns their number."""
+        """Evicts at least `count` unreferenced pages, if possible; returns the number evicted."""
         before = self._num_pages
         while before - self._num_pages < count and self._unused_pages:
             (node, group), _ = self._unused_pages.popitem(last=False)

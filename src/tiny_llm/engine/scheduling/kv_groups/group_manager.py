@@ -12,8 +12,8 @@ from .group_cache import BlockNode, GroupPrefixCache
 class GroupPageManager(PageManager):
     """Page manager for several KV cache groups, or one with a sliding window.
 
-    Admission allocates pages of full-attention groups for all tokens of a request, of other groups
-    for no more than a step needs. A running request's pages before the window are released.
+    Admission allocates full-attention pages for all of a request's tokens, and other groups' pages
+    for the window and one step only. Pages before the window are released while a request runs.
     """
 
     cache: GroupPrefixCache
@@ -42,7 +42,7 @@ class GroupPageManager(PageManager):
             num_blocks if limit is None else min(num_blocks, first + limit)
             for first, limit in zip(freed, self._max_blocks, strict=True)
         ]
-        for group, first in enumerate(freed):  # before `_allocate`, which could evict these pages
+        for group, first in enumerate(freed):  # before `_extend`, which could evict these pages
             self.cache.acquire_group(path[first:], group)
         request.last_node = path[-1] if path else self.cache.root_of(request.adapter)
         request.num_shared, request.num_freed = num_shared, freed
@@ -63,7 +63,7 @@ class GroupPageManager(PageManager):
         return True
 
     def _num_missing(self, allocated: Sequence[int], ends: Sequence[int]) -> int:
-        """Number of pages between `allocated` blocks of each group and `ends`."""
+        """Number of pages needed to extend each group from `allocated` to `ends` blocks."""
         blocks = zip(allocated, ends, self.cache.sizes, strict=True)
         return sum(max(0, end - first) * size for first, end, size in blocks)
 
@@ -116,7 +116,7 @@ class GroupPageManager(PageManager):
                 self.on_share(node)
 
     def free_before_window(self, request: EngineRequest, num_written: int) -> None:
-        """Releases pages that end before a group's window of token `num_written`.
+        """Releases pages that are before each group's window at token `num_written`.
 
         The request keeps the last shared block, whose node is the parent of the next block's node.
         """
@@ -128,7 +128,7 @@ class GroupPageManager(PageManager):
                 self._free_before(request, group, end)
 
     def _free_before(self, request: EngineRequest, group: int, end: int) -> None:
-        """Releases a group's pages of the blocks before `end`."""
+        """Releases a group's pages of blocks before `end`."""
         first, columns = request.num_freed[group], self.cache.columns[group]
         nodes, node = [], request.last_node
         for _ in range(first, request.num_shared):
@@ -157,13 +157,13 @@ class GroupPageManager(PageManager):
 
     def prepare_load(self, request: EngineRequest, num_blocks: int) -> bool:
         assert not self.cache.windows[0], "the last node must keep pages"
-        befores = [self.cache.num_before_window(num_blocks, group) for group in self._groups]
-        allocated = map(max, befores, request.num_allocated)
-        needed = self._num_missing([*allocated], [num_blocks] * len(befores))
+        firsts = [self.cache.num_before_window(num_blocks, group) for group in self._groups]
+        allocated = map(max, firsts, request.num_allocated)
+        needed = self._num_missing([*allocated], [num_blocks] * len(firsts))
         if needed > self.num_available:
             return False
-        for group, before in enumerate(befores):
-            self._free_before(request, group, before)
+        for group, first in enumerate(firsts):
+            self._free_before(request, group, first)
         self.grow(request, num_blocks * self.page_size)
         return True
 

@@ -1,8 +1,8 @@
-"""Gemma 4: a call's arguments in a notation like JSON's, with other quotes.
+"""Gemma 4: JSON-like arguments with `<|"|>` as quotes.
 
     <|tool_call>call:add{a:17,unit:<|"|>km<|"|>}<tool_call|>
 
-Keys are not quoted; strings are not escaped. Chat templates sort keys without regard to case.
+Keys are not quoted; strings are not escaped. Chat templates sort keys case-insensitively.
 """
 
 import json
@@ -29,7 +29,7 @@ CALL_START, END, CALL, QUOTE = "<|tool_call>", "<tool_call|>", "call:", '<|"|>'
 RESPONSE = "<|tool_response>"  # generated after the last call, usually as an EOS token
 SCALARS = frozenset({"number", "boolean", "null"})
 MAX_DEPTH = 100  # of nested arguments
-MAX_ITEMS = 1000  # larger bounds on the length of a list are not enforced
+MAX_ITEMS = 1000  # larger `minItems` and `maxItems` are not enforced
 ANY_VALUE = """\
 any_value: any_string | any_object | any_list | @any_scalar | "None"
 any_object: "{" (any_member ("," any_member)*)? "}"
@@ -40,8 +40,6 @@ KEY: /[^:{}\\[\\],<>\\n]+/
 
 
 class Gemma4Format(ToolCallFormat):
-    """Arguments with `<|"|>` as quotes; see the module docstring."""
-
     name = "gemma4"
     tags = (CALL_START,)
 
@@ -87,7 +85,7 @@ def _parse_value(source: TextSource, depth: int) -> Events:
 
 
 def _parse_members(source: TextSource, end: str, depth: int) -> Events:
-    """Parses an object or a list, starting at its bracket."""
+    """Parses an object or a list, including its brackets."""
     if depth > MAX_DEPTH:
         raise MalformedCallError
     yield ArgumentsDelta(source.take(1))
@@ -165,7 +163,7 @@ class _ValueRules:
         self._root: Any = None
 
     def arguments(self, function: Function) -> str:
-        """Adds the rules for a function's arguments; returns the name of the first."""
+        """Adds the rules for a function's arguments; returns the name of the top-level rule."""
         self._root = parameters_of(function)
         return "any_object" if accepts_any_name(function) else self._rule(self._root)
 
@@ -230,9 +228,9 @@ class _ValueRules:
         return f'"[" {items} "]"' if low else f'"[" ({items})? "]"'
 
     def _object(self, name: str, schema: Mapping[str, Any]) -> str:
-        """Adds rules for the rest of an object from each key on, before and after a first member.
+        """Adds two rules per key for the rest of an object: `first` and `after` an earlier member.
 
-        Each returns or skips one key.
+        A rule matches the key's member or, if the key is optional, skips it.
         """
         properties = schema.get("properties") or {}
         required = schema.get("required") or ()

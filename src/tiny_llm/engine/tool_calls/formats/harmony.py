@@ -3,7 +3,7 @@
     <|channel|>analysis<|message|>The user wants a sum.<|end|><|start|>assistant
     <|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 17, "b": 25}<|call|>
 
-Line breaks are only shown here. The recipient may also precede the channel, as in the chat
+Line breaks are for readability. The recipient may also precede the channel, as in the chat
 template: `assistant to=functions.add<|channel|>commentary json`. The channel `final` has the
 answer. `<|call|>` and `<|return|>` end the output, `<|end|>` only a message.
 
@@ -37,8 +37,8 @@ from ..text_source import (
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL = "<|end|>", "<|call|>"
 MESSAGE_ENDS = (END, CALL, "<|return|>", START)
-NAMESPACE = "functions."  # of the request's tools
-EFFORTS = ("low", "medium", "high")  # levels of `reasoning_effort` in training
+NAMESPACE = "functions."  # prefix of the request's tools in recipients
+EFFORTS = ("low", "medium", "high")  # levels of `reasoning_effort` that gpt-oss was trained on
 GENERATION_PROMPT = f"{START}assistant"
 FINAL = f"{CHANNEL}final{MESSAGE}"
 
@@ -64,7 +64,7 @@ class MessageHeader:
 
     @property
     def is_content(self) -> bool:
-        """Whether users see the message: the answer, or commentary before a call."""
+        """Whether the message is visible output: the answer, or commentary before a call."""
         return self.channel == "final" or (self.channel == "commentary" and not self.recipient)
 
 
@@ -72,7 +72,7 @@ class HarmonyFormat(ToolCallFormat):
     """A call is a message to `functions.NAME`; its text starts with the message's header."""
 
     name = "openai"
-    tags = ()  # the parser of the messages finds the calls
+    tags = ()  # `HarmonyParser` detects calls by their headers
 
     def parse(self, source: TextSource, functions: Functions) -> Events:
         header = yield from source.read_until((MESSAGE,), "")
@@ -90,7 +90,7 @@ class HarmonyFormat(ToolCallFormat):
         has_ended = (yield from source.accept(CALL, END)) or not source.buffer
         if not has_ended or source.is_truncated:
             raise MalformedCallError
-        yield CallStart(name)  # without arguments
+        yield CallStart(name)  # empty body
         yield ArgumentsDelta("{}")
         yield CallEnd()
 
@@ -125,7 +125,7 @@ def _thoughts(tokens: SpecialTokens) -> str:
 
 
 def _message(rule: str, channel: str, tokens: SpecialTokens) -> str:
-    """Rules for a message on a channel and the start of the next one."""
+    """Lark rules for a message on a channel and the start of the next message."""
     head = _header(channel, tokens)
     return f'{rule}: {head} {rule}_text {tag(START, tokens)} "assistant"\n' + text_until(
         f"{rule}_text", END, tokens
