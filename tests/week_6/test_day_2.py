@@ -140,7 +140,8 @@ def test_task_2_mlp_shards_sum_to_the_full_output():
         matrices = {"gate_proj": gate, "up_proj": up, "down_proj": down}
         if part is not None:
             matrices = {
-                name: part.slice_tensor(f"mlp.{name}.weight", w) for name, w in matrices.items()
+                name: part.slice_tensor(f"model.layers.0.mlp.{name}.weight", w)
+                for name, w in matrices.items()
             }
         w_gate, w_up, w_down = matrices.values()
         return (nn.silu(x @ w_gate.T) * (x @ w_up.T)) @ w_down.T

@@ -138,7 +138,7 @@ class DecoderConfig:
     # window, in which case the layer computes only queries. Empty without sharing.
     kv_sources: tuple[int, ...] = ()
     # Indices of the layers without v_proj, whose values are k_proj's outputs.
-    keys_as_values: frozenset[int] = frozenset()
+    keys_as_values: tuple[int, ...] = ()
     value_norm: bool = False  # whether values are normalized, without a weight
     intermediate_sizes: tuple[int, ...] = ()  # MLP size of each layer; empty if all have the same
     per_layer_inputs: PerLayerInputConfig | None = None

@@ -69,7 +69,7 @@ def with_gemma4_fields(fields: Fields, config: DecoderConfig) -> DecoderConfig:
         attention_scale=1.0,
         kv_shapes=_kv_shapes(fields, config, full),
         kv_sources=tuple(sources),
-        keys_as_values=full if boolean(fields, "attention_k_eq_v") else frozenset(),
+        keys_as_values=tuple(sorted(full)) if boolean(fields, "attention_k_eq_v") else (),
         value_norm=True,
         intermediate_sizes=tuple(2 * I if is_wide and each else I for each in shared),
         per_layer_inputs=per_layer_inputs,
