@@ -54,7 +54,7 @@ def restart_in_tree(
 
     `tree` is the learner's tree, or None for the solution; `argv` defaults to `sys.argv[1:]`. For a
     demo of `day`, the solution replaces the learner's files with unwritten tasks of other days,
-    which a message names.
+    with a notice.
     """
     wanted = environment(tree)
     if wanted.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
