@@ -37,8 +37,8 @@ def make_sampler(
 ) -> "DistributionSampler":
     """Creates a sampler that applies top-k, top-p, min-p, then temperature.
 
-    Filters see the model's distribution, renormalized after each filter; the temperature reshapes
-    the probabilities of the remaining tokens.
+    Filters see the model's distribution; top-p renormalizes the masses of the tokens that top-k
+    kept. The temperature reshapes the probabilities of the remaining tokens.
 
     Args:
         temp: temperature: 0 is greedy, 1 keeps the model's distribution, higher values flatten it.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.course.support import run_command, write_tree_with_starter
+from tiny_llm.cli.parsing.learner_tree import replacement_notice, unwritten_files
 from tools.course import moe_demo
 from tools.course.progress import counts
 from tools.course.starter import starter_text
@@ -158,6 +159,15 @@ def test_agent_runs_without_the_parser_of_week_5(tmp_path):
     result = run_mine(tmp_path / "other", "tiny_llm.agent")
     assert result.returncode == 2
     assert "week 7, day 1, task 4" in result.stderr, "a task of the day itself must be an error"
+
+
+def test_unwritten_graph_capture_is_not_replaced(tmp_path):
+    """The reference's would call the learner's C++ of day 4.7, which may be unwritten, too."""
+    modules = ("kernels/graph_capture.py", "qwen3_week2/captured.py", "agent/tools.py")
+    write_starter_of(tmp_path, *modules)
+    assert unwritten_files(tmp_path) == ["agent/tools.py"]
+    assert "tasks: a.py, b.py" in replacement_notice(["a.py", "b.py"])
+    assert "tasks: 29 files, see `pdm run progress`" in replacement_notice(["a.py"] * 29)
 
 
 @pytest.mark.slow

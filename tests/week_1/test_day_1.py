@@ -55,9 +55,14 @@ def test_task_1_softmax_rounds_once(device, half):
     )
 
 
+def test_task_1_softmax_of_a_fully_masked_row_is_nan(device):
+    row = as_numpy(softmax(mx.full((1, 3), -mx.inf), -1))
+    assert np.isnan(row).all(), f"expected NaN, as no probabilities sum to 1, got {row.tolist()}"
+
+
 @pytest.mark.parametrize("leading", [(), (3,), (2, 5)])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("scale", [None, 0.3, 0.0])
 def test_task_1_attention(device, dtype, leading, masked, scale):
     L, S, D = 5, 9, 12
     query = random(*leading, L, D, dtype=dtype)
@@ -97,6 +102,13 @@ def test_task_1_single_visible_key_returns_its_value(device, dtype):
     assert_close(actual, mx.broadcast_to(value[2], (4, 6)), "attention with only key 2 visible")
 
 
+def test_task_1_infinite_mask_hides_a_large_score(device):
+    query, key = mx.ones((1, 4)), mx.array([[0.0] * 4, [100.0] * 4])
+    mask = mx.array([[0.0, -mx.inf]])
+    actual = scaled_dot_product_attention_simple(query, key, mx.array([[1.0], [5.0]]), mask=mask)
+    assert actual.tolist() == [[1.0]], "expected the value of the visible key alone"
+
+
 @pytest.mark.parametrize("leading", [(), (3,), (2, 5)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_task_2_linear(device, dtype, leading, has_bias):
@@ -109,12 +121,13 @@ def test_task_2_linear(device, dtype, leading, has_bias):
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize("masked", [False, True])
-def test_task_2_multi_head_attention(device, dtype, batch, heads, masked):
+@pytest.mark.parametrize("mask_shape", [None, "L×L", "B×1×L×L", "B×H×L×L"])
+def test_task_2_multi_head_attention(device, dtype, batch, heads, mask_shape):
     E, L = 32, 7
+    shapes = {"L×L": (), "B×1×L×L": (batch, 1), "B×H×L×L": (batch, heads)}
     oracle = nn.MultiHeadAttention(E, heads)
     oracle.set_dtype(dtype)
-    mask = random(L, L, dtype=dtype) if masked else None
+    mask = None if mask_shape is None else random(*shapes[mask_shape], L, L, dtype=dtype)
     query, key, value = (random(batch, L, E, dtype=dtype) for _ in range(3))
     layer = SimpleMultiHeadAttention(
         E,

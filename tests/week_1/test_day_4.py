@@ -64,6 +64,13 @@ def test_task_2_silu_of_negative_numbers_does_not_cancel(device, half):
     )
 
 
+def test_task_2_silu_of_a_number_whose_exponential_overflows(device):
+    actual = silu(mx.array(-11.5, mx.float16)).item()  # exp(11.5) is beyond float16
+    assert actual == pytest.approx(-1.165e-4, rel=0.02), (
+        "expected no exponential of a positive number: 1 / (1 + exp(-x)) is 0"
+    )
+
+
 def test_task_2_silu_is_stable_far_from_zero(device, dtype):
     x = mx.array([-60000.0, -200.0, -20.0, 0.0, 20.0, 200.0, 60000.0], dtype=dtype)
     actual = as_numpy(silu(x))

@@ -7,6 +7,7 @@ import pytest
 from tests.metal.support import DTYPE_NAMES, as_array, as_bound, empty, run
 from tests.support import as_numpy, assert_close, assert_distributed, random
 from tiny_llm import kernels, make_sampler
+from tiny_llm.sampling_ops import apply_top_k, apply_top_p
 
 V = 12
 DRAWS = 20_000
@@ -76,6 +77,41 @@ def test_task_1_top_p_keeps_the_token_crossing_the_threshold(device):
         "expected the tokens with 0.5 and 0.25, because 0.5 alone is less than 0.6"
     )
     assert set(np.flatnonzero(draw(p, top_p=0.45))) == {1}
+
+
+def test_task_1_top_p_stops_when_the_mass_is_reached(device):
+    kept = mx.isfinite(apply_top_p(mx.full((1, 4), -2.0), 0.5)).sum().item()
+    assert kept == 2, f"4 equal tokens, p = 0.5: expected the smallest set, 2, got {kept}"
+
+
+def test_task_1_top_k_drops_ties(device):
+    kept = mx.isfinite(apply_top_k(mx.full((1, 5), -2.0), 2)).sum().item()
+    assert kept == 2, f"5 equal tokens, k = 2: expected 2, got {kept}"
+
+
+@pytest.mark.parametrize("keep", [lambda x: apply_top_p(x, 0.6), lambda x: apply_top_k(x, 3)])
+def test_task_1_filters_keep_the_log_probabilities(device, keep):
+    logprobs = mx.log(mx.array(distribution().astype(np.float32)))[None]
+    filtered = keep(logprobs)
+    expected = mx.where(mx.isfinite(filtered), logprobs, -mx.inf)
+    assert filtered.tolist() == expected.tolist(), "expected unchanged values of the kept tokens"
+
+
+def test_task_1_no_mass_on_other_tokens_at_temperature_zero(device):
+    logprobs = mx.log(mx.array([[0.2, 0.5, 0.3], [0.4, 0.2, 0.4]]))
+    actual = make_sampler(0).probabilities(logprobs).tolist()
+    expected = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]  # the lowest id in a tie
+    assert actual == expected, f"expected {expected}, got {actual}"
+
+
+@pytest.mark.parametrize("temp", [0, 0.7])
+def test_task_1_logits_are_float32(device, temp):
+    logprobs = mx.array([[-0.5, -1.5, -3.0]], mx.bfloat16)
+    actual = make_sampler(temp).logits(logprobs)
+    assert actual.dtype == mx.float32, f"expected float32, got {actual.dtype}"
+    if temp:
+        exact = logprobs.astype(mx.float32) / temp
+        assert_close(actual, exact, "logits: convert to float32, then divide")
 
 
 @pytest.mark.parametrize("min_p", [0.0, 0.1, 0.6, 1.0])
@@ -171,6 +207,13 @@ def test_task_2_axpby(dtype, size):
     assert z.dtype == dtype
     expected = 4.0 * x.astype(mx.float32) + 2.0 * y.astype(mx.float32)
     assert_close(z, expected.astype(dtype), "axpby: computed in float32, rounded once", ulps=1)
+
+
+def test_task_2_axpby_computes_in_float32(dtype):
+    x, y = mx.ones(3, dtype=dtype), -mx.ones(3, dtype=dtype)
+    # Rounded to 16 bits, alpha would be 1 and the result would cancel.
+    z = kernels.axpby(x, y, 1 + 2.0**-12, 1.0, stream=mx.cpu)
+    assert as_numpy(z).tolist() == [2.0**-12] * 3, "expected a single rounding, of the result"
 
 
 @pytest.mark.parametrize(

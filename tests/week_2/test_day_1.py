@@ -1,6 +1,9 @@
 """Week 2, day 1: the KV cache and a model that uses it."""
 
+from itertools import islice
+
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from tests.list_cache import ListCache
@@ -13,6 +16,7 @@ from tiny_llm import (
     simple_generate,
     simple_generate_with_kv_cache,
 )
+from tiny_llm.generate import decode_with_cache, loops
 from tiny_llm.kv_cache.full import grow_buffer
 from tiny_llm.qwen3_week2 import Qwen3MultiHeadAttention, attend_grouped
 
@@ -33,6 +37,18 @@ def test_task_1_returns_written_tokens(device, dtype, chunks):
         assert fetched[2] == cache.offset == all_keys.shape[2]
         assert fetched[3] == "causal", "expected the mask to be passed through"
     assert cache.key_values[0].shape[2] == sum(chunks)
+
+
+def test_task_1_append_counts_the_valid_tokens(device):
+    cache, tokens = TinyKvFullCache(), random(2, 3, 6, 8)
+    for start, end in ((0, 5), (5, 6)):
+        new = tokens[:, :, start:end]
+        keys, values, context_lens = cache.append(new, -new)
+        assert context_lens == [end] * 2, (
+            f"expected the valid tokens of both sequences, {[end] * 2}, got {context_lens}"
+        )
+        assert_close(keys[:, :, :end], tokens[:, :, :end], "keys, oldest first", ulps=0)
+        assert_close(values[:, :, :end], -tokens[:, :, :end], "values, oldest first", ulps=0)
 
 
 def test_task_1_rewind(device):
@@ -70,6 +86,7 @@ def test_task_1_mismatched_shapes():
     cache.update_and_fetch(mx.zeros((1, 2, 1, 4)), mx.zeros((1, 2, 1, 4)))
     with pytest.raises(ValueError, match="shape"):  # also that of `mx.concatenate`
         cache.update_and_fetch(mx.zeros((1, 3, 1, 4)), mx.zeros((1, 3, 1, 4)))
+    assert cache.offset == 1, f"expected 1 token after the rejected one, got {cache.offset}"
 
 
 def test_task_5_new_capacity_follows_the_old_tokens():
@@ -79,6 +96,11 @@ def test_task_5_new_capacity_follows_the_old_tokens():
     grown = grow_buffer(buffer, random(1, 2, 300, 8), 364)
     assert grown.shape[2] >= 364, f"expected room for 364 tokens, got {grown.shape[2]}"
     assert_close(grown[:, :, :64], old, "the first tokens of the grown buffer", ulps=0)
+
+
+def test_task_5_capacity_is_bounded():
+    buffer = grow_buffer(mx.zeros((1, 2, 64, 8)), mx.zeros((1, 2, 6, 8)), 70, max_capacity=100)
+    assert 70 <= buffer.shape[2] <= 100, f"expected a capacity of 70 to 100, got {buffer.shape[2]}"
 
 
 def test_task_5_mismatched_shapes():
@@ -94,6 +116,20 @@ def test_task_5_appending_does_not_copy_the_history(device):
         mx.eval(cache.update_and_fetch(token, token)[:2])
         buffers.add(cache._keys.shape[2])
     assert len(buffers) <= 4, "the buffer must grow in steps, not with every token"
+
+
+def test_task_5_appending_writes_in_place(device):
+    cache, token = TinyKvFullCache(), mx.zeros((1, 2, 1, 8))
+    addresses = set()
+    for _ in range(8):
+        mx.eval(cache.append(token, token)[:2])
+        for name, buffer in (("keys", cache._keys), ("values", cache._values)):
+            addresses.add((name, np.array(buffer, copy=False).ctypes.data))
+            del buffer
+    assert len(addresses) == 2, (
+        f"8 tokens: expected one buffer of keys and one of values, got {len(addresses)}; a "
+        "reference to a buffer makes MLX copy it"
+    )
 
 
 def test_task_5_total_copy_cost_is_linear():
@@ -230,6 +266,30 @@ def test_task_4_computes_each_token_once(device):
     model = CountingModel(Qwen3ModelWeek2(tiny_model(vocab_size=256)))
     simple_generate_with_kv_cache(model, ByteTokenizer(), "hello", max_tokens=4)
     assert model.calls == [(5, 0), (1, 5), (1, 6), (1, 7)][: len(model.calls)]
+
+
+def test_task_4_prefills_in_chunks(device, monkeypatch):
+    oracle, prompt = tiny_model(vocab_size=256), "9 letters"
+    expected = simple_generate(Qwen3ModelWeek1(oracle), ByteTokenizer(), prompt, max_tokens=3)
+    monkeypatch.setattr(loops, "PREFILL_STEP", 4)
+    model = CountingModel(Qwen3ModelWeek2(oracle))
+    actual = simple_generate_with_kv_cache(model, ByteTokenizer(), prompt, max_tokens=3)
+    calls = [(4, 0), (4, 4), (1, 8), (1, 9)]
+    assert model.calls[:4] == calls, (
+        f"9 tokens in chunks of 4: expected (tokens, offset) {calls}, got {model.calls[:4]}"
+    )
+    assert actual == expected
+
+
+def test_task_4_yields_arrays(device):
+    """Converting a token to a number would wait for its computation."""
+    decode = decode_with_cache(
+        Qwen3ModelWeek2(tiny_model()), IDS, lambda logprobs: mx.argmax(logprobs, axis=-1)
+    )
+    for token in islice(decode, 3):
+        assert isinstance(token, mx.array), f"expected a lazy array, got {token!r}"
+        assert token.shape == (1,), f"expected one element, got the shape {token.shape}"
+    decode.close()
 
 
 def test_task_4_releases_caches_at_end_of_generation(device):

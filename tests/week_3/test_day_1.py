@@ -67,6 +67,18 @@ def test_task_1_bounded_pool_has_as_many_pages_as_its_capacity():
     assert pool.key_pages.shape == pool.value_pages.shape == (3, 2, 4, 8)
 
 
+def test_task_1_memory_grows_by_half():
+    pool, token = TinyKvPagedPool(page_size=1), mx.ones((1, 1, 1, 1))
+    for _ in range(1000):
+        pool.allocate_page()
+    pool.ensure_capacity(token)
+    pool.allocate_page()
+    pool.ensure_capacity(token)
+    assert len(pool.key_pages) == len(pool.value_pages) >= 1500, (
+        f"page 1,001: expected growth by half, to at least 1,500, got {len(pool.key_pages)}"
+    )
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 128])
 def test_task_1_write_and_read(device, dtype, page_size):
     pool = TinyKvPagedPool(page_size)
@@ -255,6 +267,14 @@ def test_task_2_misuse_is_rejected_without_side_effects():
         check_integrity(pool, [shadowed])
     shadowed.append(5)
     check_integrity(pool, [shadowed])
+
+
+def test_task_2_failed_reservation_keeps_the_order_of_the_free_pages():
+    pool = TinyKvPagedPool(page_size=4, capacity=3)
+    with pytest.raises(OutOfPagesError):
+        TinyKvPagedCache(pool).reserve(13)
+    pages = [pool.allocate_page() for _ in range(3)]
+    assert pages == [0, 1, 2], f"expected the free pages as before, [0, 1, 2], got {pages}"
 
 
 @settings(max_examples=60, deadline=None, report_multiple_bugs=False)

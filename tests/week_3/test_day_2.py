@@ -236,6 +236,22 @@ def test_task_2_reference_gathers_and_attends(dtype, page_size, mask):
     assert_close(fast, actual, "kernel compared with the reference", ulps=16)
 
 
+def test_task_2_reference_computes_in_float32():
+    # Scores are large and close, so bfloat16, whose spacing is 1/2 above 64, would be too coarse.
+    key, value = random(2, 300, 16, dtype=mx.bfloat16, scale=5), random(2, 300, 16)
+    value = value.astype(mx.bfloat16)
+    keys, values, table = cut_into_pages([(key, value)], 16)
+    query = random(1, 4, 3, 16, dtype=mx.bfloat16, scale=5)
+    actual = paged_attention_reference(
+        query, keys, values, padded(table), mx.array([300]), 16, 0.25, None
+    )
+    expected = scaled_dot_product_attention_grouped(
+        *(x.astype(mx.float32) for x in (query[0], key, value)), 0.25
+    ).astype(mx.bfloat16)
+    assert actual.dtype == mx.bfloat16
+    assert_close(actual[0], expected, "attention in float32, rounded once", ulps=2)
+
+
 @pytest.mark.parametrize("mask", ["causal", None])
 @pytest.mark.parametrize("page_size", [3, 16])
 def test_task_2_readable_metal_kernel(dtype, page_size, mask):
@@ -255,6 +271,9 @@ def test_task_2_no_memory_fault_or_race(mode):
     keys, values, table = cut_into_pages([(random(1, 7, 33), random(1, 7, 33))], 3, spare=0)
     query = random(1, 2, 2, 33)
     paged_attend("readable", query, keys, values, padded(table), [7], mode=mode)
+    missing = mx.array([[0, 10**6, 1]], dtype=mx.int32)
+    out = paged_attend("readable", query, keys, values, missing, [7], mode=mode)
+    assert mx.all(mx.isnan(out)).item(), "expected NaN if a page does not exist"
 
 
 # ---------------------------------------------------------------- task 3: in the model

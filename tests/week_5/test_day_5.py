@@ -141,12 +141,19 @@ def test_task_1_held_back_text_is_emitted_at_the_end():
         ("a <think> b", [("content", "a <think> b")]),
         ("<thinking> b", [("content", "<thinking> b")]),
         ("Yes.", [("content", "Yes.")]),
+        ("  Yes.", [("content", "  Yes.")]),
         ("<thi", [("content", "<thi")]),
         ("", []),
     ],
 )
 def test_task_2_reasoning_and_content(text, expected):
     assert_parsed(text, expected)
+
+
+def test_task_2_other_tags():
+    text = "<seed:think>Hm </think>.</seed:think>Yes."
+    expected = [("reasoning", "Hm </think>."), ("content", "Yes.")]
+    assert_parsed(text, expected, think_tags=("<seed:think>", "</seed:think>"))
 
 
 def test_task_2_reasoning_opened_by_the_prompt():
@@ -273,10 +280,14 @@ def test_task_3_other_text_is_content(text):
 
 def test_task_3_deltas_stop_at_the_first_invalid_character():
     text = CALL.replace("17", "yes")
-    parser = OutputParser(False, False, TOOLS)
-    actual = merged([delta for character in text for delta in parser.feed(character)])
     expected = [("call of add", '{"a": '), ("content", text[text.index("yes") :])]
-    assert actual == expected, f"expected {expected}, got {actual}"
+    assert_parsed(text, expected, thinking_enabled=False, tool_calls=TOOLS)
+
+
+def test_task_3_end_tag_cut_off_by_the_end_of_the_output():
+    expected = [("call of add", '{"a": 17, "b": [25]}')]
+    for cut in range(len(CALL) - len("\n</tool_call>"), len(CALL)):
+        assert_parsed(CALL[:cut], expected, thinking_enabled=False, tool_calls=TOOLS)
 
 
 def test_task_3_cut_call_is_a_prefix_of_the_call():
@@ -313,6 +324,7 @@ START, END = 8, 9
         ([1, 2, 3], [], False, None),  # no reasoning
         ([START, 1], [], False, None),
         ([START, 1, 2], [], False, END),
+        ([START, START, 1], [], False, None),  # the tags do not count
         ([START], [1, 2], False, END),
         ([START, 1], [2, END], False, None),  # a draft token, END, ends the reasoning
         ([START, 1, 2, END, 3, 4], [], False, None),

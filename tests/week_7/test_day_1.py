@@ -108,6 +108,7 @@ def test_task_1_first_violations_only():
     message = error_of(parse_arguments, READ, '{"path": "a", "lines": [0, -1, -2, -3, -4]}')
     count = message.count("minimum")
     assert count == 3, f"expected the first 3 of 5 violations, got {count}: {message}"
+    assert message.count("; ") == 2, f"expected '; ' between violations, got: {message}"
 
 
 def test_task_2_result():
@@ -153,9 +154,10 @@ def test_task_2_model_errors_are_results(name, arguments, expected):
         assert text in content, f"expected '{text}' in the result, got {content!r}"
 
 
-def test_task_2_internal_errors_are_not_results():
-    with pytest.raises(KeyError, match="internal error"):
-        run_call(call("broken", {}), BY_NAME)
+@pytest.mark.parametrize("kind", [KeyError, TypeError, RecursionError, RuntimeError])
+def test_task_2_internal_errors_are_not_results(kind):
+    with pytest.raises(kind, match="internal error"):
+        run_call(call("broken", {}), {"broken": failing("broken", kind("internal error"))})
 
 
 def test_task_2_invalid_calls_do_not_run():

@@ -54,7 +54,7 @@ def restart_in_tree(
 
     `tree` is the learner's tree, or None for the solution; `argv` defaults to `sys.argv[1:]`. For a
     demo of `day`, the solution replaces the learner's files with unwritten tasks of other days,
-    which a message names.
+    with a notice.
     """
     wanted = environment(tree)
     if wanted.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
@@ -65,8 +65,8 @@ def restart_in_tree(
 
 
 def _unwritten_files(tree: Path, day: Day) -> list[str]:
-    """Names of the learner's files with unwritten tasks, except those of `day`; prints them."""
-    from tiny_llm.cli.parsing.learner_tree import unwritten_files
+    """Names of the learner's files with unwritten tasks, except those of `day`; prints a notice."""
+    from tiny_llm.cli.parsing.learner_tree import replacement_notice, unwritten_files
 
     tasks = {task.id for task in day.tasks}
     own = {
@@ -76,6 +76,5 @@ def _unwritten_files(tree: Path, day: Day) -> list[str]:
     }
     files = [name for name in unwritten_files(tree) if name not in own]
     if files:
-        names = ", ".join(files)
-        print(f"your tree, with the solution's files for unwritten tasks: {names}", file=sys.stderr)
+        print(replacement_notice(files), file=sys.stderr)
     return files

@@ -127,7 +127,7 @@ class TinyKvPagedCache(TinyKvCache):
             while self.num_pages + len(new_pages) < self._pages_for(self.offset + L):
                 new_pages.append(self.pool.allocate_page())
         except OutOfPagesError:
-            for page in new_pages:
+            for page in reversed(new_pages):  # restores the order of the free list
                 self.pool.free_page(page)
             raise
         self.page_ids += new_pages

@@ -22,9 +22,9 @@
 // dtype of the query.
 //
 // Batch invariance: tiles begin at multiples of 64 keys, every sum runs in index order, and a
-// hidden key contributes nothing. A row's result therefore has the same bits for any number of
-// rows, sequences and threads, any chunking of the prompt, and any number of keys after its last
-// visible one.
+// hidden key with finite values contributes nothing. A row's result therefore has the same bits for
+// any number of rows, sequences and threads, any chunking of the prompt, and any number of keys
+// after its last visible one.
 #pragma once
 
 #include <optional>

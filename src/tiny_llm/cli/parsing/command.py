@@ -16,7 +16,13 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from ...errors import TaskNotImplemented, UserError, escape_control_characters
-from .learner_tree import exec_in_learner_tree, find_learner_tree, is_running_mine, unwritten_files
+from .learner_tree import (
+    exec_in_learner_tree,
+    find_learner_tree,
+    is_running_mine,
+    replacement_notice,
+    unwritten_files,
+)
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells after Ctrl-C
@@ -26,7 +32,7 @@ class SafeConsole(Console):
     """Console that escapes control characters in texts of models, servers and checkpoints."""
 
     def __init__(self, stderr: bool = False):
-        super().__init__(stderr=stderr, highlight=False, emoji=False)
+        super().__init__(stderr=stderr, emoji=False)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -125,7 +131,7 @@ class CommandParser(argparse.ArgumentParser):
         return parsed
 
     def _report_unwritten_files(self) -> list[str]:
-        """Files with unwritten tasks, to import from the reference; prints the names."""
+        """Files with unwritten tasks, to import from the reference; prints a notice."""
         tree = find_learner_tree()
         if not self._skips_unwritten or tree is None or is_running_mine(tree):
             return []
@@ -135,11 +141,7 @@ class CommandParser(argparse.ArgumentParser):
             if self._own_folder is None or not name.startswith(self._own_folder)
         ]
         if skipped:
-            console.print(
-                f"solution: mine, with reference files for unwritten tasks: {', '.join(skipped)}",
-                soft_wrap=True,
-                markup=False,
-            )
+            console.print(replacement_notice(skipped), soft_wrap=True, markup=False)
         return skipped
 
     def error(self, message: str) -> NoReturn:
