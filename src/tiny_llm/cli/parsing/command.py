@@ -32,7 +32,7 @@ class SafeConsole(Console):
     """Console that escapes control characters in texts of models, servers and checkpoints."""
 
     def __init__(self, stderr: bool = False):
-        super().__init__(stderr=stderr, emoji=False)
+        super().__init__(stderr=stderr, highlight=False, emoji=False)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
