@@ -204,6 +204,13 @@ def test_directory_without_write_permission(tmp_path, demo, caplog):
 
 def test_foreign_files_in_the_directory(tmp_path, demo, caplog):
     """They are neither read nor deleted, and do not end the thread."""
+    prompts = [f"{number}. {PROMPT}" for number in range(4)]
+    with engine(tmp_path / "other", demo) as llm:
+        for prompt in (PROMPT, *prompts):
+            generate_one(llm, prompt)
+    # Keys, and so the folders of pages, depend on the extension's build.
+    used = {file.parent.name for file in page_files(tmp_path / "other")}
+    unused = next(name for name in (f"{n:02x}" for n in range(1, 256)) if name not in used)
     with engine(tmp_path, demo) as llm:
         expected = generate_one(llm)
     files = page_files(tmp_path)
@@ -214,7 +221,7 @@ def test_foreign_files_in_the_directory(tmp_path, demo, caplog):
     for name in names:
         (tmp_path / name).write_bytes(b"x" * 10**6)
     (tmp_path / "pages/00" / ("1" * 40)).symlink_to(tmp_path / "readme")
-    (tmp_path / "pages/01").symlink_to(tmp_path / "missing")
+    (tmp_path / "pages" / unused).symlink_to(tmp_path / "missing")
     limit = 2 * sum(path.stat().st_size for path in files)
     with (
         caplog.at_level(logging.WARNING, LOGGER),
@@ -222,8 +229,8 @@ def test_foreign_files_in_the_directory(tmp_path, demo, caplog):
     ):
         assert generate_one(llm).token_ids == expected.token_ids
         assert llm.disk_cache.stats.hit_tokens > 0
-        for number in range(4):
-            generate_one(llm, f"{number}. {PROMPT}")
+        for prompt in prompts:
+            generate_one(llm, prompt)
             assert llm.disk_cache._io.flush(30)
         assert llm.disk_cache._io.is_alive()
         assert llm.disk_cache.stats.num_bytes <= limit
