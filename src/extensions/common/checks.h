@@ -44,6 +44,13 @@ inline void check_same_dtype(const char* operation, const char* name, const mlx:
           ", ", other.dtype(), ", got ", x.dtype());
 }
 
+/// Checks that an argument has the same shape as another argument.
+inline void check_same_shape(const char* operation, const char* name, const mlx::core::array& x,
+                             const char* other_name, const mlx::core::array& other) {
+    check(x.shape() == other.shape(), operation, "expected ", name, " of the shape of ", other_name,
+          ", ", other.shape(), ", got ", x.shape());
+}
+
 /// Checks that a norm's weight is float32 or has the dtype of another argument.
 inline void check_weight_dtype(const char* operation, const mlx::core::array& weight,
                                const char* other_name, const mlx::core::array& other) {

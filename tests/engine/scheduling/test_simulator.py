@@ -230,50 +230,38 @@ original_grow = GroupPageManager.grow
 original_drop = GroupPrefixCache._drop
 
 
-@pytest.mark.parametrize(
-    ("owner", "method", "fault"),
-    [
-        (GroupPageManager, "free_before_window", frees_pages_early),
-        (GroupPageManager, "free_before_window", never_frees_pages),
-        (GroupPageManager, "grow", allocates_only_the_first_group),
-        (GroupPrefixCache, "match", matches_without_windows),
-        (GroupPrefixCache, "_drop", drops_other_groups),
-    ],
-    ids=lambda value: value.__name__ if callable(value) and not isinstance(value, type) else "",
-)
-def test_injected_fault_in_groups_is_detected(monkeypatch, owner, method, fault):
-    monkeypatch.setattr(owner, method, fault)
-    with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError)):
-        run_group_workloads(300)
-
-
 def run_group_workloads(number: int) -> None:
     rng = random.Random(4)
     for _ in range(number):
         run_and_compare(with_groups(rng, random_workload(rng), random_groups(rng)))
 
 
-@pytest.mark.parametrize(
-    ("owner", "method", "fault"),
-    [
-        (PrefixCache, "acquire", skips_reference_counts),
-        (PageManager, "release", leaks_pages),
-        (PageAllocator, "free", ignores_reference_counts),
-        (PrefixCache, "match", matches_whole_prompts),
-        (PrefixCache, "root_of", ignores_adapters),
-        (PageManager, "share_full_pages", shares_unwritten_pages),
-        (Scheduler, "_schedule_decoding", reverses_running_requests),
-        (Scheduler, "_preempt", loses_preempted_requests),
-    ],
-    ids=lambda value: value.__name__ if callable(value) and not isinstance(value, type) else "",
-)
-def test_injected_fault_is_detected(monkeypatch, owner, method, fault):
-    monkeypatch.setattr(owner, method, fault)
-    with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError)):
-        run_workloads(300)
-
-
 def run_workloads(number: int) -> None:
     rng = random.Random(3)
     for _ in range(number):
         run_and_compare(random_workload(rng))
+
+
+@pytest.mark.parametrize(
+    ("run", "owner", "method", "fault"),
+    [
+        (run_workloads, PrefixCache, "acquire", skips_reference_counts),
+        (run_workloads, PageManager, "release", leaks_pages),
+        (run_workloads, PageAllocator, "free", ignores_reference_counts),
+        (run_workloads, PrefixCache, "match", matches_whole_prompts),
+        (run_workloads, PrefixCache, "root_of", ignores_adapters),
+        (run_workloads, PageManager, "share_full_pages", shares_unwritten_pages),
+        (run_workloads, Scheduler, "_schedule_decoding", reverses_running_requests),
+        (run_workloads, Scheduler, "_preempt", loses_preempted_requests),
+        (run_group_workloads, GroupPageManager, "free_before_window", frees_pages_early),
+        (run_group_workloads, GroupPageManager, "free_before_window", never_frees_pages),
+        (run_group_workloads, GroupPageManager, "grow", allocates_only_the_first_group),
+        (run_group_workloads, GroupPrefixCache, "match", matches_without_windows),
+        (run_group_workloads, GroupPrefixCache, "_drop", drops_other_groups),
+    ],
+    ids=lambda value: value.__name__ if callable(value) and not isinstance(value, type) else "",
+)
+def test_injected_fault_is_detected(monkeypatch, run, owner, method, fault):
+    monkeypatch.setattr(owner, method, fault)
+    with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError)):
+        run(300)

@@ -22,8 +22,7 @@ void check_query_key_value(const mx::array& query, const mx::array& key, const m
           query.shape());
     check(key.ndim() == query.ndim(), FLASH_ATTENTION, "expected key with the ", query.ndim(),
           " dimensions of query, got shape ", key.shape());
-    check(value.shape() == key.shape(), FLASH_ATTENTION, "expected value of the shape of key, ",
-          key.shape(), ", got ", value.shape());
+    check_same_shape(FLASH_ATTENTION, "value", value, "key", key);
 
     auto expected = query.shape();  // shape of query with the heads and tokens of key
     expected.end()[-3] = key.shape(-3);

@@ -22,8 +22,7 @@ mx::array gated_rms_norm(const mx::array& o, const mx::array& z, const mx::array
     check(o.dtype() == mx::float32, NAME, "expected o in float32, got ", o.dtype());
     check_float(NAME, "z", z);
     check_not_scalar(NAME, "o", o);
-    check(z.shape() == o.shape(), NAME, "expected z of the shape of o, ", o.shape(), ", got ",
-          z.shape());
+    check_same_shape(NAME, "z", z, "o", o);
     check(weight.shape() == mx::Shape{o.shape(-1)}, NAME, "expected weight of shape (", o.shape(-1),
           "), the last dimension of o, got ", weight.shape());
     check_weight_dtype(NAME, weight, "z", z);

@@ -27,9 +27,7 @@ void check_query_and_pages(const char* name, const mx::array& query, const mx::a
         key_pages.dtype(), " and ", value_pages.dtype());
     check(key_pages.ndim() == 4, name, "expected key_pages P×H×page_size×D, got shape ",
           key_pages.shape());
-    check(value_pages.shape() == key_pages.shape(), name,
-          "expected value_pages of the shape of key_pages, ", key_pages.shape(), ", got ",
-          value_pages.shape());
+    check_same_shape(name, "value_pages", value_pages, "key_pages", key_pages);
     const int D = query.shape(-1), H_q = query.shape(1), H = key_pages.shape(1);
     check(D >= 1 && D <= MAX_HEAD_SIZE, name, "expected a head size from 1 to ", MAX_HEAD_SIZE,
           ", got ", D);

@@ -37,8 +37,7 @@ mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weigh
     check((cos.shape() == shared || cos.shape() == own) && W >= std::min(1, D / 2) && W <= D / 2,
           NAME, "expected cos of shape (", B, ",", L, ",W) or (1,", L, ",W), W from 1 to ", D / 2,
           ", got ", cos.shape());
-    check(sin.shape() == cos.shape(), NAME, "expected sin of the shape of cos, ", cos.shape(),
-          ", got ", sin.shape());
+    check_same_shape(NAME, "sin", sin, "cos", cos);
     return mx::array({B, H, L, D}, x.dtype(),
                      wrap_if_emulated(std::make_shared<QkNormRope>(
                          stream_for("qk_norm_rope", x.dtype(), s), eps, weight.has_value())),

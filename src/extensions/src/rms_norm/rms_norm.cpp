@@ -56,8 +56,7 @@ std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array
     };
     constexpr const char* NAME = "add_rms_norm";
     check_inputs(NAME, x, weight);
-    check(y.shape() == x.shape(), NAME, "expected y of the shape of x, ", x.shape(), ", got ",
-          y.shape());
+    check_same_shape(NAME, "y", y, "x", x);
     check_same_dtype(NAME, "y", y, "x", x);
     const auto outputs =
         row_operation(OPERATION, {x, y, weight}, {x.dtype(), x.dtype()}, s, {.eps = eps});

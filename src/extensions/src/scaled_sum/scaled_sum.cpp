@@ -18,8 +18,7 @@ mx::array scaled_sum(const mx::array& x, const mx::array& y, float scale, mx::St
     check_float(OPERATION.name, "x", x);
     check_not_scalar(OPERATION.name, "x", x);
     check_same_dtype(OPERATION.name, "y", y, "x", x);
-    check(y.shape() == x.shape(), OPERATION.name, "expected y of the shape of x, ", x.shape(),
-          ", got ", y.shape());
+    check_same_shape(OPERATION.name, "y", y, "x", x);
     return row_operation(OPERATION, {x, y}, {x.dtype()}, s, {.scale = scale})[0];
 }
 

@@ -45,8 +45,7 @@ mx::array swiglu(const mx::array& gate, const mx::array& up, const std::string& 
     check_float(NAME, "gate", gate);
     check_same_dtype(NAME, "up", up, "gate", gate);
     check_not_scalar(NAME, "gate", gate);
-    check(up.shape() == gate.shape(), NAME, "expected up of the shape of gate, ", gate.shape(),
-          ", got ", up.shape());
+    check_same_shape(NAME, "up", up, "gate", gate);
     const auto* variant = std::find_if(std::begin(VARIANTS), std::end(VARIANTS),
                                        [&](const Variant& v) { return v.name == activation; });
     check(variant != std::end(VARIANTS), NAME,

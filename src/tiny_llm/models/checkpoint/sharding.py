@@ -226,8 +226,7 @@ class RankShard:
         if layer in BY_CHANNEL:
             return self._channel_ranges(name, shape)
         if layer in BY_KV_HEAD and self.full_config.kv_shapes:
-            index = next(int(part) for part in name.split(".") if part.isdigit())
-            return self._like_layer(index)._local_ranges(name, shape)
+            return self._like_layer(_layer_index(name))._local_ranges(name, shape)
         local = range(self.rank, self.rank + 1)
         found = (-1, self.size, local) if kind in HEAD_VECTORS else self.split(layer, kind)
         if found is None:
@@ -270,8 +269,7 @@ class RankShard:
             return experts.shared_expert_intermediate_size or 0
         if experts is not None and (".switch_mlp." in name or ".experts." in name):
             return experts.intermediate_size
-        index = next(int(part) for part in name.split(".") if part.isdigit())
-        return self.full_config.intermediate_size_of(index)
+        return self.full_config.intermediate_size_of(_layer_index(name))
 
     def _mlp_slices(self, width: int) -> tuple[int, range]:
         """An MLP's (number of equal slices, range of this rank's slices).
@@ -286,3 +284,7 @@ class RankShard:
     def _local_width(self, width: int) -> int:
         num_slices, local = self._mlp_slices(width)
         return width // num_slices * len(local)
+
+
+def _layer_index(name: str) -> int:
+    return next(int(part) for part in name.split(".") if part.isdigit())

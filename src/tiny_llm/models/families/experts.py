@@ -59,6 +59,32 @@ def combine_experts(outputs: mx.array, routing_weights: mx.array) -> mx.array:
     # [/task 6.1.4 add-up]
 
 
+def route(
+    logits: mx.array, k: int, normalized: bool, expert_scales: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
+    """`select_experts` on any device; `expert_scales`, X float32, multiply the routing weights."""
+    # [solution only]
+    if kernels.computes_on_cpu():
+        return kernels.topk_softmax(logits, k, normalized, expert_scales)
+    # [/solution only]
+    experts, routing_weights = select_experts(logits, k, normalized)
+    if expert_scales is not None:
+        routing_weights = routing_weights * expert_scales[experts]
+    return experts, routing_weights
+
+
+def weighted_sum(
+    outputs: mx.array, routing_weights: mx.array, shared: mx.array | None = None
+) -> mx.array:
+    """`combine_experts` on any device, plus the shared expert's output, if any."""
+    # [solution only]
+    if kernels.computes_on_cpu():
+        return kernels.weighted_sum(outputs, routing_weights, shared)
+    # [/solution only]
+    y = combine_experts(outputs, routing_weights)
+    return y if shared is None else y + shared
+
+
 class SparseMoE:
     """The router and experts of one layer.
 
@@ -85,21 +111,11 @@ class SparseMoE:
         shared = None
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             shared = kernels.sigmoid_gate(self.shared_expert(x), self.shared_expert_gate(x))
-        # [solution only]
-        if kernels.computes_on_cpu():
-            return kernels.weighted_sum(outputs, routing_weights, shared)
-        # [/solution only]
-        y = combine_experts(outputs, routing_weights)
-        return y if shared is None else y + shared
+        return weighted_sum(outputs, routing_weights, shared)
 
     def route(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """Selects experts: N..×E -> (expert ids, N..×K uint32; routing weights, N..×K float32)."""
-        logits, config = self.gate(x), self.config  # N..×X
-        # [solution only]
-        if kernels.computes_on_cpu():
-            return kernels.topk_softmax(logits, config.top_k, config.norm_topk_prob)
-        # [/solution only]
-        return select_experts(logits, config.top_k, config.norm_topk_prob)
+        return route(self.gate(x), self.config.top_k, self.config.norm_topk_prob)
 
 
 class ParallelExperts:
@@ -128,19 +144,9 @@ class ParallelExperts:
     def __call__(self, x: mx.array, mlp_output: mx.array) -> mx.array:
         """Computes y from x, the residual stream, and the MLP's output: 1×T×E -> 1×T×E."""
         logits = self.gate(kernels.rms_norm(x, self.router_norm, self.eps))
-        experts, routing_weights = self.route(logits)
+        experts, routing_weights = route(logits, self.top_k, True, self.expert_scales)
         outputs = self.experts(kernels.rms_norm(x, self.expert_norm, self.eps), experts)
-        if kernels.computes_on_cpu():
-            total = kernels.weighted_sum(outputs, routing_weights, None)
-        else:
-            total = combine_experts(outputs, routing_weights)
+        total = weighted_sum(outputs, routing_weights)
         mlp_output = kernels.rms_norm(mlp_output, self.mlp_output_norm, self.eps)
         total = kernels.rms_norm(total, self.output_norm, self.eps)
         return kernels.scaled_sum(mlp_output, total, 1.0)
-
-    def route(self, logits: mx.array) -> tuple[mx.array, mx.array]:
-        """See `SparseMoE.route`; takes N..×X logits."""
-        if kernels.computes_on_cpu():
-            return kernels.topk_softmax(logits, self.top_k, True, self.expert_scales)
-        experts, routing_weights = select_experts(logits, self.top_k, True)
-        return experts, routing_weights * self.expert_scales[experts]

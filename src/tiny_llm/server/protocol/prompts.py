@@ -59,6 +59,7 @@ class PromptRenderer:
         # Names that the template's source contains; it cannot read other variables.
         self._template_names = set(re.findall(r"\w+", str(template))) - TRANSFORMERS_ONLY_ARGUMENTS
         self._tool_call_format = find_format(tool_call_parser, template)
+        self._think_tags = think_tags(tokenizer)
         self._workers = ThreadPoolExecutor(NUM_TOKENIZER_WORKERS, thread_name_prefix="prompts")
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -128,7 +129,7 @@ class PromptRenderer:
             text = _truncate_at_marker(text)
             return ChatPrompt(self.encode(text, add_special_tokens), False, False)
         token_ids = self.encode(text, add_special_tokens)
-        reasoning_open = text.rstrip().endswith(think_tags(self.tokenizer)[0])
+        reasoning_open = text.rstrip().endswith(self._think_tags[0])
         has_thinking = bool(getattr(self.tokenizer, "has_thinking", False))
         always_thinks = isinstance(self._tool_call_format, HarmonyFormat)
         if given.get(THINKING_VARIABLE) and not (has_thinking or always_thinks):
@@ -152,7 +153,7 @@ class PromptRenderer:
             prompt.reasoning_open,
             options if tools else None,
             starts_message=prompt.template_input is not None,
-            think_tags=think_tags(self.tokenizer),
+            think_tags=self._think_tags,
         )
 
     def next_turn_prefix(self, before: ChatTemplateInput, completion: str) -> list[int]:

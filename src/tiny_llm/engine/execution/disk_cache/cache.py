@@ -21,6 +21,7 @@ from itertools import chain
 from ....errors import UserError
 from ....kv_storage.disk.io_thread import IOThread, PageLoad
 from ....kv_storage.disk.store import PageStore, last_used_ns
+from ...scheduling.kv_groups import longest_hit
 from ...scheduling.prefix_cache import PrefixNode
 from ...scheduling.request import EngineRequest
 from ...scheduling.scheduler import Scheduler
@@ -244,16 +245,12 @@ class DiskCache:
 
     def _with_windows(self, request: EngineRequest, keys: list[bytes]) -> list[bytes]:
         """The longest prefix whose final window is stored, for each group after the first."""
-        groups, pages = range(1, len(self._scheduler.config.kv_groups)), self._scheduler.pages
-        last_missing, num_blocks = dict.fromkeys(groups, -1), 0
-        for index, key in enumerate(keys, request.num_shared):
-            missing = [group for group in groups if group_key(key, group) not in self._store]
-            last_missing |= dict.fromkeys(missing, index)
-            if all(
-                last_missing[group] < pages.num_before_window(index + 1, group) for group in groups
-            ):
-                num_blocks = index + 1 - request.num_shared
-        return keys[:num_blocks]
+        groups, first = range(1, len(self._scheduler.config.kv_groups)), request.num_shared
+        missing = (
+            [group for group in groups if group_key(key, group) not in self._store] for key in keys
+        )
+        num_blocks = longest_hit(missing, self._scheduler.pages.num_before_window, first)
+        return keys[: num_blocks - first]
 
     def _wanted(
         self, request: EngineRequest, keys: Sequence[bytes]

@@ -13,7 +13,7 @@ without those of the first group. All groups share a free list and the prefix ca
 Reading order: group_cache, group_manager.
 """
 
-from .group_cache import BlockNode, GroupPrefixCache
+from .group_cache import BlockNode, GroupPrefixCache, longest_hit
 from .group_manager import GroupPageManager
 
-__all__ = ["BlockNode", "GroupPageManager", "GroupPrefixCache"]
+__all__ = ["BlockNode", "GroupPageManager", "GroupPrefixCache", "longest_hit"]

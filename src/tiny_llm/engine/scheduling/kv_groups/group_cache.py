@@ -2,12 +2,31 @@
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 
 from ..config import KvGroup
 from ..page_allocator import PageAllocator
 from ..prefix_cache import PageTokens, PrefixCache, PrefixNode
+
+
+def longest_hit(
+    missing: Iterable[Iterable[int]],
+    num_before_window: Callable[[int, int], int],
+    first: int = 0,
+) -> int:
+    """Returns the length in blocks of the longest prefix with all pages in its final windows.
+
+    Args:
+        missing: groups without pages of each block, from block `first` on.
+        num_before_window: see `GroupPrefixCache`.
+    """
+    num_blocks, last_missing = first, dict[int, int]()
+    for index, groups in enumerate(missing, first):
+        last_missing |= dict.fromkeys(groups, index)
+        if all(last < num_before_window(index + 1, group) for group, last in last_missing.items()):
+            num_blocks = index + 1
+    return num_blocks
 
 
 class BlockNode(PrefixNode):
@@ -67,18 +86,13 @@ class GroupPrefixCache(PrefixCache):
     def match(self, token_ids: Sequence[int], root: PrefixNode | None = None) -> list[PrefixNode]:
         """See `PrefixCache`. Nodes before a group's final window may lack the group's pages."""
         path = super().match(token_ids, root)
-        num_blocks, last_missing = 0, [-1] * len(self.windows)
-        for index, node in enumerate(path):
-            assert isinstance(node, BlockNode)
-            for group, columns in enumerate(self.columns):
-                if node.pages[columns.start] < 0:
-                    last_missing[group] = index
-            if all(
-                missing < self.num_before_window(index + 1, group)
-                for group, missing in enumerate(last_missing)
-            ):
-                num_blocks = index + 1
-        return path[:num_blocks]
+        missing = map(self._missing_groups, path)
+        return path[: longest_hit(missing, self.num_before_window)]
+
+    def _missing_groups(self, node: PrefixNode) -> list[int]:
+        assert isinstance(node, BlockNode)
+        starts = enumerate(columns.start for columns in self.columns)
+        return [group for group, start in starts if node.pages[start] < 0]
 
     def acquire_group(self, path: Iterable[PrefixNode], group: int) -> None:
         """Acquires references to the nodes' pages of a group."""
