@@ -388,6 +388,7 @@ def test_peers_runs_the_engine_with_8_bit_activations(monkeypatch, capsys, tmp_p
 
 @pytest.mark.usefixtures("_no_probe")
 def test_peers_on_a_gguf_file(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("torch")  # not among the installed packages: `pdm run install-torch`
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     config = transformers.LlamaConfig(vocab_size=211, num_hidden_layers=2, **sizes)
