@@ -53,6 +53,11 @@ struct Pack {
     PackedGroup<WeightFormat> group(int64_t g) const {
         const int64_t column = (g - first_group) * job->group_size * job->bits / 32;
         PackedGroup<WeightFormat> group{{}, ahead};
+        const int64_t stream_bytes = columns * STREAM_OUTPUTS * 4;
+        if (STREAMS > 1 && column * STREAM_OUTPUTS * 4 + ahead >= stream_bytes) {
+            group.ahead +=
+                (vectors - 1) * stream_bytes;  // the next pack's instead of the next stream's
+        }
         for (int v = 0; v < STREAMS; v++) {
             group.words[v] = words + packed_index(column, vector(v), columns);
         }
