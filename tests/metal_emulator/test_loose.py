@@ -1,7 +1,5 @@
 """The "loose" arithmetic mode: results vary only within what Metal permits."""
 
-# ruff: noqa: E501 (lines of LLVM IR)
-
 import numpy as np
 import pytest
 

@@ -200,9 +200,6 @@ def test_shared_reads_are_counted_per_thread(library):
     np.testing.assert_allclose(y, (x.astype(np.float32) ** 2).sum(), rtol=1e-5)
 
 
-# ---------------------------------------------------------------- invalid launches
-
-
 def test_stack_overflow_is_reported(library):
     with pytest.raises(MetalFault, match="256 KiB of variables") as caught:
         library.launch("fills_the_stack", [np.zeros(32, np.int32)], **ONE_SIMDGROUP)
