@@ -85,7 +85,8 @@ def pytest_collection_modifyitems(config: "pytest.Config", items: list["pytest.I
 
     *others, best = kernels.extension().instruction_sets()
     equal = {name for name in others if best in ("avx512", "amx") and name.startswith("avx512")}
-    selected, deselected = [], []
+    selected: list[pytest.Item] = []
+    deselected: list[pytest.Item] = []
     for item in items:
         callspec = getattr(item, "callspec", None)
         isa = None if callspec is None else callspec.params.get("instruction_set")
