@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from multiprocessing.connection import AuthenticationError, Client
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
 from typing import Any
 
 import pytest
@@ -183,7 +184,7 @@ def test_missing_worker_is_a_user_error(monkeypatch):
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(launch, "launcher_backend", lambda: "ring")
-    monkeypatch.setattr(launch, "init_distributed", lambda backend: OneRank())
+    monkeypatch.setattr(launch, "init_distributed", lambda backend, timeout: OneRank())
     monkeypatch.setattr(launch, "gather_text", lambda text, comm: [text])
     monkeypatch.setattr(launch, "_connect", time_out)
     with pytest.raises(UserError, match="the ranks cannot be connected: timed out"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import kernels
-from ...errors import UserError, check_int
+from ...errors import UserError
 from ...models import load_weights, memory
 from ...models.checkpoint.safe_io import model_errors
 from ...models.checkpoint.sharding import RankShard
@@ -53,7 +53,6 @@ def load_sharded(
         UserError: the model cannot be split into `size` shards, or this process belongs to a group
             of a different size.
     """
-    check_int("tensor_parallel_size", size, 2)
     folder = find_config(name, console)
     with model_errors(f"the model in {folder} cannot be loaded"):
         config = read_config(read_model_config(folder), mtp)
@@ -95,12 +94,10 @@ def make_decoder(
     return decoder(checkpoint.shard, checkpoint.rank_shard, current_group().comm, **options)
 
 
-def attach_sharded(
-    checkpoint: ShardedCheckpoint, decoder: TensorParallelDecoder, folders: Sequence[str]
-) -> None:
+def attach_sharded(decoder: TensorParallelDecoder, folders: Sequence[str]) -> None:
     """Attaches this rank's shard of LoRA adapters; see `attach_adapters`, also for errors."""
     with current_group().agreement():
-        attach_adapters(decoder, folders, checkpoint.rank_shard)
+        attach_adapters(decoder, folders, decoder.rank_shard)
 
 
 def _on_all_ranks(name: str) -> Any:
@@ -120,7 +117,6 @@ class TensorParallelModel(PagedModel, Replica):
     lm_head = _on_all_ranks("lm_head")
 
     def release_scratch(self) -> None:
-        """Frees scratch memory on all ranks; the next step reallocates it."""
         current_group().run(memory.release_free_memory)
 
     def row_bytes(self, kind: RowKind) -> int:

@@ -220,16 +220,14 @@ def gather_text(text: str, comm: mpi.Group) -> list[str]:
 @contextmanager
 def _defer_interrupt() -> Iterator[None]:
     """Defers Ctrl-C to the end of the block."""
-    handler = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or handler is not signal.default_int_handler:
-        yield  # KeyboardInterrupt cannot occur here
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signal handlers run in the main thread
         return
     pressed: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    handler = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
         if pressed:  # also if the block raised an exception
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)

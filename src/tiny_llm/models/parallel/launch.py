@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -104,10 +104,9 @@ def join_launched_ranks() -> None:
         backend = launcher_backend()
         if backend is None:
             return
-        with _exit_after(LAUNCH_TIMEOUT_SECONDS):
-            comm = init_distributed(backend)
-            machines = _check_versions(comm)
-            connections = _connect(comm, backend)
+        comm = init_distributed(backend, LAUNCH_TIMEOUT_SECONDS)
+        machines = _check_versions(comm)
+        connections = _connect(comm, backend)
     except (OSError, RuntimeError) as error:
         hint = "; set MLX_MPI_LIBNAME to the path of mpirun's library" if backend == "mpi" else ""
         raise UserError(f"the ranks cannot be connected: {error}{hint}.") from error
@@ -121,23 +120,24 @@ def join_launched_ranks() -> None:
 
 
 def _check_versions(comm: mpi.Group) -> list[str]:
-    """Raises a `UserError` if the ranks' versions differ; returns the ranks' machines."""
-    from importlib.metadata import version  # lazily: a megabyte
+    """Returns the ranks' machines; raises a `UserError` if their versions differ."""
+    from importlib.metadata import version  # imported only with a launcher, to save a megabyte
 
-    own = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
-    texts = [text.split("\n") for text in gather_text(f"{socket.gethostname()}\n{own}", comm)]
-    for rank, (_, other) in enumerate(texts):
-        if other != texts[0][1]:
+    own = f"{socket.gethostname()}\ntiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
+    machines, versions = zip(*(text.split("\n") for text in gather_text(own, comm)), strict=True)
+    for rank, other in enumerate(versions):
+        if other != versions[0]:
             raise UserError(
-                f"rank {rank} has {other}, but rank 0 has {texts[0][1]}; install the same versions "
+                f"rank {rank} has {other}, but rank 0 has {versions[0]}; install the same versions "
                 "on all ranks."
             )
-    return [machine for machine, _ in texts]
+    return list(machines)
 
 
 def _connect(comm: mpi.Group, backend: str) -> list["Connection"]:
     """Returns rank 0's connections to the workers, in rank order, or a worker's to rank 0."""
-    from multiprocessing.connection import AuthenticationError, Client, Listener
+    from multiprocessing import AuthenticationError
+    from multiprocessing.connection import Client, Listener
 
     if comm.rank() == 0:
         host, key = _rank_0_host(backend), os.urandom(16)
@@ -152,8 +152,8 @@ def _connect(comm: mpi.Group, backend: str) -> list["Connection"]:
                     accepted[connection.recv()] = connection
         connections = [accepted[rank] for rank in range(1, comm.size())]
     else:
-        host, port, key_text = gather_text("", comm)[0].split("\n")
-        connections = [Client((host, int(port)), authkey=bytes.fromhex(key_text))]
+        host, port, text = gather_text("", comm)[0].split("\n")
+        connections = [Client((host, int(port)), authkey=bytes.fromhex(text))]
         connections[0].send(comm.rank())
     for connection in connections:
         with socket.socket(fileno=os.dup(connection.fileno())) as tcp:
@@ -175,32 +175,26 @@ def _rank_0_host(backend: str) -> str:
     return address.rpartition(":")[0]
 
 
-def init_distributed(backend: str) -> mpi.Group:
-    """Initializes `mx.distributed`; blocks until all ranks have joined.
+def init_distributed(backend: str, timeout: float) -> mpi.Group:
+    """Initializes `mx.distributed` on all ranks.
+
+    After `timeout` seconds, the process exits with status 1 and a traceback. MLX blocks until all
+    ranks have joined and holds the GIL, so only a C thread, faulthandler's timer, can do this. It
+    replaces the timer of the server's watchdog, which rearms it every second.
 
     Raises:
         RuntimeError: an address cannot be used, or MPI cannot be loaded.
     """
     if backend == "mpi":
         mpi.configure()
-    comm = mx.distributed.init(strict=True, backend=backend)
+    faulthandler.dump_traceback_later(timeout, exit=True, file=2)
+    try:
+        comm = mx.distributed.init(strict=True, backend=backend)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     if backend == "mpi":
         mpi.register(comm)
     return comm
-
-
-@contextmanager
-def _exit_after(seconds: float) -> Iterator[None]:
-    """Exits the process with status 1 and a traceback if the block takes longer.
-
-    `mx.distributed.init` holds the GIL, so only a C thread, faulthandler's timer, can do this. It
-    replaces the timer of the server's watchdog, which rearms it every second.
-    """
-    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 # ---------------------------------------------------------------- spawned ranks
@@ -220,12 +214,8 @@ def _spawn_group(size: int) -> RankGroup:
             command = [sys.executable, "-P", "-c", WORKER_PROGRAM]
             processes.append(subprocess.Popen(command, stdin=other_end.fileno()))
     try:
-        for rank, connection in enumerate(connections, start=1):
-            try:
-                connection.recv()  # MLX is imported
-            except EOFError:
-                error = f"rank {rank} of {size} failed to start; see its error above."
-                raise UserError(error) from None
+        for connection in connections:
+            connection.recv()  # MLX is imported
         addresses = free_addresses(size)
         for rank, connection in enumerate(connections, start=1):
             connection.send((rank, addresses))
@@ -233,8 +223,9 @@ def _spawn_group(size: int) -> RankGroup:
     except BaseException as error:
         for process in processes:
             process.kill()
-        if isinstance(error, (OSError, RuntimeError)):
-            raise UserError(f"the ranks cannot be connected: {error}.") from error
+        if isinstance(error, (EOFError, OSError, RuntimeError)):
+            reason = str(error) or "a worker failed to start; see its error above"
+            raise UserError(f"the ranks cannot be connected: {reason}.") from error
         raise
 
 
@@ -260,8 +251,7 @@ def join_ring(rank: int, addresses: Sequence[str]) -> mpi.Group:
         hosts.flush()
         os.environ.update(MLX_RANK=str(rank), MLX_HOSTFILE=hosts.name)
         try:
-            with _exit_after(RING_TIMEOUT_SECONDS):
-                return init_distributed("ring")
+            return init_distributed("ring", RING_TIMEOUT_SECONDS)
         finally:
             del os.environ["MLX_RANK"], os.environ["MLX_HOSTFILE"]
 
