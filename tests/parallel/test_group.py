@@ -177,6 +177,8 @@ def test_strangers_are_not_ranks(monkeypatch):
     [connection] = launch._connect(TwoRanks(), "ring")
     assert connection.recv() == "connected"
     connect[0].join()
+    with socket.socket(fileno=os.dup(connection.fileno())) as tcp:  # detects a lost machine
+        assert tcp.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 def test_missing_worker_is_a_user_error(monkeypatch):

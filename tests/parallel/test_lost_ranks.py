@@ -100,7 +100,7 @@ def test_ranks_killed_at_random_moments(exhaustive):
         )
         assert status != 0
         if not is_first:
-            messages = ("rank 1 of 2 is lost: ", "in join_ring")
+            messages = ("rank 1 of 2 is lost: ", "failed to start", "in join_ring")
             assert any(message in errors for message in messages), (delay, errors)
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import kernels
-from ...errors import UserError
 from ...models import load_weights, memory
 from ...models.checkpoint.safe_io import model_errors
 from ...models.checkpoint.sharding import RankShard
@@ -56,13 +55,8 @@ def load_sharded(
     folder = find_config(name, console)
     with model_errors(f"the model in {folder} cannot be loaded"):
         config = read_config(read_model_config(folder), mtp)
-    try:
+    with model_errors(f"tensor_parallel_size={size} does not fit '{name}'"):
         RankShard(config, 0, size)
-    except ValueError as error:
-        raise UserError(
-            f"'{name}' cannot be sharded across {size} ranks: {error}; use a different "
-            "tensor_parallel_size."
-        ) from error
     args = name, load_format, mtp, kernels.computes_on_cpu()
     checkpoint: ShardedCheckpoint = get_group(size).run(_load_shard, *args, console=console)
     return checkpoint, checkpoint.tokenizer
