@@ -1,21 +1,14 @@
 """Benchmark calculations: model costs, machine limits, GGUF export, reports."""
 
-import argparse
 import contextlib
-import importlib
 import json
-import platform
-import re
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmark import ab_compare, command, model_driver, ops, peers, single_request
-from benchmark.gguf_file import gguf_name, pack_q4_0, plain_weights
+from benchmark import ab_compare, model_driver, single_request
+from benchmark.gguf_file import gguf_name, pack_q4_0
 from benchmark.gguf_hybrid import convert_weight
 from benchmark.make_checkpoint import (
     SHAPES,
@@ -24,28 +17,19 @@ from benchmark.make_checkpoint import (
     weight_shapes,
     write_checkpoint,
 )
-from benchmark.metrics import METRICS, Metric, throughput
+from benchmark.metrics import METRICS, Metric
 from benchmark.model_costs import ModelCosts
 from benchmark.peers_results import Results
 from benchmark.peers_table import write_table
 from benchmark.roofline import (
-    ISA_FLAGS,
-    PROBE,
     Limits,
     Machine,
     Peaks,
-    ProbeError,
-    best,
-    isa_of_kernels,
 )
 from benchmark.single_request import sampled_offsets
-from benchmark.systems import llama_cpp_worker
-from benchmark.systems.client import Ready, WorkerError
-from benchmark.timing import Times
-from tests.models.gguf.support import write_model
+from benchmark.systems.client import Ready
 from tests.models.support import HYBRID, HYBRID_MIXTURE, MIXTURE
-from tiny_llm import UserError, kernels, load_weights
-from tiny_llm.demo import TARGET_PATH
+from tiny_llm import load_weights
 from tiny_llm.models.families.registry import read_config
 
 MACHINE = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)
@@ -103,12 +87,6 @@ def test_long_contexts_move_their_keys_and_values():
     # average.
     attention = 32768 * (32769 / 2) * 28 * 16 * 128 * 4
     assert COSTS.prefill_attention_flops(32768) == pytest.approx(attention, rel=1e-12)
-
-
-def test_machine_limits_are_the_best_measurements():
-    other = Machine("a processor", 2, 30.0, 600.0, 700.0, 0.0)
-    assert best([MACHINE, other]) == Machine("a processor", 2, 40.0, 600.0, 800.0, 0.0)
-    assert best([]) is None
 
 
 def q4_0_block(weights: list[float]) -> bytes:
@@ -176,12 +154,6 @@ def test_costs_of_hybrid_shapes(shape, kv_bytes, state_mib, weights):
     assert moved == 1000 * costs.kv_bytes_per_token + 2 * costs.state_bytes
 
 
-def test_demo_model_weights_are_dequantized():
-    config = json.loads((TARGET_PATH / "config.json").read_text())
-    shapes = dict(weight_shapes(config))
-    assert {name: weight.shape for name, weight in plain_weights(TARGET_PATH)} == shapes
-
-
 def test_report_with_missing_measurements(tmp_path):
     decode, prefill = METRICS["decode-128"], METRICS["prefill-512"]
     results = Results("a shape", COSTS, ["tiny-llm", "llama.cpp", "mlx-lm"], [prefill, decode])
@@ -236,36 +208,6 @@ def test_utilization_uses_the_limits_around_each_round():
     assert results.above_limits() == ["tiny-llm, decode 200 %"]
 
 
-def test_limits_of_a_block_are_the_higher_of_those_before_and_after(capsys):
-    probes = iter(
-        [
-            machine_with_bandwidth(40.0),
-            machine_with_bandwidth(80.0),
-            machine_with_bandwidth(20.0),
-            machine_with_bandwidth(10.0),
-        ]
-    )
-    limits = Limits(lambda: next(probes))
-    assert limits.around(lambda: "block") == ("block", machine_with_bandwidth(80.0))
-    assert limits.around(lambda: "block") == ("block", machine_with_bandwidth(80.0)), (
-        "expected the limits before the block, which were higher than those after it"
-    )
-    assert limits.around(lambda: "block") == ("block", machine_with_bandwidth(20.0)), (
-        "expected the limits around this block, not the best limits of the run"
-    )
-    assert limits.share("decode", 3.0, 4.0) == "75 %"
-    assert limits.exit_status() == 0
-    assert limits.share("prefill", 5.0, 4.0) == "125 %"
-    assert limits.exit_status() == 1
-    assert "above the machine's limits: prefill 125 %. " in capsys.readouterr().err
-
-
-def test_peak_includes_integer_products():
-    avx2 = Machine("a processor", 2, 40.0, 200.0, 0.0, 0.0, 300.0)
-    assert avx2.peak_gflop_per_s == 300.0
-    assert "float32 200, 16-bit integer dot 300" in str(avx2)
-
-
 # All peaks are known: float32, bfloat16, AMX, 16-bit integers, 8-bit integers.
 EVERY_PEAK = Machine("a processor", 2, 40.0, 100.0, 200.0, 1600.0, 300.0, 3200.0)
 FAST = Machine("a processor faster than any", 2, 1e6, *[1e6] * 5)
@@ -293,166 +235,6 @@ def test_peaks_are_those_of_the_instructions_in_use(isa, quantized, matmuls, att
     peaks = EVERY_PEAK.kernel_peaks(isa, quantized)
     assert (peaks.matmuls, peaks.attention) == pytest.approx((matmuls, attention))
     assert EVERY_PEAK.highest_peaks == Peaks(3200.0, 3200.0)
-
-
-@pytest.mark.parametrize("isa", ["avx2", "avx512", "amx"])
-def test_an_unmeasured_peak_is_replaced_by_the_highest(isa):
-    other = Machine("a processor", 2, 40.0, 100.0, 0.0, 0.0)
-    assert other.kernel_peaks(isa) == Peaks(100.0, 100.0)
-
-
-def test_shares_are_relative_to_the_kernels_peaks():
-    limits = Limits(lambda: EVERY_PEAK, "avx2")
-    metric = Metric("", "prefill", "prefill", 512)
-    bound = metric.bound(COSTS, EVERY_PEAK, peaks=Peaks(300.0, 100.0))
-    times = Times(512 / (0.5 * bound), 512 / bound)
-    row, share = throughput(metric, times, COSTS, EVERY_PEAK, limits)
-    assert row["roofline_tokens_per_s"] == bound
-    assert share == "50 %"
-    dense = ModelCosts.from_config(CONFIG)
-    row, _ = throughput(metric, times, dense, EVERY_PEAK, limits)
-    assert row["roofline_tokens_per_s"] == metric.bound(
-        dense, EVERY_PEAK, peaks=Peaks(100.0, 100.0)
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "isa", "peak"),
-    [
-        ("quantized_matmul", "avx2", 300),
-        ("matmul", "avx2", 100),
-        ("grouped_quantized_matmul", "amx", 1600),
-        ("paged_attention", "avx512", 400 / 3),
-        ("rms_norm", "avx512", 100),
-    ],
-)
-def test_peaks_of_operations(name, isa, peak):
-    assert ops.kernel_peak(name, EVERY_PEAK, isa) == pytest.approx(peak)
-
-
-def test_other_systems_may_use_8_bit_dot_products():
-    prefill = METRICS["prefill-512"]
-    results = Results("a shape", COSTS, ["tiny-llm", "llama.cpp"], [prefill], "avx512")
-    results.machines = [EVERY_PEAK] * 2
-    bound = prefill.bound(COSTS, EVERY_PEAK, peaks=EVERY_PEAK.kernel_peaks("avx512"))
-    for system in results.systems:
-        results.describe(system, Ready(1.0, 10**9, system, 4.25))
-        results.add(system, prefill, {"seconds": 512 / (2 * bound)})
-    assert results.share("llama.cpp", prefill) < 0.2
-    assert results.above_limits() == ["tiny-llm, prefill 512 200 %"]
-
-
-def test_report_with_8_bit_activations(tmp_path):
-    prefill = METRICS["prefill-512"]
-    results = Results("a shape", COSTS, ["tiny-llm"], [prefill], "avx512", activation_bits=8)
-    results.machines = [EVERY_PEAK] * 2
-    bound = prefill.bound(COSTS, EVERY_PEAK, peaks=EVERY_PEAK.kernel_peaks("avx512"))
-    results.add("tiny-llm", prefill, {"seconds": 512 / (2 * bound)})
-    results.describe("tiny-llm", Ready(1.0, 10**9, "tiny-llm", 4.25))
-    assert results.above_limits() == [], (
-        "the limit of 8-bit dot products must apply, which the result does not exceed"
-    )
-    assert results.summary()["activation_bits"] == 8
-    heading, _ = write_table(results, tmp_path / "peers.md").split("\n", 1)
-    assert heading == "# a shape, tiny-llm with 8-bit activations"
-
-
-def peers_arguments(monkeypatch, work: Path, *flags: str) -> None:
-    """Sets a command line of `peers` that measures tiny-llm alone."""
-    systems = ["--systems", "tiny-llm", "--metrics", "decode-128", "--rounds", "1"]
-    monkeypatch.setattr(sys, "argv", ["peers", "--work", str(work), *systems, *flags])
-
-
-@pytest.fixture
-def _no_probe(monkeypatch):
-    def build_probe(folder, isa):
-        raise ProbeError("no probe")
-
-    monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
-    monkeypatch.setattr(peers, "build_probe", build_probe)
-
-
-@pytest.mark.skipif(kernels.prepack_rows() == 0, reason="needs kernels that round activations")
-@pytest.mark.usefixtures("_no_probe")
-def test_peers_runs_the_engine_with_8_bit_activations(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(peers.Checkpoints, "mlx", lambda self: TARGET_PATH)
-    peers_arguments(monkeypatch, tmp_path, "--activation-bits", "8")
-    assert peers.main() == 0
-    output = capsys.readouterr().out.splitlines()
-    assert output[0].endswith("tiny-llm with 8-bit activations")
-    assert any("tiny-llm: engine," in line and "8-bit activations" in line for line in output)
-    summary = json.loads(output[-1])
-    assert summary["activation_bits"] == 8
-    assert summary["tokens_per_s"]["tiny-llm"]["decode-128"] > 0
-
-
-@pytest.mark.usefixtures("_no_probe")
-def test_peers_on_a_gguf_file(monkeypatch, capsys, tmp_path):
-    pytest.importorskip("torch")  # not among the installed packages: `pdm run install-torch`
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(vocab_size=211, num_hidden_layers=2, **sizes)
-    file = write_model(tmp_path / "tiny.gguf", transformers.LlamaForCausalLM(config))
-    peers_arguments(monkeypatch, tmp_path, "--gguf", str(file))
-    assert peers.main() == 0
-    output = capsys.readouterr().out.splitlines()
-    assert output[0] == "# tiny"
-    assert json.loads(output[-1])["tokens_per_s"]["tiny-llm"]["decode-128"] > 0
-    peers_arguments(monkeypatch, tmp_path, "--gguf", str(file), "--systems", "mlx-lm")
-    assert peers.main() == 2
-    assert "mlx-lm does not read GGUF files" in capsys.readouterr().err
-    peers_arguments(monkeypatch, tmp_path, "--systems", "ik_llama.cpp")
-    assert peers.main() == 2
-    assert "--ik-llama-bench" in capsys.readouterr().err
-
-
-def test_peers_rejects_attention_flags_with_8_bit_activations(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
-    peers_arguments(monkeypatch, tmp_path, "--activation-bits", "8", "--no-flash")
-    assert peers.main() == 2
-    assert "--flash and --no-flash require" in capsys.readouterr().err
-
-
-def test_limits_are_those_of_the_forced_instruction_set(monkeypatch):
-    sets = kernels.extension().instruction_sets()
-    for isa in sets:
-        monkeypatch.setenv("TINY_LLM_CPU_ISA", isa)
-        assert isa_of_kernels() == isa
-    monkeypatch.setenv("TINY_LLM_CPU_ISA", "sse9")
-    with pytest.raises(UserError, match="TINY_LLM_CPU_ISA must be one of"):
-        isa_of_kernels()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="checks for x86 instructions")
-@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
-@pytest.mark.parametrize(
-    ("flags", "function", "instruction", "sums"),
-    [
-        (["-mavx2", "-mfma"], "f32_fma", "vfmadd", 12),
-        (["-mavx2", "-mfma"], "int16_dot", "vpmaddwd", 12),
-        (["-mavx2", "-mfma", "-mavxvnni"], "int16_dot", "vpdpwssd", 12),
-        (["-mavx2", "-mfma"], "int8_dot", "vpmaddubsw", 12),
-        (["-mavx2", "-mfma", "-mavxvnni"], "int8_dot", "vpdpbusd", 12),
-        (["-mavx512f", "-mavx512vnni"], "int16_dot", "vpdpwssd", 24),
-        (["-mavx512f", "-mavx512vnni"], "int8_dot", "vpdpbusd", 24),
-        (["-mavx2", "-mamx-tile", "-mamx-int8"], "amx_int8", "tdpbsud", 4),
-        (
-            ["-march=native", *ISA_FLAGS["avx2"][1:]],
-            "int16_dot",
-            "(?:vpmaddwd|vpdpwssd)\\s.*%ymm",
-            12,
-        ),
-        (["-mavx512f", "-mavx512bf16"], "bf16_dot", "vdpbf16ps", 24),
-    ],
-)
-def test_probe_executes_the_operations_it_counts(flags, function, instruction, sums):
-    """A compiler may merge equal sums, which would overstate the peak."""
-    command = ["c++", "-std=c++20", "-O3", "-ffp-contract=fast", *flags, "-S", "-o", "-", PROBE]
-    assembly = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    bodies = re.findall(rf"^\S*{function}\S*:\n(.*?)\n\s+ret\b", assembly, re.DOTALL | re.MULTILINE)
-    counts = [len(re.findall(instruction, body)) for body in bodies]
-    assert max(counts, default=0) >= sums, "the compiler merged the sums"
 
 
 class FakeWorker:
@@ -488,11 +270,6 @@ def test_ab_comparison_alternates_its_workers(capsys):
     assert capsys.readouterr().out.strip() == line
 
 
-def test_checkout_without_a_virtual_environment_is_rejected(tmp_path):
-    with pytest.raises(SystemExit, match="has no .venv/bin/python; install tiny-llm there first"):
-        ab_compare.venv_python(tmp_path)
-
-
 @pytest.mark.parametrize("tokens", [4096, 16384, 32768])
 def test_sampled_chunks_stand_for_a_prompt(tokens):
     """If costs are affine, the sampled chunks have the mean cost of all chunks."""
@@ -500,40 +277,6 @@ def test_sampled_chunks_stand_for_a_prompt(tokens):
     sampled = [cost[offset // 1024] for offset in sampled_offsets(tokens)]
     assert len(set(sampled)) == 4
     assert sum(sampled) * len(cost) / 4 == sum(cost)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("benchmark", ["single_request", "batch"])
-def test_benchmarks_of_a_model_fail_above_its_limits(monkeypatch, capsys, on_cpu, benchmark):
-    """The exit status is 1 if results exceed the limits, and 2 for a user error."""
-    module = importlib.import_module(f"benchmark.{benchmark}")
-    flags = {
-        "single_request": ["--max-prefill=128", "--max-context=200", "--repeats=1", "--steps=3"],
-        "batch": ["--max-batch=1", "--steps=3"],
-    }
-    slow = Machine("a slow processor", 2, 1e-3, *[1e-3] * 5)
-    for machine, status in ((slow, 1), (FAST, 0)):
-        fixed = contextlib.nullcontext(Limits(lambda machine=machine: machine, "avx2"))
-        monkeypatch.setattr(model_driver, "measured_limits", lambda fixed=fixed: fixed)
-        monkeypatch.setattr(sys, "argv", [benchmark, *flags[benchmark]])
-        assert module.main() == status
-        output = capsys.readouterr()
-        assert json.loads(output.out.splitlines()[-1])["model"] == "demo"
-        assert ("above the machine's limits: " in output.err) == (status == 1)
-    monkeypatch.setattr(sys, "argv", [benchmark, "--model=/nowhere"])
-    assert module.main() == 2
-    assert capsys.readouterr().err.startswith(f"{benchmark}: ")
-
-
-@pytest.mark.parametrize("error", [UserError("no model."), WorkerError("openvino exited: 1")])
-def test_errors_of_the_user_and_of_workers_are_one_line(monkeypatch, capsys, error):
-    monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
-
-    def run(args: argparse.Namespace) -> int:
-        raise error
-
-    assert command.run_command("fairness", argparse.Namespace(), run) == 2
-    assert capsys.readouterr() == ("", f"fairness: {error}\n")
 
 
 def test_long_prompts_and_contexts(tmp_path, monkeypatch, capsys, on_cpu):
@@ -559,12 +302,3 @@ def test_long_prompts_and_contexts(tmp_path, monkeypatch, capsys, on_cpu):
             costs, FAST, peaks=FAST.kernel_peaks("avx2")
         )
         assert row["roofline_tokens_per_s"] == bound
-
-
-def test_embeddings_do_not_share_a_context_with_text(monkeypatch):
-    monkeypatch.setattr(llama_cpp_worker, "Context", lambda model, threads, *key: key)
-    worker = object.__new__(llama_cpp_worker.LlamaCpp)
-    worker._model, worker._threads, worker._contexts = None, 1, {}
-    setting = llama_cpp_worker.Setting(flash=True, unified=False)
-    assert worker._context(setting, 1, 512) == (setting, 1, 512, False)
-    assert worker._context(setting, 1, 512, embeds=True) == (setting, 1, 512, True)

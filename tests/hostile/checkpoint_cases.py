@@ -25,16 +25,8 @@ from tests.hostile.corruptions import (
     combine,
     config,
     cut_to,
-    directory,
-    entry,
-    fields,
     file,
-    header,
-    header_text,
-    index,
-    link,
     moved,
-    plain,
     quantization,
     renamed,
     settings,
@@ -65,32 +57,15 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 13
 CODE_ROWS = [case("model_file", combine(CODE, config(model_file="evil.py")), "model_file", "code")]
 
 PATH_ROWS = [
-    *(
-        case(f"weights named {name!r}", moved(name), "has no model*.safetensors")
-        for name in (f"../{WEIGHTS}", f"model/../../{WEIGHTS}", f"model/{WEIGHTS}")
-    ),
-    *(
-        case(f"weights named {name!r}", renamed(name), "has no model*.safetensors")
-        for name in ("/etc/passwd", "..", "", "model\0.safetensors")
-    ),
-    case("weights that are a dangling link", link(WEIGHTS, "nothing"), WEIGHTS),
-    case("weights that are a folder", directory(WEIGHTS), "cannot be opened"),
-    case("config that is a folder", directory(CONFIG), "cannot be opened"),
-    case("tokenizer that is a folder", directory(TOKENIZER), "cannot be opened"),
+    case("weights above the folder", moved(f"../{WEIGHTS}"), "has no model*.safetensors"),
+    case("weights with an absolute path", renamed("/etc/passwd"), "has no model*.safetensors"),
 ]
 
 MISSING_ROWS = [
     case("no config", without(CONFIG), "has no config.json"),
     case("no weights", without(WEIGHTS, INDEX), "has no model*.safetensors"),
     case("no tokenizer", without(TOKENIZER), "has no tokenizer.json"),
-    case("empty folder", without(CONFIG, WEIGHTS, TOKENIZER), "has no config.json"),
     case("missing shard", renamed("model-2.safetensors"), "lacks model-2.safetensors"),
-    case(
-        "many missing shards",
-        combine(index({f"t{n}": f"model-{n}.safetensors" for n in range(50)}), without(WEIGHTS)),
-        "lacks",
-        "46 more",
-    ),
 ]
 
 JSON_ROWS = [
@@ -99,7 +74,6 @@ JSON_ROWS = [
         for name in (CONFIG, INDEX, SETTINGS, GENERATION)
         for what, content in {
             "empty": "",
-            "a list": "[]",
             "truncated": '{"a": ',
             "not UTF-8": b'{"a": "\xff"}',
         }.items()
@@ -108,32 +82,19 @@ JSON_ROWS = [
         case(f"{name} is a Git LFS pointer", file(name, POINTER), name, "run `git lfs pull`")
         for name in (CONFIG, INDEX, SETTINGS, GENERATION, TOKENIZER, WEIGHTS)
     ),
-    case("config of UTF-16", file(CONFIG, '{"a": 1}'.encode("utf-16")), "UTF-8"),
-    case("template is not UTF-8", file("chat_template.jinja", b"\xff\xfe"), "UTF-8"),
-    case("index without a map", file(INDEX, "{}"), "weight_map"),
-    case("empty index map", combine(index({}), without(WEIGHTS)), "has no model*.safetensors"),
 ]
 
 CONFIG_ROWS = [
-    case("missing model_type", config(model_type=...), "type"),
     case("unknown model_type", config(model_type="gpt5"), "gpt5"),
     *(
         case(f"{name} {value!r:.40}", config(**{name: value}), name)
         for name, value in (
             ("hidden_size", ...),
             ("hidden_size", "64"),
-            ("hidden_size", None),
             ("num_hidden_layers", 0),
-            ("vocab_size", 0),
-            ("num_attention_heads", "2"),
-            ("num_key_value_heads", -1),
-            ("head_dim", 0),
             ("rms_norm_eps", "small"),
-            ("rope_theta", "big"),
             ("rope_scaling", "yarn"),
-            ("tie_word_embeddings", "yes"),
             ("eos_token_id", "two"),
-            ("eos_token_id", [1, "b"]),
             ("quantization", "4bit"),
         )
     ),
@@ -143,57 +104,34 @@ CONFIG_ROWS = [
     case("vocab_size mismatch", config(vocab_size=4201), "embed_tokens"),
     case("missing LM head", config(tie_word_embeddings=False), "lm_head"),
     case("indivisible key heads", config(num_key_value_heads=3), "expected a multiple of"),
-    case("indivisible query heads", config(num_attention_heads=3), "q_proj"),
-    case("head_dim 514", config(head_dim=514), "head_dim 514", "at most 512"),
     case("unknown mode", quantization(mode="q5_k"), "q5_k", "mode"),
-    case("unknown mode of one layer", quantization(**{UP: {"mode": "new", "bits": 4}}), "new", UP),
     case("bits 7", quantization(bits=7), "bits"),
-    case("bits is a string", quantization(bits="4"), "bits"),
-    case("group_size 0", quantization(group_size=0), "group_size"),
 ]
 
 HEADER_ROWS = [
     case("empty weights file", cut_to(0), NOT_SAFETENSORS),
-    case("weights of 7 bytes", cut_to(7), NOT_SAFETENSORS),
     case("weights truncated in the header", cut_to(100), "header is truncated"),
     case("weights truncated by a byte", cut_to(-1), "truncated"),
     case("weights that are a web page", file(WEIGHTS, "<!DOCTYPE html>" * 9), NOT_SAFETENSORS),
-    case("header that is not JSON", header_text("{nothing"), NOT_SAFETENSORS),
-    case("header of a list", header_text("[]"), NOT_SAFETENSORS),
-    case("entry without offsets", entry(NORM, data_offsets=...), NOT_SAFETENSORS),
-    case("entry that is a number", header(lambda h: h | {NORM: 7}), NOT_SAFETENSORS),
 ]
 
 FLOATS_OF_64 = mx.zeros((64,), mx.float32)
 TENSOR_ROWS = [
-    case("weight of int32", entry(UP_WEIGHT, dtype="I32"), UP_WEIGHT, "I32"),
-    case("scales of int16", entry(UP_SCALES, dtype="I16"), UP_SCALES, "I16"),
-    case("biases in another dtype", entry(UP_BIASES, dtype="F16"), UP_BIASES, "F16", "BF16"),
     case("norm of int32", tensors(**{NORM: FLOATS_OF_64.astype(mx.int32)}), NORM, "I32"),
-    case("plain weights of int16", combine(plain, entry(NORM, dtype="U16")), NORM, "U16"),
     case("extra tensor", tensors(more=FLOATS_OF_64), "more", "is not a tensor of"),
-    case("extra bias", tensors(**{f"{UP}.bias": FLOATS_OF_64}), "is not a tensor of"),
     case("no scales", tensors(**{UP_SCALES: None}), UP),
-    case("no biases", tensors(**{UP_BIASES: None}), UP_BIASES),
-    case("no weight", tensors(**{UP_WEIGHT: None}), UP_WEIGHT),
     case("no norm", tensors(**{NORM: None}), NORM),
     case(
         "no tensors",
         file(WEIGHTS, b"\x02" + 7 * b"\0" + b"{}"),
         "and 19 more are missing from the checkpoint",
     ),
-    case("two-dimensional norm", tensors(**{NORM: mx.zeros((8, 8))}), NORM, "8×8"),
-    case("one-dimensional weight", tensors(**{UP_WEIGHT: lambda a: a.reshape(-1)}), UP_WEIGHT),
 ]
 
 TOKENIZER_ROWS = [
     case("empty tokenizer file", file(TOKENIZER, ""), TOKENIZER),
-    case("tokenizer is a list", file(TOKENIZER, "[]"), TOKENIZER),
-    case("tokenizer is an empty object", file(TOKENIZER, "{}"), TOKENIZER),
     case("truncated tokenizer", file(TOKENIZER, '{"version": "1.0", "mo'), TOKENIZER),
-    case("tokenizer is not UTF-8", file(TOKENIZER, b'{"a": "\xff"}'), TOKENIZER),
     case("tokenizer without a model", tokenizer(model=...), TOKENIZER),
-    case("unknown tokenizer model type", tokenizer(model={"type": "New"}), TOKENIZER),
     case("tokenizer without a decoder", tokenizer(decoder=None), "decoder None"),
     case(
         "tokenizer of another model",
@@ -202,26 +140,11 @@ TOKENIZER_ROWS = [
         "same model",
     ),
     case("settings with a list as EOS token", settings(eos_token=["a"]), SETTINGS, "eos_token"),
-    case("settings with a pad token without content", settings(pad_token={"a": 1}), "pad_token"),
-    case("settings with a number as extra tokens", settings(extra_special_tokens=5), SETTINGS),
-    case("settings with a number as template", settings(chat_template=7), "chat_template"),
-    case(
-        "settings with an unnamed template",
-        settings(chat_template=[{"template": "a"}]),
-        "chat_template",
-    ),
     case("EOS token is a string", file(GENERATION, '{"eos_token_id": "x"}'), "eos_token_id"),
-    case("negative EOS token", fields(GENERATION, eos_token_id=[-1]), "eos_token_id"),
 ]
 
 TEMPLATE_ROWS = [
     case("invalid template", settings(chat_template="{% if"), "template", use="chat"),
-    case(
-        "template that reads a file",
-        settings(chat_template="{% include '/etc/passwd' %}"),
-        "template",
-        use="chat",
-    ),
     case(
         "template that accesses Python internals",
         settings(chat_template="{{ ''.__class__.__mro__[1].__subclasses__() }}"),
@@ -234,12 +157,6 @@ TEMPLATE_ROWS = [
         "no thanks",
         use="chat",
     ),
-    case(
-        "templates without a default",
-        settings(chat_template=[{"name": "rag", "template": "a"}]),
-        "named 'default', got rag",
-        use="chat",
-    ),
 ]
 
 SIZE_ROWS = [
@@ -249,14 +166,12 @@ SIZE_ROWS = [
         for name, value, words in (
             ("hidden_size", 10**9, "this machine has"),
             ("num_hidden_layers", 10**9, "num_hidden_layers"),
-            ("num_attention_heads", 10**9, "q_proj has a dimension"),
             ("hidden_size", 65, "multiple of the group size"),
         )
     ),
 ]
 
 DEFAULT_ROWS = [
-    case("defaults are a list", file(GENERATION, "[]"), "JSON object", use="serve"),
     case(
         "temperature is a string",
         file(GENERATION, '{"temperature": "hot"}'),

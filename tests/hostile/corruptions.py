@@ -65,22 +65,6 @@ def file(name: str, content: str | bytes) -> Corruption:
     return lambda folder: _put(folder / name, as_bytes)
 
 
-def link(name: str, target: str | Path) -> Corruption:
-    def corrupt(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(target)
-
-    return corrupt
-
-
-def directory(name: str) -> Corruption:
-    def corrupt(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).mkdir()
-
-    return corrupt
-
-
 # ---------------------------------------------------------------- JSON
 
 
@@ -168,21 +152,6 @@ def header(change: Callable[[Header], Any]) -> Corruption:
         write_header(folder / WEIGHTS, text.encode(), data)
 
     return corrupt
-
-
-def entry(name: str, **new: Any) -> Corruption:
-    """Sets fields of a tensor's header entry; the value `...` removes a field."""
-
-    def change(current: Header) -> None:
-        current[name] |= new
-        for key in [key for key, value in current[name].items() if value is ...]:
-            del current[name][key]
-
-    return header(change)
-
-
-def header_text(text: str) -> Corruption:
-    return header(lambda _: text)
 
 
 def cut_to(size: int) -> Corruption:

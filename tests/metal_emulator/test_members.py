@@ -42,27 +42,15 @@ LINE = FILE.split("{function}")[0].count("\n") + 1
 
 WRONG = {
     "reference returned": "thread float& at() { return value; } void call() { at(); }",
-    "reference passed": "void call() { increase(value); }",
-    "reference in a variable": "void call() { thread float& it = values[1]; it = 0; }",
-    "pointer to an array": "void call() { increase_all(values); }",
     "address of a member": "void call() { increase_all(&value); }",
     "matrix": "void call() { elements(matrix) = float2(0); }",
-    "matrix of an array": "void call() { for (int i = 0; i < 2; i++) { elements(matrices[i]) *= 2; } }",
-    "product of matrices": "void call() { simdgroup_multiply_accumulate(matrix, matrix, matrix, matrix); }",
     "call of a function in thread": "void call() { in_thread() = 1; }",
-    "const": "void call() const { thread const float& it = value; memory[0] = it; }",
-    "template": "template <class U> void add(U x) { increase(value); } void call() { add(1); }",
     "the object itself": "void call() { thread Object& it = *this; it.value = 0; }",
 }
 RIGHT = {
     "thread": "void call() thread { increase(value); elements(matrix) = float2(0); in_thread() = 1; }",
-    "const thread": "void call() const thread { thread const float& it = value; memory[0] = it; }",
     "reading": "void call() { memory[0] = value + values[1] + four.x + four[2] + place.x; }",
     "assigning": "void call() { value = values[1] = 2; four.x += 1; places[1].y++; }",
-    "call of a function that reads": "void call() { memory[0] = anywhere(); }",
-    "values passed": "void call() { memory[0] = max(value, values[2]); }",
-    "copies": "void call() { Point p = place; float4 f = four; memory[0] = p.x + f.x; }",
-    "not of the object": "void call() { float x = 1; increase(x); elements_of(); } static void elements_of() {}",
     "device memory": "void call() { device T& it = memory[1]; it = 1; }",
 }  # fmt: skip
 

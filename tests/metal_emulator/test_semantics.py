@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tools.metal_emulator import Library, MetalError, MetalFault
+from tools.metal_emulator import Library, MetalFault
 
 from .support import KERNELS, ORDERS, bfloat16, needs_clang, random_array
 
@@ -121,18 +121,6 @@ def test_vectors_structs_and_packed_types(library):
     np.testing.assert_array_equal(words, np.arange(5, dtype=np.float32).view(np.uint32) | 0x3C00)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("constants", [{3: False}, {3: True}, {"doubled": True, "added": 7}])
-def test_function_constants(constants):
-    library = Library(KERNELS / "semantics.metal", function_constants=constants)
-    out, more = np.zeros(6, np.float32), np.full(6, 2, np.float32)
-    doubled = constants.get(3, constants.get("doubled"))
-    arguments = {0: out, 1: more} if doubled else {0: out}
-    library.launch("function_constants", arguments, grid_threads=(6,), threads=(6,))
-    table = np.array([1.5, 2.5, 3.5, 4.5, 1.5, 2.5], np.float32)
-    np.testing.assert_array_equal(out, table * (2 if doubled else 1) + constants.get("added", 0))
-
-
 @pytest.mark.parametrize("sizes", [{"grid_threads": (13, 5)}, {"grid": (2, 3)}], ids=str)
 def test_thread_position_attributes(library, sizes):
     """Threadgroups at the edge of `grid_threads` may be smaller."""
@@ -212,65 +200,6 @@ def test_shared_reads_are_counted_per_thread(library):
     np.testing.assert_allclose(y, (x.astype(np.float32) ** 2).sum(), rtol=1e-5)
 
 
-def test_counts_require_counting_mode(library):
-    launch = library.launch("few_threads", [np.zeros(1, np.int32)], grid=(1,), threads=(1,))
-    with pytest.raises(ValueError, match='mode="count"'):
-        _ = launch.counts
-
-
-# ---------------------------------------------------------------- invalid launches
-
-FLOATS, INTS = np.zeros(4, np.float32), np.zeros(4, np.int32)
-WRONG_ARGUMENTS = {
-    "too few buffers": ("square_and_add_half", [np.zeros(4, np.float16)], "'y' is not bound"),
-    "too many buffers": ("few_threads", [INTS, INTS], r"buffer\(1\) is bound, but"),
-    "float for half": ("square_and_add_half", [FLOATS, FLOATS], "must be half .* float32"),
-    "half for bfloat": ("square_and_add_bfloat", [np.zeros(4, np.float16)] * 2, "view.ml_dtypes"),
-    "float for int": ("few_threads", [FLOATS], "must be int .* float32"),
-    "wider integers": ("few_threads", [np.zeros(4, np.int64)], "must be int .* int64"),
-    "a number that does not fit": ("simd_sum_of_active_lanes", [INTS, 1.5], "got the number 1.5"),
-    "a struct of another size": ("positions", [np.zeros(4, [("a", "u4")])], "struct of 40 bytes"),
-    "a read-only result": ("few_threads", [np.broadcast_to(np.int32(0), 4)], "writable"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WRONG_ARGUMENTS)
-def test_invalid_binding_is_rejected(library, name):
-    kernel, arguments, says = WRONG_ARGUMENTS[name]
-    with pytest.raises(MetalFault, match=says) as caught:
-        library.launch(kernel, arguments, grid=(1,), threads=(4,))
-    assert caught.value.kind == "wrong-argument"
-
-
-def test_threadgroup_memory_is_required(library):
-    arguments = [np.zeros(64, np.float16), np.zeros(64, np.float32)]
-    with pytest.raises(MetalFault, match=r"threadgroup\(0\) 'shared' requires a size"):
-        library.launch("counted_rereads", arguments, grid=(1,), threads=(64,))
-    with pytest.raises(MetalFault, match="threadgroup-memory-limit"):
-        library.launch(
-            "counted_rereads", arguments, grid=(1,), threads=(64,), threadgroup_memory={0: 40000}
-        )
-
-
-@pytest.mark.parametrize(("threads", "limit"), [((1024, 2), "1 to 1024"), ((65,), "is 64")])
-def test_too_many_threads(library, threads, limit):
-    with pytest.raises(MetalFault, match=limit) as caught:
-        library.launch("few_threads", [INTS], grid=(1,), threads=threads)
-    assert caught.value.kind == "too-many-threads"
-
-
-def test_unknown_kernel_lists_available_kernels(library):
-    with pytest.raises(ValueError, match="no kernel 'fw_threads'.*few_threads"):
-        library.launch("fw_threads", [INTS], grid=(1,), threads=(1,))
-
-
-def test_endless_launch_is_terminated(library):
-    with pytest.raises(MetalFault, match="did not finish within 0.5 s") as caught:
-        library.launch("runs_for_ever", [INTS], grid=(1,), threads=(1,), timeout=0.5)
-    assert caught.value.kind == "timeout"
-    library.launch("few_threads", [INTS], grid=(1,), threads=(1,))  # works after a timeout
-
-
 def test_stack_overflow_is_reported(library):
     with pytest.raises(MetalFault, match="256 KiB of variables") as caught:
         library.launch("fills_the_stack", [np.zeros(32, np.int32)], **ONE_SIMDGROUP)
@@ -289,17 +218,3 @@ def test_fault_report_text(library):
         "(31, 0, 0) of threadgroup (0, 0, 0) read 4 bytes at offset 124 of buffer(0), which has "
         "124 bytes.\n  Check the index against the size before the access."
     )
-
-
-def test_defines_and_include_folders(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "answer.h").write_text("constant int answer = BASE + 2;\n")
-    path = tmp_path / "k.metal"
-    path.write_text(
-        '#include "answer.h"\nkernel void k(device int* x [[buffer(0)]]) { x[0] = answer; }\n'
-    )
-    x = np.zeros(1, np.int32)
-    Library(path, [tmp_path / "folder"], {"BASE": 40}).launch("k", [x], grid=(1,), threads=(1,))
-    assert x[0] == 42
-    with pytest.raises(MetalError, match="answer.h"):
-        Library(path)

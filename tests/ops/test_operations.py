@@ -64,7 +64,7 @@ def test_any_strides_are_bitwise_equal(instruction_set, op, dtype):
 
 @of_each_dtype(OPERATIONS)
 def test_rows_are_batch_invariant(instruction_set, op, dtype):
-    for M in (2, 3, 4, 5, 6, 7, 13, 64, 65, 131, 193, 389):
+    for M in (2, 3, 4, 5, 6, 7, 13, 64, 65, 389):
         arguments = op.arguments(dtype, M, op.columns[0])
         together = op(**arguments)
         for row in {0, 1, M // 2, M - 1}:

@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from tests.engine.disk_cache.support import wait_until
-from tiny_llm.kv_storage.disk import io_thread
 from tiny_llm.kv_storage.disk.io_thread import IOThread
 from tiny_llm.kv_storage.disk.store import PageStore
 
@@ -45,32 +44,6 @@ def test_reads_precede_queued_writes(tmp_path, monkeypatch):
     thread.close(30)
 
 
-def test_collecting_a_load_does_not_hide_the_end_of_another(tmp_path):
-    thread = IOThread(PageStore(tmp_path, 10**6))
-    loads = [thread.start_load([(bytes(20), 1000)]) for _ in range(2)]
-    thread.start()
-    wait_until(lambda: not thread._loads)
-    assert thread.collect(loads[0]) == ([], True)
-    waiting = threading.Thread(target=thread.wait, args=(3600,), daemon=True)
-    waiting.start()
-    waiting.join(30)
-    assert not waiting.is_alive()
-    thread.close(30)
-
-
-def test_page_larger_than_the_queue_is_queued_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(io_thread, "MAX_QUEUED_BYTES", 100)
-    thread = IOThread(PageStore(tmp_path, 10**6))
-    assert thread.can_queue(200)
-    thread.put(bytes(20), bytes(200), 0)
-    assert not thread.can_queue(1)
-    assert not thread.is_paused
-    thread.start()
-    assert thread.flush(30)
-    assert thread.can_queue(200)
-    thread.close(30)
-
-
 def test_thread_survives_running_out_of_memory(tmp_path, monkeypatch):
     def fail(*args):
         raise MemoryError
@@ -105,17 +78,3 @@ def test_transient_error_ends_a_load_and_deletes_no_page(tmp_path, monkeypatch, 
     assert thread.num_errors == 1
     assert store.read(key, 4) == b"page"
     thread.close(30)
-
-
-def test_unusable_page_that_cannot_be_deleted_ends_a_load(tmp_path):
-    store, key = PageStore(tmp_path, 10**6), bytes(20)
-    store.write(key, b"page", 0)
-    store.path(key).unlink()
-    store.path(key).mkdir()
-    thread = IOThread(store)
-    load = thread.start_load([(key, 4)])
-    thread.start()
-    wait_until(lambda: not thread._loads)
-    assert thread.collect(load) == ([], True)
-    thread.close(30)
-    assert thread.num_errors == 1

@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import random
-import resource
 import shutil
 from unittest import mock
 
@@ -165,22 +164,6 @@ def test_full_disk(tmp_path, demo, caplog):
         assert again.num_cached_tokens > 0
 
 
-def test_file_size_limit(tmp_path):
-    """RLIMIT_FSIZE: Python ignores SIGXFSZ, so writes fail midway with EFBIG."""
-    pages = store.PageStore(tmp_path, 10**9)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            pages.write(bytes(20), bytes(200_000), 0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert bytes(20) not in pages
-    assert list((tmp_path / "writing").iterdir()) == []
-    assert pages.write(bytes(20), bytes(200_000), 0) > 200_000
-    assert pages.read(bytes(20), 200_000) == bytes(200_000)
-
-
 def test_read_only_directory(tmp_path, demo, caplog):
     """Injects PermissionError, because permissions do not restrict root."""
     with (
@@ -192,14 +175,6 @@ def test_read_only_directory(tmp_path, demo, caplog):
         generate_one(llm)
     [record] = caplog.records
     assert "cannot use" in record.message
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not restrict root")
-def test_directory_without_write_permission(tmp_path, demo, caplog):
-    tmp_path.chmod(0o500)
-    with caplog.at_level(logging.WARNING, LOGGER), engine(tmp_path, demo) as llm:
-        generate_one(llm)
-    assert len(caplog.records) == 1
 
 
 def test_foreign_files_in_the_directory(tmp_path, demo, caplog):
@@ -236,22 +211,6 @@ def test_foreign_files_in_the_directory(tmp_path, demo, caplog):
         assert llm.disk_cache.stats.num_bytes <= limit
     assert caplog.records == []
     assert all((tmp_path / name).exists() for name in names + folders)
-
-
-def test_pages_are_read_from_a_full_disk(tmp_path, demo):
-    with engine(tmp_path, demo) as llm:
-        expected = generate_one(llm)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with (
-        mock.patch.object(store, "write_page_file", side_effect=full),
-        engine(tmp_path, demo) as llm,
-    ):
-        after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-        assert before == after  # opening the index writes nothing
-        output = generate_one(llm)
-        assert output.token_ids == expected.token_ids
-        assert output.num_cached_tokens > 0
 
 
 def test_transient_error_deletes_no_page(tmp_path, demo, caplog):

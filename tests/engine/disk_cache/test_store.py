@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.disk_cache.support import engine, generate_one, open_llm, page_files, wait_until
+from tests.engine.disk_cache.support import engine, generate_one, page_files, wait_until
 from tests.engine.hybrid import write_hybrid
 from tiny_llm import LLM
 from tiny_llm.engine.execution.disk_cache.fingerprint import fingerprint
@@ -74,15 +74,6 @@ def test_pages_used_by_another_process_are_kept(tmp_path):
     assert page_numbers_on_disk(tmp_path) == {2, 4, 5, 6}
 
 
-def test_pages_evicted_by_another_process_do_not_count(tmp_path):
-    first = open_store(tmp_path, 4)
-    write(first, 1, 2, 3, 4, 5)  # evicts page 1 and sorts the others
-    write(open_store(tmp_path, 4), 6, 7)  # evicts pages 2 and 3
-    first.refresh()
-    assert first.num_bytes == 4 * FILE_SIZE
-    assert page_numbers_on_disk(tmp_path) == {4, 5, 6, 7}
-
-
 def test_size_limit_holds_after_every_write(tmp_path):
     store = open_store(tmp_path, 5)
     for number in range(40):
@@ -90,49 +81,6 @@ def test_size_limit_holds_after_every_write(tmp_path):
         assert len(page_files(tmp_path)) <= 5
         assert store.num_bytes == len(page_files(tmp_path)) * FILE_SIZE
     assert store.write(key_of(200), bytes(6 * SIZE), 0) == 0
-
-
-def test_page_that_cannot_fit_evicts_no_other(tmp_path):
-    store = open_store(tmp_path, 3)
-    write(store, 1, 2, 3)
-    assert store.write(key_of(4), bytes(4 * SIZE), 0) == 0
-    assert page_numbers_on_disk(tmp_path) == {1, 2, 3}
-
-
-def test_page_that_cannot_be_deleted_still_counts(tmp_path, monkeypatch):
-    def fail(path, missing_ok=False):
-        raise PermissionError(f"cannot delete {path}")
-
-    store = open_store(tmp_path, 2)
-    write(store, 1, 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", fail)
-        with pytest.raises(PermissionError):
-            write(store, 3)
-    assert key_of(1) in store
-    assert store.num_bytes == 2 * FILE_SIZE
-    write(store, 3, 4)
-    assert len(page_files(tmp_path)) == 2
-
-
-def test_folder_is_rescanned_after_an_error(tmp_path, monkeypatch):
-    first, second = open_store(tmp_path), open_store(tmp_path)
-    write(first, 1)
-    folder = first.path(key_of(1)).parent
-    os.utime(folder, (1, 1))  # settled
-    scan = os.scandir
-
-    def fail(path):
-        if os.fspath(path) == str(folder):
-            raise OSError("cannot list the folder")
-        return scan(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", fail)
-        with pytest.raises(OSError, match="cannot list"):
-            second.refresh()
-    second.refresh()
-    assert key_of(1) in second
 
 
 def test_smaller_limit_applies_to_existing_pages(tmp_path):
@@ -224,12 +172,6 @@ def test_relative_directory_survives_chdir(tmp_path, monkeypatch):
     assert store.read(key_of(1), SIZE) == payload_of(1)
 
 
-def test_stores_with_equal_pids_write_the_same_page(tmp_path, monkeypatch):
-    """Containers have separate PIDs, so two processes may have the same."""
-    first, second = open_store(tmp_path), open_store(tmp_path)
-    assert first._temporary_path(key_of(1)) != second._temporary_path(key_of(1))
-
-
 def test_part_of_the_disk_stays_free(tmp_path, monkeypatch):
     disk_bytes = 100 * FILE_SIZE
     others = 0  # bytes of other programs' files
@@ -272,13 +214,6 @@ def test_two_engines_share_a_directory(tmp_path, demo):
         output = generate_one(second)
         assert output.num_cached_tokens > 0
         assert output.token_ids == expected.token_ids
-
-
-def test_finalizer_writes_queued_pages(tmp_path, demo):
-    llm = open_llm(tmp_path, demo)
-    generate_one(llm)
-    llm.disk_cache._finalizer()  # Python calls it on garbage collection or at exit
-    assert page_files(tmp_path)
 
 
 def test_pages_are_written_at_exit(tmp_path):

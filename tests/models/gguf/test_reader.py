@@ -1,6 +1,5 @@
 """GGUF headers: valid files, and errors for damaged and foreign ones."""
 
-import contextlib
 import struct
 
 import gguf
@@ -48,16 +47,6 @@ def test_every_truncation_is_an_error(file):
     for size in range(end.offset + end.nbytes):
         file.write_bytes(data[:size])
         with pytest.raises(ModelError, match=r"\.$"):
-            open_gguf(file)
-
-
-def test_random_damage_is_an_error_or_harmless(file):
-    data, rng = bytearray(file.read_bytes()), np.random.default_rng(0)
-    for position in range(4, open_gguf(file).tensors["rows"].offset):
-        damaged = data.copy()
-        damaged[position] = rng.integers(256)
-        file.write_bytes(damaged)
-        with contextlib.suppress(ModelError):
             open_gguf(file)
 
 

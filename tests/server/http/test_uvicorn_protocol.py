@@ -34,52 +34,6 @@ def request_bytes(body: bytes, version: str = "1.1", extra_headers: str = "") ->
     )
 
 
-def test_http_1_0_response_is_not_chunked(server):
-    for is_stream in (False, True):
-        content = json.dumps({**BODY, "stream": is_stream}).encode()
-        head, _, body = exchange(server, request_bytes(content, "1.0")).partition(b"\r\n\r\n")
-        assert b" 200 " in head
-        assert b"transfer-encoding" not in head.lower()
-        if is_stream:
-            events = body.removesuffix(b"\n\n").split(b"\n\n")
-            assert all(event.startswith(b"data: {") for event in events[:-1])
-            assert events[-1] == b"data: [DONE]"
-        else:
-            assert json.loads(body)["choices"][0]["text"]
-
-
-@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
-@pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("size", [1, 7, 200, 10**6])
-def test_upgrade_is_ignored(server, protocol, chunked, size):
-    """Java's default client asks for h2c; the same connection then serves further requests."""
-    body = json.dumps(BODY).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nHost: x\r\n"
-    head += f"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: {protocol}\r\n"
-    head += "Content-Type: application/json\r\n"
-    head += (
-        "Transfer-Encoding: chunked\r\n\r\n" if chunked else f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    content = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body
-    data = (head.encode() + content) * 2 + request_bytes(body)
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for start in range(0, len(data), size):
-            connection.sendall(data[start : start + size])
-        response = b""
-        while received := connection.recv(2**16):
-            response += received
-    assert response.count(b"HTTP/1.1 200 OK") == response.count(b'"object":"text_completion"') == 3
-
-
-def test_connect_ends_the_connection(server):
-    for header in ("", "Connection: Upgrade\r\nUpgrade: h2c\r\n"):
-        request = f"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n{header}Connection: close\r\n\r\n"
-        assert b" 200 " not in exchange(server, request.encode())
-    assert server.get("/health").status_code == 200
-
-
 @pytest.mark.parametrize("line_ends", [True, False])
 def test_request_head_size_is_bounded(server, line_ends):
     name = "X-Many: 1\r\n" * 10 if line_ends else "X-Long: "
@@ -135,27 +89,6 @@ async def connected(app=None):
     writer.close()
     protocol.transport.close()
     server.close()
-
-
-def test_tcp_nodelay_is_set():
-    async def run():
-        async with connected() as (protocol, _, _):
-            connection = protocol.transport.get_extra_info("socket")
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET / HT"])
-def test_incomplete_head_closes_the_connection(monkeypatch, sent):
-    monkeypatch.setattr(uvicorn_protocol, "HEADER_TIMEOUT", 0.05)
-
-    async def run():
-        async with connected() as (_, reader, writer):
-            writer.write(sent)
-            assert await asyncio.wait_for(reader.read(), 60) == b""
-
-    asyncio.run(run())
 
 
 def test_bytes_after_the_body_do_not_end_a_response(monkeypatch):

@@ -155,33 +155,6 @@ def test_store_is_bounded_in_bytes(monkeypatch):
         store.resolve("a", "resp_huge")
 
 
-def test_chain_is_bounded_in_memory(monkeypatch):
-    monkeypatch.setattr(response_store, "MAX_STORED_BYTES", 10**6)
-    store, previous = ResponseStore(10**6), None
-    for number in range(100):
-        text = {"type": "message", "content": "x" * 20_000}
-        conversation = store.resolve([text], previous, 10**6)
-        previous = f"resp_{number}"
-        store.add(previous, conversation, [{"type": "message", "id": f"msg_{number}"}])
-        held = {id(item): item for items in store._responses.values() for item in items}
-        assert sum(item.num_bytes for item in held.values()) <= store._num_bytes <= 10**6
-        assert len(store._items) <= len(held)
-        if number == 44:
-            break
-    with pytest.raises(ApiError, match="start a new conversation, or send a shorter one as input"):
-        store.resolve("a", previous, 900_000)
-
-
-def test_references_are_bounded_before_they_are_resolved():
-    store = ResponseStore(10)
-    item = {"type": "message", "id": "msg_1", "role": "assistant", "content": "x" * 400_000}
-    store.add("resp_1", store.resolve("a", None), [item])
-    reference = {"type": "item_reference", "id": "msg_1"}
-    assert len(store.resolve([reference] * 10, None, 2**22).items()) == 10
-    with pytest.raises(ApiError, match="have 400263000 bytes, but a request may have 4194304"):
-        store.resolve([reference] * 1000, None, 2**22)
-
-
 def test_ids_of_clients_are_ignored(storing_client):
     """Clients may choose equal ids, and would get each other's items."""
     item = {"type": "message", "id": "msg_mine", "role": "user", "content": QUESTION}
