@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 LAUNCH_TIMEOUT_SECONDS = 60.0  # includes imports on other machines; a launcher ends failed ranks
-RING_TIMEOUT_SECONDS = 9.0  # for spawned ranks, after all imports
+RING_TIMEOUT_SECONDS = 8.0  # for spawned ranks, after all imports
 # A machine that does not respond for 8 seconds is lost. Its kernel responds for a paused process.
 TCP_OPTIONS = {
     "TCP_NODELAY": 1,
