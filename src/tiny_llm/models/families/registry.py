@@ -138,6 +138,7 @@ GPT_OSS = Family(
     activation="swigluoai",
     expert_bias=True,
     attention_sinks=True,
+    exceeds_float16=True,
     supported_fields=("sliding_window_pattern", "swiglu_limit"),
     defaults={
         "head_dim": 64,
