@@ -96,6 +96,7 @@ def _add_metadata(
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         "attention.sliding_window": config.get("sliding_window") or 0,
         "rope.freq_base": float(rope["rope_theta"]),
@@ -120,6 +121,8 @@ def _add_metadata(
             "ssm.time_step_rank": H_v,
             "ssm.inner_size": H_v * config["linear_value_head_dim"],
         }
+    if name == "gpt-oss":
+        numbers["expert_feed_forward_length"] = config["intermediate_size"]
     if name == "gemma4":
         numbers |= _gemma4_metadata(config)
     for key, number in {**numbers, **changed}.items():
