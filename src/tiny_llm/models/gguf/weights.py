@@ -26,6 +26,7 @@ from ..families.registry import read_config
 from ..families.tensor_layout import unused_tensors
 from .blocks import array_types, has_cpu_kernels, read_tensor
 from .config import tensor_names
+from .lookup_table import TABLE_TYPES, LookupTable
 from .reader import GGUFTensor, open_gguf
 
 
@@ -72,8 +73,14 @@ def read_gguf(
     for layer in model.modules():
         if getattr(layer, "mode", "") == E2M1:
             layer.biases = None
+    locations = model.weight_locations
     for name, read in readers.items():
-        model.weight_locations.add_reader(weights[name], read)
+        locations.add_reader(weights[name], read)
+    tensor = file.tensors.get("per_layer_token_embd.weight")
+    if tensor is not None and tensor.type.name in TABLE_TYPES:
+        table = model.model.embed_tokens_per_layer = LookupTable(tensor)
+        locations.add(table.weight, tensor.file, tensor.offset)
+        locations.add_reader(table.weight, table.read)
     return model
 
 
