@@ -176,7 +176,9 @@ def test_experts_in_mxfp4_beside_q8_0(tmp_path, name):
     loaded, _ = load_weights(str(file))
     layers = dict(loaded.named_modules())
     for tensor in gguf.GGUFReader(file).tensors:
-        paths = [each.removesuffix(".weight") for each in tensor_names(tensor.name, open_gguf(file))]
+        paths = [
+            each.removesuffix(".weight") for each in tensor_names(tensor.name, open_gguf(file))
+        ]
         if paths and paths[0] in layers and len(tensor.shape) > 1:
             actual = np.concatenate([dequantized(layers[path]) for path in paths], axis=-2)
             expected = gguf.dequantize(tensor.data, tensor.tensor_type)

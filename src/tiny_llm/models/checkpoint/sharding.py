@@ -60,7 +60,7 @@ class RankShard:
         if full.num_attention_heads % size != 0:
             self._reject("num_attention_heads", full.num_attention_heads)
         widths = {"intermediate_size": full.intermediate_size}
-        if full.experts is not None and full.experts.beside_mlp:
+        if full.experts is not None and full.experts.parallel_mlp:
             raise ValueError("its experts and MLP are normalized before they are added")
         if full.experts is not None:
             widths["moe_intermediate_size"] = full.experts.intermediate_size

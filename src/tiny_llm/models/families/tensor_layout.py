@@ -168,7 +168,7 @@ def _moe_layers(config: DecoderConfig) -> list[tuple[str, str]]:
     layers = [f"model.layers.{index}" for index in sorted(config.experts.layers)]
     if config.has_mtp:
         layers.append("mtp.layers.0")
-    if config.experts.beside_mlp:
+    if config.experts.parallel_mlp:
         return [(f"{layer}.experts", f"{layer}.experts.switch_glu") for layer in layers]
     return [(f"{layer}.mlp.experts", f"{layer}.mlp.switch_mlp") for layer in layers]
 

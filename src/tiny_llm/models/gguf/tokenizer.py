@@ -44,7 +44,16 @@ SPLITS = {
     (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"): "default",
 }
 PRE_TOKENIZERS = {name: splits for splits, names in SPLITS.items() for name in names.split()}
-IGNORE_MERGES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "tekken", "gpt-4o")
+IGNORE_MERGES = (
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "pixtral",
+    "lfm2",
+    "tekken",
+    "gpt-4o",
+)
 NFC = ("qwen2", "qwen35", "deepseek-r1-qwen")  # as in their tokenizer.json; llama.cpp omits this
 
 # Control tokens that end a turn or text, although many files list only one of them as EOS.

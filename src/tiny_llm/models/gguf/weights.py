@@ -76,10 +76,10 @@ def read_gguf(
     locations = model.weight_locations
     for name, read in readers.items():
         locations.add_reader(weights[name], read)
-    tensor = file.tensors.get("per_layer_token_embd.weight")
-    if tensor is not None and tensor.type.name in TABLE_TYPES:
-        table = model.model.embed_tokens_per_layer = LookupTable(tensor)
-        locations.add(table.weight, tensor.file, tensor.offset)
+    stored = file.tensors.get("per_layer_token_embd.weight")
+    if stored is not None and stored.type.name in TABLE_TYPES:
+        table = model.model.embed_tokens_per_layer = LookupTable(stored)
+        locations.add(table.weight, stored.file, stored.offset)
         locations.add_reader(table.weight, table.read)
     return model
 

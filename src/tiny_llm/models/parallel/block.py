@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ...kernels.graph_capture import CapturedFunction
 from ...kv_storage.layer_cache import LayerCacheView
-from ...kv_storage.step_plan import AttentionMetadata, CosSin
+from ...kv_storage.step_plan import AttentionMetadata, LayerInputs
 from ..families.decoder import Attention, DecoderBlock
 from ..families.linear import AdapterBatch
 from .layers import all_reduce
@@ -34,7 +34,7 @@ class TensorParallelBlock:
         self._halves: dict[tuple[str, ...], tuple[HalfBlock, HalfBlock]] = {}
 
     def __call__(
-        self, x: mx.array, update: mx.array | None, cos_sin: CosSin, view: LayerCacheView
+        self, x: mx.array, update: mx.array | None, cos_sin: LayerInputs, view: LayerCacheView
     ) -> tuple[mx.array, mx.array]:
         """Same as `DecoderBlock`, with the updates all-reduced.
 
