@@ -191,7 +191,8 @@ class DecoderBlock:
 
         The caller then calls `finish`, after the all-reduce of the updates in tensor parallelism.
         """
-        return self.feed_forward(*self.attend(x, update, cos_sin, cache))
+        x, *updates = self.feed_forward(*self.attend(x, update, cos_sin, cache))
+        return x, self.combine(*updates)
 
     def attend(
         self, x: mx.array, update: mx.array | None, cos_sin: LayerInputs, cache: Any
@@ -204,17 +205,21 @@ class DecoderBlock:
             return x, self.mixer(normed, cache)
         return x, self.mixer(normed, cos_sin, cache)
 
-    def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
+    def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, ...]:
+        """Returns x and the arguments of `combine`, on a rank as partial sums."""
         if self.post_attention_norm is not None:
             update = kernels.rms_norm(update, self.post_attention_norm, self.post_eps)
         x, normed = kernels.add_rms_norm(x, update, self.mlp_norm, self.eps)
         update = self.mlp(normed)
-        return x, update if self.experts is None else self.experts(x, update)
+        return (x, update) if self.experts is None else (x, update, self.experts(x))
+
+    def combine(self, update: mx.array, *of_experts: mx.array) -> mx.array:
+        return update if self.experts is None else self.experts.combine(update, *of_experts)
 
     def finish(
         self, x: mx.array, update: mx.array, per_layer_inputs: mx.array | None = None
     ) -> tuple[mx.array, mx.array | None]:
-        """Completes `feed_forward`'s (x, update); the output is x + update, or x without update."""
+        """Completes the block after `combine`; the output is x + update, or x without update."""
         if self.post_mlp_norm is not None:
             update = kernels.rms_norm(update, self.post_mlp_norm, self.post_eps)
         if self.per_layer is not None and per_layer_inputs is not None:
@@ -409,7 +414,7 @@ class Decoder:
         update = None
         for layer, block, index in zip(self.layers, self.blocks, self._cache_indices, strict=True):
             x, update = layer(x, update, inputs[2 * block.rope :][:2], caches[index])
-            x, update = block.finish(x, update, per_layer_inputs)
+            x, update = layer.finish(x, update, per_layer_inputs)
         return x, mx.zeros_like(x) if update is None else update
 
     def _needs_host_sync(self) -> bool:
