@@ -24,6 +24,7 @@ import numpy as np
 from tiny_llm import UserError
 from tiny_llm.models.parallel import mpi
 from tiny_llm.models.parallel.launch import (
+    LAUNCH_TIMEOUT_SECONDS,
     free_addresses,
     init_distributed,
     join_ring,
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ranks < 2:
         raise UserError(f"--ranks must be at least 2, got {args.ranks}.")
     if (backend := launcher_backend()) is not None:
-        group = init_distributed(backend)
+        group = init_distributed(backend, LAUNCH_TIMEOUT_SECONDS)
         args.ranks = group.size()
         seconds = run_rank(group, args.hidden, args.rounds)
         mpi.finalize()

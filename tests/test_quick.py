@@ -25,8 +25,12 @@ def test_shares_of_successive_commits_cover_all_combinations():
     selections = [{one for one in marks if in_share(one, marks[one], 4, n)} for n in (7, 8, 9, 10)]
     assert set().union(*selections) == set(marks)
     assert sum(len(share) for share in selections) == len(marks), "shares must be disjoint"
-    for marks_of_all in ({"parametrize"}, {"slow", "every_share"}):
-        assert all(in_share("test_b", marks_of_all, 4, commit) for commit in range(4))
+    assert all(in_share("test_b", {"parametrize"}, 4, commit) for commit in range(4))
+
+
+def test_cases_with_the_same_build_are_in_one_share():
+    mistakes = [f"tests/course/test_days.py::test_cpp_mistake_is_caught[4.5.{n}]" for n in range(9)]
+    assert sum(in_share(one, {"slow"}, 4, 0) for one in mistakes) in (0, len(mistakes))
 
 
 def test_no_cases():

@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from benchmark.http_clients import Client, LoadResult, run_clients
+from benchmark.http_clients import LoadResult, run_clients
 from tiny_llm import UserError
-from tiny_llm.cli.batching.open_loop import RequestTimes
 from tiny_llm.cli.batching.workload import Workload
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -76,29 +75,6 @@ def test_every_prompt_is_sent_once():
     assert all(request.first_token <= request.last_token for request in result.requests)
 
 
-def test_each_event_is_counted_once():
-    reply = HEAD + chunks(EVENTS, EVENTS + EVENTS, END) + b"0\r\n\r\n"
-    counts = []
-
-    async def main() -> RequestTimes:
-        server = await asyncio.start_server(Server(reply, True), "127.0.0.1", 0)
-        client = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {})
-        try:
-            return await client.complete([1], 3, on_events=lambda now, n: counts.append((now, n)))
-        finally:
-            client.close()
-            server.close()
-
-    times = asyncio.run(main())
-    assert sum(count for _, count in counts) == 3
-    assert times.first_token == counts[0][0]
-
-
-def test_closed_connection_is_reopened():
-    result, server = run_against(COMPLETE, clients=1, keep_alive=False)
-    assert server.requests == len(result.requests) == server.connections == 3
-
-
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
@@ -110,9 +86,3 @@ def test_closed_connection_is_reopened():
 def test_error_or_truncated_response_is_a_user_error(reply, reason):
     with pytest.raises(UserError, match=reason):
         run_against(reply, clients=1, keep_alive=False)
-
-
-def test_throughput_and_ttft_percentiles():
-    requests = [RequestTimes(1.0, 1.0 + first / 1000, 2.0, 5) for first in range(101)]
-    figures = LoadResult(2.0, 500, requests).figures()
-    assert list(figures.values()) == pytest.approx([250, 50, 95])

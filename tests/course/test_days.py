@@ -7,7 +7,7 @@ fail.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from tools.course.build import LESS_OPTIMIZED, build_tree, built_module
 from tools.course.reveal import apply_tasks
 from tools.course.runner import Outcome, Runner
 from tools.course.start import write_tree
-from tools.course.tasks import DAYS, TASKS, with_needs
+from tools.course.tasks import DAYS, TASKS, Day, with_needs
 from tools.course.tree import EXTENSION
 from tools.course.wrong_solutions import INTERPRETED, run_compiled, suffix_of
 
@@ -36,30 +36,25 @@ class Course:
 
     Attributes:
         done: tasks with the solution applied.
-        sample_tests: two failing tests per task in the starter: a case of the task's first test
-            function and a case of its last one.
     """
 
     def __init__(self, tree: Path, runner: Runner):
         self.tree = tree
         self.runner = runner
         self.done: set[str] = set()
-        self.sample_tests: dict[str, list[str]] = {}
+        self.built: dict[Path, bytes] = {}
         write_tree(tree)
-        self.build()
 
-    def build(self) -> None:
+    def apply(self, tasks: set[str]) -> None:
+        """Applies the solution and builds the extension unless it is up to date."""
+        apply_tasks(self.tree, tasks - self.done)
+        self.done |= tasks
+        if self.sources() == self.built:
+            return
         errors = build_tree(self.tree, *LESS_OPTIMIZED)
         assert errors is None, f"the learner's extension does not build:\n{errors}"
         assert built_module(self.tree) is not None
-
-    def apply(self, tasks: set[str]) -> None:
-        """Applies the solution and rebuilds the extension if its sources changed."""
-        before = self.sources()
-        apply_tasks(self.tree, tasks - self.done)
-        self.done |= tasks
-        if self.sources() != before:
-            self.build()
+        self.built = self.sources()
 
     def sources(self) -> dict[Path, bytes]:
         files = (path for path in (self.tree / EXTENSION).rglob("*") if path.is_file())
@@ -82,29 +77,35 @@ def by_task(outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
     return found
 
 
-# Runs in every share, because other tests use the failing cases that this test collects.
-@pytest.mark.every_share
-def test_starter_tasks_fail_with_their_error(course, exhaustive):
-    files = [day.test_file for day in CHAPTERS]
-    first_cases = () if exhaustive else ("-p", "tools.course.pytest_first_case")
-    found = by_task(course.runner.run(course.tree, files, *first_cases, *QUICK))
-    for task in sorted(HAVE_CODE):
+def assert_unwritten(course: Course, days: Iterable[Day], when: str, *options: str) -> None:
+    """Asserts that tests of the days' unwritten tasks fail with an error that names the task."""
+    days = list(days)
+    tasks = {task.id for day in days for task in day.tasks} & HAVE_CODE - course.done
+    if not tasks:
+        return
+    found = by_task(
+        course.runner.run(course.tree, [day.test_file for day in days], *options, *QUICK)
+    )
+    for task in sorted(tasks):
         failed = [outcome for outcome in found[task] if outcome.passed is False]
-        assert failed, f"all tests of task {task} pass in the starter"
+        assert failed, f"{when}, all tests of the unwritten task {task} pass"
         for outcome in failed:
             assert outcome.is_unwritten, (
-                f"{outcome.test}: expected an unwritten task's error, got: {outcome.message}"
+                f"{when}, {outcome.test}: expected an unwritten task's error, "
+                f"got: {outcome.message}"
             )
-        functions = {outcome.test.partition("[")[0]: outcome.test for outcome in failed}
-        tests = list(functions.values())
-        course.sample_tests[task] = list(dict.fromkeys([tests[0], tests[-1]]))
+
+
+FIRST_CASES = ("-p", "tools.course.pytest_first_case")
+
+
+def test_starter_tasks_fail_with_their_error(course, exhaustive):
+    course.apply(set())
+    assert_unwritten(course, CHAPTERS, "in the starter", *(() if exhaustive else FIRST_CASES))
 
 
 @pytest.mark.parametrize("day", CHAPTERS, ids=lambda day: day.id)
 def test_exactly_the_finished_days_pass(course, day):
-    assert course.sample_tests, (
-        "the sample tests are missing; run test_starter_tasks_fail_with_their_error first"
-    )
     order = [chapter.id for chapter in DAYS]
     so_far = {
         task.id
@@ -113,25 +114,16 @@ def test_exactly_the_finished_days_pass(course, day):
         if task.id in HAVE_CODE
     }
     course.apply(with_needs(so_far) & HAVE_CODE)
-    # Of the unwritten tasks, only those of the next day must fail here, so that a task that passes
-    # too early is reported once.
-    following = CHAPTERS[CHAPTERS.index(day) + 1 :][:1]
-    later = sorted({task.id for one in following for task in one.tasks} & HAVE_CODE - course.done)
-    tests = [test for task in later for test in course.sample_tests[task]]
-    found = by_task(course.runner.run(course.tree, [day.test_file, *tests], *QUICK))
+    found = by_task(course.runner.run(course.tree, [day.test_file], *QUICK))
     for task in course.done & found.keys():
         for outcome in found[task]:
             assert outcome.passed is not False, (
                 f"after {day.name}, {outcome.test} ({TASKS[task].title}): {outcome.message}"
             )
-    for task in later:
-        failed = [outcome for outcome in found[task] if outcome.passed is False]
-        assert failed, f"after {day.name}, all tests of the unwritten task {task} pass"
-        for outcome in failed:
-            assert outcome.is_unwritten, (
-                f"after {day.name}, {outcome.test}: expected an unwritten task's error, "
-                f"got: {outcome.message}"
-            )
+    # Of the unwritten tasks, only those of the next day must fail here, so that a task that passes
+    # too early is reported once.
+    following = CHAPTERS[CHAPTERS.index(day) + 1 :][:1]
+    assert_unwritten(course, following, f"after {day.name}", *FIRST_CASES)
 
 
 @pytest.mark.parametrize(

@@ -4,36 +4,27 @@ import dataclasses
 import io
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
-from benchmark.model_costs import ModelCosts
 from benchmark.roofline import Machine
-from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
 from tools.course import history
 from tools.course.runner import Outcome
 from tools.course.tasks import TASKS
 from tools.scoreboard import __main__ as scoreboard
-from tools.scoreboard import measure
 from tools.scoreboard.html_report import render_page
 from tools.scoreboard.measure import (
     count_tasks,
     count_tests,
     course_engine,
-    find_llama,
     furthest_week,
     kernels_of_week_4,
-    measure_engines,
-    measure_goodput,
-    roofline_row,
     serves_load,
 )
-from tools.scoreboard.score import Row, Score, earlier_rows, format_speed, log_share
+from tools.scoreboard.score import Row, Score
 from tools.scoreboard.table import print_score
 
 PASSED, FAILED, SKIPPED = (Outcome("t", passed, "") for passed in (True, False, None))
@@ -80,56 +71,10 @@ def test_week_selection():
     assert dataclasses.replace(engine, plain=True).environment["TINY_LLM_CPU_ISA"] == "portable"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("failing", "tested"),
-    [
-        ((), ["3.1", "3.2", "4.4", "4.6"]),
-        (("4.4.1", "4.3.3"), ["3.1", "3.2", "4.4", "4.3", "4.6"]),
-        (("3.2.3", "2.1.3"), ["3.1", "3.2", "2.1", "1.5"]),
-    ],
-)
-def test_only_days_that_select_the_engine_run(tree, monkeypatch, failing, tested):
-    ran = []
-
-    def outcomes_by_task(tree, days, console):
-        ran.extend(day.id for day in days)
-        return {
-            task.id: [FAILED if task.id in failing else PASSED]
-            for day in days
-            for task in day.tasks
-        }
-
-    monkeypatch.setattr(measure, "outcomes_by_task", outcomes_by_task)
-    monkeypatch.setattr(measure, "tasks_begun", lambda tree: TASKS.keys() - {"4.6.3"})
-    outcomes = measure.run_tests(tree, Console(quiet=True))
-    assert list(dict.fromkeys(ran)) == tested
-    untested = measure.untested_days(tree, outcomes)
-    assert not {*untested} & {*tested}
-    assert "1.1" in untested
-
-
 def test_task_and_test_counts_by_week():
     outcomes = {"1.1.1": [PASSED, PASSED], "1.2.1": [PASSED, FAILED], "2.3.3": [SKIPPED]}
     assert count_tasks(outcomes) == {"1": [1, 15], "2": [0, 19], "3": [0, 15], "4": [0, 22]}
     assert count_tests(outcomes) == {"1": [3, 4], "2": [0, 0], "3": [0, 0], "4": [0, 0]}
-
-
-def test_earlier_weeks_use_the_last_run_on_this_machine():
-    found = earlier_rows(NOW, HISTORY)
-    assert [(row.name, row.speeds["decode"]) for row in found] == [
-        ("yours, week 2, 2026-11-09", 18.0),
-        ("yours, week 1, 2026-11-01", 4.0),
-    ]
-    assert len(earlier_rows(HISTORY[0], HISTORY)) == 1, (
-        "expected no rows for later weeks than that of the run"
-    )
-
-
-def test_bars_and_numbers():
-    assert log_share(10.0, [1.0, 10.0, 100.0]) == pytest.approx(2 / 3)
-    assert log_share(7.0, [7.0]) == 1.0
-    assert [format_speed(speed) for speed in (0.523, 19.44, 10403.7)] == ["0.52", "19.4", "10,404"]
 
 
 def test_history_round_trip(tmp_path):
@@ -140,13 +85,6 @@ def test_history_round_trip(tmp_path):
     history.history_file(tmp_path).write_text('{"kind": "x"}\nno JSON\n')
     with pytest.raises(ValueError, match=r"history.jsonl:2 is not JSON"):
         history.entries(tmp_path, "guess")
-
-
-def test_hardware_limits():
-    machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)
-    row = roofline_row(machine, ModelCosts.from_folder(TARGET_PATH))
-    assert row.speeds["batch"] > row.speeds["decode"] > 1000
-    assert "processor's cache" in row.notes[0]
 
 
 @pytest.mark.parametrize("width", [79, 120])
@@ -190,11 +128,6 @@ def test_last_run_is_replayed(tree, capsys):
     assert "Scoreboard" in (tree / "scoreboard.html").read_text()
 
 
-def test_llama_cpp_path():
-    assert find_llama("another/python") == "another/python"
-    assert find_llama(None) in (None, sys.executable)
-
-
 def test_goodput_column_appears_with_the_required_tasks():
     tasks = [task for task in TASKS if task.startswith(("3.3.", "3.4.", "5.3."))]
     done = {task: [PASSED] for task in tasks}
@@ -210,25 +143,6 @@ def test_goodput_column_appears_with_the_required_tasks():
         assert "12.5" in output
         assert ("█" in output) == (width == 125), "expected bars only if they fit the terminal"
     assert "<h2>goodput, requests/s</h2>" in render_page(good, HISTORY)
-
-
-def test_goodput_is_the_best_over_request_rates(monkeypatch):
-    def run(command, **options):
-        assert command[1:4] == ["-m", "tiny_llm", "bench"]
-        loads = [{"goodput": 7.9}, {"goodput": 15.5}, {"goodput": 3.0}]
-        return subprocess.CompletedProcess(command, 0, f"a table\n{json.dumps({'loads': loads})}\n")
-
-    row = Row("ours, week 3")
-    monkeypatch.setattr(subprocess, "run", run)
-    measure_goodput(row, Path("m"), None)
-    assert row.speeds == {"goodput": 15.5}
-
-
-def test_failed_load_is_a_note(tmp_path):
-    row = Row("ours, week 3")
-    measure_goodput(row, tmp_path / "no-such-folder", None)
-    assert not row.speeds
-    assert "unknown model" in row.notes[0]
 
 
 @pytest.mark.slow
@@ -247,15 +161,3 @@ def test_scoreboard_run(tree, monkeypatch, capsys):
         "expected the error of an unwritten task in a fresh starter"
     )
     assert "no-such-python has no llama_cpp" in json.dumps(entry["remarks"])
-
-
-@pytest.mark.slow
-def test_failed_engine_does_not_stop_the_others(tmp_path):
-    engines = [
-        course_engine("none", Path(tmp_path), 2, None),
-        course_engine("ours", DRAFT_PATH, 2, None),
-    ]
-    none, ours = measure_engines(engines, Console(quiet=True))
-    assert none.notes
-    assert not none.speeds
-    assert ours.speeds["batch"] > 0

@@ -1,10 +1,8 @@
 """`pdm run speed`: measurements, output, history. Asserts no duration."""
 
-import io
 import json
 import os
 import re
-import sys
 
 import mlx.core as mx
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from benchmark.roofline import Machine
 from tests.support import assert_close, use_device
 from tests.week_4.kernel_selection import SIMD_ISAS
-from tiny_llm.kernels.roofline import HardwareLimits, matmul_cost
+from tiny_llm.kernels.roofline import HardwareLimits
 from tools.course import history
 from tools.speed import __main__ as speed
 from tools.speed import attention, decode_steps, fused_ops, matmuls
@@ -70,55 +68,6 @@ def test_kernel_grades_are_stored(tree, measured, capsys):
     assert kept["shares"] == {"loops": 0.25, "vectors": 0.5}
 
 
-def test_slowed_matmul_varies_between_runs(tree, measured, capsys):
-    slowed = []
-    for _ in range(6):
-        speed.main(["--day", "4.1", "--answer", "head"])
-        slowed.append(measured[-1][-1])
-    assert len(set(slowed)) > 1
-    assert "head" not in slowed, (
-        "the longest matmul must not be slowed, because the answer would be too obvious"
-    )
-    entries = history.entries(tree, "speed")
-    assert [entry["right"] for entry in entries] == [False] * 6
-    capsys.readouterr()
-    speed.main(["--day", "4.1", "--seed", "3", "--answer", slowed[3]])
-    told = capsys.readouterr().out
-    assert f"yes: {slowed[3]} does its work 4 times" in told
-    assert "furthest_from_roofline() of your roofline.py returns head" in told
-    assert told.index("share") > told.index("minimum"), "shares must be shown after the answer"
-    assert told[: told.index("lower bound")].count("25.0 %") == 0
-
-
-def test_invalid_input_prompts_again(tree, measured, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.StringIO("the slow one\ndown\n"))
-    assert speed.main(["--day", "4.1"]) == 0
-    assert capsys.readouterr().out.count("which matmul repeats its work") == 2
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert speed.main(["--day", "4.1"]) == 0
-    assert len(history.entries(tree, "speed")) == 1
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--day", "4.2", "--answer", "o"], "--seed and --answer are for --day 4.1"),
-        (["--day", "4.2", "--rounds", "0"], "--rounds must be at least 1, got 0"),
-    ],
-)
-def test_invalid_arguments(argv, message, capsys):
-    with pytest.raises(SystemExit):
-        speed.main(argv)
-    assert message in capsys.readouterr().err
-
-
-def test_unwritten_clock_is_reported(tree, monkeypatch, capsys):
-    monkeypatch.setattr(speed, "measure_best", lambda rounds: MACHINE)
-    assert speed.main(["--day", "4.1", "--answer", "o"]) == 2
-    assert "speed: " in (errors := capsys.readouterr().err)
-    assert "yours to write" in errors or "extension cannot be used" in errors
-
-
 @pytest.fixture
 def small(monkeypatch):
     """Replaces the measured matmuls with tiny ones; returns hardware limits."""
@@ -126,14 +75,6 @@ def small(monkeypatch):
     monkeypatch.setattr(matmuls, "COMPARED_MATMUL", ("o", 2))
     with use_device("cpu"):
         yield HardwareLimits(1e9, 1e9)
-
-
-def test_slowed_matmul_repeats_its_work(small):
-    found = matmuls.measure_slowed("down", small, rounds=1)
-    json.dumps(found)
-    assert set(found["rows"]) == {"o", "down"}
-    assert len(matmuls.Matmuls(32, 256, 1).with_repeated_work()) == matmuls.SLOWED_REPETITIONS
-    assert matmuls.Matmuls(64, 128, 2).cost.flops == 2 * matmul_cost(1, 64, 128, 4, 128).flops
 
 
 def test_kernels_are_measured_by_name(small, monkeypatch):
@@ -186,20 +127,6 @@ def test_attention_is_measured_by_name(monkeypatch):
     assert attention.VARIABLE not in os.environ
 
 
-def test_single_head_table(tree, measured, monkeypatch, capsys):
-    both = {
-        "rows": {"best": ROW},
-        "one_head": {"best": ROW},
-        "unwritten": {},
-        "prefetch_distance": None,
-    }
-    monkeypatch.setattr(speed, "measure_in_subprocess", lambda *args: both)
-    assert speed.main(["--day", "4.6"]) == 0
-    output = capsys.readouterr().out
-    assert "as many keys, of a single head" in output
-    assert output.count("│ ours") == 2
-
-
 @pytest.fixture
 def few_tokens(monkeypatch):
     """Reduces day 4.5's operations to a few tokens; returns hardware limits."""
@@ -238,38 +165,3 @@ def test_captured_steps_are_measured(monkeypatch):
     assert nodes == "nodes of a step's graph: 154 nodes, 11 captured"
     assert "µs a node" in node
     assert "of the time; it took" in share
-
-
-def test_each_day_runs_its_program(monkeypatch):
-    requested = []
-
-    def result_of(command, tree):
-        requested.append(command[2])
-        raise speed.FailedError("enough")
-
-    monkeypatch.setattr(speed, "result_of", result_of)
-    for day in ("4.4", "4.5", "4.7"):
-        with pytest.raises(speed.FailedError):
-            speed.measure_in_subprocess("kernels", None, MACHINE, 1, "--day", day)
-    assert requested == ["tools.speed.matmuls", "tools.speed.fused_ops", "tools.speed.decode_steps"]
-
-
-def test_progress_is_streamed(monkeypatch, tmp_path):
-    """The child prints a line and waits until the parent has displayed it."""
-    shown = tmp_path / "shown"
-    told = []
-    monkeypatch.setattr(speed, "print_progress", lambda what: (told.append(what), shown.touch()))
-    program = (
-        "import sys, time; from pathlib import Path\n"
-        "from tools.speed.matmuls import print_progress\n"
-        "print_progress('loops, vectors: in turns')\n"
-        "end = time.monotonic() + 20\n"
-        f"while not Path({str(shown)!r}).exists():\n"
-        "    if time.monotonic() > end: sys.exit('the line was not displayed')\n"
-        "    time.sleep(0.01)\n"
-        "print('{\"rows\": 3}')"
-    )
-    assert speed.result_of([sys.executable, "-c", program], None) == {"rows": 3}
-    assert told == ["loops, vectors: in turns"]
-    with pytest.raises(speed.FailedError, match=r"^no clock$"):
-        speed.result_of([sys.executable, "-c", "import sys; sys.exit('no clock')"], None)

@@ -179,6 +179,19 @@ def test_completions_share_the_state_of_their_prompt(model):
         assert cold.outputs[index].token_ids == output.outputs[index].token_ids
 
 
+def test_state_rows_are_copied_to_any_slot(model):
+    llm = build(model, block_size=16)
+    llm.generate(["Hello"], GREEDY, use_tqdm=False)
+    paged = llm.runner.target
+    rows = [paged.read_row("state", index) for index in range(4)]
+    row = next(row for row in rows if any(row))
+    assert len(row) == paged.row_bytes("state")
+    paged.write_rows("state", [7, 3], [memoryview(row)] * 2)
+    assert paged.read_row("state", 7) == paged.read_row("state", 3) == row
+    with pytest.raises(ValueError, match="zip"):
+        paged.write_rows("state", [7, 3], [memoryview(row)])
+
+
 def test_precomputed_pages_and_states_are_hit(model):
     llm = build(model, slots=4, block_size=8)
     ids = llm.tokenizer.encode(PARAGRAPH * 3)

@@ -114,10 +114,10 @@ def test_adapted_tokens_match_one_rank(tmp_path, folder, family):
     else:
         config = {**CONFIGS[family], **FORMATS["float32"]}
         path = folder(config)
-    modules, prompts = (
-        write_adapters(tmp_path, config, ADAPTERS, 0.3),
-        [[17, 5, 99], list(range(100, 140))] * 2,
-    )
+    # Granite's embeddings are multiplied by 12, and the updates that adapters change by 0.22.
+    size = 3 if family == "granite" else 0.3
+    modules = write_adapters(tmp_path, config, ADAPTERS, size)
+    prompts = [[17, 5, 99], list(range(100, 140))] * 2
     outputs = []
     for options in ({}, TWO):
         llm = LLM(str(path), kv_cache_bytes=2**24, lora_modules=modules, **options)

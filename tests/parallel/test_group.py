@@ -1,13 +1,15 @@
 """Calls that run on all ranks: replicas, deletion, failures; connection of the ranks."""
 
-import fcntl
 import gc
-import resource
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from tiny_llm import LLM, ModelError, UserError
 from tiny_llm.models.parallel import group as group_module
 from tiny_llm.models.parallel import launch
-from tiny_llm.models.parallel.group import RankGroup, _defer_interrupt, receive
+from tiny_llm.models.parallel.group import RankGroup, _defer_interrupt
 from tiny_llm.models.parallel.launch import current_group
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
@@ -101,6 +103,11 @@ class OneRank:
         return 1
 
 
+class TwoRanks(OneRank):
+    def size(self):
+        return 2
+
+
 def test_error_without_a_message_fails_on_all_ranks(monkeypatch):
     monkeypatch.setattr(group_module, "gather_text", lambda text, comm: [text])
     group = RankGroup(OneRank(), [])
@@ -110,12 +117,12 @@ def test_error_without_a_message_fails_on_all_ranks(monkeypatch):
 
 
 LOSE_RANK = """
-import socket
 import mlx.core as mx
-from tiny_llm.models.parallel.group import RankGroup
+from multiprocessing import Pipe
+from tiny_llm.models.parallel.group import RankGroup, on_worker_lost
 group = RankGroup(mx.distributed.init(), [])
-group.on_worker_lost.append(lambda text: 1 / 0)
-connection, other_end = socket.socketpair()
+on_worker_lost.append(lambda text: 1 / 0)
+connection, other_end = Pipe()
 other_end.close()
 group._watch(1, connection)
 """
@@ -127,19 +134,6 @@ def test_failing_callback_does_not_delay_the_exit():
     )
     assert done.returncode == 1
     assert done.stderr == "\ntiny-llm: rank 1 of 1 is lost: connection closed.\n"
-
-
-def test_receive_with_many_open_files():
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, before[0]), before[1]))
-    try:
-        sender, receiver = socket.socketpair()
-        number = fcntl.fcntl(receiver, fcntl.F_DUPFD_CLOEXEC, 1024)
-        with sender, receiver, socket.socket(fileno=number) as duplicate:
-            sender.sendall(b"call")
-            assert receive(duplicate, 4) == b"call"
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_deferred_interrupt_of_a_failing_call():
@@ -156,20 +150,35 @@ def test_deferred_interrupt_of_a_failing_call():
 # ---------------------------------------------------------------- connection of the ranks
 
 
-def test_handshake_in_parts():
-    token = "0123456789abcdef"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)) as stranger:
-            stranger.sendall(token.encode())
-        with socket.create_connection(("127.0.0.1", port)) as worker:
-            worker.sendall(token.encode())
-            rest = threading.Timer(0.2, worker.sendall, (b"   1",))
-            rest.start()
-            [connection] = launch._accept_workers(server, token, 2)
-            rest.join()
-            with connection:
-                assert connection.getpeername() == worker.getsockname()
+def test_strangers_are_not_ranks(monkeypatch):
+    """Rank 0 accepts only a connection with the key that it has sent over MLX."""
+    key = b"0123456789abcdef"
+    connect: list[Any] = []
+    monkeypatch.setattr(os, "urandom", lambda size: key)
+
+    def gather_text(text: str, comm: Any) -> list[str]:
+        _, port, key_text = text.split("\n")
+        assert bytes.fromhex(key_text) == key
+        address = ("127.0.0.1", int(port))
+        with socket.create_connection(address) as stranger:
+            stranger.sendall(key)
+        connect.append(threading.Thread(target=join_as_rank_1, args=(address,)))
+        connect[0].start()
+        return [text]
+
+    def join_as_rank_1(address: tuple[str, int]) -> None:
+        for other in (b"another key", key):
+            with suppress(AuthenticationError), Client(address, authkey=other) as worker:
+                worker.send(1)
+                worker.send("connected")
+
+    monkeypatch.setattr(launch, "gather_text", gather_text)
+    monkeypatch.setattr(launch, "_rank_0_host", lambda backend: "127.0.0.1")
+    [connection] = launch._connect(TwoRanks(), "ring")
+    assert connection.recv() == "connected"
+    connect[0].join()
+    with socket.socket(fileno=os.dup(connection.fileno())) as tcp:  # detects a lost machine
+        assert tcp.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 def test_missing_worker_is_a_user_error(monkeypatch):
@@ -177,9 +186,9 @@ def test_missing_worker_is_a_user_error(monkeypatch):
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(launch, "launcher_backend", lambda: "ring")
-    monkeypatch.setattr(launch, "init_distributed", lambda backend: OneRank())
+    monkeypatch.setattr(launch, "init_distributed", lambda backend, timeout: OneRank())
     monkeypatch.setattr(launch, "gather_text", lambda text, comm: [text])
-    monkeypatch.setattr(launch, "_connect_sockets", time_out)
+    monkeypatch.setattr(launch, "_connect", time_out)
     with pytest.raises(UserError, match="the ranks cannot be connected: timed out"):
         launch.join_launched_ranks()
 

@@ -12,7 +12,6 @@ import pytest
 
 from tests.parallel.support import (
     EXIT_SECONDS,
-    LOST_RANK_CASES,
     children_of,
     lose_rank,
     mlx_launch,
@@ -23,20 +22,27 @@ from tests.parallel.support import (
 )
 
 
-@pytest.mark.parametrize(
-    ("number", "reason"),
-    [
-        (signal.SIGKILL, "killed by signal 9"),
-        pytest.param(signal.SIGSTOP, "no heartbeat for 7 seconds", marks=pytest.mark.slow),
-    ],
-)
-def test_dead_or_hung_rank_ends_the_group(number, reason):
+def test_dead_rank_ends_the_group():
     program, ranks = start_group(delay=random.Random(5).uniform(0, 0.5))
-    os.kill(ranks[0], number)
+    os.kill(ranks[0], signal.SIGKILL)
     status, errors = wait_for_exit(program, EXIT_SECONDS)
     assert status == 1
-    assert f"tiny-llm: rank 1 of 2 is lost: {reason}." in errors
+    assert "tiny-llm: rank 1 of 2 is lost: killed by signal 9." in errors
     assert wait_until_exited(ranks, 2)
+
+
+@pytest.mark.slow
+def test_paused_rank_does_not_end_the_group():
+    """A busy machine can pause a process for seconds."""
+    program, ranks = start_group()
+    os.kill(ranks[0], signal.SIGSTOP)
+    time.sleep(8)
+    os.kill(ranks[0], signal.SIGCONT)
+    assert program.stdout is not None
+    for _ in range(2):  # the first may have completed before the pause
+        assert program.stdout.readline() == "completed\n"
+    program.kill()
+    program.communicate()
 
 
 @pytest.mark.slow
@@ -59,7 +65,7 @@ def test_workers_exit_with_rank_0():
 @pytest.mark.slow
 def test_init_timeout():
     program = (
-        "from tiny_llm.models.parallel import launch; launch.INIT_TIMEOUT_SECONDS = 1.0; "
+        "from tiny_llm.models.parallel import launch; launch.RING_TIMEOUT_SECONDS = 1.0; "
         "launch.join_ring(0, launch.free_addresses(2))"
     )
     started = time.monotonic()
@@ -94,16 +100,15 @@ def test_ranks_killed_at_random_moments(exhaustive):
         )
         assert status != 0
         if not is_first:
-            messages = ("rank 1 of 2 is lost: ", "in join_ring")
+            messages = ("rank 1 of 2 is lost: ", "failed to start", "in join_ring")
             assert any(message in errors for message in messages), (delay, errors)
 
 
 @pytest.mark.slow
 def test_ranks_of_mlx_launch_exit_together(exhaustive):
-    """Kills one rank; --exhaustive covers both ranks, killed and stopped."""
-    for rank, number in LOST_RANK_CASES if exhaustive else LOST_RANK_CASES[:1]:
+    for rank in (1, 0) if exhaustive else (1,):
         with mlx_launch("chat", "--model", "demo", "--device", "cpu") as launcher:
-            lose_rank(launcher, rank, number)
+            lose_rank(launcher, rank)
 
 
 def test_children_are_found():

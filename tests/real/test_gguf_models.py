@@ -135,17 +135,26 @@ def model(file: Path) -> tuple[Any, Any]:
     return load_weights(str(file))
 
 
+TensorOf = Callable[[str], gguf.ReaderTensor]
+
+
 @pytest.fixture(scope="module")
-def theirs(real: RealModel, file: Path) -> Any:
+def tensor_of(real: RealModel, file: Path) -> TensorOf:
+    """The file's tensor of a parameter, which is named as in transformers."""
+    names = gguf.get_tensor_name_map(real.arch, real.config["num_hidden_layers"])
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    return lambda name: tensors[names.get_name(name, try_suffixes=(".weight",))]
+
+
+@pytest.fixture(scope="module")
+def theirs(real: RealModel, tensor_of: TensorOf) -> Any:
     """The model in transformers, in float32, with weights dequantized by `gguf`."""
     torch, transformers = import_references()
     model_class = getattr(transformers, f"{real.family}ForCausalLM")
     model = model_class(model_class.config_class(**real.config))
-    names = gguf.get_tensor_name_map(real.arch, real.config["num_hidden_layers"])
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            tensor = tensors[names.get_name(name, try_suffixes=(".weight",))]
+            tensor = tensor_of(name)
             weight = real.adapt(name, gguf.dequantize(tensor.data, tensor.tensor_type))
             parameter.copy_(torch.tensor(weight.reshape(parameter.shape)))
     return model.eval()
@@ -158,17 +167,25 @@ def their_logits(model: Any, ids: list[int]) -> np.ndarray:
         return model(torch.tensor([ids])).logits[0].numpy()
 
 
-def in_float32(weights: Any) -> Any:
-    """A copy whose layers have dequantized float32 weights."""
+# Repacking rounds the scales of these (tests/models/gguf/test_blocks.py has the bounds).
+ROUNDED = {gguf.GGMLQuantizationType[name] for name in ("Q4_K", "Q5_K", "Q6_K")}
+
+
+def in_float32(weights: Any, tensor_of: TensorOf) -> Any:
+    """A copy whose layers have dequantized float32 weights, the file's if repacking rounds them."""
     converted = copy_tree(weights)
-    for layer in converted.modules():
+    for name, layer in converted.named_modules():
         if "scales" not in layer:
             continue
-        plain = row_major_layer(copy.copy(layer))
-        scales, biases = plain.scales.astype(mx.float32), plain.biases.astype(mx.float32)
-        layer.weight = mx.dequantize(plain.weight, scales, biases, plain.group_size, plain.bits)
-        for name in ("scales", "biases"):
-            del layer[name]
+        tensor = tensor_of(f"{name}.weight")
+        if tensor.tensor_type in ROUNDED:
+            layer.weight = mx.array(gguf.dequantize(tensor.data, tensor.tensor_type))
+        else:
+            plain = row_major_layer(copy.copy(layer))
+            scales, biases = plain.scales.astype(mx.float32), plain.biases.astype(mx.float32)
+            layer.weight = mx.dequantize(plain.weight, scales, biases, plain.group_size, plain.bits)
+        for array_name in ("scales", "biases"):
+            del layer[array_name]
     return converted
 
 
@@ -198,8 +215,8 @@ def english_ids(tokenizer: Any, num_chunks: int = 1) -> list[list[int]]:
 
 
 @pytest.mark.slow
-def test_float32_logits_and_greedy_tokens_equal_transformers(model, theirs):
-    weights, tokenizer = in_float32(model[0]), model[1]
+def test_float32_logits_and_greedy_tokens_equal_transformers(tensor_of, model, theirs):
+    weights, tokenizer = in_float32(model[0], tensor_of), model[1]
     ours = serving_model("real", weights)
     llm = LLM((weights, tokenizer))
     params = SamplingParams(temperature=0, max_tokens=24)

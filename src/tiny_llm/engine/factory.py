@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from ..errors import UserError, short_repr
-from ..kv_storage.kv_layout import KvLayout
 from ..models import ServingModel, check_has_mtp, load_weights, mtp_model, serving_model
 from ..models.checkpoint.safe_io import model_errors
 from ..models.families.decoder import Decoder
@@ -45,7 +44,6 @@ class LoadedModels:
     target: ServingModel
     draft: ServingModel | None  # the draft model, or the target's MTP layer
     tokenizer: Any  # shared by the target and draft models
-    tp_checkpoint: ShardedCheckpoint | None  # the target's; None without tensor parallelism
 
     @property
     def all(self) -> list[ServingModel]:
@@ -58,8 +56,6 @@ def load_models(args: EngineArgs) -> LoadedModels:
     if args.tensor_parallel_size > 1:
         name = os.fspath(cast("StrPath", model))
         model = load_sharded(name, args.tensor_parallel_size, args.load_format, mtp=mtp)
-    loaded = model[0] if isinstance(model, tuple) else None
-    tp_checkpoint = loaded if isinstance(loaded, ShardedCheckpoint) else None
     target, tokenizer, mtp_layer = _load_model(model, args, mtp)
     if args.chat_template is not None:
         set_chat_template(tokenizer, args.chat_template)
@@ -67,7 +63,7 @@ def load_models(args: EngineArgs) -> LoadedModels:
     if args.draft_model is not None:
         draft, draft_tokenizer, _ = _load_model(args.draft_model, args)
         check_same_vocabulary(draft_tokenizer, tokenizer)
-    return LoadedModels(target, draft, tokenizer, tp_checkpoint)
+    return LoadedModels(target, draft, tokenizer)
 
 
 def attach_lora_adapters(
@@ -81,11 +77,11 @@ def attach_lora_adapters(
     if folders:
         assert isinstance(models.target, Decoder)
         paths = list(folders.values())
-        if models.tp_checkpoint is None:
-            attach_adapters(models.target, paths)
-        else:
+        if isinstance(models.target, TensorParallelDecoder):
             paths = [os.path.abspath(os.path.expanduser(path)) for path in paths]
-            current_group().run(attach_sharded, models.tp_checkpoint, models.target, paths)
+            current_group().run(attach_sharded, models.target, paths)
+        else:
+            attach_adapters(models.target, paths)
     return {None: -1} | {name: index for index, name in enumerate(folders)}
 
 
@@ -126,7 +122,7 @@ def make_model_runner(args: EngineArgs, models: LoadedModels, memory: KvMemory) 
         runner = PoolingRunner(target, pool=pool)
     # Pooling has no next step, tensor-parallel workers need evaluated token ids, and updates of
     # recurrent states cannot be undone.
-    if task != "generate" or models.tp_checkpoint is not None or num_slots:
+    if task != "generate" or isinstance(target, TensorParallelModel) or num_slots:
         runner.async_scheduling.enabled = False
     return runner
 
@@ -137,14 +133,11 @@ def make_scheduler(args: EngineArgs, config: SchedulerConfig) -> Scheduler:
     return Scheduler(config, args.listener)
 
 
-def _paged_model(
-    model: ServingModel, num_pages: int, num_state_slots: int, layout: KvLayout
-) -> PagedModel:
+def _paged_model(model: ServingModel, *sizes: Any) -> PagedModel:
     if isinstance(model, TensorParallelDecoder):
-        sizes = num_pages, num_state_slots, layout
         sharded: PagedModel = current_group().run(TensorParallelModel, model, *sizes)
         return sharded
-    return PagedModel(model, num_pages, num_state_slots, layout)
+    return PagedModel(model, *sizes)
 
 
 def _load_model(

@@ -62,6 +62,19 @@ def test_protected_request_that_loads_from_disk_does_not_delay_younger_ones():
     assert run_step(sched) == {"younger": 1, "protected": 8}
 
 
+def test_request_out_of_pages_is_preempted():
+    sched = fair_scheduler(num_pages=7)
+    older, younger = request("a", 47, max_tokens=20), request("b", 47, first=500)
+    for added in (older, younger):
+        sched.add(added)
+    for _ in range(4):
+        run_step(sched)
+    assert (sched.num_preemptions, younger.state) == (1, RequestState.PREEMPTED)
+    assert ([*sched.waiting], sched.running) == ([younger], [older])
+    assert 0 < younger.num_uncached <= 16, "expected a hit on its own pages"
+    sched.check_integrity()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_state_slots", [0, 7])
 def test_random_workloads(num_state_slots):

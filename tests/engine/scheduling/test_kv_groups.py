@@ -4,7 +4,7 @@ import pytest
 
 from tests.engine.scheduler_harness import add, scheduler, step
 from tiny_llm.engine.execution.kv_memory import KvMemory, plan_kv_memory
-from tiny_llm.engine.scheduling.config import KvGroup
+from tiny_llm.engine.scheduling.config import MIN_STATE_SLOTS, KvGroup
 from tiny_llm.kv_storage.kv_layout import KvLayout, KvTable, LayerKv
 
 PAGE, STEP, TOKENS = 16, 512, 32_768
@@ -33,6 +33,20 @@ class Model:
 
 def memory_of(layers, one_table: bool = False) -> KvMemory:
     return plan_kv_memory([Model(layers)], 2**40, PAGE, 1, TOKENS + 64, None, STEP, one_table)
+
+
+def test_default_memory_is_enough_for_all_requests_or_three_quarters_of_the_available():
+    model = Model([LayerKv(0, 8, 64)] * 24)
+    model.state_bytes = 10**6
+    page_bytes = 2 * 24 * 8 * 64 * 2 * PAGE
+    for available, num_bytes in (
+        (2**40, 8 * 4096 // PAGE * page_bytes + (2 * 8 + 16) * 10**6),
+        (10**9, 750_000_000),
+        (10**6, page_bytes * (1 + -(-MIN_STATE_SLOTS * 10**6 // page_bytes))),  # the minimum
+    ):
+        memory = plan_kv_memory([model], available, PAGE, 8, 4096, None, STEP)
+        assert memory.num_bytes == num_bytes, available
+        assert memory.reason.startswith("enough for 8" if available == 2**40 else "3/4 of the")
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,26 @@ def test_draft_tokens_cause_no_preemption():
     assert sched.num_preemptions == 0
 
 
+def test_draft_tokens_without_a_draft_model_take_half_of_the_spare_budget():
+    sched = scheduler(max_num_batched_tokens=12)
+    drafts = [77] * 9
+    for name in "ab":
+        sched.update_draft_tokens(add(sched, name, 4, max_tokens=50, first=ord(name)), drafts)
+    step(sched)
+    assert step(sched) == [("a", 4, 5, 5), ("b", 4, 5, 0)]
+
+
+def test_interrupted_step_is_computed_again():
+    sched = scheduler()
+    a, b = (add(sched, name, 3, first=ord(name)) for name in "ab")
+    step(sched)
+    sched.requeue(sched.schedule())
+    assert ([*sched.waiting], sched.running) == ([a, b], [])
+    assert sched.num_preemptions == 2
+    sched.check_integrity()
+    assert step(sched) == [("a", 0, 4, 0), ("b", 0, 4, 0)]
+
+
 def test_abort_in_every_state():
     sched = scheduler(max_num_seqs=2, max_num_batched_tokens=6)
     a, b, c = (add(sched, name, 5, first=ord(name)) for name in "abc")

@@ -117,12 +117,6 @@ class PagedModel:
         """Returns the physical memory of unused pages and state slots; see `PagedStorage`."""
         self._storage.release(pages, slots)
 
-    def on_worker_lost(self, callback: Callable[[str], None]) -> None:
-        """Registers a callback for a lost rank; a no-op in a single process.
-
-        Another thread calls `callback` with a message before this process exits.
-        """
-
     def release_scratch(self) -> None:
         """Frees scratch memory; a no-op in a single process, which will reuse it."""
 

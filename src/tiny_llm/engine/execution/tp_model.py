@@ -4,14 +4,11 @@ Rank 0 owns the requests, the scheduler and the sampler, and broadcasts each cal
 indices are identical on all ranks.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import mlx.core as mx
-
 from ... import kernels
-from ...errors import UserError, check_int
 from ...models import load_weights, memory
 from ...models.checkpoint.safe_io import model_errors
 from ...models.checkpoint.sharding import RankShard
@@ -23,7 +20,7 @@ from ...models.lora import attach_adapters
 from ...models.parallel.decoder import TensorParallelDecoder, TensorParallelMtpDecoder
 from ...models.parallel.group import Replica, gather_bytes
 from ...models.parallel.launch import current_group, get_group
-from .paged_model import PagedModel, RowKind, Span
+from .paged_model import PagedModel, RowKind
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,17 +52,11 @@ def load_sharded(
         UserError: the model cannot be split into `size` shards, or this process belongs to a group
             of a different size.
     """
-    check_int("tensor_parallel_size", size, 2)
     folder = find_config(name, console)
     with model_errors(f"the model in {folder} cannot be loaded"):
         config = read_config(read_model_config(folder), mtp)
-    try:
+    with model_errors(f"tensor_parallel_size={size} does not fit '{name}'"):
         RankShard(config, 0, size)
-    except ValueError as error:
-        raise UserError(
-            f"'{name}' cannot be sharded across {size} ranks: {error}; use a different "
-            "tensor_parallel_size."
-        ) from error
     args = name, load_format, mtp, kernels.computes_on_cpu()
     checkpoint: ShardedCheckpoint = get_group(size).run(_load_shard, *args, console=console)
     return checkpoint, checkpoint.tokenizer
@@ -97,46 +88,30 @@ def make_decoder(
     return decoder(checkpoint.shard, checkpoint.rank_shard, current_group().comm, **options)
 
 
-def attach_sharded(
-    checkpoint: ShardedCheckpoint, decoder: TensorParallelDecoder, folders: Sequence[str]
-) -> None:
+def attach_sharded(decoder: TensorParallelDecoder, folders: Sequence[str]) -> None:
     """Attaches this rank's shard of LoRA adapters; see `attach_adapters`, also for errors."""
     with current_group().agreement():
-        attach_adapters(decoder, folders, checkpoint.rank_shard)
+        attach_adapters(decoder, folders, decoder.rank_shard)
+
+
+def _on_all_ranks(name: str) -> Any:
+    """Returns a method of rank 0 that calls `PagedModel`'s method on all ranks."""
+    return lambda self, *args: current_group().run(_call, self, name, *args)
+
+
+def _call(model: PagedModel, name: str, *args: Any) -> Any:
+    return getattr(PagedModel, name)(model, *args)
 
 
 class TensorParallelModel(PagedModel, Replica):
-    """A rank's shard of a model. Rank 0 calls its methods, which run on all ranks.
+    """A rank's shard of a model; see `RankGroup.run`."""
 
-    See `RankGroup.run`.
-    """
-
-    def on_worker_lost(self, callback: Callable[[str], None]) -> None:
-        current_group().on_worker_lost.append(callback)
+    populate, release = _on_all_ranks("populate"), _on_all_ranks("release")
+    logits, features = _on_all_ranks("logits"), _on_all_ranks("features")
+    lm_head = _on_all_ranks("lm_head")
 
     def release_scratch(self) -> None:
-        """Frees scratch memory on all ranks; the next step reallocates it."""
         current_group().run(memory.release_free_memory)
-
-    def populate(self, num_pages: int, num_slots: int) -> None:
-        self._run("populate", num_pages, num_slots)
-
-    def release(self, pages: Collection[int], slots: Collection[int]) -> None:
-        self._run("release", list(pages), list(slots))
-
-    def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        return self._run("logits", spans, rows)
-
-    def features(
-        self, spans: Sequence[Span], rows: Sequence[int], hidden: mx.array | None = None
-    ) -> mx.array:
-        return self._run("features", spans, rows, hidden)
-
-    def lm_head(self, features: mx.array) -> mx.array:
-        return self._run("lm_head", features)
-
-    def _run(self, name: str, *args: Any) -> Any:
-        return current_group().run(_call, self, name, *args)
 
     def row_bytes(self, kind: RowKind) -> int:
         return super().row_bytes(kind) * current_group().size
@@ -155,16 +130,12 @@ class TensorParallelModel(PagedModel, Replica):
         return fingerprints[1:]
 
 
-def _call(model: TensorParallelModel, name: str, *args: Any) -> Any:
-    return getattr(super(TensorParallelModel, model), name)(*args)
-
-
-def _gather_row(model: TensorParallelModel, kind: RowKind, index: int) -> list[bytes]:
+def _gather_row(model: PagedModel, kind: RowKind, index: int) -> list[bytes]:
     return gather_bytes(PagedModel.read_row(model, kind, index), current_group().comm)
 
 
 def _write_shards(
-    model: TensorParallelModel, kind: RowKind, indices: Sequence[int], rows: Sequence[bytes]
+    model: PagedModel, kind: RowKind, indices: Sequence[int], rows: Sequence[bytes]
 ) -> None:
     size = PagedModel.row_bytes(model, kind)
     start = current_group().rank * size
@@ -172,7 +143,7 @@ def _write_shards(
     PagedModel.write_rows(model, kind, indices, shards)
 
 
-def _gather_fingerprint(model: TensorParallelModel) -> list[bytes]:
+def _gather_fingerprint(model: PagedModel) -> list[bytes]:
     from .disk_cache.fingerprint import fingerprint  # lazily: saves memory without a disk cache
 
     return gather_bytes(fingerprint([model.model]), current_group().comm)

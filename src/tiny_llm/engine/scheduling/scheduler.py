@@ -178,7 +178,7 @@ class Scheduler:
         # Each request has a page for its last token; draft tokens use the remaining pages.
         for request in decoding:
             num_drafts = self._num_fitting_drafts(request, spare)
-            spare -= max(0, num_drafts - self.config.num_drafts)
+            spare -= num_drafts
             start, end = request.num_computed, request.num_tokens
             chunks.append(Chunk(request, start, end, num_drafts, samples=True))
         assert sum(chunk.num_tokens for chunk in chunks) <= self.config.max_num_batched_tokens

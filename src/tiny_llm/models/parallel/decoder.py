@@ -27,7 +27,7 @@ class TensorParallelDecoder(Decoder, Replica):
     ):
         super().__init__(mlx_model, **options)
         self.vocab_size = rank_shard.full_config.vocab_size
-        self._num_ranks = rank_shard.size
+        self.rank_shard = rank_shard
         self.embedding = VocabParallelEmbedding(self.embedding, rank_shard.vocab_range, group)
         self.layers = [
             TensorParallelBlock(block, group, self.supports_graph_capture, self.adapters)
@@ -45,11 +45,11 @@ class TensorParallelDecoder(Decoder, Replica):
 
     @property
     def kv_element_bytes(self) -> int:
-        return super().kv_element_bytes * self._num_ranks
+        return super().kv_element_bytes * self.rank_shard.size
 
     @property
     def state_bytes(self) -> int:
-        return super().state_bytes * self._num_ranks
+        return super().state_bytes * self.rank_shard.size
 
 
 class TensorParallelMtpDecoder(MtpDecoder, TensorParallelDecoder):

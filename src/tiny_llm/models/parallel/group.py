@@ -1,29 +1,26 @@
-"""Rank group: SPMD execution of rank 0's calls; terminates when a rank dies or hangs.
+"""Rank group: SPMD execution of rank 0's calls; a lost rank ends the group.
 
 All ranks run the same functions in the same order. Rank 0 broadcasts each call: the function and
 its arguments, pickled. A `Replica` exists on every rank and is pickled as its key.
 
-Calls use a socket per worker, because MLX's ring and MPI collectives busy-wait. Both sides send a
-heartbeat every second; a watchdog thread exits the process when a peer is lost, which a rank
-blocked in a collective cannot detect.
+Calls use a connection per worker, because MLX's ring and MPI collectives busy-wait. A thread per
+connection exits the process when its peer is lost, which a rank blocked in a collective cannot
+detect. The operating system closes a dead rank's connection, and keepalive probes detect a lost
+machine (`launch.py`). A slow or paused rank keeps its connection, so the others wait for it.
 """
 
 import atexit
 import os
 import pickle
 import queue
-import select
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import mlx.core as mx
 
@@ -32,11 +29,15 @@ from ..checkpoint.safe_io import ModelError
 from . import mpi
 from .layers import all_gather
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
 EXIT_SECONDS = 2.0  # grace period for workers to exit at shutdown
-TIMEOUT_SECONDS = 7  # a rank that is silent for longer is lost
-LENGTH = struct.Struct("<Q")
 END = b"end"  # broadcast instead of a call
 MAX_TEXT_BYTES = 1024
+
+# Called with the error message when a worker is lost, before rank 0 exits.
+on_worker_lost: list[Callable[[str], None]] = []
 
 _replicas: dict[int, "Replica"] = {}  # by key, on workers
 
@@ -61,31 +62,26 @@ class RankGroup:
     Args:
         connections: to all workers, in rank order, or to rank 0.
         processes: the workers that this process has spawned, in rank order.
-
-    Attributes:
-        on_worker_lost: callbacks, called with the error message before this process exits.
     """
 
     def __init__(
         self,
         comm: mpi.Group,
-        connections: Sequence[socket.socket],
+        connections: Sequence["Connection"],
         processes: Sequence["subprocess.Popen[bytes]"] = (),
     ):
         self.comm, self.rank, self.size = comm, comm.rank(), comm.size()
-        self.on_worker_lost: list[Callable[[str], None]] = []
         self._connections, self._processes = connections, processes
         self._end_reason: str | None = None
         self._num_replicas = 0
         self._deleted: list[int] = []  # keys, broadcast with the next call
         self._calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # from rank 0
-        self._call_lock, self._send_lock, self._loss_lock = (threading.Lock() for _ in range(3))
+        self._call_lock, self._loss_lock = threading.Lock(), threading.Lock()
         if self.rank == 0:
             atexit.register(self.end)
         others = range(1, self.size) if self.rank == 0 else [0]
         for other in zip(others, connections, strict=True):
             threading.Thread(target=self._watch, args=other, daemon=True).start()
-        threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
     # ---------------------------------------------------------------- calls
 
@@ -148,9 +144,8 @@ class RankGroup:
         return result
 
     def _send(self, message: bytes) -> None:
-        with self._send_lock:
-            for connection in self._connections:
-                connection.sendall(LENGTH.pack(len(message)) + message)
+        for connection in self._connections:
+            connection.send_bytes(message)
 
     @contextmanager
     def agreement(self) -> Iterator[None]:
@@ -177,41 +172,30 @@ class RankGroup:
                 process.kill()
         mpi.finalize()
 
-    def _exit_status(self, rank: int) -> str:
-        with suppress(IndexError, subprocess.TimeoutExpired):  # IndexError for launched ranks
-            status = self._processes[rank - 1].wait(1)
-            return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-        return "connection closed"
-
-    def _send_heartbeats(self) -> None:
-        with suppress(OSError):  # `_watch` exits
-            while self._end_reason is None:
-                self._send(b"")
-                time.sleep(1)
-
-    def _watch(self, rank: int, connection: socket.socket) -> None:
-        """Receives calls and heartbeats; exits the process if the rank times out or disconnects."""
+    def _watch(self, rank: int, connection: "Connection") -> None:
+        """Receives calls; exits the process if the connection closes before the group ends."""
         message = b""
         try:
             while message != END:
-                message = receive(connection, *LENGTH.unpack(receive(connection, LENGTH.size)))
-                if message:
-                    self._calls.put(message)
+                message = connection.recv_bytes()
+                self._calls.put(message)
             return
-        except TimeoutError as error:
-            reason = str(error)
-        except OSError:
-            reason = self._exit_status(rank)
+        except (EOFError, OSError) as error:
+            reason = str(error) or "connection closed"
         if self._end_reason is not None:
             return
         if self.rank > 0:
             os._exit(1)  # rank 0 reports the lost rank, unless that is rank 0
+        for process in self._processes[rank - 1 : rank]:  # none if launched
+            with suppress(subprocess.TimeoutExpired):
+                status = process.wait(1)
+                reason = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
         self._loss_lock.acquire()  # never released, so that only the first loss is reported
         for each in self._processes:
             each.kill()
         text = f"rank {rank} of {self.size} is lost: {reason}."
         try:
-            for callback in self.on_worker_lost:
+            for callback in on_worker_lost:
                 with suppress(Exception):
                     callback(text)
             # Silences the ring's socket errors. The leading newline ends a line that it has begun.
@@ -233,39 +217,17 @@ def gather_text(text: str, comm: mpi.Group) -> list[str]:
     return [part.decode(errors="ignore").strip() for part in gather_bytes(data, comm)]
 
 
-def receive(connection: socket.socket, size: int, timeout: int = TIMEOUT_SECONDS) -> bytes:
-    """Receives `size` bytes; OSError if the peer times out or disconnects."""
-    data, silent = bytearray(), 0
-    poll = select.poll()  # unlike `select`, without a limit on file descriptors
-    poll.register(connection, select.POLLIN)
-    while len(data) < size:
-        # Counts seconds of this process, which exclude the time for which it is suspended.
-        if not poll.poll(1000):
-            silent += 1
-            if silent == timeout:
-                raise TimeoutError(f"no heartbeat for {timeout} seconds")
-            continue
-        chunk = connection.recv(min(size - len(data), 2**20))
-        if not chunk:
-            raise ConnectionError
-        data += chunk
-        silent = 0
-    return bytes(data)
-
-
 @contextmanager
 def _defer_interrupt() -> Iterator[None]:
     """Defers Ctrl-C to the end of the block."""
-    handler = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or handler is not signal.default_int_handler:
-        yield  # KeyboardInterrupt cannot occur here
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signal handlers run in the main thread
         return
     pressed: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    handler = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
         if pressed:  # also if the block raised an exception
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)

@@ -16,16 +16,28 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import mlx.core as mx
 
 from ...errors import UserError
 from . import mpi
-from .group import RankGroup, gather_text, receive
+from .group import RankGroup, gather_text
 
-INIT_TIMEOUT_SECONDS = 8.0
-HANDSHAKE_TIMEOUT_SECONDS = 2
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+LAUNCH_TIMEOUT_SECONDS = 60.0  # includes imports on other machines; a launcher ends failed ranks
+RING_TIMEOUT_SECONDS = 8.0  # for spawned ranks, after all imports
+# A machine that does not respond for 8 seconds is lost. Its kernel responds for a paused process.
+TCP_OPTIONS = {
+    "TCP_NODELAY": 1,
+    "TCP_KEEPIDLE": 2,
+    "TCP_KEEPALIVE": 2,  # macOS's name of TCP_KEEPIDLE
+    "TCP_KEEPINTVL": 2,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 8000,  # ms, for unacknowledged data
+}
 # Program of a spawned worker; its standard input is the socket to rank 0.
 WORKER_PROGRAM = "from tiny_llm.models.parallel import launch; launch.run_spawned_worker()"
 
@@ -77,13 +89,7 @@ def launcher_backend() -> str | None:
     if "MLX_RANK" in env and "MLX_IBV_DEVICES" in env:
         return "jaccl"
     if "MLX_RANK" in env and "MLX_HOSTFILE" in env:
-        try:
-            return "ring" if Path(env["MLX_HOSTFILE"]).stat().st_size else None
-        except OSError as error:
-            raise UserError(
-                f"MLX_HOSTFILE cannot be read: {error}; unset it, or start the ranks with "
-                "mlx.launch."
-            ) from error
+        return "ring" if Path(env["MLX_HOSTFILE"]).stat().st_size else None
     return "mpi" if int(env.get("OMPI_COMM_WORLD_SIZE", "1")) > 1 else None
 
 
@@ -93,30 +99,17 @@ def join_launched_ranks() -> None:
     Raises:
         UserError: the ranks cannot be connected, or their versions differ.
     """
-    backend = launcher_backend()
-    if backend is None:
-        return
+    backend = None
     try:
-        comm = init_distributed(backend)
-    except RuntimeError as error:
+        backend = launcher_backend()
+        if backend is None:
+            return
+        comm = init_distributed(backend, LAUNCH_TIMEOUT_SECONDS)
+        machines = _check_versions(comm)
+        connections = _connect(comm, backend)
+    except (OSError, RuntimeError) as error:
         hint = "; set MLX_MPI_LIBNAME to the path of mpirun's library" if backend == "mpi" else ""
         raise UserError(f"the ranks cannot be connected: {error}{hint}.") from error
-    from importlib.metadata import version  # imported only with a launcher, to save a megabyte
-
-    local_versions = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
-    local_info = f"{socket.gethostname()}\n{local_versions}"
-    texts = (text.split("\n") for text in gather_text(local_info, comm))
-    machines, versions = zip(*texts, strict=True)
-    for rank, other_versions in enumerate(versions):
-        if other_versions != versions[0]:
-            raise UserError(
-                f"rank {rank} has {other_versions}, but rank 0 has {versions[0]}; install the same "
-                "versions on all ranks."
-            )
-    try:
-        connections = _connect_sockets(comm, backend)
-    except OSError as error:
-        raise UserError(f"the ranks cannot be connected: {error}.") from error
     _divide_threads(machines.count(machines[comm.rank()]))
     global _group
     _group = RankGroup(comm, connections)
@@ -126,22 +119,48 @@ def join_launched_ranks() -> None:
         _group.serve()
 
 
-def _connect_sockets(comm: mpi.Group, backend: str) -> list[socket.socket]:
+def _check_versions(comm: mpi.Group) -> list[str]:
+    """Returns the ranks' machines; raises a `UserError` if their versions differ."""
+    from importlib.metadata import version  # imported only with a launcher, to save a megabyte
+
+    own = f"{socket.gethostname()}\ntiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
+    machines, versions = zip(*(text.split("\n") for text in gather_text(own, comm)), strict=True)
+    for rank, other in enumerate(versions):
+        if other != versions[0]:
+            raise UserError(
+                f"rank {rank} has {other}, but rank 0 has {versions[0]}; install the same versions "
+                "on all ranks."
+            )
+    return list(machines)
+
+
+def _connect(comm: mpi.Group, backend: str) -> list["Connection"]:
     """Returns rank 0's connections to the workers, in rank order, or a worker's to rank 0."""
+    from multiprocessing import AuthenticationError
+    from multiprocessing.connection import Client, Listener
+
     if comm.rank() == 0:
-        host, token = _rank_0_host(backend), os.urandom(16).hex()
+        host, key = _rank_0_host(backend), os.urandom(16)
         # On Debian, the host name resolves to 127.0.1.1, which other machines cannot reach.
         interface = "" if host == socket.gethostname() else host
-        with socket.create_server((interface, 0), backlog=comm.size()) as server:
-            gather_text(f"{host}\n{server.getsockname()[1]}\n{token}", comm)
-            connections = _accept_workers(server, token, comm.size())
+        with Listener((interface, 0), backlog=comm.size(), authkey=key) as listener:
+            gather_text(f"{host}\n{listener.address[1]}\n{key.hex()}", comm)
+            accepted: dict[int, Connection] = {}
+            while len(accepted) < comm.size() - 1:
+                with suppress(AuthenticationError, EOFError, OSError):  # not a rank
+                    connection = listener.accept()
+                    accepted[connection.recv()] = connection
+        connections = [accepted[rank] for rank in range(1, comm.size())]
     else:
-        host, port, token = gather_text("", comm)[0].split("\n")
-        connections = [socket.create_connection((host, int(port)), INIT_TIMEOUT_SECONDS)]
-        connections[0].settimeout(None)
-        connections[0].sendall(f"{token}{comm.rank():4}".encode())
+        host, port, text = gather_text("", comm)[0].split("\n")
+        connections = [Client((host, int(port)), authkey=bytes.fromhex(text))]
+        connections[0].send(comm.rank())
     for connection in connections:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with socket.socket(fileno=os.dup(connection.fileno())) as tcp:
+            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in TCP_OPTIONS.items():
+                if hasattr(socket, name):
+                    tcp.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connections
 
 
@@ -156,32 +175,19 @@ def _rank_0_host(backend: str) -> str:
     return address.rpartition(":")[0]
 
 
-def _accept_workers(server: socket.socket, token: str, size: int) -> list[socket.socket]:
-    """Accepts a connection from each worker, authenticated by the token."""
-    server.settimeout(INIT_TIMEOUT_SECONDS)
-    accepted: dict[int, socket.socket] = {}
-    while len(accepted) < size - 1:
-        connection, _ = server.accept()
-        with suppress(OSError):  # not a rank
-            hello = receive(connection, len(token) + 4, HANDSHAKE_TIMEOUT_SECONDS)
-            if hello.startswith(token.encode()):
-                accepted[int(hello[len(token) :])] = connection
-    return [accepted[rank] for rank in range(1, size)]
+def init_distributed(backend: str, timeout: float) -> mpi.Group:
+    """Initializes `mx.distributed` on all ranks.
 
-
-def init_distributed(backend: str) -> mpi.Group:
-    """Initializes `mx.distributed` on all ranks within `INIT_TIMEOUT_SECONDS`.
-
-    On a timeout, the process exits with status 1 and a traceback. MLX blocks until all ranks have
-    joined and holds the GIL, so only a C thread, faulthandler's timer, can enforce the timeout.
-    This replaces the timer of the server's watchdog, which rearms it every second.
+    After `timeout` seconds, the process exits with status 1 and a traceback. MLX blocks until all
+    ranks have joined and holds the GIL, so only a C thread, faulthandler's timer, can do this. It
+    replaces the timer of the server's watchdog, which rearms it every second.
 
     Raises:
         RuntimeError: an address cannot be used, or MPI cannot be loaded.
     """
     if backend == "mpi":
         mpi.configure()
-    faulthandler.dump_traceback_later(INIT_TIMEOUT_SECONDS, exit=True, file=2)
+    faulthandler.dump_traceback_later(timeout, exit=True, file=2)
     try:
         comm = mx.distributed.init(strict=True, backend=backend)
     finally:
@@ -196,47 +202,45 @@ def init_distributed(backend: str) -> mpi.Group:
 
 def _spawn_group(size: int) -> RankGroup:
     """Spawns workers and joins them in an MLX ring on the loopback interface."""
+    from multiprocessing.connection import Pipe
+
     _divide_threads(size)
     processes: list[subprocess.Popen[bytes]] = []
-    connections: list[socket.socket] = []
+    connections: list[Connection] = []
     for _ in range(1, size):
-        connection, other_end = socket.socketpair()
+        connection, other_end = Pipe()
         connections.append(connection)
         with other_end:
             command = [sys.executable, "-P", "-c", WORKER_PROGRAM]
             processes.append(subprocess.Popen(command, stdin=other_end.fileno()))
     try:
-        comm = _join_workers(connections)
+        for connection in connections:
+            connection.recv()  # MLX is imported
+        addresses = free_addresses(size)
+        for rank, connection in enumerate(connections, start=1):
+            connection.send((rank, addresses))
+        return RankGroup(join_ring(0, addresses), connections, processes)
     except BaseException as error:
         for process in processes:
             process.kill()
-        if isinstance(error, (OSError, RuntimeError)):
-            raise UserError(f"the ranks cannot be connected: {error}.") from error
+        if isinstance(error, (EOFError, OSError, RuntimeError)):
+            reason = str(error) or "a worker failed to start; see its error above"
+            raise UserError(f"the ranks cannot be connected: {reason}.") from error
         raise
-    return RankGroup(comm, connections, processes)
-
-
-def _join_workers(connections: Sequence[socket.socket]) -> mpi.Group:
-    size = 1 + len(connections)
-    for rank, connection in enumerate(connections, start=1):
-        if not connection.recv(1):
-            raise UserError(f"rank {rank} of {size} failed to start; see its error above.")
-    addresses = free_addresses(size)
-    for rank, connection in enumerate(connections, start=1):
-        connection.sendall(" ".join([str(rank), *addresses]).encode())
-    return join_ring(0, addresses)
 
 
 def run_spawned_worker() -> NoReturn:
+    from multiprocessing.connection import Connection
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only rank 0 handles Ctrl-C
-    connection = socket.socket(fileno=0)
-    connection.sendall(b"!")  # MLX is imported
-    message = connection.recv(4096)
-    if not message:
+    connection = Connection(0)
+    connection.send("MLX is imported")
+    try:
+        rank, addresses = connection.recv()
+    except EOFError:
         os._exit(1)  # rank 0 has exited
-    rank, *addresses = message.decode().split()
     global _group
-    _group = RankGroup(join_ring(int(rank), addresses), [connection])
+    _group = RankGroup(join_ring(rank, addresses), [connection])
     _group.serve()
 
 
@@ -247,7 +251,7 @@ def join_ring(rank: int, addresses: Sequence[str]) -> mpi.Group:
         hosts.flush()
         os.environ.update(MLX_RANK=str(rank), MLX_HOSTFILE=hosts.name)
         try:
-            return init_distributed("ring")
+            return init_distributed("ring", RING_TIMEOUT_SECONDS)
         finally:
             del os.environ["MLX_RANK"], os.environ["MLX_HOSTFILE"]
 

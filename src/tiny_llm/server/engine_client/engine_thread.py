@@ -24,6 +24,7 @@ from ...engine.scheduling.outputs import StreamOutput
 from ...engine.scheduling.snapshot import SNAPSHOT_INTERVAL, snapshot
 from ...errors import UserError
 from ...models import memory
+from ...models.parallel.group import on_worker_lost
 from . import messages
 
 log = logging.getLogger("tiny_llm.server")
@@ -76,6 +77,7 @@ class EngineThread(threading.Thread):
 
     def _load_and_serve(self) -> bool:
         """Loads and serves a model; returns False on `Shutdown`, otherwise True."""
+        on_worker_lost[:] = [self._on_worker_lost]
         try:
             llm = self._load()
         except UserError as error:
@@ -85,7 +87,6 @@ class EngineThread(threading.Thread):
             log.exception("the model cannot be loaded")
             self._report(messages.LoadFailed(f"the engine failed: {type(error).__name__}."))
             return True
-        llm.runner.target.on_worker_lost(self._on_worker_lost)
         gc.collect()
         gc.freeze()  # keeps library objects out of later garbage collections
         self._report(_engine_ready(llm))

@@ -1,1 +1,0 @@
-"""Cross-compilation for Apple silicon."""
