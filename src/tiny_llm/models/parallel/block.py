@@ -63,7 +63,7 @@ class TensorParallelBlock:
     def finish(
         self, x: mx.array, update: mx.array, per_layer_inputs: mx.array | None = None
     ) -> tuple[mx.array, mx.array | None]:
-        """Same as `DecoderBlock`; `update` has the MLP's and the experts' sums on its first axis."""
+        """Same as `DecoderBlock`; `update` stacks the sums of MLP and experts."""
         update = self.block.combine(*mx.split(update, update.shape[0]))
         return self.block.finish(x, update, per_layer_inputs)
 
