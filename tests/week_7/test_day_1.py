@@ -109,6 +109,7 @@ def test_task_1_first_violations_only():
     count = message.count("minimum")
     assert count == 3, f"expected the first 3 of 5 violations, got {count}: {message}"
     assert message.count("; ") == 2, f"expected '; ' between violations, got: {message}"
+    assert "lines[0]" in message, f"expected the first violation, lines[0], got: {message}"
 
 
 def test_task_2_result():
@@ -292,14 +293,15 @@ def test_task_4_limit_counts_earlier_steps():
     assert count == 2, f"expected 2 steps in total, got {count}"
 
 
-def test_task_4_no_request_at_the_limit():
-    agent, model = scripted_agent([READ_A, READ_B, ANSWER], max_steps=2)
+@pytest.mark.parametrize("limit", [1, 2])
+def test_task_4_no_request_at_the_limit(limit):
+    agent, model = scripted_agent([READ_A, READ_B, ANSWER], max_steps=limit)
     transcript = agent.start("Read a.txt and b.txt.")
     agent.step(transcript)
     agent.step(transcript)
     agent.resume(transcript)
     count = len(model.prompts)
-    assert count == 2, f"expected no request after 2 of 2 steps, got {count - 2}"
+    assert count == 2, f"expected no request after 2 of {limit} steps, got {count - 2}"
     reason = transcript.stop_reason
     assert reason == "max_steps", f"expected the stop reason max_steps, got {reason}"
 
@@ -335,10 +337,11 @@ def test_task_4_forks_and_finished_runs():
     assert count == 0, f"expected no request for a finished run, got {count}"
 
 
-def test_task_4_callback_after_each_step():
-    agent, _ = scripted_agent([READ_A, READ_B, ANSWER])
+@pytest.mark.parametrize(("limit", "last"), [(2, []), (3, [(3, "answer")])])
+def test_task_4_callback_after_each_step(limit, last):
+    agent, _ = scripted_agent([READ_A, READ_B, ANSWER], max_steps=limit)
     seen: list[tuple[int, str | None]] = []
     transcript = agent.start("Read a.txt and b.txt.")
     agent.resume(transcript, 0, lambda now: seen.append((now.steps, now.stop_reason)))
-    expected = [(1, None), (2, None), (3, "answer")]
+    expected = [(1, None), (2, None), *last]
     assert seen == expected, f"expected (steps, stop reason) {expected}, got {seen}"
