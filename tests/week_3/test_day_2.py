@@ -177,7 +177,7 @@ def test_task_2_equals_attention_to_each_sequence(dtype, page_size, mask):
     lengths = [9, 70, 3]
     pairs = sequences(lengths, D=16, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
-    query = random(3, 4, 3, 16, dtype=dtype)
+    query = random(3, 6, 3, 16, dtype=dtype)  # 3 query heads per key head
     actual = paged_attention(
         query, keys, values, padded(table), mx.array(lengths), page_size, mask=mask
     )
@@ -395,6 +395,7 @@ def test_task_4_add_request_does_not_copy():
     batch.remove_request(1)
     assert pool.num_free_pages == in_use, "expected the slot's pages in the free list"
     assert batch.lengths == [None, None]
+    assert shadowed.cache.page_ids == [], "expected the removed cache to own no pages"
     other = ShadowedCache(pool)
     other.append(5)
     batch.add_request(other.cache, 1)

@@ -329,6 +329,7 @@ START, END = 8, 9
         ([START, START, 1], [], False, None),  # the tags do not count
         ([START, START, 1, 2], [], False, END),
         ([START, 1, END, START], [], False, None),
+        ([START], [1], False, None),
         ([START], [1, 2], False, END),
         ([START, 1], [2, END], False, None),  # a draft token, END, ends the reasoning
         ([START, 1, 2, END, 3, 4], [], False, None),
