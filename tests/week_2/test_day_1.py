@@ -130,13 +130,14 @@ def test_task_5_appending_does_not_copy_the_history(device):
 def test_task_5_appending_writes_in_place(device):
     cache, token = TinyKvFullCache(), mx.zeros((1, 2, 1, 8))
     addresses = set()
-    for _ in range(8):
+    for step in range(8):
         mx.eval(cache.append(token, token)[:2])
+        cache.rewind(step % 2)
         for name, buffer in (("keys", cache._keys), ("values", cache._values)):
             addresses.add((name, np.array(buffer, copy=False).ctypes.data))
             del buffer
     assert len(addresses) == 2, (
-        f"8 tokens: expected one buffer of keys and one of values, got {len(addresses)}; a "
+        f"8 appends: expected one buffer of keys and one of values, got {len(addresses)}; a "
         "reference to a buffer makes MLX copy it"
     )
 
@@ -300,9 +301,13 @@ def test_task_4_prefills_in_chunks(device, monkeypatch, prompt, calls):
 
 def test_task_4_yields_arrays(device):
     """Converting a token to a number would wait for its computation."""
-    decode = decode_with_cache(
-        Qwen3ModelWeek2(tiny_model()), IDS, lambda logprobs: mx.argmax(logprobs, axis=-1)
-    )
+
+    def sampler(logprobs):
+        mass = mx.exp(logprobs).sum().item()
+        assert abs(mass - 1) < 1e-3, f"expected log-probabilities, got a mass of {mass:.4g}"
+        return mx.argmax(logprobs, axis=-1)
+
+    decode = decode_with_cache(Qwen3ModelWeek2(tiny_model()), IDS, sampler)
     for token in islice(decode, 3):
         assert isinstance(token, mx.array), f"expected a lazy array, got {token!r}"
         assert token.shape == (1,), f"expected one element, got the shape {token.shape}"

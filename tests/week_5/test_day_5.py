@@ -73,6 +73,7 @@ def assert_parsed(text: str, expected: list[tuple[str, str]], **options: Any) ->
         ("a </thin", ("</think>",), 6),
         ("a </thin ", ("</think>",), 0),
         ("a <<", ("<tool>",), 1),
+        ("a <T", ("<tool>",), 0),
         ("<tool", ("<tool>",), 5),
         ("", ("<tool>",), 0),
         ("5 ]", ("[CALL]",), 0),

@@ -58,6 +58,8 @@ def test_task_1_valid_arguments(text, expected):
 def test_task_1_empty_text_means_no_arguments():
     actual = parse_arguments(BY_NAME["wrong"], "")
     assert actual == {}, f"expected an empty object, got {actual}"
+    message = error_of(parse_arguments, BY_NAME["wrong"], "null")
+    assert "not of type 'object'" in message, f"null: expected a violation, got: {message}"
 
 
 @pytest.mark.parametrize(
@@ -66,12 +68,22 @@ def test_task_1_empty_text_means_no_arguments():
         '{"path": "a.txt"',
         "path=a.txt",
         "{'path': 1}",
+        '{"path": "a\n"}',
         "[" * 200_000,
         f'{{"n": {"9" * 5000}}}',
         '{"path": NaN}',
         '{"path": -Infinity}',
     ],
-    ids=["no end", "no JSON", "quotes", "200,000 brackets", "5,000 digits", "NaN", "-Infinity"],
+    ids=[
+        "no end",
+        "no JSON",
+        "quotes",
+        "newline",
+        "200,000 brackets",
+        "5,000 digits",
+        "NaN",
+        "-Infinity",
+    ],
 )
 def test_task_1_invalid_json(text):
     message = error_of(parse_arguments, READ, text)
@@ -195,7 +207,7 @@ def test_task_3_calls_and_their_results():
 
 @pytest.mark.parametrize("calls", [{}, {"tool_calls": []}, {"tool_calls": None}], ids=str)
 def test_task_3_message_without_calls_is_the_answer(calls):
-    message = {"role": "assistant", "content": "In b.txt.", **calls}
+    message = {"role": "assistant", "content": "In b.txt.\n", **calls}
     agent, _ = scripted_agent([message])
     transcript = agent.start("Read a.txt and b.txt.")
     try:
@@ -204,7 +216,7 @@ def test_task_3_message_without_calls_is_the_answer(calls):
         pytest.fail(f"expected {message} to be an answer, got {type(error).__name__}: {error}")
     assert_messages(transcript.messages, [*START, message], "answer")
     state = transcript.steps, transcript.stop_reason, transcript.answer
-    expected = (1, "answer", "In b.txt.")
+    expected = (1, "answer", "In b.txt.\n")
     assert state == expected, f"expected steps, stop reason and answer {expected}, got {state}"
 
 
@@ -337,6 +349,13 @@ def test_task_4_forks_and_finished_runs():
     assert agent.resume(finished) is finished, "expected the same transcript object"
     count = len(model.prompts) - requests
     assert count == 0, f"expected no request for a finished run, got {count}"
+
+
+def test_task_4_empty_answer_is_final():
+    agent, model = scripted_agent([assistant(""), ANSWER])
+    agent.resume(agent.run("Read a.txt and b.txt."))
+    count = len(model.prompts)
+    assert count == 1, f"expected no request after the answer '', got {count - 1}"
 
 
 @pytest.mark.parametrize(("limit", "last"), [(2, []), (3, [(3, "answer")])])
