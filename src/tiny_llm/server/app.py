@@ -16,8 +16,8 @@ from .anthropic import messages
 from .http.errors import INTERNAL_ERROR, ApiError
 from .http.middleware import AccessLogMiddleware, AccessMiddleware, BodyMiddleware
 from .http.validation import validation_error
-from .models.loading import LeaseMiddleware, max_body_bytes
-from .models.model_registry import ModelRegistry
+from .models.model_registry import LeaseMiddleware, ModelRegistry
+from .models.requests import max_body_bytes
 from .openai import chat, completions, embeddings, responses
 from .openai.response_store import ResponseStore
 from .ops import engine_view, health, tokenize, web_ui

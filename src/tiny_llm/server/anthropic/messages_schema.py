@@ -18,7 +18,7 @@ from ..protocol.base_schema import (
     ShortList,
     value_path,
 )
-from ..protocol.parsed_output import decode_reasoning
+from ..protocol.output_parser import decode_reasoning
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     INT64_MAX,

@@ -2,5 +2,5 @@
 
 This package must not know how completions are generated.
 
-Reading order: health, tokenize, engine_view, event_log, web_ui.
+Reading order: health, tokenize, engine_view, web_ui.
 """

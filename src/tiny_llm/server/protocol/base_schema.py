@@ -12,8 +12,7 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticKnownError
 
-from ..http.ignored_fields import MAX_FIELDS, MAX_NAME_CHARS, ignore_fields
-from ..http.unsupported import check_supported
+from ..http.unsupported import MAX_FIELDS, MAX_NAME_CHARS, check_supported, ignore_fields
 
 MAX_ITEMS = 10_000  # maximum number of messages, input items, content parts or tool calls
 MAX_SHORT_ITEMS = 512  # maximum number of tools or stop strings
