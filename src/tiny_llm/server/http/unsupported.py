@@ -1,4 +1,4 @@
-"""Fields and content that are rejected with a reason, ignored with a notice, or replaced."""
+"""Fields and content that are rejected, ignored or replaced, with reasons."""
 
 import logging
 from collections.abc import Iterable, Mapping
