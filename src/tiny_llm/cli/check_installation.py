@@ -26,13 +26,7 @@ from ..models.gguf.model_files import check_model_files, weight_bytes
 from ..models.hub import find_config
 from .backends.checkpoint import set_device
 from .memory_table import DecodeSpeed, estimate_memory, print_memory_table
-from .parsing.arguments import (
-    add_engine_arguments,
-    add_flag,
-    flag_name,
-    given_options,
-    is_set,
-)
+from .parsing.arguments import add_engine_arguments, add_flag, flag_name, given_options, is_set
 from .parsing.command import CommandParser, SafeConsole, console, run_command
 
 MARKS = {True: "[green]ok[/]", False: "[red]failed[/]", None: "[yellow]optional[/]"}

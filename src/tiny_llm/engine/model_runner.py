@@ -16,8 +16,7 @@ from .execution.paged_model import PagedModel, Span
 from .execution.sampler import SamplerOutput, SamplingRow
 from .scheduling.outputs import Chunk, ChunkOutput, SchedulerOutput
 from .scheduling.request import EngineRequest
-from .spec_decode.draft_model import DraftModel
-from .spec_decode.mtp_drafter import MtpDrafter
+from .spec_decode.draft_model import DraftModel, MtpDrafter
 from .spec_decode.verification import SpeculationStatistics, accepted_tokens
 
 NAN_LOGITS = "the model produced NaN logits, so no token can be sampled."

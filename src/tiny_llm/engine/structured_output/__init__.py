@@ -3,5 +3,5 @@
 This package must not depend on model execution.
 
 Reading order: grammar, grammar_errors, relaxation, tokenizer, sandbox, compiler, bitmask,
-thinking_budget, validator.
+thinking_budget.
 """

@@ -9,13 +9,13 @@ from pydantic import Field, field_validator
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ..http.errors import bad_request
-from ..http.unsupported import replace_media
 from ..protocol.base_schema import (
     BoundedList,
     JsonObject,
     RequestBody,
     RequestModel,
     ShortList,
+    replace_media,
     value_path,
 )
 from ..protocol.output_parser import decode_reasoning

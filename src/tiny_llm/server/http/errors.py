@@ -34,6 +34,7 @@ ERROR_TYPES = {
 }
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 ANTHROPIC_PATHS = ("/v1/messages",)
+IGNORED_FIELDS_HEADER = b"x-tiny-llm-ignored-fields"
 INTERNAL_ERROR = "Internal server error; see the server's log."
 
 

@@ -15,8 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...engine.inputs.limits import JsonLimits
 from ...errors import UserError, escape_control_characters
 from ..settings import MIN_BODY_BYTES, Settings
-from .errors import ACCESS_RECORD, AccessRecord, ApiError, bad_request
-from .unsupported import HEADER
+from .errors import ACCESS_RECORD, IGNORED_FIELDS_HEADER, AccessRecord, ApiError, bad_request
 
 access_log = logging.getLogger("tiny_llm.access")
 
@@ -26,16 +25,8 @@ OTHER = "other"  # label for unknown methods and paths, to bound the number of l
 
 # Paths that do not require the API key: probes, metrics, the model list and the web UI's pages.
 PUBLIC_PATHS = {
-    "/",
-    "/api/hello",
-    "/health",
-    "/ping",
-    "/ready",
-    "/version",
-    "/v1/models",
-    "/metrics",
-    "/openapi.json",
-    "/docs",
+    *("/", "/api/hello", "/health", "/ping", "/ready", "/version", "/v1/models", "/metrics"),
+    *("/openapi.json", "/docs"),
 }
 RAISE_LIMIT = "send a smaller body, or raise the server's --max-body-bytes"
 PUBLIC_PREFIX = "/page/"  # files of the web UI, which prompts for the key
@@ -80,8 +71,9 @@ class AccessLogMiddleware:
                 headers = Headers(raw=message["headers"])
                 record.request_id = headers.get("x-request-id", "-")
                 if record.ignored_fields:
-                    ignored = (HEADER, ",".join(record.ignored_fields).encode())
-                    message = {**message, "headers": [*message["headers"], ignored]}
+                    names = ",".join(record.ignored_fields).encode()
+                    named = [*message["headers"], (IGNORED_FIELDS_HEADER, names)]
+                    message = {**message, "headers": named}
             elif self._log_contents:
                 _append(response, message)
             await send(message)

@@ -1,21 +1,4 @@
-"""Fields and content that are rejected, ignored or replaced, with reasons."""
-
-import logging
-from collections.abc import Iterable, Mapping
-from functools import cache
-from typing import Any
-from urllib.parse import quote
-
-from .errors import bad_request, current_record
-
-log = logging.getLogger("tiny_llm.server")
-
-HEADER = b"x-tiny-llm-ignored-fields"
-MAX_FIELDS = 32  # maximum number of fields named per request
-MAX_NAME_CHARS = 100  # maximum length of a name
-MAX_LOGGED_FIELDS = 1000  # maximum number of fields named in the log
-
-_logged: set[tuple[str, str]] = set()  # paths of endpoints and fields
+"""Request fields and content that are not supported, with reasons."""
 
 TEXT_ONLY = "this model reads and writes text only"
 STATELESS = "this server is stateless; send the whole conversation"
@@ -76,63 +59,3 @@ MEDIA_TYPES = {
     **dict.fromkeys(("audio", "input_audio"), "audio"),
     **dict.fromkeys(("document", "file", "input_file"), "document"),
 }
-
-
-def check_supported(fields: Mapping[str, Any]) -> None:
-    """Rejects those of a body's unknown fields that are in `FIELD_REASONS` and not turned off."""
-    for name in FIELD_REASONS.keys() & fields.keys():
-        if fields[name] not in (None, False, "", [], OFF_VALUES.get(name)):
-            reason = f"{name} is not supported: {FIELD_REASONS[name]}."
-            raise bad_request(reason, name, ERROR_CODES.get(name, "unsupported_parameter"))
-
-
-@cache
-def warn_once(sentence: str) -> None:
-    log.warning("%s", sentence)
-
-
-def replace_media(content: Any) -> Any:
-    """Replaces images, audio and documents in a tool result with text.
-
-    Agents resend a tool result with every later turn, so rejecting it would end the conversation.
-    """
-    if not isinstance(content, list):
-        return content
-    return [_replace_medium(part) for part in content]
-
-
-def _replace_medium(part: Any) -> Any:
-    kind = part.get("type") if isinstance(part, dict) else None
-    source = part.get("source") if kind == "document" else None
-    is_text = isinstance(source, dict) and source.get("type") == "text"
-    medium = MEDIA_TYPES.get(kind) if isinstance(kind, str) and not is_text else None
-    if medium is None:
-        return part
-    warn_once(f"each {medium} in a tool result is replaced with text: the model reads text only")
-    return {"type": "text", "text": f"[{medium} omitted: this model reads text only]"}
-
-
-def ignore_fields(fields: Iterable[str]) -> None:
-    """Names ignored fields: in the log once per process, and in the response's header.
-
-    Args:
-        fields: paths without list indexes, e.g. `messages[].clear_at`; `path=value` if only the
-            value is ignored. Characters outside printable ASCII are percent-encoded.
-    """
-    names: dict[str, None] = {}
-    for field in fields:
-        name = quote(field[:MAX_NAME_CHARS], "[]=.", errors="replace")[:MAX_NAME_CHARS]
-        names[name] = None
-        if len(names) == MAX_FIELDS:
-            break
-    if not names:
-        return
-    record = current_record()
-    if record.strict_fields:
-        name = next(iter(names))
-        raise bad_request(f"{name} is not a supported field; remove it.", name, "unknown_parameter")
-    record.ignored_fields = [*record.ignored_fields, *names]
-    new = [name for name in names if (record.path, name) not in _logged]
-    if new and len(_logged) < MAX_LOGGED_FIELDS:
-        _logged.update((record.path, name) for name in new)
-        log.warning("ignored fields of %s: %s", record.path, ", ".join(new))

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
-from ...engine.structured_output.validator import OutputValidator
+from ...engine.structured_output.relaxation import OutputValidator
 from ...models.heads.pooling import Task
 from ..engine_client.messages import Precompute
 from ..engine_client.request_stream import RequestStream

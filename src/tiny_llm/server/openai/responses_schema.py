@@ -9,13 +9,13 @@ from pydantic import Field, ValidationError
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ...engine.inputs.structured_outputs import StructuredOutputs
 from ..http.errors import bad_request
-from ..http.unsupported import replace_media
 from ..http.validation import validation_error
 from ..protocol.base_schema import (
     BoundedList,
     JsonObject,
     RequestModel,
     ShortList,
+    replace_media,
     unknown_fields,
     value_path,
 )
