@@ -28,7 +28,7 @@ WHITESPACE = r"[ \n]{0,4}"
 AFTER_THINKING = r"/\n{0,2}/"
 GRAMMAR_FAILED = "the grammar failed: "  # prefix of error messages during generation
 
-# Keywords with which closing could contradict another keyword or schema.
+# Keywords with which `close_objects` could contradict another keyword or schema.
 COMBINING_KEYWORDS = frozenset(
     {
         *("allOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "extends"),

@@ -28,8 +28,24 @@ PUBLIC_PATHS = {
     *("/", "/api/hello", "/health", "/ping", "/ready", "/version", "/v1/models", "/metrics"),
     *("/openapi.json", "/docs"),
 }
-RAISE_LIMIT = "send a smaller body, or raise the server's --max-body-bytes"
 PUBLIC_PREFIX = "/page/"  # files of the web UI, which prompts for the key
+PIECE_BYTES = 2**16  # maximum size of a decoded piece: a kilobyte may decode to a megabyte
+RAISE_LIMIT = "send a smaller body, or raise the server's --max-body-bytes"
+
+# Content-Encodings of request bodies, and their decoders.
+DECODERS: dict[str, Callable[[], Any]] = {
+    "gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
+    "deflate": zlib.decompressobj,
+}
+ERRORS: tuple[type[Exception], ...] = (zlib.error, EOFError)
+try:
+    from compression import zstd  # type: ignore[import-not-found,unused-ignore]
+except ImportError:  # before Python 3.14
+    pass
+else:
+    WINDOW = {zstd.DecompressionParameter.window_log_max: 23}  # 8 MiB, the bound of RFC 9659
+    DECODERS["zstd"] = lambda: zstd.ZstdDecompressor(options=WINDOW)
+    ERRORS = (*ERRORS, zstd.ZstdError)
 
 
 class AccessLogMiddleware:
@@ -178,22 +194,6 @@ def _host_name(header: str) -> str:
         return (urlsplit(f"//{header}").hostname or "").rstrip(".")
     except ValueError:  # invalid brackets
         return header
-
-
-PIECE_BYTES = 2**16  # maximum size of a decoded piece: a kilobyte may decode to a megabyte
-DECODERS: dict[str, Callable[[], Any]] = {
-    "gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
-    "deflate": zlib.decompressobj,
-}
-ERRORS: tuple[type[Exception], ...] = (zlib.error, EOFError)
-try:
-    from compression import zstd  # type: ignore[import-not-found,unused-ignore]
-except ImportError:  # before Python 3.14
-    pass
-else:
-    WINDOW = {zstd.DecompressionParameter.window_log_max: 23}  # 8 MiB, the bound of RFC 9659
-    DECODERS["zstd"] = lambda: zstd.ZstdDecompressor(options=WINDOW)
-    ERRORS = (*ERRORS, zstd.ZstdError)
 
 
 class BodyDecoder:
