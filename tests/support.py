@@ -169,6 +169,17 @@ def random(*shape: int, dtype: mx.Dtype = mx.float32, scale: float = 1.0) -> mx.
     return (mx.random.normal(shape) * scale).astype(dtype)
 
 
+def function_tool(name: str, parameters: dict | None = None, **fields: Any) -> dict[str, Any]:
+    """Tool in OpenAI's format."""
+    given = {} if parameters is None else {"parameters": parameters}
+    return {"type": "function", "function": {"name": name, **fields, **given}}
+
+
+def object_schema(**properties: Any) -> dict[str, Any]:
+    """JSON schema of an object that requires all of its properties."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
 def tiny_args(**changes: Any) -> "qwen3.ModelArgs":
     """Config of a very small Qwen3; `changes` replaces fields."""
     from mlx_lm.models import qwen3

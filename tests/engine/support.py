@@ -17,6 +17,32 @@ PARAGRAPH = (
 )
 
 
+def accepts(matcher: Any, tokenizer: Any, text: str) -> bool:
+    """Whether a grammar's matcher accepts the whole text as a complete output."""
+    tokens = tokenizer.encode(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
+
+
+def finish(llm: LLM) -> dict[str, Any]:
+    """Runs all requests to their end; returns their outputs by id."""
+    outputs = {}
+    while llm.has_unfinished_requests:
+        outputs |= {update.request_id: update.request_output for update in llm.step()}
+        llm.scheduler.check_integrity()
+    return outputs
+
+
+def assert_idle(llm: LLM) -> None:
+    """Asserts that no request is unfinished and only the cache holds pages."""
+    llm.scheduler.check_integrity()
+    assert not llm.has_unfinished_requests
+    assert not llm._processors
+    assert not llm._processors_by_request
+    pages = llm.scheduler.pages
+    assert pages.allocator.num_used == pages.cache.num_pages
+    assert pages.states is None or pages.states.counts().used == 0
+
+
 def chat(question: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}]
 

@@ -19,6 +19,7 @@ from tests.engine.disk_cache.support import (
     page_files,
     wait_until,
 )
+from tests.engine.support import finish
 from tiny_llm import LLM, UserError
 from tiny_llm.kv_storage.disk import io_thread, page_file, store
 
@@ -344,6 +345,5 @@ def test_serving_continues_after_close(demo, tmp_path):
         llm.add_request(f"Other. {PROMPT}", GREEDY)
         llm.step()
         llm.close()
-        while llm.has_unfinished_requests:
-            llm.step()
+        finish(llm)
         assert generate_one(llm).token_ids == expected.token_ids

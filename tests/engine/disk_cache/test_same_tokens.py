@@ -16,7 +16,7 @@ from tests.engine.disk_cache.support import (
     page_files,
 )
 from tests.engine.hybrid import build, conversation, run_transcript, write_hybrid
-from tests.engine.support import MORE_CASES, PARAGRAPH, chat, run_cases
+from tests.engine.support import MORE_CASES, PARAGRAPH, chat, finish, run_cases
 from tests.engine.test_sliding_window import WINDOW_CASES, random_model
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError, load
 from tiny_llm.kv_storage.disk.store import PageStore
@@ -222,10 +222,7 @@ def test_other_requests_proceed_while_pages_are_read(tmp_path, demo, monkeypatch
             finished += [item.request_id for item in llm.step() if item.finish_reason]
         assert "on disk" not in finished
         may_read.set()
-        outputs = []
-        while llm.has_unfinished_requests:
-            outputs += llm.step()
-        assert outputs[-1].request_output.token_ids == expected.token_ids
+        assert finish(llm)["on disk"].token_ids == expected.token_ids
         assert llm.disk_cache.stats.hit_tokens > 0
 
 
@@ -239,8 +236,7 @@ def test_abort_and_timeout_while_pages_are_read(tmp_path, demo):
             llm.step()
             assert llm.scheduler.running[0].num_loading > 0
             assert llm.abort("aborted")
-        while llm.has_unfinished_requests:
-            llm.step()
+        finish(llm)
         assert generate_one(llm).token_ids == expected.token_ids
 
 
