@@ -107,6 +107,12 @@ def assert_close(actual: mx.array, expected: mx.array, what: str, ulps: float = 
         )
 
 
+def assert_equal(actual: Any, expected: Any, what: str) -> None:
+    __tracebackhide__ = True
+    if actual != expected:
+        raise AssertionError(f"expected {what}: {expected!r}, got {actual!r}")
+
+
 def assert_same_shape(actual: mx.array, expected: mx.array, what: str) -> None:
     __tracebackhide__ = True
     if actual.shape != expected.shape:

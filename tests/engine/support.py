@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support import as_numpy
+from tests.support import as_numpy, object_schema
 from tiny_llm import LLM, SamplingParams, StructuredOutputs
 
 Logits = dict[tuple[int, int], np.ndarray]  # keyed by case and output position
@@ -99,12 +99,8 @@ CASES: list[tuple[Any, SamplingParams]] = [
     ),
 ]
 
-MAYOR_SCHEMA = {
-    "type": "object",
-    "properties": {"mayor": {"type": "string"}, "of": {"enum": ["Lenmora", "Tavel"]}},
-    "required": ["mayor", "of"],
-    "additionalProperties": False,
-}
+MAYOR_SCHEMA = object_schema(mayor={"type": "string"}, of={"enum": ["Lenmora", "Tavel"]})
+MAYOR_SCHEMA["additionalProperties"] = False
 
 # CASES, a case with min_tokens and a stop token, and a case with a JSON schema.
 MORE_CASES = [
@@ -160,8 +156,7 @@ def run_cases(
     `loras` maps cases to adapter names. Returns (outputs by case, logits by case and output
     position).
     """
-    recorded = record_logits(llm)
-    outputs = {}
+    sample, recorded, outputs = llm.runner._sample, record_logits(llm), {}
 
     def step() -> None:
         for update in llm.step():
@@ -175,6 +170,7 @@ def run_cases(
             step()
     while llm.has_unfinished_requests:
         step()
+    llm.runner._sample = sample
     return outputs, {
         (int(request_id), position): row for (request_id, position), row in recorded.items()
     }
