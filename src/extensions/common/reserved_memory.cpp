@@ -70,6 +70,9 @@ mx::array allocate_at_page(const mx::Shape& shape, mx::Dtype dtype, uintptr_t be
     if (buffer.buffer().ptr() == nullptr) {  // failed, which MLX does not check
         throw std::runtime_error("Cannot allocate " + std::to_string(bytes) + " bytes.");
     }
+    // Above its memory limit, MLX waits for each task of a graph before it adds the next one. Its
+    // count of active memory includes these bytes, of which few may be resident.
+    if (!mx::is_available(mx::Device::gpu)) mx::set_memory_limit(mx::get_memory_limit() + bytes);
     mx::array out(std::move(buffer), shape, dtype);
     const uintptr_t offset = page - reinterpret_cast<uintptr_t>(out.data<char>()) % page + begin;
     out.copy_shared_buffer(out, out.strides(), out.flags(), out.data_size(),

@@ -65,6 +65,19 @@ def number_of_mappings() -> int:
         return len(file.readlines())
 
 
+def test_reserved_memory_does_not_count_toward_mlx_limit(on_cpu):
+    """Above its limit, MLX evaluates graphs much more slowly."""
+
+    def memory_limit() -> int:
+        limit = mx.set_memory_limit(2**40)
+        mx.set_memory_limit(limit)
+        return limit
+
+    before = memory_limit()
+    reserved = kernels.reserve_zeros((4, 2**20), mx.bfloat16)
+    assert memory_limit() - before >= reserved.nbytes
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
 def test_mappings_do_not_accumulate(demo, tmp_path):
