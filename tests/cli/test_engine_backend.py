@@ -26,7 +26,7 @@ def parse(*argv: str) -> argparse.Namespace:
 
 
 def run_question(backend: Backend, question: str) -> list[tuple[int, str]]:
-    prompt = backend.encode_chat([{"role": "user", "content": question}])
+    prompt = backend.checkpoint.encode_chat([{"role": "user", "content": question}])
     return [(response.token, response.finish_reason) for response in backend.stream(prompt)]
 
 
@@ -66,7 +66,7 @@ def test_greedy_tokens_match_the_week_2_loop(engine_outputs, extra_flags):
 
 def test_speculative_decoding_streams_one_response_per_token():
     backend = open_backend(parse("--draft-model", "demo-draft"))
-    prompt = backend.encode_chat([{"role": "user", "content": QUESTIONS[1]}])
+    prompt = backend.checkpoint.encode_chat([{"role": "user", "content": QUESTIONS[1]}])
     responses = list(backend.stream(prompt))
     assert [response.generation_tokens for response in responses] == list(
         range(1, len(responses) + 1)

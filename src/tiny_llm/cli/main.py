@@ -44,7 +44,8 @@ def _answer(args: argparse.Namespace) -> int:
         raise UserError("the prompt is empty; pass text with --prompt.")
 
     backend = open_backend(args)
-    for response in backend.stream(backend.encode_chat([{"role": "user", "content": prompt}])):
+    messages = [{"role": "user", "content": prompt}]
+    for response in backend.stream(backend.checkpoint.encode_chat(messages)):
         print_text(response.text, end="")
     print(f"\n\n{statistics_line(response, backend.speculation_statistics())}")
     return 0
