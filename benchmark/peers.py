@@ -287,7 +287,9 @@ def run(args: argparse.Namespace) -> int:
     run_rounds(args, results, checkpoints)
     output = args.output or args.work
     output.mkdir(parents=True, exist_ok=True)
-    (output / "peers.json").write_text(json.dumps(results.as_json(), indent=1) + "\n")
+    (output / "peers.json").write_text(
+        json.dumps(results.as_json(), indent=1, default=sorted) + "\n"
+    )
     print(write_table(results, output / "peers.md"))
     write_plot(results, output / "peers.png")
     return print_json(results.summary(), above_limits(results.above_limits()))

@@ -107,6 +107,12 @@ def assert_close(actual: mx.array, expected: mx.array, what: str, ulps: float = 
         )
 
 
+def assert_equal(actual: Any, expected: Any, what: str) -> None:
+    __tracebackhide__ = True
+    if actual != expected:
+        raise AssertionError(f"expected {what}: {expected!r}, got {actual!r}")
+
+
 def assert_same_shape(actual: mx.array, expected: mx.array, what: str) -> None:
     __tracebackhide__ = True
     if actual.shape != expected.shape:
@@ -167,6 +173,17 @@ def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "to
 
 def random(*shape: int, dtype: mx.Dtype = mx.float32, scale: float = 1.0) -> mx.array:
     return (mx.random.normal(shape) * scale).astype(dtype)
+
+
+def function_tool(name: str, parameters: dict | None = None, **fields: Any) -> dict[str, Any]:
+    """Tool in OpenAI's format."""
+    given = {} if parameters is None else {"parameters": parameters}
+    return {"type": "function", "function": {"name": name, **fields, **given}}
+
+
+def object_schema(**properties: Any) -> dict[str, Any]:
+    """JSON schema of an object that requires all of its properties."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def tiny_args(**changes: Any) -> "qwen3.ModelArgs":
@@ -316,9 +333,9 @@ def token_prompts(count: int, length: int, vocab_size: int) -> Iterator[list[int
 
 
 def assert_same_on_any_number_of_threads(program: str) -> None:
-    """Asserts that a program's result does not depend on the number of threads.
+    """Asserts that a program's results do not depend on the number of threads.
 
-    The program prints `num_threads()` and a hash of its result.
+    The program prints `num_threads()` and one hash per result.
     """
 
     def run(threads: int) -> list[str]:
@@ -332,12 +349,10 @@ def assert_same_on_any_number_of_threads(program: str) -> None:
         assert result.returncode == 0, result.stderr.strip().split("\n")[-1]
         return result.stdout.split()
 
-    results = {threads: run(threads) for threads in (1, 2, 3, 4)}
-    assert all(result[0] == str(threads) for threads, result in results.items())
-    different = len({result[1] for result in results.values()})
-    assert different == 1, (
-        f"expected bitwise equal results with 1 to 4 threads, got {different} different ones"
-    )
+    results = [run(threads) for threads in (1, 2, 3, 4)]
+    assert [result[0] for result in results] == ["1", "2", "3", "4"]
+    different = [n for n, hashes in enumerate(zip(*results, strict=True)) if len({*hashes}) > 1]
+    assert different == [0], f"results {different[1:]} differ with 1 to 4 threads"
 
 
 def resident_bytes(pid: int | str = "self") -> int:

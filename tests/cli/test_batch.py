@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from tests.cli.support import assert_rejected, run_command
-from tests.support import FLASH_FLAGS, ByteTokenizer, tiny_model
+from tests.support import FLASH_FLAGS, ByteTokenizer, assert_equal, tiny_model
 from tiny_llm import Qwen3ModelWeek2, Qwen3ModelWeek3, make_sampler, simple_generate_with_kv_cache
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.cli import batch
@@ -274,9 +274,7 @@ def test_plain_output_has_one_line_per_event():
     lines.update(fake_run)
     printed = console.file.getvalue().splitlines()
     assert printed[0] == "[0] started: question 0, which is rather long"
-    assert len(printed) == 7 + 1, (
-        "expected a line for each of 7 started requests and 1 finished one"
-    )
+    assert_equal(len(printed), 7 + 1, "a line for each of 7 started requests and 1 finished one")
     assert printed[-1] == "[3] finished: [b]two lines"
 
 

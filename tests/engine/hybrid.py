@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 from tests.models.support import write_family
+from tests.support import function_tool, object_schema
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.execution.kv_memory import KvMemory, plan_kv_memory
@@ -85,20 +86,8 @@ def state_counts(llm: LLM) -> StateSlotCounts:
 
 
 FILLER = "The trams of Lenmora are yellow. A festival takes place in September. "
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "search",
-            "description": "Searches the files.",
-            "parameters": {
-                "type": "object",
-                "properties": {"query": {"type": "string"}},
-                "required": ["query"],
-            },
-        },
-    }
-]
+QUERY = object_schema(query={"type": "string"})
+TOOLS = [function_tool("search", QUERY, description="Searches the files.")]
 Turn = tuple[list[dict[str, Any]], str]  # messages and the model's reply
 
 

@@ -14,14 +14,8 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def scheduler(listener=None, **changes) -> Scheduler:
-    config = {
-        "num_pages": 16,
-        "page_size": 4,
-        "max_num_batched_tokens": 8,
-        "max_num_seqs": 3,
-        "max_seq_len": 100,
-    }
-    return Scheduler(SchedulerConfig(**{**config, **changes}), listener)
+    config = {"num_pages": 16, "page_size": 4, "max_num_batched_tokens": 8, "max_num_seqs": 3}
+    return Scheduler(SchedulerConfig(**{**config, "max_seq_len": 100, **changes}), listener)
 
 
 def add(scheduler: Scheduler, name: str, length: int, max_tokens: int | None = 5, first: int = 0):
@@ -50,6 +44,19 @@ def step(
             scheduler.finish(chunk.request, "length")
     scheduler.check_integrity()
     return [(c.request.request_id, c.start, c.end, c.num_drafts) for c in plan.chunks]
+
+
+def serve(scheduler: Scheduler, name: str, length: int, max_tokens: int = 5, first: int = 0):
+    """Runs a request to its end, with any others."""
+    request = add(scheduler, name, length, max_tokens, first)
+    while not request.is_done:
+        step(scheduler)
+    return request
+
+
+def finish(scheduler: Scheduler, token: int = 77) -> None:
+    while scheduler.has_requests:
+        step(scheduler, token)
 
 
 def run_random_workloads(count: int, **changes) -> int:

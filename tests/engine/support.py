@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support import as_numpy
+from tests.support import as_numpy, object_schema
 from tiny_llm import LLM, SamplingParams, StructuredOutputs
 
 Logits = dict[tuple[int, int], np.ndarray]  # keyed by case and output position
@@ -15,6 +15,32 @@ PARAGRAPH = (
     "Lenmora lies on the river Tavel. The mayor of Lenmora is Mira Holton. The trams of "
     "Lenmora are yellow. A festival takes place in September, when the apples are ripe. "
 )
+
+
+def accepts(matcher: Any, tokenizer: Any, text: str) -> bool:
+    """Whether a grammar's matcher accepts the whole text as a complete output."""
+    tokens = tokenizer.encode(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
+
+
+def finish(llm: LLM) -> dict[str, Any]:
+    """Runs all requests to their end; returns their outputs by id."""
+    outputs = {}
+    while llm.has_unfinished_requests:
+        outputs |= {update.request_id: update.request_output for update in llm.step()}
+        llm.scheduler.check_integrity()
+    return outputs
+
+
+def assert_idle(llm: LLM) -> None:
+    """Asserts that no request is unfinished and only the cache holds pages."""
+    llm.scheduler.check_integrity()
+    assert not llm.has_unfinished_requests
+    assert not llm._processors
+    assert not llm._processors_by_request
+    pages = llm.scheduler.pages
+    assert pages.allocator.num_used == pages.cache.num_pages
+    assert pages.states is None or pages.states.counts().used == 0
 
 
 def chat(question: str) -> list[dict[str, str]]:
@@ -73,12 +99,8 @@ CASES: list[tuple[Any, SamplingParams]] = [
     ),
 ]
 
-MAYOR_SCHEMA = {
-    "type": "object",
-    "properties": {"mayor": {"type": "string"}, "of": {"enum": ["Lenmora", "Tavel"]}},
-    "required": ["mayor", "of"],
-    "additionalProperties": False,
-}
+MAYOR_SCHEMA = object_schema(mayor={"type": "string"}, of={"enum": ["Lenmora", "Tavel"]})
+MAYOR_SCHEMA["additionalProperties"] = False
 
 # CASES, a case with min_tokens and a stop token, and a case with a JSON schema.
 MORE_CASES = [
@@ -134,8 +156,7 @@ def run_cases(
     `loras` maps cases to adapter names. Returns (outputs by case, logits by case and output
     position).
     """
-    recorded = record_logits(llm)
-    outputs = {}
+    sample, recorded, outputs = llm.runner._sample, record_logits(llm), {}
 
     def step() -> None:
         for update in llm.step():
@@ -149,6 +170,7 @@ def run_cases(
             step()
     while llm.has_unfinished_requests:
         step()
+    llm.runner._sample = sample
     return outputs, {
         (int(request_id), position): row for (request_id, position), row in recorded.items()
     }

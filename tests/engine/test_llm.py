@@ -1,10 +1,12 @@
 """`LLM`, the public interface, end to end."""
 
+import itertools
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.engine.support import PARAGRAPH, chat
+from tests.engine.support import PARAGRAPH, assert_idle, chat, finish
 from tests.support import chat_prompt
 from tiny_llm import LLM, SamplingParams, UserError, load
 from tiny_llm.demo import TARGET_PATH
@@ -13,6 +15,7 @@ from tiny_llm.engine.scheduling.events import Recorder
 
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
 QUESTIONS = ["What is the capital of Japan?", "What is 17 + 25?", "What is the KV cache?"]
+CHATS = [chat(question) for question in QUESTIONS]
 ANSWERS = [
     "The capital of Japan is Tokyo.",
     "17 + 25 = 42.",
@@ -24,21 +27,13 @@ def engine(demo, **options) -> LLM:
     return LLM(demo, **{"kv_cache_bytes": 2**24, **options})
 
 
-def assert_idle(llm: LLM) -> None:
-    """Asserts that no request is unfinished and only the cache holds pages."""
-    llm.scheduler.check_integrity()
-    assert not llm.has_unfinished_requests
-    assert not llm._processors
-    assert not llm._processors_by_request
-    assert llm.scheduler.pages.allocator.num_used == llm.scheduler.pages.cache.num_pages
-
-
 # ---------------------------------------------------------------- generate
 
 
 def test_generate_preserves_prompt_order(demo):
     llm = engine(demo, max_num_seqs=2)
-    outputs = llm.generate([chat(question) for question in QUESTIONS], GREEDY)
+    assert llm.generate([]) == []
+    outputs = llm.generate(CHATS, GREEDY)
     assert [output.text for output in outputs] == ANSWERS
     assert {output.finish_reason for output in outputs} == {"stop"}
     assert all(output.token_ids[-1] in demo[1].eos_token_ids for output in outputs)
@@ -67,7 +62,7 @@ def test_thinking(demo):
 @pytest.mark.slow
 def test_sampling_params_per_prompt(either_device, demo):
     params = [SamplingParams(temperature=0, max_tokens=n) for n in (1, 2, 3)]
-    outputs = engine(demo).generate([chat(question) for question in QUESTIONS], params)
+    outputs = engine(demo).generate(CHATS, params)
     assert [len(output.token_ids) for output in outputs] == [1, 2, 3]
     assert {output.finish_reason for output in outputs} == {"length"}
     with pytest.raises(UserError, match="one SamplingParams per prompt, got 2 for 3 prompts"):
@@ -111,10 +106,6 @@ def test_invalid_token_id_and_invalid_params(demo):
         with pytest.raises(UserError, match="must be a SamplingParams, got"):
             llm.generate("a", params)
     assert_idle(llm)
-
-
-def test_empty_prompt_list(demo):
-    assert engine(demo).generate([]) == []
 
 
 # ---------------------------------------------------------------- params
@@ -169,8 +160,7 @@ def test_completions_share_the_prompt_pages(demo):
     pages = len(whole.prompt_token_ids) // 4
     assert llm.scheduler.pages.allocator.num_used <= pages + 3 * 2
     assert llm.scheduler.pages.counts(llm.scheduler.running).shared >= pages - 1
-    while llm.has_unfinished_requests:
-        llm.step()
+    finish(llm)
     assert whole.request_id == name
     assert [output.index for output in whole.outputs] == [0, 1, 2]
     assert len({tuple(output.token_ids) for output in whole.outputs}) == 3
@@ -197,9 +187,8 @@ def test_engine_seed_is_the_default_sampling_seed(demo):
 
 def test_stream_yields_every_token(demo):
     llm = engine(demo)
-    prompts = [chat(question) for question in QUESTIONS]
     texts, tokens = {}, {}
-    for update in llm.stream(prompts, GREEDY):
+    for update in llm.stream(CHATS, GREEDY):
         texts[update.request_id] = texts.get(update.request_id, "") + update.text
         tokens[update.request_id] = [*tokens.get(update.request_id, []), *update.token_ids]
         assert len(update.token_ids) == 1
@@ -211,7 +200,7 @@ def test_stream_yields_every_token(demo):
 
 def test_closing_a_stream_aborts_its_requests(demo):
     llm = engine(demo)
-    stream = llm.stream([chat(question) for question in QUESTIONS], GREEDY)
+    stream = llm.stream(CHATS, GREEDY)
     next(stream)
     stream.close()
     assert_idle(llm)
@@ -229,17 +218,20 @@ def test_unused_stream_adds_no_requests(demo):
         llm.stream(3)
 
 
+def fail_on_third_call(monkeypatch, owner, name):
+    function, calls = getattr(owner, name), itertools.count(1)
+
+    def call(*args, **kwargs):
+        if next(calls) == 3:
+            raise RuntimeError("the memory is on fire")
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+
+
 def test_failed_add_aborts_earlier_prompts(demo, monkeypatch):
     llm = engine(demo)
-    add_request, calls = llm.add_tokenized_request, []
-
-    def fail_on_third_call(*args, **kwargs):
-        calls.append(args)
-        if len(calls) == 3:
-            raise RuntimeError("the memory is on fire")
-        return add_request(*args, **kwargs)
-
-    monkeypatch.setattr(llm, "add_tokenized_request", fail_on_third_call)
+    fail_on_third_call(monkeypatch, llm, "add_tokenized_request")
     with pytest.raises(RuntimeError, match="the memory is on fire"):
         llm.generate(["a", "b", "c"], GREEDY)
     assert_idle(llm)
@@ -257,15 +249,9 @@ def test_add_and_abort_between_steps(demo):
     llm.step()
     assert llm.abort(first)
     assert not llm.abort(first)
-    outputs = {}
-    while llm.has_unfinished_requests:
-        for update in llm.step():
-            outputs[update.request_id] = update.request_output
-    assert [outputs[name].finish_reason for name in (first, second, third)] == [
-        "abort",
-        "stop",
-        "stop",
-    ]
+    outputs = finish(llm)
+    reasons = [outputs[name].finish_reason for name in (first, second, third)]
+    assert reasons == ["abort", "stop", "stop"]
     assert outputs[first].token_ids, "the partial output must be kept"
     assert [outputs[name].text for name in (second, third)] == ANSWERS[1:]
     assert llm.step() == []
@@ -308,16 +294,8 @@ def test_generate_does_not_consume_step_outputs(demo):
 
 def test_failed_step_fails_only_its_requests(demo, monkeypatch):
     llm = engine(demo, max_num_seqs=2)
-    logits, calls = llm.runner.target.logits, []
-
-    def fail_on_third_call(spans, rows):
-        calls.append(len(spans))
-        if len(calls) == 3:
-            raise RuntimeError("the memory is on fire")
-        return logits(spans, rows)
-
-    monkeypatch.setattr(llm.runner.target, "logits", fail_on_third_call)
-    outputs = llm.generate([chat(question) for question in QUESTIONS], GREEDY)
+    fail_on_third_call(monkeypatch, llm.runner.target, "logits")
+    outputs = llm.generate(CHATS, GREEDY)
     assert [output.finish_reason for output in outputs] == ["error", "error", "stop"]
     assert outputs[0].error == "the step failed: the memory is on fire."
     assert outputs[2].text == ANSWERS[2]
@@ -327,15 +305,11 @@ def test_failed_step_fails_only_its_requests(demo, monkeypatch):
 
 
 def test_metric_timestamps_are_ordered(demo):
-    outputs = engine(demo, max_num_seqs=1).generate([chat(q) for q in QUESTIONS], GREEDY)
+    outputs = engine(demo, max_num_seqs=1).generate(CHATS, GREEDY)
     for output in outputs:
         metrics = output.metrics
-        times = [
-            metrics.arrival_time,
-            metrics.first_scheduled_time,
-            metrics.first_token_time,
-            metrics.finished_time,
-        ]
+        names = ("arrival", "first_scheduled", "first_token", "finished")
+        times = [getattr(metrics, f"{name}_time") for name in names]
         assert times == sorted(times)
         assert metrics.ttft >= metrics.queue_seconds >= 0
     waits = [output.metrics.queue_seconds for output in outputs]
@@ -421,20 +395,16 @@ def serve_and_measure(demo, num_requests: int) -> None:
             {"kv_cache_bytes": 1000},
             r"kv_cache_bytes must be at least 262144 \(a page of 32 tokens\), got 1000\.",
         ),
-        (
-            {"kv_cache_bytes": 1e8 / 3},
-            "kv_cache_bytes must be an integer of at least 1, got 33333333.33",
+        *(
+            ({name: value}, f"{name} must be an integer of at least 1, got {message}")
+            for name, value, message in (
+                ("kv_cache_bytes", 1e8 / 3, "33333333.33"),
+                ("kv_cache_bytes", float("inf"), "inf"),
+                ("kv_cache_bytes", "1GB", "'1GB'"),
+                ("max_num_batched_tokens", "64", "'64'."),
+                ("max_num_seqs", 8.5, "8.5."),
+            )
         ),
-        (
-            {"kv_cache_bytes": float("inf")},
-            "kv_cache_bytes must be an integer of at least 1, got inf",
-        ),
-        ({"kv_cache_bytes": "1GB"}, "kv_cache_bytes must be an integer of at least 1, got '1GB'"),
-        (
-            {"max_num_batched_tokens": "64"},
-            "max_num_batched_tokens must be an integer of at least 1, got '64'.",
-        ),
-        ({"max_num_seqs": 8.5}, "max_num_seqs must be an integer of at least 1, got 8.5."),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
         (
             {"max_num_batched_tokens": 3, "max_num_seqs": 4},
@@ -464,25 +434,15 @@ def test_model_is_a_name_a_folder_or_a_pair(demo):
         [output] = engine(model).generate(chat(QUESTIONS[1]), GREEDY)
         assert output.token_ids == expected.token_ids
     model, tokenizer = demo
-    for wrong in (
-        None,
-        5,
-        b"demo",
-        (1, 2),
-        model,
-        (model,),
-        (model, None),
-        (tokenizer, model),
-        (*demo, {}),
-    ):
+    pairs = (1, 2), (model,), (model, None), (tokenizer, model), (*demo, {})
+    for wrong in (None, 5, b"demo", model, *pairs):
         with pytest.raises(UserError, match=r"is not a model; pass a name, a folder, or the pair"):
             engine(wrong)
 
 
 def test_kv_cache_bytes_may_be_a_float(demo):
-    assert (
-        engine(demo, kv_cache_bytes=1e7).describe() == engine(demo, kv_cache_bytes=10**7).describe()
-    )
+    as_float, as_int = (engine(demo, kv_cache_bytes=size).describe() for size in (1e7, 10**7))
+    assert as_float == as_int
 
 
 def test_seed_none_is_random(demo):
@@ -507,7 +467,7 @@ def test_recording(demo, tmp_path):
     llm = engine(demo)
     recorder = Recorder(llm.describe())
     llm.scheduler.listener = recorder
-    outputs = llm.generate([chat(question) for question in QUESTIONS], GREEDY)
+    outputs = llm.generate(CHATS, GREEDY)
     events = recorder.recording()["events"]
     token_ids = {}
     for event in events:

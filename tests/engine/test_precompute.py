@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.support import PARAGRAPH
+from tests.engine.support import PARAGRAPH, finish
 from tiny_llm import LLM, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -41,8 +41,7 @@ def test_precompute_is_a_no_op_when_busy_or_too_long():
     ids = llm.tokenizer.encode(PARAGRAPH * 3)
     llm.add_request("RoPE is", GREEDY)
     assert not llm.precompute(ids)
-    while llm.has_unfinished_requests:
-        llm.step()
+    finish(llm)
     assert not llm.precompute(ids[: llm.scheduler.config.page_size - 1])  # no full page
     assert not build(enable_prefix_caching=False).precompute(ids)
     # One step computes only half a page.

@@ -5,7 +5,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from tests.support import random
 from tiny_llm import kernels
 
 from .support import DTYPE_NAMES, as_array, as_bound, empty, run
@@ -13,27 +12,6 @@ from .support import DTYPE_NAMES, as_array, as_bound, empty, run
 VARIANTS = ["readable", "tile", "decode"]
 MASK_KINDS = {None: 0, mx.bool_: 1, mx.float32: 2, mx.float16: 3, mx.bfloat16: 4}
 FORWARD = ("forward", 1)
-
-
-def make_mask(kind: str, shape: tuple[int, ...]) -> mx.array | str | None:
-    """Mask of a kind; kinds differ in the dimensions that are broadcast."""
-    B, H, group, L, S, _ = shape
-    if kind == "none":
-        return None
-    if kind == "causal":
-        return "causal"
-    if kind == "boolean":
-        return mx.random.uniform(shape=(H * group, 1, S)) < 0.6
-    if kind == "additive":
-        mask = random(B, 1, L, S, dtype=mx.bfloat16)
-        return mx.where(
-            mx.random.uniform(shape=mask.shape) < 0.2, mx.array(-mx.inf, mask.dtype), mask
-        )
-    # Every third query sees no key. The others see all keys except one range.
-    mask = mx.zeros((L, S))
-    mask[::3] = -mx.inf
-    mask[:, S // 4 : S // 2 + 1] = -mx.inf
-    return mask
 
 
 def broadcast_strides(shape: tuple[int, ...], to: tuple[int, ...]) -> list[int]:

@@ -4,10 +4,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.ops import attention_problems as masks
+from tests.ops.attention_problems import MASKS, problem
 from tests.support import DTYPES, assert_close, bits, random
 from tiny_llm import kernels
 
-from .attention import VARIANTS, attend, make_mask
+from .attention import VARIANTS, attend
 from .support import DTYPE_NAMES, ORDERS
 
 # Batch size, KV heads, query heads per KV head, queries, keys, head size. Covers odd lengths, heads
@@ -23,30 +25,17 @@ SHAPES = [
     (1, 1, 3, 2, 259, 512),
     (1, 1, 2, 1, 600, 16),
 ]
-MASKS = ["none", "causal", "boolean", "additive", "masked rows"]
 
 
-def problem(shape, dtype):
-    B, H, group, L, S, D = shape
-    return (
-        random(B, H * group, L, D, dtype=dtype),
-        random(B, H, S, D, dtype=dtype),
-        random(B, H, S, D, dtype=dtype),
-    )
+def make_mask(kind, shape):
+    B, H, group, L, S, _ = shape
+    return masks.make_mask(kind, B, H * group, L, S, mx.bfloat16)
 
 
 def expected(query, key, value, mask=None, context_lens=None, sinks=None):
     causal = isinstance(mask, str)
-    return kernels.flash_attention(
-        query,
-        key,
-        value,
-        causal=causal,
-        mask=None if causal else mask,
-        context_lens=context_lens,
-        sinks=sinks,
-        stream=mx.cpu,
-    )
+    options = {"causal": causal, "mask": None if causal else mask, "context_lens": context_lens}
+    return kernels.flash_attention(query, key, value, **options, sinks=sinks, stream=mx.cpu)
 
 
 def skip_large_head(variant, D):
@@ -59,7 +48,7 @@ def skip_large_head(variant, D):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_mask(variant, kind, shape):
     skip_large_head(variant, shape[-1])
-    query, key, value = problem(shape, mx.float32)
+    query, key, value = problem(*shape, mx.float32)
     mask = make_mask(kind, shape)
     actual = attend(variant, query, key, value, mask, order=("random", 1))
     assert_close(actual, expected(query, key, value, mask), f"{variant}, mask {kind}", ulps=16)
@@ -70,7 +59,7 @@ def test_every_mask(variant, kind, shape):
 @pytest.mark.parametrize("D", [10, 128, 200, 510, 512])
 def test_every_dtype_and_head_size(variant, dtype, D):
     skip_large_head(variant, D)
-    query, key, value = problem((1, 2, 2, 4, 35, D), dtype)
+    query, key, value = problem(1, 2, 2, 4, 35, D, dtype)
     for mask in (None, "causal"):
         actual = attend(variant, query, key, value, mask)
         assert actual.dtype == dtype
@@ -83,7 +72,7 @@ def test_every_dtype_and_head_size(variant, dtype, D):
 def test_sinks(variant, kind, S):
     """A sink counts once, however many simdgroups and splits share a row's keys."""
     shape = (1, 2, 3, 4, S, 24)
-    query, key, value = problem(shape, mx.bfloat16)
+    query, key, value = problem(*shape, mx.bfloat16)
     mask, sinks = make_mask(kind, shape), random(6) * 4
     actual = attend(variant, query, key, value, mask, sinks=sinks)
     reference = expected(query, key, value, mask, sinks=sinks)
@@ -96,7 +85,7 @@ def test_sinks(variant, kind, S):
 def test_prefix_of_a_longer_buffer(variant, aligned, mask):
     """Keys and values are in a larger cache, with a context length per sequence."""
     B, H, group, L, S, C, D = 3, 2, 2, 3, 40, 48, 64
-    query, key, value = problem((B, H, group, L, C, D), mx.float16)
+    query, key, value = problem(B, H, group, L, C, D, mx.float16)
     beyond = mx.arange(C)[:, None] >= S  # positions whose keys and values must not be read
     key, value = (mx.where(beyond, mx.array(mx.nan, x.dtype), x) for x in (key, value))
     lens = mx.array([0, 40, 17])
@@ -110,7 +99,7 @@ def test_prefix_of_a_longer_buffer(variant, aligned, mask):
 @pytest.mark.parametrize("kind", ["causal", "masked rows"])
 def test_bitwise_equal_for_any_lane_order(variant, kind):
     shape = (1, 1, 3, 11, 75, 48)
-    query, key, value = problem(shape, mx.bfloat16)
+    query, key, value = problem(*shape, mx.bfloat16)
     mask = make_mask(kind, shape)
     first, *others = [
         bits(attend(variant, query, key, value, mask, order=order)) for order in ORDERS
@@ -127,7 +116,7 @@ def test_bitwise_equal_for_any_lane_order(variant, kind):
     ids=str,
 )
 def test_no_memory_fault_or_race(mode, variant, shape, kind, dtype):
-    query, key, value = problem(shape, dtype)
+    query, key, value = problem(*shape, dtype)
     mask = make_mask(kind, shape)
     actual = attend(variant, query, key, value, mask, mode=mode)
     assert_close(actual, expected(query, key, value, mask), f"{variant} in mode {mode}", ulps=16)
@@ -136,7 +125,7 @@ def test_no_memory_fault_or_race(mode, variant, shape, kind, dtype):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rows_are_batch_invariant(variant):
     """Covers chunked prefill, a larger cache and a larger batch."""
-    query, key, value = problem((2, 1, 2, 36, 300, 32), mx.float32)
+    query, key, value = problem(2, 1, 2, 36, 300, 32, mx.float32)
     whole = bits(attend(variant, query, key, value, "causal"))
     alone = attend(variant, query[1:], key[1:], value[1:], "causal")
     np.testing.assert_array_equal(bits(alone), whole[1:], "alone")
@@ -152,7 +141,7 @@ def test_rows_are_batch_invariant(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_infinite_and_masked_scores(variant):
-    query, key, value = problem((1, 1, 1, 3, 9, 16), mx.float32)
+    query, key, value = problem(1, 1, 1, 3, 9, 16, mx.float32)
     key[:, :, 4] = mx.inf
     query[:, :, 1] = mx.nan
     for mask in (None, mx.array([True] * 4 + [False] + [True] * 4)):

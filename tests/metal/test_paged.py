@@ -35,6 +35,11 @@ def dense(query, pair, **how):
     return attend(variant, query[None], key, value, "causal", lens, **how)[0]
 
 
+def ragged_on_cpu(query, keys, values, bounds, contexts, table, **options):
+    pages = keys, values, mx.array(bounds), mx.array(contexts), table
+    return kernels.extension().paged_attention_varlen(query, *pages, **options, stream=mx.cpu)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("mode", ["plain", "asan", "race"])
@@ -63,9 +68,7 @@ def test_ragged_form(variant, bounds):
     keys, values = random(P, H, PAGE, D), random(P, H, PAGE, D)
     bounds = mx.array(bounds, mx.int32)
     actual = paged_attend(variant, query, keys, values, TABLE, LENS, bounds)
-    expected = kernels.extension().paged_attention_varlen(
-        query, keys, values, bounds, LENS, TABLE, stream=mx.cpu
-    )
+    expected = ragged_on_cpu(query, keys, values, bounds, LENS, TABLE)
     assert_close(actual, expected, f"{variant}, ragged", ulps=16)
 
 
@@ -125,11 +128,7 @@ def test_sliding_window(page_size, window, mode):
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
     bounds = np.cumsum([0, *lengths]).astype(np.int32)
     query = random(int(bounds[-1]), group, D)
-    whole = padded(table)
-    expected = kernels.extension().paged_attention_varlen(
-        query, keys, values, mx.array(bounds), mx.array(contexts), whole, window=window,
-        stream=mx.cpu,
-    )  # fmt: skip
+    expected = ragged_on_cpu(query, keys, values, bounds, contexts, padded(table), window=window)
     keys, values, short = free_pages_before_window(
         (keys, values), table, lengths, contexts, page_size, window
     )
@@ -159,19 +158,13 @@ def test_sinks(window, is_int8, mode):
         keys, values = quantize_rows(keys), quantize_rows(values)
     bounds = np.cumsum([0, *lengths]).astype(np.int32)
     query = random(int(bounds[-1]), 2, 16)
-    expected = kernels.extension().paged_attention_varlen(
-        query, keys, values, mx.array(bounds), mx.array(contexts), padded(table), window=window,
-        sinks=sinks, stream=mx.cpu,
-    )  # fmt: skip
-    actual = paged_attend(
-        "fast", query, keys, values, padded(table), contexts, bounds, mode=mode, window=window,
-        sinks=sinks,
-    )  # fmt: skip
+    options = {"window": window, "sinks": sinks}
+    expected = ragged_on_cpu(query, keys, values, bounds, contexts, padded(table), **options)
+    pages = keys, values, padded(table), contexts, bounds
+    actual = paged_attend("fast", query, *pages, mode=mode, **options)
     assert_close(actual, expected, f"window of {window}", ulps=16)
     if window == 0 and not is_int8:
-        readable = paged_attend(
-            "readable", query, keys, values, padded(table), contexts, bounds, sinks=sinks
-        )
+        readable = paged_attend("readable", query, *pages, sinks=sinks)
         assert_close(readable, expected, "readable", ulps=16)
 
 
@@ -209,9 +202,7 @@ def test_many_sequences(seed):
     if seed == 3:
         bounds[[20, 32, 50]] = 1  # decreasing bounds: sequences 19, 31 and 49 own no tokens
     actual = paged_attend("fast", query, keys, values, table, contexts, bounds)
-    expected = kernels.extension().paged_attention_varlen(
-        query, keys, values, mx.array(bounds), mx.array(contexts), table, stream=mx.cpu
-    )
+    expected = ragged_on_cpu(query, keys, values, bounds, contexts, table)
     assert_close(actual, expected, "71 sequences", ulps=16)
 
 
@@ -276,9 +267,7 @@ def test_no_memory_fault_or_race(mode, dtype):
     query = random(sum(lengths), 2, 33, dtype=dtype)
     bounds, table = np.cumsum([0, *lengths]).astype(np.int32), padded(table)
     actual = paged_attend("fast", query, keys, values, table, contexts, bounds, mode=mode)
-    expected = kernels.extension().paged_attention_varlen(
-        query, keys, values, mx.array(bounds), mx.array(contexts), table, stream=mx.cpu
-    )
+    expected = ragged_on_cpu(query, keys, values, bounds, contexts, table)
     assert_close(actual, expected, f"fast in mode {mode}", ulps=16)
 
 

@@ -121,19 +121,8 @@ def test_demo_model_logits_bfloat16(demo_bfloat16_folder):
 @pytest.mark.parametrize(("H_q", "H", "head_dim"), [(4, 2, 16), (6, 3, 10), (2, 1, 32)])
 def test_random_model_logits_float32(tmp_path, tied, H_q, H, head_dim):
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        vocab_size=211,
-        hidden_size=40,
-        intermediate_size=72,
-        num_hidden_layers=3,
-        num_attention_heads=H_q,
-        num_key_value_heads=H,
-        head_dim=head_dim,
-        max_position_embeddings=256,
-        tie_word_embeddings=tied,
-        rms_norm_eps=1e-6,
-        rope_theta=10_000.0,
-    )
+    sizes = SIZES | heads(H_q, H, head_dim)
+    config = transformers.Qwen3Config(**sizes, tie_word_embeddings=tied, rope_theta=10_000.0)
     theirs = random_model(transformers.Qwen3ForCausalLM(config))
     theirs.save_pretrained(tmp_path)
 
@@ -155,13 +144,28 @@ SIZES = {
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-6,
 }
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0}
+LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+ROPE = {"rope_type": "default"}
 STRETCHED = {"original_max_position_embeddings": 64}
 
 
 def heads(H_q: int, H: int, head_dim: int) -> dict[str, Any]:
     return {"num_attention_heads": H_q, "num_key_value_heads": H, "head_dim": head_dim}
+
+
+def experts(number: int, chosen: int, size: int, **fields: Any) -> dict[str, Any]:
+    sizes = {"num_experts": number, "num_experts_per_tok": chosen, "moe_intermediate_size": size}
+    return sizes | fields
+
+
+def layers(*types: str, **fields: Any) -> dict[str, Any]:
+    return {"num_hidden_layers": len(types), "layer_types": [*types], **fields}
+
+
+def windows(size: int, **fields: Any) -> dict[str, Any]:
+    return {"use_sliding_window": True, "sliding_window": size, **fields}
 
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -196,12 +200,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **heads(10, 2, 18),
             "tie_word_embeddings": True,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                **LLAMA3,
-                **STRETCHED,
-            },
+            "rope_parameters": {**LLAMA3, **STRETCHED},
         },
     ),
     "llama-biases-linear": (
@@ -215,34 +214,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_moe": (
         "Qwen3Moe",
-        {
-            **heads(4, 2, 12),
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "norm_topk_prob": True,
-        },
+        {**heads(4, 2, 12), **experts(5, 2, 24, norm_topk_prob=True)},
     ),
     "qwen3_moe-and-mlp": (
         "Qwen3Moe",
         {
             **heads(4, 4, 16),
-            "num_experts": 16,
-            "num_experts_per_tok": 4,
-            "moe_intermediate_size": 20,
-            "mlp_only_layers": [1],
-            "tie_word_embeddings": True,
+            **experts(16, 4, 20, mlp_only_layers=[1], tie_word_embeddings=True),
         },
     ),
     "qwen3_moe-top-1": (
         "Qwen3Moe",
-        {
-            **heads(2, 1, 16),
-            "num_experts": 4,
-            "num_experts_per_tok": 1,
-            "moe_intermediate_size": 24,
-            "decoder_sparse_step": 2,
-        },
+        {**heads(2, 1, 16), **experts(4, 1, 24, decoder_sparse_step=2)},
     ),
     "mistral": ("Mistral", {**heads(8, 1, 34), "sliding_window": None}),
     "mistral-window": ("Mistral", {**heads(10, 5, 8), "sliding_window": 19}),
@@ -251,19 +234,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "num_attention_heads": 10,
             "num_key_value_heads": 5,
-            "use_sliding_window": True,
-            "sliding_window": 16,
-            "max_window_layers": 1,
+            **windows(16, max_window_layers=1),
         },
     ),
     "qwen3-windows-by-layer": (
         "Qwen3",
-        {
-            **heads(4, 2, 16),
-            "use_sliding_window": True,
-            "sliding_window": 7,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
+        {**heads(4, 2, 16), **windows(7), **layers(SLIDING, FULL, SLIDING)},
     ),
     "gpt_oss": (
         "GptOss",
@@ -278,22 +254,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_moe-window": (
         "Qwen3Moe",
-        {
-            **heads(4, 2, 12),
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "use_sliding_window": True,
-            "sliding_window": 33,
-        },
+        {**heads(4, 2, 12), **experts(5, 2, 24), **windows(33)},
     ),
     "gemma3": (
         "Gemma3",
         {
             **heads(4, 2, 18),
-            "sliding_window": 13,
-            "query_pre_attn_scalar": 12,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            **layers(SLIDING, FULL, SLIDING, sliding_window=13, query_pre_attn_scalar=12),
         },
     ),
     "smollm3": (
@@ -306,11 +273,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 2,
             "num_key_value_heads": 1,
             "pad_token_id": None,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.6,
-            },
+            "rope_parameters": {**ROPE, "rope_theta": 10000.0, "partial_rotary_factor": 0.6},
         },
     ),
     "granite": (
@@ -332,8 +295,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 70,
             "sliding_window_pattern": 2,
             "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+                FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                SLIDING: {**ROPE, "rope_theta": 2e4},
             },
         },
     ),
@@ -343,9 +306,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **heads(4, 1, 14),
             **GEMMA4,
-            "num_hidden_layers": 7,
+            **layers(*[SLIDING, SLIDING, FULL] * 2, FULL),
             "global_head_dim": 22,
-            "layer_types": [*[SLIDING, SLIDING, FULL] * 2, FULL],
             "num_kv_shared_layers": 4,
             "use_double_wide_mlp": True,
             "hidden_size_per_layer_input": 6,
@@ -372,20 +334,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **heads(6, 3, 18),
             **GEMMA4,
-            "num_hidden_layers": 4,
+            **layers(SLIDING, FULL, SLIDING, FULL, attention_k_eq_v=True),
             "global_head_dim": 36,
             "num_global_key_value_heads": 2,
-            "attention_k_eq_v": True,
-            "layer_types": [SLIDING, FULL, SLIDING, FULL],
             "hidden_size_per_layer_input": 0,
             "rope_parameters": {
-                FULL: {
-                    "rope_type": "proportional",
-                    "partial_rotary_factor": 0.4,
-                    "rope_theta": 5e4,
-                    "factor": 2.0,
-                },
-                SLIDING: {"rope_type": "default", "rope_theta": 2e4},
+                FULL: {"rope_type": "proportional", "rope_theta": 5e4, "factor": 2.0}
+                | {"partial_rotary_factor": 0.4},
+                SLIDING: {**ROPE, "rope_theta": 2e4},
             },
         },
     ),
@@ -395,10 +351,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **heads(4, 2, 16),
             **GEMMA4,
-            "num_hidden_layers": 3,
-            "global_head_dim": 34,
-            "attention_k_eq_v": True,
-            "layer_types": [SLIDING, FULL, FULL],
+            **layers(SLIDING, FULL, FULL, global_head_dim=34, attention_k_eq_v=True),
         },
     ),
     # Gemma 4 26B-A4B: experts beside the MLP
@@ -407,11 +360,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **heads(4, 2, 16),
             **GEMMA4,
-            "num_hidden_layers": 3,
-            "global_head_dim": 24,
+            **layers(SLIDING, SLIDING, FULL, global_head_dim=24, attention_k_eq_v=True),
             "num_global_key_value_heads": 1,
-            "attention_k_eq_v": True,
-            "layer_types": [SLIDING, SLIDING, FULL],
             "hidden_size_per_layer_input": 0,
             "enable_moe_block": True,
             "num_experts": 7,
@@ -433,6 +383,12 @@ def family(request, tmp_path_factory):
     theirs.save_pretrained(folder)
     weights = read_checkpoint(folder, json.loads((folder / "config.json").read_text()))
     return theirs, serving_model(request.param, weights, page_size=16), weights
+
+
+def assert_same_logits(weights: Any, theirs: Any) -> None:
+    ids = random_ids(77)
+    ours = sequence_logits(serving_model("it", weights, page_size=16), ids)
+    np.testing.assert_allclose(as_numpy(ours), transformers_logits(theirs, ids), atol=1e-4)
 
 
 def test_family_logits_float32(family):
@@ -497,7 +453,6 @@ VISION = {
     "deepstack_visual_indexes": [0],
 }
 MROPE = {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}
-EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
 def swap_experts(name: str, tensor: mx.array) -> mx.array:
@@ -526,7 +481,7 @@ def test_text_of_qwen3_vl(tmp_path, kind, layout):
     text = {
         **SIZES,
         **heads(4, 2, 16),
-        **(EXPERTS if "Moe" in kind else {}),
+        **(experts(5, 2, 24) if "Moe" in kind else {}),
         "rope_parameters": {**MROPE, "rope_theta": 5e5},
     }
     config = getattr(transformers, f"{kind}Config")(
@@ -546,9 +501,7 @@ def test_text_of_qwen3_vl(tmp_path, kind, layout):
     mx.save_safetensors(file, tensors)
     weights = read_checkpoint(tmp_path, json.loads((tmp_path / "config.json").read_text()))
     assert weights.num_skipped == sum("visual" in n or "vision" in n for n in tensors) > 0
-    ids = random_ids(77)
-    ours = sequence_logits(serving_model("vl", weights, page_size=16), ids)
-    np.testing.assert_allclose(as_numpy(ours), transformers_logits(theirs, ids), atol=1e-4)
+    assert_same_logits(weights, theirs)
 
 
 def test_text_of_multimodal_gemma3(tmp_path):
@@ -560,9 +513,7 @@ def test_text_of_multimodal_gemma3(tmp_path):
     theirs.save_pretrained(tmp_path)
     weights = read_checkpoint(tmp_path, json.loads((tmp_path / "config.json").read_text()))
     assert weights.num_skipped > 0
-    ids = random_ids(77)
-    ours = sequence_logits(serving_model("it", weights, page_size=16), ids)
-    np.testing.assert_allclose(as_numpy(ours), transformers_logits(theirs, ids), atol=1e-4)
+    assert_same_logits(weights, theirs)
 
 
 def test_gemma3_saved_by_mlx_lm(tmp_path):
@@ -637,12 +588,10 @@ def test_mxfp4_experts_of_gpt_oss(tmp_path, layout, dtype):
 def test_fused_experts_of_qwen3_moe(tmp_path):
     """transformers 5 stores `experts.gate_up_proj`, X×2I×E, without its conversion on saving."""
     torch.manual_seed(0)
-    config = transformers.Qwen3MoeConfig(**SIZES, **heads(4, 2, 16), **EXPERTS)
+    config = transformers.Qwen3MoeConfig(**SIZES, **heads(4, 2, 16), **experts(5, 2, 24))
     theirs = random_model(transformers.Qwen3MoeForCausalLM(config))
     tensors = {name: mx.array(x.numpy()) for name, x in theirs.state_dict().items()}
     assert tensors["model.layers.0.mlp.experts.gate_up_proj"].shape == (5, 48, 40)
     mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
     weights = read_checkpoint(tmp_path, config.to_dict())
-    ids = random_ids(77)
-    ours = sequence_logits(serving_model("moe", weights, page_size=16), ids)
-    np.testing.assert_allclose(as_numpy(ours), transformers_logits(theirs, ids), atol=1e-4)
+    assert_same_logits(weights, theirs)

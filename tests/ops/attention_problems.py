@@ -17,19 +17,19 @@ def problem(B, H, group, L, S, D, dtype=mx.float32):
     )
 
 
-def make_mask(kind: str, B: int, H_q: int, L: int, S: int):
+def make_mask(kind: str, B: int, H_q: int, L: int, S: int, dtype: mx.Dtype = mx.float32):
+    """Mask of a kind; kinds differ in the dimensions that are broadcast; `dtype` of "additive"."""
     if kind == "none":
         return None
     if kind == "causal":
         return "causal"
     if kind == "additive":
-        mask = random(B, 1, L, S)
-        return mx.where(mx.random.uniform(shape=mask.shape) < 0.2, -mx.inf, mask)
+        mask = random(B, 1, L, S, dtype=dtype)
+        hidden = mx.random.uniform(shape=mask.shape) < 0.2
+        return mx.where(hidden, mx.array(-mx.inf, dtype), mask)
     if kind == "boolean":
         return mx.random.uniform(shape=(H_q, 1, S)) < 0.6
-    mask = mx.zeros(
-        (L, S)
-    )  # every third query sees no key; the others see all keys except one range
+    mask = mx.zeros((L, S))  # every third query sees no key; the others all but one range
     mask[::3] = -mx.inf
     mask[:, S // 4 : S // 2 + 1] = -mx.inf
     return mask

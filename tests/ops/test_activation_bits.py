@@ -112,13 +112,7 @@ def test_each_matrix_and_expert_has_the_bits_of_a_single_matmul(vector_set, bits
         assert_same_bits(grouped[row, 0], single[expert][row], f"row {row}")
 
 
-def test_unsupported_bits_are_rejected(monkeypatch):
-    arguments = problem(1, 128, 64, 4, 64, mx.bfloat16)
-    scales, biases, group_size, bits, a, b = arguments
-    with pytest.raises(ValueError, match="expected activation_bits 16 or 8, got 4"):
-        kernels.multi_quantized_matmul(
-            [scales], [biases], group_size, bits, a, [b], activation_bits=4
-        )
+def test_portable_kernels_are_rejected(monkeypatch):
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
     with pytest.raises(ValueError, match="the selected kernels do not round activations"):
-        multiply(*arguments)
+        multiply(*problem(1, 128, 64, 4, 64, mx.bfloat16))

@@ -111,31 +111,3 @@ def test_no_elements(instruction_set, dtype):
         x, weight, states = (mx.zeros(shape, dtype) for shape in ((T, C), (C, 4), (S, 3, C)))
         y, new = run(x=x, weight=weight, conv_states=states, **batch.arrays)
         assert (y.shape, new.shape) == ((T, C), (S, 3, C))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"x": mx.zeros((5, 8), mx.int32)}, "expected x in float32, float16 or bfloat16"),
-        ({"x": mx.zeros((1, 5, 8))}, "expected x T×C, got shape"),
-        ({"weight": mx.zeros((7, 4))}, "expected weight 8×K, one row per channel"),
-        ({"weight": mx.zeros((8, 1))}, "expected a convolution width K from 2 to 8, got 1"),
-        ({"weight": mx.zeros((8, 4), mx.float16)}, "expected weight in float32 or the dtype of x"),
-        ({"conv_states": mx.zeros((3, 4, 8))}, "expected conv_states S×3×8, got shape"),
-        ({"conv_states": mx.zeros((3, 3, 8), mx.float16)}, "conv_states in the dtype of x"),
-        ({"cu_seqlens": mx.zeros((3,))}, "in int32, got float32, int32 and int32"),
-        ({"read_slots": mx.zeros((1, 2), mx.int32)}, "one slot per sequence"),
-        ({"cu_seqlens": mx.zeros((2,), mx.int32)}, r"expected cu_seqlens of shape \(3\)"),
-        ({"write_slots": mx.zeros((4,), mx.int32)}, r"expected write_slots of shape \(5\)"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
-)
-def test_errors_name_the_argument(changes, message):
-    good = {
-        "x": mx.zeros((5, 8)),
-        "weight": mx.zeros((8, 4)),
-        "conv_states": mx.zeros((3, 3, 8)),
-        **Batch((2, 3), (0, 1), (0,) * 5).arrays,
-    }
-    with pytest.raises(ValueError, match=rf"\[causal_conv1d\] .*{message}"):
-        kernels.causal_conv1d(**{**good, **changes})

@@ -68,16 +68,3 @@ def test_embedding_rows_equal_the_table(on_cpu):
         dequantize(scales, None, group_size, bits, b)[np.array(ids)] + 0.0
     )  # + 0.0 replaces −0 by 0, because the comparison is bitwise
     assert_same_bits(rows, mx.array(expected.astype(np.float32)).astype(mx.float16), "rows")
-
-
-def test_missing_biases_are_rejected():
-    scales, _, group_size, _, a, b = problem_in_floating_point(2, 128, 64, 32, mx.bfloat16)
-    wide = mx.concatenate([b, b], axis=1)
-    with pytest.raises(ValueError, match="expected biases for 8 bits, got None"):
-        kernels.quantized_matmul(scales, None, group_size, 8, a, wide)
-    with pytest.raises(ValueError, match="expected biases for 8 bits, got None"):
-        kernels.quantized_embedding(mx.arange(3), scales, None, group_size, 8, wide)
-    with pytest.raises(ValueError, match="expected biases for either all matrices or none"):
-        kernels.multi_quantized_matmul(
-            [scales, scales], [None, scales], group_size, 4, a, [b, b], stream=mx.cpu
-        )

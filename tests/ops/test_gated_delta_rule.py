@@ -16,7 +16,6 @@ from tests.support import (
     as_numpy,
     assert_close,
     assert_same_bits,
-    assert_same_on_any_number_of_threads,
 )
 from tiny_llm import kernels
 
@@ -119,26 +118,6 @@ def test_bitwise_equal_for_any_alignment(instruction_set):
         assert_same_bits(actual, expected, "o or states")
 
 
-@pytest.mark.slow
-def test_bitwise_equal_for_any_thread_count(on_cpu):
-    """Also covers `causal_conv1d`."""
-    program = """
-import mlx.core as mx
-from tests.ops.recurrent_problems import conv_problem, delta_problem, ragged_batch
-from tiny_llm import kernels
-
-mx.random.seed(3)
-batch = ragged_batch([30, 1, 7])
-delta = delta_problem(2, 4, 64, 96, batch, mx.bfloat16)
-results = [
-    *kernels.gated_delta_rule(**delta, num_k_heads=2),
-    *kernels.causal_conv1d(**conv_problem(4, 700, batch, mx.float32)),
-]
-print(kernels.extension().num_threads(), hash(tuple(bytes(x) for x in results)))
-"""
-    assert_same_on_any_number_of_threads(program)
-
-
 def test_views(instruction_set, dtype):
     arrays = delta_problem(1, 2, 8, 24, ragged_batch([4, 2]), dtype)
     expected = run(arrays, 1)
@@ -196,38 +175,3 @@ def test_nan_and_infinity_stay_in_their_head(instruction_set, value):
     assert np.isnan(dirty[1, 1]).all()
     dirty[1, 1] = clean[1, 1]
     np.testing.assert_array_equal(dirty, clean)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"states": mx.zeros((3, 8, 4))}, "expected states S×H_v×D_k×D_v, got shape"),
-        ({"states": mx.zeros((3, 4, 257, 8))}, "expected key heads of size at most 256"),
-        ({"num_k_heads": 3}, "to divide the value heads of the states, 4, got 3"),
-        ({"num_k_heads": 0}, "to divide the value heads of the states, 4, got 0"),
-        ({"qkv": mx.zeros((5, 64), mx.float16)}, "expected qkv in float32, got float16"),
-        ({"A_log": mx.zeros((4,), mx.float16)}, "expected A_log in float32, got float16"),
-        ({"qkv": mx.zeros((5, 63))}, "expected qkv T×64 for the heads of the states"),
-        (
-            {"b": mx.zeros((5, 4), mx.float16)},
-            "expected a and b both in float32, float16 or bfloat16",
-        ),
-        ({"a": mx.zeros((5, 2))}, r"expected a and b of shape \(5,4\), got \(5,2\)"),
-        ({"dt_bias": mx.zeros((2,))}, r"expected A_log and dt_bias of shape \(4\)"),
-        ({"write_slots": mx.zeros((4,), mx.int32)}, r"expected write_slots of shape \(5\)"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
-)
-def test_errors_name_the_argument(changes, message):
-    good = {
-        "qkv": mx.zeros((5, 64)),
-        "a": mx.zeros((5, 4)),
-        "b": mx.zeros((5, 4)),
-        "A_log": mx.zeros((4,)),
-        "dt_bias": mx.zeros((4,)),
-        "states": mx.zeros((3, 4, 8, 8)),
-        "num_k_heads": 2,
-        **Batch((2, 3), (0, 1), (0,) * 5).arrays,
-    }
-    with pytest.raises(ValueError, match=rf"\[gated_delta_rule\] .*{message}"):
-        kernels.gated_delta_rule(**{**good, **changes})

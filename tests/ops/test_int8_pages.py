@@ -9,7 +9,6 @@ from tests.support import (
     as_numpy,
     assert_close,
     assert_same_bits,
-    assert_same_on_any_number_of_threads,
     random,
 )
 from tiny_llm import kernels, paged_attention, paged_attention_varlen
@@ -109,31 +108,3 @@ def test_ragged_batch_is_bitwise_equal_to_single_sequences(instruction_set, dtyp
             assert_same_bits(actual[token], alone[0, :, 0], f"token {token} of sequence {s}")
             if token > ends[s] + 3:
                 break
-
-
-def test_bitwise_equal_for_any_thread_count():
-    program = (
-        "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
-        "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16); n = 12 * 32;"
-        "p = lambda: t.paged_cache_write(mx.zeros((12, 2, 32, 84), mx.int8), x(n, 2, 80),"
-        " mx.arange(n).astype(mx.int32), stream=mx.cpu);"
-        "a = lambda *numbers: mx.array(numbers, mx.int32);"
-        "table = mx.array(np.random.default_rng(0).permutation(12).reshape(3, 4)).astype(mx.int32);"
-        "y = t.paged_attention_varlen(x(170, 4, 80), p(), p(), a(0, 1, 41, 170), a(99, 40, 128),"
-        " table, stream=mx.cpu).astype(mx.float32);"
-        "print(t.num_threads(), hash(np.array(y).tobytes()))"
-    )
-    assert_same_on_any_number_of_threads(program)
-
-
-def test_invalid_pages_are_rejected():
-    pages = mx.zeros((2, 1, 4, 12), dtype=mx.int8)
-    query, table, lengths = mx.zeros((1, 1, 1, 12)), mx.array([[0, 1]]), mx.array([5])
-    with pytest.raises(ValueError, match=r"pages of head size 12 and a scale of 4 bytes"):
-        paged_attention(query, pages, pages, table, lengths, 4)
-    with pytest.raises(ValueError, match=r"in the dtype of query, float32, or in int8"):
-        paged_attention(query, pages, pages.astype(mx.float32), table, lengths, 4)
-    with pytest.raises(ValueError, match=r"tokens of 1 heads of size 8"):
-        kernels.paged_cache_write(pages, mx.zeros((1, 1, 12)), mx.array([0]))
-    with pytest.raises(ValueError, match=r"tokens in float32, float16 or bfloat16"):
-        kernels.paged_cache_write(pages, mx.zeros((1, 1, 8), dtype=mx.int8), mx.array([0]))

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import EPSILON, as_numpy, assert_close, random
+from tests.support import EPSILON, as_numpy, assert_close, assert_equal, random
 from tiny_llm import kernels
 from tiny_llm.basics import linear
 from tiny_llm.quantize import project
@@ -71,6 +71,4 @@ def test_project_uses_matmul_for_half_precision(dtype):
     x, w = random(3, 64, dtype=dtype), random(33, 64, dtype=dtype)
     expected = linear(x, w) if dtype == mx.float32 else kernels.matmul(x, w)
     assert_close(project(x, w), expected, "project", ulps=0)
-    assert project(x, w.astype(mx.float32)).dtype == mx.float32, (
-        "expected mixed dtypes to be promoted"
-    )
+    assert_equal(project(x, w.astype(mx.float32)).dtype, mx.float32, "mixed dtypes to be promoted")

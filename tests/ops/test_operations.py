@@ -10,7 +10,6 @@ from tests.ops.operations import OPERATIONS, Arguments, Operation
 from tests.support import (
     as_numpy,
     assert_same_bits,
-    assert_same_on_any_number_of_threads,
     assert_same_shape,
 )
 
@@ -139,32 +138,3 @@ def test_non_finite_inputs_stay_in_their_row(instruction_set, op, dtype, value):
             assert is_finite or not (finite.any() if op.non_finite == "all" else finite.all())
             after[affected] = before[affected]
             np.testing.assert_array_equal(after, before)
-
-
-def test_bitwise_equal_for_any_thread_count():
-    assert_same_on_any_number_of_threads("""
-import mlx.core as mx
-from tests.ops.operations import OPERATIONS
-from tiny_llm import kernels
-
-kernels.use_cpu()
-mx.random.seed(3)
-results = [
-    bytes(x)
-    for op in OPERATIONS
-    for M, I in ((70, 512), (3, 8192))
-    for x in op(**op.arguments(mx.bfloat16, M, I))
-]
-print(kernels.extension().num_threads(), hash(tuple(results)))
-""")
-
-
-@pytest.mark.parametrize(
-    ("op", "changes", "message"),
-    [(op, *row) for op in OPERATIONS for row in op.invalid],
-    ids=lambda value: getattr(value, "name", " ".join(value) if isinstance(value, dict) else ""),
-)
-def test_errors_name_the_argument(op, changes, message):
-    arguments = op.arguments(mx.float16, 2, op.columns[1]) | changes
-    with pytest.raises(ValueError, match=rf"\[{op.name}\] .*{message}"):
-        op(**arguments)

@@ -107,31 +107,6 @@ def test_shared_pool_is_unchanged():
     assert new[1, :, 1].tolist() == [[1.0] * 8] * 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"pages": mx.zeros((3, 4, 8))}, "expected pages P×H×page_size×D, got shape"),
-        ({"pages": mx.zeros((3, 2, 4, 8), mx.int32)}, "expected pages in float32.*, got int32"),
-        ({"tokens": mx.zeros((5, 2, 8), mx.float16)}, "in the dtype of the pages, float32, got"),
-        ({"tokens": mx.zeros((5, 8))}, "expected tokens T×H×D or B×H×L×D, got shape"),
-        ({"tokens": mx.zeros((5, 3, 8))}, "expected tokens of 2 heads of size 8"),
-        ({"tokens": mx.zeros((5, 2, 9))}, "expected tokens of 2 heads of size 8"),
-        ({"slots": mx.zeros((5,))}, "expected slots in int32, got float32"),
-        ({"slots": mx.zeros((4,), mx.int32)}, r"expected slots of shape \(5\).* got \(4\)"),
-        ({"slots": mx.zeros((1, 5), mx.int32)}, r"expected slots of shape \(5\).* got \(1,5\)"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
-)
-def test_errors_name_the_argument(changes, message):
-    good = {
-        "pages": mx.zeros((3, 2, 4, 8)),
-        "tokens": mx.zeros((5, 2, 8)),
-        "slots": mx.zeros((5,), mx.int32),
-    }
-    with pytest.raises(ValueError, match=rf"\[paged_cache_write\] .*{message}"):
-        kernels.paged_cache_write(**{**good, **changes})
-
-
 def test_empty_inputs(dtype):
     pages = random(3, 2, 4, 8, dtype=dtype)
     out = kernels.paged_cache_write(pages, mx.zeros((0, 2, 8), dtype), mx.zeros((0,), mx.int32))

@@ -118,28 +118,22 @@ def test_invalid_destination_is_rejected(matrix, rows, offset, reason):
         extension.prepack_weight(matrix, rows, extension.huge_pages(4096), offset)
 
 
-def test_foreign_memory_is_rejected():
+def test_invalid_memory_and_rows_are_rejected():
     lazy, view = mx.zeros((512,)) + 1, mx.zeros((512, 2))[:, 0]
     mx.eval(view)
     for memory in (lazy, view):
         with pytest.raises(ValueError, match=r"expected memory from huge_pages\(\)"):
             kernels.extension().prepack_weight(mx.zeros((16, 3)), 16, memory, 0)
-
-
-def test_negative_size_is_rejected():
     with pytest.raises(ValueError, match="expected bytes to be at least 0, got -1"):
         kernels.extension().huge_pages(-1)
+    with pytest.raises(ValueError, match="expected a multiple of 16 rows, got 40"):
+        prepack_weight(mx.zeros((40, 3)), 16)
 
 
 def test_words_of_sixteen_rows_are_interleaved():
     rows = mx.arange(48 * 3).reshape(48, 3).astype(mx.uint32)
     expected = np.array(rows).reshape(3, 16, 3).transpose(0, 2, 1)
     np.testing.assert_array_equal(np.array(prepack_weight(rows, 16)), expected)
-
-
-def test_leftover_rows_are_rejected():
-    with pytest.raises(ValueError, match="expected a multiple of 16 rows, got 40"):
-        prepack_weight(mx.zeros((40, 3)), 16)
 
 
 def test_rows_per_block_of_each_kernel(instruction_set):
@@ -211,32 +205,31 @@ def test_embedding_rows_are_bitwise_equal(instruction_set, dtype, bits, rows):
     np.testing.assert_array_equal(as_numpy(actual), expected)
 
 
+def multiply_prepacked(rows, has_biases=True):
+    parts = matrix(64, 128, 4, 64, mx.bfloat16)
+    scales, biases, words = (prepack_weight(part, rows) for part in parts)
+    a = random(1, 128, dtype=mx.bfloat16)
+    return kernels.quantized_matmul(scales, biases if has_biases else None, 64, 4, a, words)
+
+
 def test_row_major_kernels_reject_prepacked_weights(monkeypatch):
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
-    parts = matrix(64, 128, 4, 64, mx.bfloat16)
-    scales, biases, words = (prepack_weight(part, 16) for part in parts)
     with pytest.raises(ValueError, match="the portable kernels read row-major weights"):
-        kernels.quantized_matmul(scales, biases, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
+        multiply_prepacked(16)
 
 
 def test_course_kernels_read_row_major_weights(monkeypatch):
     monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
     assert kernels.prepack_rows() == 0, "expected 0, because this kernel reads row-major weights"
-    parts = matrix(64, 128, 4, 64, mx.bfloat16)
-    scales, biases, words = (prepack_weight(part, 16) for part in parts)
-    with pytest.raises(
-        ValueError, match="kernel selected by TINY_LLM_MATMUL reads row-major weights"
-    ):
-        kernels.quantized_matmul(scales, biases, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
+    with pytest.raises(ValueError, match="selected by TINY_LLM_MATMUL reads row-major weights"):
+        multiply_prepacked(16)
 
 
 def test_course_kernels_reject_prepacked_floating_point(prepacked_isa, monkeypatch):
     monkeypatch.setenv("TINY_LLM_MATMUL", "prefetched")
     assert kernels.prepack_rows() == 32
-    parts = matrix(64, 128, 4, 64, mx.bfloat16)
-    scales, _, words = (prepack_weight(part, 32) for part in parts)
     with pytest.raises(ValueError, match="with prepacked weights, the kernel selected by"):
-        kernels.quantized_matmul(scales, None, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
+        multiply_prepacked(32, has_biases=False)
 
 
 def test_errors_name_the_argument(prepacked_isa):
@@ -291,8 +284,7 @@ def arrays_of(mlx_model) -> list[mx.array]:
 
 def test_loading_prepacks_eligible_layers(prepacked_isa, model_name, monkeypatch):
     rows = load_row_major(model_name, monkeypatch)
-    interleaved, _ = load_weights(model_name)
-    assert_prepacked(interleaved, rows)
+    assert_prepacked(load_weights(model_name)[0], rows)
 
 
 def assert_prepacked(prepacked, rows) -> None:

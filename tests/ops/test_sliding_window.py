@@ -12,7 +12,6 @@ from tests.support import (
     as_numpy,
     assert_close,
     assert_same_bits,
-    assert_same_on_any_number_of_threads,
     random,
 )
 from tiny_llm import kernels, paged_attention, paged_attention_varlen
@@ -227,35 +226,3 @@ def test_fallback_without_the_extension(monkeypatch):
     assert_close(plain, by_kernel, "batch", ulps=16)
     with pytest.raises(ValueError, match="page ids from 0 to"):
         paged_attention_varlen(query, keys, values, [0, 3], [19], table, 4, None, 6)
-
-
-def test_invalid_windows_are_rejected():
-    keys, values, table = cut_into_pages(sequences([9]), 4)
-    query = random(1, 4, 3, 40)
-    with pytest.raises(ValueError, match="window of at least 1, or 0 for none, got -1"):
-        paged_attention(query, keys, values, table, [9], 4, None, "causal", -1)
-    with pytest.raises(ValueError, match="window of at least 1, or 0 for none, got -3"):
-        paged_attention_varlen(query[0].swapaxes(0, 1), keys, values, [0, 3], [9], table, 4, 1, -3)
-    with pytest.raises(ValueError, match="causal mask with a window of 4"):
-        paged_attention(query, keys, values, table, [9], 4, None, None, 4)
-    with pytest.raises(ValueError, match="page ids from 0 to"):
-        paged_attention(query, keys, values, [[-1, -1, 3]], [9], 4, None, "causal", 4)
-    extension, lens = kernels.extension(), mx.array([9], mx.int32)
-    pages = query, keys, values, padded(table), lens
-    with pytest.raises(ValueError, match="window of at least 1, or 0 for none, got -1"):
-        extension.paged_attention(*pages, window=-1)
-    with pytest.raises(ValueError, match="causal mask with a window of 4"):
-        extension.paged_attention(*pages, causal=False, window=4)
-
-
-def test_bitwise_equal_for_any_thread_count():
-    program = (
-        "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
-        "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"
-        "table = mx.array(np.random.default_rng(0).permutation(12).reshape(3, 4)).astype(mx.int32);"
-        "a = lambda *numbers: mx.array(numbers, mx.int32);"
-        "y = t.paged_attention_varlen(x(90, 8, 80), x(12, 2, 32, 80), x(12, 2, 32, 80),"
-        " a(0, 1, 60, 90), a(128, 100, 90), table, window=33, stream=mx.cpu).astype(mx.float32);"
-        "print(t.num_threads(), hash(np.array(y).tobytes()))"
-    )
-    assert_same_on_any_number_of_threads(program)

@@ -14,9 +14,9 @@ import pytest
 
 from tests.engine.hybrid import build as hybrid_engine
 from tests.engine.hybrid import write_hybrid
-from tests.engine.support import PARAGRAPH, chat, record_logits, run_cases
+from tests.engine.support import PARAGRAPH, assert_same_outputs, chat, record_logits, run_cases
 from tests.models.support import FAMILIES, GEMMA4, GEMMA4_MIXTURE, MIXTURE, write_family
-from tests.support import as_numpy
+from tests.support import as_numpy, object_schema
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.execution.paged_model import PagedModel
@@ -30,12 +30,7 @@ pytestmark = pytest.mark.usefixtures("on_cpu")
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
 QUESTIONS = [chat("What is the capital of Japan?"), chat("What is the KV cache?"), [17, 5, 99]]
-TOWN_SCHEMA = {
-    "type": "object",
-    "properties": {"of": {"enum": ["Lenmora", "Tavel"]}},
-    "required": ["of"],
-    "additionalProperties": False,
-}
+TOWN_SCHEMA = {**object_schema(of={"enum": ["Lenmora", "Tavel"]}), "additionalProperties": False}
 # 5 quantization groups: an uneven split.
 SPLIT_SIZES = {"intermediate_size": 5 * 128, "num_hidden_layers": 2}
 CONFIGS = {
@@ -175,14 +170,9 @@ def test_bitwise_equal_for_any_batch_and_preemption(formats):
         # Requests are preempted and resume with prefix cache hits.
         run_cases(engine("demo", **few_pages, **formats), [0, 1, 2, 3, 4], 2),
     ]
-    outputs, logits = runs[0]
-    for other_outputs, other_logits in runs[1:]:
-        assert {k: o.token_ids for k, o in other_outputs.items()} == {
-            k: o.token_ids for k, o in outputs.items()
-        }
-        assert other_logits.keys() == logits.keys()
-        for position, row in logits.items():
-            assert np.array_equal(row, other_logits[position]), position
+    for outputs, logits in runs[1:]:
+        assert_same_outputs(outputs, logits, runs[0])
+        assert logits.keys() == runs[0][1].keys()
 
 
 @pytest.mark.slow
@@ -196,21 +186,17 @@ def test_recurrent_states_are_batch_invariant(tmp_path):
         # Hits the prefix cache.
         run_cases(hybrid_engine(path, 2048, **batch, **options), range(5), 2),
     ]
-    outputs, logits = run_cases(plain, range(5))
-    for other_outputs, other_logits in runs:
-        for case, output in outputs.items():
-            assert other_outputs[case].token_ids == output.token_ids
-        for position, row in logits.items():
-            assert np.array_equal(row, other_logits[position]), position
+    reference = run_cases(plain, range(5))
+    for run in runs:
+        assert_same_outputs(*run, reference)
     assert sum(output.num_cached_tokens for output in runs[1][0].values()) > 0
 
 
 @pytest.mark.slow
 def test_draft_tokens_and_grammars_do_not_change_tokens():
     prompt = chat(PARAGRAPH * 2 + "Who is the mayor?")
-    json_params = SamplingParams(
-        temperature=0, max_tokens=40, structured_outputs=StructuredOutputs(json=TOWN_SCHEMA)
-    )
+    constraint = StructuredOutputs(json=TOWN_SCHEMA)
+    json_params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=constraint)
     plain, ngram = engine("demo"), engine("demo", speculative="ngram")
     assert tokens(ngram, [prompt]) == tokens(plain, [prompt])
     assert ngram.runner.statistics.num_accepted_tokens > 0

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.metal.support import DTYPE_NAMES, as_array, as_bound, empty, run
-from tests.support import as_numpy, assert_close, assert_distributed, random
+from tests.support import as_numpy, assert_close, assert_distributed, assert_equal, random
 from tiny_llm import kernels, make_sampler
 from tiny_llm.sampling_ops import apply_top_k, apply_top_p
 
@@ -309,6 +309,4 @@ def test_task_2_axpby_in_metal_computes_in_float32(dtype):
     launch = kernels.extension().metal.axpby_launch(3, 1 + 2.0**-12, 1.0, DTYPE_NAMES[dtype])
     z = empty((3,), DTYPE_NAMES[dtype])
     run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), z])
-    assert as_numpy(as_array(z)).tolist() == [2.0**-12] * 3, (
-        "expected a single rounding, of the result"
-    )
+    assert_equal(as_numpy(as_array(z)).tolist(), [2.0**-12] * 3, "a single rounding, of the result")

@@ -12,7 +12,7 @@ from tests.ops.quantized_matmul_problems import (
     evaluated,
     problem,
 )
-from tests.support import assert_close, tiny_model
+from tests.support import assert_close, assert_equal, tiny_model
 from tests.week_4.kernel_selection import SIMD_ISAS, R, prepacked_args, use_matmul_kernel
 from tiny_llm import Qwen3ModelWeek2, kernels
 from tiny_llm.kernels.prepack import prepack_weight, to_row_major
@@ -34,9 +34,7 @@ def prefetched(request, monkeypatch, on_cpu) -> None:
 def test_task_1_first_words_of_rows_are_adjacent():
     matrix = mx.arange(8, dtype=mx.uint32).reshape(4, 2)  # rows 0 1, 2 3, 4 5, 6 7
     actual = prepack_weight(matrix, 2).reshape(-1).tolist()
-    assert actual == [0, 2, 1, 3, 4, 6, 5, 7], (
-        f"expected words of two rows interleaved, got {actual}"
-    )
+    assert_equal(actual, [0, 2, 1, 3, 4, 6, 5, 7], "words of two rows interleaved")
 
 
 @pytest.mark.parametrize("dtype", [mx.uint32, *HALVES], ids=str)

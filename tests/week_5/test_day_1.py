@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
+from tests.support import assert_equal
 from tests.week_5.support import run
 from tiny_llm import demo
 from tiny_llm.engine.engine_args import EngineArgs
@@ -181,9 +182,7 @@ async def test_task_2_headers_come_first_and_once():
     recorder = SendRecorder()
     await response_of(ScriptedStream(["a"], ["b"], ["c"]))._send_outputs(recorder)
     kinds = [one["type"].rpartition(".")[2] for one in recorder.messages]
-    assert kinds == ["start", "body", "body", "body"], (
-        f"expected one start message, then bodies, got {kinds}"
-    )
+    assert_equal(kinds, ["start", "body", "body", "body"], "one start message, then bodies")
     head = recorder.messages[0]
     content_type = dict(head["headers"])[b"content-type"]
     assert head["status"] == 200
@@ -200,9 +199,7 @@ async def test_task_2_headers_are_sent_once_despite_keep_alive():
     await asyncio.sleep(0)
     open_socket.set()
     await both
-    assert recorder.num_heads == 1, (
-        f"expected the headers once, got them {recorder.num_heads} times"
-    )
+    assert_equal(recorder.num_heads, 1, "the number of messages with headers")
 
 
 async def test_task_2_start_events_wait_for_the_first_output():
@@ -227,9 +224,7 @@ async def test_task_2_next_batch_waits_for_the_client():
         await asyncio.sleep(0)
     if task.done():
         task.result()
-    assert stream.num_requested == 1, (
-        f"expected to request batch 2 after the first write, got {stream.num_requested} batches"
-    )
+    assert_equal(stream.num_requested, 1, "the batches requested before the first write ends")
     open_socket.set()
     await task
 
@@ -289,9 +284,7 @@ async def test_task_3_cancellation_sends_nothing():
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled(), "expected CancelledError to propagate, got a normal return"
-    assert recorder.bodies == [b"<a"], (
-        f"expected no writes after the cancellation, got {recorder.bodies}"
-    )
+    assert_equal(recorder.bodies, [b"<a"], "no writes after the cancellation")
 
 
 async def test_task_3_no_keep_alive_follows_the_end():
@@ -303,9 +296,7 @@ async def test_task_3_no_keep_alive_follows_the_end():
             was_cancelled.append(response._keep_alive_task.cancelling() > 0)
 
     await response._send_all(send)
-    assert was_cancelled == [True], (
-        f"expected the keep-alives to be cancelled before the last write, got {was_cancelled}"
-    )
+    assert_equal(was_cancelled, [True], "the keep-alives to be cancelled before the last write")
 
 
 # ---------------------------------------------------------------- task 4: cancellation
@@ -440,9 +431,7 @@ async def test_task_4_closed_stream_closes_its_request():
         await asyncio.sleep(0)
     connection.put("http.disconnect")
     await task
-    assert recorder.bodies == [b"<a"], (
-        f"expected nothing after the disconnect, got {recorder.bodies}"
-    )
+    assert_equal(recorder.bodies, [b"<a"], "nothing after the disconnect")
     assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
 
 
@@ -484,9 +473,7 @@ async def test_task_4_aborted_request_counts_until_the_engine_finishes_it():
     assert model.num_unfinished == 1, f"expected 1 unfinished, got {model.num_unfinished}"
     aborted = StreamOutput(request_id, 0, "", (), "abort")
     model.handle_message(StepReport((aborted,), EngineStats()))
-    assert model.num_unfinished == 0, (
-        f"expected 0 unfinished after the engine's last output, got {model.num_unfinished}"
-    )
+    assert_equal(model.num_unfinished, 0, "unfinished requests after the engine's last output")
     await model.wait_until_idle(LONG)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
+from tests.support import assert_equal
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.errors import UserError
@@ -156,9 +157,7 @@ async def test_task_2_get_waits_for_an_output():
     for expected in ([], [["a"]], [["a"], ["b"]]):
         for _ in range(10):
             await asyncio.sleep(0)
-        assert received == expected, (
-            f"expected the reader to have received {expected}, got {received}"
-        )
+        assert_equal(received, expected, "the reader to have received")
         if reader.done():
             break
         outputs.put(output("ab"[len(expected)]))
@@ -318,9 +317,7 @@ def test_task_3_running_requests_do_not_wait_for_commands():
     harness.run()
     steps = harness.engine.history.count("step of a")
     assert steps == 5, f"expected 5 steps without further commands, got {steps}"
-    assert harness.commands.num_waits == 0, (
-        f"expected no wait while a request runs, got {harness.commands.num_waits}"
-    )
+    assert_equal(harness.commands.num_waits, 0, "no wait while a request runs")
 
 
 def test_task_3_idle_engine_waits_and_checks_memory():
@@ -335,9 +332,7 @@ def test_task_3_idle_engine_waits_and_checks_memory():
     harness.engine.check_memory = check_memory  # type: ignore[method-assign]
     harness.run()
     expected = ["check memory"] * 3
-    assert harness.engine.history == expected, (
-        f"expected a check after each timeout and nothing else, got {harness.engine.history}"
-    )
+    assert_equal(harness.engine.history, expected, "a check after each timeout and nothing else")
     assert len(harness.reports) == 1, (
         f"expected no report while idle, got {len(harness.reports) - 1}"
     )
@@ -395,9 +390,7 @@ def test_task_3_prefixes_are_precomputed_while_idle():
     """The loop precomputes without waiting; commands take precedence."""
     harness = LoopHarness(Precompute((1, 2)), add("a"), arrivals={1: [Shutdown()]})
     harness.run()
-    assert harness.engine.history == ["add a", "step of a"], (
-        f"expected requests before precomputation, got {harness.engine.history}"
-    )
+    assert_equal(harness.engine.history, ["add a", "step of a"], "requests before precomputation")
     harness = LoopHarness(Precompute((1, 2)))
     with pytest.raises(EndlessWaitError):
         harness.run()
@@ -421,9 +414,7 @@ def test_task_3_unload_is_not_a_shutdown(command, expected):
     harness = LoopHarness(add("a"), command, add("b"))
     actual = harness.run()
     assert actual is expected, f"expected {expected} after {command}, got {actual}"
-    assert harness.engine.history == ["add a"], (
-        f"expected no step and no command after {command}, got {harness.engine.history}"
-    )
+    assert_equal(harness.engine.history, ["add a"], f"no step and no command after {command}")
 
 
 # ---------------------------------------------------------------- task 4: waking the event loop
@@ -466,14 +457,10 @@ def test_task_4_message_after_a_pause_wakes_the_loop():
     message = report(output("a"))
     made.post(message)
     names = [name for name, _ in loop.calls]
-    assert names == ["call_soon_threadsafe"], (
-        f"expected the loop to be woken by call_soon_threadsafe, got {names}"
-    )
+    assert_equal(names, ["call_soon_threadsafe"], "the loop to be woken by call_soon_threadsafe")
     assert delivered == [], "expected delivery by the event loop, not the engine thread"
     loop.calls[0][1]()
-    assert delivered == [message], (
-        f"expected the message to be delivered by the loop, got {delivered}"
-    )
+    assert_equal(delivered, [message], "the message to be delivered by the loop")
 
 
 def test_task_4_tokens_wait_for_the_next_flush():
@@ -484,9 +471,7 @@ def test_task_4_tokens_wait_for_the_next_flush():
     assert loop.calls == [], f"expected no call before the flush is due, got {len(loop.calls)}"
     made._flush()
     texts = [message.outputs[0].text for message in delivered]
-    assert texts == ["a", "b", "c"], (
-        f"expected the flush to deliver all messages in order, got {texts}"
-    )
+    assert_equal(texts, ["a", "b", "c"], "the flush to deliver all messages in order")
 
 
 @pytest.mark.parametrize(
@@ -503,9 +488,7 @@ def test_task_4_urgent_messages_do_not_wait(urgent):
     made, delivered = coalescer(loop, next_flush=float("inf"))
     made.post(report(output("x")))
     made.post(urgent)
-    assert len(loop.calls) == 1, (
-        f"expected only the urgent message to wake the loop, got {len(loop.calls)} calls"
-    )
+    assert_equal(len(loop.calls), 1, "the number of calls, only for the urgent message")
     loop.calls[0][1]()
     assert len(delivered) == 2, f"expected both messages to be delivered, got {len(delivered)}"
     assert delivered[1] is urgent, "expected messages in posting order, got the urgent one first"

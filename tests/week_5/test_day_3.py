@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import assert_equal
 from tiny_llm.cli.batching.open_loop import (
     SLO,
     RequestTimes,
@@ -111,9 +112,7 @@ def test_task_2_latency_of_one_request():
     for now in (10.5, 10.625, 11.25):
         request.record(now, 1)
     assert request.ttft == 0.5, f"expected 10.5 − 10.0 = 0.5 s, got {request.ttft}"
-    assert request.tpot == 0.375, (
-        f"expected (11.25 − 10.5) / 2 = 0.375 s: three tokens have two gaps, got {request.tpot}"
-    )
+    assert_equal(request.tpot, 0.375, "(11.25 − 10.5) / 2 s, as three tokens have two gaps")
 
 
 def test_task_2_event_may_have_several_tokens():
@@ -165,9 +164,7 @@ def test_task_3_queue_grows_under_overload():
         f"expected a request every second, although each takes two, got {engine.added}"
     )
     ttft = [one.ttft for one in requests]
-    assert ttft == [1, 2, 3, 4, 5], (
-        f"expected a TTFT one second longer for every request, got {ttft}"
-    )
+    assert_equal(ttft, [1, 2, 3, 4, 5], "a TTFT one second longer for every request")
 
 
 def test_task_3_all_due_requests_are_added():

@@ -17,7 +17,7 @@ from tests.engine.structured_output.tiny_language import (
     allowed_tokens,
     tiny_tokenizer,
 )
-from tests.support import as_numpy
+from tests.support import as_numpy, assert_equal
 from tiny_llm.engine.execution.sampler import SamplingRow
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.inputs.structured_outputs import StructuredOutputs
@@ -184,9 +184,7 @@ def test_task_2_only_constrained_rows_change(monkeypatch, constrained):
     for row, mask in zip(constrained, masks[:, 0], strict=False):
         expected[row, [token for token in range(4) if not mask >> token & 1]] = -np.inf
     assert actual.tolist() == expected.tolist(), f"expected {expected}, got {actual}"
-    assert as_numpy(logits).tolist() == before.tolist(), (
-        "expected the logits argument to be unchanged"
-    )
+    assert_equal(as_numpy(logits).tolist(), before.tolist(), "the logits argument to be unchanged")
 
 
 def rows_of(*drafts_of_requests: list[tuple[int, ...]]) -> tuple[list[Any], list[Any]]:

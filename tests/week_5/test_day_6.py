@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from tests.support import assert_equal
 from tiny_llm.engine.spec_decode.ngram_proposer import (
     ESTIMATE_WINDOW,
     FREE_TOKENS_PER_STEP,
@@ -95,9 +96,7 @@ def test_task_2_acceptance_rates_move_toward_outcomes():
     assert rates.rate(2) == pytest.approx(expected), (
         f"expected {expected:.4f}, an eighth of the way to 0, got {rates.rate(2):.4f}"
     )
-    assert rates.rate(3) == pytest.approx(2 / 3), (
-        f"expected the rates of other lengths unchanged, 0.667, got {rates.rate(3):.3f}"
-    )
+    assert_equal(rates.rate(3), pytest.approx(2 / 3), "unchanged rates of other lengths")
 
 
 def test_task_2_long_matches_share_a_rate():
@@ -157,9 +156,7 @@ def test_task_3_longer_match_takes_precedence():
     text = [1, 2, 3, 4, 5, 3, 4, 8, 6, 1, 2, 7, 1, 2, 3, 4]
     index = NgramIndex(text)
     index.update()
-    assert text[index.next_position] == 5, (
-        f"expected 5, which followed 1 2 3 4; got {text[index.next_position]}"
-    )
+    assert_equal(text[index.next_position], 5, "the token after 1 2 3 4")
 
 
 def naive_match(text: Sequence[int]) -> tuple[int, int]:
@@ -244,9 +241,7 @@ def test_task_4_probabilities_are_multiplied(min_probability, expected):
 def test_task_4_fewer_drafts_under_load():
     text = [*QUOTE, 7, 100, 101, 102]
     counts = [len(NgramIndex(text).draft_tokens(break_even_probability(n))) for n in (1, 4, 16)]
-    assert counts == [7, 4, 1], (
-        f"expected [7, 4, 1] draft tokens for 1, 4 and 16 sequences, got {counts}"
-    )
+    assert_equal(counts, [7, 4, 1], "draft tokens for 1, 4 and 16 sequences")
 
 
 def test_task_4_edited_text_takes_few_steps():

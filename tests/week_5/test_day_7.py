@@ -8,12 +8,17 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
-from tiny_llm.server.replicas import prefix_index
+from tests.support import assert_equal
+from tiny_llm.server.replicas import routing
 from tiny_llm.server.replicas.gateway import ReplicaLostError, ReplicaRequest
 from tiny_llm.server.replicas.pool import RoutedReplicaPool
-from tiny_llm.server.replicas.prefix_index import CHUNK_LENGTH, PrefixIndex, chunk_hashes
-from tiny_llm.server.replicas.router import PrefixAwareRouter
-from tiny_llm.server.replicas.routing import routing_key
+from tiny_llm.server.replicas.routing import (
+    CHUNK_LENGTH,
+    PrefixAwareRouter,
+    PrefixIndex,
+    chunk_hashes,
+    routing_key,
+)
 
 A, B, C, D = (letter * CHUNK_LENGTH for letter in "abcd")  # texts of one chunk each
 TURN = [{"role": "user", "content": "What is two?"}]
@@ -51,9 +56,7 @@ def test_task_1_next_turn_extends_the_key():
     first = key_of(model="demo", messages=TURN, temperature=0)
     turns = [*TURN, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And 3?"}]
     second = key_of(temperature=1, messages=turns, stream=True)
-    assert second == first + " 2 And 3?", (
-        f"expected the key to start with {first!r}, got {second!r}"
-    )
+    assert_equal(second, first + " 2 And 3?", f"the key to start with {first!r}")
 
 
 def test_task_1_different_tokens_have_different_keys():
@@ -100,7 +103,7 @@ def test_task_2_each_piece_is_hashed_once(monkeypatch):
         num_hashed += num_characters(value)
         return hash(value)
 
-    monkeypatch.setattr(prefix_index, "hash", counting_hash, raising=False)
+    monkeypatch.setattr(routing, "hash", counting_hash, raising=False)
     key = "".join(f"{index:{CHUNK_LENGTH}}" for index in range(50))
     chunk_hashes(key)
     assert num_hashed <= len(key), (
@@ -302,9 +305,7 @@ def test_task_4_response_is_streamed_and_counted():
         rest = await bodies(batches)
         assert rest == [b"2"], f"expected [b'2'], got {rest}"
         assert pool.loads == {0: 0, 1: 0}, f"expected no request in flight, got {pool.loads}"
-        assert router.choices == [("Once", {0: 0, 1: 0})], (
-            f"expected the request's key, got {router.choices}"
-        )
+        assert_equal(router.choices, [("Once", {0: 0, 1: 0})], "the request's key")
 
     asyncio.run(run())
 
@@ -345,9 +346,7 @@ def test_task_4_lost_replica_gets_no_further_requests():
         with pytest.raises(ReplicaLostError):
             await bodies(stream(pool))
         assert pool.loads == {1: 0}, f"expected only replica 1 in the pool, got {pool.loads}"
-        assert router.forgotten == [0], (
-            f"expected replica 0 to be forgotten, got {router.forgotten}"
-        )
+        assert_equal(router.forgotten, [0], "replica 0 to be forgotten")
         retried = await bodies(stream(pool))
         assert retried == [b"2"], f"expected the other replica's response, got {retried}"
         number = pool.add(ScriptedReplica(b"3"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.models.support import MIXTURE, sequence_logits
-from tests.support import as_numpy, assert_close, assert_same_bits, random
+from tests.support import as_numpy, assert_close, assert_equal, assert_same_bits, random
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.expert_matmul import SeparateExperts, expert_segments, sort_by_expert
@@ -30,9 +30,7 @@ def stacked_experts(**changes: Any) -> Any:
 def test_task_1_example(normalized):
     logits = mx.log(mx.array([[0.1, 0.4, 0.2, 0.3]]))
     experts, routing_weights = select_experts(logits, 2, normalized)
-    assert experts.tolist() == [[1, 3]], (
-        f"expected the most likely expert first, got {experts.tolist()}"
-    )
+    assert_equal(experts.tolist(), [[1, 3]], "the most likely expert first")
     expected = [[4 / 7, 3 / 7]] if normalized else [[0.4, 0.3]]
     assert_close(routing_weights, mx.array(expected), "routing weights of 0.4 and 0.3", ulps=8)
 
@@ -47,9 +45,7 @@ def test_task_1_weights_equal_numpy(dtype, router, normalized):
     p = np.exp(x - x.max(-1, keepdims=True))
     p = -np.sort(-p / p.sum(-1, keepdims=True), axis=-1)[..., :k]
     p = p / p.sum(-1, keepdims=True) if normalized else p
-    assert routing_weights.dtype == mx.float32, (
-        f"expected routing weights in float32, got {routing_weights.dtype}"
-    )
+    assert_equal(routing_weights.dtype, mx.float32, "routing weights in float32")
     assert_close(routing_weights, mx.array(p.astype(np.float32)), "routing weights", ulps=40)
     chosen = mx.take_along_axis(logits, experts, axis=-1)
     assert_close(
@@ -71,9 +67,7 @@ def test_task_2_example():
     experts = mx.array([3, 0, 3, 1, 0, 3], mx.uint32)
     order, inverse = sort_by_expert(experts)
     assert order.tolist() == [1, 4, 3, 0, 2, 5], f"expected a stable sort, got {order.tolist()}"
-    assert inverse.tolist() == [3, 0, 4, 2, 1, 5], (
-        f"expected the inverse permutation, got {inverse.tolist()}"
-    )
+    assert_equal(inverse.tolist(), [3, 0, 4, 2, 1, 5], "the inverse permutation")
 
 
 @pytest.mark.parametrize("num_products", [1, 2, 17, 400])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.models.support import FAMILIES, MIXTURE
-from tests.support import assert_close, assert_same_bits, random
+from tests.support import assert_close, assert_equal, assert_same_bits, random
 from tests.week_6.threaded_ranks import Rank
 from tiny_llm.models.checkpoint.sharding import RankShard
 from tiny_llm.models.families.linear import AdapterBatch
@@ -94,9 +94,7 @@ def test_task_2_kv_shards_by_head_and_embedding_by_token():
     cut = [
         part.slice_tensor("model.layers.0.self_attn.k_proj.weight", heads) for part in parts_of(4)
     ]
-    assert [each.shape for each in cut] == [(32, 8)] * 4, (
-        "expected all 32 rows of one head per rank"
-    )
+    assert_equal([each.shape for each in cut], [(32, 8)] * 4, "all 32 rows of one head per rank")
     assert [each[0, 0].item() for each in cut] == [0, 0, 1, 1], (
         "expected adjacent ranks to share a head"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from tests.models.support import HYBRID, sequence_logits
 from tests.ops.recurrent_problems import sigmoid
-from tests.support import EPSILON, as_numpy, assert_close, assert_same_bits, random
+from tests.support import EPSILON, as_numpy, assert_close, assert_equal, assert_same_bits, random
 from tiny_llm.attention.gated_delta import (
     causal_conv1d_sequence,
     delta_gates,
@@ -47,9 +47,7 @@ def test_task_1_tail_after_each_token():
     _, tails = causal_conv1d_sequence(x, mx.array([[1.0, 10, 100]]), tail)
     actual = [each.flatten().tolist() for each in tails]
     expected = [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
-    assert actual == expected, (
-        f"expected the last two inputs after each token, {expected}, got {actual}"
-    )
+    assert_equal(actual, expected, "the last two inputs after each token")
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 1), (2, 4, 7), (9, 4, 33), (5, 3, 8)], ids=str)
@@ -74,9 +72,7 @@ def test_task_1_chunks_are_bitwise_equal(dtype, chunk):
         y, tails = causal_conv1d_sequence(x[start : start + chunk], weight, tail)
         rows.append(y)
         tail = tails[-1]
-        assert tail.shape == (3, 6), (
-            f"expected a convolution tail of 3 inputs, got shape {tail.shape}"
-        )
+        assert_equal(tail.shape, (3, 6), "a convolution tail of 3 inputs")
     assert_same_bits(mx.concatenate(rows), whole, f"outputs in chunks of {chunk}")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.engine.hybrid import CONFIG, build
 from tests.engine.scheduler_harness import add, scheduler, step
+from tests.support import assert_equal
 from tiny_llm import SamplingParams, load
 from tiny_llm.engine.scheduling.outputs import Chunk, SchedulerOutput
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
@@ -132,9 +133,7 @@ def test_task_2_checkpoint_is_not_overwritten(monkeypatch, is_checkpoint):
     states.begin_step([request], [])
     assert slots.next == before, f"expected slot {before} to be kept, got {slots.next}"
     chunk = plan_chunk(states, request, 8, 9)
-    assert chunk.state_read_slot == slots.current, (
-        f"expected the state to be read from {slots.current}, got {chunk.state_read_slot}"
-    )
+    assert_equal(chunk.state_read_slot, slots.current, "the state to be read from")
     assert chunk.state_writes == ((0, slots.next),), (
         f"expected the state after token 0 of the chunk in {slots.next}, got {chunk.state_writes}"
     )
@@ -354,9 +353,5 @@ def test_task_4_second_turn_equals_a_cold_run():
     warm.generate([first], params)
     [expected], [output] = cold.generate([second], params), warm.generate([second], params)
     warm.scheduler.check_integrity()
-    assert output.num_cached_tokens == 64, (
-        f"expected 64 cached tokens, the prompt's full pages, got {output.num_cached_tokens}"
-    )
-    assert output.token_ids == expected.token_ids, (
-        f"expected the cold run's output {expected.token_ids}, got {output.token_ids}"
-    )
+    assert_equal(output.num_cached_tokens, 64, "cached tokens of the prompt's full pages")
+    assert_equal(output.token_ids, expected.token_ids, "the cold run's output")

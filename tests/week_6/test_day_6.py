@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engine.disk_cache.support import engine, generate_one
+from tests.support import assert_equal
 from tiny_llm.engine.execution.disk_cache.keys import page_key, stored_keys
 from tiny_llm.kv_storage.disk import store as store_module
 from tiny_llm.kv_storage.disk.page_file import (
@@ -89,18 +90,14 @@ def test_task_2_header():
     length = int.from_bytes(header[36:44], "little")
     assert length == len(PAYLOAD), f"expected a length of {len(PAYLOAD)}, got {length}"
     checksum, expected = int.from_bytes(header[44:], "little"), zlib.crc32(header[:44] + PAYLOAD)
-    assert checksum == expected, (
-        f"expected the CRC-32 of magic, key, length and payload, {expected:#x}, got {checksum:#x}"
-    )
+    assert_equal(checksum, expected, "the CRC-32 of magic, key, length and payload")
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 5120])
 def test_task_2_file_is_header_and_payload(tmp_path, num_bytes):
     write_page_file(tmp_path / "page", KEY, memoryview(PAYLOAD)[:num_bytes])
     data, expected = (tmp_path / "page").read_bytes(), page_header(KEY, PAYLOAD[:num_bytes])
-    assert len(data) == HEADER_BYTES + num_bytes, (
-        f"expected {HEADER_BYTES} + {num_bytes} bytes, got {len(data)}"
-    )
+    assert_equal(len(data), HEADER_BYTES + num_bytes, "the size of header and payload")
     assert data == expected + PAYLOAD[:num_bytes], "expected the header followed by the payload"
 
 
@@ -295,9 +292,7 @@ def test_task_4_readers_never_see_partial_files(tmp_path, monkeypatch):
 
     monkeypatch.setattr(store_module, "write_page_file", write)
     write_pages(store)
-    assert seen == [False] * 3, (
-        f"expected no file under the page's name during the write, got {seen}"
-    )
+    assert_equal(seen, [False] * 3, "no file under the page's name during the write")
 
 
 def test_task_4_full_disk_leaves_no_files_behind(tmp_path, monkeypatch):
@@ -330,6 +325,4 @@ def test_task_4_cache_survives_a_restart(tmp_path, demo):
     pages = (len(first.prompt_token_ids) - 1) // 32
     assert read == pages * 32, f"expected {pages} pages of 32 tokens from disk, got {read} tokens"
     assert second.num_cached_tokens == read, f"expected {read}, got {second.num_cached_tokens}"
-    assert second.token_ids == first.token_ids, (
-        f"expected the first engine's output {first.token_ids}, got {second.token_ids}"
-    )
+    assert_equal(second.token_ids, first.token_ids, "the first engine's output")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import assert_equal
 from tests.week_7.support import assert_complete, assert_messages, error_of
 from tiny_llm.agent import Agent, Message, ScriptedModel, Tool, ToolError, assistant
 from tiny_llm.agent.tools import parse_arguments, run_call
@@ -227,10 +228,8 @@ def test_task_3_empty_message_without_calls_is_the_answer(content):
     agent, _ = scripted_agent([{"role": "assistant", "content": content}])
     transcript = agent.start("Read a.txt and b.txt.")
     agent.step(transcript)
-    assert transcript.stop_reason == "answer", (
-        f"expected the stop reason 'answer', got {transcript.stop_reason}: asking again would give "
-        "the same message"
-    )
+    reason = "the stop reason 'answer', because asking again would give the same message"
+    assert_equal(transcript.stop_reason, "answer", reason)
 
 
 def test_task_3_request_to_the_model():
@@ -254,9 +253,7 @@ def test_task_3_request_to_the_model():
         names = [tool["function"]["name"] for tool in given]
         assert names == list(BY_NAME), f"expected the definitions of all tools, got {names}"
     assert_messages(model.prompts[1], transcript.messages[1:3], "compacted context")
-    assert len(transcript.messages) == 4, (
-        f"expected 4 messages in the transcript, got {len(transcript.messages)}"
-    )
+    assert_equal(len(transcript.messages), 4, "4 messages in the transcript")
 
 
 READ_A = assistant(None, ("read", {"path": "a.txt"}), turn=0)
@@ -267,9 +264,7 @@ ANSWER = assistant("In b.txt.")
 def test_task_4_runs_to_the_answer():
     agent, model = scripted_agent([READ_A, READ_B, ANSWER])
     transcript = agent.run("Read a.txt and b.txt.")
-    assert transcript.answer == "In b.txt.", (
-        f"expected the answer 'In b.txt.', got {transcript.answer!r}"
-    )
+    assert_equal(transcript.answer, "In b.txt.", "the answer 'In b.txt.'")
     assert transcript.steps == 3, f"expected 3 steps, got {transcript.steps}"
     assert_complete(transcript.messages)
     lengths = [len(prompt) for prompt in model.prompts]
@@ -285,9 +280,7 @@ def test_task_4_model_corrects_itself():
         f"expected an error as the first result, got {contents}"
     )
     assert contents[1:] == ["b.txt []"], f"expected a result after the correction, got {contents}"
-    assert transcript.stop_reason == "answer", (
-        f"expected the stop reason 'answer', got {transcript.stop_reason}"
-    )
+    assert_equal(transcript.stop_reason, "answer", "the stop reason 'answer'")
 
 
 @pytest.mark.parametrize(("limit", "reason"), [(2, "max_steps"), (3, "answer"), (9, "answer")])

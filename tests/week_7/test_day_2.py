@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import assert_equal
 from tests.week_7.support import error_of
 from tiny_llm.agent import Workspace
 from tiny_llm.agent.tools import run_call
@@ -160,14 +161,10 @@ def test_task_3_file_is_replaced_atomically(tmp_path, events, old):
     write_atomically(path, b"new content\r\n")
     actual = path.read_bytes()
     assert actual == b"new content\r\n", f"expected the new content, got {actual!r}"
-    assert [path] == list(tmp_path.iterdir()), (
-        f"expected the written file only, got {list(tmp_path.iterdir())}"
-    )
+    assert_equal([path], list(tmp_path.iterdir()), "the written file only")
     kinds = [kind for kind, _ in events]
     assert kinds == ["fsync", "replace"], f"expected fsync, then replace, got {kinds}"
-    assert events[0][1] == 13, (
-        f"expected all 13 bytes to be written before fsync, got {events[0][1]}"
-    )
+    assert_equal(events[0][1], 13, "all 13 bytes to be written before fsync")
     source, target, before = events[1][1]
     assert source.parent == path.parent, (
         f"expected a temporary file in the same folder, got {source}"

@@ -14,8 +14,14 @@ from ..server.protocol.harmony_parser import without_reasoning
 from .backends.backend import Backend, open_backend
 from .backends.remote import RemoteBackend, add_remote_arguments, check_remote_arguments
 from .parsing.arguments import add_flag, add_model_arguments, add_sampling_arguments
-from .parsing.command import CommandParser, console, print_text, run_command
-from .parsing.input_text import reconfigure_as_utf8, validate_utf8
+from .parsing.command import (
+    CommandParser,
+    console,
+    print_text,
+    reconfigure_as_utf8,
+    run_command,
+    validate_utf8,
+)
 
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401  (enables history and line editing in input())

@@ -9,8 +9,7 @@ from ..errors import UserError
 from ..generate import GenerationResponse, SpeculationStatistics
 from .backends.backend import open_backend
 from .parsing.arguments import add_flag, add_model_arguments, add_sampling_arguments
-from .parsing.command import CommandParser, print_text, run_command
-from .parsing.input_text import read_prompt
+from .parsing.command import CommandParser, print_text, read_prompt, run_command
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "main") -> int:

@@ -19,72 +19,41 @@ from tests.engine.disk_cache.support import (
     page_files,
     wait_until,
 )
+from tests.engine.support import finish
 from tiny_llm import LLM, UserError
 from tiny_llm.kv_storage.disk import io_thread, page_file, store
 
 LOGGER = "tiny_llm.engine"
 
 
-def truncate(path, files, rng):
-    os.truncate(path, rng.randrange(path.stat().st_size))
+CORRUPTIONS = ("truncate", "flip a bit", "overwrite a block", "zero the tail", "swap")
+CORRUPTIONS += ("replace by foreign file", "append", "delete", "replace by pipe")
 
 
-def flip_bit(path, files, rng):
-    data = bytearray(path.read_bytes())
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    path.write_bytes(data)
-
-
-def overwrite_block(path, files, rng):
+def corrupt(how, path, rng, files=()):
     data = bytearray(path.read_bytes())
     start = rng.randrange(len(data))
-    data[start : start + 4096] = rng.randbytes(len(data[start : start + 4096]))
+    match how:
+        case "truncate":
+            del data[start:]
+        case "flip a bit":
+            data[start] ^= 1 << rng.randrange(8)
+        case "overwrite a block":
+            data[start : start + 4096] = rng.randbytes(len(data[start : start + 4096]))
+        case "zero the tail":  # a power failure zeroes the last blocks of a file
+            data[start:] = bytes(len(data) - start)
+        case "swap":
+            other = rng.choice([file for file in files if file != path])
+            data, _ = other.read_bytes(), other.write_bytes(data)
+        case "replace by foreign file":
+            data = rng.choice([b"", b"hello\n", rng.randbytes(len(data))])
+        case "append":
+            data += b"x"
     path.write_bytes(data)
-
-
-def zero_tail(path, files, rng):
-    """Simulates a power failure that zeroes the last blocks of a file."""
-    data = bytearray(path.read_bytes())
-    start = rng.randrange(len(data))
-    data[start:] = bytes(len(data) - start)
-    path.write_bytes(data)
-
-
-def swap(path, files, rng):
-    other = rng.choice([file for file in files if file != path])
-    first, second = path.read_bytes(), other.read_bytes()
-    path.write_bytes(second)
-    other.write_bytes(first)
-
-
-def replace_by_foreign_file(path, files, rng):
-    path.write_bytes(rng.choice([b"", b"hello\n", rng.randbytes(path.stat().st_size)]))
-
-
-def append(path, files, rng):
-    path.write_bytes(path.read_bytes() + b"x")
-
-
-def delete(path, files, rng):
-    path.unlink()
-
-
-def replace_by_pipe(path, files, rng):
-    path.unlink()
-    os.mkfifo(path)
-
-
-CORRUPTIONS = [
-    truncate,
-    flip_bit,
-    overwrite_block,
-    zero_tail,
-    swap,
-    replace_by_foreign_file,
-    append,
-    delete,
-    replace_by_pipe,
-]
+    if how in ("delete", "replace by pipe"):
+        path.unlink()
+    if how == "replace by pipe":
+        os.mkfifo(path)
 
 
 def corrupt_files(files, rng, fraction):
@@ -92,7 +61,7 @@ def corrupt_files(files, rng, fraction):
     chosen = [path for path in files if rng.random() < fraction]
     for path in chosen:
         if path.is_file() and path.stat().st_size > 0:
-            rng.choice(CORRUPTIONS)(path, [file for file in files if file.is_file()], rng)
+            corrupt(rng.choice(CORRUPTIONS), path, rng, [file for file in files if file.is_file()])
     return len(chosen)
 
 
@@ -122,7 +91,7 @@ def test_corrupt_pages_are_rewritten_with_one_warning(tmp_path, demo, caplog):
         generate_one(llm)
     files = page_files(tmp_path)
     for path in files:
-        flip_bit(path, files, random.Random(4))
+        corrupt("flip a bit", path, random.Random(4))
     with caplog.at_level(logging.WARNING, LOGGER), engine(tmp_path, demo) as llm:
         assert generate_one(llm).num_cached_tokens == 0
         llm.scheduler.pages.cache.evict(10**9)
@@ -344,6 +313,5 @@ def test_serving_continues_after_close(demo, tmp_path):
         llm.add_request(f"Other. {PROMPT}", GREEDY)
         llm.step()
         llm.close()
-        while llm.has_unfinished_requests:
-            llm.step()
+        finish(llm)
         assert generate_one(llm).token_ids == expected.token_ids

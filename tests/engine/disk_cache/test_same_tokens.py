@@ -4,7 +4,6 @@ import logging
 import threading
 from unittest import mock
 
-import numpy as np
 import pytest
 
 from tests.engine.disk_cache.support import (
@@ -16,8 +15,9 @@ from tests.engine.disk_cache.support import (
     page_files,
 )
 from tests.engine.hybrid import build, conversation, run_transcript, write_hybrid
-from tests.engine.support import MORE_CASES, PARAGRAPH, chat, run_cases
+from tests.engine.support import MORE_CASES, PARAGRAPH, assert_same_outputs, chat, finish, run_cases
 from tests.engine.test_sliding_window import WINDOW_CASES, random_model
+from tests.support import object_schema
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError, load
 from tiny_llm.kv_storage.disk.store import PageStore
 from tiny_llm.models import load_weights
@@ -31,12 +31,10 @@ CONFIGURATIONS = {
     "ngram": {"speculative": "ngram"},
     "fair": {"scheduling_policy": "fair", "step_time_target": 0.05},
     "two ranks": {"tensor_parallel_size": 2},
-    "two ranks, int8, drafts": {
-        "tensor_parallel_size": 2,
-        "kv_cache_dtype": "int8",
-        "draft_model": "demo-draft",
-    },
 }
+CONFIGURATIONS["two ranks, int8, drafts"] = {
+    **CONFIGURATIONS["two ranks"], **CONFIGURATIONS["int8"], **CONFIGURATIONS["draft model"]
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -44,25 +42,8 @@ def hybrid(tmp_path_factory):
     return load_weights(str(write_hybrid(tmp_path_factory.mktemp("hybrid") / "model")))
 
 
-def run_in_order(llm, order, steps_between=0, cases=MORE_CASES):
-    sample = llm.runner._sample
-    outputs, logits = run_cases(llm, order, steps_between, cases)
-    llm.runner._sample = sample
-    assert all(output.error is None for output in outputs.values())
-    return outputs, logits
-
-
 def assert_same(expected, actual, context):
-    outputs, logits = expected
-    for case, output in outputs.items():
-        assert actual[0][case].token_ids == output.token_ids, (
-            f"request {case}: wrong token ids, {context}"
-        )
-        assert actual[0][case].logprobs == output.logprobs, (
-            f"request {case}: wrong logprobs, {context}"
-        )
-    for key, row in logits.items():
-        np.testing.assert_array_equal(actual[1][key], row, err_msg=f"{key}, {context}")
+    assert_same_outputs(*actual, expected, context)
 
 
 @pytest.mark.slow
@@ -72,16 +53,15 @@ def test_cold_memory_and_disk_are_bitwise_equal(tmp_path, demo, configuration):
     if "tensor_parallel_size" in options:
         demo = "demo"  # a model name, because each rank loads its own shard
     order = range(len(MORE_CASES))
-    cold = run_in_order(LLM(demo, enable_prefix_caching=False, **options), order)
+    cold = run_cases(LLM(demo, enable_prefix_caching=False, **options), order, cases=MORE_CASES)
     with engine(tmp_path, demo, **options) as llm:
-        assert_same(cold, run_in_order(llm, order), "first run")
-        assert_same(cold, run_in_order(llm, order), "from memory")
+        assert_same(cold, run_cases(llm, order, cases=MORE_CASES), "first run")
+        assert_same(cold, run_cases(llm, order, cases=MORE_CASES), "from memory")
         assert llm.disk_cache.stats.hit_tokens == 0
     for steps_between in (0, 2):
         with engine(tmp_path, demo, **options) as llm:
-            assert_same(
-                cold, run_in_order(llm, order, steps_between), f"{steps_between} steps apart"
-            )
+            actual = run_cases(llm, order, steps_between, MORE_CASES)
+            assert_same(cold, actual, f"{steps_between} steps apart")
             assert llm.disk_cache.stats.hit_tokens > 0
             assert llm.disk_cache.stats.num_errors == 0
 
@@ -93,21 +73,19 @@ def test_layers_with_a_window(tmp_path, model_type, options):
     model = random_model(model_type), load("demo")[1]
     options = {"block_size": 8, "seed": 1, **options}
     order = range(len(WINDOW_CASES))
-    cold = run_in_order(
-        LLM(model, enable_prefix_caching=False, **options), order, cases=WINDOW_CASES
-    )
+    cold = run_cases(LLM(model, enable_prefix_caching=False, **options), order, cases=WINDOW_CASES)
     for run_index in range(3):
         with engine(tmp_path, model, **options) as llm:
             num_groups = 1 if len(options) > 2 and model_type != "qwen2" else 2
             assert len(llm.scheduler.config.kv_groups) == num_groups
-            run = run_in_order(llm, order, run_index, WINDOW_CASES)
+            run = run_cases(llm, order, run_index, WINDOW_CASES)
             assert_same(cold, run, f"run {run_index}")
             assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
             llm.scheduler.check_integrity()
     for file in page_files(tmp_path)[::3]:
         file.write_bytes(file.read_bytes()[:-1] + b"?")
     with engine(tmp_path, model, **options) as llm:
-        assert_same(cold, run_in_order(llm, order, 1, WINDOW_CASES), "unreadable pages")
+        assert_same(cold, run_cases(llm, order, 1, WINDOW_CASES), "unreadable pages")
         assert llm.disk_cache.stats.num_errors > 0
         llm.scheduler.check_integrity()
 
@@ -116,21 +94,21 @@ def test_layers_with_a_window(tmp_path, model_type, options):
 @pytest.mark.parametrize("slots", [3, 20])
 def test_hybrid_model(tmp_path, hybrid, slots):
     order = range(len(MORE_CASES))
-    cold = run_in_order(build(hybrid, enable_prefix_caching=False, seed=1), order)
+    cold = run_cases(build(hybrid, enable_prefix_caching=False, seed=1), order, cases=MORE_CASES)
     options = {"build": build, "slots": slots, "seed": 1}
     for run_index in range(3):
         with engine(tmp_path, hybrid, **options) as llm:
-            assert_same(cold, run_in_order(llm, order, run_index), f"run {run_index}")
+            assert_same(cold, run_cases(llm, order, run_index, MORE_CASES), f"run {run_index}")
             # With few slots, the first run may read states that were evicted from memory.
             assert llm.disk_cache.stats.hit_tokens > 0 or run_index == 0
 
 
 def test_hybrid_draft_model(tmp_path, hybrid):
     order = range(len(MORE_CASES))
-    cold = run_in_order(build(hybrid, enable_prefix_caching=False, seed=1), order)
+    cold = run_cases(build(hybrid, enable_prefix_caching=False, seed=1), order, cases=MORE_CASES)
     for run_index in range(2):
         with engine(tmp_path, hybrid, build=build, slots=20, draft_model=hybrid, seed=1) as llm:
-            assert_same(cold, run_in_order(llm, order), f"run {run_index}")
+            assert_same(cold, run_cases(llm, order, cases=MORE_CASES), f"run {run_index}")
             assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
 
 
@@ -148,10 +126,8 @@ def test_hybrid_conversation_continues_after_each_restart(tmp_path, hybrid, thin
 
 
 def test_grammar(tmp_path, demo):
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    params = SamplingParams(
-        seed=3, max_tokens=20, structured_outputs=StructuredOutputs(json=schema), logprobs=1
-    )
+    constraint = StructuredOutputs(json=object_schema(n={"type": "integer"}))
+    params = SamplingParams(seed=3, max_tokens=20, structured_outputs=constraint, logprobs=1)
     expected = generate_one(LLM(demo), PROMPT, params)
     for _ in range(2):
         with engine(tmp_path, demo) as llm:
@@ -166,13 +142,13 @@ def test_preemption_with_pages_on_disk(tmp_path, demo):
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
     cases = [(PARAGRAPH[-150 - 10 * i :], params) for i in range(5)]
     order = range(len(cases))
-    cold = run_in_order(LLM(demo, enable_prefix_caching=False), order, cases=cases)
+    cold = run_cases(LLM(demo, enable_prefix_caching=False), order, cases=cases)
     page_bytes = LLM(demo).runner.target.model.kv_bytes_per_token * 16
     options = {"block_size": 16, "kv_cache_bytes": page_bytes * 15, "max_num_batched_tokens": 64}
     preemptions = hits = 0
     for run_index in range(4):
         with engine(tmp_path, demo, **options) as llm:
-            assert_same(cold, run_in_order(llm, order, run_index, cases), f"run {run_index}")
+            assert_same(cold, run_cases(llm, order, run_index, cases), f"run {run_index}")
             preemptions += llm.scheduler.num_preemptions
             hits += llm.disk_cache.stats.hit_tokens
     assert preemptions > 0
@@ -222,10 +198,7 @@ def test_other_requests_proceed_while_pages_are_read(tmp_path, demo, monkeypatch
             finished += [item.request_id for item in llm.step() if item.finish_reason]
         assert "on disk" not in finished
         may_read.set()
-        outputs = []
-        while llm.has_unfinished_requests:
-            outputs += llm.step()
-        assert outputs[-1].request_output.token_ids == expected.token_ids
+        assert finish(llm)["on disk"].token_ids == expected.token_ids
         assert llm.disk_cache.stats.hit_tokens > 0
 
 
@@ -239,8 +212,7 @@ def test_abort_and_timeout_while_pages_are_read(tmp_path, demo):
             llm.step()
             assert llm.scheduler.running[0].num_loading > 0
             assert llm.abort("aborted")
-        while llm.has_unfinished_requests:
-            llm.step()
+        finish(llm)
         assert generate_one(llm).token_ids == expected.token_ids
 
 

@@ -5,10 +5,9 @@ import math
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
-from tests.engine.support import MORE_CASES, run_cases
+from tests.engine.support import MORE_CASES, assert_same_outputs, run_alone, run_cases
 from tests.engine.test_batch_invariance import AMPLE_TOKENS, TIGHT_TOKENS, build
 from tests.models.lora.support import write_adapters
 from tests.models.support import FAMILIES, MIXTURE
@@ -21,6 +20,8 @@ from tiny_llm.models.lora import attach_adapters
 from tiny_llm.models.serving_model import serving_model
 
 ROOT = Path(__file__).parents[3]
+PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
+PROMPTS = [[17, 5, 99], list(range(100, 140)), [4, 8]]
 
 pytestmark = pytest.mark.skipif(
     kernels.prepack_rows() == 0, reason="needs CPU kernels with vector instructions"
@@ -37,23 +38,13 @@ def prompt_logprobs(activation_bits: int, text: str) -> list[float]:
 
 @pytest.mark.slow
 def test_batch_invariant_with_chunks_preemption_and_drafts(demo):
-    cases = range(len(MORE_CASES))
-    alone = {"max_num_seqs": 1, "enable_prefix_caching": False}
-    expected: tuple[dict, dict] = {}, {}
-    for case in cases:
-        llm = build(demo, AMPLE_TOKENS, activation_bits=8, **alone)
-        for all_cases, own in zip(expected, run_cases(llm, [case], cases=MORE_CASES), strict=True):
-            all_cases.update(own)
+    alone = {"activation_bits": 8, "max_num_seqs": 1, "enable_prefix_caching": False}
+    reference = run_alone(lambda case: build(demo, AMPLE_TOKENS, **alone), MORE_CASES)
     options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 35}
     llm = build(demo, TIGHT_TOKENS, activation_bits=8, speculative="ngram", **options)
-    outputs, logits = run_cases(llm, cases, 0, MORE_CASES)
+    assert_same_outputs(*run_cases(llm, range(len(MORE_CASES)), 0, MORE_CASES), reference)
     assert llm.scheduler.num_preemptions > 0
     assert llm.runner.statistics.num_accepted_tokens > 0
-    for case in cases:
-        assert outputs[case].token_ids == expected[0][case].token_ids, f"request {case}"
-        assert outputs[case].logprobs == expected[0][case].logprobs, f"request {case}"
-    for key, row in expected[1].items():
-        np.testing.assert_array_equal(logits[key], row, err_msg=str(key))
 
 
 @pytest.mark.slow
@@ -81,17 +72,21 @@ def test_gates_remain_exact_and_the_model_is_not_changed(tmp_path):
     assert not any(hasattr(layer, "activation_bits") for layer in model.modules())
 
 
+def assert_batch_invariant(llm, prompts, params, loras=None):
+    """Serves the prompts together and alone; returns the outputs."""
+    loras = loras or [None] * len(prompts)
+    together = llm.generate(prompts, params, lora=loras, use_tqdm=False)
+    for prompt, lora, output in zip(prompts, loras, together, strict=True):
+        [alone] = llm.generate([prompt], params, lora=lora, use_tqdm=False)
+        assert (alone.token_ids, alone.logprobs) == (output.token_ids, output.logprobs), lora
+    return together
+
+
 def test_mixture_of_experts_is_batch_invariant(tmp_path):
     config = {**MIXTURE, "vocab_size": 4097, "quantization": {"group_size": 64, "bits": 4}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     llm = LLM(str(tmp_path), load_format="dummy", activation_bits=8, enable_prefix_caching=False)
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
-    prompts = [[17, 5, 99], list(range(100, 140)), [4, 8]]
-    together = llm.generate(prompts, params, use_tqdm=False)
-    for prompt, output in zip(prompts, together, strict=True):
-        [alone] = llm.generate([prompt], params, use_tqdm=False)
-        assert alone.token_ids == output.token_ids
-        assert alone.logprobs == output.logprobs
+    assert_batch_invariant(llm, PROMPTS, PARAMS)
 
 
 @pytest.fixture(scope="module")
@@ -103,16 +98,11 @@ def adapters(tmp_path_factory):
 
 def test_adapters_are_batch_invariant(demo, adapters):
     loras = [None, "a", "b"]
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
     prompts = ["The KV cache keeps keys and values. " * 3] * len(loras)
     options = {"activation_bits": 8, "enable_prefix_caching": False, "lora_modules": adapters}
     llm = LLM(demo, max_num_batched_tokens=40, **options)
-    together = llm.generate(prompts, params, lora=loras, use_tqdm=False)
+    together = assert_batch_invariant(llm, prompts, PARAMS, loras)
     assert len({tuple(output.token_ids) for output in together}) == len(loras)
-    for prompt, lora, output in zip(prompts, loras, together, strict=True):
-        [alone] = llm.generate([prompt], params, lora=lora, use_tqdm=False)
-        assert alone.token_ids == output.token_ids, lora
-        assert alone.logprobs == output.logprobs, lora
 
 
 def test_adapters_use_exact_activations(adapters):
@@ -134,18 +124,11 @@ def test_8_bit_weights_are_batch_invariant(tmp_path):
     config = {**FAMILIES["qwen3"], "vocab_size": 4096, "quantization": quantization}
     (tmp_path / "config.json").write_text(json.dumps(config))
     options = {"load_format": "dummy", "enable_prefix_caching": False}
-    llm = LLM(
-        str(tmp_path), activation_bits=8, max_num_seqs=3, max_num_batched_tokens=20, **options
-    )
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
-    prompts = [[17, 5, 99], list(range(100, 140)), [4, 8]]
-    together = llm.generate(prompts, params, use_tqdm=False)
-    exact = LLM(str(tmp_path), **options).generate(prompts, params, use_tqdm=False)
+    steps = {"max_num_seqs": 3, "max_num_batched_tokens": 20}
+    llm = LLM(str(tmp_path), activation_bits=8, **steps, **options)
+    together = assert_batch_invariant(llm, PROMPTS, PARAMS)
+    exact = LLM(str(tmp_path), **options).generate(PROMPTS, PARAMS, use_tqdm=False)
     assert [output.logprobs for output in exact] != [output.logprobs for output in together]
-    for prompt, output in zip(prompts, together, strict=True):
-        [alone] = llm.generate([prompt], params, use_tqdm=False)
-        assert alone.token_ids == output.token_ids
-        assert alone.logprobs == output.logprobs
 
 
 @pytest.mark.parametrize("bits", [4, None, "8"])

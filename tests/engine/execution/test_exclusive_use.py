@@ -14,6 +14,7 @@ import pytest
 
 import tiny_llm
 from tests.engine.hybrid import build, write_hybrid
+from tests.engine.support import assert_idle, finish
 from tiny_llm import LLM, SamplingParams, UserError
 from tiny_llm.engine.execution import exclusive_use
 
@@ -94,7 +95,7 @@ def test_concurrent_use_is_rejected(demo):
 def test_streams_of_deleted_engines_are_reused(demo, monkeypatch):
     monkeypatch.setattr(exclusive_use, "_unused_streams", [])
     streams = set()
-    for _ in range(4):
+    for _ in range(2):
         gc.collect()
         streams.add(str(LLM(demo, kv_cache_bytes=2**22)._use.stream))
     assert len(streams) == 1
@@ -144,17 +145,6 @@ def test_failing_listener_does_not_affect_requests(hybrid, name, caplog):
 # ---------------------------------------------------------------- interrupts
 
 
-def assert_idle(llm):
-    llm.scheduler.check_integrity()
-    assert not llm.has_unfinished_requests
-    assert not llm._processors
-    assert not llm._processors_by_request
-    pages = llm.scheduler.pages
-    assert pages.allocator.num_used == pages.cache.num_pages
-    if pages.states is not None:
-        assert pages.states.counts().used == 0
-
-
 class Interrupt:
     """Raises KeyboardInterrupt at the n-th line that the package executes."""
 
@@ -197,10 +187,8 @@ def test_interrupt_at_any_line(hybrid, options, way):
     expected = token_ids(llm)
 
     def step():
-        outputs = {}
         names = [llm.add_request(prompt, PARAMS) for prompt in PROMPTS]
-        while llm.has_unfinished_requests:
-            outputs.update({each.request_id: each.request_output for each in llm.step()})
+        outputs = finish(llm)
         return [outputs[name].token_ids for name in names]
 
     serve = step if way == "step" else lambda: token_ids(llm)

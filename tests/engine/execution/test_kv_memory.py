@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.engine.hybrid import write_hybrid
-from tests.engine.support import CASES, run_cases
+from tests.engine.support import CASES, assert_same_outputs, run_cases
 from tests.support import assert_same_bits, resident_bytes, tiny_quantized_model
 from tiny_llm import LLM, PagedStorage, Qwen3ModelWeek3, RaggedBatch, SamplingParams, kernels
 from tiny_llm.kernels.graph_capture import CapturedFunction
@@ -127,11 +127,8 @@ def test_growing_memory_is_bitwise_equal_to_reserved(demo):
     actual, actual_logits = run_cases(growing, cases, 2)
     expected, expected_logits = run_cases(ample, cases, 2)
     assert 0 < growing.runner.target.nbytes < ample.runner.target.nbytes
-    for case in cases:
-        assert actual[case].token_ids == expected[case].token_ids
+    assert_same_outputs(actual, actual_logits, (expected, expected_logits))
     assert actual_logits.keys() == expected_logits.keys()
-    for key, row in expected_logits.items():
-        np.testing.assert_array_equal(actual_logits[key], row, err_msg=str(key))
 
 
 def test_memory_is_kept_and_reused(demo):

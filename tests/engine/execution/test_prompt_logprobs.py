@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.support import PARAGRAPH
+from tests.engine.support import PARAGRAPH, finish
 from tiny_llm import LLM, SamplingParams
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
@@ -69,10 +69,7 @@ def test_prompt_logprobs_do_not_depend_on_preemption(demo, reference):
     long = SamplingParams(temperature=0, max_tokens=60, prompt_logprobs=2, ignore_eos=True)
     requests = [llm.add_request([17] * length, filler), llm.add_request(PARAGRAPH, long)]
     requests.append(llm.add_request([*reference.prompt_token_ids, *[17] * 20], long))
-    outputs = {}
-    while llm.has_unfinished_requests:
-        outputs |= {update.request_id: update.request_output for update in llm.step()}
-        llm.scheduler.check_integrity()
+    outputs = finish(llm)
     assert llm.scheduler.num_preemptions > 0
     assert outputs[requests[1]].prompt_logprobs == reference.prompt_logprobs
     assert outputs[requests[2]].prompt_logprobs[:length] == reference.prompt_logprobs

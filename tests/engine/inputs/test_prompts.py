@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.engine.support import chat
+from tests.engine.support import chat, finish
 from tiny_llm import LLM, SamplingParams, UserError, load_weights
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
@@ -66,8 +66,7 @@ def test_prompts_of_vllm(llm):
     assert len({output.outputs[0].text for output in outputs}) == 1
     assert outputs[0].prompt == "Once upon"
     llm.add_request(given[1], ONE_TOKEN)
-    while llm.has_unfinished_requests:
-        llm.step()
+    finish(llm)
     for wrong in ({"prompt": 5}, {"prompt": "a", "multi_modal_data": {}}, {}):
         with pytest.raises(UserError, match="a prompt must be text, token ids or chat"):
             llm.generate(wrong, ONE_TOKEN)

@@ -24,14 +24,8 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def fair_scheduler(step_time_target=None, **changes) -> FairScheduler:
-    config = {
-        "num_pages": 100,
-        "page_size": 16,
-        "max_num_batched_tokens": 64,
-        "max_num_seqs": 4,
-        "max_seq_len": 1600,
-    }
-    config = SchedulerConfig(**{**config, **changes})
+    config = {"num_pages": 100, "page_size": 16, "max_num_batched_tokens": 64, "max_num_seqs": 4}
+    config = SchedulerConfig(**{**config, "max_seq_len": 1600, **changes})
     return FairScheduler(config, step_time_target=step_time_target)
 
 
@@ -264,10 +258,7 @@ def test_long_steps_are_rare():
     [
         ({"scheduling_policy": "priority"}, "must be 'fair' or 'fcfs', got 'priority'"),
         ({"step_time_target": 0.1}, "step_time_target requires scheduling_policy='fair'"),
-        (
-            {"step_time_target": 0, "scheduling_policy": "fair"},
-            "target must be a number of seconds",
-        ),
+        ({"step_time_target": 0, "scheduling_policy": "fair"}, "must be a number of seconds"),
     ],
 )
 def test_invalid_policies_are_rejected(demo, options, message):

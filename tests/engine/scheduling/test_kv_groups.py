@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.scheduler_harness import add, scheduler, step
+from tests.engine.scheduler_harness import add, scheduler, serve, step
 from tiny_llm.engine.execution.kv_memory import KvMemory, plan_kv_memory
 from tiny_llm.engine.scheduling.config import MIN_STATE_SLOTS, KvGroup
 from tiny_llm.kv_storage.kv_layout import KvLayout, KvTable, LayerKv
@@ -103,9 +103,7 @@ def test_memory_of_a_long_request(layers, sharing):
         enable_prefix_caching=sharing,
         kv_groups=memory.groups,
     )
-    request = add(engine, "a", TOKENS - 30, 30)
-    while not request.is_done:
-        step(engine)
+    serve(engine, "a", TOKENS - 30, 30)
 
     def formula(extra: int) -> int:
         """Bytes of all tokens, or of a window and `extra` tokens, in each layer."""
@@ -123,9 +121,7 @@ def test_memory_of_a_long_request(layers, sharing):
 def test_blocks_are_cached_by_group():
     groups = (KvGroup(), KvGroup(window=5, num_pages=2))
     engine = scheduler(num_pages=60, max_num_batched_tokens=8, kv_groups=groups)
-    first = add(engine, "a", 29, 3)
-    while not first.is_done:
-        step(engine)
+    serve(engine, "a", 29, 3)
     cache = engine.pages.cache
     assert cache.num_pages == 7 * 3
     # The blocks before the window of token 28 or later are evicted first.
@@ -150,17 +146,10 @@ def test_blocks_are_cached_by_group():
 def test_a_hit_computes_missing_window_pages_again():
     groups = (KvGroup(), KvGroup(window=5))
     engine = scheduler(num_pages=40, max_num_batched_tokens=8, kv_groups=groups)
-    for name in "ab":
-        request = add(engine, name, 21, 3)
-        while not request.is_done:
-            step(engine)
-        if name == "a":
-            engine.pages.cache.evict(3)
-            expected = engine.pages.cache.num_pages
-    assert request.num_cached_tokens == 20
-    shorter = add(engine, "c", 13, 1)
-    while not shorter.is_done:
-        step(engine)
-    assert shorter.num_cached_tokens == 0
+    serve(engine, "a", 21, 3)
+    engine.pages.cache.evict(3)
+    expected = engine.pages.cache.num_pages
+    assert serve(engine, "b", 21, 3).num_cached_tokens == 20
+    assert serve(engine, "c", 13, 1).num_cached_tokens == 0
     # Its window pages join the existing nodes; its pages of the first group are duplicates.
     assert engine.pages.cache.num_pages == expected + 3

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.scheduler_harness import GREEDY, add, scheduler, step
+from tests.engine.scheduler_harness import GREEDY, add, finish, scheduler, step
 from tiny_llm import UserError
 from tiny_llm.engine.scheduling.events import Recorder
 from tiny_llm.engine.scheduling.outputs import ChunkOutput
@@ -46,8 +46,7 @@ def test_prefix_cache_hit_on_an_earlier_request():
 def test_prefix_cache_hit_on_output_tokens():
     sched = scheduler(max_num_batched_tokens=64)
     add(sched, "a", 3, max_tokens=6)
-    while sched.has_requests:
-        step(sched, token=77)
+    finish(sched)
     follow_up = EngineRequest("b", [0, 1, 2, 77, 77, 77, 77, 77, 77, 5], GREEDY, 1)
     sched.add(follow_up)
     step(sched)
@@ -93,9 +92,8 @@ def test_identical_prompts_are_computed_once():
 
 def test_youngest_request_is_preempted_and_resumes():
     events = Recorder({}, clock=lambda: 0.0)
-    sched = scheduler(
-        events, num_pages=4, page_size=4, max_num_batched_tokens=16, enable_prefix_caching=False
-    )
+    options = {"num_pages": 4, "max_num_batched_tokens": 16, "enable_prefix_caching": False}
+    sched = scheduler(events, **options)
     old, young = add(sched, "old", 7, max_tokens=8), add(sched, "young", 3, max_tokens=8, first=50)
     assert step(sched) == [("old", 0, 7, 0), ("young", 0, 3, 0)]
     while sched.num_preemptions == 0:
@@ -125,8 +123,7 @@ def test_preempted_request_hits_its_own_pages():
         "num_cached_tokens must count only hits at the first admission"
     )
     assert young.num_shared > 0
-    while sched.has_requests:
-        step(sched)
+    finish(sched)
 
 
 def test_draft_tokens_are_capped_by_max_tokens():
@@ -144,8 +141,7 @@ def test_draft_tokens_cause_no_preemption():
     add(sched, "a", 3, max_tokens=5)
     add(sched, "b", 2, max_tokens=3, first=50)
     step(sched)
-    scheduled = step(sched)
-    assert [chunk[0] for chunk in scheduled] == ["a", "b"]
+    assert [chunk[0] for chunk in step(sched)] == ["a", "b"]
     assert sched.num_preemptions == 0
 
 
@@ -218,8 +214,7 @@ def test_request_beyond_kv_memory_is_rejected():
     with pytest.raises(UserError, match="the KV memory holds 8 tokens, including the output"):
         add(sched, "b", 9, None)
     add(sched, "c", 5, 4)  # the last output token needs no KV slot
-    while sched.has_requests:
-        step(sched)
+    finish(sched)
 
 
 def test_max_tokens_none_resolves_to_the_maximum_that_fits():
@@ -233,6 +228,7 @@ def test_max_tokens_none_resolves_to_the_maximum_that_fits():
     [
         ({"num_pages": 0}, "num_pages must be at least 1, got 0"),
         ({"num_drafts": -1}, "num_drafts must be at least 0, got -1"),
+        ({"num_state_slots": 1}, "num_state_slots must be at least 2, got 1"),
         (
             {"max_num_seqs": 9},
             "max_num_batched_tokens must be at least 9 for max_num_seqs=9 .*, got 8",

@@ -7,6 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.engine.support import chat
+from tests.support import function_tool, object_schema
 from tiny_llm import SamplingParams, StructuredOutputs, ToolCalls, UserError
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 
@@ -19,8 +20,7 @@ def grammars(llm) -> GrammarCompiler:
 
 
 def tool(name: str, schema: dict, **fields: object) -> dict:
-    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
-    return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+    return function_tool(name, object_schema(x=schema), **fields)
 
 
 # The JSON schema that pydantic 2.11 generates for `Decimal`.

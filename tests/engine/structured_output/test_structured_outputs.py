@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,8 +21,9 @@ from tests.engine.structured_output.tiny_language import (
     allowed_tokens,
     tiny_tokenizer,
 )
-from tests.engine.support import PARAGRAPH, assert_distributed_as, chat
-from tests.support import as_numpy, tiny_model
+from tests.engine.support import PARAGRAPH, accepts, assert_distributed_as, chat, finish
+from tests.engine.tool_calls.support import byte_tokenizer
+from tests.support import as_numpy, function_tool, object_schema, tiny_model
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, ToolCalls, UserError
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
@@ -37,40 +38,25 @@ from tiny_llm.models.tokenizer.tokenizer import Tokenizer
 pytest.importorskip("llguidance")
 
 PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "age": {"type": "integer", "minimum": 0, "maximum": 150},
-    },
-    "required": ["name", "age"],
+    **object_schema(
+        name={"type": "string", "maxLength": 12},
+        age={"type": "integer", "minimum": 0, "maximum": 150},
+    ),
     "additionalProperties": False,
 }
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add_numbers",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "a": {"$ref": "#/$defs/few"},
-                "why": {"type": "string", "maxLength": 12},
-            },
-            "required": ["a", "why"],
-            "additionalProperties": False,
-            "$defs": {"few": {"type": "integer", "minimum": 3, "maximum": 7}},
-        },
-    },
+FEW = {"$ref": "#/$defs/few"}
+ADD_PARAMETERS = {
+    **object_schema(a=FEW, why={"type": "string", "maxLength": 12}),
+    "additionalProperties": False,
+    "$defs": {"few": {"type": "integer", "minimum": 3, "maximum": 7}},
 }
-STOP = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object"}}}
+ADD = function_tool("add_numbers", ADD_PARAMETERS)
+STOP = function_tool("stop", {"type": "object"})
 
 
 def generate_one(llm, constraint, prompt="What is 17 + 25?", thinking=False, **params):
-    params = {
-        "temperature": 0.7,
-        "seed": 1,
-        "max_tokens": 200,
-        "structured_outputs": constraint,
-    } | params
+    params = {"temperature": 0.7, "seed": 1, "max_tokens": 200, **params}
+    params["structured_outputs"] = constraint
     [output] = llm.generate(chat(prompt), SamplingParams(**params), enable_thinking=thinking)
     return output
 
@@ -163,15 +149,12 @@ def test_json_schema(llm, thinking, temperature):
 
 
 def test_regex_choice_and_grammar(llm):
-    assert re.fullmatch(
-        r"[a-c]{3}/\d{1,3}", full_text(generate_one(llm, regex(r"[a-c]{3}/\d{1,3}")))
-    )
+    pattern = r"[a-c]{3}/\d{1,3}"
+    assert re.fullmatch(pattern, full_text(generate_one(llm, regex(pattern))))
     choice = ("yes", 'no "or" yes', "no\nline")
     for seed in range(3):
-        text = full_text(
-            generate_one(llm, StructuredOutputs(choice=choice), temperature=3, seed=seed)
-        )
-        assert text in choice
+        output = generate_one(llm, StructuredOutputs(choice=choice), temperature=3, seed=seed)
+        assert full_text(output) in choice
     lark = StructuredOutputs(grammar='start: "a" rest\nrest: "x" | "yz" rest')
     assert re.fullmatch(r"a(yz)*x", full_text(generate_one(llm, lark)))
     gbnf = StructuredOutputs(grammar='root ::= "a" ("b" | "c"){2,3}')
@@ -193,8 +176,7 @@ def test_schema_may_be_a_string(llm):
 
 
 def test_reasoning_opened_by_the_template(demo):
-    weights, tokenizer = demo
-    llm = LLM((weights, tokenizer), kv_cache_bytes=2**23)
+    llm = LLM(demo, kv_cache_bytes=2**23)
     prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
     params = SamplingParams(
         temperature=0, max_tokens=80, structured_outputs=StructuredOutputs(choice=["yes", "no"])
@@ -214,11 +196,8 @@ def test_chat_as_token_ids(llm):
             messages, add_generation_prompt=True, enable_thinking=thinking
         )
         num_compiled = len(llm.grammars._cache)
-        thread = threading.Thread(
-            target=llm.compile_grammar, args=(ids, params), kwargs={"enable_thinking": thinking}
-        )
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor() as pool:
+            pool.submit(llm.compile_grammar, ids, params, enable_thinking=thinking).result()
         [output] = llm.generate(ids, params, enable_thinking=thinking)
         assert len(llm.grammars._cache) <= num_compiled + 1
         expected = generate_one(llm, constraint, thinking=thinking)
@@ -235,7 +214,7 @@ def test_required_tool_calls(llm, thinking):
     text = full_text(generate_one(llm, constraint, thinking=thinking)).rpartition("</think>\n\n")[2]
     name, arguments = CALL.fullmatch(text).groups()
     assert name == "add_numbers"
-    Draft202012Validator(ADD["function"]["parameters"]).validate(json.loads(arguments))
+    Draft202012Validator(ADD_PARAMETERS).validate(json.loads(arguments))
 
 
 def test_auto_tool_choice(llm):
@@ -255,8 +234,7 @@ def test_auto_tool_choice(llm):
 
 def test_auto_tool_choice_ignores_unsupported_keywords(llm):
     schema = {"type": "object", "propertyNames": {"maxLength": 3}, "required": ["a"]}
-    tools = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
-    matcher = llm.grammars.compile(ToolCalls(tools)).matcher
+    matcher = llm.grammars.compile(ToolCalls([function_tool("count", schema)])).matcher
     prefix = llm.tokenizer.encode('<tool_call>\n{"name": "count", "arguments": {}')
     assert matcher.try_consume_tokens(prefix) == len(prefix) - 1, (
         "the closing brace must be rejected, because `a` is required"
@@ -264,7 +242,6 @@ def test_auto_tool_choice_ignores_unsupported_keywords(llm):
 
 
 def test_auto_tool_choice_rejects_malformed_calls_in_text(llm):
-    compile_, encode = llm.grammars.compile, llm.tokenizer.encode
     call = '<tool_call>\n{"name": "add_numbers", "arguments": {"a":3,"why":"</tool_call>"}}\n'
     for parallel in (True, False):
         constraint = ToolCalls([ADD], parallel=parallel)
@@ -273,24 +250,16 @@ def test_auto_tool_choice_rejects_malformed_calls_in_text(llm):
             (f"Hello. {call}</tool_call>", True),
             (f"{call}</tool_call>\n{call}</tool_call>", parallel),
             (call, False),
-            ('<tool_call>\n{"name": "other"', None),
-            (call.replace("3", "8"), None),
+            ('<tool_call>\n{"name": "other"', False),
+            (call.replace("3", "8"), False),
         ]:
-            matcher = compile_(constraint).matcher
-            tokens = encode(text)
-            is_consumed = matcher.try_consume_tokens(tokens) == len(tokens)
-            actual = matcher.is_accepting() if is_consumed else None
-            assert bool(actual) == bool(is_complete), (text, parallel)
+            matcher = llm.grammars.compile(constraint).matcher
+            assert accepts(matcher, llm.tokenizer, text) == is_complete, (text, parallel)
 
 
 def test_tool_call_tags_as_special_tokens():
     """The tags are single tokens, as in Qwen3."""
-    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE({letter: index for index, letter in enumerate(letters)}, [])
-    )
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend = byte_tokenizer("qwen3").backend_tokenizer
     markers = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
     backend.add_tokens([tokenizers.AddedToken(marker, special=False) for marker in markers])
     backend.add_special_tokens(["<|im_end|>"])
@@ -306,10 +275,8 @@ def test_tool_call_tags_as_special_tokens():
         ("required", "", False),
         ("auto", call.replace("add", "odd"), False),
     ]:
-        grammar = compiler.compile(ToolCalls([ADD, STOP], choice))
-        tokens = tokenizer.encode(text)
-        is_consumed = grammar.matcher.try_consume_tokens(tokens) == len(tokens)
-        assert (is_consumed and grammar.matcher.is_accepting()) == is_complete, (choice, text)
+        matcher = compiler.compile(ToolCalls([ADD, STOP], choice)).matcher
+        assert accepts(matcher, tokenizer, text) == is_complete, (choice, text)
 
 
 # ---------------------------------------------------------------- batch invariance
@@ -360,10 +327,8 @@ def reference(demo):
 def assert_same(actual, expected):
     for number, output in expected.items():
         assert actual[number].error is None
-        assert actual[number].token_ids == output.token_ids, f"request {number}"
-        assert actual[number].text == output.text
-        assert actual[number].finish_reason == output.finish_reason
-        assert actual[number].logprobs == output.logprobs
+        for name in ("token_ids", "text", "finish_reason", "logprobs"):
+            assert getattr(actual[number], name) == getattr(output, name), f"request {number}"
 
 
 @pytest.mark.slow
@@ -424,20 +389,17 @@ def test_ngram_proposer(demo, reference):
 
 def test_logprobs_ignore_the_grammar(llm):
     output = generate_one(llm, StructuredOutputs(choice=["yes", "no"]), logprobs=5)
-    [unconstrained] = llm.generate(
-        chat("What is 17 + 25?"), SamplingParams(max_tokens=1, logprobs=5)
-    )
+    unconstrained = generate_one(llm, None, temperature=1, max_tokens=1, logprobs=5)
     top = list(unconstrained.logprobs[0].items())[:5]
     assert list(output.logprobs[0].items())[:5] == top
 
 
 def test_each_completion_has_its_own_grammar(llm):
-    params = SamplingParams(
-        n=6, seed=2, temperature=2, structured_outputs=regex(r"[0-9]{2}[a-z]{2}")
-    )
+    pattern = "[0-9]{2}[a-z]{2}"
+    params = SamplingParams(n=6, seed=2, temperature=2, structured_outputs=regex(pattern))
     [output] = llm.generate("Why?", params)
     texts = [completion.text for completion in output.outputs]
-    assert all(re.fullmatch(r"[0-9]{2}[a-z]{2}", text) for text in texts)
+    assert all(re.fullmatch(pattern, text) for text in texts)
     assert len(set(texts)) > 1
 
 
@@ -607,26 +569,16 @@ def test_failed_grammar_fails_only_its_request(llm):
     request = next(r for r in llm.scheduler.running if r.request_id == "a")
     # Makes the matcher reject all further tokens.
     request.grammar.matcher.consume_tokens(llm.tokenizer.encode("0"))
-    outputs = {}
-    while llm.has_unfinished_requests:
-        outputs |= {update.request_id: update.request_output for update in llm.step()}
-        llm.scheduler.check_integrity()
+    outputs = finish(llm)
     assert outputs["a"].error.startswith("the grammar failed: ")
     assert (outputs["b"].finish_reason, outputs["b"].error) == ("length", None)
 
 
 def test_grammars_are_cached_and_thread_safe(llm):
     compiler = GrammarCompiler(llm.tokenizer, llm.vocab_size)
-    constraint, compiled = StructuredOutputs(json=PERSON), []
-    threads = [
-        threading.Thread(target=lambda: compiled.append(compiler.compile(constraint)))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(compiled) == 4
+    constraint = StructuredOutputs(json=PERSON)
+    with ThreadPoolExecutor(4) as pool:
+        compiled = list(pool.map(compiler.compile, [constraint] * 4))
     assert len({id(grammar.matcher) for grammar in compiled}) == 4
     assert len(compiler._cache) == 1
     for number in range(200):

@@ -8,6 +8,7 @@ from pathlib import Path
 import tokenizers
 
 from tests.engine.tool_calls.templates import TEMPLATES
+from tests.support import function_tool, object_schema
 from tiny_llm.engine.tool_calls.registry import AUTO, find_format
 from tiny_llm.models.tokenizer.chat_template import render_template
 from tiny_llm.models.tokenizer.tokenizer import Tokenizer
@@ -26,7 +27,7 @@ AMBIGUOUS = re.compile(
     r"</parameter>\s*(<parameter=p|</function>|</tool_call>)|</function>\s*</tool_call>"
     r"|\n<parameter=p"
 )
-NESTED = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+NESTED = object_schema(x={"type": "integer"})
 
 
 def format_of(family):
@@ -70,19 +71,15 @@ def random_tool(rng, name):
         keys = [key for key in drawn if key in required or rng.random() < 0.5]
         return {key: drawn[key][1](rng) for key in keys}
 
-    function = {"name": name, "description": "A tool.", "parameters": parameters}
-    return {"type": "function", "function": function}, draw
+    return function_tool(name, parameters, description="A tool."), draw
 
 
 def write_calls(family, calls, content=""):
     """Renders (name, arguments) calls as a completion in a template's format."""
+    functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
     tool_calls = [
-        {
-            "id": f"{index:09}",
-            "type": "function",
-            "function": {"name": name, "arguments": arguments},
-        }
-        for index, (name, arguments) in enumerate(calls)
+        {"id": f"{index:09}", "type": "function", "function": function}
+        for index, function in enumerate(functions)
     ]
     user = {"role": "user", "content": "Hi"}
     before = render(family, [user], add_generation_prompt=True)

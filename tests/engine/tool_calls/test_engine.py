@@ -5,15 +5,16 @@ import re
 
 import pytest
 
+from tests.engine.support import accepts
 from tests.engine.tool_calls.support import TAGS, byte_tokenizer, write_calls
 from tests.engine.tool_calls.templates import TEMPLATES
+from tests.support import function_tool, object_schema
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, ToolCalls, UserError
 from tiny_llm.engine.inputs.chat_template import render_chat
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 from tiny_llm.engine.structured_output.grammar import ThinkingState
 
-SCHEMA = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
-TOOL = {"type": "function", "function": {"name": "switch", "parameters": SCHEMA}}
+TOOL = function_tool("switch", object_schema(on={"type": "boolean"}))
 
 
 @pytest.mark.parametrize(
@@ -59,9 +60,7 @@ def test_reasoning_before_a_call(family):
         (ThinkingState.NONE, f"<think>Hm.</think>\n\n{call}", False),
     ]:
         matcher = compiler.compile(ToolCalls([TOOL], "required"), state).matcher
-        tokens = tokenizer.encode(text)
-        is_consumed = matcher.try_consume_tokens(tokens) == len(tokens)
-        assert (is_consumed and matcher.is_accepting()) == is_allowed, text
+        assert accepts(matcher, tokenizer, text) == is_allowed, text
 
 
 @pytest.mark.parametrize("tags", [TAGS, ["<think>", "</think>"], []])
@@ -90,9 +89,7 @@ def test_call_inside_the_reasoning(choice, tags):
             del starts[ThinkingState.POSSIBLE]
         for state, start in starts.items():
             matcher = compiler.compile(constraint, state).matcher
-            tokens = tokenizer.encode(start + text)
-            is_consumed = matcher.try_consume_tokens(tokens) == len(tokens)
-            assert (is_consumed and matcher.is_accepting()) == is_allowed, text
+            assert accepts(matcher, tokenizer, start + text) == is_allowed, text
 
 
 @pytest.mark.parametrize("family", TEMPLATES)

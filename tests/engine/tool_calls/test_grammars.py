@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.engine import support
 from tests.engine.tool_calls.support import (
     TAGS,
     byte_tokenizer,
@@ -17,6 +18,7 @@ from tests.engine.tool_calls.support import (
     write_calls,
 )
 from tests.engine.tool_calls.templates import TEMPLATES
+from tests.support import function_tool, object_schema
 from tiny_llm import StructuredOutputs, ToolCalls, UserError
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 
@@ -24,31 +26,22 @@ pytest.importorskip("llguidance")
 
 FAMILIES = list(TEMPLATES)
 VOCABULARIES = {"tags": TAGS, "bytes": ()}
-PERSON = {
+PERSON = object_schema(name={"type": "string", "maxLength": 5}, age={"type": "integer"})
+LOOKUP_PARAMETERS = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-}
-LOOKUP = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "where": {"type": "string", "maxLength": 8},
-                "code": {"type": "string", "pattern": "^[A-Z]{2}/[0-9]$"},
-                "unit": {"type": "string", "enum": ["°C", "°F"]},
-                "count": {"type": "integer", "minimum": 0, "maximum": 99},
-                "near": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
-                "parts": {"$ref": "#/$defs/parts"},
-            },
-            "required": ["where", "code", "count"],
-            "$defs": {"parts": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}},
-        },
+    "properties": {
+        "where": {"type": "string", "maxLength": 8},
+        "code": {"type": "string", "pattern": "^[A-Z]{2}/[0-9]$"},
+        "unit": {"type": "string", "enum": ["°C", "°F"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "near": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
+        "parts": {"$ref": "#/$defs/parts"},
     },
+    "required": ["where", "code", "count"],
+    "$defs": {"parts": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}},
 }
-STOP = {"type": "function", "function": {"name": "stop"}}
+LOOKUP = function_tool("look_up", LOOKUP_PARAMETERS)
+STOP = function_tool("stop")
 _compilers = {}
 
 
@@ -62,9 +55,7 @@ def compiler(family, vocabulary):
 
 def accepts(family, vocabulary, constraint, text):
     grammars, tokenizer = compiler(family, vocabulary)
-    matcher = grammars.compile(constraint).matcher
-    tokens = tokenizer.encode(text)
-    return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
+    return support.accepts(grammars.compile(constraint).matcher, tokenizer, text)
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
@@ -110,7 +101,7 @@ def test_random_outputs_are_calls(family, vocabulary):
             if name == "stop":
                 assert arguments == {}
             else:
-                Draft202012Validator(LOOKUP["function"]["parameters"]).validate(arguments)
+                Draft202012Validator(LOOKUP_PARAMETERS).validate(arguments)
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
@@ -173,11 +164,9 @@ def sample(family, vocabulary, constraint, seed):
     ],
 )
 def test_values_of_xml_parameters(schema, allowed, rejected):
-    parameters = {"type": "object", "properties": {"value": schema}, "required": ["value"]}
-    tool = {"type": "function", "function": {"name": "set", "parameters": parameters}}
+    constraint = ToolCalls([function_tool("set", object_schema(value=schema))], "required")
     for text in [*allowed, *rejected]:
         call = write_calls("qwen3.5", [("set", {"value": text})])
-        constraint = ToolCalls([tool], "required")
         assert accepts("qwen3.5", "tags", constraint, call) == (text in allowed), text
 
 
@@ -188,8 +177,8 @@ def test_tool_without_a_schema_takes_no_arguments():
         )
         assert accepts(family, "tags", ToolCalls([STOP], "required"), empty)
         assert not accepts(family, "tags", ToolCalls([STOP], "required"), with_arguments)
-        open_tool = {"type": "function", "function": {"name": "stop", "parameters": {}}}
-        assert accepts(family, "tags", ToolCalls([open_tool], "required"), with_arguments)
+        open_tool = ToolCalls([function_tool("stop", {})], "required")
+        assert accepts(family, "tags", open_tool, with_arguments)
 
 
 def test_response_constraint_requires_optional_calls():
@@ -197,22 +186,10 @@ def test_response_constraint_requires_optional_calls():
         ToolCalls([STOP], "required", response_constraint=StructuredOutputs(json=PERSON))
 
 
-EDIT = {
-    "type": "function",
-    "function": {
-        "name": "edit",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "path": {"type": "string"},
-                "text": {"type": "string"},
-                "mode": {"type": "string", "maxLength": 100},
-                "more": {"type": "string"},
-            },
-            "required": ["path", "text"],
-        },
-    },
-}
+TEXT = {"type": "string"}
+EDIT_PARAMETERS = object_schema(path=TEXT, text=TEXT)
+EDIT_PARAMETERS["properties"] |= {"mode": {"type": "string", "maxLength": 100}, "more": TEXT}
+EDIT = function_tool("edit", EDIT_PARAMETERS)
 
 
 @pytest.mark.parametrize(
@@ -257,14 +234,11 @@ def test_end_tags_in_xml_text(value, is_allowed, vocabulary):
 def test_many_optional_strings(string):
     """The limits on grammars admit 128 tools, and a tool with 40 optional strings."""
     schema = {"type": "object", "properties": {f"name_{i}": string for i in range(40)}}
-    large = {"type": "function", "function": {"name": "large", "parameters": schema}}
+    large = function_tool("large", schema)
     arguments = {"name_3": "a\n</parameter>\n<parameter=b>", "name_38": ""}
     text = write_calls("qwen3.5", [("large", arguments)])
     assert accepts("qwen3.5", "tags", ToolCalls([large]), text)
     few = {"type": "object", "properties": {f"name_{i}": string for i in range(6)}}
-    tools = [
-        {"type": "function", "function": {"name": f"tool_{i}", "parameters": few}}
-        for i in range(128)
-    ]
+    tools = [function_tool(f"tool_{i}", few) for i in range(128)]
     text = write_calls("qwen3.5", [("tool_5", {"name_1": "a", "name_5": "b"})])
     assert accepts("qwen3.5", "tags", ToolCalls(tools), text)

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.engine.support import accepts
 from tests.engine.tool_calls.support import END, byte_tokenizer
+from tests.support import function_tool, object_schema
 from tiny_llm import StructuredOutputs, ToolCalls
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 from tiny_llm.engine.structured_output.grammar import ThinkingState, initial_thinking_state
@@ -21,18 +23,8 @@ from tiny_llm.server.protocol.tool_calls import ToolCallOptions
 
 TEMPLATE = "<|start|>{{ messages[0].content }}<|channel|>final<|message|><|end|>"
 TAGS = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>", "<|return|>"]
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}},
-            "required": ["a"],
-        },
-    },
-}
-STOP = {"type": "function", "function": {"name": "stop"}}
+ADD = function_tool("add", object_schema(a={"type": "integer", "minimum": 0, "maximum": 99}))
+STOP = function_tool("stop")
 THOUGHT = "<|channel|>analysis<|message|>I add.<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 5}'
 RENDERED_CALL = ' to=functions.add<|channel|>commentary json<|message|>{"a": 5}'
@@ -162,9 +154,7 @@ CALLS_OR_ANSWER = ToolCalls([ADD, STOP], response_constraint=ANSWER)
 def test_grammar(vocabulary, constraint, text, is_accepted):
     pytest.importorskip("llguidance")
     matcher = compiled(vocabulary, constraint)
-    tokens = compiler(vocabulary)[1].encode(text)
-    consumed = matcher.try_consume_tokens(tokens)
-    assert (consumed == len(tokens) and bool(matcher.is_accepting())) == is_accepted
+    assert accepts(matcher, compiler(vocabulary)[1], text) == is_accepted
 
 
 @pytest.mark.parametrize("vocabulary", ["tags", "bytes"])

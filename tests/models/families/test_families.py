@@ -42,6 +42,7 @@ from tiny_llm.models.serving_model import serving_model
 
 QUANTIZED = {"bits": 4, "group_size": 64}
 LLAMA, QWEN2, MISTRAL = FAMILIES["llama"], FAMILIES["qwen2"], {**SIZES, "model_type": "mistral"}
+LONG_MISTRAL = {**MISTRAL, "max_position_embeddings": 8192}
 SWITCHED_ON = {"use_sliding_window": True, "sliding_window": 64}
 BOTH, LAST = (SlidingWindow(64, frozenset(layers)) for layers in ((0, 1), (1,)))
 
@@ -50,6 +51,7 @@ def name_of(config):
     return config["model_type"]
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
@@ -102,23 +104,15 @@ GEMMA3_SLIDING = frozenset(i for i in range(34) if i % 6 != 5)
             {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2}},
             {"max_position_embeddings": 512},
         ),
-        (
-            MISTRAL,
-            {"sliding_window": None},
-        ),  # a window of 4096 masks nothing in a context of at most 256 tokens
+        # a window of 4096 masks nothing in a context of at most 256 tokens
+        (MISTRAL, {"sliding_window": None}),
         ({**MISTRAL, "sliding_window": 256}, {"sliding_window": None}),
         (
             {**MISTRAL, "sliding_window": 64},
             {"sliding_window": BOTH, "max_position_embeddings": 256},
         ),
-        (
-            {**MISTRAL, "max_position_embeddings": 8192},
-            {"sliding_window": SlidingWindow(4096, frozenset({0, 1}))},
-        ),
-        (
-            {**MISTRAL, "max_position_embeddings": 8192, "sliding_window": None},
-            {"sliding_window": None},
-        ),
+        (LONG_MISTRAL, {"sliding_window": SlidingWindow(4096, frozenset({0, 1}))}),
+        ({**LONG_MISTRAL, "sliding_window": None}, {"sliding_window": None}),
         ({**QWEN2, "sliding_window": 64}, {"sliding_window": None}),
         # no layer has a window, because max_window_layers defaults to 28
         ({**QWEN2, **SWITCHED_ON}, {"sliding_window": None}),
@@ -170,10 +164,7 @@ def test_config_parsing(changes, expected):
             {**LLAMA, "model_type": "gemma2"},
             "type 'gemma2' is not supported; supported types are qwen3, ",
         ),
-        (
-            {**FAMILIES["gpt_oss"], "swiglu_limit": 5},
-            "swiglu_limit 5, expected 7.0",
-        ),
+        ({**FAMILIES["gpt_oss"], "swiglu_limit": 5}, "swiglu_limit 5, expected 7.0"),
         ({**GEMMA3_4B, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0, which caps"),
         ({**GEMMA3_4B, "use_bidirectional_attention": True}, "lets tokens attend to later ones"),
         ({**GEMMA3_4B, "hidden_activation": "silu"}, "'silu', expected 'gelu_pytorch_tanh'"),
@@ -204,15 +195,7 @@ def test_config_parsing(changes, expected):
         ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({**LLAMA, "rope_parameters": 3}, "rope_parameters 3, expected an object"),
         (
-            {
-                **LLAMA,
-                "rope_scaling": {
-                    "rope_type": "llama3",
-                    "factor": 8,
-                    "low_freq_factor": 4,
-                    "high_freq_factor": 4,
-                },
-            },
+            {**LLAMA, "rope_scaling": {**LLAMA3, "low_freq_factor": 4, "high_freq_factor": 4}},
             "low_freq_factor 4, expected less than high_freq_factor, 4",
         ),
         ({**QWEN2, "layer_types": ["chunked_attention"]}, "expected a list of full_attention"),

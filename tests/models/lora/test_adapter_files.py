@@ -68,21 +68,20 @@ BAD_CONFIGS = [
     ({"fine_tune_type": "dora"}, "has fine_tune_type 'dora', expected 'lora'"),
     ({"fine_tune_type": "full"}, "has fine_tune_type 'full', expected 'lora'"),
     ({"lora_parameters": None}, "has lora_parameters None, expected an object"),
-    (
-        {"lora_parameters": {**LORA, "alpha": 8}},
-        "has unknown field 'alpha' in lora_parameters, expected rank, ",
+    *(
+        ({"lora_parameters": {**LORA, **changes}}, message)
+        for changes, message in (
+            ({"alpha": 8}, "has unknown field 'alpha' in lora_parameters, expected rank, "),
+            ({"rank": 0}, "has rank 0, expected a positive integer"),
+            ({"rank": 4.0}, "has rank 4.0, expected a positive integer"),
+            ({"rank": 10**12}, "rank 1000000000000, expected at most the model's"),
+            ({"scale": "2"}, "has scale '2', expected a number"),
+            ({"scale": 1e300}, "has scale 1e+300, expected a number"),
+            ({"scale": float("nan")}, "has scale nan, expected a number"),
+            ({"keys": "q"}, "has keys 'q', expected a list of strings"),
+            ({"keys": ["mlp.up_proj"]}, "num_layers and keys in its config"),
+        )
     ),
-    ({"lora_parameters": {**LORA, "rank": 0}}, "has rank 0, expected a positive integer"),
-    ({"lora_parameters": {**LORA, "rank": 4.0}}, "has rank 4.0, expected a positive integer"),
-    (
-        {"lora_parameters": {**LORA, "rank": 10**12}},
-        "rank 1000000000000, expected at most the model's",
-    ),
-    ({"lora_parameters": {**LORA, "scale": "2"}}, "has scale '2', expected a number"),
-    ({"lora_parameters": {**LORA, "scale": 1e300}}, "has scale 1e+300, expected a number"),
-    ({"lora_parameters": {**LORA, "scale": float("nan")}}, "has scale nan, expected a number"),
-    ({"lora_parameters": {**LORA, "keys": "q"}}, "has keys 'q', expected a list of strings"),
-    ({"lora_parameters": {**LORA, "keys": ["mlp.up_proj"]}}, "num_layers and keys in its config"),
     ({"num_layers": None}, "has num_layers None, expected an integer"),
     ({"peft_type": "IA3"}, "has peft_type 'IA3', expected 'LORA'"),
 ]
@@ -118,17 +117,9 @@ def test_unsupported_peft_configs_are_rejected(tmp_path, changes, message):
     ("tensors", "message"),
     [
         ({}, "it has no tensors"),
-        (
-            lora_pair("model.layers.2.self_attn.q_proj"),
-            "does not match any layer of this qwen3 model",
-        ),
-        (
-            lora_pair("model.layers.01.self_attn.q_proj"),
-            "does not match any layer of this qwen3 model",
-        ),
-        (
-            lora_pair("model.layers.1.self_attn.x_proj"),
-            "does not match any layer of this qwen3 model",
+        *(
+            (lora_pair(f"model.layers.{layer}"), "does not match any layer of this qwen3 model")
+            for layer in ("2.self_attn.q_proj", "01.self_attn.q_proj", "1.self_attn.x_proj")
         ),
         (lora_pair(rank=3), f"'{LAYER}.lora_a' has shape 128×3, expected 128×4"),
         (lora_pair(I=127), "has shape 127×4, expected 128×4"),
@@ -141,13 +132,12 @@ def test_unsupported_peft_configs_are_rejected(tmp_path, changes, message):
         ),
         ({f"{LAYER}.weight": mx.ones((128, 128))}, "is not a tensor of a LoRA adapter"),
         ({f"{LAYER}.lora_a": mx.ones((128, 4))}, "has only one of lora_a and lora_b"),
-        (
-            {**lora_pair(), f"{LAYER}.lora_a": mx.full((128, 4), float("nan"))},
-            "are NaN, infinite or",
-        ),
-        (
-            {**lora_pair(), f"{LAYER}.lora_b": mx.full((4, 128), float("inf"))},
-            "are NaN, infinite or",
+        *(
+            ({**lora_pair(), f"{LAYER}.{name}": array}, "are NaN, infinite or")
+            for name, array in (
+                ("lora_a", mx.full((128, 4), mx.nan)),
+                ("lora_b", mx.full((4, 128), mx.inf)),
+            )
         ),
         ({name: array.astype(mx.int32) for name, array in lora_pair().items()}, "has dtype I32"),
         (
@@ -174,9 +164,8 @@ def test_adapters_of_experts_are_rejected(tmp_path):
 
 
 def test_values_too_large_for_the_dtype_are_rejected(tmp_path):
-    folder = write_adapter(
-        tmp_path, {**lora_pair(), f"{LAYER}.lora_b": mx.full((4, 128), 6e4)}, 4, 2.0
-    )
+    tensors = {**lora_pair(), f"{LAYER}.lora_b": mx.full((4, 128), 6e4)}
+    folder = write_adapter(tmp_path, tensors, 4, 2.0)
     assert "are NaN, infinite or too large" in error_of(folder, dtype=mx.float16)
     assert read(folder, dtype=mx.bfloat16)
 
@@ -190,13 +179,8 @@ def test_invalid_files_are_rejected(tmp_path):
     content = tensors.read_bytes()
     tensors.unlink()
     assert "adapters.safetensors is missing or cannot be opened" in error_of(folder)
-    for broken in (
-        b"",
-        content[:7],
-        content[:-1],
-        content + b"x",
-        struct.pack("<Q", 2**62) + content[8:],
-    ):
+    huge = struct.pack("<Q", 2**62) + content[8:]
+    for broken in (b"", content[:7], content[:-1], content + b"x", huge):
         tensors.write_bytes(broken)
         assert "adapters.safetensors is " in error_of(folder)
 
@@ -205,9 +189,8 @@ def test_memory_limit_includes_the_model(tmp_path, monkeypatch):
     folder = write_adapter(tmp_path, lora_pair(), 4)
     monkeypatch.setattr("tiny_llm.models.lora.adapter.total_memory", lambda: 5000)
     monkeypatch.setattr(mx, "get_active_memory", lambda: 1000)
-    assert "bytes of memory in addition to 1,000 in use, but this machine has 5,000." in error_of(
-        folder
-    )
+    expected = "bytes of memory in addition to 1,000 in use, but this machine has 5,000."
+    assert expected in error_of(folder)
 
 
 def test_header_larger_than_the_file(tmp_path):

@@ -23,8 +23,13 @@ from ...models.tokenizer.draft_tokenizer import check_same_vocabulary
 from ...sampler import Sampler
 from ..parsing.arguments import ENGINE, LOADERS, check_model_arguments, sampler_from_args
 from ..parsing.command import console
-from .checkpoint import Checkpoint, load_for_solution, open_checkpoint
-from .engine import open_llm, sampling_params_from_args
+from .checkpoint import (
+    Checkpoint,
+    load_for_solution,
+    open_checkpoint,
+    open_llm,
+    sampling_params_from_args,
+)
 
 Stream = Callable[[Sequence[int]], Iterator[GenerationResponse]]
 

@@ -13,10 +13,12 @@ truncated call stays incomplete. Complete calls are the same in both modes.
 """
 
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from typing import Any
 
 from ...engine.tool_calls.text_source import MalformedCallError
 from ...models.tokenizer.think_tags import DEFAULT_TAGS
@@ -289,3 +291,16 @@ class OutputParser:
                     deltas.append(TextDelta(source.taken))
                 self._buffer = source.buffer
         return True
+
+
+def encode_reasoning(reasoning: str) -> str:
+    """Encodes reasoning for clients to send back, in Base64 and without encryption."""
+    return b64encode(reasoning.encode("utf-8", "replace")).decode()
+
+
+def decode_reasoning(content: Any) -> str:
+    """Decodes `encode_reasoning`'s result; returns "" for other servers' values."""
+    try:
+        return b64decode(content, validate=True).decode()
+    except (TypeError, ValueError):
+        return ""
