@@ -129,6 +129,8 @@ def test_task_2_result():
     actual = run_call(call("read", {"lines": [3], "path": "a.txt"}), BY_NAME)
     expected = {"role": "tool", "tool_call_id": "call_7_0", "content": "a.txt [3]"}
     assert actual == expected, f"expected {expected}, got {actual}"
+    actual = run_call(call("run", {}), {"run": Tool("run", "", {"properties": {}}, lambda: "")})
+    assert actual["content"] == "", f"expected the empty result, got {actual['content']!r}"
 
 
 @pytest.mark.parametrize(
