@@ -1,4 +1,4 @@
-"""Tokenizer from GGUF metadata: byte-level BPE (`gpt2`), SentencePiece (`llama`, `gemma4`)."""
+"""Tokenizer from GGUF metadata: byte-level BPE (`gpt2`) and SentencePiece."""
 
 from typing import Any
 
