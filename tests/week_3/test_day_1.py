@@ -18,8 +18,6 @@ from tiny_llm import (
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 
-# ---------------------------------------------------------------- task 1: the pool
-
 
 def test_task_1_allocate_and_free():
     pool = TinyKvPagedPool()
@@ -49,8 +47,7 @@ def test_task_1_double_free_is_rejected():
 def test_task_1_exceeding_capacity_raises_actionable_error():
     pool = TinyKvPagedPool(page_size=4, capacity=3)
     assert (pool.num_pages, pool.num_free_pages) == (3, 3)
-    pages = [pool.allocate_page() for _ in range(3)]
-    assert sorted(pages) == [0, 1, 2]
+    assert sorted([pool.allocate_page() for _ in range(3)]) == [0, 1, 2]
     with pytest.raises(OutOfPagesError, match="3 pages"):
         pool.allocate_page()
     pool.free_page(1)
@@ -191,9 +188,6 @@ def test_task_1_misuse_is_rejected():
             action()
 
 
-# ---------------------------------------------------------------- task 2: one request's cache
-
-
 @pytest.mark.parametrize("page_size", [1, 3, 4, 128])
 @pytest.mark.parametrize("chunks", [[1], [5], [1] * 9, [4, 4, 1], [7, 1, 128, 1]])
 def test_task_2_returns_written_tokens(device, dtype, page_size, chunks):
@@ -305,9 +299,6 @@ def test_task_2_random_operations_keep_the_invariants(page_size, capacity, steps
     for shadowed in shadowed_caches:
         shadowed.cache.release()
     assert pool.num_free_pages == pool.num_pages
-
-
-# ---------------------------------------------------------------- task 3: the model
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 128])
