@@ -14,11 +14,11 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from .command import benchmark_parser, print_json, run_command
-from .metrics import METRICS, Metric, names
+from .metrics import DEFAULT_METRICS, METRICS, Metric, names
 from .systems.client import ROOT, WorkerProcess
 from .timing import Times
 
-TIMED = [name for name, metric in METRICS.items() if metric.kind != "load"]
+TIMED = [name for name in DEFAULT_METRICS if name != "load"]
 
 
 def venv_python(tree: Path) -> str:

@@ -21,6 +21,7 @@ class Metric:
             "load" starts a process and waits for its first token.
         tokens: length of the prompt, or of each sequence's context.
         batch: sequences decoded together.
+        is_long: measured only on request, because it takes minutes.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Metric:
     kind: Literal["prefill", "decode", "load"]
     tokens: int = 0
     batch: int = 1
+    is_long: bool = False
 
     @property
     def request(self) -> dict[str, Any]:
@@ -69,13 +71,19 @@ METRICS = {
     for metric in (
         Metric("prefill-512", "prefill 512", "prefill", 512),
         Metric("prefill-4096", "prefill 4,096", "prefill", 4096),
+        Metric("prefill-16384", "prefill 16K", "prefill", 16384, is_long=True),
+        Metric("prefill-32768", "prefill 32K", "prefill", 32768, is_long=True),
         Metric("decode-128", "decode", "decode", 128),
         Metric("decode-4096", "decode at 4,096", "decode", 4096),
         Metric("decode-128-batch-4", "decode, batch 4", "decode", 128, 4),
         Metric("decode-128-batch-16", "decode, batch 16", "decode", 128, 16),
+        Metric("decode-4096-batch-4", "batch 4 at 4,096", "decode", 4096, 4, is_long=True),
+        Metric("decode-4096-batch-16", "batch 16 at 4,096", "decode", 4096, 16, is_long=True),
         Metric("load", "load to first token", "load"),
     )
 }
+
+DEFAULT_METRICS = [name for name, metric in METRICS.items() if not metric.is_long]
 
 
 def throughput(

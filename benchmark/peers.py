@@ -18,14 +18,13 @@ import mlx.core as mx
 
 from benchmark.model_costs import ModelCosts
 from tiny_llm import UserError
-from tiny_llm.models.families.linear import ACTIVATION_BITS
 
 from .command import benchmark_parser, print_json, run_command
 from .gguf_file import write_gguf
-from .make_checkpoint import GROUP_SIZES, HYBRID_SHAPES, SHAPES, shape_config, write_checkpoint
-from .metrics import METRICS, Metric, names
+from .make_checkpoint import HYBRID_SHAPES, SHAPES, shape_config, write_checkpoint
+from .metrics import DEFAULT_METRICS, METRICS, Metric, names
 from .peers_plot import write_plot
-from .peers_results import Results
+from .peers_results import OURS, Results
 from .peers_table import write_table
 from .roofline import (
     ISA_FLAGS,
@@ -43,14 +42,23 @@ from .systems.client import (
     export_once,
 )
 
-WORKERS = {
-    "tiny-llm": "tiny_llm_worker",
+PEERS = {
     "llama.cpp": "llama_cpp_worker",
     "ik_llama.cpp": "ik_llama_cpp_worker",
     "transformers": "transformers_worker",
     "openvino": "openvino_worker",
     "onnxruntime": "onnxruntime_worker",
     "mlx-lm": "mlx_lm_worker",
+}
+# tiny-llm with other weights or with 8-bit activations: group size, dtype, activation bits.
+VARIANTS = {
+    OURS: (128, "bfloat16", 16),
+    "tiny-llm-8bit": (128, "bfloat16", 8),
+    "tiny-llm-g64": (64, "bfloat16", 16),
+    "tiny-llm-g64-8bit": (64, "bfloat16", 8),
+    "tiny-llm-g32": (32, "bfloat16", 16),
+    "tiny-llm-g32-8bit": (32, "bfloat16", 8),
+    "tiny-llm-float16": (128, "float16", 16),
 }
 BITS = 4
 FIRST_ROUND_ONLY = {"mlx-lm"}  # takes seconds per token
@@ -69,30 +77,23 @@ class Checkpoints:
         self,
         work: Path,
         shape: str,
-        group_size: int = 128,
-        dtype: str = "bfloat16",
         file: Path | None = None,
     ):
         self._work = work
         self._shape = shape
-        self._group_size = group_size
-        self._dtype = dtype
         self._file = file
         work.mkdir(parents=True, exist_ok=True)
 
     @property
     def name(self) -> str:
         """Name of the model in the report."""
-        if self._file is not None:
-            return self._file.stem
-        details = f"groups of {self._group_size}, {self._dtype}, random weights"
-        return f"{self._shape}, {details}"
+        return self._file.stem if self._file is not None else f"{self._shape}, random weights"
 
-    def mlx(self) -> Path:
+    def mlx(self, group_size: int = 128, dtype: str = "bfloat16") -> Path:
         """Folder with 4-bit weights, or the GGUF file."""
-        dtype = "" if self._dtype == "bfloat16" else f"-{self._dtype}"
-        name = f"{self._shape}-{BITS}bit-g{self._group_size}{dtype}"
-        return self._file or self._folder(name, BITS)
+        suffix = "" if dtype == "bfloat16" else f"-{dtype}"
+        name = f"{self._shape}-{BITS}bit-g{group_size}{suffix}"
+        return self._file or self._folder(name, BITS, group_size, dtype)
 
     def bfloat16(self) -> Path:
         """Folder of an unquantized checkpoint in Hugging Face's format."""
@@ -114,14 +115,16 @@ class Checkpoints:
         """
         name = f"{self._shape}-{system}-int4-g128"
         folder = self._work / (f"{name}-exact" if exact else name)
-        export_once(python, WORKERS[system], self.bfloat16(), folder, exact)
+        export_once(python, PEERS[system], self.bfloat16(), folder, exact)
         return folder
 
-    def _folder(self, name: str, bits: int | None) -> Path:
+    def _folder(
+        self, name: str, bits: int | None, group_size: int = 128, dtype: str = "bfloat16"
+    ) -> Path:
         folder = self._work / name
         if not (folder / "model.safetensors.index.json").exists():  # written last
-            dtype = getattr(mx, self._dtype if bits else "bfloat16")
-            write_checkpoint(folder, shape_config(self._shape), bits, self._group_size, dtype=dtype)
+            config = shape_config(self._shape)
+            write_checkpoint(folder, config, bits, group_size, dtype=getattr(mx, dtype))
         return folder
 
 
@@ -164,7 +167,10 @@ class WorkerPool:
             return self._checkpoints.bfloat16()
         if system in EXPORTING_SYSTEMS:
             return self._checkpoints.exported(system, self._python(system), self._args.exact)
-        return self._checkpoints.gguf() if system in GGUF_SYSTEMS else self._checkpoints.mlx()
+        if system in GGUF_SYSTEMS:
+            return self._checkpoints.gguf()
+        group_size, dtype, _ = VARIANTS.get(system, VARIANTS[OURS])
+        return self._checkpoints.mlx(group_size, dtype)
 
     def _python(self, system: str) -> str:
         """Python interpreter in which the system is installed."""
@@ -178,9 +184,8 @@ class WorkerPool:
 
     def _start(self, system: str) -> WorkerProcess:
         arguments = [str(self._checkpoint(system))]
-        if system == "tiny-llm":
-            arguments += {None: [], True: ["--flash"], False: ["--no-flash"]}[self._args.flash]
-            arguments += ["--activation-bits", str(self._args.activation_bits)]
+        if system in VARIANTS:
+            arguments += ["--engine", "--activation-bits", str(VARIANTS[system][-1])]
         elif system in GGUF_SYSTEMS:
             bits = ModelCosts.from_folder(self._checkpoints.gguf()).weight_bits
             arguments += ["--weight-bits", str(bits)]
@@ -190,7 +195,7 @@ class WorkerPool:
                 arguments += ["--binary", self._args.ik_llama_bench]
         elif system in EXPORTING_SYSTEMS and self._args.exact:
             arguments.append("--exact")
-        return WorkerProcess(self._python(system), WORKERS[system], arguments)
+        return WorkerProcess(self._python(system), PEERS.get(system, "tiny_llm_worker"), arguments)
 
 
 def run_rounds(args: argparse.Namespace, results: Results, checkpoints: Checkpoints) -> None:
@@ -238,14 +243,17 @@ def main() -> int:
     add("--output", type=Path, help="folder for peers.md, .json and .png (default: --work)")
     add("--shape", choices=[*SHAPES, *HYBRID_SHAPES], default="qwen3-0.6b")
     add("--gguf", type=Path, help="GGUF file for tiny-llm, llama.cpp and ik_llama.cpp")
-    add("--group-size", type=int, choices=GROUP_SIZES, default=128, help="of tiny-llm's weights")
-    add("--dtype", choices=("bfloat16", "float16"), default="bfloat16", help="of tiny-llm's model")
-    add("--systems", type=names(WORKERS), metavar="NAME,…", help="default: all that are available")
-    add("--metrics", type=names(METRICS), default=list(METRICS), metavar="NAME,…")
+    add(
+        "--systems",
+        type=names([*VARIANTS, *PEERS]),
+        metavar="NAME,…",
+        help="default: all that are available",
+    )
+    add("--metrics", type=names(METRICS), default=DEFAULT_METRICS, metavar="NAME,…")
     add("--rounds", type=int, default=3)
     add("--limit", type=float, default=120, help="timeout per measurement, in seconds")
     add("--llama-python", default=sys.executable, help="Python interpreter with llama-cpp-python")
-    add("--ik-llama-bench", help="ik_llama.cpp's llama-bench binary")
+    add("--ik-llama-bench", help="ik_llama.cpp's llama-bench; llama-batched-bench beside it")
     add(
         "--torch-python",
         default=sys.executable,
@@ -253,18 +261,6 @@ def main() -> int:
     )
     add("--openvino-python", default=sys.executable, help="Python interpreter with openvino-genai")
     add("--onnx-python", default=sys.executable, help="Python interpreter with onnxruntime-genai")
-    add(
-        "--flash",
-        action=argparse.BooleanOptionalAction,
-        help="use tiny-llm's flash attention (default)",
-    )
-    add(
-        "--activation-bits",
-        type=int,
-        choices=ACTIVATION_BITS,
-        default=16,
-        help="tiny-llm: 8 runs the engine with activations rounded to 8 bits, as llama.cpp does",
-    )
     add("--exact", action="store_true", help="OpenVINO, ONNX Runtime: float32 activations")
     add("--isa", choices=ISA_FLAGS, default="native", help="instruction set of the measured peaks")
     return run_command("peers", parser.parse_args(), run)
@@ -272,28 +268,28 @@ def main() -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Measures all systems; writes table, data and figure."""
-    if args.activation_bits == 8 and args.flash is not None:
-        raise UserError("--flash and --no-flash require --activation-bits 16, got 8.")
-    gguf_readers = {"tiny-llm", *GGUF_SYSTEMS}
+    gguf_readers = {OURS, "tiny-llm-8bit", *GGUF_SYSTEMS}
     if args.systems is None:
-        known = gguf_readers if args.gguf else WORKERS
-        args.systems = [name for name in WORKERS if name in known]
+        known = gguf_readers if args.gguf else {*PEERS}
+        args.systems = [OURS, "tiny-llm-8bit", *(name for name in PEERS if name in known)]
         if args.ik_llama_bench is None:
             args.systems.remove("ik_llama.cpp")
     if args.gguf is not None and (others := set(args.systems) - gguf_readers):
-        raise UserError(f"--gguf: {min(others)} does not read GGUF files; omit it in --systems.")
+        raise UserError(f"--gguf: {min(others)} does not run GGUF files; omit it in --systems.")
     if "ik_llama.cpp" in args.systems and args.ik_llama_bench is None:
         raise UserError("ik_llama.cpp requires --ik-llama-bench, the path of its llama-bench.")
-    checkpoints = Checkpoints(args.work, args.shape, args.group_size, args.dtype, args.gguf)
+    checkpoints = Checkpoints(args.work, args.shape, args.gguf)
     costs = ModelCosts.from_folder(checkpoints.mlx())
     metrics = [METRICS[name] for name in args.metrics]
-    results = Results(
-        checkpoints.name, costs, args.systems, metrics, isa_of_kernels(), args.activation_bits
-    )
+    rounded = {system for system in VARIANTS if VARIANTS[system][-1] == 8}
+    exact = [system for system in args.systems if system in VARIANTS and system not in rounded]
+    results = Results(checkpoints.name, costs, args.systems, metrics, isa_of_kernels(), exact)
     run_rounds(args, results, checkpoints)
     output = args.output or args.work
     output.mkdir(parents=True, exist_ok=True)
-    (output / "peers.json").write_text(json.dumps(results.as_json(), indent=1) + "\n")
+    (output / "peers.json").write_text(
+        json.dumps(results.as_json(), indent=1, default=sorted) + "\n"
+    )
     print(write_table(results, output / "peers.md"))
     write_plot(results, output / "peers.png")
     return print_json(results.summary(), above_limits(results.above_limits()))

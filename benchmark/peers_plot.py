@@ -7,9 +7,11 @@ from .metrics import Metric
 from .peers_results import Results
 from .roofline import Machine
 
-# Okabe and Ito's color-blind-safe palette: (bar color, color of the text on the bar).
+# Okabe and Ito's color-blind-safe palette: (bar color, color of the text on the bar). Systems
+# without a color are omitted.
 COLORS = {
     "tiny-llm": ("#0072B2", "white"),
+    "tiny-llm-8bit": ("#66AAD7", "black"),
     "llama.cpp": ("#E69F00", "black"),
     "ik_llama.cpp": ("#D55E00", "white"),
     "openvino": ("#56B4E9", "black"),
@@ -66,8 +68,9 @@ def write_plot(results: Results, file: Path) -> None:
 
 
 def _panel(axis: Any, results: Results, metrics: list[Metric]) -> None:
-    width = GROUP_WIDTH / len(results.systems)
-    for index, system in enumerate(results.systems):
+    systems = [system for system in results.systems if system in COLORS]
+    width = GROUP_WIDTH / len(systems)
+    for index, system in enumerate(systems):
         left = -GROUP_WIDTH / 2 + (index + 0.5) * width
         for group, metric in enumerate(metrics):
             throughput = results.throughput(system, metric)

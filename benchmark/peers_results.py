@@ -1,6 +1,7 @@
 """Results of `peers`: seconds by system and metric, and derived figures."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ class Results:
     systems: list[str]
     metrics: list[Metric]
     isa: str = "native"  # tiny-llm's instruction set; see `Machine.kernel_peaks`
-    activation_bits: int = 16  # tiny-llm's: 16 (exact) or 8 (rounded)
+    exact: Sequence[str] = (OURS,)  # systems that run tiny-llm's kernels with 16-bit activations
     # Limits before each round and after the last one.
     machines: list[Machine] = field(default_factory=list)
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
@@ -123,8 +124,7 @@ class Results:
 
     def _peaks(self, system: str, machine: Machine) -> Peaks:
         """Peaks of tiny-llm's 16-bit kernels; otherwise, the machine's highest peaks."""
-        is_exact = system == OURS and self.activation_bits == 16
-        return machine.kernel_peaks(self.isa) if is_exact else machine.highest_peaks
+        return machine.kernel_peaks(self.isa) if system in self.exact else machine.highest_peaks
 
     def above_limits(self) -> list[str]:
         """Measurements above their round's limits: errors of the benchmark."""
@@ -142,7 +142,6 @@ class Results:
         peers = [system for system in self.systems if system != OURS]
         return {
             "shape": self.shape,
-            "activation_bits": self.activation_bits,
             "tokens_per_s": {
                 system: _rounded({m.name: (self.throughput(system, m) or [None])[0] for m in timed})
                 for system in self.systems

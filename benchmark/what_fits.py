@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from benchmark.make_checkpoint import HYBRID_SHAPES, SHAPES, shape_config
-from tiny_llm.cli.estimates.memory_table import MemoryEstimate, format_bytes
+from tiny_llm.cli.memory_table import MemoryEstimate, format_bytes
 from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.kv_storage.int8_rows import KV_CACHE_DTYPES
 from tiny_llm.models.checkpoint.dummy import random_checkpoint

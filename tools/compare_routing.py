@@ -21,9 +21,13 @@ from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.errors import TaskNotImplemented
 from tiny_llm.server.replicas.gateway import Gateway, ReplicaRequest
 from tiny_llm.server.replicas.pool import RoutedReplicaPool
-from tiny_llm.server.replicas.prefix_index import CHUNK_LENGTH
 from tiny_llm.server.replicas.replica import Replica
-from tiny_llm.server.replicas.router import PrefixAwareRouter, RoundRobinRouter, Router
+from tiny_llm.server.replicas.routing import (
+    CHUNK_LENGTH,
+    PrefixAwareRouter,
+    RoundRobinRouter,
+    Router,
+)
 from tiny_llm.server.settings import Settings
 
 from .course.solution_flag import parse_with_tree, restart_in_tree

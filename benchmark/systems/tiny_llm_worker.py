@@ -1,7 +1,7 @@
 """tiny-llm as a worker: `python -m benchmark.systems.tiny_llm_worker FOLDER`.
 
-Measures Week 2's model, or the engine for model families that Week 2 does not support, for GGUF
-files and for 8-bit activations.
+Measures Week 2's model, or the engine: with `--engine`, for model families that Week 2 does not
+support, and for GGUF files.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class TinyLlmEngine:
     def __init__(
         self,
         folder: Path,
-        kv_cache_bytes: int = 3 << 30,
+        kv_cache_bytes: int | None = None,
         task: Task = "generate",
         activation_bits: Literal[16, 8] = 16,
     ):
@@ -115,24 +115,25 @@ class TinyLlmEngine:
         return requests
 
 
-def load(
-    folder: Path, flash: bool | None, activation_bits: Literal[16, 8]
-) -> TinyLlm | TinyLlmEngine:
+def load(args: argparse.Namespace) -> TinyLlm | TinyLlmEngine:
     """Loads a checkpoint into Week 2's model, or into the engine if Week 2 cannot run it."""
-    is_gguf = folder.is_file()
-    if is_gguf or activation_bits == 8 or ModelCosts.from_folder(folder).args.model_type != "qwen3":
-        return TinyLlmEngine(folder, activation_bits=activation_bits)
-    return TinyLlm(folder, flash)
+    is_engine = args.engine or args.folder.is_file()
+    if is_engine or ModelCosts.from_folder(args.folder).args.model_type != "qwen3":
+        return TinyLlmEngine(args.folder, activation_bits=args.activation_bits)
+    return TinyLlm(args.folder, args.flash)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--flash", action=argparse.BooleanOptionalAction)
-    parser.add_argument("--activation-bits", type=int, choices=(16, 8), default=16)
+    parser.add_argument("--engine", action="store_true", help="measure the engine")
+    parser.add_argument(
+        "--activation-bits", type=int, choices=(16, 8), default=16, help="with --engine"
+    )
     parser.add_argument("--embed", action="store_true", help="measure embeddings")
     arguments = parser.parse_args()
     if arguments.embed:
         serve(lambda: TinyLlmEngine(arguments.folder, task="embed"))
     else:
-        serve(lambda: load(arguments.folder, arguments.flash, arguments.activation_bits))
+        serve(lambda: load(arguments))

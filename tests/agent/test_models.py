@@ -11,7 +11,7 @@ import pytest
 from tiny_llm import LLM, UserError
 from tiny_llm.agent import Agent, LocalModel, OpenAIModel, ScriptedModel, Tool, assistant
 from tiny_llm.agent.tools import calculator
-from tiny_llm.cli.backends.openai_client import OpenAIClient
+from tiny_llm.cli.backends.remote import OpenAIClient
 
 QUESTION = [{"role": "user", "content": "What is 4718 + 2593?"}]
 DEFINITIONS = [tool.definition for tool in calculator()]

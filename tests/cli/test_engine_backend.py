@@ -8,8 +8,7 @@ from tests.engine.hybrid import STATE_BYTES, write_hybrid
 from tiny_llm import LLM, UserError
 from tiny_llm.cli import chat, main
 from tiny_llm.cli.backends.backend import Backend, EngineBackend, open_backend
-from tiny_llm.cli.backends.checkpoint import open_checkpoint
-from tiny_llm.cli.backends.engine import open_llm
+from tiny_llm.cli.backends.checkpoint import open_checkpoint, open_llm
 from tiny_llm.engine.model_runner import ModelRunner
 from tiny_llm.models.model_size import size_of_tree
 
@@ -26,7 +25,7 @@ def parse(*argv: str) -> argparse.Namespace:
 
 
 def run_question(backend: Backend, question: str) -> list[tuple[int, str]]:
-    prompt = backend.encode_chat([{"role": "user", "content": question}])
+    prompt = backend.checkpoint.encode_chat([{"role": "user", "content": question}])
     return [(response.token, response.finish_reason) for response in backend.stream(prompt)]
 
 
@@ -66,7 +65,7 @@ def test_greedy_tokens_match_the_week_2_loop(engine_outputs, extra_flags):
 
 def test_speculative_decoding_streams_one_response_per_token():
     backend = open_backend(parse("--draft-model", "demo-draft"))
-    prompt = backend.encode_chat([{"role": "user", "content": QUESTIONS[1]}])
+    prompt = backend.checkpoint.encode_chat([{"role": "user", "content": QUESTIONS[1]}])
     responses = list(backend.stream(prompt))
     assert [response.generation_tokens for response in responses] == list(
         range(1, len(responses) + 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tiny_llm.cli.parsing.input_text import read_prompt, validate_utf8
+from tiny_llm.cli.parsing.command import read_prompt, validate_utf8
 from tiny_llm.engine.scheduling.events import Recorder
 from tiny_llm.errors import UserError
 

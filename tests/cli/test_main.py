@@ -16,7 +16,6 @@ from tests.support import FLASH_FLAGS
 from tiny_llm import generate, kernels, models
 from tiny_llm.cli import chat, main
 from tiny_llm.cli.backends import backend, checkpoint
-from tiny_llm.cli.backends import engine as engine_backend
 from tiny_llm.cli.parsing.arguments import api_key
 from tiny_llm.errors import TaskNotImplemented, UserError
 from tiny_llm.generate.loops import PREFILL_STEP
@@ -179,7 +178,7 @@ def test_short_names_of_the_sampling_flags():
 
 def test_block_size_and_num_drafts_are_passed_to_the_engine(monkeypatch):
     llm_options = {}
-    monkeypatch.setattr(engine_backend, "LLM", lambda *args, **options: llm_options.update(options))
+    monkeypatch.setattr(checkpoint, "LLM", lambda *args, **options: llm_options.update(options))
     flags = ["--model", "demo", "--speculative", "ngram", "--num-drafts", "3", "--block-size", "8"]
     backend.open_backend(main.make_parser("main").parse_args(flags))
     assert (llm_options["block_size"], llm_options["num_drafts"]) == (8, 3)

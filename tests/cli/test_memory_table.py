@@ -8,10 +8,14 @@ from rich.console import Console
 from tests.engine.hybrid import STATE_BYTES, write_hybrid
 from tests.models.support import FAMILIES, MIXTURE, write_family
 from tiny_llm import LLM, SamplingParams, UserError, load_weights
-from tiny_llm.cli import check_installation
-from tiny_llm.cli.estimates import decode_speed, memory_table
-from tiny_llm.cli.estimates.decode_speed import DecodeSpeed, first_layers, layer_period
-from tiny_llm.cli.estimates.memory_table import MemoryEstimate, format_bytes
+from tiny_llm.cli import check_installation, memory_table
+from tiny_llm.cli.memory_table import (
+    DecodeSpeed,
+    MemoryEstimate,
+    first_layers,
+    format_bytes,
+    layer_period,
+)
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
 from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.engine.execution import kv_memory
@@ -196,24 +200,24 @@ def test_decoding_speed_is_measured(name):
 @pytest.mark.parametrize(("name", "samples"), [("demo", [1, 2]), ("demo-hybrid", [8])])
 def test_decoding_speed_is_extrapolated_over_layers(name, samples, monkeypatch):
     """A step takes 0.25 s in the engine, 0.5 s in the head and 0.125 s per layer."""
-    monkeypatch.setattr(decode_speed, "SAMPLE_BYTES", 1)
-    monkeypatch.setattr(decode_speed, "_engine_seconds", lambda is_hybrid: 0.25)
+    monkeypatch.setattr(memory_table, "SAMPLE_BYTES", 1)
+    monkeypatch.setattr(memory_table, "_engine_seconds", lambda is_hybrid: 0.25)
     measured = []
 
     def step_seconds(decoder, context):
         measured.append(len(decoder.layers))
         return 0.5 + 0.125 * len(decoder.layers)
 
-    monkeypatch.setattr(decode_speed, "_step_seconds", step_seconds)
+    monkeypatch.setattr(memory_table, "_step_seconds", step_seconds)
     assert DecodeSpeed(BUNDLED_MODELS[name]).tokens_per_second(300, "auto") == 1 / 1.75
     assert measured == samples
 
 
 def test_noise_does_not_make_the_predicted_time_negative(monkeypatch):
-    monkeypatch.setattr(decode_speed, "SAMPLE_BYTES", 1)
-    monkeypatch.setattr(decode_speed, "_engine_seconds", lambda is_hybrid: 0.25)
+    monkeypatch.setattr(memory_table, "SAMPLE_BYTES", 1)
+    monkeypatch.setattr(memory_table, "_engine_seconds", lambda is_hybrid: 0.25)
     monkeypatch.setattr(
-        decode_speed, "_step_seconds", lambda decoder, _: 0.75 / len(decoder.layers)
+        memory_table, "_step_seconds", lambda decoder, _: 0.75 / len(decoder.layers)
     )
     assert DecodeSpeed(BUNDLED_MODELS["demo"]).tokens_per_second(300, "auto") == 1
 

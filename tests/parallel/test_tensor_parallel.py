@@ -15,7 +15,7 @@ import pytest
 from tests.engine.hybrid import build as hybrid_engine
 from tests.engine.hybrid import write_hybrid
 from tests.engine.support import PARAGRAPH, assert_same_outputs, chat, record_logits, run_cases
-from tests.models.support import FAMILIES, GEMMA4, MIXTURE, write_family
+from tests.models.support import FAMILIES, GEMMA4, GEMMA4_MIXTURE, MIXTURE, write_family
 from tests.support import as_numpy, object_schema
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
 from tiny_llm.demo import TARGET_PATH
@@ -37,6 +37,7 @@ CONFIGS = {
     **{name: {**config, **SPLIT_SIZES} for name, config in FAMILIES.items()},
     "qwen3_moe": {**MIXTURE, "moe_intermediate_size": 256},
     "gemma4": {**GEMMA4, "intermediate_size": 5 * 128, "vocab_size_per_layer_input": 5000},
+    "gemma4_moe": {**GEMMA4_MIXTURE, "intermediate_size": 5 * 128, "moe_intermediate_size": 256},
     "mistral-window": {**FAMILIES["mistral"], **SPLIT_SIZES, "sliding_window": 19},
     "qwen2-window": {
         **FAMILIES["qwen2"],

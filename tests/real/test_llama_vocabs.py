@@ -12,7 +12,7 @@ from tiny_llm.models.gguf.tokenizer import gguf_tokenizer
 SEPARATOR = "\n__ggml_vocab_test__\n"
 VOCABULARIES = (
     *("command-r", "deepseek-coder", "falcon", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3"),
-    *("qwen2", "qwen35", "refact", "starcoder"),
+    *("gemma-4", "qwen2", "qwen35", "refact", "starcoder"),
 )
 
 

@@ -6,6 +6,7 @@ import random
 from functools import cache
 from pathlib import Path
 
+import gguf
 import mlx.core as mx
 import pytest
 import tokenizers
@@ -106,8 +107,8 @@ def test_tokenizer_class_is_ignored(name, tmp_path):
 
 def test_smollm2(tmp_path):
     """SmolLM2's tokenizer.json, rebuilt from the metadata of its GGUF file."""
-    (gguf,) = artifact_folder("smollm2").iterdir()
-    _, metadata = mx.load(str(gguf), return_metadata=True)  # type: ignore[misc]
+    (file,) = artifact_folder("smollm2").iterdir()
+    _, metadata = mx.load(str(file), return_metadata=True)  # type: ignore[misc]
     assert metadata["tokenizer.ggml.pre"] == "smollm"
     tokens = metadata["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
@@ -145,6 +146,28 @@ def test_gemma3_from_gguf(tmp_path):
     ours, raw = gguf_tokenizer(open_gguf(file)), load_raw(artifact_folder("tokenizer-gemma3"))
     for text, encoding in zip(texts(), raw.encode_batch(texts()), strict=True):
         assert ours.encode(text) == encoding.ids, repr(text)
+
+
+def test_gpt_oss_from_gguf(tmp_path):
+    """gpt-oss's tokenizer, rebuilt from metadata as llama.cpp's converter writes it."""
+    folder = artifact_folder("tokenizer-gptoss")
+    raw, model = load_raw(folder), json.loads((folder / "tokenizer.json").read_text())["model"]
+    size = raw.get_vocab_size()
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gpt-oss")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-4o")
+    writer.add_token_list([raw.id_to_token(index) or f"[PAD{index}]" for index in range(size)])
+    special = raw.get_added_tokens_decoder()
+    writer.add_token_types([3 if index in special else 1 for index in range(size)])
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    ours = gguf_tokenizer(open_gguf(tmp_path / "model.gguf"))
+    for text, encoding in zip(texts(), raw.encode_batch(texts()), strict=True):
+        assert ours.encode(text) == encoding.ids, repr(text)
+    ends = {ours.decode([token]) for token in ours.eos_token_ids}
+    assert ends == {"<|return|>", "<|call|>", "<|endoftext|>"}
 
 
 @pytest.mark.parametrize(("name", "vocabulary"), [("qwen3", "qwen2"), ("llama3", "llama-bpe")])

@@ -15,8 +15,7 @@ import httpx2
 import pytest
 
 from tiny_llm.cli import chat
-from tiny_llm.cli.backends.openai_client import OpenAIClient
-from tiny_llm.cli.backends.remote import RemoteBackend
+from tiny_llm.cli.backends.remote import OpenAIClient, RemoteBackend
 from tiny_llm.errors import UserError
 
 FRANCE = "What is the capital of France?\n"

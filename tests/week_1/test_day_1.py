@@ -49,7 +49,7 @@ def test_task_1_softmax_rounds_once(device, half):
     error = np.abs(actual - expected)
     ulps = np.where(expected > 1e-3, error / expected / EPSILON[half], 0)
     row, column = np.unravel_index(ulps.argmax(), ulps.shape)
-    assert ulps.max() <= 1, (
+    assert ulps.max() <= 0.51, (
         f"expected the probability {expected[row, column]:.5f}, got {actual[row, column]:.5f}, "
         f"{ulps.max():.1f} units in the last place away: subtract, exponentiate and sum in float32"
     )

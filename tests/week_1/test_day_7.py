@@ -79,9 +79,14 @@ def test_task_1_top_p_keeps_the_token_crossing_the_threshold(device):
     assert set(np.flatnonzero(draw(p, top_p=0.45))) == {1}
 
 
-def test_task_1_top_p_stops_when_the_mass_is_reached(device):
-    kept = mx.isfinite(apply_top_p(mx.full((1, 4), -2.0), 0.5)).sum().item()
-    assert kept == 2, f"4 equal tokens, p = 0.5: expected the smallest set, 2, got {kept}"
+@pytest.mark.parametrize(
+    ("logprobs", "top_p", "expected"), [([-2.0] * 4, 0.5, 2), ([0.0, -40.0], 1, 2)]
+)
+def test_task_1_top_p_keeps_the_smallest_set_with_the_mass(device, logprobs, top_p, expected):
+    kept = mx.isfinite(apply_top_p(mx.array([logprobs]), top_p)).sum().item()
+    assert kept == expected, (
+        f"{logprobs}, p = {top_p}: expected {expected} tokens, got {kept} (p = 1 keeps every token)"
+    )
 
 
 def test_task_1_top_k_drops_ties(device):

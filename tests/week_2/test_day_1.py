@@ -1,5 +1,6 @@
 """Week 2, day 1: the KV cache and a model that uses it."""
 
+from contextlib import nullcontext
 from itertools import islice
 
 import mlx.core as mx
@@ -77,6 +78,7 @@ def test_task_1_release():
     cache.release()
     assert cache.offset == 0
     assert cache.key_values is None, "expected no keys and values after release"
+    assert cache.state == [], f"expected no arrays after release, got {len(cache.state)}"
 
 
 def test_task_1_mismatched_shapes():
@@ -96,6 +98,13 @@ def test_task_5_new_capacity_follows_the_old_tokens():
     grown = grow_buffer(buffer, random(1, 2, 300, 8), 364)
     assert grown.shape[2] >= 364, f"expected room for 364 tokens, got {grown.shape[2]}"
     assert_close(grown[:, :, :64], old, "the first tokens of the grown buffer", ulps=0)
+
+
+@pytest.mark.parametrize(("capacity", "least"), [(0, 64), (64, 320)])
+def test_task_5_smallest_growth(capacity, least):
+    buffer = mx.zeros((1, 2, capacity, 8)) if capacity else None
+    grown = grow_buffer(buffer, mx.zeros((1, 2, 1, 8)), capacity + 1).shape[2]
+    assert grown >= least, f"{capacity} full: expected a capacity of at least {least}, got {grown}"
 
 
 def test_task_5_capacity_is_bounded():
@@ -121,13 +130,14 @@ def test_task_5_appending_does_not_copy_the_history(device):
 def test_task_5_appending_writes_in_place(device):
     cache, token = TinyKvFullCache(), mx.zeros((1, 2, 1, 8))
     addresses = set()
-    for _ in range(8):
+    for step in range(8):
         mx.eval(cache.append(token, token)[:2])
+        cache.rewind(step % 2)
         for name, buffer in (("keys", cache._keys), ("values", cache._values)):
             addresses.add((name, np.array(buffer, copy=False).ctypes.data))
             del buffer
     assert len(addresses) == 2, (
-        f"8 tokens: expected one buffer of keys and one of values, got {len(addresses)}; a "
+        f"8 appends: expected one buffer of keys and one of values, got {len(addresses)}; a "
         "reference to a buffer makes MLX copy it"
     )
 
@@ -140,6 +150,11 @@ def test_task_5_total_copy_cost_is_linear():
         if buffer.shape[2] != capacity:
             copied += capacity
             mx.eval(buffer)
+            most = capacity * 1.5 + 256
+            assert buffer.shape[2] <= most, (
+                f"capacity {capacity}: expected growth by half, to at most {most:.0f}, got "
+                f"{buffer.shape[2]}"
+            )
     assert copied <= 8 * tokens, (
         f"{copied / tokens:.0f} copies of each token instead of about 2: the buffer must grow by a "
         "fraction of its size, not by a constant"
@@ -204,9 +219,9 @@ def test_task_2_scores_are_in_float32(device):
         random(1, heads, 40, 16, dtype=mx.bfloat16, scale=scale)
         for heads, scale in ((4, 5), (2, 5), (2, 1))
     )
-    actual = attend_grouped(query, key, value, TinyKvFullCache(), 16**-0.5)
+    actual = attend_grouped(query, key, value, TinyKvFullCache(), 0.3)
     expected = mx.fast.scaled_dot_product_attention(
-        *(part.astype(mx.float32) for part in (query, key, value)), scale=16**-0.5, mask="causal"
+        *(part.astype(mx.float32) for part in (query, key, value)), scale=0.3, mask="causal"
     )
     assert actual.dtype == mx.bfloat16
     expected = expected.astype(mx.bfloat16)
@@ -268,33 +283,76 @@ def test_task_4_computes_each_token_once(device):
     assert model.calls == [(5, 0), (1, 5), (1, 6), (1, 7)][: len(model.calls)]
 
 
-def test_task_4_prefills_in_chunks(device, monkeypatch):
-    oracle, prompt = tiny_model(vocab_size=256), "9 letters"
+@pytest.mark.parametrize(
+    ("prompt", "calls"),
+    [("9 letters", [(4, 0), (4, 4), (1, 8), (1, 9)]), ("8 letter", [(4, 0), (4, 4), (1, 8)])],
+)
+def test_task_4_prefills_in_chunks(device, monkeypatch, prompt, calls):
+    oracle = tiny_model(vocab_size=256)
     expected = simple_generate(Qwen3ModelWeek1(oracle), ByteTokenizer(), prompt, max_tokens=3)
     monkeypatch.setattr(loops, "PREFILL_STEP", 4)
     model = CountingModel(Qwen3ModelWeek2(oracle))
     actual = simple_generate_with_kv_cache(model, ByteTokenizer(), prompt, max_tokens=3)
-    calls = [(4, 0), (4, 4), (1, 8), (1, 9)]
-    assert model.calls[:4] == calls, (
-        f"9 tokens in chunks of 4: expected (tokens, offset) {calls}, got {model.calls[:4]}"
+    assert model.calls[: len(calls)] == calls, (
+        f"{prompt!r} in chunks of 4: expected (tokens, offset) {calls}, got {model.calls}"
     )
     assert actual == expected
 
 
 def test_task_4_yields_arrays(device):
     """Converting a token to a number would wait for its computation."""
-    decode = decode_with_cache(
-        Qwen3ModelWeek2(tiny_model()), IDS, lambda logprobs: mx.argmax(logprobs, axis=-1)
-    )
+
+    def sampler(logprobs):
+        mass = mx.exp(logprobs).sum().item()
+        assert abs(mass - 1) < 1e-3, f"expected log-probabilities, got a mass of {mass:.4g}"
+        return mx.argmax(logprobs, axis=-1)
+
+    decode = decode_with_cache(Qwen3ModelWeek2(tiny_model()), IDS, sampler)
     for token in islice(decode, 3):
         assert isinstance(token, mx.array), f"expected a lazy array, got {token!r}"
         assert token.shape == (1,), f"expected one element, got the shape {token.shape}"
     decode.close()
 
 
-def test_task_4_releases_caches_at_end_of_generation(device):
+def test_task_4_evaluates_each_chunk_before_the_next(monkeypatch):
+    monkeypatch.setattr(loops, "PREFILL_STEP", 4)
+    logits: list[mx.array] = []
+    memory: list[int] = []
+
+    class Model:
+        def create_kv_cache(self):
+            return []
+
+        def next_token_logits(self, inputs, offset, cache):
+            memory.append(mx.get_active_memory())
+            logits.append(mx.arange(1 << 18) + inputs[:, :1].astype(mx.float32))
+            return logits[-1]
+
+    decode = decode_with_cache(Model(), IDS, lambda logprobs: mx.argmax(logprobs, axis=-1))
+    next(decode)
+    decode.close()
+    size = logits[0].nbytes
+    grown = [round((after - memory[0]) / size) for after in memory]
+    assert grown == [0, 1, 2], (
+        f"expected the logits of 0, 1 and 2 chunks in memory before each chunk, got {grown}: "
+        "evaluate those of a chunk before the next"
+    )
+
+
+class SamplerError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [None, SamplerError])
+def test_task_4_releases_caches_at_end_of_generation(device, error):
+    def sampler(logprobs):
+        if error is not None:
+            raise error
+        return mx.argmax(logprobs, axis=-1)
+
     model = CountingModel(Qwen3ModelWeek2(tiny_model(vocab_size=256)))
-    simple_generate_with_kv_cache(model, ByteTokenizer(), "hello", max_tokens=4)
+    with nullcontext() if error is None else pytest.raises(error):
+        simple_generate_with_kv_cache(model, ByteTokenizer(), "hello", sampler, max_tokens=4)
     held = [cache.offset for cache in model.caches]
     assert held == [0] * len(held), (
         f"each layer's cache still holds {held} tokens at the end, instead of none"

@@ -122,6 +122,14 @@ def test_task_2_a_row_has_the_same_bits_alone_and_among_100(instruction_set, bit
         assert_same_bits(alone[0], together[row], f"row {row} alone, and among 100")
 
 
+def test_task_2_unknown_instruction_set(on_cpu, monkeypatch):
+    """The evaluation raises, not the next operation."""
+    args = problem(1, 128, 64, 4, 64, mx.bfloat16)
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", "sse9")
+    with pytest.raises(ValueError, match='TINY_LLM_CPU_ISA must be .*, got "sse9"'):
+        evaluated(*args)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 def test_task_1_quantized_linear(bits, group_size):

@@ -15,6 +15,7 @@ from tiny_llm import (
     TinyKvPagedCache,
     TinyKvPagedPool,
 )
+from tiny_llm.attention import gather_pages
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 
@@ -65,14 +66,21 @@ def test_task_1_bounded_pool_has_as_many_pages_as_its_capacity():
 
 
 def test_task_1_memory_grows_by_half():
-    pool, token = TinyKvPagedPool(page_size=1), mx.ones((1, 1, 1, 1))
+    pool, token = TinyKvPagedPool(page_size=1), mx.ones((1, 1, 1, 64))
+    before = mx.get_active_memory()
     for _ in range(1000):
         pool.allocate_page()
     pool.ensure_capacity(token)
     pool.allocate_page()
     pool.ensure_capacity(token)
-    assert len(pool.key_pages) == len(pool.value_pages) >= 1500, (
-        f"page 1,001: expected growth by half, to at least 1,500, got {len(pool.key_pages)}"
+    held = mx.get_active_memory() - before
+    assert len(pool.key_pages) == len(pool.value_pages) == 1500, (
+        f"page 1,001: expected growth by half, to 1,500, got {len(pool.key_pages)}"
+    )
+    size = pool.key_pages.nbytes + pool.value_pages.nbytes
+    assert 0.9 * size < held < 1.1 * size, (
+        f"expected {size} bytes in use, those of the grown arrays, got {held}: evaluate them, so "
+        "that the old ones are freed"
     )
 
 
@@ -129,10 +137,10 @@ def test_task_1_writes_are_ordered_after_reads_of_previous_layer():
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for slot in range(1, 4):
-        # A sum that is slow to compute, but needs no extra memory.
-        zero = mx.broadcast_to(mx.zeros(1), (1 << 26,)).sum()
-        key = zero + pool.key_pages[page, :, slot - 1 : slot][None] + 1  # B×H×1×D
-        value = zero + pool.value_pages[page, :, slot - 1 : slot][None] + 1
+        # Sums that are slow to compute, but need no extra memory.
+        zeros = [mx.broadcast_to(mx.zeros(1), (1 << 25,)).sum() for _ in range(2)]
+        key = zeros[0] + pool.key_pages[page, :, slot - 1 : slot][None] + 1  # B×H×1×D
+        value = zeros[1] + pool.value_pages[page, :, slot - 1 : slot][None] + 1
         pool.write_page_slice(page, slot, key, value)
     mx.eval(pool.state)
     copied = mx.get_peak_memory() - before
@@ -306,6 +314,8 @@ def test_task_2_random_operations_keep_the_invariants(page_size, capacity, steps
 def test_task_3_dense_gather_equals_full_cache(device, dtype, page_size, chunks):
     pool, full = TinyKvPagedPool(page_size), TinyKvFullCache()
     first, second = TinyKvPagedCache(pool), TinyKvPagedCache(pool)
+    for page in [pool.allocate_page() for _ in range(9)]:
+        pool.free_page(page)  # from now on, later pages have lower numbers
     assert second.gather_dense() is None, "expected None for an empty cache"
     for length in chunks:
         key, value = (random(1, 2, length, 8, dtype=dtype) for _ in range(2))
@@ -317,6 +327,14 @@ def test_task_3_dense_gather_equals_full_cache(device, dtype, page_size, chunks)
         assert actual[2:] == expected[2:]
     second.release()
     assert second.gather_dense() is None, "expected None from a released cache"
+
+
+def test_task_3_gathers_only_the_pages_of_the_tokens():
+    pages, before = mx.zeros((2, 1, 16, 64)), mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(gather_pages(pages, mx.zeros(1000, mx.int32), 20))
+    copied = mx.get_peak_memory() - before
+    assert copied < 100_000, f"expected 2 of 1,000 pages to be copied, got {copied / 1e6:.1f} MB"
 
 
 @pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 4, 3], [10, 1]])

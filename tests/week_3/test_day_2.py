@@ -106,10 +106,11 @@ def test_task_1_rewind_and_release():
 
 def test_task_1_allocation_is_all_or_nothing():
     batch, pool, shadowed_caches = batch_of([4, 3, 4], capacity=4)
-    row = mx.zeros((3, 2, 1, 8))
-    with pytest.raises(OutOfPagesError):
-        batch.update_and_fetch_paged(row, row)
-    check_integrity(pool, list(shadowed_caches.values()))
+    for L in (3, 1):
+        row = mx.zeros((3, 2, L, 8))
+        with pytest.raises(OutOfPagesError):
+            batch.update_and_fetch_paged(row, row)
+        check_integrity(pool, list(shadowed_caches.values()))
     # Releases the pages, as a scheduler does when it preempts the request.
     shadowed_caches[0].cache.release()
     batch.update_and_fetch_paged(row, row)
@@ -170,7 +171,7 @@ def test_task_2_equals_attention_to_each_sequence(dtype, page_size, mask):
     lengths = [9, 70, 3]
     pairs = sequences(lengths, D=16, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
-    query = random(3, 4, 3, 16, dtype=dtype)
+    query = random(3, 6, 3, 16, dtype=dtype)  # 3 query heads per key head
     actual = paged_attention(
         query, keys, values, padded(table), mx.array(lengths), page_size, mask=mask
     )
@@ -249,9 +250,10 @@ def test_task_2_reference_computes_in_float32():
 @pytest.mark.parametrize("mask", ["causal", None])
 @pytest.mark.parametrize("page_size", [3, 16])
 def test_task_2_readable_metal_kernel(dtype, page_size, mask):
-    lengths = [9, 0, 33, 2]
+    lengths = [9, 0, 33, 1]
     keys, values, table = cut_into_pages(sequences(lengths, dtype=dtype), page_size)
     query = random(4, 4, 3, 40, dtype=dtype)
+    query[3] *= 1000  # scores far above and far below 0, of one key
     common = (query, keys, values, padded(table), mx.array(lengths))
     with mx.stream(mx.cpu):
         expected = paged_attention_reference(*common, page_size, mask=mask)
@@ -382,6 +384,7 @@ def test_task_4_add_request_does_not_copy():
     batch.remove_request(1)
     assert pool.num_free_pages == in_use, "expected the slot's pages in the free list"
     assert batch.lengths == [None, None]
+    assert shadowed.cache.page_ids == [], "expected the removed cache to own no pages"
     other = ShadowedCache(pool)
     other.append(5)
     batch.add_request(other.cache, 1)

@@ -72,6 +72,7 @@ def assert_parsed(text: str, expected: list[tuple[str, str]], **options: Any) ->
         ("a </thin", ("</think>",), 6),
         ("a </thin ", ("</think>",), 0),
         ("a <<", ("<tool>",), 1),
+        ("a <T", ("<tool>",), 0),
         ("<tool", ("<tool>",), 5),
         ("", ("<tool>",), 0),
         ("5 ]", ("[CALL]",), 0),
@@ -207,6 +208,7 @@ def drive(read: Any, source: TextSource, *chunks: str) -> list[Any]:
         (["<b>"], [""]),
         (["", "<", "a", ">"], [None, None, None, "<a>"]),
         (["<", "b"], [None, ""]),
+        (["[", "b]"], [None, "[b]"]),
         (["<a"], [None, ""]),  # the output ends after this chunk
     ],
     ids=str,
@@ -242,6 +244,17 @@ def test_task_3_whitespace_before_the_tag():
         assert actual == expected, (
             f"a call after {before!r}, which must be skipped: expected {expected}, got {actual}"
         )
+
+
+def test_task_3_output_ends_inside_the_arguments():
+    actual = events('<tool_call>{"name": "f", "arguments": {"a": ', "[1")
+    expected = [
+        CallStart("f"),
+        ArgumentsDelta('{"a": '),
+        ArgumentsDelta("[1"),
+        "MalformedCallError",
+    ]
+    assert actual == expected, f"expected {expected}, got {actual}"
 
 
 def test_task_3_call_does_not_depend_on_chunking():
@@ -302,17 +315,6 @@ def test_task_3_cut_call_is_a_prefix_of_the_call():
         assert parser.has_incomplete_call, "expected the call to be incomplete"
 
 
-def test_task_3_output_ends_inside_the_arguments():
-    actual = events('<tool_call>{"name": "f", "arguments": {"a": ', "[1")
-    expected = [
-        CallStart("f"),
-        ArgumentsDelta('{"a": '),
-        ArgumentsDelta("[1"),
-        "MalformedCallError",
-    ]
-    assert actual == expected, f"expected {expected}, got {actual}"
-
-
 START, END = 8, 9
 
 
@@ -323,7 +325,11 @@ START, END = 8, 9
         ([1, 2, 3], [], False, None),  # no reasoning
         ([START, 1], [], False, None),
         ([START, 1, 2], [], False, END),
+        ([START, 1, 2, 3], [], False, END),  # the grammar did not allow END before
         ([START, START, 1], [], False, None),  # the tags do not count
+        ([START, START, 1, 2], [], False, END),
+        ([START, 1, END, START], [], False, None),
+        ([START], [1], False, None),
         ([START], [1, 2], False, END),
         ([START, 1], [2, END], False, None),  # a draft token, END, ends the reasoning
         ([START, 1, 2, END, 3, 4], [], False, None),

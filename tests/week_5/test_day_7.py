@@ -9,12 +9,16 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
 from tests.support import assert_equal
-from tiny_llm.server.replicas import prefix_index
+from tiny_llm.server.replicas import routing
 from tiny_llm.server.replicas.gateway import ReplicaLostError, ReplicaRequest
 from tiny_llm.server.replicas.pool import RoutedReplicaPool
-from tiny_llm.server.replicas.prefix_index import CHUNK_LENGTH, PrefixIndex, chunk_hashes
-from tiny_llm.server.replicas.router import PrefixAwareRouter
-from tiny_llm.server.replicas.routing import routing_key
+from tiny_llm.server.replicas.routing import (
+    CHUNK_LENGTH,
+    PrefixAwareRouter,
+    PrefixIndex,
+    chunk_hashes,
+    routing_key,
+)
 
 A, B, C, D = (letter * CHUNK_LENGTH for letter in "abcd")  # texts of one chunk each
 TURN = [{"role": "user", "content": "What is two?"}]
@@ -99,7 +103,7 @@ def test_task_2_each_piece_is_hashed_once(monkeypatch):
         num_hashed += num_characters(value)
         return hash(value)
 
-    monkeypatch.setattr(prefix_index, "hash", counting_hash, raising=False)
+    monkeypatch.setattr(routing, "hash", counting_hash, raising=False)
     key = "".join(f"{index:{CHUNK_LENGTH}}" for index in range(50))
     chunk_hashes(key)
     assert num_hashed <= len(key), (

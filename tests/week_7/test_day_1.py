@@ -48,7 +48,7 @@ def call(name: str, arguments: Any, number: int = 7) -> Message:
     [
         ('{"path": "a.txt"}', {"path": "a.txt"}),
         ('{"lines": [1, 20], "path": ""}', {"path": "", "lines": [1, 20]}),
-        (' {"path": "ü\\n"}\n', {"path": "ü\n"}),
+        (' {"path": "//ü\\n"}\n', {"path": "//ü\n"}),
     ],
 )
 def test_task_1_valid_arguments(text, expected):
@@ -59,6 +59,8 @@ def test_task_1_valid_arguments(text, expected):
 def test_task_1_empty_text_means_no_arguments():
     actual = parse_arguments(BY_NAME["wrong"], "")
     assert actual == {}, f"expected an empty object, got {actual}"
+    message = error_of(parse_arguments, BY_NAME["wrong"], "null")
+    assert "not of type 'object'" in message, f"null: expected a violation, got: {message}"
 
 
 @pytest.mark.parametrize(
@@ -67,12 +69,22 @@ def test_task_1_empty_text_means_no_arguments():
         '{"path": "a.txt"',
         "path=a.txt",
         "{'path': 1}",
+        '{"path": "a\n"}',
         "[" * 200_000,
         f'{{"n": {"9" * 5000}}}',
         '{"path": NaN}',
         '{"path": -Infinity}',
     ],
-    ids=["no end", "no JSON", "quotes", "200,000 brackets", "5,000 digits", "NaN", "-Infinity"],
+    ids=[
+        "no end",
+        "no JSON",
+        "quotes",
+        "newline",
+        "200,000 brackets",
+        "5,000 digits",
+        "NaN",
+        "-Infinity",
+    ],
 )
 def test_task_1_invalid_json(text):
     message = error_of(parse_arguments, READ, text)
@@ -110,10 +122,11 @@ def test_task_1_first_violations_only():
     count = message.count("minimum")
     assert count == 3, f"expected the first 3 of 5 violations, got {count}: {message}"
     assert message.count("; ") == 2, f"expected '; ' between violations, got: {message}"
+    assert "lines[0]" in message, f"expected the first violation, lines[0], got: {message}"
 
 
 def test_task_2_result():
-    actual = run_call(call("read", {"path": "a.txt", "lines": [3]}), BY_NAME)
+    actual = run_call(call("read", {"lines": [3], "path": "a.txt"}), BY_NAME)
     expected = {"role": "tool", "tool_call_id": "call_7_0", "content": "a.txt [3]"}
     assert actual == expected, f"expected {expected}, got {actual}"
 
@@ -180,13 +193,14 @@ START = [
 
 
 def test_task_3_calls_and_their_results():
-    message = assistant("Reading.", ("read", {"path": "a.txt"}), ("wrong", {}), ("read", "{"))
+    read = ("read", {"path": "a.txt"})
+    message = assistant("Reading.", read, ("wrong", {}), ("read", "{"), read)
     agent, _ = scripted_agent([message])
     transcript = agent.start("Read a.txt and b.txt.")
     agent.step(transcript)
     results = [run_call(each, BY_NAME) for each in message["tool_calls"]]
     expected = [*START, message, *results]
-    assert_messages(transcript.messages, expected, "message and three results")
+    assert_messages(transcript.messages, expected, "message and four results")
     assert_messages(transcript.context, expected, "context")
     state = transcript.steps, transcript.stop_reason
     assert state == (1, None), f"expected one step and no stop reason, got {state}"
@@ -194,7 +208,7 @@ def test_task_3_calls_and_their_results():
 
 @pytest.mark.parametrize("calls", [{}, {"tool_calls": []}, {"tool_calls": None}], ids=str)
 def test_task_3_message_without_calls_is_the_answer(calls):
-    message = {"role": "assistant", "content": "In b.txt.", **calls}
+    message = {"role": "assistant", "content": "In b.txt.\n", **calls}
     agent, _ = scripted_agent([message])
     transcript = agent.start("Read a.txt and b.txt.")
     try:
@@ -203,7 +217,7 @@ def test_task_3_message_without_calls_is_the_answer(calls):
         pytest.fail(f"expected {message} to be an answer, got {type(error).__name__}: {error}")
     assert_messages(transcript.messages, [*START, message], "answer")
     state = transcript.steps, transcript.stop_reason, transcript.answer
-    expected = (1, "answer", "In b.txt.")
+    expected = (1, "answer", "In b.txt.\n")
     assert state == expected, f"expected steps, stop reason and answer {expected}, got {state}"
 
 
@@ -233,8 +247,9 @@ def test_task_3_request_to_the_model():
     agent.step(transcript, seed=5)
     agent.step(transcript, seed=6)
     assert seeds == [5, 6], f"expected the seeds 5 and 6, got {seeds}"
-    names = [tool["function"]["name"] for tool in definitions[0]]
-    assert names == list(BY_NAME), f"expected the definitions of all tools, got {names}"
+    for given in definitions:
+        names = [tool["function"]["name"] for tool in given]
+        assert names == list(BY_NAME), f"expected the definitions of all tools, got {names}"
     assert_messages(model.prompts[1], transcript.messages[1:3], "compacted context")
     assert_equal(len(transcript.messages), 4, "4 messages in the transcript")
 
@@ -285,14 +300,15 @@ def test_task_4_limit_counts_earlier_steps():
     assert count == 2, f"expected 2 steps in total, got {count}"
 
 
-def test_task_4_no_request_at_the_limit():
-    agent, model = scripted_agent([READ_A, READ_B, ANSWER], max_steps=2)
+@pytest.mark.parametrize("limit", [1, 2])
+def test_task_4_no_request_at_the_limit(limit):
+    agent, model = scripted_agent([READ_A, READ_B, ANSWER], max_steps=limit)
     transcript = agent.start("Read a.txt and b.txt.")
     agent.step(transcript)
     agent.step(transcript)
     agent.resume(transcript)
     count = len(model.prompts)
-    assert count == 2, f"expected no request after 2 of 2 steps, got {count - 2}"
+    assert count == 2, f"expected no request after 2 of {limit} steps, got {count - 2}"
     reason = transcript.stop_reason
     assert reason == "max_steps", f"expected the stop reason max_steps, got {reason}"
 
@@ -328,10 +344,18 @@ def test_task_4_forks_and_finished_runs():
     assert count == 0, f"expected no request for a finished run, got {count}"
 
 
-def test_task_4_callback_after_each_step():
-    agent, _ = scripted_agent([READ_A, READ_B, ANSWER])
+def test_task_4_empty_answer_is_final():
+    agent, model = scripted_agent([assistant(""), ANSWER])
+    agent.resume(agent.run("Read a.txt and b.txt."))
+    count = len(model.prompts)
+    assert count == 1, f"expected no request after the answer '', got {count - 1}"
+
+
+@pytest.mark.parametrize(("limit", "last"), [(2, []), (3, [(3, "answer")])])
+def test_task_4_callback_after_each_step(limit, last):
+    agent, _ = scripted_agent([READ_A, READ_B, ANSWER], max_steps=limit)
     seen: list[tuple[int, str | None]] = []
     transcript = agent.start("Read a.txt and b.txt.")
     agent.resume(transcript, 0, lambda now: seen.append((now.steps, now.stop_reason)))
-    expected = [(1, None), (2, None), (3, "answer")]
+    expected = [(1, None), (2, None), *last]
     assert seen == expected, f"expected (steps, stop reason) {expected}, got {seen}"

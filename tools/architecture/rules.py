@@ -95,7 +95,6 @@ ARRAY_FREE = (
     "engine.scheduling",
     "engine.tool_calls",
     "engine.output_processor",
-    "engine.structured_output.json_schema",
     "engine.structured_output.grammar",
     "engine.spec_decode.verification",
     "engine.spec_decode.grammar_proposer",

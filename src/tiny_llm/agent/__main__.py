@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from ..cli.parsing.arguments import API_KEY_VARIABLE, add_flag, api_key, in_range
-from ..cli.parsing.command import CommandParser, console, print_text, run_command
-from ..cli.parsing.input_text import read_prompt
+from ..cli.parsing.command import CommandParser, console, print_text, read_prompt, run_command
 from ..engine.llm import LLM
 from ..errors import UserError
 from .compaction import Compaction

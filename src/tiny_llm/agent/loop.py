@@ -98,7 +98,8 @@ class Agent:
         """Continues a run in place until it stops, and returns it.
 
         A run that stopped at the step limit continues if this agent's limit is higher; an answered
-        run does not. Calls `on_step` after each step.
+        run does not. Calls `on_step` after each step: after the last one, the stop reason is
+        "answer", or None if the run then stops at the limit.
         """
         # [task 7.1.4 resume]
         if transcript.stop_reason == "max_steps":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..cli.backends.openai_client import OpenAIClient
+from ..cli.backends.remote import OpenAIClient
 from ..engine.inputs.prompts import ChatOptions, encode_prompt
 from ..engine.inputs.sampling_params import SamplingParams
 from ..engine.llm import LLM

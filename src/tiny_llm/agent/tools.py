@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
-from ..engine.structured_output.json_schema import close_objects
+from ..engine.structured_output.grammar import close_objects
 from ..errors import UserError
 from .models import Message
 

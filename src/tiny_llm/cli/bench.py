@@ -21,8 +21,7 @@ from rich.table import Table
 from .. import kernels
 from ..errors import UserError
 from ..sampler import make_sampler
-from .backends.checkpoint import Checkpoint, open_checkpoint
-from .backends.engine import open_llm
+from .backends.checkpoint import Checkpoint, open_checkpoint, open_llm
 from .batching.open_loop import SLO, goodput, percentile, poisson_arrivals, run_open_loop
 from .batching.runs import BatchRun, open_batch_run, peak_memory
 from .batching.workload import (

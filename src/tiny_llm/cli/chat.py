@@ -9,20 +9,24 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-from ..engine.tool_calls.formats.harmony import FINAL
 from ..errors import UserError
-from ..models.tokenizer.think_tags import DEFAULT_TAGS, GEMMA4_TAGS
+from ..server.protocol.harmony_parser import without_reasoning
 from .backends.backend import Backend, open_backend
 from .backends.remote import RemoteBackend, add_remote_arguments, check_remote_arguments
 from .parsing.arguments import add_flag, add_model_arguments, add_sampling_arguments
-from .parsing.command import CommandParser, console, print_text, run_command
-from .parsing.input_text import reconfigure_as_utf8, validate_utf8
+from .parsing.command import (
+    CommandParser,
+    console,
+    print_text,
+    reconfigure_as_utf8,
+    run_command,
+    validate_utf8,
+)
 
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401  (enables history and line editing in input())
 
 HELP = "/reset clears the history, /exit or Ctrl-D quits, Ctrl-C stops generation"
-CONTENT_STARTS = (DEFAULT_TAGS[1], GEMMA4_TAGS[1], FINAL)  # ends of the reasoning
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "chat") -> int:
@@ -43,6 +47,7 @@ class ChatSession:
 
     def __init__(self, backend: Backend | RemoteBackend, system_prompt: str | None = None):
         self._backend = backend
+        self._tokenizer = backend.checkpoint.tokenizer if isinstance(backend, Backend) else None
         self._system_prompt = system_prompt
         self.reset()
 
@@ -72,8 +77,7 @@ class ChatSession:
             raise
         print()
         # Drop the reasoning, as chat templates do in earlier turns.
-        for start in CONTENT_STARTS:
-            reply = reply.rpartition(start)[2].strip()
+        reply = without_reasoning(reply, self._tokenizer)
         self.messages.append({"role": "assistant", "content": reply})
 
 

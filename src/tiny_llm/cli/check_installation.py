@@ -25,15 +25,8 @@ from ..models.checkpoint.safe_io import ModelError
 from ..models.gguf.model_files import check_model_files, weight_bytes
 from ..models.hub import find_config
 from .backends.checkpoint import set_device
-from .estimates.decode_speed import DecodeSpeed
-from .estimates.memory_table import estimate_memory, print_memory_table
-from .parsing.arguments import (
-    add_engine_arguments,
-    add_flag,
-    flag_name,
-    given_options,
-    is_set,
-)
+from .memory_table import DecodeSpeed, estimate_memory, print_memory_table
+from .parsing.arguments import add_engine_arguments, add_flag, flag_name, given_options, is_set
 from .parsing.command import CommandParser, SafeConsole, console, run_command
 
 MARKS = {True: "[green]ok[/]", False: "[red]failed[/]", None: "[yellow]optional[/]"}

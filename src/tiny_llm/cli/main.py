@@ -9,8 +9,7 @@ from ..errors import UserError
 from ..generate import GenerationResponse, SpeculationStatistics
 from .backends.backend import open_backend
 from .parsing.arguments import add_flag, add_model_arguments, add_sampling_arguments
-from .parsing.command import CommandParser, print_text, run_command
-from .parsing.input_text import read_prompt
+from .parsing.command import CommandParser, print_text, read_prompt, run_command
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "main") -> int:
@@ -44,7 +43,8 @@ def _answer(args: argparse.Namespace) -> int:
         raise UserError("the prompt is empty; pass text with --prompt.")
 
     backend = open_backend(args)
-    for response in backend.stream(backend.encode_chat([{"role": "user", "content": prompt}])):
+    messages = [{"role": "user", "content": prompt}]
+    for response in backend.stream(backend.checkpoint.encode_chat(messages)):
         print_text(response.text, end="")
     print(f"\n\n{statistics_line(response, backend.speculation_statistics())}")
     return 0

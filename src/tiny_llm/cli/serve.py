@@ -28,7 +28,7 @@ from .backends.served_models import (
     memory_requirement,
     parse_model_argument,
 )
-from .estimates.memory_table import estimate_memory, print_memory_table
+from .memory_table import estimate_memory, print_memory_table
 from .parsing.arguments import (
     add_engine_arguments,
     add_flag,

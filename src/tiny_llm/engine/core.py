@@ -12,13 +12,7 @@ from dataclasses import astuple, replace
 from functools import cached_property
 from typing import Any
 
-from ..errors import (
-    UserError,
-    check_token_ids,
-    short_repr,
-    summarize,
-    validate_number,
-)
+from ..errors import UserError, check_token_ids, short_repr, summarize, validate_number
 from ..models import memory
 from ..models.tokenizer.detokenizer import detokenizer_with_leading_space
 from ..models.tokenizer.think_tags import think_tags
@@ -278,11 +272,7 @@ class EngineCore:
             return False
         totals = scheduler.num_prompt_tokens, scheduler.num_cached_tokens
         request = EngineRequest(
-            "(ahead)",
-            token_ids[:end],
-            SamplingParams(temperature=0),
-            1,
-            adapter=adapter,
+            "(ahead)", token_ids[:end], SamplingParams(temperature=0), 1, adapter=adapter
         )
         try:
             scheduler.add(request)

@@ -33,8 +33,7 @@ from .model_runner import ModelRunner, MtpRunner, PoolingRunner
 from .scheduling.config import SchedulerConfig
 from .scheduling.fair_scheduler import FairScheduler
 from .scheduling.scheduler import Scheduler
-from .spec_decode.draft_model import DraftModel
-from .spec_decode.mtp_drafter import MtpDrafter
+from .spec_decode.draft_model import DraftModel, MtpDrafter
 
 
 @dataclass(frozen=True)

@@ -139,14 +139,16 @@ class TinyKvPagedPool:
         # [task 3.1.1 write]
         # MLX donates an array's memory only if no pending operation reads it. The previous layer's
         # attention may be pending; evaluating the new tokens, which depend on it, completes it.
-        # On a GPU, dispatching is enough, because commands execute in order.
-        evaluate = mx.eval if kernels.computes_on_cpu() else mx.async_eval
+        # On a GPU, dispatching is enough, because commands execute in order; MLX counts those in
+        # flight as readers, so the write must overwrite.
+        on_gpu = not kernels.computes_on_cpu()
+        evaluate = mx.async_eval if on_gpu else mx.eval
         evaluate(key, value)
         self.ensure_capacity(key)
         assert self.key_pages is not None
         assert self.value_pages is not None
-        self.key_pages = kernels.paged_cache_write(self.key_pages, key, slots, overwrite=True)
-        self.value_pages = kernels.paged_cache_write(self.value_pages, value, slots, overwrite=True)
+        self.key_pages = kernels.paged_cache_write(self.key_pages, key, slots, on_gpu)
+        self.value_pages = kernels.paged_cache_write(self.value_pages, value, slots, on_gpu)
         # [/task 3.1.1 write]
 
     def check_tokens(self, key: mx.array, value: mx.array) -> None:

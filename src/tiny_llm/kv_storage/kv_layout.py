@@ -75,7 +75,7 @@ class KvLayout:
         return cls(page_size, tuple(layers), (table,), zeros, indices, sizes, block_pages)
 
     @classmethod
-    def of(cls, layers: Sequence[LayerKv], page_size: int) -> "KvLayout":
+    def from_layers(cls, layers: Sequence[LayerKv], page_size: int) -> "KvLayout":
         """Layout with separate tables for layers that differ in window or row size.
 
         Falls back to one table if pages of equal bytes are impossible, i.e. if `page_size` is not

@@ -11,9 +11,9 @@ import mlx.core as mx
 
 from ..kernels.graph_capture import CapturedFunction
 from .layer_cache import LayerCacheView
-from .step_plan import AttentionMetadata, CosSin, StepPlan
+from .step_plan import AttentionMetadata, LayerInputs, StepPlan
 
-# (x B×L×E, `CosSin`, one cache or view per layer) -> (x, update), both B×L×E
+# (x B×L×E, `LayerInputs`, one cache or view per layer) -> (x, update), both B×L×E
 Layers = Callable[..., tuple[mx.array, mx.array]]
 
 
@@ -31,13 +31,13 @@ class PlannedLayers:
         self._functions: dict[tuple[tuple[str, ...], tuple[int, ...]], Callable[..., Any]] = {}
 
     def __call__(
-        self, x: mx.array, cos_sin: CosSin, step_plan: StepPlan
+        self, x: mx.array, inputs: LayerInputs, step_plan: StepPlan
     ) -> tuple[mx.array, mx.array]:
         """Runs the layers and commits the plan; rolls it back on an error."""
         metadata = step_plan.attention_metadata
         try:
-            function = self._function_for(metadata.names, step_plan.tables, len(cos_sin))
-            x, update, *buffers = function(x, *cos_sin, *metadata.arrays, *step_plan.buffers)
+            function = self._function_for(metadata.names, step_plan.tables, len(inputs))
+            x, update, *buffers = function(x, *inputs, *metadata.arrays, *step_plan.buffers)
         except BaseException:
             step_plan.rollback()
             raise
@@ -65,11 +65,11 @@ class PlannedLayers:
         x: mx.array,
         *arrays: mx.array,
     ) -> tuple[mx.array, ...]:
-        cos_sin, rest = arrays[:num_inputs], arrays[num_inputs:]
+        inputs, rest = arrays[:num_inputs], arrays[num_inputs:]
         attention_metadata = AttentionMetadata(**dict(zip(names, rest, strict=False)))
         buffers = list(rest[len(names) :])
         views = layer_cache_views(attention_metadata, buffers, self._num_caches, tables)
-        return *self._layers(x, cos_sin, views), *buffers
+        return *self._layers(x, inputs, views), *buffers
 
 
 def layer_cache_views(

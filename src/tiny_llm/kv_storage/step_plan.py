@@ -18,7 +18,7 @@ from functools import cached_property
 import mlx.core as mx
 
 # Cosines and sines at the new tokens' positions, a pair per RoPE, then Gemma 4's per-layer inputs.
-CosSin = tuple[mx.array, ...]
+LayerInputs = tuple[mx.array, ...]
 
 
 @dataclass(frozen=True, eq=False)

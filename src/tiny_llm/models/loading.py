@@ -192,8 +192,9 @@ def evaluate(model: Any, console: "Console | None") -> None:
     come first. A model from `mlx_lm` stays row-major, because it must remain callable.
     """
     text = getattr(model, "language_model", model).model  # mlx_lm nests the text of vision models
-    table, head = getattr(text, "embed_tokens", None), model.get("lm_head")
-    modules = [each for each in (table, head, *model.layers, model.get("mtp")) if each is not None]
+    others = [each for each in text.values() if isinstance(each, dict)]  # embeddings, final norm
+    modules = [*others, model.get("lm_head"), *model.layers, model.get("mtp")]
+    modules = [each for each in modules if each is not None]
     prepacked = None
     if isinstance(model, CheckpointModel):
         prepacked = PrepackedWeights(model, model.weight_locations)

@@ -16,11 +16,11 @@ from .anthropic import messages
 from .http.errors import INTERNAL_ERROR, ApiError
 from .http.middleware import AccessLogMiddleware, AccessMiddleware, BodyMiddleware
 from .http.validation import validation_error
-from .models.loading import LeaseMiddleware, max_body_bytes
-from .models.model_registry import ModelRegistry
+from .models.model_registry import LeaseMiddleware, ModelRegistry
+from .models.requests import max_body_bytes
 from .openai import chat, completions, embeddings, responses
 from .openai.response_store import ResponseStore
-from .ops import engine_view, health, tokenize, web_ui
+from .ops import health, tokenize, web_ui
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -53,7 +53,7 @@ def _build_fastapi(registry: ModelRegistry) -> FastAPI:
     app.state.registry = registry
     app.state.response_store = ResponseStore(registry.settings.response_store)
     openai = (chat, completions, responses, embeddings)
-    for module in (health, tokenize, *openai, messages, engine_view, web_ui):
+    for module in (health, tokenize, *openai, messages, web_ui):
         app.include_router(module.router)
     app.router.routes.append(web_ui.static_files)
     app.add_exception_handler(ApiError, _handle_api_error)

@@ -6,8 +6,7 @@ from dataclasses import fields, replace
 import pytest
 
 from tests.engine.inputs.conversations import conversation, describe, markers
-from tiny_llm.engine.inputs.fit_messages import fit_messages
-from tiny_llm.engine.inputs.template_traits import TemplateTraits
+from tiny_llm.engine.inputs.fit_messages import TemplateTraits, fit_messages
 
 FLAGS = [field.name for field in fields(TemplateTraits) if field.type is bool]
 

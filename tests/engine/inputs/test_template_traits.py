@@ -7,7 +7,7 @@ import pytest
 from tests.engine.inputs.conversations import conversation
 from tiny_llm import UserError
 from tiny_llm.engine.inputs.chat_template import render_chat, template_traits
-from tiny_llm.engine.inputs.template_traits import EFFORTS, TemplateTraits
+from tiny_llm.engine.inputs.fit_messages import EFFORTS, TemplateTraits
 from tiny_llm.models import load_weights
 
 BODY = (

@@ -62,7 +62,7 @@ def test_default_memory_is_enough_for_all_requests_or_three_quarters_of_the_avai
     ],
 )
 def test_layouts(layers, arrays, tables, block_pages):
-    layout = KvLayout.of(layers, PAGE)
+    layout = KvLayout.from_layers(layers, PAGE)
     sizes = len(set(layout.array_of)), len(layout.tables), layout.block_pages
     assert sizes == (arrays, tables, block_pages)
     assert len(layout.array_elements) == arrays
@@ -79,7 +79,7 @@ def test_layouts(layers, arrays, tables, block_pages):
 
 def test_full_attention_is_the_first_group():
     layers = [LayerKv(4, 2, 8), LayerKv(0, 2, 8), LayerKv(9, 1, 8), LayerKv(0, 1, 8)]
-    layout = KvLayout.of(layers, 4)
+    layout = KvLayout.from_layers(layers, 4)
     assert [table.window for table in layout.tables] == [0, 0, 9, 4]
     assert layout.tables[0] == KvTable(0, 0, 1)
     assert layout.tables[1] == KvTable(0, 1, 2)

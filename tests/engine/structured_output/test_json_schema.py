@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tiny_llm.engine.structured_output.json_schema import close_objects
+from tiny_llm.engine.structured_output.grammar import close_objects
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CLOSED_CITY = {**CITY, "additionalProperties": False}

@@ -6,7 +6,7 @@ import pytest
 
 from tests.engine.structured_output.test_relaxation import tool
 from tiny_llm import StructuredOutputs, ToolCalls
-from tiny_llm.engine.structured_output.validator import OutputValidator
+from tiny_llm.engine.structured_output.relaxation import OutputValidator
 
 
 @pytest.fixture(scope="module")

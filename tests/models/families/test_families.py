@@ -227,7 +227,7 @@ def test_config_parsing(changes, expected):
         ({**LLAMA, "head_dim": 32, "num_attention_heads": 5}, "num_attention_heads 5.*_heads, 2"),
         ({**LLAMA, "head_dim": 514}, "head_dim 514, expected an even number of at most 512"),
         (
-            {**MISTRAL, "model_type": "phi3", "rope_scaling": {"type": "longrope", "factor": 2}},
+            {**MISTRAL, "model_type": "phi3", "rope_scaling": {"type": "yarn", "long_factor": [1]}},
             "rope_scaling type 'longrope', expected one of default",
         ),
         ({**LLAMA, "head_dim": 33}, "head_dim 33, expected an even number of at most 512"),

@@ -21,7 +21,6 @@ from tests.models.support import (
 from tests.support import as_numpy, assert_same_bits, resident_bytes
 from tiny_llm import load_weights
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
-from tiny_llm.models.checkpoint.sharding import RankShard
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.serving_model import serving_model
@@ -124,13 +123,6 @@ def test_mapped_table(tmp_path, bits, on_cpu):
 def test_refused_configs(fields, message):
     with pytest.raises(ValueError, match=message):
         read_config({**GEMMA4, **fields})
-
-
-def test_ranks_are_refused_with_experts():
-    with pytest.raises(
-        ValueError, match="its experts and MLP are normalized before they are added"
-    ):
-        RankShard(read_config(GEMMA4_MIXTURE), 0, 2)
 
 
 @pytest.mark.parametrize("config", [GEMMA4, GEMMA4_MIXTURE], ids=["e2b", "moe"])

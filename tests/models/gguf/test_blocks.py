@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType as Type
 from tests.support import as_numpy
 from tiny_llm.kernels.mxfp4 import bfloat16_to_e8m0
 from tiny_llm.models.gguf import blocks
+from tiny_llm.models.gguf.lookup_table import LookupTable
 from tiny_llm.models.gguf.reader import TYPES, GGUFTensor
 
 ROWS, COLUMNS = 530, 1024  # several chunks of 256 kB
@@ -66,6 +67,18 @@ def test_exact_types(tmp_path, kind):
     data = random_blocks(kind)
     actual = repacked(tmp_path, kind, data)
     np.testing.assert_array_equal(actual, gguf.dequantize(data, kind))
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0, Type.Q4_K, Type.Q5_K, Type.Q6_K])
+def test_lookup_tables(tmp_path, kind):
+    data = random_blocks(kind)
+    file = tmp_path / "data"
+    file.write_bytes(bytes(64) + data.tobytes())
+    table = LookupTable(GGUFTensor(TYPES[kind], (ROWS, COLUMNS), file, 64))
+    table.weight = table.read()
+    ids = [[0, ROWS - 1], [7, 7]]
+    actual = as_numpy(table.lookup(mx.array(ids)))
+    np.testing.assert_array_equal(actual, gguf.dequantize(data, kind)[np.array(ids)])
 
 
 @pytest.mark.usefixtures("_is_cpu")

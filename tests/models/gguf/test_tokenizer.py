@@ -145,7 +145,11 @@ def test_sentencepiece_streams_bytes(sentencepiece):
 @pytest.mark.parametrize(
     ("kind", "pre", "message"),
     [
-        ("bert", "default", "its tokenizer is of kind bert; supported kinds are gpt2 and llama"),
+        (
+            "bert",
+            "default",
+            "its tokenizer is of kind bert; supported kinds are gpt2, llama, gemma4",
+        ),
         ("gpt2", "new", "its pre-tokenizer, new, is not supported; supported ones are gpt-2, "),
     ],
 )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from tests.support import as_numpy
 from tiny_llm import load_weights
 from tiny_llm.kernels.prepack import copy_tree, row_major_layer
 from tiny_llm.models import ModelError
+from tiny_llm.models.gguf.config import tensor_names
+from tiny_llm.models.gguf.reader import open_gguf
 from tiny_llm.models.model_size import model_size, size_of_tree
 from tiny_llm.models.serving_model import serving_model
 
@@ -83,6 +86,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            **parity.FAMILIES["gpt_oss"][1],
+            **heads(4, 2, 16),
+            "rope_parameters": {**YARN, "original_max_position_embeddings": 64, "truncate": False},
+        },
+    ),
+    "gemma4": (
+        "Gemma4",
+        {
+            **parity.FAMILIES["gemma4-e2b"][1],
+            **heads(4, 1, 16),
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 32,
+        },
+    ),
+    "gemma4-moe": (
+        "Gemma4",
+        {
+            **parity.FAMILIES["gemma4-moe"][1],
+            "global_head_dim": 32,
+            "moe_intermediate_size": 32,
+        },
+    ),
 }
 
 
@@ -131,8 +159,41 @@ def test_weights_of_quantized_models(tmp_path, name, kind):
         np.testing.assert_array_equal(actual, expected, err_msg=path)
 
 
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma4", "gemma4-moe"])
+def test_experts_in_mxfp4_beside_q8_0(tmp_path, name):
+    """Weights are those of `gguf`, bit for bit; activations have 16 bits."""
+    model = make_model(name)
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if parameter.ndim > 1 and not path.endswith("bias"):
+                kind = Type.MXFP4 if ".experts." in path else Type.Q8_0
+                rows = parameter.mT if name == "gpt-oss" and ".experts." in path else parameter
+                rounded = quants.dequantize(quants.quantize(rows.numpy(), kind), kind)
+                rows.copy_(torch.tensor(rounded).reshape(rows.shape))
+    file = write_model(tmp_path / "model.gguf", model, kind=Type.Q8_0, expert_kind=Type.MXFP4)
+    loaded, _ = load_weights(str(file))
+    layers = dict(loaded.named_modules())
+    for tensor in gguf.GGUFReader(file).tensors:
+        paths = [
+            each.removesuffix(".weight") for each in tensor_names(tensor.name, open_gguf(file))
+        ]
+        if paths and paths[0] in layers and len(tensor.shape) > 1:
+            actual = np.concatenate([dequantized(layers[path]) for path in paths], axis=-2)
+            expected = gguf.dequantize(tensor.data, tensor.tensor_type)
+            np.testing.assert_array_equal(actual, expected, err_msg=tensor.name)
+    ours, ids = serving_model(name, loaded, page_size=16), random_ids(77)
+    assert ours.dtype == mx.bfloat16
+    assert ours.supports_graph_capture
+    expected = transformers_logits(model, ids)
+    # Routing is discontinuous, so logits of single tokens may differ more.
+    error = np.abs(as_numpy(sequence_logits(ours, ids)) - expected)
+    assert np.median(error) < 0.01 * np.abs(expected).max()
+
+
 def dequantized(layer: Any) -> np.ndarray:
     """A layer's weight, computed in float32 from its scales."""
+    if hasattr(layer, "lookup"):
+        return as_numpy(layer.lookup(mx.arange(layer.weight.shape[0])))
     layer = row_major_layer(layer)
     if "scales" not in layer:
         return as_numpy(layer.weight.astype(mx.float32))

@@ -10,8 +10,7 @@ import pytest
 
 from tiny_llm.server.anthropic.messages import MessageSerializer
 from tiny_llm.server.anthropic.messages_schema import CountTokensRequest, MessagesRequest
-from tiny_llm.server.models.generation import Generation
-from tiny_llm.server.protocol.parsed_output import ParsedOutput
+from tiny_llm.server.models.requests import Generation, ParsedOutput
 from tiny_llm.server.protocol.prompts import ChatPrompt, PromptRenderer
 
 BODY = {

@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.protocol.test_disconnect import LONG, connect
 from tests.server.running_server import RunningServer, eventually
-from tiny_llm.server.http.content_encoding import PIECE_BYTES, BodyDecoder
+from tiny_llm.server.http.middleware import PIECE_BYTES, BodyDecoder
 
 KEY = "a key with é"
 

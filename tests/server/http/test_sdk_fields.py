@@ -24,8 +24,13 @@ from tiny_llm.server.http.validation import validation_error
 from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
 from tiny_llm.server.openai.completions import CompletionRequest
 from tiny_llm.server.openai.embeddings import EmbeddingRequest
-from tiny_llm.server.openai.responses_input import ITEM_FIELDS, PART_FIELDS, to_chat_messages
-from tiny_llm.server.openai.responses_schema import TOOL_FIELDS, ResponsesRequest
+from tiny_llm.server.openai.responses_schema import (
+    ITEM_FIELDS,
+    PART_FIELDS,
+    TOOL_FIELDS,
+    ResponsesRequest,
+    to_chat_messages,
+)
 
 USER = {"role": "user", "content": "Hello"}
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}

@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 
-from tiny_llm.server.openai.responses_input import to_chat_messages
+from tiny_llm.server.openai.responses_schema import to_chat_messages
 
 BODY = {"model": "demo", "input": "What is the capital of France?", "reasoning": {"effort": "none"}}
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}

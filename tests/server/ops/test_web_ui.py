@@ -76,7 +76,7 @@ def test_page_needs_no_api_key_but_its_endpoints_do(tmp_path):
 @pytest.mark.parametrize("file", ["/no/such/folder/run.json", f"/tmp/{'n' * 300}", "n" * 252])
 def test_unwritable_recording_is_rejected_at_startup(file):
     from tiny_llm.errors import UserError
-    from tiny_llm.server.ops.event_log import EventLogWriter
+    from tiny_llm.server.ops.web_ui import EventLogWriter
 
     with pytest.raises(UserError, match="--record: '.*' cannot be written"):
         EventLogWriter(Path(file))
@@ -85,7 +85,7 @@ def test_unwritable_recording_is_rejected_at_startup(file):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_stops_only_the_recording(tmp_path, caplog):
     from tiny_llm.server.engine_client.messages import EngineStats, StepReport
-    from tiny_llm.server.ops.event_log import EventLogWriter
+    from tiny_llm.server.ops.web_ui import EventLogWriter
 
     (tmp_path / "run.json.part").symlink_to("/dev/full")
     recording = EventLogWriter(tmp_path / "run.json")

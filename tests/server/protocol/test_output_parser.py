@@ -1,6 +1,7 @@
 """Output parser: splits chunks of any size into reasoning, content and calls."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,7 @@ from tests.server import conftest  # noqa: F401  (skips where the libraries are 
 from tiny_llm.engine.tool_calls.formats.hermes import HermesFormat
 from tiny_llm.engine.tool_calls.formats.qwen3_coder import Qwen3CoderFormat
 from tiny_llm.engine.tool_calls.text_source import MalformedCallError
+from tiny_llm.server.protocol.harmony_parser import without_reasoning
 from tiny_llm.server.protocol.output_parser import OutputParser, ReasoningDelta, TextDelta
 from tiny_llm.server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
 
@@ -200,3 +202,21 @@ def test_call_inside_the_reasoning(text, expected, size, is_stream):
             actual.append((type(delta), delta.text))
     assert actual == expected
     assert [json.loads(each) for each in arguments] == [{"a": "x</think>"}] * len(arguments)
+
+
+HARMONY = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "<think>\nHm.\n</think>\n\nYes."),
+        ("{{ '<think>' }}", "Hm.\n</think>\n\nYes."),  # open in the prompt
+        ("<|channel>thought", "<|channel>thought\nHm.<channel|>Yes."),
+        ("<|channel|><|message|>", f"{HARMONY}Yes."),
+        (None, "Yes.\n"),
+    ],
+)
+def test_message_without_reasoning(template, message):
+    tokenizer = SimpleNamespace(chat_template=template)
+    assert without_reasoning(message, tokenizer) == "Yes."

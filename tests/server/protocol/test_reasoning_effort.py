@@ -8,10 +8,10 @@ from tiny_llm.models.checkpoint.safe_io import read_json
 from tiny_llm.models.tokenizer.loader import open_tokenizer
 from tiny_llm.server.anthropic.messages_schema import MessagesRequest
 from tiny_llm.server.anthropic.tools_schema import MessagesTool
-from tiny_llm.server.http.unsupported import warn_once
 from tiny_llm.server.http.validation import validation_error
 from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
 from tiny_llm.server.openai.responses_schema import ResponsesRequest
+from tiny_llm.server.protocol.base_schema import warn_once
 from tiny_llm.server.protocol.prompts import PromptRenderer
 from tiny_llm.server.protocol.request_fields import thinking_budget
 

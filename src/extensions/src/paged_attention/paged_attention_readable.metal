@@ -73,8 +73,7 @@ template <typename T>
             q[i] = d < D ? float(row[d]) : 0.0f;
         }
         // [task 3.2.2 metal]
-        const int visible =
-            params.causal ? clamp(position.l + 1 + keys - position.L, 0, keys) : keys;
+        const int visible = visible_keys(params.causal, keys, position.L, position.l);
         for (int s = 0; s < visible && !pages_missing; s++) {
             const long page = long(pages[s / params.page_size]) * params.H + key_head;
             const long start = (page * params.page_size + s % params.page_size) * D;

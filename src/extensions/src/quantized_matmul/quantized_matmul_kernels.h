@@ -91,13 +91,8 @@ extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
 }
 extern const QuantizedMatmulKernel quantized_matmul_avx512;  // for 4-bit weights, bfloat16
 namespace amx {
-extern const QuantizedMatmulKernel quantized_matmul_tiles;  // any M; delegates few rows
-/// For M ≤ 2, or M ≤ 4 if weights are prepacked and activations have 16 bits.
-extern const QuantizedMatmulKernel quantized_matmul_few_rows;
-/// `run` of quantized_matmul_few_rows for prepacked weights.
-void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,
-                                         int64_t first_output, int64_t last_output);
-}  // namespace amx
+extern const QuantizedMatmulKernel quantized_matmul_tiles;  // delegates few rows to fixed_point
+}
 #elif defined(__aarch64__)
 namespace neondot {  // the same kernel, compiled for DotProd
 extern const QuantizedMatmulKernel quantized_matmul_fixed_point;

@@ -23,8 +23,13 @@ from ...models.tokenizer.draft_tokenizer import check_same_vocabulary
 from ...sampler import Sampler
 from ..parsing.arguments import ENGINE, LOADERS, check_model_arguments, sampler_from_args
 from ..parsing.command import console
-from .checkpoint import Checkpoint, load_for_solution, open_checkpoint
-from .engine import open_llm, sampling_params_from_args
+from .checkpoint import (
+    Checkpoint,
+    load_for_solution,
+    open_checkpoint,
+    open_llm,
+    sampling_params_from_args,
+)
 
 Stream = Callable[[Sequence[int]], Iterator[GenerationResponse]]
 
@@ -34,13 +39,13 @@ class Backend:
     """Functions for generation with a loaded model."""
 
     stream: Stream  # function of the prompt's token ids; yields one response per token
-    encode_chat: Callable[[list[dict[str, str]]], list[int]]
+    checkpoint: Checkpoint
     # Returns draft token counters; None without speculative decoding or with mlx_lm.
     speculation_statistics: Callable[[], SpeculationStatistics | None] = lambda: None
 
     def stream_chat(self, messages: list[dict[str, str]]) -> Iterator[str]:
         """Yields the assistant's message in deltas; reasoning precedes `</think>`."""
-        for response in self.stream(self.encode_chat(messages)):
+        for response in self.stream(self.checkpoint.encode_chat(messages)):
             yield response.text
 
 
@@ -56,14 +61,14 @@ def open_backend(args: argparse.Namespace) -> Backend:
     checkpoint = open_checkpoint(args)
     if args.loader == ENGINE:
         engine = EngineBackend(args, checkpoint)
-        return Backend(engine.stream, checkpoint.encode_chat, engine.speculation_statistics)
+        return Backend(engine.stream, checkpoint, engine.speculation_statistics)
     draft = None
     if args.draft_model is not None:
         draft = Checkpoint(args.draft_model, *load_for_solution(args, args.draft_model))
         check_same_vocabulary(draft.tokenizer, checkpoint.tokenizer)
     if args.solution == "mlx":
         stream = _mlx_stream(checkpoint, draft, sampler, args.max_tokens)
-        return Backend(stream, checkpoint.encode_chat)
+        return Backend(stream, checkpoint)
     return _course_backend(args, checkpoint, draft, sampler)
 
 
@@ -163,7 +168,7 @@ def _course_backend(
     def speculation_statistics() -> SpeculationStatistics | None:
         return None if speculation is None else speculation.statistics
 
-    return Backend(stream, checkpoint.encode_chat, speculation_statistics)
+    return Backend(stream, checkpoint, speculation_statistics)
 
 
 def _mlx_stream(

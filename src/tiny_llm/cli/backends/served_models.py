@@ -14,7 +14,7 @@ from ...models.heads.pooling import TASKS
 from ...models.memory import total_memory
 from ...models.model_size import model_size
 from ...server.settings import ModelSpec
-from ..estimates.memory_table import estimate_memory
+from ..memory_table import estimate_memory
 from ..parsing.arguments import flag_name, is_set
 
 PIN = "pin"

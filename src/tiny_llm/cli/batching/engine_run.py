@@ -8,8 +8,7 @@ from typing import Any
 from ...engine.scheduling.events import Recorder
 from ...engine.scheduling.snapshot import SNAPSHOT_INTERVAL, snapshot
 from ...errors import UserError
-from ..backends.checkpoint import Checkpoint
-from ..backends.engine import open_llm, sampling_params_from_args
+from ..backends.checkpoint import Checkpoint, open_llm, sampling_params_from_args
 from .progress import BatchProgress, EngineState, RequestProgress
 
 

@@ -14,7 +14,7 @@ from ...errors import UserError
 from ...generate import WEEK_MODELS
 from ...models import BUNDLED_MODELS, SHORT_NAMES
 from ...sampler import Sampler, make_sampler
-from .input_text import validate_utf8
+from .command import validate_utf8
 
 SOLUTIONS = ("tiny_llm", "ref", "tiny_llm_ref", "mine", "mlx")
 LOADERS = {f"week{week}": week for week in WEEK_MODELS}

@@ -105,7 +105,7 @@ def plan_kv_memory(
 
 def _layouts(models: Sequence[KvSize], page_size: int, one_table: bool) -> list[KvLayout]:
     target, *drafts = (model.kv_layers for model in models)
-    layout = (KvLayout.one_table if one_table else KvLayout.of)(target, page_size)
+    layout = (KvLayout.one_table if one_table else KvLayout.from_layers)(target, page_size)
     return [layout, *(KvLayout.one_table(d, page_size, layout.block_pages) for d in drafts)]
 
 

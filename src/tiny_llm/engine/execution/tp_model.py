@@ -144,6 +144,6 @@ def _write_shards(
 
 
 def _gather_fingerprint(model: PagedModel) -> list[bytes]:
-    from .disk_cache.fingerprint import fingerprint  # lazily: saves memory without a disk cache
+    from .disk_cache.factory import fingerprint
 
     return gather_bytes(fingerprint([model.model]), current_group().comm)

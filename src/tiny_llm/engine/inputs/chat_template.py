@@ -15,9 +15,8 @@ from ..tool_calls.format import ToolCallFormat
 from ..tool_calls.formats.harmony import EFFORTS as HARMONY_EFFORTS
 from ..tool_calls.formats.harmony import HarmonyFormat
 from ..tool_calls.registry import AUTO, find_format
-from .fit_messages import fit_messages
+from .fit_messages import EFFORTS, PROBE_TOOL, TemplateTraits, fit_messages, probe_template
 from .limits import JsonLimits, check_unicode
-from .template_traits import EFFORTS, PROBE_TOOL, TemplateTraits, probe_template
 
 # Template variables that `render_chat` or the tokenizer sets; callers may not set them.
 RESERVED_VARIABLES = {

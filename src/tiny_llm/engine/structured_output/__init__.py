@@ -2,6 +2,6 @@
 
 This package must not depend on model execution.
 
-Reading order: json_schema, grammar, grammar_errors, relaxation, tokenizer, sandbox, compiler,
-bitmask, thinking_budget, validator.
+Reading order: grammar, grammar_errors, relaxation, tokenizer, sandbox, compiler, bitmask,
+thinking_budget.
 """

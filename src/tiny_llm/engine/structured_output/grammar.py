@@ -20,7 +20,6 @@ from ..tool_calls.format import (
     text_until,
 )
 from ..tool_calls.formats.harmony import GENERATION_PROMPT, structured_grammar
-from .json_schema import close_objects
 
 SubGrammar = dict[str, Any]
 
@@ -28,6 +27,25 @@ SubGrammar = dict[str, Any]
 WHITESPACE = r"[ \n]{0,4}"
 AFTER_THINKING = r"/\n{0,2}/"
 GRAMMAR_FAILED = "the grammar failed: "  # prefix of error messages during generation
+
+# Keywords with which `close_objects` could contradict another keyword or schema.
+COMBINING_KEYWORDS = frozenset(
+    {
+        *("allOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "extends"),
+        *("patternProperties", "propertyNames", "unevaluatedProperties", "minProperties"),
+        *("dependentRequired", "contains", "$dynamicRef", "$recursiveRef"),
+    }
+)
+# A schema with one of these keywords is closable only without the other and CONTENT_KEYWORDS.
+REFERRING_KEYWORDS = frozenset({"anyOf", "$ref"})
+CONTENT_KEYWORDS = frozenset(
+    {
+        *("properties", "required", "additionalProperties", "const", "enum"),
+        *("items", "prefixItems", "additionalItems", "unevaluatedItems"),
+    }
+)
+SCHEMA_MAPS = frozenset({"properties", "$defs", "definitions"})
+NON_SCHEMA_KEYWORDS = frozenset({"const", "enum", "default", "examples", "x-guidance"})
 
 
 class ThinkingState(StrEnum):
@@ -144,3 +162,58 @@ def initial_thinking_state(
         return ThinkingState.OPEN
     is_possible = enable_thinking and not tail.endswith(end)
     return ThinkingState.POSSIBLE if is_possible else ThinkingState.NONE
+
+
+def close_objects(schema: Any) -> Any:
+    """Closes a JSON schema's objects: `"additionalProperties": false`.
+
+    By default, a schema allows any additional properties, which a small model may invent until it
+    reaches `max_tokens`. Closing a schema narrows it. If several schemas apply to one value,
+    however, each would forbid the others' properties; the whole schema is then returned as is.
+
+    Source: vLLM, whose grammars are "strict" by default.
+    """
+    return _close(schema) if _is_closable(schema) else schema
+
+
+def _is_closable(schema: Any) -> bool:
+    if isinstance(schema, list):
+        return all(map(_is_closable, schema))
+    if not isinstance(schema, dict):
+        return True
+    keywords = schema.keys()
+    if keywords & COMBINING_KEYWORDS:
+        return False
+    if (
+        keywords & REFERRING_KEYWORDS
+        and len(keywords & (REFERRING_KEYWORDS | CONTENT_KEYWORDS)) > 1
+    ):
+        return False
+    for keyword in keywords - NON_SCHEMA_KEYWORDS:
+        part = schema[keyword]
+        is_map = keyword in SCHEMA_MAPS and isinstance(part, dict)
+        if not _is_closable(list(part.values()) if is_map else part):
+            return False
+    return True
+
+
+def _close(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return list(map(_close, schema))
+    if not isinstance(schema, dict):
+        return schema
+    closed: dict[str, Any] = {}
+    for keyword, part in schema.items():
+        if keyword in SCHEMA_MAPS and isinstance(part, dict):
+            closed[keyword] = {name: _close(value) for name, value in part.items()}
+        else:
+            closed[keyword] = part if keyword in NON_SCHEMA_KEYWORDS else _close(part)
+    named, required = schema.get("properties"), schema.get("required", [])
+    if (
+        isinstance(named, dict)
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in named for name in required)
+        and not {"const", "enum"} & schema.keys()
+    ):
+        closed.setdefault("additionalProperties", False)
+    return closed

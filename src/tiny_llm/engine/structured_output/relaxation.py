@@ -1,4 +1,4 @@
-"""Relaxation of JSON schemas that a grammar cannot fully enforce.
+"""Relaxation of JSON schemas that a grammar cannot fully enforce; validation of outputs.
 
 Unenforceable keywords, such as `uniqueItems`, are removed, so the grammar allows a superset of
 the schema's values. Schemas still invalid without these keywords are rejected, with the location
@@ -6,19 +6,25 @@ of the error. Strict schemas are rejected rather than relaxed.
 """
 
 import json
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, short_repr
-from ..inputs.structured_outputs import StructuredOutputs, ToolCalls
+from ..inputs.structured_outputs import StructuredOutputs, ToolCalls, schema_to_json
 from .grammar_errors import grammar_error
+from .sandbox.process import SandboxedProcess
 
 # Returns the grammar library's error for a schema, or "" if the schema is valid.
 FindError = Callable[[Any], str]
 SchemaVisitor = Callable[[str, Any], Any]
 
+VALIDATOR = Path(__file__).parent / "sandbox" / "validator_handler.py"
+VALIDATION_SECONDS = 2.0  # time limit per validation
+MAX_MEMORY_BYTES = 2**30  # of the validating process
 MAX_SECONDS = 5.0  # time limit for all schema checks of one constraint
 MAX_LISTED = 5  # removed keywords listed in a warning or error
 
@@ -35,6 +41,14 @@ DEPENDENT_KEYWORDS = frozenset({"minContains", "maxContains", "then", "else"})
 # Removed keywords that may require properties missing from `properties`.
 REQUIRING_KEYWORDS = frozenset(
     {"dependentSchemas", "dependencies", "if", "$dynamicRef", "$recursiveRef", "propertyNames"}
+)
+# Keywords that relaxation may have removed from a schema. `RELAXABLE` finds them, or look-around in
+# a pattern, in the schema's JSON text; other schemas need no validation.
+RELAXABLE_KEYWORDS = UNIMPLEMENTED_KEYWORDS | {
+    *("oneOf", "patternProperties", "minProperties", "maxProperties")
+}
+RELAXABLE = re.compile(
+    '"(' + "|".join(map(re.escape, sorted(RELAXABLE_KEYWORDS))) + r')"\s*:|\(\?<?[=!]'
 )
 # Keywords whose value is an object of schemas, a list of schemas, or a schema.
 SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -232,3 +246,47 @@ def _map_schemas(schema: Mapping[str, Any], pointer: str, visit: SchemaVisitor) 
 
 def _escape(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
+
+
+class OutputValidator:
+    """Validates complete outputs against keywords that grammars cannot enforce. Thread-safe.
+
+    Validation runs in a separate process with a time limit, because a regular expression in a
+    schema can take minutes to match. Violations are reported by keyword, without values.
+    """
+
+    def __init__(self) -> None:
+        self._process = SandboxedProcess(VALIDATOR, [], VALIDATION_SECONDS, 2**16, MAX_MEMORY_BYTES)
+
+    def find_violations(
+        self, constraint: StructuredOutputs | ToolCalls, text: str, calls: Sequence[tuple[str, str]]
+    ) -> list[str]:
+        """Returns a message for each JSON output or call that violates its schema.
+
+        Args:
+            text: content of the output, without reasoning and tool calls.
+            calls: (name, arguments as JSON text) of each tool call.
+        """
+        if isinstance(constraint, StructuredOutputs):
+            schema = constraint.json
+            return [] if schema is None else self._check("the JSON schema", str(schema), text)
+        functions = [tool["function"] for tool in constraint.tools]
+        schemas = {function["name"]: function.get("parameters") for function in functions}
+        violations = []
+        for name, arguments in calls:
+            if schemas.get(name):
+                what = f"the schema of the tool {short_repr(name)}"
+                violations += self._check(what, schema_to_json(schemas[name]), arguments)
+        return violations
+
+    def _check(self, what: str, schema: str, text: str) -> list[str]:
+        if not RELAXABLE.search(schema):
+            return []
+        try:
+            payload = {"schema": json.loads(schema), "instance": json.loads(text)}
+            keywords = self._process.request(payload)["violated"]
+        except (ValueError, BrokenPipeError, RecursionError) as error:
+            return [f"the output could not be checked against {what}: {short_repr(str(error))}."]
+        if not keywords:
+            return []
+        return [f"the output violates {what} at {', '.join(map(short_repr, keywords))}."]

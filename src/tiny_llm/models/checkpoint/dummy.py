@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..families.config_fields import MAX_INT32, invalid_field
 from ..families.registry import read_config
-from ..families.tensor_layout import MTP_PREFIX
+from ..families.tensor_layout import MTP_PREFIX, converted_quantization
 from .quantization import Quantization, Shape, quantization_of
 from .sharding import RankShard
 from .tensor_shapes import matrix_shapes, vector_shapes
@@ -47,7 +47,7 @@ def random_tensors(
 
     Adding the MTP layer does not change the values of the other tensors.
     """
-    args, dtype = read_config(config, mtp), _dtype(config)
+    args, dtype, common = read_config(config, mtp), _dtype(config), _quantization_of(config)
     weights: dict[str, mx.array] = {}
     formats: dict[str, Quantization] = {}
     names = [name for name, _ in (*matrix_shapes(args), *vector_shapes(args))]
@@ -57,7 +57,7 @@ def random_tensors(
     for seed, group in enumerate((text_names, mtp_names)):
         keys.update(zip(group, mx.random.split(mx.random.key(seed), len(group)), strict=True))
     for path, matrix in matrix_shapes(args):
-        quantized = _quantization(config, path)
+        quantized = _layer_quantization(common, path)
         if quantized is None:
             weights[f"{path}.weight"] = _random_normal(matrix, matrix[-1], keys[path]).astype(dtype)
             continue
@@ -93,14 +93,14 @@ def random_vector(
 
 def random_bytes(config: Mapping[str, Any], mtp: bool = False) -> int:
     """Total bytes of the tensors from `random_tensors`; ValueError if the config is invalid."""
-    args, size = read_config(config, mtp), _dtype(config).size
+    args, size, common = read_config(config, mtp), _dtype(config).size, _quantization_of(config)
     total = sum(math.prod(shape) * size for _, shape in vector_shapes(args))
     for path, matrix in matrix_shapes(args):
         if max(matrix) > MAX_INT32:
             raise ValueError(
                 f"{path} has a dimension of {max(matrix):,}, which exceeds {MAX_INT32:,}"
             )
-        quantization = _quantization(config, path)
+        quantization = _layer_quantization(common, path)
         if quantization is not None and matrix[-1] % quantization.group_size != 0:
             raise ValueError(
                 f"{path} has rows of {matrix[-1]} weights, expected a multiple of the group size, "
@@ -111,13 +111,19 @@ def random_bytes(config: Mapping[str, Any], mtp: bool = False) -> int:
     return total
 
 
-def _quantization(config: Mapping[str, Any], path: str) -> Quantization | None:
-    common = quantization_of(config)
+def _quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    common = converted_quantization(quantization_of(config))
+    if common is None or config.get("quantization") is not None:
+        return common
+    # In gpt-oss's original format, only the experts are quantized.
+    paths = (path for path, _ in matrix_shapes(read_config(config)))
+    return {**common, **{path: ".switch_mlp." in path for path in paths}}
+
+
+def _layer_quantization(common: Mapping[str, Any] | None, path: str) -> Quantization | None:
     if common is None:
         return None
-    # In gpt-oss's original format, only the experts are quantized.
-    is_quantized = config.get("quantization") is not None or ".switch_mlp." in path
-    return layer_quantization(Quantization.from_config(common), common.get(path, is_quantized))
+    return layer_quantization(Quantization.from_config(common), common.get(path, True))
 
 
 def _dtype(config: Mapping[str, Any]) -> mx.Dtype:

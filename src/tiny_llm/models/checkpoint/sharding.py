@@ -60,11 +60,9 @@ class RankShard:
         if full.num_attention_heads % size != 0:
             self._reject("num_attention_heads", full.num_attention_heads)
         widths = {"intermediate_size": full.intermediate_size}
-        if full.experts is not None and full.experts.beside_mlp:
-            raise ValueError("its experts and MLP are normalized before they are added")
         if full.experts is not None:
             widths["moe_intermediate_size"] = full.experts.intermediate_size
-            if len(full.experts.layers) == full.num_hidden_layers:
+            if len(full.experts.layers) == full.num_hidden_layers and not full.experts.parallel_mlp:
                 del widths["intermediate_size"]  # no layer has a dense MLP
             if full.experts.shared_expert_intermediate_size is not None:
                 shared = full.experts.shared_expert_intermediate_size

@@ -58,8 +58,8 @@ def _layer(config: DecoderConfig, index: int, path: str) -> Iterator[tuple[str, 
     else:
         yield from _attention(f"{path}.self_attn", config, index)
     experts = config.experts
-    if experts is not None and experts.beside_mlp:
-        yield from _experts_beside_mlp(path, experts, E)
+    if experts is not None and experts.parallel_mlp:
+        yield from _parallel_experts(path, experts, E)
         yield from _mlp(mlp, I, E)
     elif experts is not None and config.has_experts(index):
         X, shared = experts.num_experts, experts.shared_expert_intermediate_size
@@ -129,7 +129,7 @@ def _delta_net(path: str, net: DeltaNetConfig, E: int) -> Iterator[tuple[str, Sh
     yield f"{path}.norm.weight", (net.value_head_dim,)
 
 
-def _experts_beside_mlp(path: str, experts: MoEConfig, E: int) -> Iterator[tuple[str, Shape]]:
+def _parallel_experts(path: str, experts: MoEConfig, E: int) -> Iterator[tuple[str, Shape]]:
     X = experts.num_experts
     yield f"{path}.router.proj", (X, E)
     yield f"{path}.router.scale", (E,)

@@ -29,7 +29,7 @@ class MoEConfig:
     shared_expert_intermediate_size: int | None = None
     activation: Activation = "silu"
     bias: bool = False  # whether the router and the experts have biases
-    beside_mlp: bool = False  # whether experts run in parallel with an MLP, as in Gemma 4
+    parallel_mlp: bool = False  # whether experts run in parallel with an MLP, as in Gemma 4
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ...kernels.prepack import prepack_model
 from ...kv_storage import KvLayout, LayerKv, PagedStorage, RaggedBatch, StateStorage
 from ...kv_storage.int8_rows import KvCacheDtype
 from ...kv_storage.planned_layers import PlannedLayers
-from ...kv_storage.step_plan import CosSin
+from ...kv_storage.step_plan import LayerInputs
 from ...positional_encoding import RoPE
 from .attention_backends import COMPARISON_BACKENDS, OptionalArray
 from .config import DecoderConfig, layers_kv
@@ -102,7 +102,7 @@ class Attention:
         self.sinks = layer.sinks.astype(mx.float32) if config.attention_sinks else None
         self._attend = COMPARISON_BACKENDS.get(backend, attend_paged)
 
-    def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
+    def __call__(self, x: mx.array, cos_sin: LayerInputs, cache: Any) -> mx.array:
         """Attends from L new tokens to the cache and themselves: 1×L×E -> 1×L×E."""
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
@@ -158,7 +158,7 @@ class DecoderBlock:
             self.mixer = Attention(config, index, layer.self_attn, dtype, attention_backend)
         self.mlp: Mlp | SparseMoE
         self.experts: ParallelExperts | None = None
-        if config.experts is not None and config.experts.beside_mlp:
+        if config.experts is not None and config.experts.parallel_mlp:
             self.experts = ParallelExperts(config, layer, dtype)
         if self.experts is None and config.experts is not None and config.has_experts(index):
             self.mlp = SparseMoE(config.experts, layer.mlp, dtype)
@@ -185,16 +185,17 @@ class DecoderBlock:
         self.rope = config.rope_of(index)
 
     def __call__(
-        self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
+        self, x: mx.array, update: mx.array | None, cos_sin: LayerInputs, cache: Any
     ) -> tuple[mx.array, mx.array]:
         """Computes (x, update) from the previous block's: the residual stream and a pending addend.
 
         The caller then calls `finish`, after the all-reduce of the updates in tensor parallelism.
         """
-        return self.feed_forward(*self.attend(x, update, cos_sin, cache))
+        x, *updates = self.feed_forward(*self.attend(x, update, cos_sin, cache))
+        return x, self.combine(*updates)
 
     def attend(
-        self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
+        self, x: mx.array, update: mx.array | None, cos_sin: LayerInputs, cache: Any
     ) -> tuple[mx.array, mx.array]:
         if update is None:
             normed = kernels.rms_norm(x, self.input_norm, self.eps)
@@ -204,17 +205,21 @@ class DecoderBlock:
             return x, self.mixer(normed, cache)
         return x, self.mixer(normed, cos_sin, cache)
 
-    def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
+    def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, ...]:
+        """Returns x and the arguments of `combine`, on a rank as partial sums."""
         if self.post_attention_norm is not None:
             update = kernels.rms_norm(update, self.post_attention_norm, self.post_eps)
         x, normed = kernels.add_rms_norm(x, update, self.mlp_norm, self.eps)
         update = self.mlp(normed)
-        return x, update if self.experts is None else self.experts(x, update)
+        return (x, update) if self.experts is None else (x, update, self.experts(x))
+
+    def combine(self, update: mx.array, *of_experts: mx.array) -> mx.array:
+        return update if self.experts is None else self.experts.combine(update, *of_experts)
 
     def finish(
         self, x: mx.array, update: mx.array, per_layer_inputs: mx.array | None = None
     ) -> tuple[mx.array, mx.array | None]:
-        """Completes `feed_forward`'s (x, update); the output is x + update, or x without update."""
+        """Completes the block after `combine`; the output is x + update, or x without update."""
         if self.post_mlp_norm is not None:
             update = kernels.rms_norm(update, self.post_mlp_norm, self.post_eps)
         if self.per_layer is not None and per_layer_inputs is not None:
@@ -401,15 +406,15 @@ class Decoder:
         return x
 
     def _run_layers(
-        self, x: mx.array, cos_sin: CosSin, caches: Sequence[Any]
+        self, x: mx.array, inputs: LayerInputs, caches: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
         self.adapters.ids = caches[0].attention_metadata.adapter_ids
         num_angles = 2 * len(self.ropes)
-        per_layer_inputs = cos_sin[num_angles] if len(cos_sin) > num_angles else None
+        per_layer_inputs = inputs[num_angles] if len(inputs) > num_angles else None
         update = None
         for layer, block, index in zip(self.layers, self.blocks, self._cache_indices, strict=True):
-            x, update = layer(x, update, cos_sin[2 * block.rope :][:2], caches[index])
-            x, update = block.finish(x, update, per_layer_inputs)
+            x, update = layer(x, update, inputs[2 * block.rope :][:2], caches[index])
+            x, update = layer.finish(x, update, per_layer_inputs)
         return x, mx.zeros_like(x) if update is None else update
 
     def _needs_host_sync(self) -> bool:

@@ -141,12 +141,15 @@ class ParallelExperts:
         self.mlp_output_norm = layer.post_feedforward_layernorm_1.weight.astype(dtype)
         self.output_norm = layer.post_feedforward_layernorm_2.weight.astype(dtype)
 
-    def __call__(self, x: mx.array, mlp_output: mx.array) -> mx.array:
-        """Computes y from x, the residual stream, and the MLP's output: 1×T×E -> 1×T×E."""
+    def __call__(self, x: mx.array) -> mx.array:
+        """Computes the weighted sum over experts from x, the residual stream: 1×T×E -> 1×T×E."""
         logits = self.gate(kernels.rms_norm(x, self.router_norm, self.eps))
         experts, routing_weights = route(logits, self.top_k, True, self.expert_scales)
         outputs = self.experts(kernels.rms_norm(x, self.expert_norm, self.eps), experts)
-        total = weighted_sum(outputs, routing_weights)
+        return weighted_sum(outputs, routing_weights)
+
+    def combine(self, mlp_output: mx.array, total: mx.array) -> mx.array:
+        """Computes y from the outputs of the MLP and the experts."""
         mlp_output = kernels.rms_norm(mlp_output, self.mlp_output_norm, self.eps)
         total = kernels.rms_norm(total, self.output_norm, self.eps)
         return kernels.scaled_sum(mlp_output, total, 1.0)

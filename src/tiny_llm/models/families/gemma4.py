@@ -132,7 +132,7 @@ def _experts(fields: Fields, config: DecoderConfig) -> MoEConfig:
         norm_topk_prob=True,
         layers=frozenset(range(config.num_hidden_layers)),
         activation=config.activation,
-        beside_mlp=True,
+        parallel_mlp=True,
     )
 
 

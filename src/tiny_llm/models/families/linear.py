@@ -174,6 +174,8 @@ def with_8_bit_activations(mlx_model: Any) -> Any:
 
 
 def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> EmbeddingTable:
+    if hasattr(layer, "lookup"):  # of a GGUF file
+        return layer.lookup
     weight = weight_from(layer, dtype)
     if isinstance(weight, QuantizedWeights):
         return QuantizedEmbedding(*shape, weight)

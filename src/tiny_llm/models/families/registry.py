@@ -138,6 +138,7 @@ GPT_OSS = Family(
     activation="swigluoai",
     expert_bias=True,
     attention_sinks=True,
+    exceeds_float16=True,
     supported_fields=("sliding_window_pattern", "swiglu_limit"),
     defaults={
         "head_dim": 64,
@@ -369,9 +370,9 @@ def _local_rope(
         return None if window is None else LocalRope(local_theta, window.layers)
     if "no_rope_layers" not in family.supported_fields:
         return None
+    interval = positive_int(fields, "no_rope_layer_interval", DEFAULT_NO_ROPE_INTERVAL)
     has_rope = non_negative_ints(fields, "no_rope_layers")  # 1, or 0 for a layer without RoPE
     if has_rope is None:
-        interval = positive_int(fields, "no_rope_layer_interval", DEFAULT_NO_ROPE_INTERVAL)
         has_rope = [(i + 1) % interval for i in range(num_layers)]
     return LocalRope(None, frozenset(i for i, each in enumerate(has_rope) if not each))
 

@@ -127,6 +127,8 @@ class RopeScaling:
         """
         # Old configs use `type`, newer ones `rope_type`.
         rope_type = fields.get("rope_type") or fields.get("type") or "default"
+        if fields.get("long_factor") is not None:  # Phi-3's early configs have "su" or "yarn"
+            rope_type = "longrope"
         if rope_type not in ROPE_TYPES:
             raise invalid_field("rope_scaling type", rope_type, f"one of {', '.join(ROPE_TYPES)}")
         reject_unsupported(fields)

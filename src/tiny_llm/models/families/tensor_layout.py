@@ -84,14 +84,7 @@ def text_tensor_name(name: str) -> str:
 def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str, str]:
     """Maps the names of MLX's text model to tensor names in the checkpoint."""
     names: dict[str, str] = {}
-    # Unused tensors in Hugging Face checkpoints: these layers read an earlier layer's KV.
-    unused = {
-        f"model.layers.{index}.self_attn.{part}.{array}"
-        for index in range(config.num_hidden_layers)
-        for part in ("k_proj", "v_proj", "k_norm")
-        for array in QUANTIZED_ARRAYS
-        if config.kv_source(index) != index
-    }
+    unused = unused_tensors(config)
     for name in stored:
         text_name = text_tensor_name(name)
         is_unused_mtp = text_name.startswith(MTP_PREFIX) and not config.has_mtp
@@ -101,6 +94,17 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
         if other != name:
             raise ValueError(f"{name} and {other} both map to {text_name} of the text model")
     return names
+
+
+def unused_tensors(config: DecoderConfig) -> set[str]:
+    """Tensors in official checkpoints for layers that read an earlier layer's keys and values."""
+    return {
+        f"model.layers.{index}.self_attn.{part}.{array}"
+        for index in range(config.num_hidden_layers)
+        for part in ("k_proj", "v_proj", "k_norm")
+        for array in QUANTIZED_ARRAYS
+        if config.kv_source(index) != index
+    }
 
 
 def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
@@ -164,7 +168,7 @@ def _moe_layers(config: DecoderConfig) -> list[tuple[str, str]]:
     layers = [f"model.layers.{index}" for index in sorted(config.experts.layers)]
     if config.has_mtp:
         layers.append("mtp.layers.0")
-    if config.experts.beside_mlp:
+    if config.experts.parallel_mlp:
         return [(f"{layer}.experts", f"{layer}.experts.switch_glu") for layer in layers]
     return [(f"{layer}.mlp.experts", f"{layer}.mlp.switch_mlp") for layer in layers]
 

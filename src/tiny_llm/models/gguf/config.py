@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ..families.tensor_layout import split_names
 from .blocks import PLAIN_DTYPES, repacked_format
 from .reader import GGUFFile
 
@@ -18,6 +19,8 @@ ARCHITECTURES = {
     "qwen35": "qwen3_5_text",
     "qwen35moe": "qwen3_5_moe_text",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gpt-oss": "gpt_oss",
 }
 
 # Config field -> metadata field.
@@ -40,6 +43,8 @@ FIELDS = {
     "linear_key_head_dim": "ssm.state_size",
     "linear_num_key_heads": "ssm.group_count",
     "linear_num_value_heads": "ssm.time_step_rank",
+    "num_kv_shared_layers": "attention.shared_kv_layers",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
 ROPE_FIELDS = {
     "factor": "rope.scaling.factor",
@@ -51,6 +56,8 @@ ROPE_FIELDS = {
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3_CONTEXT = 8192
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the frequencies
+NO_ROTATION = 1e30  # divisor for features that proportional RoPE does not rotate
+OTHER_MODALITIES = ("v.", "a.", "mm.")  # Ollama stores vision and audio encoders in the same file
 
 # Layer names in GGUF -> in MLX models.
 LAYERS = {
@@ -76,11 +83,31 @@ LAYERS = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-VECTORS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+VECTORS = {
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "attn_sinks.weight": "self_attn.sinks",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
 GEMMA_LAYERS = {
     **LAYERS,
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+    "ffn_gate_inp": "router.proj",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    **{f"post_ffw_norm_{i}": f"post_feedforward_layernorm_{i}" for i in (1, 2)},
+    **{
+        f"ffn_{name}_exps": f"experts.switch_glu.{name}_proj"
+        for name in ("gate", "up", "gate_up", "down")
+    },
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
 }
 GEMMA3_27B_LAYERS = 62  # scales scores by the hidden size per head; other sizes by the head size
 
@@ -106,7 +133,7 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
         "num_hidden_layers": num_trunk_layers(file),
         "vocab_size": 0 if embedding is None else embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
-        "rope_scaling": _rope_scaling(file),
+        "rope_scaling": None if architecture == "gemma4" else _rope_scaling(file),
     }
     for name, value in config.items():  # llama.cpp allows a value per layer
         if isinstance(value, list) and len(set(value)) == 1:
@@ -127,11 +154,19 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
         config["query_pre_attn_scalar"] = (
             config["hidden_size"] // heads if is_27b else config.get("head_dim")
         )
-    named = ((tensor_name(name, file), each) for name, each in tensors.items())
+    if architecture == "gpt-oss":
+        config["intermediate_size"] = config.pop(
+            "moe_intermediate_size", config.get("intermediate_size")
+        )
+        if config["rope_scaling"]:
+            config["rope_scaling"]["truncate"] = False  # llama.cpp rounds the ramp's bounds
+    if architecture == "gemma4":
+        config |= _gemma4_fields(file, config)
     formats = {
         name.removesuffix(".weight"): repacked_format(each)
-        for name, each in named
-        if name and len(each.shape) > 1
+        for source, each in tensors.items()
+        for name in tensor_names(source, file)
+        if len(each.shape) > 1
     }
     config["dtype"] = "float16"
     if any(formats.values()):
@@ -150,20 +185,22 @@ def num_trunk_layers(file: GGUFFile) -> int:
     return int(file.get("block_count", 0)) - int(file.get("nextn_predict_layers", 0))
 
 
-def tensor_name(name: str, file: GGUFFile) -> str | None:
-    """Name in MLX's model; None for skipped tensors: RoPE factors and the MTP layer."""
+def tensor_names(name: str, file: GGUFFile) -> tuple[str, ...]:
+    """Names in MLX's model: several for a fused tensor, none for RoPE factors and unused layers."""
     in_block = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
     prefix, rest = "", name
     if in_block is not None:
         prefix, rest = f"model.layers.{in_block[1]}.", in_block[2]
     is_mtp = in_block is not None and int(in_block[1]) >= num_trunk_layers(file)
-    if name == ROPE_FACTORS or is_mtp:
-        return None
+    if name == ROPE_FACTORS or is_mtp or name.startswith(OTHER_MODALITIES):
+        return ()
     layer, _, kind = rest.partition(".")
     if rest in VECTORS:
-        return prefix + VECTORS[rest]
+        return (prefix + VECTORS[rest],)
     layers = GEMMA_LAYERS if "blk.0.post_ffw_norm.weight" in file.tensors else LAYERS
-    return f"{prefix}{layers[layer]}.{kind}" if layer in layers else name
+    if layer not in layers:
+        return (name,)
+    return tuple(f"{path}.{kind}" for path in split_names(prefix + layers[layer]))
 
 
 def _decimal(value: Any) -> Any:
@@ -183,6 +220,42 @@ def _hybrid_fields(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gemma4_fields(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
+    is_local = file.get("attention.sliding_window_pattern", [])
+    full = [index for index, each in enumerate(is_local) if not each]
+    heads, sizes = (config.get(x) for x in ("num_key_value_heads", "intermediate_size"))
+    heads_of = heads if isinstance(heads, list) else [heads] * len(is_local)
+    table = file.tensors.get("per_layer_token_embd.weight")
+    local_rope = {"rope_theta": config.pop("rope_local_base_freq", None)}
+    full_rope = {
+        "rope_type": "proportional",
+        "rope_theta": config.get("rope_theta"),
+        "partial_rotary_factor": float((_rope_factors(file) < NO_ROTATION).mean()),
+    }
+    return {
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in is_local],
+        "num_key_value_heads": heads_of[is_local.index(True)],
+        "head_dim": file.get("attention.key_length_swa"),
+        "per_layer_config": {
+            str(index): {"num_key_value_heads": heads_of[index], "head_dim": config.get("head_dim")}
+            for index in full
+        },
+        "attention_k_eq_v": f"blk.{full[0]}.attn_v.weight" not in file.tensors,
+        "intermediate_size": min(sizes) if isinstance(sizes, list) else sizes,
+        "use_double_wide_mlp": isinstance(sizes, list),
+        "hidden_size_per_layer_input": file.get("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": None if table is None else table.shape[0],
+        "enable_moe_block": "num_experts" in config,
+        "top_k_experts": config.pop("num_experts_per_tok", None),
+        "rope_parameters": {"full_attention": full_rope, "sliding_attention": local_rope},
+    }
+
+
+def _rope_factors(file: GGUFFile) -> np.ndarray:
+    tensor = file.tensors[ROPE_FACTORS]
+    return np.fromfile(tensor.file, np.float32, tensor.shape[0], offset=tensor.offset)
+
+
 def _rope_scaling(file: GGUFFile) -> dict[str, Any] | None:
     if ROPE_FACTORS in file.tensors:
         return _llama3_scaling(file)
@@ -194,8 +267,7 @@ def _rope_scaling(file: GGUFFile) -> dict[str, Any] | None:
 
 
 def _llama3_scaling(file: GGUFFile) -> dict[str, Any]:
-    tensor = file.tensors[ROPE_FACTORS]
-    factors = np.fromfile(tensor.file, np.float32, tensor.shape[0], offset=tensor.offset)
+    factors = _rope_factors(file)
     exponents = np.arange(len(factors)) / len(factors)
     rotations = LLAMA3_CONTEXT / (2 * np.pi) * file.get("rope.freq_base", 1e4) ** -exponents
     low, high = LLAMA3_ROPE.values()

@@ -12,6 +12,7 @@ replaces it by the result of its reader. Tensors are converted to the layout of 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from ..checkpoint.sharding import RankShard
 from ..checkpoint.weights import CheckpointModel, build_model_tree, check_tensors
 from ..families.config import DecoderConfig
 from ..families.registry import read_config
+from ..families.tensor_layout import unused_tensors
 from .blocks import array_types, has_cpu_kernels, read_tensor
-from .config import tensor_name
+from .config import tensor_names
+from .lookup_table import TABLE_TYPES, LookupTable
 from .reader import GGUFTensor, open_gguf
 
 
@@ -43,21 +46,22 @@ def read_gguf(
     full, file = read_config(config), open_gguf(path)
     weights: dict[str, mx.array] = {}
     readers = {}
+    unused = unused_tensors(full)
     for source_name, tensor in file.tensors.items():
-        name = tensor_name(source_name, file)
-        if name is None:
-            continue
+        names = tensor_names(source_name, file)
         # Activations have the dtype of the embedding, and scales are float16.
         is_cast = source_name == "token_embd.weight" and "quantization" in config
-        dtype = mx.float16 if is_cast else None
-        source = _Source(tensor, name, full, rank_shard, dtype)
-        for part in array_types(tensor):
+        dtype = mx.bfloat16 if full.exceeds_float16 else mx.float16
+        source = _Source(tensor, names, full, rank_shard, dtype if is_cast else None)
+        for name, part in product(names, array_types(tensor)):
             part_name = f"{name.removesuffix('.weight')}.{part}" if part else name
+            if part_name in unused:
+                continue
             if len(tensor.shape) == 1 or ".conv1d." in name:
-                weights[part_name] = source.read(part)
+                weights[part_name] = source.read(name, part)
             else:
-                weights[part_name] = source.placeholder(part)
-                readers[part_name] = partial(source.read, part)
+                weights[part_name] = source.placeholder(name, part)
+                readers[part_name] = partial(source.read, name, part)
     args = full if rank_shard is None else rank_shard.config
     formats = check_tensors(weights, args, config.get("quantization"))
     if has_cpu_kernels():
@@ -69,8 +73,14 @@ def read_gguf(
     for layer in model.modules():
         if getattr(layer, "mode", "") == E2M1:
             layer.biases = None
+    locations = model.weight_locations
     for name, read in readers.items():
-        model.weight_locations.add_reader(weights[name], read)
+        locations.add_reader(weights[name], read)
+    stored = file.tensors.get("per_layer_token_embd.weight")
+    if stored is not None and stored.type.name in TABLE_TYPES:
+        table = model.model.embed_tokens_per_layer = LookupTable(stored)
+        locations.add(table.weight, stored.file, stored.offset)
+        locations.add_reader(table.weight, table.read)
     return model
 
 
@@ -79,31 +89,34 @@ class _Source:
     """A tensor, read once, when the first of its arrays is needed."""
 
     tensor: GGUFTensor
-    name: str  # in MLX's model
+    names: tuple[str, ...]  # in MLX's model; several for a fused tensor
     config: DecoderConfig
     shard: RankShard | None
     dtype: mx.Dtype | None  # cast of unquantized weights
-    arrays: dict[str, mx.array] = field(default_factory=dict)
+    arrays: dict[tuple[str, str], mx.array] = field(default_factory=dict)
 
-    def placeholder(self, part: str) -> mx.array:
+    def placeholder(self, name: str, part: str) -> mx.array:
         shape, dtype = array_types(self.tensor)[part]
-        return self._convert(part, mx.zeros(shape, dtype))
+        return self._convert(name, part, mx.zeros(shape, dtype))
 
-    def read(self, part: str) -> mx.array:
+    def read(self, name: str, part: str) -> mx.array:
         """Returns an array in MLX's layout, and releases it."""
-        if part not in self.arrays:
-            self.arrays = read_tensor(self.tensor)
-        return self._convert(part, self.arrays.pop(part))
+        if (name, part) not in self.arrays:
+            stored = read_tensor(self.tensor)
+            self.arrays = {(name, part): stored[part] for name in self.names for part in stored}
+        return self._convert(name, part, self.arrays.pop((name, part)))
 
-    def _convert(self, part: str, array: mx.array) -> mx.array:
+    def _convert(self, name: str, part: str, array: mx.array) -> mx.array:
         config, net = self.config, self.config.delta_net
-        *_, layer, kind = self.name.split(".")
+        *_, layer, kind = name.split(".")
+        if len(self.names) > 1:
+            array = mx.split(array, len(self.names), axis=-2)[self.names.index(name)]
         if config.model_type in ("llama", "mistral") and layer in ("q_proj", "k_proj"):
             heads = config.num_attention_heads if layer == "q_proj" else config.num_key_value_heads
             array = _swap(array, 0, heads, config.head_dim // 2, 2)
         elif layer == "shared_expert_gate":
             array = array.reshape(1, -1)
-        elif net is not None and ".linear_attn." in self.name and layer != "norm":
+        elif net is not None and ".linear_attn." in name and layer != "norm":
             tile = 1, net.num_value_heads // net.num_key_heads, net.num_key_heads
             if layer in ("in_proj_qkv", "conv1d"):
                 keys, values = array[: 2 * net.key_dim], array[2 * net.key_dim :]
@@ -115,7 +128,7 @@ class _Source:
                 array = mx.log(-array)
         if part == "" and self.dtype is not None:
             array = array.astype(self.dtype)
-        name = f"{self.name.removesuffix('.weight')}.{part}" if part else self.name
+        name = f"{name.removesuffix('.weight')}.{part}" if part else name
         return array if self.shard is None else self.shard.slice_tensor(name, array)
 
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ...kernels.graph_capture import CapturedFunction
 from ...kv_storage.layer_cache import LayerCacheView
-from ...kv_storage.step_plan import AttentionMetadata, CosSin
+from ...kv_storage.step_plan import AttentionMetadata, LayerInputs
 from ..families.decoder import Attention, DecoderBlock
 from ..families.linear import AdapterBatch
 from .layers import all_reduce
@@ -34,7 +34,7 @@ class TensorParallelBlock:
         self._halves: dict[tuple[str, ...], tuple[HalfBlock, HalfBlock]] = {}
 
     def __call__(
-        self, x: mx.array, update: mx.array | None, cos_sin: CosSin, view: LayerCacheView
+        self, x: mx.array, update: mx.array | None, cos_sin: LayerInputs, view: LayerCacheView
     ) -> tuple[mx.array, mx.array]:
         """Same as `DecoderBlock`, with the updates all-reduced.
 
@@ -47,7 +47,8 @@ class TensorParallelBlock:
         adapter_ids = attention_metadata.adapter_ids
 
         def feed_forward(x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
-            return second_half(x, update, *([] if adapter_ids is None else [adapter_ids]))
+            x, *parts = second_half(x, update, *([] if adapter_ids is None else [adapter_ids]))
+            return x, parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
         last = [] if update is None else [update]
         x, partial_sum, *buffers = attend(
@@ -58,6 +59,13 @@ class TensorParallelBlock:
         x, partial_sum = feed_forward(x, all_reduce(partial_sum, self._group))
         return x, all_reduce(partial_sum, self._group)
         # [/task 6.2.3 two-sums]
+
+    def finish(
+        self, x: mx.array, update: mx.array, per_layer_inputs: mx.array | None = None
+    ) -> tuple[mx.array, mx.array | None]:
+        """Same as `DecoderBlock`; `update` stacks the sums of MLP and experts."""
+        update = self.block.combine(*mx.split(update, update.shape[0]))
+        return self.block.finish(x, update, per_layer_inputs)
 
     def _halves_for(self, names: tuple[str, ...]) -> tuple[HalfBlock, HalfBlock]:
         """Both halves as functions of arrays; `names` lists the metadata arrays."""
@@ -91,7 +99,7 @@ class TensorParallelBlock:
 
     def _feed_forward(
         self, x: mx.array, update: mx.array, adapter_ids: mx.array | None = None
-    ) -> tuple[mx.array, mx.array]:
+    ) -> tuple[mx.array, ...]:
         # The ids are an argument, because this half is captured separately from `_attend`.
         self._adapters.ids = adapter_ids
         return self.block.feed_forward(x, update)

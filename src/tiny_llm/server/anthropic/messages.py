@@ -10,12 +10,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ...engine.scheduling.outputs import StreamOutput
-from ..http.errors import ApiError
-from ..http.openapi import ANTHROPIC_ERROR_RESPONSES, streaming_route
-from ..models.generation import Generation, generate
-from ..models.loading import use_model
-from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
-from ..protocol.parsed_output import encode_reasoning
+from ..http.errors import ANTHROPIC_ERROR_RESPONSES, ApiError, streaming_route
+from ..models.requests import Generation, generate, use_model
+from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta, encode_reasoning
 from ..protocol.prompts import ChatPrompt, PromptRenderer
 from ..protocol.request_fields import make_sampling_params
 from ..protocol.streaming import error_event, sse_event

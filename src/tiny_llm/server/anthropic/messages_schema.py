@@ -9,16 +9,16 @@ from pydantic import Field, field_validator
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ..http.errors import bad_request
-from ..http.unsupported import replace_media
 from ..protocol.base_schema import (
     BoundedList,
     JsonObject,
     RequestBody,
     RequestModel,
     ShortList,
+    replace_media,
     value_path,
 )
-from ..protocol.parsed_output import decode_reasoning
+from ..protocol.output_parser import decode_reasoning
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     INT64_MAX,

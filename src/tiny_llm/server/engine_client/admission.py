@@ -33,9 +33,7 @@ def check_prompt(engine: EngineReady, token_ids: Sequence[int]) -> None:
 
 
 def check_request(
-    engine: EngineReady,
-    prompts: Sequence[Sequence[int]],
-    params: SamplingParams,
+    engine: EngineReady, prompts: Sequence[Sequence[int]], params: SamplingParams
 ) -> None:
     """Raises an `ApiError` (400) if prompts, `logit_bias` or `prompt_logprobs` are not valid."""
     for prompt in prompts:

@@ -11,25 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from ...engine.scheduling.outputs import StreamOutput
 from .messages import EngineStats
 
-# Seconds.
-BUCKETS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.08,
-    0.16,
-    0.32,
-    0.64,
-    1.25,
-    2.5,
-    5,
-    10,
-    20,
-    40,
-    80,
-)  # s
+BUCKETS = (  # seconds
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5, 10, 20, 40, 80),
+)
 # Metrics that are fields of `EngineStats`: name, description, field.
 GAUGES = (
     ("num_requests_running", "Requests running.", "running"),
@@ -44,11 +28,7 @@ COUNTERS = (
     ("prefix_cache_queries", "Prefix cache queries, in tokens.", "prompt_tokens"),
     ("prefix_cache_hits", "Prefix cache hits, in tokens.", "cached_tokens"),
     ("num_preemptions", "Preemptions.", "preemptions"),
-    (
-        "memory_evictions",
-        "Cached pages evicted because system memory was low.",
-        "memory_evictions",
-    ),
+    ("memory_evictions", "Cached pages evicted because system memory was low.", "memory_evictions"),
     ("spec_decode_num_draft_tokens", "Draft tokens proposed.", "draft_tokens"),
     ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", "accepted_draft_tokens"),
     ("engine_steps", "Engine steps.", "steps"),
@@ -159,11 +139,7 @@ class Metrics:
 
     def _histogram(self, name: str, text: str) -> Histogram:
         histogram = Histogram(
-            f"tiny_llm:{name}",
-            text,
-            ["model_name"],
-            registry=self._registry,
-            buckets=BUCKETS,
+            f"tiny_llm:{name}", text, ["model_name"], registry=self._registry, buckets=BUCKETS
         )
         for model in self._models:
             histogram.labels(model)  # creates the series, so that it is reported from startup

@@ -2,6 +2,5 @@
 
 This package must not depend on prompts or the engine thread.
 
-Reading order: uvicorn_protocol, middleware, content_encoding, errors, validation, unsupported,
-ignored_fields, openapi.
+Reading order: uvicorn_protocol, middleware, errors, validation, unsupported.
 """

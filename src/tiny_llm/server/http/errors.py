@@ -1,4 +1,4 @@
-"""Error responses in each protocol's format, and access log records.
+"""Error responses in each protocol's format, their OpenAPI schemas, access log records.
 
 Client errors get a one-sentence explanation; details of internal errors are only logged.
 """
@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from ...errors import UserError, escape_control_characters
@@ -33,6 +34,7 @@ ERROR_TYPES = {
 }
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 ANTHROPIC_PATHS = ("/v1/messages",)
+IGNORED_FIELDS_HEADER = b"x-tiny-llm-ignored-fields"
 INTERNAL_ERROR = "Internal server error; see the server's log."
 
 
@@ -186,3 +188,49 @@ def request_id_headers() -> dict[str, str]:
 
 def to_json(content: Any) -> bytes:
     return ENCODER.encode(content).encode("utf-8", "replace")
+
+
+_STRING, _OPTIONAL = {"type": "string"}, {"type": ["string", "null"]}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_OPENAI_ERROR = _object(
+    error=_object(message=_STRING, type=_STRING, param=_OPTIONAL, code=_OPTIONAL)
+)
+_ANTHROPIC_ERROR = _object(type={"const": "error"}, error=_object(type=_STRING, message=_STRING))
+_DESCRIPTIONS = {
+    400: "The request is invalid.",
+    401: "The API key is missing or invalid.",
+    403: "The Host header is not allowed.",
+    404: "The model does not exist.",
+    408: "The body is incomplete.",
+    413: "The body exceeds the size limit.",
+    415: "The content type is not JSON.",
+    429: "The queue is full.",
+    500: "The engine failed.",
+    503: "The server is loading or shutting down, or has failed.",
+    504: "The request timed out.",
+}
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def _errors(schema: dict[str, Any]) -> Responses:
+    return {
+        status: {"description": text, "content": {"application/json": {"schema": schema}}}
+        for status, text in _DESCRIPTIONS.items()
+    }
+
+
+ERROR_RESPONSES = _errors(_OPENAI_ERROR)
+ANTHROPIC_ERROR_RESPONSES = _errors(_ANTHROPIC_ERROR)
+
+
+def streaming_route(router: APIRouter, path: str, tag: str, errors: Responses) -> Any:
+    """Decorator for a POST endpoint that returns JSON or server-sent events."""
+    content = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
+    responses: Responses = {200: {"description": "The response.", "content": content}, **errors}
+    return router.post(path, tags=[tag], response_class=JsonResponse, responses=responses)

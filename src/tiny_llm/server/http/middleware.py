@@ -3,8 +3,10 @@
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable, Collection
+import zlib
+from collections.abc import Callable, Collection, Iterator
 from ipaddress import ip_address
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -13,9 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...engine.inputs.limits import JsonLimits
 from ...errors import UserError, escape_control_characters
 from ..settings import MIN_BODY_BYTES, Settings
-from .content_encoding import BodyDecoder
-from .errors import ACCESS_RECORD, AccessRecord, ApiError, bad_request
-from .ignored_fields import HEADER
+from .errors import ACCESS_RECORD, IGNORED_FIELDS_HEADER, AccessRecord, ApiError, bad_request
 
 access_log = logging.getLogger("tiny_llm.access")
 
@@ -25,19 +25,27 @@ OTHER = "other"  # label for unknown methods and paths, to bound the number of l
 
 # Paths that do not require the API key: probes, metrics, the model list and the web UI's pages.
 PUBLIC_PATHS = {
-    "/",
-    "/api/hello",
-    "/health",
-    "/ping",
-    "/ready",
-    "/version",
-    "/v1/models",
-    "/metrics",
-    "/openapi.json",
-    "/docs",
+    *("/", "/api/hello", "/health", "/ping", "/ready", "/version", "/v1/models", "/metrics"),
+    *("/openapi.json", "/docs"),
 }
-RAISE_LIMIT = "send a smaller body, or raise the server's --max-body-bytes"
 PUBLIC_PREFIX = "/page/"  # files of the web UI, which prompts for the key
+PIECE_BYTES = 2**16  # maximum size of a decoded piece: a kilobyte may decode to a megabyte
+RAISE_LIMIT = "send a smaller body, or raise the server's --max-body-bytes"
+
+# Content-Encodings of request bodies, and their decoders.
+DECODERS: dict[str, Callable[[], Any]] = {
+    "gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
+    "deflate": zlib.decompressobj,
+}
+ERRORS: tuple[type[Exception], ...] = (zlib.error, EOFError)
+try:
+    from compression import zstd  # type: ignore[import-not-found,unused-ignore]
+except ImportError:  # before Python 3.14
+    pass
+else:
+    WINDOW = {zstd.DecompressionParameter.window_log_max: 23}  # 8 MiB, the bound of RFC 9659
+    DECODERS["zstd"] = lambda: zstd.ZstdDecompressor(options=WINDOW)
+    ERRORS = (*ERRORS, zstd.ZstdError)
 
 
 class AccessLogMiddleware:
@@ -79,8 +87,9 @@ class AccessLogMiddleware:
                 headers = Headers(raw=message["headers"])
                 record.request_id = headers.get("x-request-id", "-")
                 if record.ignored_fields:
-                    ignored = (HEADER, ",".join(record.ignored_fields).encode())
-                    message = {**message, "headers": [*message["headers"], ignored]}
+                    names = ",".join(record.ignored_fields).encode()
+                    named = [*message["headers"], (IGNORED_FIELDS_HEADER, names)]
+                    message = {**message, "headers": named}
             elif self._log_contents:
                 _append(response, message)
             await send(message)
@@ -185,6 +194,40 @@ def _host_name(header: str) -> str:
         return (urlsplit(f"//{header}").hostname or "").rstrip(".")
     except ValueError:  # invalid brackets
         return header
+
+
+class BodyDecoder:
+    """Decodes a body; `encoding` is its Content-Encoding header, "" without one."""
+
+    def __init__(self, encoding: str):
+        self._encoding, self._decoder = encoding.strip().lower(), None
+        if self._encoding in DECODERS:
+            self._decoder = DECODERS[self._encoding]()
+        elif self._encoding not in ("", "identity"):
+            known = ", ".join(DECODERS)
+            reason = f"Content-Encoding must be one of {known}, got '{self._encoding[:100]}'."
+            raise ApiError(415, reason, headers={"Accept-Encoding": known})
+
+    def decode(self, data: bytes, is_last: bool) -> Iterator[bytes]:
+        """Decodes received data in pieces; raises an `ApiError` (400) if it is malformed."""
+        decoder: Any = self._decoder
+        if decoder is None:
+            yield data
+            return
+        try:
+            is_drained = not data
+            while not is_drained:
+                piece = decoder.decompress(data, PIECE_BYTES)
+                data = getattr(decoder, "unconsumed_tail", b"")  # zstd keeps it
+                is_drained = decoder.eof or len(piece) < PIECE_BYTES
+                yield piece
+        except ERRORS as error:
+            raise self._malformed() from error
+        if decoder.unused_data or (is_last and not decoder.eof):
+            raise self._malformed()
+
+    def _malformed(self) -> ApiError:
+        return bad_request(f"The body is not valid {self._encoding}.")
 
 
 class BodyMiddleware:

@@ -1,13 +1,4 @@
-"""Fields and content that a request must not have, with reasons."""
-
-import logging
-from collections.abc import Mapping
-from functools import cache
-from typing import Any
-
-from .errors import bad_request
-
-log = logging.getLogger("tiny_llm.server")
+"""Request fields and content that are not supported, with reasons."""
 
 TEXT_ONLY = "this model reads and writes text only"
 STATELESS = "this server is stateless; send the whole conversation"
@@ -68,37 +59,3 @@ MEDIA_TYPES = {
     **dict.fromkeys(("audio", "input_audio"), "audio"),
     **dict.fromkeys(("document", "file", "input_file"), "document"),
 }
-
-
-def check_supported(fields: Mapping[str, Any]) -> None:
-    """Rejects those of a body's unknown fields that are in `FIELD_REASONS` and not turned off."""
-    for name in FIELD_REASONS.keys() & fields.keys():
-        if fields[name] not in (None, False, "", [], OFF_VALUES.get(name)):
-            reason = f"{name} is not supported: {FIELD_REASONS[name]}."
-            raise bad_request(reason, name, ERROR_CODES.get(name, "unsupported_parameter"))
-
-
-@cache
-def warn_once(sentence: str) -> None:
-    log.warning("%s", sentence)
-
-
-def replace_media(content: Any) -> Any:
-    """Replaces images, audio and documents in a tool result with text.
-
-    Agents resend a tool result with every later turn, so rejecting it would end the conversation.
-    """
-    if not isinstance(content, list):
-        return content
-    return [_replace_medium(part) for part in content]
-
-
-def _replace_medium(part: Any) -> Any:
-    kind = part.get("type") if isinstance(part, dict) else None
-    source = part.get("source") if kind == "document" else None
-    is_text = isinstance(source, dict) and source.get("type") == "text"
-    medium = MEDIA_TYPES.get(kind) if isinstance(kind, str) and not is_text else None
-    if medium is None:
-        return part
-    warn_once(f"each {medium} in a tool result is replaced with text: the model reads text only")
-    return {"type": "text", "text": f"[{medium} omitted: this model reads text only]"}

@@ -81,9 +81,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             return bad_request(message, field, "unsupported_value")
     if error["type"] in MESSAGES:
         return bad_request(
-            MESSAGES[error["type"]].format(field=field, **context),
-            field,
-            CODES.get(error["type"]),
+            MESSAGES[error["type"]].format(field=field, **context), field, CODES.get(error["type"])
         )
     if error["type"] in REQUIREMENTS:
         requirement = REQUIREMENTS[error["type"]].format_map(context)
@@ -105,15 +103,8 @@ def _format_value(value: Any) -> str:
 
 # Union alternatives that pydantic inserts into error locations: part types and Python types.
 PART_TYPES = (
-    "text",
-    "input_text",
-    "search_result",
-    "thinking",
-    "redacted_thinking",
-    "document",
-    "tool_use",
-    "tool_result",
-    "refusal",
+    *("text", "input_text", "search_result", "thinking", "redacted_thinking", "document"),
+    *("tool_use", "tool_result", "refusal"),
 )
 
 

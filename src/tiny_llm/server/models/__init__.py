@@ -2,5 +2,5 @@
 
 This package must not depend on any single protocol's schema.
 
-Reading order: loading, generation, model_registry, served_model.
+Reading order: requests, model_registry, served_model.
 """

@@ -1,4 +1,4 @@
-"""ModelRegistry: loading on demand within a memory budget, and unloading when idle.
+"""ModelRegistry: loading on demand within a memory budget, unloading, requests' leases.
 
 Models load one at a time, in the order they were first requested. When the memory budget is
 exhausted, the least recently used model is evicted, idle models first. If it is still in use, new
@@ -7,20 +7,30 @@ starves.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from ...errors import UserError
 from ..engine_client.admission import queue_full_error
-from ..http.errors import ApiError
+from ..http.errors import ApiError, timeout_error
+from ..protocol.streaming import (
+    KEEP_ALIVE_COMMENT,
+    error_event,
+    stream_headers,
+    wait_for_disconnect,
+)
 from ..settings import Settings
 from .served_model import Phase, ServedModel
 
 log = logging.getLogger("tiny_llm.server")
 
 IDLE_CHECK_INTERVAL = 0.2  # seconds
+LEASE = "tiny_llm.model_lease"  # key of the request's lease in the ASGI scope
 
 
 class _Usage:
@@ -200,3 +210,85 @@ class ModelRegistry:
         await model.unload()
         usage.is_closing = False
         log.info("unloaded: the model %s", model.name)
+
+
+class ModelLease:
+    """A request's lease on a model: keeps it loaded until the response ends.
+
+    If a streaming request waits longer than the keep-alive interval, a keep-alive comment starts
+    its response. A later error response becomes an error event in the protocol of `path`.
+    """
+
+    def __init__(self, registry: ModelRegistry, path: str, send: Send):
+        self._registry = registry
+        self._path = path
+        self._send = send
+        self._held: tuple[ServedModel, asyncio.Future[None]] | None = None
+        self._is_started = False  # whether a keep-alive comment has started the response
+        self._is_error = False  # whether the response after the comments is an error
+
+    async def wait(self, model: ServedModel, receive: Receive, is_stream: bool) -> None:
+        """Waits for the load; raises an `ApiError` on failure, timeout or disconnect."""
+        acquired = self._registry.acquire(model)
+        self._held = model, acquired
+        if acquired.done():
+            acquired.result()
+            return
+        timeout = model.settings.request_timeout
+        disconnected = asyncio.ensure_future(wait_for_disconnect(receive))
+        try:
+            async with asyncio.timeout(timeout):
+                while not acquired.done():
+                    await asyncio.wait(
+                        (acquired, disconnected),
+                        timeout=model.settings.keep_alive,
+                        return_when="FIRST_COMPLETED",
+                    )
+                    if disconnected.done():
+                        raise ApiError(499, "The client has disconnected.")
+                    if is_stream and not acquired.done():
+                        await self._send_comment()
+        except TimeoutError:
+            raise timeout_error(timeout) from None
+        finally:
+            disconnected.cancel()
+        acquired.result()
+
+    async def _send_comment(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            headers = [(name.encode(), value.encode()) for name, value in stream_headers().items()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send(
+            {"type": "http.response.body", "body": KEEP_ALIVE_COMMENT, "more_body": True}
+        )
+
+    async def send(self, message: Message) -> None:
+        """Sends an ASGI message; after a keep-alive comment, errors become events."""
+        if not self._is_started:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._is_error = message["status"] >= 400
+        elif self._is_error:
+            body = json.loads(message["body"])
+            await self._send({**message, "body": error_event(self._path, body)})
+        else:
+            await self._send(message)
+
+    def release(self) -> None:
+        """Releases the model, or cancels the wait for it; a no-op before `wait`."""
+        if self._held is not None:
+            self._registry.release(*self._held)
+
+
+class LeaseMiddleware:
+    def __init__(self, app: ASGIApp, registry: ModelRegistry):
+        self._app = app
+        self._registry = registry
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        lease = scope[LEASE] = ModelLease(self._registry, scope["path"], send)
+        try:
+            await self._app(scope, receive, lease.send)
+        finally:
+            lease.release()

@@ -73,7 +73,7 @@ class ServedModel:
     ):
         self.spec = spec
         self.settings = settings
-        self.name = spec.names[0]
+        self.name, self.task = spec.names[0], spec.task
         self.metrics = metrics
         self.created = int(time.time())
         self.defaults = default_sampling_params(spec.folder, settings.generation_config)

@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ..http.errors import bad_request
-from ..http.unsupported import replace_media
-from ..protocol.base_schema import BoundedList, JsonObject, RequestModel, ShortList
+from ..protocol.base_schema import BoundedList, JsonObject, RequestModel, ShortList, replace_media
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     CommonFields,

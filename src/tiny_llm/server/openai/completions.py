@@ -10,18 +10,16 @@ from starlette.responses import Response
 from ...engine.scheduling.outputs import StreamOutput
 from ..engine_client.admission import check_prompt
 from ..engine_client.request_stream import RequestStream
-from ..http.errors import bad_request
-from ..http.openapi import ERROR_RESPONSES, streaming_route
-from ..models.loading import use_model
+from ..http.errors import ERROR_RESPONSES, bad_request, streaming_route
+from ..models.requests import ParsedOutput, use_model
 from ..models.served_model import ServedModel
 from ..protocol.base_schema import PromptIds, as_prompt_list
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
 from ..protocol.output_parser import OutputParser
-from ..protocol.parsed_output import ParsedOutput
 from ..protocol.prompts import PromptRenderer, reject_unknown_token_ids
 from ..protocol.request_fields import INT64_MAX, SamplingFields
 from ..protocol.streaming import respond
-from .choices import ChoicesSerializer
+from .chat import ChoicesSerializer
 
 PATH = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default

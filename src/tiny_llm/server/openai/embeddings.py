@@ -14,9 +14,15 @@ from starlette.responses import Response, StreamingResponse
 from ...engine.llm import POOLING_PARAMS
 from ...models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..engine_client.admission import check_prompt
-from ..http.errors import ApiError, JsonResponse, bad_request, request_id_headers, to_json
-from ..http.openapi import ERROR_RESPONSES
-from ..models.loading import use_model
+from ..http.errors import (
+    ERROR_RESPONSES,
+    ApiError,
+    JsonResponse,
+    bad_request,
+    request_id_headers,
+    to_json,
+)
+from ..models.requests import use_model
 from ..models.served_model import ServedModel
 from ..protocol.base_schema import PromptIds, RequestBody, RequestModel, as_prompt_list
 from ..protocol.request_fields import PositiveInt

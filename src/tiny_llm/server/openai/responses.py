@@ -9,10 +9,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ...engine.scheduling.outputs import StreamOutput
-from ..http.errors import ApiError
-from ..http.openapi import ERROR_RESPONSES, streaming_route
-from ..models.generation import Generation, generate
-from ..models.loading import get_models, max_body_bytes, use_model
+from ..http.errors import ERROR_RESPONSES, ApiError, streaming_route
+from ..models.requests import Generation, generate, get_models, max_body_bytes, use_model
 from ..models.served_model import ServedModel
 from ..protocol.logprobs import ContentLogprobs
 from ..protocol.output_parser import ReasoningDelta
@@ -21,9 +19,14 @@ from ..protocol.request_fields import make_sampling_params
 from ..protocol.streaming import RESPONSES_PATH as PATH
 from ..protocol.streaming import sse_event
 from .response_store import Conversation, ResponseStore
-from .responses_input import to_chat_messages
 from .responses_items import Event, OutputItems
-from .responses_schema import ENCRYPTED_REASONING, ResponsesRequest, TextFormat, TextOptions
+from .responses_schema import (
+    ENCRYPTED_REASONING,
+    ResponsesRequest,
+    TextFormat,
+    TextOptions,
+    to_chat_messages,
+)
 
 router = APIRouter()
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
-from ..protocol.parsed_output import encode_reasoning
+from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta, encode_reasoning
 from ..protocol.tool_calls import ToolCallDelta
 
 Event = dict[str, Any]

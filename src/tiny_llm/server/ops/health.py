@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from ..http.openapi import ERROR_RESPONSES
-from ..models.loading import get_model, get_models
+from ..http.errors import ERROR_RESPONSES
+from ..models.requests import get_model, get_models
 from ..models.served_model import Phase, ServedModel
 
 UNKNOWN_MODEL: dict[int | str, dict[str, Any]] = {404: ERROR_RESPONSES[404]}
@@ -100,7 +100,7 @@ def _describe(name: str, served: ServedModel) -> dict[str, Any]:
         "type": "model",
         "display_name": name,
         "loaded": served.phase is Phase.READY,
-        "task": served.spec.task,
+        "task": served.task,
         "created_at": datetime.fromtimestamp(served.created, UTC).isoformat(),
     }
     if served.is_loaded:

@@ -6,9 +6,8 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from ..http.errors import JsonResponse, bad_request
-from ..http.openapi import ERROR_RESPONSES
-from ..models.loading import use_model
+from ..http.errors import ERROR_RESPONSES, JsonResponse, bad_request
+from ..models.requests import use_model
 from ..openai.chat_schema import ChatMessage, Tool, check_continuation
 from ..protocol.base_schema import BoundedList, JsonObject, RequestBody, ShortList, TokenIds
 from ..protocol.prompts import PromptRenderer, reject_unknown_token_ids

@@ -1,16 +1,34 @@
-"""Web UI: `GET /` (chat, live engine view), `GET /docs` (API reference).
+"""Web UI: its pages, and the live engine view's state, events and recording.
 
 The content security policy forbids requests to other hosts, inline scripts and inline styles.
 """
 
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TextIO
 
-from fastapi import APIRouter
-from starlette.responses import FileResponse, Response
+from fastapi import APIRouter, Request
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from ...engine.scheduling.events import SCHEMA, VERSION
+from ...errors import UserError
+from ..engine_client.messages import StepReport
+from ..http.errors import ERROR_RESPONSES
+from ..models.requests import get_model
+from ..models.served_model import ServedModel
+from ..protocol.streaming import KEEP_ALIVE_COMMENT, sse_event, stream_headers
+
+log = logging.getLogger("tiny_llm.server")
+
+MAX_QUEUED_REPORTS = 1000  # per subscriber; further reports are dropped
+SNAPSHOT_TIMEOUT = 0.5  # maximum seconds to wait for a new snapshot
 WEB_ROOT = Path(__file__).parents[1] / "web"
 
 CONTENT_SECURITY_POLICY = (
@@ -45,3 +63,106 @@ class _StaticFiles(StaticFiles):
 
 
 static_files = Mount("/page", _StaticFiles(directory=WEB_ROOT / "page"), name="page")
+
+
+@router.get("/engine/state", tags=["engine"], responses={404: ERROR_RESPONSES[404]})
+async def state(request: Request, model: str | None = None) -> dict[str, Any]:
+    """Returns engine statistics, requests and KV pages as of the last step."""
+    served = get_model(request, model)
+    await served.refresh_snapshot(SNAPSHOT_TIMEOUT)
+    return {**engine_state(served), "snapshot": served.snapshot}
+
+
+@router.get("/engine/events", tags=["engine"], include_in_schema=False)
+async def events(request: Request, model: str | None = None) -> Response:
+    """Streams the engine's state and each step's events; never loads a model."""
+    return StreamingResponse(_stream_events(get_model(request, model)), headers=stream_headers())
+
+
+def engine_state(model: ServedModel) -> dict[str, Any]:
+    return {
+        "phase": model.phase.value,
+        "config": None if model.engine_info is None else dict(model.engine_info.config),
+        "unfinished": model.num_unfinished,
+        "clients": len(model.in_flight),
+        **vars(model.stats),
+    }
+
+
+def report_events(report: StepReport) -> Iterator[Mapping[str, Any]]:
+    yield from report.events
+    if report.snapshot is not None:
+        yield report.snapshot
+
+
+async def _stream_events(model: ServedModel) -> AsyncIterator[bytes]:
+    reports: asyncio.Queue[StepReport] = asyncio.Queue(MAX_QUEUED_REPORTS)
+
+    def on_report(report: StepReport) -> None:
+        with contextlib.suppress(asyncio.QueueFull):
+            reports.put_nowait(report)
+
+    model.subscribe(on_report)
+    try:
+        yield sse_event(engine_state(model), "state")
+        while not model.is_shutting_down:
+            try:
+                report = await asyncio.wait_for(reports.get(), model.settings.keep_alive)
+            except TimeoutError:
+                yield KEEP_ALIVE_COMMENT
+                continue
+            events = b"".join(map(sse_event, report_events(report)))
+            yield events + sse_event(engine_state(model), "state")
+    finally:
+        model.unsubscribe(on_report)
+
+
+class EventLogWriter:
+    """Event log for `--record FILE`, which the web UI replays: events as one JSON object.
+
+    Events are streamed to `FILE.part`, which is renamed at the end, so that FILE is always
+    complete. Raises a `UserError` if a file cannot be written.
+    """
+
+    def __init__(self, file: Path):
+        self._file = file
+        self._temp_file = file.with_name(f"{file.name}.part")
+        self._stream: TextIO | None = None
+        try:
+            if file.exists() and not file.is_file():  # renaming would replace a device file
+                raise UserError(f"--record: '{file}' is not a regular file; choose another file.")
+            self._stream = self._temp_file.open("w", encoding="utf-8")
+        except OSError as error:  # `exists` also raises it if the name is too long
+            raise UserError(f"--record: '{file}' cannot be written ({error.strerror}).") from error
+        self._start_time: float | None = None
+
+    def begin(self, engine: Mapping[str, Any]) -> None:
+        """Writes the header; `engine` is the engine's configuration."""
+        header = {"schema": SCHEMA, "version": VERSION, "engine": dict(engine)}
+        self._write(json.dumps(header)[:-1] + ', "events": [')
+
+    def record(self, report: StepReport) -> None:
+        for event in report_events(report):
+            separator = "\n" if self._start_time is None else ",\n"
+            self._start_time = event["time"] if self._start_time is None else self._start_time
+            timed = {**event, "time": round(event["time"] - self._start_time, 6)}
+            self._write(separator + json.dumps(timed, separators=(",", ":")))
+
+    def close(self) -> None:
+        self._write("\n]}\n", is_last=True)
+        if self._stream is not None:
+            self._temp_file.replace(self._file)
+            log.info("recorded: %s", self._file)
+
+    def _write(self, text: str, is_last: bool = False) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(text)
+            if is_last:
+                self._stream.close()
+        except OSError as error:  # e.g. disk full; the server continues without a log
+            log.error(
+                "event log stopped: '%s' cannot be written (%s)", self._temp_file, error.strerror
+            )
+            self._stream = None

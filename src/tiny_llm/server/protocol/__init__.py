@@ -3,5 +3,5 @@
 This package must not depend on any single protocol's schema.
 
 Reading order: prompts, base_schema, request_fields, tool_calls, output_parser, harmony_parser,
-parsed_output, logprobs, streaming.
+logprobs, streaming.
 """

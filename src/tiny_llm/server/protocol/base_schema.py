@@ -1,24 +1,34 @@
-"""Base classes of request schemas: bounded types, unknown fields.
+"""Base classes of request schemas: bounded types, unknown fields, unsupported content.
 
 The bounds on lists and objects are far above real requests and limit validation, which holds the
 GIL, to a few milliseconds. The total number of values in a body is also bounded
 (`http/middleware.py`).
 """
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from itertools import chain, islice
 from typing import Annotated, Any, Self, TypeVar
+from urllib.parse import quote
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticKnownError
 
-from ..http.ignored_fields import MAX_FIELDS, MAX_NAME_CHARS, ignore_fields
-from ..http.unsupported import check_supported
+from ..http.errors import bad_request, current_record
+from ..http.unsupported import ERROR_CODES, FIELD_REASONS, MEDIA_TYPES, OFF_VALUES
+
+log = logging.getLogger("tiny_llm.server")
 
 MAX_ITEMS = 10_000  # maximum number of messages, input items, content parts or tool calls
 MAX_SHORT_ITEMS = 512  # maximum number of tools or stop strings
 MAX_KEYS = 4096  # maximum number of keys per object
 MAX_TOKEN_IDS = 1_000_000
+MAX_FIELDS = 32  # maximum number of ignored fields named per request
+MAX_NAME_CHARS = 100  # maximum length of an ignored field's name
+MAX_LOGGED_FIELDS = 1000  # maximum number of ignored fields named in the log
+
+_logged: set[tuple[str, str]] = set()  # paths of endpoints and fields
 
 T = TypeVar("T")
 
@@ -107,3 +117,63 @@ def _remove_unknown_fields(model: RequestModel, prefix: str, paths: dict[str, No
             for item in value:
                 if isinstance(item, RequestModel):
                     _remove_unknown_fields(item, f"{prefix}{name}[].", paths)
+
+
+def ignore_fields(fields: Iterable[str]) -> None:
+    """Names ignored fields: in the log once per process, and in the response's header.
+
+    Args:
+        fields: paths without list indexes, e.g. `messages[].clear_at`; `path=value` if only the
+            value is ignored. Characters outside printable ASCII are percent-encoded.
+    """
+    names: dict[str, None] = {}
+    for field in fields:
+        name = quote(field[:MAX_NAME_CHARS], "[]=.", errors="replace")[:MAX_NAME_CHARS]
+        names[name] = None
+        if len(names) == MAX_FIELDS:
+            break
+    if not names:
+        return
+    record = current_record()
+    if record.strict_fields:
+        name = next(iter(names))
+        raise bad_request(f"{name} is not a supported field; remove it.", name, "unknown_parameter")
+    record.ignored_fields = [*record.ignored_fields, *names]
+    new = [name for name in names if (record.path, name) not in _logged]
+    if new and len(_logged) < MAX_LOGGED_FIELDS:
+        _logged.update((record.path, name) for name in new)
+        log.warning("ignored fields of %s: %s", record.path, ", ".join(new))
+
+
+def check_supported(fields: Mapping[str, Any]) -> None:
+    """Rejects those of a body's unknown fields that are in `FIELD_REASONS` and not turned off."""
+    for name in FIELD_REASONS.keys() & fields.keys():
+        if fields[name] not in (None, False, "", [], OFF_VALUES.get(name)):
+            reason = f"{name} is not supported: {FIELD_REASONS[name]}."
+            raise bad_request(reason, name, ERROR_CODES.get(name, "unsupported_parameter"))
+
+
+@cache
+def warn_once(sentence: str) -> None:
+    log.warning("%s", sentence)
+
+
+def replace_media(content: Any) -> Any:
+    """Replaces images, audio and documents in a tool result with text.
+
+    Agents resend a tool result with every later turn, so rejecting it would end the conversation.
+    """
+    if not isinstance(content, list):
+        return content
+    return [_replace_medium(part) for part in content]
+
+
+def _replace_medium(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    source = part.get("source") if kind == "document" else None
+    is_text = isinstance(source, dict) and source.get("type") == "text"
+    medium = MEDIA_TYPES.get(kind) if isinstance(kind, str) and not is_text else None
+    if medium is None:
+        return part
+    warn_once(f"each {medium} in a tool result is replaced with text: the model reads text only")
+    return {"type": "text", "text": f"[{medium} omitted: this model reads text only]"}

@@ -16,8 +16,9 @@ from ...engine.tool_calls.formats.harmony import (
     HarmonyFormat,
     MessageHeader,
 )
-from ...models.tokenizer.think_tags import DEFAULT_TAGS
-from .output_parser import OutputParser, ParsedDelta, ReasoningDelta, TextDelta, _State
+from ...engine.tool_calls.registry import AUTO, find_format
+from ...models.tokenizer.think_tags import DEFAULT_TAGS, think_tags
+from .output_parser import OutputParser, ParsedDelta, ParserState, ReasoningDelta, TextDelta
 from .tool_calls import ToolCallOptions, ToolCallReader
 
 HEADER_STARTS = (START, CHANNEL, CONSTRAIN, "to=", "assistant")
@@ -38,6 +39,16 @@ def make_output_parser(
     return OutputParser(thinking_enabled, reasoning_open, tool_calls, think_tags)
 
 
+def without_reasoning(message: str, tokenizer: Any = None) -> str:
+    """Content of a complete message; without a tokenizer, reasoning is between `<think>` tags."""
+    tags = think_tags(tokenizer)
+    tool_call_format = find_format(AUTO, getattr(tokenizer, "chat_template", None))
+    reasoning_open = tags[0] not in message and tags[1] in message  # the prompt has the start tag
+    parser = make_output_parser(tool_call_format, True, reasoning_open, None, think_tags=tags)
+    deltas = [*parser.feed(message), *parser.finish()]
+    return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)).strip()
+
+
 class HarmonyParser(OutputParser):
     """`OutputParser` for harmony; starts inside `final` unless `starts_message`."""
 
@@ -45,10 +56,10 @@ class HarmonyParser(OutputParser):
         super().__init__(starts_message, False, tool_calls)
         self._tags = MESSAGE_ENDS
         self._is_new = True  # whether no text of the current message has been emitted
-        self._kinds: set[_State] = set()  # states whose text has been emitted
+        self._kinds: set[ParserState] = set()  # states whose text has been emitted
 
     def finish(self, is_truncated: bool = False) -> list[ParsedDelta]:
-        if self._state is _State.START and self._is_header():
+        if self._state is ParserState.START and self._is_header():
             self._buffer = ""  # truncated header
         return super().finish(is_truncated)
 
@@ -60,7 +71,7 @@ class HarmonyParser(OutputParser):
     def _parse_start(self) -> bool:
         text, tag, rest = self._buffer.partition(MESSAGE)
         if not self._is_header():
-            self._enter(_State.CONTENT)  # no header: plain text
+            self._enter(ParserState.CONTENT)  # no header: plain text
             return True
         if not tag:
             return False
@@ -69,10 +80,10 @@ class HarmonyParser(OutputParser):
             self._at_start = False
             self._start_content(self._buffer)
             self._reader = ToolCallReader(self._options, self._buffer)
-            self._buffer, self._state = "", _State.TOOL_CALLS
+            self._buffer, self._state = "", ParserState.TOOL_CALLS
             return True
         self._buffer, self._is_new = rest, True
-        self._enter(_State.CONTENT if header.is_content else _State.REASONING)
+        self._enter(ParserState.CONTENT if header.is_content else ParserState.REASONING)
         return True
 
     def _parse_reasoning_until_call(self, deltas: list[ParsedDelta]) -> bool:
@@ -83,8 +94,8 @@ class HarmonyParser(OutputParser):
 
     def _parse_tool_calls(self, deltas: list[ParsedDelta]) -> bool:
         has_ended = super()._parse_tool_calls(deltas)
-        if self._state is _State.CONTENT and self._at_start:  # the call was well-formed
-            self._state = _State.START
+        if self._state is ParserState.CONTENT and self._at_start:  # the call was well-formed
+            self._state = ParserState.START
         return has_ended
 
     def _parse_message(self, deltas: list[ParsedDelta], kind: Any) -> bool:
@@ -107,5 +118,5 @@ class HarmonyParser(OutputParser):
                 deltas.insert(num_before, kind(SEPARATOR))
             self._kinds.add(self._state)
         if ends:
-            self._state = _State.START
+            self._state = ParserState.START
         return bool(ends)

@@ -13,10 +13,12 @@ truncated call stays incomplete. Complete calls are the same in both modes.
 """
 
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from typing import Any
 
 from ...engine.tool_calls.text_source import MalformedCallError
 from ...models.tokenizer.think_tags import DEFAULT_TAGS
@@ -36,7 +38,7 @@ class TextDelta:
 ParsedDelta = ReasoningDelta | TextDelta | ToolCallDelta
 
 
-class _State(StrEnum):
+class ParserState(StrEnum):
     START = "start"
     REASONING = "reasoning"
     CONTENT = "content"
@@ -103,25 +105,25 @@ class OutputParser:
         self._reasoning_call = None if reasoning_tags is None else _call_pattern(*reasoning_tags)
         self._buffer = ""
         self._at_start = False  # whether at the start of a section, where whitespace is dropped
-        self._state = _State.CONTENT
+        self._state = ParserState.CONTENT
         if reasoning_open:
-            self._enter(_State.REASONING)
+            self._enter(ParserState.REASONING)
         elif thinking_enabled:
-            self._state = _State.START
+            self._state = ParserState.START
         else:
             self.content_start = 0
 
     @property
     def in_reasoning(self) -> bool:
-        return self._state is _State.REASONING
+        return self._state is ParserState.REASONING
 
     def feed(self, text: str) -> list[ParsedDelta]:
         """Adds text; returns the deltas that are now unambiguous."""
         self.num_fed += len(text)
-        is_plain = self._state is _State.CONTENT and not (self._tags or self._at_start)
+        is_plain = self._state is ParserState.CONTENT and not (self._tags or self._at_start)
         if is_plain and not self._buffer:  # fast path: nothing to parse
             return [TextDelta(text)] if text else []
-        if self._state is _State.TOOL_CALLS:
+        if self._state is ParserState.TOOL_CALLS:
             self._reader.source.buffer += text
         else:
             self._buffer += text
@@ -133,13 +135,13 @@ class OutputParser:
     def finish(self, is_truncated: bool = False) -> list[ParsedDelta]:
         """Ends the text, if `is_truncated` at a limit or stop string; returns the last deltas."""
         deltas: list[ParsedDelta] = []
-        while self._state is _State.TOOL_CALLS:
+        while self._state is ParserState.TOOL_CALLS:
             self._reader.source.has_ended = True
             self._reader.source.is_truncated = is_truncated
             while self._advance(deltas):
                 pass
         rest, self._buffer = self._buffer, ""
-        if self._state is _State.REASONING:
+        if self._state is ParserState.REASONING:
             rest = rest.rstrip()
             if rest:
                 deltas.append(ReasoningDelta(rest))
@@ -153,20 +155,20 @@ class OutputParser:
         if self.content_start is None and not self._at_start:
             self.content_start = self.num_fed - len(rest)
 
-    def _enter(self, state: _State) -> None:
+    def _enter(self, state: ParserState) -> None:
         self._state = state
         self._at_start = True
 
     def _advance(self, deltas: list[ParsedDelta]) -> bool:
         """Parses text in the current state; returns whether the state changed."""
         match self._state:
-            case _State.START:
+            case ParserState.START:
                 return self._parse_start()
-            case _State.REASONING:
+            case ParserState.REASONING:
                 return self._parse_reasoning_until_call(deltas)
-            case _State.CONTENT:
+            case ParserState.CONTENT:
                 return self._parse_content(deltas)
-            case _State.TOOL_CALLS:
+            case ParserState.TOOL_CALLS:
                 return self._parse_tool_calls(deltas)
 
     def _parse_start(self) -> bool:
@@ -175,9 +177,9 @@ class OutputParser:
         text = self._buffer.lstrip()
         if text.startswith(self.think_tag):
             self._buffer = text[len(self.think_tag) :]
-            self._enter(_State.REASONING)
+            self._enter(ParserState.REASONING)
         elif text and not self.think_tag.startswith(text):
-            self._state = _State.CONTENT
+            self._state = ParserState.CONTENT
         else:
             return False
         return True
@@ -196,7 +198,7 @@ class OutputParser:
         if self._buffer.strip():
             deltas.append(ReasoningDelta(self._buffer.rstrip()))
         self._buffer = rest
-        self._enter(_State.CONTENT)
+        self._enter(ParserState.CONTENT)
         return True
 
     def _parse_reasoning(self, deltas: list[ParsedDelta]) -> bool:
@@ -208,7 +210,7 @@ class OutputParser:
             self._buffer = rest
             if reasoning.rstrip():
                 deltas.append(ReasoningDelta(reasoning.rstrip()))
-            self._enter(_State.CONTENT)
+            self._enter(ParserState.CONTENT)
             return True
         self._emit(deltas, ReasoningDelta, (self.think_end_tag,))
         return False
@@ -235,7 +237,7 @@ class OutputParser:
         self._reader = ToolCallReader(self._options, self._buffer[len(content) :])
         self._buffer = ""
         self._first_tags = ()
-        self._state = _State.TOOL_CALLS
+        self._state = ParserState.TOOL_CALLS
         return True
 
     def _check_first(self) -> None:
@@ -275,12 +277,12 @@ class OutputParser:
         try:
             if not reader.read(deltas):
                 return False
-            self._enter(_State.CONTENT)
+            self._enter(ParserState.CONTENT)
             self._buffer = source.buffer
         except MalformedCallError:
             assert self._options is not None
             self.has_incomplete_call |= reader.is_open
-            self._state = _State.CONTENT
+            self._state = ParserState.CONTENT
             if not source.num_taken and source.buffer.lstrip().startswith(self._tags):
                 source.take(1)  # prevents an endless loop: the same tag would start a call again
             is_truncated_call = source.has_ended and reader.is_open and self._options.is_stream
@@ -289,3 +291,16 @@ class OutputParser:
                     deltas.append(TextDelta(source.taken))
                 self._buffer = source.buffer
         return True
+
+
+def encode_reasoning(reasoning: str) -> str:
+    """Encodes reasoning for clients to send back, in Base64 and without encryption."""
+    return b64encode(reasoning.encode("utf-8", "replace")).decode()
+
+
+def decode_reasoning(content: Any) -> str:
+    """Decodes `encode_reasoning`'s result; returns "" for other servers' values."""
+    try:
+        return b64decode(content, validate=True).decode()
+    except (TypeError, ValueError):
+        return ""

@@ -16,8 +16,7 @@ from ...errors import check_token_ids, short_repr
 from ...models.tokenizer.think_tags import think_tags
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
 from ..http.errors import ApiError, bad_request, context_length_error, user_errors_as_400
-from ..http.ignored_fields import MAX_NAME_CHARS, ignore_fields
-from ..http.unsupported import warn_once
+from .base_schema import MAX_NAME_CHARS, ignore_fields, warn_once
 from .harmony_parser import make_output_parser
 from .output_parser import OutputParser
 from .tool_calls import ToolCallOptions

@@ -7,7 +7,7 @@ from typing import Protocol
 from starlette.types import Message
 
 from .gateway import ReplicaLostError, ReplicaRequest
-from .router import Router
+from .routing import Router
 
 
 class ReplicaHandle(Protocol):

@@ -24,10 +24,15 @@ inline bool multiplies_bytes([[maybe_unused]] const QuantizedMatmulJob& job) {
 #endif
 }
 
-// Whether 16-bit activations are multiplied as two signed bytes, 256 · high + low.
+// Whether 16-bit activations are multiplied as two signed bytes, 256 · high + low. With VNNI, that
+// takes as many multiplications as pairs of 16 bits and fewer instructions to unpack weights, but
+// twice the registers for sums, and two instructions more per sum.
+constexpr int HIGH_LOW_ROWS = 2;
 inline bool multiplies_high_low_bytes([[maybe_unused]] const QuantizedMatmulJob& job) {
 #if defined(__ARM_FEATURE_DOTPROD)
     return job.activation_bits == 16 && job.bits == 4;
+#elif defined(__AVX2__)
+    return USES_VNNI && job.activation_bits == 16 && job.M <= HIGH_LOW_ROWS;
 #else
     return false;
 #endif

@@ -95,7 +95,7 @@ struct QuadSums {
     static constexpr int CHAINS = 1;  // each would need its own end_step
     Shorts step;                      // sums of the current step, two lanes per output
 #else
-    static constexpr int CHAINS = 4;
+    static constexpr int CHAINS = LANES == 16 ? 2 : 4;
 #endif
 };
 
@@ -128,12 +128,39 @@ inline void end_step(QuadSums& sums) {
 
 inline Ints total_of(const QuadSums& sums) { return sums.all; }
 
+/// Sums of products with 16-bit activations, 256 · high + low.
+struct HighLowSums {
+    static constexpr int CHAINS = LANES == 16 ? 1 : 2;
+    QuadSums high, low;
+};
+inline void add(HighLowSums& sums, const HighLowSums& others) {
+    add(sums.high, others.high);
+    add(sums.low, others.low);
+}
+inline Ints total_of(const HighLowSums& sums) { return sums.high.all * 256 + sums.low.all; }
+
 /// Loads the activations of a part of the weights: one word, in all lanes.
 template <typename Sums>
 struct PartActivations {
     static constexpr int WORDS = 1;
     static Ints load(const int32_t* words) { return splat(*words); }
 };
+
+#if defined(__AVX2__)
+/// Words of high and low bytes.
+struct HighLowWords {
+    Ints high, low;
+};
+template <>
+struct PartActivations<HighLowSums> {
+    static constexpr int WORDS = 2;
+    static HighLowWords load(const int32_t* words) { return {splat(words[0]), splat(words[1])}; }
+};
+inline void multiply_add(HighLowSums& sums, const HighLowWords& a, Quads weights) {
+    multiply_add(sums.high, a.high, weights);
+    multiply_add(sums.low, a.low, weights);
+}
+#endif
 
 #if defined(__ARM_FEATURE_DOTPROD)
 /// One word of 4-bit weights per output, unpacked to bytes, which sdot takes as signed: less than
@@ -162,11 +189,6 @@ inline void multiply_add(QuadSums& sums, int32x4_t a, const Nibbles& weights) {
     dot<1>(sums, a, weights.odd);
 }
 
-/// Sums of products with 16-bit activations, 256 · high + low.
-struct HighLowSums {
-    static constexpr int CHAINS = 4;
-    QuadSums high, low;
-};
 /// Words of high and low bytes for the even weights, then for the odd ones.
 template <>
 struct PartActivations<HighLowSums> {
@@ -179,11 +201,6 @@ inline void multiply_add(HighLowSums& sums, int32x4_t a, const Nibbles& weights)
     dot<2>(sums.high, a, weights.odd);
     dot<3>(sums.low, a, weights.odd);
 }
-inline void add(HighLowSums& sums, const HighLowSums& others) {
-    add(sums.high, others.high);
-    add(sums.low, others.low);
-}
-inline Ints total_of(const HighLowSums& sums) { return sums.high.all * 256 + sums.low.all; }
 #endif
 
 /// Interleaves to a₀ b₀ a₁ b₁ …: `first` receives LANES elements, `second` the rest.

@@ -14,12 +14,27 @@ namespace {
 
 constexpr int PACK_VECTORS = LANES == 16 ? 4 : 2;   // vectors of outputs per pack
 constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
-constexpr int64_t PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, for prepacked weights
-constexpr int64_t BLOCK_BYTES = 8192;        // of row-major weights, interleaved at once
+#if defined(__AMX_INT8__)
+// The vectors of a pack are packs of their own in memory, read as so many streams.
+constexpr int STREAMS = PACK_VECTORS;
+#else
+constexpr int STREAMS = 1;
+#endif
+constexpr int STREAM_OUTPUTS = PACK_OUTPUTS / STREAMS;
+constexpr int64_t PREFETCH_DISTANCE = STREAMS == 1 ? 4096 : 2048;  // bytes, for prepacked weights
+constexpr int64_t BLOCK_BYTES = 8192;  // of row-major weights, interleaved at once
 constexpr int64_t BLOCK_WORDS = BLOCK_BYTES / 4 / PACK_OUTPUTS;  // per output
 static_assert(BLOCK_WORDS % (MAX_GROUP * 8 / 32) == 0);          // whole groups
 
 // --- packs --------------------------------------------------------------------------------------
+
+// Index of vector v of outputs and of a column in a matrix of packs with `columns` columns.
+inline int64_t packed_index(int64_t column, int v, int64_t columns) {
+    return STREAMS == 1 ? column * PACK_OUTPUTS + v * LANES : (v * columns + column) * LANES;
+}
+
+template <typename WeightFormat>
+struct PackedGroup;
 
 // Weights of PACK_OUTPUTS outputs in the layout of common/prepacked.h, for some of the groups: all
 // groups of prepacked weights, or a block of row-major weights.
@@ -29,34 +44,50 @@ struct Pack {
     const uint16_t* biases;  // all groups × PACK_OUTPUTS; nullptr for floating-point weights
     int64_t first_group, last_group;
     const uint32_t* words;  // from first_group on: words per row × PACK_OUTPUTS
+    int64_t columns;        // of `words`
     int64_t ahead;          // distance in bytes of what to prefetch while words are multiplied
+    int vectors;            // of outputs; past the last, it is read again
 
-    const uint32_t* group(int64_t g) const {
-        return words + (g - first_group) * job->group_size * job->bits / 32 * PACK_OUTPUTS;
+    int vector(int v) const { return STREAMS == 1 || v < vectors ? v : vectors - 1; }
+    template <typename WeightFormat>
+    PackedGroup<WeightFormat> group(int64_t g) const {
+        const int64_t column = (g - first_group) * job->group_size * job->bits / 32;
+        PackedGroup<WeightFormat> group{{}, ahead};
+        const int64_t stream_bytes = columns * STREAM_OUTPUTS * 4;
+        if (STREAMS > 1 && column * STREAM_OUTPUTS * 4 + ahead >= stream_bytes) {
+            group.ahead +=
+                (vectors - 1) * stream_bytes;  // the next pack's instead of the next stream's
+        }
+        for (int v = 0; v < STREAMS; v++) {
+            group.words[v] = words + packed_index(column, vector(v), columns);
+        }
+        return group;
     }
     Floats factor(const uint16_t* of, int64_t g, int v) const {
-        return load(of, g * PACK_OUTPUTS + v * LANES, job->scale_format);
+        return load(of, packed_index(g, vector(v), job->I / job->group_size), job->scale_format);
     }
 };
 
-// Pack that points into prepacked weights.
-inline Pack prepacked(const QuantizedMatmulJob& job, int64_t first) {
-    const int64_t groups = job.I / job.group_size;
+// Pack of `outputs` outputs that points into prepacked weights.
+inline Pack prepacked(const QuantizedMatmulJob& job, int64_t first, int outputs) {
+    const int64_t groups = job.I / job.group_size, columns = job.I * job.bits / 32;
     return {&job,
             job.scales + first * groups,
             job.biases == nullptr ? nullptr : job.biases + first * groups,
             0,
             groups,
-            job.b + first * (job.I * job.bits / 32),
-            PREFETCH_DISTANCE};
+            job.b + first * columns,
+            columns,
+            PREFETCH_DISTANCE,
+            (outputs + LANES - 1) / LANES};
 }
 
 // Transposes columns first_column … last_column − 1 of PACK_OUTPUTS rows of `matrix`, starting at
-// row `first`, into `out`: that many columns × PACK_OUTPUTS. A vector has LANES elements. Lanes
-// past the last output repeat the last row.
+// row `first`, into `out`: a pack with out_columns columns. A vector has LANES elements. Lanes past
+// the last output repeat the last row.
 template <typename Vector>
 void interleave(const void* matrix, int64_t columns, int64_t first_column, int64_t last_column,
-                int64_t first, int outputs, void* out) {
+                int64_t first, int outputs, void* out, int64_t out_columns) {
     constexpr int64_t BYTES = sizeof(Vector) / LANES;
     const char* rows[PACK_OUTPUTS];
     for (int o = 0; o < PACK_OUTPUTS; o++) {
@@ -77,7 +108,7 @@ void interleave(const void* matrix, int64_t columns, int64_t first_column, int64
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
                 if (i < count) {
-                    const int64_t at = (c - first_column + i) * PACK_OUTPUTS + v * LANES;
+                    const int64_t at = packed_index(c - first_column + i, v, out_columns);
                     memcpy(static_cast<char*>(out) + at * BYTES, &block[i], sizeof(Vector));
                 }
             }
@@ -104,7 +135,7 @@ void for_blocks(const QuantizedMatmulJob& job, int64_t first, int outputs, void*
         for (int64_t byte = 0; byte < PACK_OUTPUTS * groups * 2; byte += 64) {
             __builtin_prefetch(next + byte);
         }
-        interleave<Halves>(factors, groups, 0, groups, first, outputs, out);
+        interleave<Halves>(factors, groups, 0, groups, first, outputs, out, groups);
     };
     interleave_factors(job.scales, scales);
     if (biases != nullptr) {
@@ -113,10 +144,11 @@ void for_blocks(const QuantizedMatmulJob& job, int64_t first, int outputs, void*
     const int64_t group_words = job.group_size * job.bits / 32;
     for (int64_t word = 0; word < columns; word += BLOCK_WORDS) {
         const int64_t end = columns - word < BLOCK_WORDS ? columns : word + BLOCK_WORDS;
-        interleave<Floats>(job.b, columns, word, end, first, outputs, words);
+        interleave<Floats>(job.b, columns, word, end, first, outputs, words, BLOCK_WORDS);
         const uint32_t* later = job.b + (first + PACK_OUTPUTS) * columns + word * PACK_OUTPUTS;
         const auto ahead = reinterpret_cast<intptr_t>(later) - reinterpret_cast<intptr_t>(words);
-        f(Pack{&job, scales, biases, word / group_words, end / group_words, words, ahead});
+        f(Pack{&job, scales, biases, word / group_words, end / group_words, words, BLOCK_WORDS,
+               ahead, PACK_VECTORS});
     }
 }
 
@@ -158,6 +190,12 @@ struct ByteFloatingPoint : ByteIntegers<4> {
     static Part part(const uint32_t* words, int p) {
         return look_up(E2M1_INTEGERS, ByteIntegers<4>::part(words, p));
     }
+};
+
+// Unpacks weights for 16-bit activations in two bytes.
+template <typename Bytes>
+struct HighLow : Bytes {
+    using Sums = HighLowSums;
 };
 
 #if defined(__ARM_FEATURE_DOTPROD)
@@ -202,6 +240,12 @@ inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f)
             f.template operator()<OfBytes>();
             return;
         }
+        if constexpr (USES_VNNI) {
+            if (multiplies_high_low_bytes(job)) {
+                f.template operator()<HighLow<OfBytes>>();
+                return;
+            }
+        }
 #endif
         f.template operator()<OfShorts>();
     };
@@ -220,19 +264,29 @@ template <typename WeightFormat>
 struct PackedGroup {
     using Format = WeightFormat;
     static constexpr int WORDS = Format::STEP / Format::PARTS;  // per step
-    const uint32_t* words;
+    const uint32_t* words[STREAMS];
     int64_t ahead;
 
+    // Word `word` of vector v of outputs.
+    const uint32_t* word_of(int64_t word, int v) const {
+        return STREAMS == 1 ? words[0] + word * PACK_OUTPUTS + v * LANES
+                            : words[v % STREAMS] + word * LANES;
+    }
     // Part i of a step, for vector v of outputs.
     typename Format::Part part(int64_t step, int i, int v) const {
         const int64_t word = step * WORDS + i / Format::PARTS;
-        return Format::part(words + word * PACK_OUTPUTS + v * LANES, i % Format::PARTS);
+        return Format::part(word_of(word, v), i % Format::PARTS);
     }
-    // Prefetches as many bytes as a step has. The hardware prefetcher stops at the end of a page.
-    __attribute__((always_inline)) void prefetch(int64_t step) const {
-        const char* line = reinterpret_cast<const char*>(words + step * WORDS * PACK_OUTPUTS);
-        for (int64_t byte = 0; byte < WORDS * PACK_OUTPUTS * 4; byte += 64) {
-            __builtin_prefetch(line + ahead + byte);
+    // Prefetches a word of all outputs before its first part is unpacked. All words of a step in
+    // one burst would be slower. The hardware prefetcher stops at the end of a page.
+    __attribute__((always_inline)) void prefetch(int64_t step, int i) const {
+        if (i % Format::PARTS == 0) {
+            const int64_t word = step * WORDS + i / Format::PARTS;
+#pragma GCC unroll 4
+            for (int line = 0; line < PACK_OUTPUTS * 4 / 64; line++) {
+                const uint32_t* at = word_of(word, line * 16 / LANES);
+                __builtin_prefetch(reinterpret_cast<const char*>(at) + ahead);
+            }
         }
     }
 };
@@ -246,7 +300,7 @@ struct UnpackedGroup {
     typename Format::Part part(int64_t step, int i, int v) const {
         return parts[step * Format::STEP + i][v];
     }
-    void prefetch(int64_t) const {}
+    void prefetch(int64_t, int) const {}
 };
 
 template <typename WeightFormat>
@@ -254,9 +308,9 @@ void unpack_group(const PackedGroup<WeightFormat>& group, int64_t parts,
                   typename WeightFormat::Part (*out)[PACK_VECTORS]) {
     constexpr int STEP = WeightFormat::STEP;
     for (int64_t step = 0; step < parts / STEP; step++) {
-        group.prefetch(step);
 #pragma GCC unroll 8
         for (int i = 0; i < STEP; i++) {
+            group.prefetch(step, i);
 #pragma GCC unroll 4
             for (int v = 0; v < PACK_VECTORS; v++) {
                 out[step * STEP + i][v] = group.part(step, i, v);

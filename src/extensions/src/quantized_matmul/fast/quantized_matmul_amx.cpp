@@ -3,9 +3,8 @@
 //
 // The arithmetic is that of quantized_matmul_fixed_point_simd.cpp: activations rounded to 16-bit
 // integers, exact sums over a group, and the same float32 operations after them. A row therefore
-// has the same bits in either kernel. A few rows of integers, which would underfill the tiles, are
-// delegated to quantized_matmul_few_rows. AMX multiplies bytes, so byte_planes.h splits each
-// integer into two:
+// has the same bits in either kernel. A few rows, which would underfill the tiles, are delegated to
+// that kernel. AMX multiplies bytes, so byte_planes.h splits each integer into two:
 //
 //     Σ q·A = 256 · Σ q·high + Σ q·low        |Σ q·A| ≤ 255 · 32640 · 128 < 2³¹
 //
@@ -20,9 +19,6 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Maximum rows of integers delegated to quantized_matmul_few_rows; more, if weights are prepacked
-// and AMX needs two products.
-constexpr int64_t FEW_ROWS = 2, FEW_PREPACKED_ROWS = 4;
 static_assert(PANEL_TILES >= 4);   // a group has at least two calls of `multiply`
 constexpr int64_t MAX_BLOCKS = 4;  // maximum row blocks at a time: totals stay in L1
 
@@ -259,25 +255,23 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
     store_totals(panel, first_block, blocks);
 }
 
-bool are_few(const QuantizedMatmulJob& job) {
-    const bool allows_more = job.prepacked && job.activation_bits != 8;
-    return job.M <= (allows_more ? FEW_PREPACKED_ROWS : FEW_ROWS);
-}
+// Whether quantized_matmul_fixed_point is faster. Its tiles have six rows; in groups of 32, AMX
+// scales its sums so often that two such tiles are faster, too.
+bool are_few(const QuantizedMatmulJob& job) { return job.M <= (job.group_size == 32 ? 12 : 6); }
 
-// Layout with the fewest rows per tile (4, 8 or 16) that fit all rows in one tile if possible,
-// because the cost of multiplying tiles is proportional to their rows of activations.
+// Layout with the fewest rows per tile (8 or 16) that fit all rows in one tile if possible, because
+// the cost of multiplying tiles is proportional to their rows of activations.
 PlanesLayout layout_of(const QuantizedMatmulJob& job) {
-    const int block_rows = job.M <= 4 ? 4 : job.M <= 8 ? 8 : TILE_SIDE;
-    return PlanesLayout(job, block_rows, job.activation_bits == 8 ? 1 : PLANES);
+    return PlanesLayout(job, job.M <= 8 ? 8 : TILE_SIDE, job.activation_bits == 8 ? 1 : PLANES);
 }
 
 int64_t scratch_bytes(const QuantizedMatmulJob& job) {
-    return are_few(job) ? quantized_matmul_few_rows.scratch(job) : layout_of(job).bytes;
+    return are_few(job) ? quantized_matmul_fixed_point.scratch(job) : layout_of(job).bytes;
 }
 
 void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, int64_t last_row) {
     if (are_few(job)) {
-        quantized_matmul_few_rows.prepare(job, scratch, first_row, last_row);
+        quantized_matmul_fixed_point.prepare(job, scratch, first_row, last_row);
         return;
     }
     prepare_rows(job, layout_of(job), static_cast<char*>(scratch), first_row, last_row);
@@ -286,7 +280,7 @@ void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, in
 void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
          int64_t last_output) {
     if (are_few(job)) {
-        quantized_matmul_few_rows.run(job, scratch, first_output, last_output);
+        quantized_matmul_fixed_point.run(job, scratch, first_output, last_output);
         return;
     }
     const PlanesLayout layout = layout_of(job);
@@ -308,9 +302,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     Weights* weights = (Weights*)(biases + layout.groups * PANEL_TILES);
     const bool two_steps = layout.parts * units.vectors == 2;
     const auto choose = [&]<int PLANES>() {
-        return layout.block_rows == 4
-                   ? (two_steps ? run_panel<2, 4, PLANES> : run_panel<1, 4, PLANES>)
-               : layout.block_rows == 8
+        return layout.block_rows == 8
                    ? (two_steps ? run_panel<2, 8, PLANES> : run_panel<1, 8, PLANES>)
                    : (two_steps ? run_panel<2, 16, PLANES> : run_panel<1, 16, PLANES>);
     };

@@ -75,9 +75,9 @@ inline void add_group(const Pack& pack, int64_t g, const Factors* factors,
 
 // Steps 3 and 4 for one group and ROWS rows.
 template <int ROWS, typename Weights>
-__attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& weights,
-                                              const Activations& a, int64_t g, int64_t row,
-                                              Floats* totals) {
+__attribute__((always_inline)) inline void multiply_group(const Pack& pack, const Weights& weights,
+                                                          const Activations& a, int64_t g,
+                                                          int64_t row, Floats* totals) {
     using Format = typename Weights::Format;
     using Sums = typename Format::Sums;
     constexpr int STEP = Format::STEP, WORDS = PartActivations<Sums>::WORDS;
@@ -86,9 +86,9 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
     const Word* words = a.words(g, row);
     Sums chains[CHAINS][ROWS][PACK_VECTORS] = {};
     for (int64_t step = 0; step < row_words / (STEP * WORDS); step++) {
-        weights.prefetch(step);
 #pragma GCC unroll 8
         for (int i = 0; i < STEP; i++) {
+            weights.prefetch(step, i);
             typename Format::Part w[PACK_VECTORS];
 #pragma GCC unroll 4
             for (int v = 0; v < PACK_VECTORS; v++) {
@@ -126,29 +126,43 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
 }
 
 // Multiplies few rows: every tile of rows unpacks all weights of the pack again.
+template <int ROWS, typename WeightFormat>
+__attribute__((noinline)) void multiply_packed_tile(const Pack& pack, const Activations& a,
+                                                    int64_t row, Floats* totals) {
+    Floats sums[ROWS * PACK_VECTORS];  // in registers, if they suffice
+    memcpy(sums, totals, sizeof sums);
+    for (int64_t g = pack.first_group; g < pack.last_group; g++) {
+        multiply_group<ROWS>(pack, pack.group<WeightFormat>(g), a, g, row, sums);
+    }
+    memcpy(totals, sums, sizeof sums);
+}
 template <typename WeightFormat>
 void multiply_few_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
                        Floats* totals) {
     for_tiles<ROW_TILE>(rows, [&]<int ROWS>(int64_t row) {
-        for (int64_t g = pack.first_group; g < pack.last_group; g++) {
-            multiply_group<ROWS>(pack, PackedGroup<WeightFormat>{pack.group(g), pack.ahead}, a, g,
-                                 first_row + row, totals + row * PACK_VECTORS);
-        }
+        multiply_packed_tile<ROWS, WeightFormat>(pack, a, first_row + row,
+                                                 totals + row * PACK_VECTORS);
     });
 }
 
 // Multiplies many rows: each group is unpacked once for all tiles.
+template <int ROWS, typename WeightFormat>
+__attribute__((noinline)) void multiply_unpacked_tile(const Pack& pack,
+                                                      const UnpackedGroup<WeightFormat>& weights,
+                                                      const Activations& a, int64_t g, int64_t row,
+                                                      Floats* totals) {
+    multiply_group<ROWS>(pack, weights, a, g, row, totals);
+}
 template <typename WeightFormat>
 void multiply_many_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
                         Floats* totals) {
     constexpr int WORDS = PartActivations<typename WeightFormat::Sums>::WORDS;
     typename WeightFormat::Part parts[MAX_GROUP / 2][PACK_VECTORS];
     for (int64_t g = pack.first_group; g < pack.last_group; g++) {
-        unpack_group(PackedGroup<WeightFormat>{pack.group(g), pack.ahead}, a.row_words / WORDS,
-                     parts);
+        unpack_group(pack.group<WeightFormat>(g), a.row_words / WORDS, parts);
         for_tiles<ROW_TILE>(rows, [&]<int ROWS>(int64_t row) {
-            multiply_group<ROWS>(pack, UnpackedGroup<WeightFormat>{parts}, a, g, first_row + row,
-                                 totals + row * PACK_VECTORS);
+            multiply_unpacked_tile<ROWS>(pack, UnpackedGroup<WeightFormat>{parts}, a, g,
+                                         first_row + row, totals + row * PACK_VECTORS);
         });
     }
 }
@@ -216,7 +230,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
                 multiply(pack, activations, row, rows, totals);
             };
             if (job.prepacked) {
-                multiply_rows(prepacked(job, o));
+                multiply_rows(prepacked(job, o, outputs));
             } else {
                 for_blocks(job, o, outputs, totals + vectors, multiply_rows);
             }
@@ -228,6 +242,6 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 }  // namespace
 
 const QuantizedMatmulKernel quantized_matmul_fixed_point = {scratch_bytes, prepare, run,
-                                                            /*prepack_rows=*/PACK_OUTPUTS};
+                                                            /*prepack_rows=*/STREAM_OUTPUTS};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -1,4 +1,4 @@
-"""Sandboxed validation of JSON outputs, for `../validator.py`."""
+"""Sandboxed validation of JSON outputs, for `../relaxation.py`."""
 
 from collections.abc import Callable
 from itertools import islice

@@ -25,14 +25,7 @@ from ..format import (
     text_without,
 )
 from ..json_calls import argument_schemas, parse_arguments
-from ..text_source import (
-    ArgumentsDelta,
-    CallEnd,
-    CallStart,
-    Events,
-    MalformedCallError,
-    TextSource,
-)
+from ..text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL = "<|end|>", "<|call|>"

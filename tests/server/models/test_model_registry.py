@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tiny_llm.server.http.errors import ApiError
-from tiny_llm.server.models.loading import ModelLease
+from tiny_llm.server.models.model_registry import ModelLease
 
 ERROR = ApiError(400, "The prompt is too long.", "prompt", "too_long", details={"limit": 5})
 
