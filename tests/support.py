@@ -294,8 +294,7 @@ class ScriptedModel:
             f"expected generation to end after {len(self.answer)} tokens, got {len(self.calls)} "
             "steps; does each step see all previous tokens, and does every end token stop it?"
         )
-        generated = ids.shape[1] - self.prompt_len
-        token = self.answer[min(generated, len(self.answer) - 1)]
+        token = self.answer[min(ids.shape[1] - self.prompt_len, len(self.answer) - 1)]
         last = mx.where(mx.arange(256) == token, 10.0, 0.0)
         return mx.broadcast_to(last, (*ids.shape, 256))
 
@@ -328,8 +327,7 @@ def token_prompts(count: int, length: int, vocab_size: int) -> Iterator[list[int
     """Random prompts whose lengths cycle from 1 to `length` tokens."""
     rng = np.random.default_rng(7)
     for index in range(count):
-        size = 1 + index % length
-        yield rng.integers(0, vocab_size, size).tolist()
+        yield rng.integers(0, vocab_size, 1 + index % length).tolist()
 
 
 def assert_same_on_any_number_of_threads(program: str) -> None:

@@ -38,8 +38,7 @@ def test_branches_share_the_pages_of_the_fork(tmp_path):
 
 def test_report_is_reproducible_and_independent_of_the_cache():
     """The second evaluation hits the prefix cache and runs in reverse order."""
-    llm = LLM("demo", kv_cache_bytes=2**25)
-    model = LocalModel(llm, 0.8, max_tokens=40)
+    model = LocalModel(LLM("demo", kv_cache_bytes=2**25), 0.8, max_tokens=40)
     tasks = [
         EvalTask(name, prompt, lambda workspace: False)
         for name, prompt in (("add", "What is 12 + 7?"), ("multiply", "What is 3 times 9?"))
@@ -51,6 +50,5 @@ def test_report_is_reproducible_and_independent_of_the_cache():
 
     first = report([run_case(*case, make_agent) for case in cases])
     cached = model.usage.cached_tokens
-    second = report([run_case(*case, make_agent) for case in reversed(cases)])
-    assert second == first
+    assert report([run_case(*case, make_agent) for case in reversed(cases)]) == first
     assert model.usage.cached_tokens > 2 * cached

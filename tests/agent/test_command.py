@@ -26,8 +26,7 @@ def test_script_edits_a_file(tmp_path, capsys):
 
 
 def test_step_limit(tmp_path, capsys):
-    calls = [[["add", {"a": 1, "b": 2}]]] * 3
-    assert run(tmp_path, calls, "--max-steps", "2") == 1
+    assert run(tmp_path, [[["add", {"a": 1, "b": 2}]]] * 3, "--max-steps", "2") == 1
     assert capsys.readouterr().out.count("→ 3") == 2
 
 

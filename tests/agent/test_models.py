@@ -63,8 +63,6 @@ def test_invalid_scripts(text):
 
 
 class ReplyServer(HTTPServer):
-    """HTTP server that sends a fixed reply and records requests."""
-
     reply: tuple[int, Any] = (200, {})
     requests: list[Any]
 

@@ -14,8 +14,7 @@ from tiny_llm.agent.tools import calculator, run_call
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
 @pytest.mark.parametrize("b", [10**3999, 10**4299], ids=["4000 digits", "4300 digits"])
 def test_number_too_large_for_a_float_is_a_tool_error(name, b):
-    text = json.dumps({"a": 1.5, "b": b})
-    call = assistant(None, (name, text))["tool_calls"][0]
+    call = assistant(None, (name, json.dumps({"a": 1.5, "b": b})))["tool_calls"][0]
     result = run_call(call, {tool.name: tool for tool in calculator()})
     assert result["content"].startswith("error: the numbers are too large")
 

@@ -113,8 +113,7 @@ def test_machine_limits_are_the_best_measurements():
 
 def q4_0_block(weights: list[float]) -> bytes:
     """Reference encoding of one Q4_0 block, per the format's specification."""
-    largest = max(weights, key=abs)
-    d = largest / -8
+    d = max(weights, key=abs) / -8
     q = [min(15, int(weight / d + 8.5)) if d else 8 for weight in weights]
     return np.float16(d).tobytes() + bytes(q[i] | q[i + 16] << 4 for i in range(16))
 
@@ -177,8 +176,7 @@ def test_costs_of_hybrid_shapes(shape, kv_bytes, state_mib, weights):
 
 
 def test_demo_model_weights_are_dequantized():
-    config = json.loads((TARGET_PATH / "config.json").read_text())
-    shapes = dict(weight_shapes(config))
+    shapes = dict(weight_shapes(json.loads((TARGET_PATH / "config.json").read_text())))
     assert {name: weight.shape for name, weight in plain_weights(TARGET_PATH)} == shapes
 
 

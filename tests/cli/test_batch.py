@@ -225,8 +225,6 @@ def render(batch_run, width: int = 80) -> str:
 
 
 class FakeRun:
-    """Fake batch run with fixed progress."""
-
     is_done = False
 
     def __init__(self):

@@ -175,8 +175,7 @@ def test_workload_lengths_cover_their_range():
 
 
 def test_latencies():
-    sequences = [[1.0, 1.1, 1.3], [2.0], [4.0, 4.4]]
-    result = latencies(sequences, started=0.5)
+    result = latencies([[1.0, 1.1, 1.3], [2.0], [4.0, 4.4]], started=0.5)
     assert result["ttft_ms_median"] == pytest.approx(1500)
     assert result["ttft_ms_p95"] == pytest.approx(np.percentile([500, 1500, 3500], 95))
     assert result["itl_ms_median"] == pytest.approx(200)

@@ -189,14 +189,12 @@ def test_stale_extension_is_reported(tree):
 def test_reveal_diffs_and_backs_up_learner_code(tree, capsys):
     file = tree / "src" / "tiny_llm" / "basics.py"
     reveal.apply_tasks(tree, {"1.1.2"})
-    text = file.read_text().replace("y = x @ w.T", "y = x @ w")
-    file.write_text(text)
+    file.write_text(file.read_text().replace("y = x @ w.T", "y = x @ w"))
     assert reveal.main(["--week", "1", "--day", "1", "--task", "2", "--apply"]) == 0
     shown = capsys.readouterr().out
     assert "-    y = x @ w\n" in shown.replace(" \n", "\n") or "-    y = x @ w" in shown
     assert "+    y = x @ w.T" in shown
-    backup = (tree / "revealed" / "1.1.2-linear.py").read_text()
-    assert "y = x @ w\n" in backup
+    assert "y = x @ w\n" in (tree / "revealed" / "1.1.2-linear.py").read_text()
     assert not (tree / "revealed" / "1.1.2-multi-head.py").exists(), (
         "an unchanged block must not be backed up"
     )

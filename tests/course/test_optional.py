@@ -92,8 +92,7 @@ def test_optional_features_run_the_learner_code(tmp_path, folder, module, flags,
     """An unwritten `module` makes the command fail with its task's error."""
     tree = write_tree_with_starter(tmp_path / "mine", module)
     folders = {"MIXTURE": folder, "PAGES": str(tmp_path / "pages")}
-    given = [folders.get(flag, flag) for flag in flags]
-    result = main(tree, *given)
+    result = main(tree, *[folders.get(flag, flag) for flag in flags])
     assert result.returncode != 0, result.stdout
     assert f"week 6, day {day}, task" in result.stderr, result.stderr
     assert "is yours to write" in result.stderr

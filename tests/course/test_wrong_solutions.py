@@ -26,8 +26,7 @@ OTHERS = [wrong for wrong in IN_PYTHON if wrong not in FIRST_OF_DAYS]
 
 def test_every_task_has_two_wrong_solutions():
     counts = Counter(wrong.task for wrong in WRONG)
-    lacking = {task: counts[task] for task in HAVE_CODE if counts[task] < 2}
-    assert not lacking
+    assert not {task: counts[task] for task in HAVE_CODE if counts[task] < 2}
     assert len({str(wrong) for wrong in WRONG}) == len(WRONG)
 
 

@@ -259,8 +259,7 @@ class Simulation:
         scheduler.record_step_time(step, self.seconds(step))
         outcome.steps += 1
         outcome.tokens += step.num_tokens
-        used = scheduler.pages.allocator.num_used
-        assert used <= self.config.num_pages
+        assert scheduler.pages.allocator.num_used <= self.config.num_pages
         if outcome.steps % self._check_every == 0:
             scheduler.check_integrity()
 

@@ -14,8 +14,7 @@ from tiny_llm.server.settings import Settings
 
 def test_llm_has_the_fields_as_keywords():
     parameters = dict(inspect.signature(LLM).parameters)
-    model = parameters.pop("model")
-    assert model.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert parameters.pop("model").kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     assert {each.kind for each in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
     assert (parameters["block_size"].default, parameters["kv_cache_dtype"].default) == (32, "auto")
 

@@ -292,8 +292,7 @@ def test_too_little_memory_is_rejected(model):
         f"kv_cache_bytes must be at least {needed} (a page of 32 tokens and 2 state slots of "
         f"{STATE_BYTES} bytes), got {needed - 1}."
     )
-    smallest = LLM(model, kv_cache_bytes=needed)
-    [output] = smallest.generate([[5, 6, 7]], GREEDY)
+    [output] = LLM(model, kv_cache_bytes=needed).generate([[5, 6, 7]], GREEDY)
     [expected] = build(model).generate([[5, 6, 7]], GREEDY)
     assert output.token_ids == expected.token_ids
 

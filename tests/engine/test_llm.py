@@ -155,8 +155,7 @@ def test_completions_share_the_prompt_pages(demo):
     params = SamplingParams(temperature=2, top_k=50, seed=3, n=3, max_tokens=12, ignore_eos=True)
     name = llm.add_request(chat(PARAGRAPH), params)
     llm.step()
-    update = llm.step()
-    whole = update[0].request_output
+    whole = llm.step()[0].request_output
     pages = len(whole.prompt_token_ids) // 4
     assert llm.scheduler.pages.allocator.num_used <= pages + 3 * 2
     assert llm.scheduler.pages.counts(llm.scheduler.running).shared >= pages - 1
@@ -325,8 +324,7 @@ def test_prefix_cache_hit(demo):
     [cold] = llm.generate(prompt, GREEDY)
     [warm] = llm.generate(prompt, GREEDY)
     assert cold.num_cached_tokens == 0
-    length = len(cold.prompt_token_ids)
-    assert warm.num_cached_tokens == (length - 1) // 4 * 4
+    assert warm.num_cached_tokens == (len(cold.prompt_token_ids) - 1) // 4 * 4
     assert warm.token_ids == cold.token_ids
 
 

@@ -60,11 +60,12 @@ def case(name: str, corrupt: Corruption, *words: str, use: str = "load") -> Case
 CODE = file("evil.py", PROGRAM)
 UP_WEIGHT, UP_SCALES, UP_BIASES = (f"{UP}.{part}" for part in ("weight", "scales", "biases"))
 NOT_SAFETENSORS = "is not a valid safetensors file"
+FLOATS_OF_64 = mx.zeros((64,), mx.float32)
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n"
 
-CODE_ROWS = [case("model_file", combine(CODE, config(model_file="evil.py")), "model_file", "code")]
-
-PATH_ROWS = [
+CASES = [
+    case("model_file", combine(CODE, config(model_file="evil.py")), "model_file", "code"),
+    # paths
     *(
         case(f"weights named {name!r}", moved(name), "has no model*.safetensors")
         for name in (f"../{WEIGHTS}", f"model/../../{WEIGHTS}", f"model/{WEIGHTS}")
@@ -77,9 +78,7 @@ PATH_ROWS = [
     case("weights that are a folder", directory(WEIGHTS), "cannot be opened"),
     case("config that is a folder", directory(CONFIG), "cannot be opened"),
     case("tokenizer that is a folder", directory(TOKENIZER), "cannot be opened"),
-]
-
-MISSING_ROWS = [
+    # missing files
     case("no config", without(CONFIG), "has no config.json"),
     case("no weights", without(WEIGHTS, INDEX), "has no model*.safetensors"),
     case("no tokenizer", without(TOKENIZER), "has no tokenizer.json"),
@@ -91,9 +90,7 @@ MISSING_ROWS = [
         "lacks",
         "46 more",
     ),
-]
-
-JSON_ROWS = [
+    # JSON files
     *(
         case(f"{name} is {what}", file(name, content), name.partition(".")[0])
         for name in (CONFIG, INDEX, SETTINGS, GENERATION)
@@ -112,9 +109,7 @@ JSON_ROWS = [
     case("template is not UTF-8", file("chat_template.jinja", b"\xff\xfe"), "UTF-8"),
     case("index without a map", file(INDEX, "{}"), "weight_map"),
     case("empty index map", combine(index({}), without(WEIGHTS)), "has no model*.safetensors"),
-]
-
-CONFIG_ROWS = [
+    # config.json
     case("missing model_type", config(model_type=...), "type"),
     case("unknown model_type", config(model_type="gpt5"), "gpt5"),
     *(
@@ -150,9 +145,7 @@ CONFIG_ROWS = [
     case("bits 7", quantization(bits=7), "bits"),
     case("bits is a string", quantization(bits="4"), "bits"),
     case("group_size 0", quantization(group_size=0), "group_size"),
-]
-
-HEADER_ROWS = [
+    # headers of weights
     case("empty weights file", cut_to(0), NOT_SAFETENSORS),
     case("weights of 7 bytes", cut_to(7), NOT_SAFETENSORS),
     case("weights truncated in the header", cut_to(100), "header is truncated"),
@@ -162,10 +155,7 @@ HEADER_ROWS = [
     case("header of a list", header_text("[]"), NOT_SAFETENSORS),
     case("entry without offsets", entry(NORM, data_offsets=...), NOT_SAFETENSORS),
     case("entry that is a number", header(lambda h: h | {NORM: 7}), NOT_SAFETENSORS),
-]
-
-FLOATS_OF_64 = mx.zeros((64,), mx.float32)
-TENSOR_ROWS = [
+    # tensors
     case("weight of int32", entry(UP_WEIGHT, dtype="I32"), UP_WEIGHT, "I32"),
     case("scales of int16", entry(UP_SCALES, dtype="I16"), UP_SCALES, "I16"),
     case("biases in another dtype", entry(UP_BIASES, dtype="F16"), UP_BIASES, "F16", "BF16"),
@@ -184,9 +174,7 @@ TENSOR_ROWS = [
     ),
     case("two-dimensional norm", tensors(**{NORM: mx.zeros((8, 8))}), NORM, "8×8"),
     case("one-dimensional weight", tensors(**{UP_WEIGHT: lambda a: a.reshape(-1)}), UP_WEIGHT),
-]
-
-TOKENIZER_ROWS = [
+    # tokenizers and their settings
     case("empty tokenizer file", file(TOKENIZER, ""), TOKENIZER),
     case("tokenizer is a list", file(TOKENIZER, "[]"), TOKENIZER),
     case("tokenizer is an empty object", file(TOKENIZER, "{}"), TOKENIZER),
@@ -212,9 +200,7 @@ TOKENIZER_ROWS = [
     ),
     case("EOS token is a string", file(GENERATION, '{"eos_token_id": "x"}'), "eos_token_id"),
     case("negative EOS token", fields(GENERATION, eos_token_id=[-1]), "eos_token_id"),
-]
-
-TEMPLATE_ROWS = [
+    # chat templates
     case("invalid template", settings(chat_template="{% if"), "template", use="chat"),
     case(
         "template that reads a file",
@@ -240,9 +226,7 @@ TEMPLATE_ROWS = [
         "named 'default', got rag",
         use="chat",
     ),
-]
-
-SIZE_ROWS = [
+    # sizes
     case("weights of 200 GB", sparse_weights(200 * 10**9), "this machine has"),
     *(
         case(f"random weights of {name} {value}", config(**{name: value}), words, use="dummy")
@@ -253,9 +237,7 @@ SIZE_ROWS = [
             ("hidden_size", 65, "multiple of the group size"),
         )
     ),
-]
-
-DEFAULT_ROWS = [
+    # default sampling parameters
     case("defaults are a list", file(GENERATION, "[]"), "JSON object", use="serve"),
     case(
         "temperature is a string",
@@ -264,18 +246,4 @@ DEFAULT_ROWS = [
         "'hot'",
         use="serve",
     ),
-]
-
-CASES = [
-    *CODE_ROWS,
-    *PATH_ROWS,
-    *MISSING_ROWS,
-    *JSON_ROWS,
-    *CONFIG_ROWS,
-    *HEADER_ROWS,
-    *TENSOR_ROWS,
-    *TOKENIZER_ROWS,
-    *TEMPLATE_ROWS,
-    *SIZE_ROWS,
-    *DEFAULT_ROWS,
 ]

@@ -290,8 +290,7 @@ def test_model_output_survives_loose_arithmetic(demo, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_batch_output_equals_cpu(demo, batch_size):
-    prompts = (QUESTIONS * 2)[:batch_size]
-    arguments = (demo[1], prompts, 12, batch_size, 16)
+    arguments = (demo[1], (QUESTIONS * 2)[:batch_size], 12, batch_size, 16)
     expected = batch_generate(Qwen3ModelWeek2(demo[0]), *arguments)
     with on_gpu():
         assert batch_generate(Qwen3ModelWeek2(demo[0]), *arguments) == expected

@@ -73,8 +73,7 @@ def test_strided_rows(variant, aligned):
     rows, weights = a[:, :64], b[:, :64]
     launch = launch_of(rows, weights, a_stride=80, b_stride=96, aligned=aligned, variant=variant)
     assert ("unaligned" in launch.kernel) == (variant != "readable" and not aligned)
-    actual = product(a, b, launch)
-    assert_matmul_close(actual, *exact(rows, weights), 64, launch.kernel)
+    assert_matmul_close(product(a, b, launch), *exact(rows, weights), 64, launch.kernel)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)

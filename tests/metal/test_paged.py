@@ -224,8 +224,7 @@ def test_missing_page_is_nan_in_every_row(missing, L):
 @pytest.mark.parametrize("L", [1, 9])
 def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
     D, page_size, contexts = 8, 32, [544, 550]
-    pairs = sequences(contexts, 1, D)
-    keys, values, table = cut_into_pages(pairs, page_size)
+    keys, values, table = cut_into_pages(sequences(contexts, 1, D), page_size)
     query, room = random(2, 2, L, D), len(table[1]) * page_size
     actual = paged_attend(kernel, query, keys, values, padded(table), [544, room + 1])
     expected = paged_attend(kernel, query, keys, values, padded(table), contexts)
@@ -262,8 +261,7 @@ def test_bitwise_equal_for_any_lane_order(aligned):
 def test_no_memory_fault_or_race(mode, dtype):
     """Uses the pool's last page and last table entry, so overruns are detected."""
     lengths, contexts = [1, 11, 4, 0], [263, 17, 3, 5]
-    pairs = sequences(contexts, 1, 33, dtype)
-    keys, values, table = cut_into_pages(pairs, 7, spare=0)
+    keys, values, table = cut_into_pages(sequences(contexts, 1, 33, dtype), 7, spare=0)
     query = random(sum(lengths), 2, 33, dtype=dtype)
     bounds, table = np.cumsum([0, *lengths]).astype(np.int32), padded(table)
     actual = paged_attend("fast", query, keys, values, table, contexts, bounds, mode=mode)
@@ -278,8 +276,7 @@ def test_unowned_tokens_are_zero(mode, B):
     keys = random(P, H, PAGE, D)
     table = mx.zeros((B, 40), mx.int32)
     query, bounds = random(17, H * GROUP, D), [5, 7, 9][: B + 1]
-    lens = [3, 3][:B]
-    actual = paged_attend("fast", query, keys, keys, table, lens, bounds, mode=mode)
+    actual = paged_attend("fast", query, keys, keys, table, [3, 3][:B], bounds, mode=mode)
     unowned = mx.concatenate([actual[:5], actual[5 + 2 * B :]])
     assert mx.array_equal(unowned, mx.zeros_like(unowned))
     assert mx.all(mx.isfinite(actual)).item()

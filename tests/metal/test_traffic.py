@@ -77,9 +77,7 @@ def test_paging_overhead_is_small(name):
 
 @pytest.mark.slow
 def test_causal_attention_reads_each_key_once_and_no_mask():
-    """The dummy mask of causal attention, one byte, must not be read."""
-    job = ATTENTION[SELECTED_ATTENTION[1]]
-    step, _ = job.ours()
+    step, _ = ATTENTION[SELECTED_ATTENTION[1]].ours()
     counts = step.library.launch(
         step.kernel, step.arguments, grid=step.groups, threads=step.threads, mode="count"
     ).counts
@@ -106,8 +104,7 @@ def test_matvec_reads_each_weight_once_for_four_rows():
     counts = step.library.launch(
         step.kernel, step.arguments, grid=step.groups, threads=step.threads, mode="count"
     ).counts
-    weights = step.arguments[3].nbytes
-    assert counts.device_bytes_read_by_buffer[3] == weights
+    assert counts.device_bytes_read_by_buffer[3] == step.arguments[3].nbytes
     assert counts.device_bytes_read_by_buffer[2] == step.arguments[2].nbytes * 64 // 4
 
 

@@ -22,8 +22,7 @@ def library(name, constants=None):
 
 def quantized(O, I, group_size=64):
     """Random 4-bit O×I weights: packed, scales, biases, dequantized."""
-    rng = np.random.default_rng(1)
-    codes = rng.integers(0, 16, (O, I), dtype=np.uint32)
+    codes = np.random.default_rng(1).integers(0, 16, (O, I), dtype=np.uint32)
     shifts = np.arange(8, dtype=np.uint32) * 4
     packed = (codes.reshape(O, I // 8, 8) << shifts).sum(-1, dtype=np.uint32)
     scales = random_array((O, I // group_size), bfloat16, 2, 0.02)

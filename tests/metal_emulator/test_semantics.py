@@ -21,8 +21,7 @@ LANES = np.arange(32)
 
 def shuffled(x, source, fill):
     """Reference shuffle: x[source], or `fill` if `source` is no lane (0 to 31)."""
-    inside = (source >= 0) & (source < 32)
-    return np.where(inside, x[np.clip(source, 0, 31)], fill)
+    return np.where((source >= 0) & (source < 32), x[np.clip(source, 0, 31)], fill)
 
 
 @pytest.mark.parametrize("order", ORDERS)

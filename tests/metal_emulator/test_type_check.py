@@ -174,5 +174,4 @@ def test_missing_header_is_an_error(tmp_path):
 
 
 def test_several_errors_are_reported_together():
-    path = KERNELS / "sound.metal"
-    assert findings(path) == []
+    assert findings(KERNELS / "sound.metal") == []

@@ -199,8 +199,7 @@ def test_logits_float32(model, backend):
     theirs, folder = model
     ours, ids = our_model(folder, backend), random_ids(300)
     expected = transformers_logits(theirs, ids)
-    whole = sequence_logits(ours, ids)
-    np.testing.assert_allclose(as_numpy(whole), expected, atol=1e-4)
+    np.testing.assert_allclose(as_numpy(sequence_logits(ours, ids)), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("ends", CHUNKS, ids=str)
@@ -220,8 +219,7 @@ def test_bfloat16_norms_multiply_by_one_plus_weight_in_float32(tmp_path, monkeyp
     def divergence() -> float:
         model = our_model(tmp_path)
         assert model.dtype == mx.bfloat16
-        logits = sequence_logits(model, ids).astype(mx.float32)
-        ours = log_softmax(as_numpy(logits))
+        ours = log_softmax(as_numpy(sequence_logits(model, ids).astype(mx.float32)))
         return (np.exp(expected) * (expected - ours)).sum(-1).mean()
 
     actual = divergence()

@@ -36,7 +36,6 @@ def make_mask(kind: str, B: int, H_q: int, L: int, S: int, dtype: mx.Dtype = mx.
 
 
 def as_additive(mask, L: int, S: int) -> np.ndarray:
-    """Converts any mask to an additive float64 mask."""
     if mask is None:
         return np.zeros((L, S))
     if isinstance(mask, str):

@@ -88,7 +88,6 @@ def assert_fixed_point_kernels_are_bitwise_equal(monkeypatch, arguments) -> None
 
 
 def assert_rows_are_batch_invariant(scales, biases, group_size, bits, a, b) -> None:
-    """Asserts that each row's result does not depend on the other rows."""
     together = evaluated(scales, biases, group_size, bits, a, b)
     alone = [evaluated(scales, biases, group_size, bits, row[None], b) for row in a]
     assert_close(together, mx.concatenate(alone), "rows multiplied separately", ulps=0)

@@ -56,8 +56,7 @@ def test_bitwise_equal_for_any_chunk_size(instruction_set, dtype, chunk):
 
 
 def test_views(instruction_set, dtype):
-    batch = ragged_batch([4, 2])
-    arrays = conv_problem(3, 24, batch, dtype)
+    arrays = conv_problem(3, 24, ragged_batch([4, 2]), dtype)
     expected = run(**arrays)
     wide = mx.concatenate([arrays["x"]] * 2, axis=1)
     for name, view in {

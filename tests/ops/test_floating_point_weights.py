@@ -27,8 +27,7 @@ def test_matmul_is_exact_up_to_rounding(instruction_set, half, group_size, M, O)
 
 def test_values_equal_mxfp4(on_cpu):
     """With power-of-two scales, dequantized values equal those of MLX's mxfp4."""
-    w = random(16, 64)
-    packed, exponents = mx.quantize(w, group_size=32, bits=4, mode="mxfp4")
+    packed, exponents = mx.quantize(random(16, 64), group_size=32, bits=4, mode="mxfp4")
     expected = mx.dequantize(packed, exponents, group_size=32, bits=4, mode="mxfp4")
     scales = mx.array(2.0 ** (np.array(exponents).astype(np.float64) - 127)).astype(mx.bfloat16)
     table = kernels.quantized_embedding(mx.arange(16), scales, None, 32, 4, packed)
@@ -50,8 +49,7 @@ def test_prepacked_weights_are_bitwise_equal_in_all_operations(instruction_set):
     for each in kernels.multi_quantized_matmul(*two):
         assert_same_bits(each, product, "multi_quantized_matmul")
     stacks = scales.reshape(2, 64, -1), None, group_size, bits, a, b.reshape(2, 64, -1)
-    experts = mx.array([[0, 1]] * 9)
-    grouped = kernels.grouped_quantized_matmul(*stacks, experts)
+    grouped = kernels.grouped_quantized_matmul(*stacks, mx.array([[0, 1]] * 9))
     assert_same_bits(grouped.reshape(9, 128), product, "grouped_quantized_matmul")
     if rows := kernels.prepack_rows():
         fast = evaluated(

@@ -79,8 +79,7 @@ def flash_attention(arguments: Arguments) -> Case:
     elif draw(st.booleans()):
         kwargs["mask"] = arguments.array((L, S), dtype)
         scores = scores + as_numpy(kwargs["mask"])
-    largest = scores.max(-1, keepdims=True, initial=-1e30)
-    weights = np.exp(scores - largest)
+    weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-1e30))
     return kwargs, weights @ v / np.maximum(weights.sum(-1, keepdims=True), 1e-30)
 
 

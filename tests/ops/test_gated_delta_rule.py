@@ -88,8 +88,7 @@ def test_bitwise_equal_for_any_chunk_size(instruction_set, dtype, chunk):
 
 def test_every_state_of_a_chunk_can_be_stored(instruction_set):
     """The state after token i equals that of a step that ends with token i."""
-    stored = Batch((7,), (8,), tuple(range(7)))
-    arrays = delta_problem(1, 2, 8, 40, stored, mx.float32)
+    arrays = delta_problem(1, 2, 8, 40, Batch((7,), (8,), tuple(range(7))), mx.float32)
     states = run(arrays, 1)[1]
     for i in range(7):
         short = {name: arrays[name][: i + 1] for name in ("qkv", "a", "b")}

@@ -103,8 +103,7 @@ def test_random_ragged_batches_equal_the_reference(
 @pytest.mark.parametrize("mask", ["causal", None])
 def test_reference_equals_gather_and_attention(dtype, mask):
     lengths = [5, 0, 17]
-    pairs = sequences(lengths, dtype=dtype)
-    keys, values, table = cut_into_pages(pairs, 4)
+    keys, values, table = cut_into_pages(sequences(lengths, dtype=dtype), 4)
     query = random(3, 4, 7, 40, dtype=dtype)
     arguments = (query, keys, values, padded(table), mx.array(lengths), 4, 0.3, mask)
     expected = paged_attention_reference(*arguments)
@@ -117,8 +116,7 @@ def test_reference_equals_gather_and_attention(dtype, mask):
 
 
 def test_reference_is_the_fallback_without_the_extension(monkeypatch):
-    pairs = sequences([9])
-    keys, values, table = cut_into_pages(pairs, 4)
+    keys, values, table = cut_into_pages(sequences([9]), 4)
     query = random(3, 4, 40)
     by_kernel = paged_attention_varlen(query, keys, values, [0, 3], [9], table, 4)
     batch = paged_attention(query.swapaxes(0, 1)[None], keys, values, table, [9], 4)
@@ -149,8 +147,7 @@ def test_unowned_slots_are_not_read(instruction_set, dtype):
 
 
 def test_invalid_page_is_nan_in_its_sequence_only(instruction_set, dtype):
-    pairs = sequences([20, 30, 40], dtype=dtype)
-    keys, values, table = cut_into_pages(pairs, 8)
+    keys, values, table = cut_into_pages(sequences([20, 30, 40], dtype=dtype), 8)
     query = random(3, 4, 2, 40, dtype=dtype)
     arguments = (mx.array([20, 30, 40]), 8, None, "causal")
     expected = paged_attention(query, keys, values, padded(table), *arguments)
@@ -164,8 +161,7 @@ def test_invalid_page_is_nan_in_its_sequence_only(instruction_set, dtype):
 
 @pytest.mark.parametrize("length", [33, 999, 2**31 - 1])
 def test_context_beyond_the_block_table_is_nan_in_its_sequence_only(instruction_set, dtype, length):
-    pairs = sequences([32, 20], dtype=dtype)
-    keys, values, table = cut_into_pages(pairs, 8)
+    keys, values, table = cut_into_pages(sequences([32, 20], dtype=dtype), 8)
     tables, query = padded(table), random(2, 4, 2, 40, dtype=dtype)
     expected = paged_attention(query, keys, values, tables, mx.array([32, 20]), 8)
     actual = paged_attention(query, keys, values, tables, mx.array([length, 20]), 8)
@@ -177,8 +173,7 @@ def test_context_beyond_the_block_table_is_nan_in_its_sequence_only(instruction_
 
 
 def test_out_of_range_indices_stay_in_bounds(instruction_set):
-    pairs = sequences([20, 30])
-    keys, values, table = cut_into_pages(pairs, 8)
+    keys, values, table = cut_into_pages(sequences([20, 30]), 8)
     keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
     query = random(10, 4, 40)
     tables = padded(table)

@@ -406,7 +406,6 @@ def test_engine_output_is_the_same():
     mlx_model, tokenizer = load("demo")
     answers = []
     for model in ("demo", load_weights("demo"), (mlx_model, tokenizer), (mlx_model, tokenizer)):
-        llm = LLM(model, kv_cache_bytes=2**24)
-        outputs = llm.generate(prompts, params)
+        outputs = LLM(model, kv_cache_bytes=2**24).generate(prompts, params)
         answers.append([output.outputs[0].token_ids for output in outputs])
     assert all(answer == answers[0] for answer in answers)

@@ -104,8 +104,7 @@ def test_shared_cos_and_sin(instruction_set, dtype):
     x, weight, rope, _ = problem(2, 5, 3, 16, dtype)
     cos, sin = rope.cos_sin(slice(7, 12), 2, 5)
     assert cos.shape == (1, 5, 8)
-    own = rope.cos_sin([slice(7, 12)] * 2, 2, 5)
-    expected = qk_norm_rope(x, weight, *own)
+    expected = qk_norm_rope(x, weight, *rope.cos_sin([slice(7, 12)] * 2, 2, 5))
     assert_close(qk_norm_rope(x, weight, cos, sin), expected, "shared cos and sin", ulps=0)
 
 

@@ -86,8 +86,7 @@ def test_equals_float64_reference(instruction_set, window):
 def test_freed_pages_are_not_read_and_rows_are_batch_invariant(
     instruction_set, dtype, page_size, window
 ):
-    pairs = sequences(LENGTHS, D=24, dtype=dtype)
-    keys, values, table = cut_into_pages(pairs, page_size)
+    keys, values, table = cut_into_pages(sequences(LENGTHS, D=24, dtype=dtype), page_size)
     query = random(ENDS[-1], 6, 24, dtype=dtype)
     rest = mx.array(LENGTHS), padded(table), page_size, None, window
     expected = paged_attention_varlen_reference(query, keys, values, mx.array(ENDS), *rest)
@@ -113,8 +112,7 @@ def test_freed_pages_are_not_read_and_rows_are_batch_invariant(
 @pytest.mark.parametrize("group", [1, 4, 150])
 def test_head_sizes_and_groups(instruction_set, dtype, D, group):
     lengths = [170, 3]
-    pairs = sequences(lengths, H=1, D=D, dtype=dtype)
-    keys, values, table = cut_into_pages(pairs, 16)
+    keys, values, table = cut_into_pages(sequences(lengths, H=1, D=D, dtype=dtype), 16)
     query = random(2, group, 3, D, dtype=dtype)
     arguments = query, keys, values, padded(table), mx.array(lengths), 16, None, "causal", 70
     expected = paged_attention_reference(*arguments)
@@ -123,8 +121,7 @@ def test_head_sizes_and_groups(instruction_set, dtype, D, group):
 
 @pytest.mark.parametrize("window", [300, 301, 2**31 - 1])
 def test_window_of_all_keys_is_bitwise_equal_to_none(instruction_set, dtype, window):
-    pairs = sequences(LENGTHS, D=24, dtype=dtype)
-    keys, values, table = cut_into_pages(pairs, 16)
+    keys, values, table = cut_into_pages(sequences(LENGTHS, D=24, dtype=dtype), 16)
     query = random(ENDS[-1], 6, 24, dtype=dtype)
     rest = query, keys, values, ENDS, mx.array(LENGTHS), padded(table), 16, None
     full = paged_attention_varlen(*rest)
@@ -163,8 +160,7 @@ def test_random_ragged_batches(lengths, query_lens, H, group, D, page_size, wind
     """Covers more queries than keys; early queries' outputs are zero."""
     lengths = [length or new for length, new in zip(lengths, query_lens, strict=False)]
     query_lens = query_lens[: len(lengths)]
-    pairs = sequences(lengths, H, D, dtype)
-    keys, values, table = cut_into_pages(pairs, page_size)
+    keys, values, table = cut_into_pages(sequences(lengths, H, D, dtype), page_size)
     short = free_pages_before_window((keys, values), table, query_lens, lengths, page_size, window)
     ends = mx.array(np.cumsum([0, *query_lens]).astype(np.int32))
     query = random(sum(query_lens), H * group, D, dtype=dtype)
@@ -180,8 +176,7 @@ def test_random_ragged_batches(lengths, query_lens, H, group, D, page_size, wind
 
 def test_invalid_page_in_a_window_is_nan_in_its_sequence_only(instruction_set, dtype):
     lengths = [20, 90, 40]
-    pairs = sequences(lengths, dtype=dtype)
-    keys, values, table = cut_into_pages(pairs, 8)
+    keys, values, table = cut_into_pages(sequences(lengths, dtype=dtype), 8)
     query = random(3, 4, 2, 40, dtype=dtype)
     rest = mx.array(lengths), 8, None, "causal", 10
     expected = paged_attention(query, keys, values, padded(table), *rest)

@@ -73,7 +73,6 @@ PDF = b"%PDF-1.4\n1 0 obj<</Type/Catalog>>endobj\ntrailer<</Root 1 0 R>>\n%%EOF\
 
 
 def call_text(format_name: str, name: str, arguments: dict[str, Any]) -> str:
-    """A call in the format of a template."""
     match format_name:
         case "qwen3_coder":
             parameters = "".join(
@@ -180,8 +179,7 @@ def test_ten_turns(agent, template, tmp_path, artifact):
     assert (work / "turns").read_text().split() == list(turns)
 
     log = "".join(server.lines)
-    requests = re.findall(r" (?:POST|GET|HEAD) \S+ (\d+) .*", log)
-    assert set(requests) == {"200"}, log
+    assert set(re.findall(r" (?:POST|GET|HEAD) \S+ (\d+) .*", log)) == {"200"}, log
     counts = [
         tuple(map(int, match))
         for match in re.findall(r"prompt_tokens=(\d+) cached_tokens=(\d+) output_tokens=(\d+)", log)

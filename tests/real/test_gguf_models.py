@@ -265,8 +265,7 @@ def perplexity(logits: Callable[[list[int]], np.ndarray], chunks: list[list[int]
     total, count = 0.0, 0
     for ids in chunks:
         rows = mx.array(logits(ids)[:-1])
-        targets = mx.array(ids[1:])[:, None]
-        chosen = mx.take_along_axis(rows, targets, axis=1)[:, 0]
+        chosen = mx.take_along_axis(rows, mx.array(ids[1:])[:, None], axis=1)[:, 0]
         total += mx.sum(mx.logsumexp(rows, axis=1) - chosen).item()
         count += len(ids) - 1
     return math.exp(total / count)
@@ -386,8 +385,7 @@ def test_json_schema(real, client):
     }
     response_format = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
     choice = ask(client, "Name a large city as JSON.", response_format=response_format)
-    answer = json.loads(choice.message.content)
-    assert answer.keys() == {"city", "rank"}
+    assert json.loads(choice.message.content).keys() == {"city", "rank"}
 
 
 def test_required_tool(client):
@@ -398,7 +396,6 @@ def test_required_tool(client):
     }
     tool = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
     options = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
-    choice = ask(client, "What is the weather in Paris?", **options)
-    (call,) = choice.message.tool_calls
+    (call,) = ask(client, "What is the weather in Paris?", **options).message.tool_calls
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments).keys() == {"city"}

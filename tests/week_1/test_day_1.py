@@ -80,8 +80,7 @@ def test_task_1_attention(device, dtype, leading, masked, scale):
 
 def test_task_1_float32_mask_keeps_the_dtype(device):
     query, key, value = (random(4, 6, dtype=mx.bfloat16) for _ in range(3))
-    mask = random(4, 4)
-    actual = scaled_dot_product_attention_simple(query, key, value, mask=mask)
+    actual = scaled_dot_product_attention_simple(query, key, value, mask=random(4, 4))
     assert actual.dtype == mx.bfloat16, (
         f"expected the queries' dtype, bfloat16, got {actual.dtype}: a float32 mask promotes "
         "the scores to float32"

@@ -116,8 +116,7 @@ def test_task_3_quantized_weights_are_dequantized_to_bfloat16(device, bits, grou
 def test_task_3_dequantize_linear(device, layer_type, bits):
     layer = nn.Linear(64, 32, bias=False) if layer_type is nn.Linear else nn.Embedding(32, 64)
     assert dequantize_linear(layer) is layer.weight
-    quantized = layer.to_quantized(group_size=32, bits=bits)
-    weight = dequantize_linear(quantized)
+    weight = dequantize_linear(layer.to_quantized(group_size=32, bits=bits))
     assert weight.shape == (32, 64)
     step = (layer.weight.max() - layer.weight.min()).item() / (2**bits - 1)
     assert mx.abs(weight - layer.weight).max().item() <= step

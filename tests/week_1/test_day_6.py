@@ -68,8 +68,7 @@ def test_task_1_statistics():
     assert [response.generation_tokens for response in responses] == [1, 2, 3, 4, 5, 6]
     assert [response.finish_reason for response in responses] == [None] * 5 + ["stop"]
     assert responses[-1].prompt_tokens == 3
-    limited = responses_of(scripted(b"hello"), max_tokens=2)
-    assert limited[-1].finish_reason == "length"
+    assert responses_of(scripted(b"hello"), max_tokens=2)[-1].finish_reason == "length"
 
 
 def test_task_1_greedy_by_default(device):

@@ -133,8 +133,7 @@ def test_task_1_all_filters(device):
 
 def test_task_1_top_p_applies_after_top_k(device):
     # The first token has 4/7 ≥ 0.55 of the mass of {0.4, 0.3}, but only 0.4 of the total.
-    p = np.array([0.4, 0.3, 0.2, 0.1])
-    drawn = set(np.flatnonzero(draw(p, top_k=2, top_p=0.55)))
+    drawn = set(np.flatnonzero(draw(np.array([0.4, 0.3, 0.2, 0.1]), top_k=2, top_p=0.55)))
     assert drawn == {0}, "top-p must apply to the renormalized mass of the tokens kept by top-k"
 
 

@@ -90,8 +90,7 @@ def test_task_2_equals_mlx(instruction_set, bits, half):
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 def test_task_2_scales_of_a_different_dtype(instruction_set, half):
-    other = HALVES[half == mx.bfloat16]
-    args = problem(2, 256, 64, 4, 128, half, scale_dtype=other)
+    args = problem(2, 256, 64, 4, 128, half, scale_dtype=HALVES[half == mx.bfloat16])
     assert_exact_but_for_rounding(instruction_set, args)
 
 
@@ -110,8 +109,7 @@ def test_task_2_strided_activations(instruction_set):
     wide = random(5, 3, 512, dtype=mx.bfloat16)
     for strided in (wide[:, :, 256:], wide[::2, :, :256], wide[..., :256].swapaxes(0, 1)):
         actual = evaluated(scales, biases, group_size, bits, strided, b)
-        copy = mx.contiguous(strided)
-        expected = evaluated(scales, biases, group_size, bits, copy, b)
+        expected = evaluated(scales, biases, group_size, bits, mx.contiguous(strided), b)
         assert_same_bits(actual, expected, f"activations {strided.shape} that are a view")
 
 

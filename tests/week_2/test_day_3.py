@@ -31,8 +31,6 @@ def test_task_3_readable_metal_kernel(bits, group_size, half, shape):
     assert_matmul_close(actual, *expected, shape[1], "quantized_matmul_readable")
 
 
-# ---------------------------------------------------------------- task 4: in the model
-
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 
 

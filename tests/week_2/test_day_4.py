@@ -41,9 +41,6 @@ SHAPES += [
 ]
 
 
-# ---------------------------------------------------------------- task 1: the wrapper
-
-
 @pytest.mark.parametrize("leading", [(), (2,), (2, 3), (1, 2, 1)], ids=str)
 def test_task_1_any_leading_dimensions(leading):
     query, key = random(*leading, 4, 5, 16), random(*leading, 2, 9, 16)
@@ -82,9 +79,6 @@ def test_task_1_bool_mask_is_true_for_visible_keys():
         query, key, value, scale=0.25, mask=seen, stream=mx.cpu
     )
     assert_close(flash_attention(query, key, value, mask=seen), expected, "boolean mask", ulps=16)
-
-
-# ---------------------------------------------------------------- task 2: the CPU kernels
 
 
 @functools.cache

@@ -13,9 +13,6 @@ from tiny_llm import Qwen3ModelWeek2, kernels
 METAL_SHAPES = SHAPES[:6]  # only six shapes, because the emulator is slow
 
 
-# ---------------------------------------------------------------- task 3: the Metal kernel
-
-
 # Runs first, because the emulator reports the line of a missing barrier or invalid address.
 @pytest.mark.parametrize("mode", ["asan", "race"])
 def test_task_3_no_memory_fault_or_race(mode):
@@ -43,8 +40,6 @@ def test_task_3_context_lens():
     )
     assert_close(actual, expected, "flash_attention_readable with context_lens", ulps=16)
 
-
-# ---------------------------------------------------------------- task 4: in the model
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 

@@ -19,8 +19,6 @@ from tiny_llm.attention import gather_pages
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 
-# ---------------------------------------------------------------- task 1: the pool
-
 
 def test_task_1_allocate_and_free():
     pool = TinyKvPagedPool()
@@ -50,8 +48,7 @@ def test_task_1_double_free_is_rejected():
 def test_task_1_exceeding_capacity_raises_actionable_error():
     pool = TinyKvPagedPool(page_size=4, capacity=3)
     assert (pool.num_pages, pool.num_free_pages) == (3, 3)
-    pages = [pool.allocate_page() for _ in range(3)]
-    assert sorted(pages) == [0, 1, 2]
+    assert sorted([pool.allocate_page() for _ in range(3)]) == [0, 1, 2]
     with pytest.raises(OutOfPagesError, match="3 pages"):
         pool.allocate_page()
     pool.free_page(1)
@@ -199,9 +196,6 @@ def test_task_1_misuse_is_rejected():
             action()
 
 
-# ---------------------------------------------------------------- task 2: one request's cache
-
-
 @pytest.mark.parametrize("page_size", [1, 3, 4, 128])
 @pytest.mark.parametrize("chunks", [[1], [5], [1] * 9, [4, 4, 1], [7, 1, 128, 1]])
 def test_task_2_returns_written_tokens(device, dtype, page_size, chunks):
@@ -313,9 +307,6 @@ def test_task_2_random_operations_keep_the_invariants(page_size, capacity, steps
     for shadowed in shadowed_caches:
         shadowed.cache.release()
     assert pool.num_free_pages == pool.num_pages
-
-
-# ---------------------------------------------------------------- task 3: the model
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 128])

@@ -37,8 +37,6 @@ from tiny_llm.attention.paged import paged_attention_reference
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.demo.prompts import BATCH_PROMPTS
 
-# ---------------------------------------------------------------- task 1: batch metadata
-
 
 def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
     """Returns (batch, pool, one reference cache per busy slot)."""
@@ -57,8 +55,7 @@ def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
 @pytest.mark.parametrize("page_size", [1, 3, 4, 128])
 @pytest.mark.parametrize("chunks", [[1], [5], [4, 4, 1], [7, 1, 128, 1]])
 def test_task_1_single_request(device, dtype, page_size, chunks):
-    pool = TinyKvPagedPool(page_size)
-    cache = TinyKvPagedCache(pool)
+    cache = TinyKvPagedCache(TinyKvPagedPool(page_size))
     for length in chunks:
         key, value = (random(1, 2, length, 8, dtype=dtype) for _ in range(2))
         metadata = cache.update_and_fetch_paged(key, value, mask="causal")
@@ -168,9 +165,6 @@ def test_task_1_dense_batch_has_no_pages():
         batch.update_and_fetch_paged(row, row)
 
 
-# ---------------------------------------------------------------- task 2: attention
-
-
 @pytest.mark.parametrize("page_size", [1, 4, 64, 100])
 @pytest.mark.parametrize("mask", ["causal", None])
 def test_task_2_equals_attention_to_each_sequence(dtype, page_size, mask):
@@ -257,8 +251,7 @@ def test_task_2_reference_computes_in_float32():
 @pytest.mark.parametrize("page_size", [3, 16])
 def test_task_2_readable_metal_kernel(dtype, page_size, mask):
     lengths = [9, 0, 33, 1]
-    pairs = sequences(lengths, dtype=dtype)
-    keys, values, table = cut_into_pages(pairs, page_size)
+    keys, values, table = cut_into_pages(sequences(lengths, dtype=dtype), page_size)
     query = random(4, 4, 3, 40, dtype=dtype)
     query[3] *= 1000  # scores far above and far below 0, of one key
     common = (query, keys, values, padded(table), mx.array(lengths))
@@ -277,8 +270,6 @@ def test_task_2_no_memory_fault_or_race(mode):
     out = paged_attend("readable", query, keys, values, missing, [7], mode=mode)
     assert mx.all(mx.isnan(out)).item(), "expected NaN if a page does not exist"
 
-
-# ---------------------------------------------------------------- task 3: in the model
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 
@@ -377,9 +368,6 @@ def test_task_3_text_equals_week_2():
         assert model.page_pool.num_free_pages == model.page_pool.num_pages, (
             "pages leaked: decode_with_cache (task 2.1.4) must release its caches at the end"
         )
-
-
-# ---------------------------------------------------------------- task 4: batch_generate
 
 
 def test_task_4_add_request_does_not_copy():

@@ -32,8 +32,6 @@ from tiny_llm.engine.scheduling.scheduler import Scheduler
 from tiny_llm.kv_storage import KvLayout, LayerKv
 from tiny_llm.kv_storage.planned_layers import layer_cache_views
 
-# ---------------------------------------------------------------- task 1: ragged batches
-
 
 @pytest.mark.parametrize("page_size", [3, 64])
 def test_task_1_mixed_decode_and_prefill(dtype, page_size):
@@ -55,8 +53,7 @@ def test_task_1_mixed_decode_and_prefill(dtype, page_size):
 
 def test_task_1_equal_lengths_match_paged_attention(dtype):
     lengths = [70, 9]
-    pairs = sequences(lengths, D=16, dtype=dtype)
-    keys, values, table = cut_into_pages(pairs, 16)
+    keys, values, table = cut_into_pages(sequences(lengths, D=16, dtype=dtype), 16)
     query = random(2, 5, 4, 16, dtype=dtype)  # B×L×H_q×D
     common = (padded(table), mx.array(lengths))
     expected = paged_attention(query.swapaxes(1, 2), keys, values, *common, 16, mask="causal")
@@ -134,8 +131,7 @@ def test_task_1_logits_are_bitwise_equal_to_single_sequences(instruction_set, pl
 def test_task_1_logits_of_selected_rows_only():
     model = Qwen3ModelWeek3(tiny_quantized_model(), 8)
     storage = model.create_paged_storage(4)
-    sequence = Sequence(list(range(3, 23)), [2, 0, 3], 8)
-    ids, batch = ragged([sequence], [20])
+    ids, batch = ragged([Sequence(list(range(3, 23)), [2, 0, 3], 8)], [20])
     everything = model.ragged_logits(ids, batch, range(20), storage)
     mx.eval(everything)  # evaluated before the next step overwrites the slots
     some = model.ragged_logits(mx.array(ids), batch, mx.array([19, 4]), storage)
@@ -213,17 +209,13 @@ def test_task_1_kv_bytes_per_token():
 def test_task_1_reference_loops_over_sequences(dtype, page_size):
     # The third sequence has more queries than keys.
     lengths, ends = [100, 5, 2, 30], [0, 1, 6, 10, 19]
-    pairs = sequences(lengths, D=16, dtype=dtype)
-    keys, values, table = cut_into_pages(pairs, page_size)
+    keys, values, table = cut_into_pages(sequences(lengths, D=16, dtype=dtype), page_size)
     query = random(19, 4, 16, dtype=dtype)
     numbers = (mx.array(ends), mx.array(lengths), padded(table), page_size, 0.3)
     expected = paged_attention_varlen(query, keys, values, *numbers)
     actual = paged_attention_varlen_reference(query, keys, values, *numbers)
     assert actual.dtype == dtype
     assert_close(actual, expected, "reference compared with the kernel", ulps=16)
-
-
-# ---------------------------------------------------------------- task 2: page ownership
 
 
 def test_task_2_pages_are_freed_exactly_once():
@@ -360,9 +352,6 @@ def test_task_2_admission_keeps_the_reserve():
         "expected admission: 1 new page and 1 in reserve do not exceed 2 free pages"
     )
     assert pages.allocator.num_free == 1, "expected the reserve to stay free"
-
-
-# ---------------------------------------------------------------- task 3: admission, token budget
 
 
 def without_sharing(**changes) -> Scheduler:

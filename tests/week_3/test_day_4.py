@@ -9,8 +9,6 @@ from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.prefix_cache import PrefixCache, PrefixNode
 from tiny_llm.engine.scheduling.request import RequestState
 
-# ---------------------------------------------------------------- task 1: the prefix tree
-
 
 class RecordingCache(PrefixCache):
     """Records the pages passed to `acquire`, which is implemented in task 2."""
@@ -64,9 +62,6 @@ def test_task_1_duplicate_page_is_freed_and_existing_one_acquired():
     assert cache.num_pages == 1, "expected no new page in the prefix tree"
 
 
-# ---------------------------------------------------------------- task 2: references and eviction
-
-
 def test_task_2_least_recently_used_page_is_evicted():
     allocator = PageAllocator(4)
     cache = PrefixCache(allocator, 2)
@@ -103,8 +98,7 @@ def test_task_2_referenced_page_is_not_evicted():
     cache = PrefixCache(allocator, 2)
     first, second = allocator.allocate(2)
     node = cache.insert(cache.root, (1, 2), first)
-    other = cache.insert(cache.root, (3, 4), second)
-    cache.release(other)
+    cache.release(cache.insert(cache.root, (3, 4), second))
     cache.acquire(cache.match((3, 4, 5)))
     assert cache.evict(2) == 0, (
         "expected no eviction: `node` and the match of (3, 4) reference both pages"
@@ -165,9 +159,6 @@ def test_task_2_cache_hit_is_bitwise_equal(on_cpu, demo):
     for what, cached, computed in (("a full hit", same, cold), ("a partial hit", part, alone)):
         assert cached.token_ids == computed.token_ids, f"{what} must not change the output"
         assert cached.logprobs == computed.logprobs, f"{what} must not change the logprobs"
-
-
-# ---------------------------------------------------------------- task 3: preemption
 
 
 def test_task_3_youngest_request_is_preempted_and_resumed():

@@ -44,8 +44,7 @@ def test_task_1_is_exact_up_to_rounding(factored, bits, group_size, half, shape)
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 def test_task_1_scales_of_a_different_dtype(factored, half):
-    other = HALVES[half == mx.bfloat16]
-    args = problem(2, 256, 64, 4, 128, half, scale_dtype=other)
+    args = problem(2, 256, 64, 4, 128, half, scale_dtype=HALVES[half == mx.bfloat16])
     assert_exact_but_for_rounding(factored, args)
 
 
@@ -64,8 +63,7 @@ def test_task_2_is_exact_up_to_rounding(vectors, bits, group_size, half, shape):
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 def test_task_2_scales_of_a_different_dtype(vectors, half):
-    other = HALVES[half == mx.bfloat16]
-    args = problem(2, 256, 64, 4, 128, half, scale_dtype=other)
+    args = problem(2, 256, 64, 4, 128, half, scale_dtype=HALVES[half == mx.bfloat16])
     assert_exact_but_for_rounding(vectors, args)
 
 
@@ -91,8 +89,6 @@ def test_task_2_one_kernel_per_instruction_set(vectors, monkeypatch):
     with pytest.raises(ValueError, match='must be loops, factored, vectors, .*, got "fast"'):
         evaluated(scales, biases, group_size, bits, a, b)
 
-
-# ---------------------------------------------------------------- task 3: a few rows, on a GPU
 
 MATVEC = "quantized_matmul/quantized_matmul_matvec.metal"
 

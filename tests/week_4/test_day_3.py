@@ -63,8 +63,7 @@ def test_task_2_is_exact_up_to_rounding(prepacked, bits, group_size, half, shape
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 def test_task_2_scales_of_a_different_dtype(prepacked, half):
-    other = HALVES[half == mx.bfloat16]
-    args = problem(2, 256, 64, 4, 128, half, scale_dtype=other)
+    args = problem(2, 256, 64, 4, 128, half, scale_dtype=HALVES[half == mx.bfloat16])
     assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
 
 

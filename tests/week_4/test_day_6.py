@@ -60,9 +60,6 @@ def assert_batch_invariant(S: int):
     assert_same_bits(paged, together, "keys in pages of 10")
 
 
-# ---------------------------------------------------------------- task 1: scores
-
-
 @pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_task_1_is_exact_up_to_rounding(scores, dtype, shape, mask):
@@ -100,9 +97,6 @@ def test_task_1_unknown_kernel_is_rejected(scores, monkeypatch):
     monkeypatch.setenv("TINY_LLM_ATTENTION", "flash")
     with pytest.raises(ValueError, match='must be loops, scores, online or split, got "flash"'):
         evaluated(query, key, value)
-
-
-# ---------------------------------------------------------------- task 2: the online softmax
 
 
 @pytest.mark.parametrize("mask", [None, "causal"])
@@ -167,9 +161,6 @@ def test_task_2_nan_score_is_not_masked(online, dtype):
 
 def test_task_2_rows_are_batch_invariant(online):
     assert_batch_invariant(70)
-
-
-# ---------------------------------------------------------------- task 3: split keys
 
 
 @pytest.mark.parametrize("mask", [None, "causal"])

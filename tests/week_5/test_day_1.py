@@ -127,9 +127,6 @@ def long_header_delay(monkeypatch):
     monkeypatch.setattr(streaming, "HEADER_DELAY", LONG)
 
 
-# ---------------------------------------------------------------- task 1: server-sent events
-
-
 @pytest.mark.parametrize(
     ("data", "name", "expected"),
     [
@@ -161,9 +158,6 @@ def test_task_1_template_equals_the_event(text):
     assert template(text) == event(text), f"expected {event(text)!r}, got {template(text)!r}"
     again = template("again")
     assert again == event("again"), f"expected the template to be reusable, got {again!r}"
-
-
-# ---------------------------------------------------------------- task 2: a streamed response
 
 
 async def test_task_2_each_batch_is_one_write():
@@ -238,9 +232,6 @@ async def test_task_2_last_chunk_ends_the_body():
     assert more == [True, False], f"expected the last chunk to end the body, got {more}"
 
 
-# ---------------------------------------------------------------- task 3: error after the headers
-
-
 def send_all(*script: Any) -> tuple[SendRecorder, list[bytes]]:
     recorder = SendRecorder()
     run(response_of(ScriptedStream(*script))._send_all(recorder))
@@ -297,9 +288,6 @@ async def test_task_3_no_keep_alive_follows_the_end():
 
     await response._send_all(send)
     assert_equal(was_cancelled, [True], "the keep-alives to be cancelled before the last write")
-
-
-# ---------------------------------------------------------------- task 4: cancellation
 
 
 class Connection:
@@ -367,7 +355,6 @@ async def test_task_4_normal_exit_closes_the_request_and_stops_watching():
 
 
 async def test_task_4_late_disconnect_cancels_nothing():
-    """A disconnect after the block has ended must not cancel the task."""
     connection, stream = Connection(), ScriptedStream()
     with watch(connection, stream) as cancel_scope:
         pass

@@ -33,8 +33,7 @@ PARAMS = SamplingParams(max_tokens=9)
 
 
 def output(text: str, index: int = 0, request_id: str = "0", **fields: Any) -> StreamOutput:
-    tokens = tuple(map(ord, text))
-    return StreamOutput(request_id, index, text, tokens, None, **fields)
+    return StreamOutput(request_id, index, text, tuple(map(ord, text)), None, **fields)
 
 
 def request_stream(limit: int = 4) -> RequestStream:
@@ -43,9 +42,6 @@ def request_stream(limit: int = 4) -> RequestStream:
 
 def queued(outputs: RequestStream) -> list[Any]:
     return list(outputs._items)
-
-
-# ---------------------------------------------------------------- task 1: a merging queue
 
 
 def test_task_1_outputs_below_the_limit_stay_separate():
@@ -134,9 +130,6 @@ def test_task_1_merged_without_logprobs():
     assert merged.logprobs is None, f"expected None without logprobs, got {merged.logprobs!r}"
 
 
-# ---------------------------------------------------------------- task 2: the reader
-
-
 async def test_task_2_get_returns_all_items_in_order():
     outputs = request_stream()
     for text in "ab":
@@ -174,9 +167,6 @@ async def test_task_2_slow_reader_does_not_delay_others():
     assert texts == ["q"] * 100, f"expected 100 separate outputs, got {len(texts)}"
     waiting = "".join(item.text for item in await slow.get())  # type: ignore[union-attr]
     assert waiting == "s" * 100, f"expected 100 outputs for the slow reader, got {len(waiting)}"
-
-
-# ---------------------------------------------------------------- task 3: the engine thread's loop
 
 
 class EndlessWaitError(AssertionError):
@@ -415,9 +405,6 @@ def test_task_3_unload_is_not_a_shutdown(command, expected):
     actual = harness.run()
     assert actual is expected, f"expected {expected} after {command}, got {actual}"
     assert_equal(harness.engine.history, ["add a"], f"no step and no command after {command}")
-
-
-# ---------------------------------------------------------------- task 4: waking the event loop
 
 
 class Loop:

@@ -150,8 +150,7 @@ def test_task_3_requests_are_added_when_due():
 
 def test_task_3_latencies_count_from_the_arrival():
     """Latency includes the wait for the end of the step in progress."""
-    requests = run(VirtualEngine(step_seconds=2.0), [1, 1], [0.0, 0.5])
-    ttft = [one.ttft for one in requests]
+    ttft = [one.ttft for one in run(VirtualEngine(step_seconds=2.0), [1, 1], [0.0, 0.5])]
     assert ttft == [2.0, 3.5], (
         f"expected 2 s, and 3.5 s from the arrival at 0.5 to the second step's end at 4; got {ttft}"
     )

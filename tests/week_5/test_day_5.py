@@ -56,7 +56,6 @@ def merged(deltas: list[ParsedDelta]) -> list[tuple[str, str]]:
 
 
 def assert_parsed(text: str, expected: list[tuple[str, str]], **options: Any) -> None:
-    """Asserts the parsed deltas of a text for all chunkings."""
     settings = {"thinking_enabled": True, "reasoning_open": False, "tool_calls": None} | options
     for chunks in chunkings(text):
         parser = OutputParser(**settings)
@@ -358,7 +357,6 @@ def test_task_4_budget_of_zero():
 
 
 def test_task_4_rejected_draft_tokens_do_not_count():
-    """Queries with draft tokens must not change the count of tokens."""
     budget, tokens = ThinkingBudget(1, 3, START, END, in_thinking=True), [0]
     for draft_tokens in ([1], [1, 1], [END, 5], []):  # all rejected
         budget.forced_token(tokens, draft_tokens)

@@ -181,8 +181,7 @@ def assert_chosen(router: PrefixAwareRouter, key: str, loads: dict[int, int], ex
 
 
 def test_task_3_longest_match_wins():
-    router = router_with(A + B, A + B + C, A)
-    assert_chosen(router, A + B + C + D, {0: 0, 1: 2, 2: 0}, 1)
+    assert_chosen(router_with(A + B, A + B + C, A), A + B + C + D, {0: 0, 1: 2, 2: 0}, 1)
 
 
 def test_task_3_least_busy_without_a_match():
@@ -192,8 +191,7 @@ def test_task_3_least_busy_without_a_match():
 
 
 def test_task_3_ties_go_to_the_fewest_pieces():
-    router = router_with(A + B + C, A, A + B)
-    assert_chosen(router, D, {0: 1, 1: 1, 2: 1}, 1)
+    assert_chosen(router_with(A + B + C, A, A + B), D, {0: 1, 1: 1, 2: 1}, 1)
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,7 @@ def test_task_1_large_logits():
 
 
 def test_task_2_example():
-    experts = mx.array([3, 0, 3, 1, 0, 3], mx.uint32)
-    order, inverse = sort_by_expert(experts)
+    order, inverse = sort_by_expert(mx.array([3, 0, 3, 1, 0, 3], mx.uint32))
     assert order.tolist() == [1, 4, 3, 0, 2, 5], f"expected a stable sort, got {order.tolist()}"
     assert_equal(inverse.tolist(), [3, 0, 4, 2, 1, 5], "the inverse permutation")
 
@@ -167,12 +166,10 @@ def test_task_4_logits_equal_mlx_lm():
     mlx_model.set_dtype(mx.bfloat16, lambda dtype: mx.issubdtype(dtype, mx.floating))
     tokens = [17, 5, 99, 3, 180, 42, 7]
     [expected] = mlx_model(mx.array([tokens]))
-    model = Decoder(mlx_model, page_size=16)
-    actual = sequence_logits(model, tokens)
+    actual = sequence_logits(Decoder(mlx_model, page_size=16), tokens)
     assert_close(actual, expected, "logits", ulps=16)
 
 
 def test_task_4_unnormalized_weights():
-    outputs = mx.ones((1, 2, 3))
-    total = combine_experts(outputs, mx.array([[0.25, 0.125]]))
+    total = combine_experts(mx.ones((1, 2, 3)), mx.array([[0.25, 0.125]]))
     assert_close(total, mx.full((1, 3), 0.375), "1/4 and 1/8 of 1", ulps=0)

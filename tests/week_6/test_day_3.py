@@ -93,8 +93,7 @@ def near_ties(num_rows: int) -> mx.array:
     There, x / scale and x · (1 / scale) may round to different integers.
     """
     steps = np.linspace(0.01, 1, num_rows, dtype=np.float32)[:, None]
-    quotients = np.append(np.arange(127) + 0.5, 127).astype(np.float32)
-    return mx.array(steps * quotients)
+    return mx.array(steps * np.append(np.arange(127) + 0.5, 127).astype(np.float32))
 
 
 def test_task_2_multiplies_by_the_inverse_of_the_scale():
@@ -194,8 +193,7 @@ def test_task_4_pages_of_the_block_table():
 
 
 def test_task_4_reads_only_the_table_pages():
-    pages = some_pages(100, 1, 4, 8)
-    floats, _ = read_int8_pages(pages, mx.array([[17], [3]], mx.int32))
+    floats, _ = read_int8_pages(some_pages(100, 1, 4, 8), mx.array([[17], [3]], mx.int32))
     assert floats.shape == (2, 1, 4, 8), (
         f"expected 2×1×4×8, the table's 2 pages of 100, got {floats.shape}"
     )

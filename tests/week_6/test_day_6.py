@@ -183,8 +183,7 @@ def test_task_3_corruption_is_detected(tmp_path, what):
 
 def test_task_3_renamed_page_is_detected(tmp_path):
     """The renamed file has a valid checksum, but the wrong page key."""
-    other = bytes(reversed(KEY))
-    (tmp_path / "page").write_bytes(page_header(other, PAYLOAD) + PAYLOAD)
+    (tmp_path / "page").write_bytes(page_header(bytes(reversed(KEY)), PAYLOAD) + PAYLOAD)
     assert_is_corrupt(tmp_path / "page", "another page's file")
 
 

@@ -221,8 +221,7 @@ def test_task_4_head_note_and_tail(more, limit):
     )
     head, _, rest = actual.partition("\n[… ")
     note, _, tail = rest.partition(" …]\n")
-    cut = length - len(head) - len(tail)
-    expected = truncation_note(cut, length).strip("\n")
+    expected = truncation_note(length - len(head) - len(tail), length).strip("\n")
     assert f"[… {note} …]" == expected, f"expected the note {expected}, got [… {note} …]"
     assert text.startswith(head), f"expected the start of the text, got {head!r}"
     assert text.endswith(tail), f"expected the end of the text, got {tail!r}"

@@ -100,7 +100,6 @@ def test_task_2_argument_is_not_modified():
 
 
 def result_lengths(messages: Sequence[Message]) -> list[int]:
-    """Lengths of the tool results."""
     return [len(message["content"]) for message in messages if message["role"] == "tool"]
 
 
@@ -125,8 +124,7 @@ def test_task_3_oldest_results_are_shortened_to_the_target():
 
 
 def test_task_3_recent_turns_are_kept():
-    messages = conversation([600] * 4)
-    actual = Compaction(limit=1000, target=200, keep_turns=3)(messages)
+    actual = Compaction(limit=1000, target=200, keep_turns=3)(conversation([600] * 4))
     lengths = result_lengths(actual)[-3:]
     assert lengths == [600] * 3, f"expected the last three results unchanged, got {lengths}"
     assert_complete(actual)
@@ -163,6 +161,5 @@ def test_task_3_rare_steps_keep_the_prefix():
 
 
 def common_prefix(one: str, other: str) -> int:
-    """Length of the common prefix."""
     pairs = zip(one, other, strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -22,7 +22,6 @@ TASK = EvalTask("add", "Add 5 to the total.", total_is_12, {"total.txt": "7"})
 
 
 def agent_factory(script: Callable[[Any, int], Any], max_steps: int = 3) -> Callable[[Path], Agent]:
-    """Agent factory with a tool that writes total.txt."""
 
     def make_agent(workspace: Path) -> Agent:
         def write(text: str) -> str:
@@ -197,8 +196,7 @@ def test_task_4_lines():
 def test_task_4_report_does_not_depend_on_the_order():
     expected = report(RESULTS)
     for seed in range(5):
-        shuffled = random.Random(seed).sample(RESULTS, len(RESULTS))
-        actual = report(shuffled)
+        actual = report(random.Random(seed).sample(RESULTS, len(RESULTS)))
         assert actual == expected, (
             f"expected a report independent of the order:\n{expected}\ngot\n{actual}"
         )
@@ -210,8 +208,7 @@ def test_task_4_report_does_not_depend_on_the_order():
     ids=str,
 )
 def test_task_4_digest_covers_every_field(change):
-    changed = [replace(RESULTS[0], **change), *RESULTS[1:]]
-    digest = report(changed).splitlines()[-1]
+    digest = report([replace(RESULTS[0], **change), *RESULTS[1:]]).splitlines()[-1]
     assert digest != report(RESULTS).splitlines()[-1], (
         f"{change}: expected a digest other than {digest}"
     )

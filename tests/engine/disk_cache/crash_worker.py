@@ -28,8 +28,7 @@ def options(ranks: int) -> dict:
 
 def expected_tokens(ranks: int) -> list[list[int]]:
     llm = LLM("demo", enable_prefix_caching=False, **options(ranks))
-    outputs = llm.generate(prompts(), GREEDY)
-    return [output.token_ids for output in outputs]
+    return [output.token_ids for output in llm.generate(prompts(), GREEDY)]
 
 
 def main(directory: str, seed: str, ranks: str) -> None:

@@ -68,8 +68,7 @@ def test_lru_pages_are_evicted_deepest_first(tmp_path):
 def test_pages_used_by_another_process_are_kept(tmp_path):
     first = open_store(tmp_path, 4)
     write(first, 1, 2, 3, 4, 5)  # evicts page 1 and sorts the others
-    second = open_store(tmp_path, 4)
-    second.touch({key_of(2): last_used_ns(0)})
+    open_store(tmp_path, 4).touch({key_of(2): last_used_ns(0)})
     write(first, 6)
     assert page_numbers_on_disk(tmp_path) == {2, 4, 5, 6}
 

@@ -67,8 +67,7 @@ def test_row_does_not_depend_on_other_rows(dtype):
 def test_process_logits_does_not_modify_its_argument():
     logits = mx.random.normal((len(PARAMS), V))
     before = as_numpy(logits).copy()
-    rows = [row(**params) for params in PARAMS]
-    sample_tokens(logits, rows)
+    sample_tokens(logits, [row(**params) for params in PARAMS])
     np.testing.assert_array_equal(as_numpy(logits), before)
 
 
@@ -133,8 +132,7 @@ def test_noise_depends_on_seed_and_position():
     rows = [row(seed, position) for seed in (1, 2) for position in (0, 1, 2)]
     noise = as_numpy(gumbel_noise(rows, V))
     assert len({values.tobytes() for values in noise}) == len(rows)
-    again = as_numpy(gumbel_noise([rows[4]], V))
-    np.testing.assert_array_equal(again[0], noise[4])
+    np.testing.assert_array_equal(as_numpy(gumbel_noise([rows[4]], V))[0], noise[4])
     assert abs(np.corrcoef(noise)[np.triu_indices(len(rows), 1)]).max() < 0.6
     assert len({completion_seed(seed, index) for seed in range(30) for index in range(30)}) == 900
 

@@ -63,8 +63,7 @@ def test_rejected_sequences_are_found(template, expected):
 
 
 def test_fitted_conversation_is_rendered():
-    tokenizer = tokenizer_with(LATE + TEXT)
-    text = render_chat(tokenizer, conversation("s s u a s u"))
+    text = render_chat(tokenizer_with(LATE + TEXT), conversation("s s u a s u"))
     assert text == "system: s0\n\ns1. user: u2. assistant: a3. user: s4. user: u5. "
 
 

@@ -22,7 +22,6 @@ def test_recording_is_complete(tmp_path):
 
 
 def replay(events, simulation, outcome) -> None:
-    """Replays a run from its events and compares it with the simulation."""
     times = [event["time"] for event in events]
     assert times == sorted(times)
     outputs, ended, running = {}, {}, set()

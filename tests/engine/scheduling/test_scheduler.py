@@ -218,8 +218,7 @@ def test_request_beyond_kv_memory_is_rejected():
 
 
 def test_max_tokens_none_resolves_to_the_maximum_that_fits():
-    sched = scheduler(num_pages=2)
-    assert add(sched, "a", 5, None).max_tokens == 4
+    assert add(scheduler(num_pages=2), "a", 5, None).max_tokens == 4
     assert add(scheduler(max_seq_len=9), "b", 5, None).max_tokens == 4
 
 

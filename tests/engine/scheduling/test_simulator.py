@@ -70,11 +70,8 @@ def test_memory_shortages_do_not_change_outputs(num_state_slots):
     for _ in range(400):
         workload = random_workload(rng, num_state_slots=num_state_slots)
         outcome = run_and_compare(replace(workload, shortages=0.3))
-        totals.update(
-            evictions=outcome.evictions,
-            released=outcome.released_pages,
-            cached=outcome.cached_tokens,
-        )
+        counts = {"evictions": outcome.evictions, "released": outcome.released_pages}
+        totals.update(counts, cached=outcome.cached_tokens)
     assert min(totals.values()) > 100, totals
 
 
@@ -85,16 +82,10 @@ def test_pages_and_state_slots_share_the_memory(slot_pages, is_fair):
     rng, totals = random.Random(int(slot_pages)), Counter()
     for _ in range(600):
         workload = random_workload(rng, num_state_slots=int(40 / slot_pages))
-        extra = math.ceil(slot_pages * rng.randint(2, 4))
-        config = replace(
-            workload.config,
-            num_pages=workload.config.num_pages + extra,
-            state_slot_pages=slot_pages,
-        )
-        shortages = rng.choice((0.0, 0.0, 0.3))
-        outcome = run_and_compare(
-            replace(workload, config=config, is_fair=is_fair, shortages=shortages)
-        )
+        num_pages = workload.config.num_pages + math.ceil(slot_pages * rng.randint(2, 4))
+        config = replace(workload.config, num_pages=num_pages, state_slot_pages=slot_pages)
+        workload = replace(workload, config=config, is_fair=is_fair)
+        outcome = run_and_compare(replace(workload, shortages=rng.choice((0.0, 0.0, 0.3))))
         totals.update(outcome.reasons.values())
         totals["preemptions"] += outcome.preemptions
         totals["cached"] += outcome.cached_tokens
@@ -156,10 +147,6 @@ def test_sliding_windows(groups, is_fair):
 # Each fault breaks one invariant; the simulator must detect it.
 
 
-def skips_reference_counts(self, path):
-    self._unused.clear()
-
-
 def leaks_pages(self, request):
     self.cache.release(request.last_node)
     del request.page_ids[:]
@@ -170,10 +157,6 @@ def leaks_pages(self, request):
 def ignores_reference_counts(self, page):
     self._ref_counts[page] = 0
     self._free.append(page)
-
-
-def ignores_adapters(self, adapter):
-    return self.root
 
 
 def matches_whole_prompts(self, token_ids, root):
@@ -191,10 +174,6 @@ def reverses_running_requests(self):
     return []
 
 
-def shares_unwritten_pages(self, request, num_written):
-    original_share(self, request, num_written + 1)
-
-
 def loses_preempted_requests(self, request):
     self.pages.release(request)
     self.running.remove(request)
@@ -202,66 +181,53 @@ def loses_preempted_requests(self, request):
     self.num_preemptions += 1
 
 
-def frees_pages_early(self, request, num_written):
-    original_free(self, request, num_written + 2)
-
-
-def matches_without_windows(self, token_ids, root):
-    return PrefixCache.match(self, token_ids, root)
-
-
-def never_frees_pages(self, request, num_written):
-    pass
-
-
-def drops_other_groups(self, node, group):
-    original_drop(self, node, 0)
-
-
 def allocates_only_the_first_group(self, request, num_tokens):
     others = request.num_allocated[1:]
-    original_grow(self, request, num_tokens)
+    grow(self, request, num_tokens)
     request.num_allocated[1:] = others
 
 
-original_share = PageManager.share_full_pages
-original_free = GroupPageManager.free_before_window
-original_grow = GroupPageManager.grow
-original_drop = GroupPrefixCache._drop
+share, match = PageManager.share_full_pages, PrefixCache.match
+free, grow = GroupPageManager.free_before_window, GroupPageManager.grow
+drop = GroupPrefixCache._drop
+FAULTS = {
+    "skips_reference_counts": (PrefixCache, "acquire", lambda self, path: self._unused.clear()),
+    "leaks_pages": (PageManager, "release", leaks_pages),
+    "ignores_reference_counts": (PageAllocator, "free", ignores_reference_counts),
+    "matches_whole_prompts": (PrefixCache, "match", matches_whole_prompts),
+    "ignores_adapters": (PrefixCache, "root_of", lambda self, adapter: self.root),
+    "shares_unwritten_pages": (
+        *(PageManager, "share_full_pages"),
+        lambda self, request, num_written: share(self, request, num_written + 1),
+    ),
+    "reverses_running_requests": (Scheduler, "_schedule_decoding", reverses_running_requests),
+    "loses_preempted_requests": (Scheduler, "_preempt", loses_preempted_requests),
+}
+GROUP_FAULTS = {
+    "frees_pages_early": (
+        *(GroupPageManager, "free_before_window"),
+        lambda self, request, num_written: free(self, request, num_written + 2),
+    ),
+    "never_frees_pages": (GroupPageManager, "free_before_window", lambda *args: None),
+    "allocates_only_the_first_group": (GroupPageManager, "grow", allocates_only_the_first_group),
+    "matches_without_windows": (GroupPrefixCache, "match", match),
+    "drops_other_groups": (
+        GroupPrefixCache,
+        "_drop",
+        lambda self, node, group: drop(self, node, 0),
+    ),
+}
 
 
-def run_group_workloads(number: int) -> None:
-    rng = random.Random(4)
+def run_workloads(number: int, has_groups: bool) -> None:
+    rng = random.Random(4 if has_groups else 3)
     for _ in range(number):
-        run_and_compare(with_groups(rng, random_workload(rng), random_groups(rng)))
+        workload = random_workload(rng)
+        run_and_compare(with_groups(rng, workload, random_groups(rng)) if has_groups else workload)
 
 
-def run_workloads(number: int) -> None:
-    rng = random.Random(3)
-    for _ in range(number):
-        run_and_compare(random_workload(rng))
-
-
-@pytest.mark.parametrize(
-    ("run", "owner", "method", "fault"),
-    [
-        (run_workloads, PrefixCache, "acquire", skips_reference_counts),
-        (run_workloads, PageManager, "release", leaks_pages),
-        (run_workloads, PageAllocator, "free", ignores_reference_counts),
-        (run_workloads, PrefixCache, "match", matches_whole_prompts),
-        (run_workloads, PrefixCache, "root_of", ignores_adapters),
-        (run_workloads, PageManager, "share_full_pages", shares_unwritten_pages),
-        (run_workloads, Scheduler, "_schedule_decoding", reverses_running_requests),
-        (run_workloads, Scheduler, "_preempt", loses_preempted_requests),
-        (run_group_workloads, GroupPageManager, "free_before_window", frees_pages_early),
-        (run_group_workloads, GroupPageManager, "free_before_window", never_frees_pages),
-        (run_group_workloads, GroupPageManager, "grow", allocates_only_the_first_group),
-        (run_group_workloads, GroupPrefixCache, "match", matches_without_windows),
-        (run_group_workloads, GroupPrefixCache, "_drop", drops_other_groups),
-    ],
-    ids=lambda value: value.__name__ if callable(value) and not isinstance(value, type) else "",
-)
-def test_injected_fault_is_detected(monkeypatch, run, owner, method, fault):
-    monkeypatch.setattr(owner, method, fault)
+@pytest.mark.parametrize("name", [*FAULTS, *GROUP_FAULTS])
+def test_injected_fault_is_detected(monkeypatch, name):
+    monkeypatch.setattr(*(FAULTS | GROUP_FAULTS)[name])
     with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError)):
-        run(300)
+        run_workloads(300, name in GROUP_FAULTS)

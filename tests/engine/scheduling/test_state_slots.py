@@ -71,64 +71,56 @@ def writes_checkpoints_in_place(self, running, waiting):
     self._num_reserved = self._num_drafts = 0
 
 
-def hits_without_checkpoint(self, path):
-    return path
-
-
 def keeps_the_state_after_all_drafts(self, chunk):
     request = chunk.request
     num_computed, request.num_computed = request.num_computed, chunk.end + chunk.num_drafts
-    original_update(self, chunk)
+    update(self, chunk)
     request.num_computed = num_computed
 
 
 def keeps_checkpoints_of_evicted_pages(self, node):
-    if node.parent.children.get(node.tokens) is not node or not node.children:
-        return
-    original_discard(self, node)
+    if node.parent.children.get(node.tokens) is node and node.children:
+        discard(self, node)
 
 
 def leaks_draft_slots(self, request):
     if request.state_slots is not None:
         request.state_slots.reserved.clear()
-    original_release(self, request)
+    release(self, request)
 
 
 def leaves_the_read_slot_unshared(self, request):
-    original_admit(self, request)
+    admit(self, request)
     slots = request.state_slots
     if slots is not None and slots.next >= 0:
         self._allocator.free(slots.current)
 
 
 def reads_the_written_slot(self, chunk, head):
-    planned = original_plan(self, chunk, head)
+    planned = plan(self, chunk, head)
     return replace(planned, state_read_slot=planned.state_writes[-1][1] if chunk.start else -1)
 
 
 def lets_the_draft_model_read_the_current_state(self, chunk, head):
-    planned = original_plan(self, chunk, head)
+    planned = plan(self, chunk, head)
     return replace(planned, draft_state_read_slot=planned.state_read_slot)
 
 
-original_update, original_discard = StateSlots.update, Checkpoints.discard
-original_release, original_admit = StateSlots.release, StateSlots.admit
-original_plan = StateSlots._plan_chunk
+update, release, admit = StateSlots.update, StateSlots.release, StateSlots.admit
+plan, discard = StateSlots._plan_chunk, Checkpoints.discard
+FAULTS = [
+    (StateSlots, "begin_step", writes_checkpoints_in_place),
+    (StateSlots, "up_to_checkpoint", lambda self, path: path),  # hits without a checkpoint
+    (StateSlots, "update", keeps_the_state_after_all_drafts),
+    (Checkpoints, "discard", keeps_checkpoints_of_evicted_pages),
+    (StateSlots, "release", leaks_draft_slots),
+    (StateSlots, "admit", leaves_the_read_slot_unshared),
+    (StateSlots, "_plan_chunk", reads_the_written_slot),
+    (StateSlots, "_plan_chunk", lets_the_draft_model_read_the_current_state),
+]
 
 
-@pytest.mark.parametrize(
-    ("owner", "method", "fault"),
-    [
-        (StateSlots, "begin_step", writes_checkpoints_in_place),
-        (StateSlots, "up_to_checkpoint", hits_without_checkpoint),
-        (StateSlots, "update", keeps_the_state_after_all_drafts),
-        (Checkpoints, "discard", keeps_checkpoints_of_evicted_pages),
-        (StateSlots, "release", leaks_draft_slots),
-        (StateSlots, "admit", leaves_the_read_slot_unshared),
-        (StateSlots, "_plan_chunk", reads_the_written_slot),
-        (StateSlots, "_plan_chunk", lets_the_draft_model_read_the_current_state),
-    ],
-)
+@pytest.mark.parametrize(("owner", "method", "fault"), FAULTS)
 def test_injected_fault_is_detected(monkeypatch, owner, method, fault):
     monkeypatch.setattr(owner, method, fault)
     with pytest.raises((AssertionError, ValueError, KeyError, OutOfPagesError)):
@@ -165,8 +157,7 @@ def test_prompt_end_is_checkpointed_before_and_within_the_generation_prompt():
     serve(sched, "b", list(range(100, 163)))
     assert checkpoint_positions(sched) == [16, 32, 32, 48]
     assert GENERATION_PROMPT_TOKENS == 16
-    again = serve(sched, "c", [*range(30), *range(200, 230)])
-    assert again.num_cached_tokens == 16
+    assert serve(sched, "c", [*range(30), *range(200, 230)]).num_cached_tokens == 16
 
 
 def test_branches_are_checkpointed():
@@ -281,8 +272,7 @@ def test_drafts_evict_few_checkpoints():
     sched = scheduler(num_state_slots=16, num_drafts=12, max_num_batched_tokens=64, num_pages=200)
     for number in range(12):
         serve(sched, str(number), [number] * 30)
-    full = sched.pages.states.counts()
-    assert full.free <= 1
+    assert sched.pages.states.counts().free <= 1
     add(sched, "a", 5, 30, first=50)
     step(sched)
     [(_, _, _, num_drafts)] = step(sched)

@@ -82,8 +82,7 @@ def test_sampled_outputs_have_the_target_distribution(params):
     sampling_params = SamplingParams(**params, max_tokens=3, n=num_samples, seed=9)
     [output] = llm.generate(prompt, sampling_params)
     outputs = [tuple(completion.token_ids) for completion in output.outputs]
-    expected = exact_distribution(target, prompt, 3, sampling_params)
-    assert_distributed_as(outputs, expected)
+    assert_distributed_as(outputs, exact_distribution(target, prompt, 3, sampling_params))
     stats = llm.runner.statistics
     assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95, (
         "both accepted and rejected draft tokens must be frequent"

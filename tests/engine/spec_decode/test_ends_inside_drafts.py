@@ -74,6 +74,5 @@ def test_ends_inside_accepted_drafts(llm):
             assert outputs[name].error is None
             assert actual[: len(ids)] == ids, kind
             assert len(actual) == len(ids) or kind == "abort"
-        counts = llm.scheduler.pages.states.counts()
-        assert counts.used == 0
+        assert llm.scheduler.pages.states.counts().used == 0
     assert largest_step > 1, "no draft token was accepted"

@@ -174,8 +174,7 @@ def test_draft_logits_match_the_oracle(tmp_path, changes, page, chunk):
     )
     recorded = record_drafts(llm)
     params = SamplingParams(max_tokens=30, seed=1, ignore_eos=True, top_k=3)
-    prompts = [[5], list(range(100, 131)), list(range(300, 321)), [7, 8, 9]]
-    llm.generate(prompts, params)
+    llm.generate([[5], list(range(100, 131)), list(range(300, 321)), [7, 8, 9]], params)
     assert llm.scheduler.num_preemptions > 0
     second_params = SamplingParams(max_tokens=9, seed=2, ignore_eos=True)
     [turn] = llm.generate([list(range(200, 240))], second_params)
@@ -332,8 +331,7 @@ def test_nan_logits_fail_only_their_request(predictable):
         return logits
 
     llm.runner.target.lm_head = head_with_nan
-    outputs = llm.generate([[10], [20]], params)
-    assert outputs[0].error is not None
+    assert llm.generate([[10], [20]], params)[0].error is not None
     llm.runner.target.lm_head = head
     [again] = llm.generate([[20]], params)
     assert again.token_ids == list(range(21, 31))

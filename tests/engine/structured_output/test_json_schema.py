@@ -81,7 +81,6 @@ NAMES = ["a", "b", "c"]
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """Random schema of nested objects, arrays and choices."""
     if depth == 3 or (depth and rng.random() < 0.2):
         return rng.choice([{}, {"type": "integer"}, {"type": "object"}, {"enum": [0, {"b": 0}]}])
     schema: dict[str, Any] = {}

@@ -225,10 +225,8 @@ def test_auto_tool_choice(llm):
     # After the start of a call, the grammar forces the tool's name.
     prompt = llm.tokenizer.apply_chat_template(chat("Add!"), add_generation_prompt=True)
     matcher = llm.grammars.compile(ToolCalls([ADD])).matcher
-    prefix = llm.tokenizer.encode('Well: <tool_call>\n{"name": "')
-    assert matcher.consume_tokens(prefix)
-    forced = llm.tokenizer.decode(matcher.compute_ff_tokens())
-    assert forced.startswith("add_numbers")
+    assert matcher.consume_tokens(llm.tokenizer.encode('Well: <tool_call>\n{"name": "'))
+    assert llm.tokenizer.decode(matcher.compute_ff_tokens()).startswith("add_numbers")
     assert prompt
 
 
@@ -532,7 +530,6 @@ def test_expensive_grammar_terminates(llm, constraint):
     ],
 )
 def test_textual_end_token_ends_only_complete_outputs(demo, end, reasons):
-    """An end token that is ordinary text must not truncate outputs."""
 
     def generate_all(**engine):
         # Opens a separate tokenizer, because all tests share the demo's.

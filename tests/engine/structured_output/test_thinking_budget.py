@@ -44,8 +44,7 @@ def test_forced_row_does_not_affect_other_rows():
     budget = ThinkingBudget(1, 0, START, END, in_thinking=True)
     params = SamplingParams(temperature=2.0, top_p=0.5)
     thinking = EngineRequest("b", [1], params, thinking_budget=budget)
-    rows = [plain, SamplingRow(thinking, 0), plain]
-    tokens = to_ints(sample_tokens(logits, rows))
+    tokens = to_ints(sample_tokens(logits, [plain, SamplingRow(thinking, 0), plain]))
     best = to_ints(mx.argmax(logits, axis=-1))
     assert tokens == [best[0], END, best[2]]
 

@@ -68,8 +68,7 @@ def test_repacking_preserves_values(form):
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_unpacked_integers_match_the_packed_words(bits):
-    generator = np.random.default_rng(bits)
-    expected = generator.integers(0, 2**bits, (3, 128), dtype=np.uint32)
+    expected = np.random.default_rng(bits).integers(0, 2**bits, (3, 128), dtype=np.uint32)
     stream = np.zeros((3, 128 * bits), dtype=np.uint8)  # packed bits, lowest first
     for bit in range(bits):
         stream[:, bit::bits] = expected >> bit & 1
@@ -150,8 +149,7 @@ def test_unsupported_formats_fall_back_to_mlx(form):
     if isinstance(linear.weight, MlxQuantizedWeights):
         ids = mx.array([[3, 39], [0, 3]])
         assert_close(linear.weight(ids), weight[ids], "embedding rows", ulps=0)
-        alone = linear(x[1:2])
-        np.testing.assert_array_equal(as_numpy(alone), as_numpy(linear(x))[1:2])
+        np.testing.assert_array_equal(as_numpy(linear(x[1:2])), as_numpy(linear(x))[1:2])
 
 
 MIXED = {
@@ -189,8 +187,7 @@ def test_model_matches_mlx_lm(tmp_path, family, name):
     # The bound is wide, because MLX's CPU kernel sums in bfloat16, and tiny-llm's and mlx_lm's
     # layers round to bfloat16 after different operations.
     assert_close(sequence_logits(model, ids), expected, "load_weights", ulps=10)
-    given = serving_model(name, theirs, page_size=16)
-    actual = sequence_logits(given, ids)
+    actual = sequence_logits(serving_model(name, theirs, page_size=16), ids)
     np.testing.assert_array_equal(
         as_numpy(actual), as_numpy(sequence_logits(model, ids)), "compared with mlx_lm's model"
     )
@@ -218,7 +215,6 @@ def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", ["4 bits", "mxfp4", "mixed"])
 def test_mlx_lm_experts_are_repacked_without_changing_its_model(tmp_path, name):
-    """Logits are equal for mlx_lm's model and for its checkpoint."""
     from mlx_lm.utils import load_model
 
     config = {**MIXTURE}

@@ -89,7 +89,7 @@ def test_text_of_a_multimodal_checkpoint(tmp_path, text, layout):
 @pytest.mark.parametrize("bits", [None, 4, 5])
 def test_mapped_table(tmp_path, bits, on_cpu):
     """The table of a loaded checkpoint stays in its file, in its format."""
-    config = {**GEMMA4, "vocab_size_per_layer_input": 300_000 if bits else 100_000}
+    config = {**GEMMA4, "vocab_size_per_layer_input": 300_000}
     if bits is not None:
         config["quantization"] = {"group_size": 64, "bits": bits}
     folder = write_family(tmp_path, config)

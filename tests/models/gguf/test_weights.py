@@ -130,8 +130,7 @@ def make_model(name: str) -> Any:
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_transformers(tmp_path, name):
     theirs = make_model(name)
-    file = write_model(tmp_path / "model.gguf", theirs)
-    weights, _ = load_weights(str(file))
+    weights, _ = load_weights(str(write_model(tmp_path / "model.gguf", theirs)))
     ours, ids = serving_model(name, weights, page_size=16), random_ids(77)
     np.testing.assert_allclose(
         as_numpy(sequence_logits(ours, ids)), transformers_logits(theirs, ids), atol=1e-4
@@ -143,8 +142,7 @@ def test_logits_equal_transformers(tmp_path, name):
 def test_weights_of_quantized_models(tmp_path, name, kind):
     """Loaded weights are bit-equal to those dequantized by `gguf`."""
     model = make_model(name)
-    file = write_model(tmp_path / "model.gguf", model, kind=kind)
-    loaded, _ = load_weights(str(file))
+    loaded, _ = load_weights(str(write_model(tmp_path / "model.gguf", model, kind=kind)))
     layers = dict(loaded.named_modules())
     for path, parameter in model.state_dict().items():
         if parameter.ndim < 2 or "conv1d" in path or path == "lm_head.weight":
@@ -243,8 +241,7 @@ def test_split_model(tmp_path):
 @pytest.mark.parametrize("kind", [Type.Q4_1, Type.Q8_0])
 def test_size_is_known_before_loading(tmp_path, kind):
     file = write_model(tmp_path / "model.gguf", make_model("qwen3"), kind=kind)
-    expected = model_size(file)
-    assert size_of_tree(load_weights(str(file))[0]) == expected
+    assert size_of_tree(load_weights(str(file))[0]) == model_size(file)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen35moe"])

@@ -40,8 +40,7 @@ def random_adapter(
     for path, O, I in adapted_layers(config, last):
         if path.endswith(tuple(only)):
             key, key_a, key_b = mx.random.split(key, 3)
-            a = mx.random.normal((I, rank), key=key_a) * I**-0.5
-            tensors[f"{path}.lora_a"] = a
+            tensors[f"{path}.lora_a"] = mx.random.normal((I, rank), key=key_a) * I**-0.5
             tensors[f"{path}.lora_b"] = mx.random.normal((rank, O), key=key_b) * size * rank**-0.5
     return tensors
 

@@ -198,8 +198,7 @@ def test_header_larger_than_the_file(tmp_path):
     size = 2**40
     entry = {"dtype": "F32", "shape": [128, size // 512], "data_offsets": [0, size]}
     header = json.dumps({f"{LAYER}.lora_a": entry}).encode()
-    content = struct.pack("<Q", len(header)) + header
-    (folder / "adapters.safetensors").write_bytes(content)
+    (folder / "adapters.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     assert "its header implies" in error_of(folder)
 
 
