@@ -356,3 +356,9 @@ def assert_same_on_any_number_of_threads(program: str) -> None:
 def resident_bytes(pid: int | str = "self") -> int:
     """Resident memory of a process; Linux only."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def anonymous_bytes() -> int:
+    """Resident memory of this process without mapped files; Linux only."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("RssAnon:")[2].split()[0])

@@ -18,7 +18,7 @@ from tests.models.support import (
     transformers_logits,
     write_family,
 )
-from tests.support import as_numpy, assert_same_bits, resident_bytes
+from tests.support import anonymous_bytes, as_numpy, assert_same_bits
 from tiny_llm import load_weights
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.checkpoint.weights import read_checkpoint
@@ -98,12 +98,12 @@ def test_mapped_table(tmp_path, bits, on_cpu):
     mx.eval(expected)
     table_bytes = sum(x.nbytes for x in unmapped.model.embed_tokens_per_layer.values())
     del unmapped
-    before = resident_bytes()
+    before = anonymous_bytes()
     (folder / "tokenizer.json").write_text("{}")
     weights, _ = load_weights(str(folder), with_tokenizer=False)
     model = serving_model("it", weights, page_size=16)
     actual = sequence_logits(model, random_ids(60))
-    assert resident_bytes() - before < table_bytes / 2
+    assert anonymous_bytes() - before < table_bytes / 2
     assert_same_bits(actual, expected, "mapped")
 
 
