@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import assert_equal
 from tests.week_7.support import assert_complete, assert_messages, error_of
+from tiny_llm import UserError
 from tiny_llm.agent import Agent, Message, ScriptedModel, Tool, ToolError, assistant
 from tiny_llm.agent.tools import parse_arguments, run_call
 
@@ -218,6 +219,7 @@ def test_task_3_message_without_calls_is_the_answer(calls):
     except (LookupError, TypeError) as error:
         pytest.fail(f"expected {message} to be an answer, got {type(error).__name__}: {error}")
     assert_messages(transcript.messages, [*START, message], "answer")
+    assert_messages(transcript.context, [*START, message], "context")
     state = transcript.steps, transcript.stop_reason, transcript.answer
     expected = (1, "answer", "In b.txt.\n")
     assert state == expected, f"expected steps, stop reason and answer {expected}, got {state}"
@@ -230,6 +232,14 @@ def test_task_3_empty_message_without_calls_is_the_answer(content):
     agent.step(transcript)
     reason = "the stop reason 'answer', because asking again would give the same message"
     assert_equal(transcript.stop_reason, "answer", reason)
+
+
+def test_task_3_failed_request_is_no_step():
+    agent, _ = scripted_agent([])
+    transcript = agent.start("Read a.txt and b.txt.")
+    with pytest.raises(UserError):
+        agent.step(transcript)
+    assert_equal(transcript.steps, 0, "no step, because the model has sent no message")
 
 
 def test_task_3_request_to_the_model():
@@ -316,17 +326,19 @@ def test_task_4_no_request_at_the_limit(limit):
 
 
 def test_task_4_higher_limit_continues_the_run():
-    agent, model = scripted_agent([READ_A, READ_B, ANSWER], max_steps=2)
+    agent, model = scripted_agent([READ_A, READ_B, READ_B, ANSWER], max_steps=2)
     transcript = agent.run("Read a.txt and b.txt.")
     agent.resume(transcript)
     count = len(model.prompts)
     assert count == 2, f"same limit: expected no further request, got {count - 2}"
     reason = transcript.stop_reason
     assert reason == "max_steps", f"same limit: expected max_steps, got {reason}"
-    agent.max_steps = 3
-    agent.resume(transcript)
+    agent.max_steps = 4
+    seen: list[str | None] = []
+    agent.resume(transcript, 0, lambda now: seen.append(now.stop_reason))
     state = transcript.steps, transcript.stop_reason
-    assert state == (3, "answer"), f"limit of 3: expected 3 steps and the answer, got {state}"
+    assert state == (4, "answer"), f"limit of 4: expected 4 steps and the answer, got {state}"
+    assert seen == [None, "answer"], f"resumed run: expected no stop reason before it, got {seen}"
     assert_complete(transcript.messages)
 
 

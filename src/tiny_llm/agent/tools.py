@@ -79,8 +79,9 @@ def parse_arguments(tool: Tool, text: str) -> dict[str, Any]:
     Empty text means no arguments.
 
     Raises:
-        ToolError: the text is not JSON, or violates the tool's schema. The message contains the
-            tool's name and the first `MAX_ERRORS` violations, joined by "; ".
+        ToolError: the text is not JSON or nested too deeply, or violates the tool's schema. The
+            message contains the tool's name and "not JSON", or the first `MAX_ERRORS` violations,
+            joined by "; ".
     """
     # [task 7.1.1 arguments]
     try:
