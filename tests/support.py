@@ -358,6 +358,20 @@ def resident_bytes(pid: int | str = "self") -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+def address(x: mx.array) -> int:
+    """Address of an evaluated array's first element."""
+    return int(np.frombuffer(memoryview(mx.view(x, mx.uint8)), np.uint8).ctypes.data)
+
+
+def resident_bytes_of(x: mx.array) -> int:
+    """Resident memory of an evaluated array's memory pages; Linux only."""
+    page = resource.getpagesize()
+    with open("/proc/self/pagemap", "rb", buffering=0) as file:
+        file.seek(address(x) // page * 8)
+        entries = np.frombuffer(file.read(x.nbytes // page * 8), np.uint64)
+    return page * int((entries >> 63).sum())
+
+
 def anonymous_bytes() -> int:
     """Resident memory of this process without mapped files; Linux only."""
     status = Path("/proc/self/status").read_text()
