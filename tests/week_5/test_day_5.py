@@ -134,7 +134,7 @@ def test_task_1_held_back_text_is_emitted_at_the_end():
     ("text", "expected"),
     [
         ("<think>\nHm.\n</think>\n\nYes.", [("reasoning", "Hm."), ("content", "Yes.")]),
-        ("\n<think>Hm. So.</think>Yes.", [("reasoning", "Hm. So."), ("content", "Yes.")]),
+        (" \n<think>Hm. So.</think>Yes.", [("reasoning", "Hm. So."), ("content", "Yes.")]),
         ("<think>\n\n</think>\n\nYes.", [("content", "Yes.")]),
         ("<think>\ncut of", [("reasoning", "cut of")]),
         ("<think>a </thin b</think>c", [("reasoning", "a </thin b"), ("content", "c")]),
@@ -363,6 +363,7 @@ def test_task_4_rejected_draft_tokens_do_not_count():
     for count in range(3):
         actual = budget.forced_token(tokens, [])
         assert actual is None, f"after {count} tokens of 3: expected None, got {actual}"
+        budget.forced_token(tokens, [1])  # rejected, too
         tokens.append(7)
     for _ in range(2):  # repeated, because queries must be idempotent
         actual = budget.forced_token(tokens, [])
