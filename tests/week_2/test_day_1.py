@@ -195,6 +195,8 @@ def test_task_2_chunked_attention_equals_mlx_lm(device, dtype, heads, chunks):
         offset += L
     actual = mx.concatenate(out, axis=1)
     assert actual.dtype == dtype
+    stored = cache.key_values[0].dtype
+    assert stored == dtype, f"expected keys in {dtype} in the cache, got {stored}"
     hint = "RoPE at the new tokens' positions; past keys and values come from the cache"
     expected = mlx_model.model.layers[0].self_attn(x, "causal")
     assert_close(actual, expected, f"attention with a cache ({hint})", ulps=8)
@@ -312,6 +314,21 @@ def test_task_4_yields_arrays(device):
         assert isinstance(token, mx.array), f"expected a lazy array, got {token!r}"
         assert token.shape == (1,), f"expected one element, got the shape {token.shape}"
     decode.close()
+
+
+def test_task_4_requests_share_no_cache(device):
+    model = Qwen3ModelWeek2(tiny_model())
+    prompts = IDS, IDS[::-1]
+
+    def tokens(*loops):
+        return [[token.item() for token in step] for step in islice(zip(*loops, strict=True), 4)]
+
+    def greedy(logprobs):
+        return mx.argmax(logprobs, axis=-1)
+
+    expected = [tokens(decode_with_cache(model, prompt, greedy)) for prompt in prompts]
+    actual = tokens(*(decode_with_cache(model, prompt, greedy) for prompt in prompts))
+    assert actual == [[*a, *b] for a, b in zip(*expected, strict=True)], "in turns"
 
 
 def test_task_4_evaluates_each_chunk_before_the_next(monkeypatch):
