@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -50,15 +51,24 @@ PEERS = {
     "onnxruntime": "onnxruntime_worker",
     "mlx-lm": "mlx_lm_worker",
 }
-# tiny-llm with other weights or with 8-bit activations: group size, dtype, activation bits.
+
+
+class Variant(NamedTuple):
+    """Weights and activations of tiny-llm."""
+
+    group_size: int = 128
+    dtype: str = "bfloat16"
+    activation_bits: int = 16
+
+
 VARIANTS = {
-    OURS: (128, "bfloat16", 16),
-    "tiny-llm-8bit": (128, "bfloat16", 8),
-    "tiny-llm-g64": (64, "bfloat16", 16),
-    "tiny-llm-g64-8bit": (64, "bfloat16", 8),
-    "tiny-llm-g32": (32, "bfloat16", 16),
-    "tiny-llm-g32-8bit": (32, "bfloat16", 8),
-    "tiny-llm-float16": (128, "float16", 16),
+    OURS: Variant(),
+    "tiny-llm-8bit": Variant(activation_bits=8),
+    "tiny-llm-g64": Variant(64),
+    "tiny-llm-g64-8bit": Variant(64, activation_bits=8),
+    "tiny-llm-g32": Variant(32),
+    "tiny-llm-g32-8bit": Variant(32, activation_bits=8),
+    "tiny-llm-float16": Variant(dtype="float16"),
 }
 BITS = 4
 FIRST_ROUND_ONLY = {"mlx-lm"}  # takes seconds per token
@@ -73,12 +83,7 @@ class Checkpoints:
         file: GGUF file that all systems run instead of a created checkpoint.
     """
 
-    def __init__(
-        self,
-        work: Path,
-        shape: str,
-        file: Path | None = None,
-    ):
+    def __init__(self, work: Path, shape: str, file: Path | None = None):
         self._work = work
         self._shape = shape
         self._file = file
@@ -89,11 +94,11 @@ class Checkpoints:
         """Name of the model in the report."""
         return self._file.stem if self._file is not None else f"{self._shape}, random weights"
 
-    def mlx(self, group_size: int = 128, dtype: str = "bfloat16") -> Path:
+    def mlx(self, variant: Variant = VARIANTS[OURS]) -> Path:
         """Folder with 4-bit weights, or the GGUF file."""
-        suffix = "" if dtype == "bfloat16" else f"-{dtype}"
-        name = f"{self._shape}-{BITS}bit-g{group_size}{suffix}"
-        return self._file or self._folder(name, BITS, group_size, dtype)
+        suffix = "" if variant.dtype == "bfloat16" else f"-{variant.dtype}"
+        name = f"{self._shape}-{BITS}bit-g{variant.group_size}{suffix}"
+        return self._file or self._folder(name, BITS, variant)
 
     def bfloat16(self) -> Path:
         """Folder of an unquantized checkpoint in Hugging Face's format."""
@@ -118,13 +123,12 @@ class Checkpoints:
         export_once(python, PEERS[system], self.bfloat16(), folder, exact)
         return folder
 
-    def _folder(
-        self, name: str, bits: int | None, group_size: int = 128, dtype: str = "bfloat16"
-    ) -> Path:
+    def _folder(self, name: str, bits: int | None, variant: Variant = VARIANTS[OURS]) -> Path:
         folder = self._work / name
         if not (folder / "model.safetensors.index.json").exists():  # written last
             config = shape_config(self._shape)
-            write_checkpoint(folder, config, bits, group_size, dtype=getattr(mx, dtype))
+            dtype = getattr(mx, variant.dtype)
+            write_checkpoint(folder, config, bits, variant.group_size, dtype=dtype)
         return folder
 
 
@@ -169,8 +173,7 @@ class WorkerPool:
             return self._checkpoints.exported(system, self._python(system), self._args.exact)
         if system in GGUF_SYSTEMS:
             return self._checkpoints.gguf()
-        group_size, dtype, _ = VARIANTS.get(system, VARIANTS[OURS])
-        return self._checkpoints.mlx(group_size, dtype)
+        return self._checkpoints.mlx(VARIANTS.get(system, VARIANTS[OURS]))
 
     def _python(self, system: str) -> str:
         """Python interpreter in which the system is installed."""
@@ -185,7 +188,7 @@ class WorkerPool:
     def _start(self, system: str) -> WorkerProcess:
         arguments = [str(self._checkpoint(system))]
         if system in VARIANTS:
-            arguments += ["--engine", "--activation-bits", str(VARIANTS[system][-1])]
+            arguments += ["--engine", "--activation-bits", str(VARIANTS[system].activation_bits)]
         elif system in GGUF_SYSTEMS:
             bits = ModelCosts.from_folder(self._checkpoints.gguf()).weight_bits
             arguments += ["--weight-bits", str(bits)]
@@ -281,8 +284,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoints = Checkpoints(args.work, args.shape, args.gguf)
     costs = ModelCosts.from_folder(checkpoints.mlx())
     metrics = [METRICS[name] for name in args.metrics]
-    rounded = {system for system in VARIANTS if VARIANTS[system][-1] == 8}
-    exact = [system for system in args.systems if system in VARIANTS and system not in rounded]
+    exact = [system for system, variant in VARIANTS.items() if variant.activation_bits == 16]
     results = Results(checkpoints.name, costs, args.systems, metrics, isa_of_kernels(), exact)
     run_rounds(args, results, checkpoints)
     output = args.output or args.work

@@ -7,6 +7,7 @@ cancellation.
 
 import codecs
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -372,7 +373,8 @@ def resident_bytes_of(x: mx.array) -> int:
     return page * int((entries >> 63).sum())
 
 
-def anonymous_bytes() -> int:
-    """Resident memory of this process without mapped files; Linux only."""
+def resident_bytes_by_kind() -> dict[str, int]:
+    """Resident anonymous memory and mapped files of this process; Linux only."""
     status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.partition("RssAnon:")[2].split()[0])
+    kinds = re.findall(r"Rss(Anon|File):\s*(\d+) kB", status)
+    return {kind: 1024 * int(kilobytes) for kind, kilobytes in kinds}

@@ -18,7 +18,7 @@ from tests.models.support import (
     transformers_logits,
     write_family,
 )
-from tests.support import anonymous_bytes, as_numpy, assert_same_bits
+from tests.support import as_numpy, assert_same_bits, resident_bytes_by_kind
 from tiny_llm import load_weights
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.checkpoint.weights import read_checkpoint
@@ -98,12 +98,13 @@ def test_mapped_table(tmp_path, bits, on_cpu):
     mx.eval(expected)
     table_bytes = sum(x.nbytes for x in unmapped.model.embed_tokens_per_layer.values())
     del unmapped
-    before = anonymous_bytes()
+    before = resident_bytes_by_kind()
     (folder / "tokenizer.json").write_text("{}")
     weights, _ = load_weights(str(folder), with_tokenizer=False)
     model = serving_model("it", weights, page_size=16)
     actual = sequence_logits(model, random_ids(60))
-    assert anonymous_bytes() - before < table_bytes / 2
+    for kind, start in before.items():
+        assert resident_bytes_by_kind()[kind] - start < table_bytes / 2, kind
     assert_same_bits(actual, expected, "mapped")
 
 
