@@ -1,12 +1,12 @@
 """Rank group: SPMD execution of rank 0's calls; a lost rank ends the group.
 
-All ranks run the same functions in the same order. Rank 0 sends each call, the function and its
-arguments, to the workers. A `Replica` exists on every rank and is pickled as its key.
+All ranks run the same functions in the same order. Rank 0 broadcasts each call: the function and
+its arguments, pickled. A `Replica` exists on every rank and is pickled as its key.
 
-Calls use a connection per worker, because MLX's ring and MPI collectives busy-wait. When a process
-dies, the operating system closes its connection, and keepalive probes detect a lost machine
-(`launch.py`): a worker exits when it reads the next call, and rank 0 at once. The others' pending
-collectives then fail. A slow or paused rank keeps its connection, so the others wait for it.
+Calls use a connection per worker, because MLX's ring and MPI collectives busy-wait. The operating
+system closes a dead rank's connection, and keepalive probes detect a lost machine (`launch.py`).
+Rank 0 then exits, and with it the workers: their connections close, and collectives with an exited
+rank fail. A slow or paused rank keeps its connection, so the others wait for it.
 """
 
 import atexit

@@ -1,8 +1,8 @@
-"""Starts the ranks, or joins those that `mlx.launch` or `mpirun` has started.
+"""Start of the ranks: spawned, or launched by `mlx.launch` or `mpirun`.
 
-Launched ranks all run the same command line. `--tensor-parallel-size` starts ranks on this machine
-as `mlx.launch` does: with a host file of MLX's ring, and a rank's index in the environment. Traffic
-is unencrypted and trusted: use a private network.
+Launched ranks all run the same command line. `--tensor-parallel-size` spawns workers on this
+machine as `mlx.launch` does, with a host file of MLX's ring and the rank in the environment.
+Traffic is unencrypted and trusted: use a private network.
 """
 
 import faulthandler
