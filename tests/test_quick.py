@@ -1,6 +1,7 @@
 """Selection of the test cases of a quick run."""
 
 import itertools
+from collections import Counter
 
 from tests.quick import covering_subset, in_share
 
@@ -10,13 +11,15 @@ def test_covering_subset_is_small():
         frozenset({("dtype", dtype), ("shape", shape), ("mask", mask)})
         for dtype, shape, mask in itertools.product(range(3), range(7), range(5))
     ]
-    kept = covering_subset(cases)
+    kept = covering_subset(cases, Counter())
     assert set().union(*(cases[number] for number in kept)) == set().union(*cases)
     assert len(kept) == 7, "expected one case per value of the parameter with the most values"
 
 
 def test_single_parameter_keeps_all_cases():
-    assert covering_subset([frozenset({("x", value)}) for value in range(5)]) == set(range(5))
+    cases = [frozenset({("x", value)}) for value in range(5)]
+    assert covering_subset(cases, Counter()) == set(range(5))
+    assert covering_subset(cases[2:], Counter({("x", 3): 1})) == {0, 2}
 
 
 def test_shares_of_successive_commits_cover_all_combinations():
@@ -34,4 +37,4 @@ def test_cases_with_the_same_build_are_in_one_share():
 
 
 def test_no_cases():
-    assert covering_subset([]) == set()
+    assert covering_subset([], Counter()) == set()
