@@ -75,12 +75,11 @@ def test_unrelated_folder_is_not_overwritten(tmp_path, capsys):
     ("module", "flags", "day"),
     [
         ("models/families/experts.py", ("--model", "MIXTURE"), 1),
-        ("models/families/expert_matmul.py", ("--model", "MIXTURE"), 1),
         ("models/checkpoint/sharding.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
         ("models/parallel/layers.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
         ("models/parallel/block.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
         ("kv_storage/int8_rows.py", ("--model", "demo", *INT8), 3),
-        ("kv_storage/disk/page_file.py", ("--model", "demo", "--prefix-cache-dir", "PAGES"), 6),
+        ("kv_storage/disk/store.py", ("--model", "demo", "--prefix-cache-dir", "PAGES"), 6),
         (
             "engine/execution/disk_cache/keys.py",
             ("--model", "demo", "--prefix-cache-dir", "PAGES"),

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..errors import UserError, check_token_ids, short_repr, summarize, validate_number
 from ..models import memory
-from ..models.tokenizer.detokenizer import detokenizer_with_leading_space
-from ..models.tokenizer.think_tags import think_tags
+from ..models.tokenizer.chat_template import think_tags
+from ..models.tokenizer.tokenizer import detokenizer_with_leading_space
 from .execution.disk_cache import DiskCache
 from .execution.exclusive_use import recovering
 from .execution.sampler import TokenCounts, completion_seed

@@ -20,9 +20,9 @@ from dataclasses import asdict, fields, replace
 from typing import Any, Concatenate, ParamSpec
 
 from ..errors import UserError, short_repr
-from ..models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..models.hub import is_terminal
 from ..models.memory import available_memory
+from ..models.output_heads import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from .core import EngineCore
 from .engine_args import EngineArgs
 from .execution.disk_cache import make_disk_cache

@@ -15,7 +15,7 @@ from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 from tiny_llm.engine.structured_output.grammar import ThinkingState, initial_thinking_state
 from tiny_llm.engine.tool_calls.formats.harmony import HarmonyFormat
 from tiny_llm.engine.tool_calls.registry import AUTO, find_format
-from tiny_llm.models.tokenizer.think_tags import DEFAULT_TAGS
+from tiny_llm.models.tokenizer.chat_template import DEFAULT_TAGS
 from tiny_llm.models.tokenizer.tokenizer import Tokenizer
 from tiny_llm.server.protocol.harmony_parser import HarmonyParser
 from tiny_llm.server.protocol.output_parser import ReasoningDelta, TextDelta

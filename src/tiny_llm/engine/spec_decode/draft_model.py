@@ -116,8 +116,8 @@ class DraftModel:
 class MtpDrafter(DraftModel):
     """Proposes draft tokens with the target's multi-token prediction layer.
 
-    The layer (`models/heads/mtp.py`) combines the target's hidden state at a position with the next
-    token, so it runs after the target has sampled:
+    The layer (`models/output_heads.py`) combines the target's hidden state at a position with the
+    next token, so it runs after the target has sampled:
 
         target, one step    of France      hidden states at both positions; `is` is sampled
         layer               France is      the next tokens, at the same positions

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ...models.tokenizer.think_tags import think_tags
+from ...models.tokenizer.chat_template import think_tags
 from ..inputs.structured_outputs import NESTED_TOO_DEEPLY, StructuredOutputs, ToolCalls
 from ..tool_calls.registry import AUTO, find_format
 from .grammar import GRAMMAR_FAILED, ThinkingState, build_grammar

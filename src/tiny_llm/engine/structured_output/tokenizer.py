@@ -9,7 +9,7 @@ import json
 
 import tokenizers
 
-from ...models.tokenizer.detokenizer import decode_byte_level
+from ...models.tokenizer.tokenizer import decode_byte_level
 
 
 class GrammarTokenizer:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 from ...engine.structured_output.relaxation import OutputValidator
-from ...models.heads.pooling import Task
+from ...models.output_heads import Task
 from ..engine_client.messages import Precompute
 from ..engine_client.request_stream import RequestStream
 from ..http.errors import ApiError, bad_request

@@ -17,7 +17,7 @@ from ...engine.tool_calls.formats.harmony import (
     MessageHeader,
 )
 from ...engine.tool_calls.registry import AUTO, find_format
-from ...models.tokenizer.think_tags import DEFAULT_TAGS, think_tags
+from ...models.tokenizer.chat_template import DEFAULT_TAGS, think_tags
 from .output_parser import OutputParser, ParsedDelta, ParserState, ReasoningDelta, TextDelta
 from .tool_calls import ToolCallOptions, ToolCallReader
 

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any
 
 from ...engine.tool_calls.text_source import MalformedCallError
-from ...models.tokenizer.think_tags import DEFAULT_TAGS
+from ...models.tokenizer.chat_template import DEFAULT_TAGS
 from .tool_calls import ToolCallDelta, ToolCallOptions, ToolCallReader
 
 

@@ -13,7 +13,7 @@ from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.tool_calls.formats.harmony import HarmonyFormat
 from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import check_token_ids, short_repr
-from ...models.tokenizer.think_tags import think_tags
+from ...models.tokenizer.chat_template import think_tags
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
 from ..http.errors import ApiError, bad_request, context_length_error, user_errors_as_400
 from .base_schema import MAX_NAME_CHARS, ignore_fields, warn_once

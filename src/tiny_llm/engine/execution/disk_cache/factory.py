@@ -18,8 +18,7 @@ import mlx.core as mx
 
 from .... import kernels
 from ....errors import UserError
-from ....kv_storage.disk.page_file import HEADER_BYTES, KEY_BYTES
-from ....kv_storage.disk.store import PageStore
+from ....kv_storage.disk.store import HEADER_BYTES, KEY_BYTES, PageStore
 from ....models import ServingModel
 from ...scheduling.config import SchedulerConfig
 from ...scheduling.scheduler import Scheduler

@@ -9,7 +9,7 @@ import hashlib
 from array import array
 from collections.abc import Container, Iterable, Sequence
 
-from ....kv_storage.disk.page_file import KEY_BYTES
+from ....kv_storage.disk.store import KEY_BYTES
 
 
 def page_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
