@@ -21,16 +21,17 @@ from .execution.exclusive_use import recovering
 from .execution.sampler import TokenCounts, completion_seed
 from .inputs.sampling_params import SamplingParams
 from .model_runner import ModelRunner
-from .output_processor import OutputProcessor, ReasoningTokens
-from .scheduling.outputs import (
+from .outputs.output_processor import OutputProcessor, ReasoningTokens
+from .scheduling.request import (
     ChunkOutput,
     CompletionOutput,
+    EngineRequest,
+    FinishReason,
     RequestMetrics,
     RequestOutput,
     SchedulerOutput,
     StreamOutput,
 )
-from .scheduling.request import EngineRequest, FinishReason
 from .scheduling.scheduler import Scheduler
 from .spec_decode.grammar_proposer import GrammarProposer
 from .spec_decode.ngram_proposer import NgramProposer

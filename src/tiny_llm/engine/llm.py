@@ -39,7 +39,7 @@ from .inputs.options import check_names
 from .inputs.prompts import ChatOptions, Prompt, Prompts, encode_prompt, is_chat, normalize_prompts
 from .inputs.sampling_params import SamplingParams
 from .scheduling.config import SchedulerConfig
-from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
+from .scheduling.request import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .spec_decode.ngram_proposer import NgramProposer
 
 # Parameters of all prompts, or one per prompt; None for the defaults.

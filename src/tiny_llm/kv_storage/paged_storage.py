@@ -1,4 +1,4 @@
-"""Page storage: KV pages and recurrent states of all layers, and how layers share pages.
+"""Page storage: KV pages and recurrent states of all layers, in memory.
 
 Unlike in a `TinyKvPagedPool`, a page id refers to the same page in every layer's arrays, so layers
 share block tables. The engine allocates page ids and state slots; this module holds the memory.

@@ -1,4 +1,4 @@
-"""Model names (short names, hub ids, folders, GGUF files, other programs' models), downloads.
+"""Model names (hub ids, folders, files, Ollama's models) and downloads.
 
 Ollama's and LM Studio's files (`ollama:NAME`, `lmstudio:NAME`) are read in place, never written.
 """

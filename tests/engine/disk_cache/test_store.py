@@ -12,8 +12,8 @@ import pytest
 from tests.engine.disk_cache.support import engine, generate_one, open_llm, page_files, wait_until
 from tests.engine.hybrid import write_hybrid
 from tiny_llm import LLM
+from tiny_llm.engine.execution.disk_cache.cache import page_key, state_key
 from tiny_llm.engine.execution.disk_cache.factory import fingerprint
-from tiny_llm.engine.execution.disk_cache.keys import page_key, state_key
 from tiny_llm.kv_storage.disk.store import (
     HEADER_BYTES,
     ORPHAN_SECONDS,

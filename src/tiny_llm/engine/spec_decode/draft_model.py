@@ -30,8 +30,7 @@ import mlx.core as mx
 
 from ..execution.paged_model import PagedModel, Span
 from ..execution.sampler import SamplingRow, sample_tokens, to_ints
-from ..scheduling.outputs import Chunk, ChunkOutput
-from ..scheduling.request import EngineRequest
+from ..scheduling.request import Chunk, ChunkOutput, EngineRequest
 
 
 class DraftModel:

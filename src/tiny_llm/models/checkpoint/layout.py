@@ -1,4 +1,4 @@
-"""Checkpoint folders: required files, safetensors headers, and validation before loading.
+"""Checkpoint folders: required files, tensor headers, their validation.
 
 Weight files are checked by their headers alone, without reading tensors. A file has the header's
 length (8 bytes, little-endian); the header (JSON: tensor name -> dtype, shape, and begin and end

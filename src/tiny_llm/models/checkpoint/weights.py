@@ -1,4 +1,4 @@
-"""Checkpoint weights as a tree of layers, read without `mlx_lm`, repacked for the kernels.
+"""Checkpoint weights as a tree of layers, repacked for the CPU kernels.
 
 The tree has the attributes of `mlx_lm`'s model that the course's models and `Decoder` use; these
 models share its arrays.

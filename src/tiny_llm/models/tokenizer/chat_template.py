@@ -1,4 +1,4 @@
-"""Chat templates: lookup, selection, replacement, rendering, and the tags around reasoning.
+"""Chat templates: lookup, selection, rendering, and tags of reasoning.
 
 A chat template is a Jinja program that comes with the checkpoint. It is rendered in Jinja's
 sandbox, which blocks access to files and Python internals, with the settings and functions of

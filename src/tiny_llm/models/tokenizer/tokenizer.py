@@ -1,7 +1,8 @@
-"""Tokenizer with `tokenizer.json`'s ids and `mlx_lm`'s interface, and its detokenizer.
+"""Tokenizer with `tokenizer.json`'s ids, and streaming detokenizer.
 
-Uses the `tokenizers` library directly: importing `transformers` takes seconds, and for many
-tokenizer classes it replaces parts of `tokenizer.json`, which changes the token ids.
+The tokenizer has `mlx_lm`'s interface and uses the `tokenizers` library directly: importing
+`transformers` takes seconds, and for many tokenizer classes it replaces parts of `tokenizer.json`,
+which changes the token ids.
 
 A token may end in the middle of a UTF-8 sequence: `é` can be two tokens, an emoji four. The
 streaming detokenizer holds back incomplete sequences, so emitted text never changes.

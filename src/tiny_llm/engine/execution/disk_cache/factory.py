@@ -90,7 +90,7 @@ def _page_seconds(models: Sequence[PagedModel], config: SchedulerConfig) -> floa
 
 
 def fingerprint(models: Iterable[ServingModel], workers: Iterable[bytes] = ()) -> bytes:
-    """Hashes models, options and program: the root of every key chain (`keys.py`).
+    """Hashes models, options and program: the root of every key chain (`cache.py`).
 
     Covers everything that determines a page's bits, except its tokens: the models, the versions of
     this package and of MLX, and the extension's binary. Weights and settings are hashed as loaded,
