@@ -283,23 +283,6 @@ def test_metric_timestamps_are_ordered(demo):
     assert waits == sorted(waits), "requests must be scheduled in order of arrival"
 
 
-def test_conversation_with_reasoning_reuses_the_common_prefix(demo):
-    llm = engine(demo, block_size=4)
-    messages = chat(QUESTIONS[0])
-    [first] = llm.generate(messages, GREEDY, enable_thinking=True)
-    content = first.text.rpartition("</think>")[2].strip()
-    messages += [{"role": "assistant", "content": content}, *chat(QUESTIONS[1])]
-    [second] = llm.generate(messages, GREEDY, enable_thinking=True)
-    turn_one = np.array(first.prompt_token_ids + first.token_ids)
-    turn_two = np.array(second.prompt_token_ids)
-    length = min(len(turn_one), len(turn_two))
-    common = int((turn_one[:length] == turn_two[:length]).cumprod().sum())
-    assert common >= 8, "the prompt of the second turn must start with the first user message"
-    assert second.num_cached_tokens == common // 4 * 4
-    [cold] = engine(demo).generate(messages, GREEDY, enable_thinking=True)
-    assert second.token_ids == cold.token_ids
-
-
 @pytest.mark.parametrize("num_requests", [60, pytest.param(2000, marks=pytest.mark.slow)])
 def test_memory_stays_within_budget(demo, num_requests):
     """Memory is at most weights, KV memory and a constant for activations."""

@@ -343,6 +343,11 @@ def test_truncated_output_finishes_with_length(llm):
         (ToolCalls, {"choice": "any"}, "must be 'auto' or 'required', got 'any'."),
         (ToolCalls, {"choice": "required", "name": "f"}, "must be one of add_numbers, got 'f'."),
         (ToolCalls, {"name": "add_numbers"}, "requires the tool choice 'required', got 'auto'."),
+        (
+            ToolCalls,
+            {"choice": "required", "response_constraint": StructuredOutputs(json=PERSON)},
+            "response_constraint requires the tool choice 'auto'",
+        ),
     ],
 )
 def test_invalid_arguments_are_rejected(owner, arguments, error):
