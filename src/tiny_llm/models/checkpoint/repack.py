@@ -25,6 +25,7 @@ from ...kernels.mxfp4 import E2M1, e8m0_to_bfloat16
 from ...kernels.prepack import copy_tree, is_lookup_table
 from ...quantize import dequantize_linear
 from ..families.linear import activation_dtype
+from ..families.registry import config_of
 
 
 def repack(module: Any, dtype: mx.Dtype = mx.bfloat16) -> None:
@@ -46,7 +47,7 @@ def repacked(mlx_model: Any) -> Any:
     if not _repackable_layers(mlx_model):
         return mlx_model
     model = copy_tree(mlx_model)
-    repack(model, activation_dtype(model.model.embed_tokens, model.model.norm))
+    repack(model, activation_dtype(model.model, config_of(model.args).exceeds_float16))
     return model
 
 

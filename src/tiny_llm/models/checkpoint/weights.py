@@ -121,7 +121,7 @@ def build_model_tree(
     tree: Any = tree_unflatten(list(weights.items()))
     parts = {name: _build_node(part, name, formats) for name, part in tree.items()}
     model = CheckpointModel(args, parts)
-    repack(model, activation_dtype(model.model.embed_tokens, model.model.norm))
+    repack(model, activation_dtype(model.model, args.exceeds_float16))
     return model
 
 
