@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 # Parameters that select a kernel on an instruction set.
-OF_KERNELS = ("dtype", "kernel")
+OF_KERNELS = ("dtype", "half", "bits", "mask", "kernel")
 
 # Longest first: a long file started last would leave the other workers idle.
 LONGEST_FIRST = (
