@@ -56,6 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_mixture_output_equals_demo_output(folder):
     for model in (folder, "demo"):
         result = main(None, "--model", model)
@@ -189,6 +190,7 @@ def test_json_demo_writes_only_json_with_a_grammar():
     assert "35 tokens in 22 steps" in result.stdout
 
 
+@pytest.mark.slow
 def test_stream_demo_shows_a_partial_tool_call():
     lines = run_command("tools.course.stream_demo", None, "--budget", "4").stdout.splitlines()
     kinds = [line.split()[2] for line in lines]
