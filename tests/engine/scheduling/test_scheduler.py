@@ -4,8 +4,7 @@ import pytest
 
 from tests.engine.scheduler_harness import GREEDY, add, finish, scheduler, step
 from tiny_llm import UserError
-from tiny_llm.engine.scheduling.outputs import ChunkOutput
-from tiny_llm.engine.scheduling.request import EngineRequest
+from tiny_llm.engine.scheduling.request import ChunkOutput, EngineRequest
 
 
 def test_prefix_cache_hit_on_an_earlier_request():
