@@ -149,9 +149,6 @@ def test_deferred_interrupt_of_a_failing_call():
         signal.signal(signal.SIGINT, before)
 
 
-# ---------------------------------------------------------------- connection of the ranks
-
-
 def test_strangers_are_not_ranks(monkeypatch):
     """Rank 0 accepts only a connection with the key that it has sent over MLX."""
     connect: list[Any] = []
