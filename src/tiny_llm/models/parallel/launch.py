@@ -107,6 +107,7 @@ def join_launched_ranks(
     replaces the timer of the server's watchdog, which rearms it every second.
 
     Args:
+        timeout: for MLX; the connections may take `LAUNCH_TIMEOUT_SECONDS`.
         processes: see `RankGroup`.
 
     Raises:
@@ -122,6 +123,7 @@ def join_launched_ranks(
     faulthandler.dump_traceback_later(timeout, exit=True, file=2)
     try:
         comm = mpi.init() if backend == "mpi" else mx.distributed.init(True, backend)
+        faulthandler.dump_traceback_later(LAUNCH_TIMEOUT_SECONDS, exit=True, file=2)
         connections = _connect(comm, _rank_0_host(backend), versions)
     except (OSError, RuntimeError) as error:
         hint = "; set MLX_MPI_LIBNAME to the path of mpirun's library" if backend == "mpi" else ""
