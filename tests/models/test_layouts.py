@@ -203,12 +203,17 @@ def test_quantized_qwen3_next_of_mlx_lm(tmp_path):
     from mlx_lm.utils import quantize_model, save_model
 
     config = {
-        **SIZES, "hidden_size": 64, "intermediate_size": 128,
+        **SIZES,
+        "hidden_size": 64,
+        "intermediate_size": 128,
         **parity.heads(4, 2, 16),
         **delta_net(2, 4, 16, 8),
         **experts(5, 2, 32, shared_expert_intermediate_size=64, norm_topk_prob=True),
-        "model_type": "qwen3_next", "mlp_only_layers": [2], "decoder_sparse_step": 1,
-        "rope_theta": 1e4, "partial_rotary_factor": 0.25,
+        "model_type": "qwen3_next",
+        "mlp_only_layers": [2],
+        "decoder_sparse_step": 1,
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
     }
     theirs = qwen3_next.Model(qwen3_next.ModelArgs.from_dict(config))
     theirs, config = quantize_model(theirs, config, 32, 4, quant_predicate=theirs.quant_predicate)

@@ -21,7 +21,7 @@ from tests.engine.disk_cache.support import (
 )
 from tests.engine.support import finish
 from tiny_llm import LLM, UserError
-from tiny_llm.kv_storage.disk import io_thread, page_file, store
+from tiny_llm.kv_storage.disk import io_thread, store
 
 LOGGER = "tiny_llm.engine"
 
@@ -118,7 +118,7 @@ def test_full_disk(tmp_path, demo, caplog):
         mock.patch.object(io_thread, "RETRY_SECONDS", 0.0),
         engine(tmp_path, demo) as llm,
     ):
-        with mock.patch.object(page_file.os, "fsync", fail):
+        with mock.patch.object(store.os, "fsync", fail):
             limit[0] = 3
             expected = generate_one(llm)
             assert llm.disk_cache._io.flush(30)

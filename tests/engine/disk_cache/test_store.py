@@ -12,10 +12,16 @@ import pytest
 from tests.engine.disk_cache.support import engine, generate_one, open_llm, page_files, wait_until
 from tests.engine.hybrid import write_hybrid
 from tiny_llm import LLM
+from tiny_llm.engine.execution.disk_cache.cache import page_key, state_key
 from tiny_llm.engine.execution.disk_cache.factory import fingerprint
-from tiny_llm.engine.execution.disk_cache.keys import page_key, state_key
-from tiny_llm.kv_storage.disk.page_file import HEADER_BYTES, read_page_file, write_page_file
-from tiny_llm.kv_storage.disk.store import ORPHAN_SECONDS, PageStore, last_used_ns
+from tiny_llm.kv_storage.disk.store import (
+    HEADER_BYTES,
+    ORPHAN_SECONDS,
+    PageStore,
+    last_used_ns,
+    read_page_file,
+    write_page_file,
+)
 from tiny_llm.models import load_weights
 
 ROOT = Path(__file__).resolve().parents[3]

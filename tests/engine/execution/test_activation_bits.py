@@ -16,7 +16,7 @@ from tiny_llm import LLM, SamplingParams, UserError, kernels, load_weights
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.checkpoint.layout import read_model_config
 from tiny_llm.models.families.linear import with_8_bit_activations
-from tiny_llm.models.lora import attach_adapters
+from tiny_llm.models.lora_adapters import attach_adapters
 from tiny_llm.models.serving_model import serving_model
 
 ROOT = Path(__file__).parents[3]

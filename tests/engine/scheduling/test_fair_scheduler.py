@@ -17,8 +17,7 @@ from tiny_llm.engine.scheduling.fair_scheduler import (
     FairScheduler,
     PromptCosts,
 )
-from tiny_llm.engine.scheduling.outputs import ChunkOutput
-from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
+from tiny_llm.engine.scheduling.request import ChunkOutput, EngineRequest, RequestState
 
 GREEDY = SamplingParams(temperature=0)
 

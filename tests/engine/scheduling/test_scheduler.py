@@ -5,8 +5,7 @@ import pytest
 from tests.engine.scheduler_harness import GREEDY, add, finish, scheduler, step
 from tiny_llm import UserError
 from tiny_llm.engine.scheduling.events import Recorder
-from tiny_llm.engine.scheduling.outputs import ChunkOutput
-from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
+from tiny_llm.engine.scheduling.request import ChunkOutput, EngineRequest, RequestState
 
 
 def test_decode_and_prefill_share_a_step():

@@ -21,7 +21,7 @@ from tests.engine.simulator import (
     with_window,
 )
 from tiny_llm.engine.scheduling.config import SchedulerConfig
-from tiny_llm.engine.scheduling.kv_groups import GroupPageManager, GroupPrefixCache
+from tiny_llm.engine.scheduling.kv_cache_groups import GroupPageManager, GroupPrefixCache
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.page_manager import PageManager
 from tiny_llm.engine.scheduling.prefix_cache import PrefixCache

@@ -10,13 +10,13 @@ from tests.engine.scheduler_harness import add, finish, scheduler, step
 from tests.engine.scheduling.test_simulator import run_and_compare
 from tests.engine.simulator import Arrival, Simulation, Workload, random_workload
 from tiny_llm import OutOfPagesError
+from tiny_llm.engine.scheduling.checkpoints import Checkpoints
 from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.scheduler import Scheduler
-from tiny_llm.engine.scheduling.states import StateSlots
-from tiny_llm.engine.scheduling.states.checkpoints import Checkpoints
-from tiny_llm.engine.scheduling.states.placement import (
+from tiny_llm.engine.scheduling.state_slots import (
     CHECKPOINT_INTERVAL,
     GENERATION_PROMPT_TOKENS,
+    StateSlots,
 )
 
 SLOT_COUNTS = (2, 3, 4, 6, 10, 20)

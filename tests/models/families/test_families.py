@@ -34,7 +34,7 @@ from tiny_llm.generate import dispatch_model
 from tiny_llm.models.checkpoint.dummy import random_checkpoint, random_tensors
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.families.decoder import Decoder
-from tiny_llm.models.families.expert_matmul import GatheredExperts, GroupedExperts, SeparateExperts
+from tiny_llm.models.families.experts import GatheredExperts, GroupedExperts, SeparateExperts
 from tiny_llm.models.loading import load
 from tiny_llm.models.serving_model import serving_model
 

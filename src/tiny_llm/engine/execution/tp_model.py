@@ -16,7 +16,7 @@ from ...models.families.config import DecoderConfig
 from ...models.families.registry import read_config
 from ...models.gguf.model_files import read_model_config
 from ...models.hub import find_config
-from ...models.lora import attach_adapters
+from ...models.lora_adapters import attach_adapters
 from ...models.parallel.decoder import TensorParallelDecoder, TensorParallelMtpDecoder
 from ...models.parallel.group import Replica, gather_bytes
 from ...models.parallel.launch import current_group, get_group
