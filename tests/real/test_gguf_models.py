@@ -80,7 +80,7 @@ MODELS = {
             "tie_word_embeddings": True,
         },
         adapt_llama,
-        num_chunks=20,
+        num_chunks=4,
         limits={"16 bits": 0.001, "int8 KV": 0.004, "8-bit activations": 0.008, "both": 0.01},
         ranks=3,
         answer="The capital of France is Paris.",

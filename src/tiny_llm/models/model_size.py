@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..kv_storage.int8_rows import KvCacheDtype
-from ..kv_storage.kv_layout import LayerKv
+from ..kv_storage.paged_storage import LayerKv
 from .checkpoint.dummy import random_bytes, random_checkpoint
 from .checkpoint.safe_io import model_errors
 from .checkpoint.sharding import RankShard
@@ -79,7 +79,7 @@ def size_of_tree(model: Any) -> ModelSize:
     arrays: Any = tree_flatten(model)
     # mlx_lm's modules also contain functions.
     total = sum(array.nbytes for _, array in arrays if isinstance(array, mx.array))
-    dtype = activation_dtype(parts.embed_tokens, parts.norm)
+    dtype = activation_dtype(parts, config.exceeds_float16)
     state_bytes = 0
     if config.delta_net is not None:
         state_bytes = len(config.delta_net.layers) * state_shape(config.delta_net, dtype).nbytes

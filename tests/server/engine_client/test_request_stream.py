@@ -7,7 +7,7 @@ import pytest
 
 from tests.server.protocols import MESSAGES, PATHS, RESPONSES, small_body
 from tests.server.running_server import eventually, request_bytes, served
-from tiny_llm.engine.scheduling.outputs import StreamOutput
+from tiny_llm.engine.scheduling.request import StreamOutput
 from tiny_llm.server.engine_client.request_stream import RequestStream
 
 
