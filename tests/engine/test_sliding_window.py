@@ -276,11 +276,3 @@ def test_prefix_cache_on_disk_is_rejected(mistral, tmp_path):
         UserError, match="does not support models in which every layer has a sliding"
     ):
         build(mistral, prefix_cache_dir=tmp_path)
-
-
-def test_context_length_limits_a_request(mistral):
-    llm = build(mistral, max_model_len=100)
-    [output] = llm.generate(
-        [LONG[:90]], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False
-    )
-    assert (len(output.token_ids), output.finish_reason) == (10, "length")

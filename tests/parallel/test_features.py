@@ -33,9 +33,6 @@ ADAPTERS = {"a": 5, "b": 3}  # ranks
 LORAS = {0: "a", 1: None, 2: "b", 3: "a", 4: "b"}
 
 
-# ---------------------------------------------------------------- prefix cache on disk
-
-
 @pytest.mark.slow
 def test_page_file_has_all_ranks_shards(tmp_path):
     cold = generate_one(LLM("demo", enable_prefix_caching=False, **TWO))
@@ -95,9 +92,6 @@ def test_ctrl_c_while_pages_are_copied_keeps_the_ranks_in_sync(tmp_path, monkeyp
                 generate_one(llm, PROMPT if name == "write_rows" else f"Other. {PROMPT}")
             monkeypatch.undo()
             assert generate_one(llm).token_ids == expected.token_ids
-
-
-# ---------------------------------------------------------------- LoRA adapters
 
 
 @pytest.mark.parametrize(
@@ -178,9 +172,6 @@ def test_adapter_missing_on_another_rank(monkeypatch):
         LLM("demo", lora_modules={"a": "/missing"}, **TWO)
     monkeypatch.undo()
     assert generate_one(LLM("demo", **TWO)).token_ids  # the rank group is still usable
-
-
-# ---------------------------------------------------------------- multi-token prediction
 
 
 def test_exact_mtp_layer_is_always_accepted(tmp_path):

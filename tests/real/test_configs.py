@@ -23,10 +23,17 @@ MODELS = sorted(
 # The fields that matter of configs that no package has.
 OTHERS = json.loads(Path(__file__).with_name("configs.json").read_text())
 # As converted by mlx-lm: MLP and router have 8 bits.
-OTHERS["gemma-4-26b-a4b-it-4bit"]["quantization"] |= {
+MIXED_BITS = {
     f"language_model.model.layers.{index}.{name}": {"group_size": 64, "bits": 8}
     for index in range(30)
     for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "router.proj")
+}
+# Official configs with fields that mlx-lm's conversion adds.
+CONVERTED = {
+    "gemma-4-26b-a4b-it-4bit": (
+        "google--gemma-4-26B-A4B",
+        {"quantization": {"group_size": 64, "bits": 4, "mode": "affine", **MIXED_BITS}},
+    ),
 }
 QUANTIZED = ("FP8", "NVFP4")
 SIZES = (
@@ -41,17 +48,39 @@ def write_model(folder: Path, name: str) -> dict[str, Any]:
         (folder / "config.json").write_text(json.dumps(OTHERS[name]))
         return OTHERS[name]
     source = artifact_folder("configs")
+    if name in CONVERTED:
+        official, added = CONVERTED[name]
+        config = {**json.loads((source / f"{official}{SUFFIX}").read_text()), **added}
+        (folder / "config.json").write_text(json.dumps(config))
+        return config
     for kind in ("config.json", "hf_quant_config.json"):
         if (source / f"{name}_{kind}").exists():
             (folder / kind).write_bytes((source / f"{name}_{kind}").read_bytes())
     return json.loads((folder / "config.json").read_text())
 
 
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.defaults])
+def test_defaults(name):
+    """Fields that a config may omit have the values of transformers' config class."""
+    _, transformers = import_references()
+    theirs = transformers.AutoConfig.for_model(name).get_text_config().to_dict()
+    ours = FAMILIES[name].defaults
+    shared = ours.keys() & theirs.keys()
+    assert {field: ours[field] for field in shared} == {field: theirs[field] for field in shared}
+    rope = theirs["rope_parameters"]
+    theta = rope.get("full_attention", rope)["rope_theta"]
+    parsed = read_config({field: theirs[field] for field in theirs if field != "layer_types"})
+    assert parsed.rope_theta == ours.get("rope_theta", theta) == theta
+    if "layer_types" in theirs:
+        sliding = {i for i, each in enumerate(theirs["layer_types"]) if each == "sliding_attention"}
+        assert {i for i in range(len(theirs["layer_types"])) if parsed.window_of(i)} == sliding
+
+
 def test_the_cache_has_configs():
     assert len(list(artifact_folder("configs").glob(f"*{SUFFIX}"))) > 100
 
 
-@pytest.mark.parametrize("name", [*MODELS, *OTHERS])
+@pytest.mark.parametrize("name", [*MODELS, *OTHERS, *CONVERTED])
 def test_config(name, tmp_path):
     config = write_model(tmp_path, name)
     if config["model_type"] not in FAMILIES:

@@ -59,7 +59,7 @@ def load_models(args: EngineArgs) -> LoadedModels:
     model, mtp = args.model, args.speculative == "mtp"
     if args.tensor_parallel_size > 1:
         name = os.fspath(cast("StrPath", model))
-        model = load_sharded(name, args.tensor_parallel_size, args.load_format, mtp=mtp)
+        model = load_sharded(name, args.tensor_parallel_size, args.load_format, mtp)
     target, tokenizer, mtp_layer = _load_model(model, args, mtp)
     if args.chat_template is not None:
         set_chat_template(tokenizer, args.chat_template)

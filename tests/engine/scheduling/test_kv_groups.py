@@ -7,7 +7,7 @@ from tiny_llm.engine.execution.kv_memory import KvMemory, plan_kv_memory
 from tiny_llm.engine.scheduling.config import MIN_STATE_SLOTS, KvGroup
 from tiny_llm.kv_storage.paged_storage import KvLayout, KvTable, LayerKv
 
-PAGE, STEP, TOKENS = 16, 512, 32_768
+PAGE, STEP, TOKENS = 16, 512, 16_384
 
 
 def mixed(num_layers: int, period: int, window: LayerKv, full: LayerKv) -> list[LayerKv]:

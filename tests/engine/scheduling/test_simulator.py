@@ -98,7 +98,7 @@ def test_large_workloads():
     config = SchedulerConfig(
         num_pages=60, page_size=8, max_num_batched_tokens=64, max_num_seqs=16, max_seq_len=400
     )
-    for _ in range(3):
+    for _ in range(2):
         stem = [rng.randrange(9) for _ in range(60)]
         arrivals = [
             Arrival(
