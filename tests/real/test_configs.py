@@ -73,7 +73,7 @@ def test_defaults(name):
     parsed = read_config({field: theirs[field] for field in theirs if field != "layer_types"})
     assert parsed.rope_theta == ours.get("rope_theta", theta) == theta
     if "layer_types" in theirs:
-        sliding = {i for i, each in enumerate(theirs["layer_types"]) if each == SLIDING}
+        sliding = {i for i, each in enumerate(theirs["layer_types"]) if each == "sliding_attention"}
         assert {i for i in range(len(theirs["layer_types"])) if parsed.window_of(i)} == sliding
 
 
